@@ -1,0 +1,1 @@
+"""Airflow: the only package that imports airflow (operators, controller, metadata, DAG factory)."""

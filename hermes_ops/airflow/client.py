@@ -1,0 +1,184 @@
+"""Airflow's public REST interface: state store, task-instance states, triggers, runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from hermes_ops.errors import HermesError, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to log in: the address, a user and the file (JSON: user -> password) with the secret."""
+
+    url: str
+    user: str
+    password_file: Path
+
+    @classmethod
+    def from_environment(cls) -> Credentials:
+        """From HERMES_AIRFLOW_URL, HERMES_AIRFLOW_USER and HERMES_AIRFLOW_PASSWORD_FILE."""
+        try:
+            return cls(
+                os.environ["HERMES_AIRFLOW_URL"],
+                os.environ["HERMES_AIRFLOW_USER"],
+                Path(os.environ["HERMES_AIRFLOW_PASSWORD_FILE"]),
+            )
+        except KeyError as error:
+            raise HermesError(
+                f"{error.args[0]} is not set: set it to reach Airflow, or use `hermes up`."
+            ) from None
+
+    def password(self) -> str:
+        """The secret: the file holds it alone, or a JSON object of users."""
+        import json
+
+        text = self.password_file.read_text().strip()
+        if text.startswith("{"):
+            return str(json.loads(text)[self.user])
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """One task instance; `map_index` -1 for a task that is not mapped."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+
+@dataclass(slots=True)
+class AirflowClient:
+    """A thin client; logs in on first use and again when its token is refused."""
+
+    credentials: Credentials
+    timeout_s: float = 10.0
+    _http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._http = httpx.Client(base_url=self.credentials.url, timeout=self.timeout_s)
+
+    def put_state(self, task: TaskKey, key: str, value: object) -> None:
+        """Write one record of the task state store; it never expires by itself."""
+        path = f"{_instances(task)}/{quote(task.task_id)}/state-store/{quote(key)}"
+        self._call(
+            "PUT",
+            path,
+            params={"map_index": task.map_index},
+            json={"value": value, "expires_at": None},
+        )
+
+    def get_state(self, task: TaskKey, key: str) -> object:
+        """One record of the task state store; None when there is none."""
+        path = f"{_instances(task)}/{quote(task.task_id)}/state-store/{quote(key)}"
+        answer = self._call("GET", path, params={"map_index": task.map_index}, missing_ok=True)
+        return None if answer is None else answer["value"]
+
+    def skip(self, tasks: Iterable[TaskKey]) -> None:
+        """Set task instances that wait to `skipped`, in one request a DAG run."""
+        runs: dict[tuple[str, str], list[TaskKey]] = {}
+        for task in tasks:
+            runs.setdefault((task.dag_id, task.run_id), []).append(task)
+        for keys in runs.values():
+            entities = [
+                {"task_id": k.task_id, "map_index": k.map_index, "new_state": "skipped"}
+                for k in keys
+            ]
+            body = {
+                "actions": [
+                    {"action": "update", "entities": entities, "action_on_non_existence": "skip"}
+                ]
+            }
+            self._call("PATCH", _instances(keys[0]), json=body)
+
+    def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a DAG run with that id and configuration."""
+        body = {"dag_run_id": run_id, "conf": dict(conf), "logical_date": None}
+        return dict(self._call("POST", f"/api/v2/dags/{quote(dag_id)}/dagRuns", json=body))
+
+    def dag_run(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
+        """The DAG run; None when there is none of that id."""
+        answer = self._call("GET", _run(dag_id, run_id), missing_ok=True)
+        return None if answer is None else dict(answer)
+
+    def dag_runs(self, dag_id: str, limit: int = 50) -> list[dict[str, Any]]:
+        """The newest runs of a DAG, newest first."""
+        params = {"limit": limit, "order_by": "-run_after"}
+        answer = self._call("GET", f"/api/v2/dags/{quote(dag_id)}/dagRuns", params=params)
+        return list(answer["dag_runs"])
+
+    def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """Every task instance of a run, mapped ones included."""
+        rows: list[dict[str, Any]] = []
+        while True:
+            params = {"limit": 100, "offset": len(rows), "order_by": "map_index"}
+            answer = self._call("GET", f"{_run(dag_id, run_id)}/taskInstances", params=params)
+            rows.extend(answer["task_instances"])
+            if not answer["task_instances"] or len(rows) >= answer["total_entries"]:
+                return rows
+
+    def dag(self, dag_id: str) -> dict[str, Any] | None:
+        """The DAG; None while Airflow has not parsed it."""
+        answer = self._call("GET", f"/api/v2/dags/{quote(dag_id)}", missing_ok=True)
+        return None if answer is None else dict(answer)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._http.close()
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        missing_ok: bool = False,
+        **arguments: Any,  # noqa: ANN401 - httpx's own arguments
+    ) -> Any:  # noqa: ANN401 - a JSON document
+        try:
+            if "authorization" not in self._http.headers:
+                self._log_in()
+            response = self._http.request(method, path, **arguments)
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                self._log_in()
+                response = self._http.request(method, path, **arguments)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"Airflow at {self.credentials.url} did not answer: {error}") from error
+        if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        _raise_for(response)
+        return response.json() if response.content else None
+
+    def _log_in(self) -> None:
+        body = {"username": self.credentials.user, "password": self.credentials.password()}
+        response = self._http.post("/auth/token", json=body)
+        _raise_for(response)
+        self._http.headers["authorization"] = f"Bearer {response.json()['access_token']}"
+
+
+def _run(dag_id: str, run_id: str) -> str:
+    return f"/api/v2/dags/{quote(dag_id)}/dagRuns/{quote(run_id, safe='')}"
+
+
+def _instances(task: TaskKey) -> str:
+    return f"{_run(task.dag_id, task.run_id)}/taskInstances"
+
+
+def _raise_for(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    detail = response.text[:500]
+    if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        raise Unavailable(f"Airflow answered {response.status_code}: {detail}")
+    raise HermesError(
+        f"Airflow refused {response.request.method} {response.request.url.path} "
+        f"({response.status_code}): {detail}"
+    )

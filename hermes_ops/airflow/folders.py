@@ -1,0 +1,125 @@
+"""Where a trial's files lie under HERMES_HOME, and what its accounts say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.errors import HermesError
+
+
+def home() -> Path:
+    """The one state folder: the environment variable HERMES_HOME, else ~/.hermes."""
+    return Path(os.environ.get("HERMES_HOME") or Path.home() / ".hermes").absolute()
+
+
+def safe_name(run_id: str) -> str:
+    """A DAG run id as a folder name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
+
+
+def sweep_folder(run_id: str) -> Path:
+    """The folder of a sweep."""
+    return home() / "sweeps" / safe_name(run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFolder:
+    """A trial's folder; the process beside the user's script writes it, everyone else reads."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, run_id: str, number: int) -> TrialFolder:
+        """The folder of trial `number` of the sweep `run_id`."""
+        return cls(sweep_folder(run_id) / "trials" / str(number))
+
+    @property
+    def metrics(self) -> Path:
+        """Every metric that the trial reported, in order."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def sent(self) -> Path:
+        """How much of `metrics` has reached MLflow."""
+        return self.path / "sent.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The trial's checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The best model of the trial, where its framework is known."""
+        return self.path / "model"
+
+    def status(self) -> dict[str, Any]:
+        """What the running trial says of itself; empty when it has not yet."""
+        return _read(self.path / "status.json")
+
+    def result(self) -> dict[str, Any]:
+        """How the newest segment ended; empty when none has."""
+        return _read(self.path / "result.json")
+
+    def segments(self) -> tuple[dict[str, Any], ...]:
+        """All segments in order: epoch, gpus, start_s, first_step and, once ended, end_s,
+        last_step, outcome."""
+        found: list[dict[str, Any]] = []
+        for line in _lines(self.path / "segments.jsonl"):
+            if "start_s" in line:
+                found.append(dict(line))
+            elif found:
+                found[-1].update(line)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Sums over a trial's segments: (start, end) Unix seconds, GPU-seconds, counts."""
+
+    spans: tuple[tuple[float, float], ...]
+    service_gpu_s: float
+    segments: int
+    preemptions: int
+
+    @classmethod
+    def of(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
+        """The accounts of these segments; one that has not ended counts as a segment only."""
+        ended = [s for s in segments if s.get("end_s") is not None]
+        spans = tuple((float(s["start_s"]), float(s["end_s"])) for s in ended)
+        service = sum(
+            (end - start) * max(1, len(s.get("gpus") or ()))
+            for s, (start, end) in zip(ended, spans, strict=True)
+        )
+        preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
+        return cls(spans, service, len(segments), preemptions)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    except OSError as error:
+        raise HermesError(f"{path} cannot be read: {error.strerror}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:  # the torn last line of a process that was killed
+            continue
+        if isinstance(value, dict):
+            yield value

@@ -1,0 +1,153 @@
+"""One segment of a trial as a process on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from hermes_ops.airflow.folders import TrialFolder, home
+from hermes_ops.airflow.records import Lease
+from hermes_ops.errors import HermesError
+
+GRACE_S = 30.0
+"""Seconds that a script has to checkpoint after it was told to stop."""
+
+HIDDEN_PREFIXES = ("AIRFLOW", "_AIRFLOW", "HERMES_", "__HERMES", "SUPERVISOR_", "FLASK_", "SQLALCHEMY")
+"""Environment of the services, kept from the user's script: it names databases and secrets."""
+
+KEPT = ("HERMES_HOME",)
+LINE_BYTES = 65_536
+
+
+def trial_environment(
+    lease: Lease, folder: TrialFolder, sweep: str, number: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """What the user's script finds in its environment."""
+    kept = {
+        k: v for k, v in inherited.items() if k in KEPT or not k.startswith(HIDDEN_PREFIXES)
+    }
+    gpus = ",".join(str(g) for g in lease.gpus)
+    ours = {
+        "HERMES_SWEEP": sweep,
+        "HERMES_TRIAL": str(number),
+        "HERMES_GPUS": gpus,
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "HERMES_CHECKPOINT_DIR": str(folder.checkpoints),
+        "HERMES_METRICS_FILE": str(folder.metrics),
+        "HERMES_OBJECTIVE": lease.objective,
+        "HERMES_DIRECTION": lease.direction,
+        "MLFLOW_RUN_ID": lease.run_id,
+        "MLFLOW_EXPERIMENT_NAME": lease.experiment,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if lease.max_epochs is not None:
+        ours["HERMES_MAX_EPOCHS"] = str(lease.max_epochs)
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode a framework starts twice as slowly
+    return {**kept, **ours, **lease.environment}
+
+
+def trial_command(lease: Lease, folder: TrialFolder, pool: str) -> list[str]:
+    """The command line of the process that runs and guards the script."""
+    command = [sys.executable, "-P", "-m", "hermes_ops.trial", "--dir", str(folder.path)]
+    command += ["--epoch", str(lease.epoch), "--objective", lease.objective]
+    command += ["--grace", str(GRACE_S)]
+    if lease.gpus:
+        command += ["--gpus", ",".join(str(g) for g in lease.gpus)]
+        command += ["--gpu-locks", str(home() / "gpus" / pool)]
+    optional = {
+        "--time-limit": lease.time_limit_s,
+        "--max-epochs": lease.max_epochs,
+        "--metric-pattern": lease.metric_pattern,
+        "--python": lease.python,
+        "--standby": _standby_socket(),
+    }
+    for option, value in optional.items():
+        if value is not None:
+            command += [f"{option}={value}"]
+    return [*command, "--", *lease.command]
+
+
+def _standby_socket() -> str | None:
+    path = home() / "standby.sock"
+    return str(path) if path.exists() else None
+
+
+@dataclass(slots=True)
+class LocalSegment:
+    """The process of a segment: started, listened to, told to stop, waited for."""
+
+    lease: Lease
+    folder: TrialFolder
+    sweep: str
+    number: int
+    pool: str
+    emit: Callable[[str], None]
+    _process: subprocess.Popen[bytes] = field(init=False)
+    _reader: threading.Thread = field(init=False)
+
+    def start(self) -> None:
+        """Start it; HermesError when the process cannot be started at all."""
+        if not Path(self.lease.directory).is_dir():
+            raise HermesError(
+                f"the working directory {self.lease.directory} does not exist: "
+                "correct trial.directory in the sweep file."
+            )
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        Path(self.folder.checkpoints).mkdir(exist_ok=True)
+        environment = trial_environment(
+            self.lease, self.folder, self.sweep, self.number, os.environ
+        )
+        try:
+            self._process = subprocess.Popen(
+                trial_command(self.lease, self.folder, self.pool),
+                cwd=self.lease.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise HermesError(f"the trial's process cannot be started: {error}") from error
+        self._reader = threading.Thread(target=self._forward, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the guard."""
+        return self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, or None when it still runs after that long."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> None:
+        """Tell it to checkpoint and exit."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def finish(self) -> None:
+        """Leave nothing behind: stop it if it runs, end it after the grace, close the pipe."""
+        if self._process.poll() is None:
+            self.stop()
+            if self.wait(GRACE_S + 5.0) is None:
+                self._process.kill()
+                self._process.wait()
+        self._reader.join(timeout=5.0)
+
+    def _forward(self) -> None:
+        stream: IO[bytes] | None = self._process.stdout
+        if stream is None:
+            return
+        with stream:
+            while line := stream.readline(LINE_BYTES):
+                self.emit(line.decode(errors="replace").rstrip("\n"))

@@ -1,0 +1,256 @@
+"""Airflow's metadata tables: the ONE module that knows them. It selects, and it re-ranks.
+
+Reading is plain SELECT. The only write is `rerank`: `UPDATE task_instance SET priority_weight,
+pool_slots`, in one transaction under the scheduler's own critical-section lock, so that the
+scheduler never sees half a ranking (without the lock its SKIP LOCKED passes over rows that are
+being updated and a slot goes to the wrong trial). Everything else is written through Airflow's
+public REST interface (`client.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hermes_ops.airflow.records import SWEEP_KEY
+from hermes_ops.errors import Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlalchemy.engine import Connection, Engine
+
+SUPPORTED = ((3, 3, 2), (3, 4, 0))
+"""Airflow versions: at least the first, below the second."""
+
+OCCUPYING = ("running", "queued")
+REQUIRED_COLUMNS = {
+    "task_instance": {
+        "id", "dag_id", "run_id", "task_id", "map_index", "state", "pool", "pool_slots",
+        "priority_weight", "try_number", "queued_dttm", "start_date",
+    },
+    "dag_run": {"id", "dag_id", "run_id", "state", "start_date", "queued_at"},
+    "task_state_store": {"dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value"},
+    "slot_pool": {"pool", "slots", "include_deferred"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A DAG run that holds a sweep."""
+
+    run_key: int
+    dag_id: str
+    run_id: str
+    plan_task: str
+    state: str
+    started_s: float
+    sweep: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """A trial's mapped task instance."""
+
+    id: str
+    run_key: int
+    number: int
+    state: str | None
+    pool: str
+    pool_slots: int
+    priority_weight: int
+    try_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """A pool: its slots, and those held by tasks that are not trials of the sweeps asked about."""
+
+    slots: int
+    foreign_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What one task instance is to have."""
+
+    id: str
+    priority_weight: int
+    pool_slots: int
+
+
+class Metadata:
+    """Reads and re-ranks through one SQLAlchemy engine (SQLite or PostgreSQL)."""
+
+    def __init__(self, engine: Engine) -> None:
+        from airflow.models.dagrun import DagRun
+        from airflow.models.pool import Pool
+        from airflow.models.task_state_store import TaskStateStoreModel
+        from airflow.models.taskinstance import TaskInstance
+
+        self.engine = engine
+        self._ti: Any = TaskInstance.__table__
+        self._run: Any = DagRun.__table__
+        self._store: Any = TaskStateStoreModel.__table__
+        self._pool: Any = Pool.__table__
+
+    @classmethod
+    def from_airflow(cls) -> Metadata:
+        """The database that Airflow's own configuration names."""
+        from airflow.configuration import conf
+        from sqlalchemy import create_engine, event
+
+        url = conf.get("database", "sql_alchemy_conn")
+        engine = create_engine(url, pool_pre_ping=True)
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "connect", _wait_for_sqlite_writers)
+        return cls(engine)
+
+    def check(self) -> None:
+        """Refuse an Airflow of another version or with other columns (Unsupported)."""
+        from airflow import __version__
+        from sqlalchemy import inspect
+
+        version = tuple(int(p) for p in __version__.split(".")[:3] if p.isdigit())
+        if not SUPPORTED[0] <= version < SUPPORTED[1]:
+            raise Unsupported(
+                f"Airflow {__version__} is not supported: Hermes Ops needs >=3.3.2,<3.4. "
+                "Install one of those, or a release of hermes-ops made for yours."
+            )
+        inspector = inspect(self.engine)
+        for table, wanted in REQUIRED_COLUMNS.items():
+            present = (
+                {c["name"] for c in inspector.get_columns(table)}
+                if inspector.has_table(table)
+                else set()
+            )
+            if missing := sorted(wanted - present):
+                raise Unsupported(
+                    f"Airflow's table {table} lacks {', '.join(missing)}: run `airflow db migrate`; "
+                    "if it persists, this Airflow build is not one that Hermes Ops supports."
+                )
+
+    def sweeps(self) -> tuple[RunRow, ...]:
+        """Sweeps whose DAG run is running, oldest first."""
+        from sqlalchemy import select
+
+        run, store = self._run.c, self._store.c
+        query = (
+            select(run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date,
+                   store.value)
+            .join(self._store, store.dag_run_id == run.id)
+            .where(store.key == SWEEP_KEY, run.state == "running")
+            .order_by(run.start_date, run.id)
+        )  # fmt: skip
+        return tuple(
+            RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]), json.loads(r[6]))
+            for r in self._all(query)
+        )
+
+    def trials(self, run: RunRow, task_id: str) -> tuple[TrialRow, ...]:
+        """The expanded trials of a sweep, by number; empty before their expansion."""
+        from sqlalchemy import select
+
+        ti = self._ti.c
+        query = (
+            select(ti.id, ti.map_index, ti.state, ti.pool, ti.pool_slots, ti.priority_weight,
+                   ti.try_number)
+            .where(ti.dag_id == run.dag_id, ti.run_id == run.run_id, ti.task_id == task_id)
+            .where(ti.map_index >= 0)
+            .order_by(ti.map_index)
+        )  # fmt: skip
+        return tuple(
+            TrialRow(str(r[0]), run.run_key, r[1], r[2], r[3], r[4], r[5] or 0, r[6])
+            for r in self._all(query)
+        )
+
+    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, Any]]:
+        """All of a run's state-store records: (task id, map index) -> key -> value."""
+        from sqlalchemy import select
+
+        store = self._store.c
+        query = select(store.task_id, store.map_index, store.key, store.value).where(
+            store.dag_run_id == run.run_key, store.key.like("hermes\\_%", escape="\\")
+        )
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for task_id, map_index, key, value in self._all(query):
+            found.setdefault((task_id, map_index), {})[key] = json.loads(value)
+        return found
+
+    def pool(self, name: str, own: Sequence[tuple[str, str, str]]) -> PoolRow | None:
+        """The pool of that name; `own` are (dag, run, task) whose instances are not foreign."""
+        from sqlalchemy import and_, func, not_, or_, select
+
+        pool, ti = self._pool.c, self._ti.c
+        rows = self._all(select(pool.slots, pool.include_deferred).where(pool.pool == name))
+        if not rows:
+            return None
+        slots, include_deferred = rows[0]
+        states = (*OCCUPYING, "deferred") if include_deferred else OCCUPYING
+        query = select(func.coalesce(func.sum(ti.pool_slots), 0)).where(
+            ti.pool == name, ti.state.in_(states)
+        )
+        mine = [and_(ti.dag_id == d, ti.run_id == r, ti.task_id == t) for d, r, t in own]
+        if mine:
+            query = query.where(not_(or_(*mine)))
+        return PoolRow(slots, int(self._all(query)[0][0]))
+
+    def rerank(self, ranks: Iterable[Rank]) -> int:
+        """Write the ranks of task instances that wait, in one transaction; the rows changed.
+
+        A task instance that has been queued or runs meanwhile is left alone: its slots count.
+        """
+        from sqlalchemy import bindparam, exc, update
+
+        rows = [{"b_id": r.id, "b_weight": r.priority_weight, "b_slots": r.pool_slots} for r in ranks]
+        if not rows:
+            return 0
+        ti = self._ti
+        statement = (
+            update(ti)
+            .where(ti.c.id == bindparam("b_id"))
+            .where(ti.c.state.is_(None) | ti.c.state.not_in(OCCUPYING))
+            .values(priority_weight=bindparam("b_weight"), pool_slots=bindparam("b_slots"))
+        )
+        for row in rows:
+            row["b_id"] = _uuid(row["b_id"])
+        try:
+            with self.engine.begin() as connection:
+                self._lock(connection)
+                result = connection.execute(statement, rows)
+                return int(result.rowcount)
+        except exc.OperationalError as error:
+            raise Unavailable(f"Airflow's database did not take the ranking: {error}") from error
+
+    def _lock(self, connection: Connection) -> None:
+        from airflow.utils.db import DBLocks
+        from sqlalchemy import text
+
+        if connection.dialect.name == "postgresql":
+            lock_id = DBLocks.SCHEDULER_CRITICAL_SECTION.value
+            connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": lock_id})
+
+    def _all(self, query: Any) -> Sequence[Any]:  # noqa: ANN401 - a SQLAlchemy select
+        from sqlalchemy import exc
+
+        try:
+            with self.engine.connect() as connection:
+                return connection.execute(query).all()
+        except exc.OperationalError as error:
+            raise Unavailable(f"Airflow's database did not answer: {error}") from error
+
+
+def _wait_for_sqlite_writers(connection: Any, _: object) -> None:  # noqa: ANN401 - a DB-API connection
+    connection.execute("PRAGMA busy_timeout=20000")
+
+
+def _uuid(value: str) -> Any:  # noqa: ANN401 - the column's own type
+    from uuid import UUID
+
+    return UUID(value)
+
+
+def _seconds(moment: datetime | None) -> float:
+    return moment.timestamp() if moment is not None else 0.0

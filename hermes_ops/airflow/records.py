@@ -1,0 +1,147 @@
+"""What the controller and a trial's task tell each other through Airflow's task state store.
+
+Each record has one writer and one key. A record is a frozen dataclass here and a JSON object there.
+
+| key            | on                | writer     | meaning                                              |
+|----------------|-------------------|------------|------------------------------------------------------|
+| hermes_sweep   | the plan task     | plan task  | the resolved config and its MLflow parent run         |
+| hermes_close   | the plan task     | CLI, controller | the sweep is to end: every trial that is open, too |
+| hermes_lease   | a trial's task    | controller | the grant: configuration, GPUs, epoch number          |
+| hermes_stop    | a trial's task    | controller | stop the segment of that epoch, with its reason       |
+| hermes_segment | a trial's task    | the task   | the segment that runs or ran last, and the accounts   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+SWEEP_KEY = "hermes_sweep"
+CLOSE_KEY = "hermes_close"
+LEASE_KEY = "hermes_lease"
+STOP_KEY = "hermes_stop"
+SEGMENT_KEY = "hermes_segment"
+
+HELD_POOL_SLOTS = 10_000
+"""Slots that a trial without a lease asks for: more than any pool has, so Airflow passes it over."""
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRecord:
+    """A planned sweep: `config` is the resolved sweep file, `trial_task` the mapped task's id."""
+
+    config: dict[str, Any]
+    trials: int
+    trial_task: str
+    parent_run_id: str
+    experiment: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRecord:
+    """The sweep ends now: `state` is what its open trials become, `reason` what users read."""
+
+    reason: str
+    state: str = "cancelled"
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1."""
+
+    epoch: int
+    gpus: tuple[int, ...]
+    granted_s: float
+    run_id: str
+    config: dict[str, Any]
+    command: tuple[str, ...]
+    directory: str
+    environment: dict[str, str] = field(default_factory=dict)
+    python: str | None = None
+    objective: str = "loss"
+    direction: str = "minimize"
+    metric_pattern: str | None = None
+    time_limit_s: float | None = None
+    max_epochs: int | None = None
+    max_failures: int = 0
+    experiment: str = ""
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopFlag:
+    """Stop the segment of lease `epoch`; `final` names the state that the trial ends in, if it does."""
+
+    epoch: int
+    reason: str
+    at_s: float
+    final: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The newest segment of a trial and its accounts over its whole life.
+
+    `running` is False once the segment has ended; `spans` are (start, end) of all ended segments
+    in Unix seconds; `final` is the state that the trial ended in, None while it has not.
+    """
+
+    epoch: int
+    running: bool
+    started_s: float
+    step: int = 0
+    steps_at_start: int = 0
+    preemptible: bool = True
+    preemptible_reason: str = ""
+    checkpointed_s: float | None = None
+    checkpoint_s: float | None = None
+    restore_s: float | None = None
+    startup_s: float | None = None
+    spans: tuple[tuple[float, float], ...] = ()
+    service_gpu_s: float = 0.0
+    segments: int = 1
+    preemptions: int = 0
+    failures: int = 0
+    outcome: str = ""
+    ended_s: float | None = None
+    final: str | None = None
+    gpus: tuple[int, ...] = ()
+
+
+def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records above
+    """The record as a JSON object."""
+    return asdict(record)
+
+
+def decode(kind: type[R], value: object) -> R | None:
+    """The record that a stored value holds; None when it is absent or of another shape.
+
+    Unknown keys are ignored, so that records of a newer release can be read.
+    """
+    if not isinstance(value, Mapping):
+        return None
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    known = {k: _tuples(v) for k, v in value.items() if k in names}
+    try:
+        return kind(**known)
+    except TypeError:
+        return None
+
+
+def _tuples(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(_tuples(v) for v in value)
+    return value
+
+
+def is_active(lease: Lease | None, segment: Segment | None) -> bool:
+    """True while the lease is neither revoked nor used up by a segment that has ended."""
+    if lease is None or lease.revoked:
+        return False
+    if segment is None or segment.epoch < lease.epoch:
+        return True
+    return segment.epoch == lease.epoch and segment.running

@@ -1,0 +1,47 @@
+"""Every error that Hermes Ops raises on purpose; the class says what the caller can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class HermesError(Exception):
+    """A failure with a message for a person: the fact, then the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with an input: where it stands, what was found, what is allowed, the fix."""
+
+    where: str
+    found: str
+    allowed: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: found {self.found}; allowed: {self.allowed}. Fix: {self.fix}"
+
+
+class ConfigError(HermesError):
+    """The user's input is wrong: nothing was started; correct it and try again."""
+
+    def __init__(self, source: str, problems: tuple[Problem, ...]) -> None:
+        self.source = source
+        self.problems = problems
+        super().__init__("\n".join([f"{source} is not valid:", *(f"  {p}" for p in problems)]))
+
+
+class PlanError(HermesError):
+    """A policy returned an impossible plan: a defect of the policy; nothing was applied."""
+
+
+class Unavailable(HermesError):
+    """A service did not answer (Airflow, MLflow, a database): try again later."""
+
+
+class Unsupported(HermesError):
+    """The surroundings are not ones that Hermes Ops supports (a version, a column, a platform)."""
+
+
+class StackError(HermesError):
+    """`hermes up`, `down` or `status` cannot go on; the message names the remedy."""
