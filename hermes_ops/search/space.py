@@ -1,0 +1,324 @@
+"""What a search may try: parameters, each one a quantile function from [0, 1] to its values.
+
+A sampler draws numbers from the unit interval and `from_unit` turns them into values (inverse
+transform sampling), so every algorithm sees the same plain axes, no bound can be overstepped, and
+a logarithmic parameter is logarithmic for all of them. Values are plain Python objects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Protocol
+
+Value = int | float | str | bool | None
+Config = dict[str, Value]
+
+
+def text(value: Value) -> str:
+    """How a value reaches the trial: floats round-trip, booleans true/false, null is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+class Parameter(Protocol):
+    """One axis of a space. All bounds are inclusive."""
+
+    @property
+    def cardinality(self) -> int | None:
+        """The number of different values; None for a continuous parameter."""
+        ...
+
+    def from_unit(self, unit: float) -> Value:
+        """The value at that quantile, 0 <= unit <= 1."""
+        ...
+
+    def to_unit(self, value: Value) -> float:
+        """The quantile of a value; `from_unit(to_unit(v)) == v` up to rounding of floats."""
+        ...
+
+    def canonical(self, value: object) -> Value:
+        """The value as the parameter itself would produce it; ValueError when it never would."""
+        ...
+
+    def describe(self) -> str:
+        """The allowed values, in words."""
+        ...
+
+
+class Discrete(Parameter, Protocol):
+    """A parameter whose values can be counted."""
+
+    @property
+    def cardinality(self) -> int:
+        """The number of different values, at least one."""
+        ...
+
+    def at(self, index: int) -> Value:
+        """The value of that index, 0 <= index < cardinality, in ascending or listed order."""
+        ...
+
+    def index_of(self, value: Value) -> int:
+        """The index of a value of this parameter."""
+        ...
+
+
+Space = tuple[tuple[str, Parameter], ...]
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("not a number")
+    return float(value)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def _level(unit: float, levels: int) -> int:
+    return min(int(_clip(unit, 0.0, 1.0) * levels), levels - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """A float from `low` to `high`, all equally likely."""
+
+    low: float
+    high: float
+
+    @property
+    def cardinality(self) -> None:
+        """Continuous."""
+
+    def from_unit(self, unit: float) -> float:
+        """Linear between the bounds."""
+        return _clip(self.low + unit * (self.high - self.low), self.low, self.high)
+
+    def to_unit(self, value: Value) -> float:
+        """The share of the range below the value."""
+        return _clip((_number(value) - self.low) / (self.high - self.low), 0.0, 1.0)
+
+    def canonical(self, value: object) -> float:
+        """A float within the bounds."""
+        number = _number(value)
+        if not self.low <= number <= self.high:
+            raise ValueError("outside the range")
+        return number
+
+    def describe(self) -> str:
+        """The bounds."""
+        return f"a number from {self.low!r} to {self.high!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogUniform:
+    """A float from `low` > 0 to `high` whose logarithm is uniform."""
+
+    low: float
+    high: float
+
+    @property
+    def cardinality(self) -> None:
+        """Continuous."""
+
+    def from_unit(self, unit: float) -> float:
+        """Linear in the logarithm."""
+        span = math.log(self.high) - math.log(self.low)
+        return _clip(math.exp(math.log(self.low) + unit * span), self.low, self.high)
+
+    def to_unit(self, value: Value) -> float:
+        """The share of the logarithmic range below the value."""
+        number = _clip(_number(value), self.low, self.high)
+        span = math.log(self.high) - math.log(self.low)
+        return _clip((math.log(number) - math.log(self.low)) / span, 0.0, 1.0) if span else 0.5
+
+    def canonical(self, value: object) -> float:
+        """A float within the bounds."""
+        number = _number(value)
+        if not self.low <= number <= self.high:
+            raise ValueError("outside the range")
+        return number
+
+    def describe(self) -> str:
+        """The bounds."""
+        return f"a number from {self.low!r} to {self.high!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number from `low` to `high`, all equally likely."""
+
+    low: int
+    high: int
+
+    @property
+    def cardinality(self) -> int:
+        """Both bounds count."""
+        return self.high - self.low + 1
+
+    def at(self, index: int) -> int:
+        """Ascending from `low`."""
+        return self.low + index
+
+    def index_of(self, value: Value) -> int:
+        """The distance from `low`."""
+        return int(_clip(round(_number(value)), self.low, self.high)) - self.low
+
+    def from_unit(self, unit: float) -> int:
+        """Equal shares of the unit interval for every number."""
+        return self.at(_level(unit, self.cardinality))
+
+    def to_unit(self, value: Value) -> float:
+        """The middle of the value's share."""
+        return (self.index_of(value) + 0.5) / self.cardinality
+
+    def canonical(self, value: object) -> int:
+        """A whole number within the bounds, never a float or a boolean."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("not a whole number")
+        if not self.low <= value <= self.high:
+            raise ValueError("outside the range")
+        return value
+
+    def describe(self) -> str:
+        """The bounds."""
+        return f"a whole number from {self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogInteger(Integer):
+    """A whole number from `low` >= 1 to `high`, drawn log-uniformly.
+
+    Half a unit is added at either end before rounding, so that the bounds are as likely as their
+    neighbours lead one to expect: P(k) is proportional to log((k + 1/2) / (k - 1/2)).
+    """
+
+    def from_unit(self, unit: float) -> int:
+        """Linear in the logarithm, rounded to the nearest whole number."""
+        low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+        return int(_clip(round(math.exp(low + unit * (high - low))), self.low, self.high))
+
+    def to_unit(self, value: Value) -> float:
+        """The share of the logarithmic range below the value."""
+        low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+        return (math.log(self.at(self.index_of(value))) - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """`low`, `low + step`, ... up to `high`; whole numbers if both `low` and `step` are.
+
+    Steps are counted in decimal, so 0.1 + 2 x 0.1 is 0.3. The last value is the greatest that does
+    not exceed `high`.
+    """
+
+    low: int | float
+    high: int | float
+    step: int | float
+
+    @property
+    def cardinality(self) -> int:
+        """The number of steps that fit, and one."""
+        return int((_decimal(self.high) - _decimal(self.low)) // _decimal(self.step)) + 1
+
+    def at(self, index: int) -> int | float:
+        """Ascending from `low`."""
+        value = _decimal(self.low) + index * _decimal(self.step)
+        whole = isinstance(self.low, int) and isinstance(self.step, int)
+        return int(value) if whole else float(value)
+
+    def index_of(self, value: Value) -> int:
+        """The nearest step."""
+        steps = round((_decimal(_number(value)) - _decimal(self.low)) / _decimal(self.step))
+        return int(_clip(steps, 0, self.cardinality - 1))
+
+    def from_unit(self, unit: float) -> int | float:
+        """Equal shares of the unit interval for every step."""
+        return self.at(_level(unit, self.cardinality))
+
+    def to_unit(self, value: Value) -> float:
+        """The middle of the value's share."""
+        return (self.index_of(value) + 0.5) / self.cardinality
+
+    def canonical(self, value: object) -> int | float:
+        """The step equal to the value."""
+        number = _number(value)
+        if not self.low <= number <= self.high:
+            raise ValueError("outside the range")
+        step = self.at(self.index_of(number))
+        if not math.isclose(step, number, rel_tol=1e-12, abs_tol=0.0):
+            raise ValueError("between two steps")
+        return step
+
+    def describe(self) -> str:
+        """The bounds and the step."""
+        return f"{self.low!r} plus a multiple of {self.step!r}, up to {self.high!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the listed values, all equally likely and without an order."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def cardinality(self) -> int:
+        """The number of listed values."""
+        return len(self.values)
+
+    def at(self, index: int) -> Value:
+        """In the order listed."""
+        return self.values[index]
+
+    def index_of(self, value: Value) -> int:
+        """By the text that reaches the trial, which tells 1, 1.0 and true apart."""
+        return [text(v) for v in self.values].index(text(value))
+
+    def from_unit(self, unit: float) -> Value:
+        """Equal shares of the unit interval for every value."""
+        return self.at(_level(unit, self.cardinality))
+
+    def to_unit(self, value: Value) -> float:
+        """The middle of the value's share."""
+        return (self.index_of(value) + 0.5) / self.cardinality
+
+    def canonical(self, value: object) -> Value:
+        """The listed value of the same type that is equal."""
+        for listed in self.values:
+            if type(listed) is type(value) and listed == value:
+                return listed
+        raise ValueError("not one of the values")
+
+    def describe(self) -> str:
+        """The list."""
+        return "one of " + ", ".join(repr(v) for v in self.values)
+
+
+def _decimal(number: float) -> Decimal:
+    return Decimal(repr(number))
+
+
+def grid_size(space: Space) -> int | None:
+    """The number of configurations of a space; None with a continuous parameter in it."""
+    size = 1
+    for _, parameter in space:
+        if parameter.cardinality is None:
+            return None
+        size *= parameter.cardinality
+    return size
+
+
+def from_units(space: Space, units: Mapping[str, float]) -> Config:
+    """The configuration at those quantiles, in the order of the space."""
+    return {name: parameter.from_unit(units[name]) for name, parameter in space}
+
+
+def canonical(space: Space, config: Mapping[str, object]) -> Config:
+    """A configuration as the space itself would produce it; ValueError or KeyError if never."""
+    return {name: parameter.canonical(config[name]) for name, parameter in space}
