@@ -45,3 +45,15 @@ class Unsupported(HermesError):
 
 class StackError(HermesError):
     """`hermes up`, `down` or `status` cannot go on; the message names the remedy."""
+
+
+class Refused(HermesError):
+    """A service understood a request and will not do it: asking again is of no use; report it."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code  # the service's own name of the error, empty when it gave none
+        super().__init__(message)
+
+
+class IllegalMove(HermesError):
+    """A trial was to take a state that cannot follow its own: a defect; its state is unchanged."""

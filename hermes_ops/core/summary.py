@@ -1,0 +1,112 @@
+"""A sweep's outcome as plain facts: shared by tracking, which reads it, and report, which shows it.
+
+Losses here are in the user's own direction; nothing is turned round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CurvePoints = tuple[tuple[int, float, int], ...]  # (step, value, Unix milliseconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a trial's training. Unix seconds; `end_s` and `last_step` None while it runs."""
+
+    trial: int
+    epoch: int
+    gpus: tuple[int, ...]
+    start_s: float
+    end_s: float | None = None
+    first_step: int = 0
+    last_step: int | None = None
+    outcome: str = ""
+
+    def to_json(self) -> list[Any]:
+        """Return a short JSON value: the fields but the trial, in their order."""
+        return [
+            self.epoch,
+            list(self.gpus),
+            self.start_s,
+            self.end_s,
+            self.first_step,
+            self.last_step,
+            self.outcome,
+        ]
+
+    @classmethod
+    def from_json(cls, trial: int, value: list[Any]) -> Segment:
+        """Undo `to_json`."""
+        epoch, gpus, start_s, end_s, first_step, last_step, outcome = value
+        return cls(trial, epoch, tuple(gpus), start_s, end_s, first_step, last_step, outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSummary:
+    """One trial: `final` and `best` values of the objective, None when it reported none."""
+
+    number: int
+    state: str
+    config: Mapping[str, Any] | None = None  # None: never opened, so it has none
+    final: float | None = None
+    best: float | None = None
+    steps: int = 0
+    segments: int = 0
+    preemptions: int = 0
+    gpu_seconds: float = 0.0
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the trial's part of the JSON document; a value that is not finite is null."""
+        return {
+            "number": self.number,
+            "state": self.state,
+            "config": None if self.config is None else dict(self.config),
+            "final": _finite(self.final),
+            "best": _finite(self.best),
+            "steps": self.steps,
+            "segments": self.segments,
+            "preemptions": self.preemptions,
+            "gpu_seconds": round(self.gpu_seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSummary:
+    """A sweep and its trials by number; `direction` is minimize or maximize."""
+
+    sweep: str
+    state: str
+    trials: tuple[TrialSummary, ...]
+    metric: str
+    direction: str
+    wall_seconds: float
+    pool_slots: int | None = None
+    max_slots_used: int | None = None
+
+    @property
+    def best(self) -> TrialSummary | None:
+        """The trial with the best value, of two the lower number; None when there is no value."""
+        valued = [t for t in self.trials if _finite(t.best) is not None]
+        sign = -1.0 if self.direction == "maximize" else 1.0
+        return min(valued, key=lambda t: (sign * (t.best or 0.0), t.number), default=None)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the document that `--json` prints; `best` is null when no trial has a value."""
+        best = self.best
+        return {
+            "sweep": self.sweep,
+            "state": self.state,
+            "trials": [t.to_document() for t in self.trials],
+            "best": None if best is None else best.to_document(),
+            "wall_seconds": round(self.wall_seconds, 3),
+            "pool_slots": self.pool_slots,
+            "max_slots_used": self.max_slots_used,
+        }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

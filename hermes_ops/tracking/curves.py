@@ -1,0 +1,106 @@
+"""Learning curves out of MLflow, read incrementally and held in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from hermes_ops.core.summary import CurvePoints
+from hermes_ops.tracking.names import legal_name
+from hermes_ops.tracking.runs import LatestMetric, SweepRef, TrialRun
+from hermes_ops.tracking.tracker import Tracker
+
+_FULL_READ_EVERY = 20  # reads; those between look at running trials only
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """The curves of a sweep by trial number: points (step, value, Unix milliseconds) by step.
+
+    `newest_age_s` is the age in seconds of the newest point of all, None without any point.
+    """
+
+    points: Mapping[int, CurvePoints]
+    newest_age_s: float | None
+
+
+class CurveReader:
+    """Reads the objective's curves of a sweep, of all its trials at once.
+
+    A read is one search, and one history request for each trial whose curve grew by other than
+    the very next step. Whoever logged the metric, the collector or the script itself, it counts.
+    Of several values for one step the one of the earliest time stands. A new reader begins with
+    everything: nothing is kept outside MLflow.
+    """
+
+    def __init__(
+        self, tracker: Tracker, objective_metric: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._tracker = tracker
+        self._metric = legal_name(objective_metric)
+        self._clock = clock
+        self._points: dict[str, dict[int, CurvePoints]] = {}  # sweep -> trial -> points
+        self._seen: dict[str, LatestMetric] = {}  # run id -> the newest point when it was read
+        self._running: dict[str, dict[str, TrialRun]] = {}  # sweep -> run id -> its last sight
+        self._reads = 0
+
+    def read(self, sweep: SweepRef) -> Curves:
+        """Fetch what is new and return the whole curves; raises Unavailable, keeping the old."""
+        known = self._running.get(sweep.sweep_id)
+        running_only = known is not None and self._reads % _FULL_READ_EVERY != 0
+        trials = self._tracker.trials(sweep, running_only=running_only)
+        held = self._points.setdefault(sweep.sweep_id, {})
+        for trial in trials:
+            self._update(held, trial)
+        seen_now = {t.run_id: t for t in trials}
+        # A trial that has left the search has ended: its last points are fetched once.
+        for run_id, trial in (known or {}).items():
+            if run_id not in seen_now:
+                self._fetch(held, trial)
+        self._running[sweep.sweep_id] = {r: t for r, t in seen_now.items() if t.status == "RUNNING"}
+        self._reads += 1
+        return self.held(sweep)
+
+    def held(self, sweep: SweepRef) -> Curves:
+        """Return the curves as last read, without a request."""
+        points = dict(self._points.get(sweep.sweep_id, {}))
+        newest_ms = max((p[-1][2] for p in points.values() if p), default=None)
+        age_s = None if newest_ms is None else max(0.0, self._clock() - newest_ms / 1_000)
+        return Curves(points, age_s)
+
+    def _update(self, held: dict[int, CurvePoints], trial: TrialRun) -> None:
+        latest = trial.metrics.get(self._metric)
+        if latest is None or _same(latest, self._seen.get(trial.run_id)):
+            return
+        old = held.get(trial.number, ())
+        if old and trial.run_id in self._seen and latest.step == old[-1][0] + 1:
+            held[trial.number] = (*old, (latest.step, latest.value, latest.time_ms))
+        else:
+            self._fetch(held, trial)
+        self._seen[trial.run_id] = latest
+
+    def _fetch(self, held: dict[int, CurvePoints], trial: TrialRun) -> None:
+        points = curve_of(self._tracker.history(trial.run_id, self._metric))
+        if points:
+            held[trial.number] = points
+
+
+def curve_of(history: Iterable[LatestMetric]) -> CurvePoints:
+    """Return the points by step, each step once with its earliest value.
+
+    Keras' autologging counts epochs from 0 and the collector counts completed ones from 1; where
+    both log, the first point is there twice and the one at step 0 is left out.
+    """
+    first: dict[int, LatestMetric] = {}
+    for point in history:
+        if point.step not in first or point.time_ms < first[point.step].time_ms:
+            first[point.step] = point
+    if 0 in first and 1 in first and first[0].value == first[1].value:
+        del first[0]
+    return tuple((s, first[s].value, first[s].time_ms) for s in sorted(first))
+
+
+def _same(one: LatestMetric, other: LatestMetric | None) -> bool:
+    """Compare by step and time: a NaN is not equal to itself."""
+    return other is not None and (one.step, one.time_ms) == (other.step, other.time_ms)

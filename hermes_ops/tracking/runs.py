@@ -1,0 +1,114 @@
+"""What MLflow's answers mean: sweeps, trials and metrics out of the JSON of runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_ops.core.summary import Segment
+from hermes_ops.tracking.names import joined_json, legal_name
+
+SWEEP, TRIAL, KIND, STATE = "hermes.sweep", "hermes.trial", "hermes.kind", "hermes.state"
+CONFIG, SEGMENT_LOG = "hermes.config", "hermes.segment_log"
+_MAX_DOUBLE = 1.7976931348623157e308  # what MLflow's SQL store keeps in the place of infinity
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRef:
+    """Where a sweep is kept: its experiment and its parent run."""
+
+    sweep_id: str
+    experiment_id: str
+    parent_run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LatestMetric:
+    """The value of a metric at its highest step; Unix milliseconds."""
+
+    value: float
+    step: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """A trial as MLflow holds it. Times are Unix milliseconds; `ended_ms` is None until its end."""
+
+    number: int
+    run_id: str
+    config: Mapping[str, Any]
+    state: str
+    tags: Mapping[str, str]
+    metrics: Mapping[str, LatestMetric]
+    status: str
+    started_ms: int
+    ended_ms: int | None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments that `save_segments` stored, oldest first."""
+        found = joined_json(SEGMENT_LOG, self.tags) or ()
+        return tuple(Segment.from_json(self.number, s) for s in found)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """The parent run of a sweep. Times are Unix milliseconds."""
+
+    ref: SweepRef
+    name: str
+    state: str
+    status: str
+    tags: Mapping[str, str]
+    started_ms: int
+    ended_ms: int | None
+
+
+def tags_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of a run."""
+    return {t["key"]: t.get("value", "") for t in run.get("data", {}).get("tags", ())}
+
+
+def has_tags(run: Mapping[str, Any], tags: Mapping[str, str]) -> bool:
+    """Compare exactly: some databases behind MLflow ignore upper and lower case."""
+    return tags.items() <= tags_of(run).items()
+
+
+def param_of(item: tuple[str, Any]) -> dict[str, str]:
+    """A param of MLflow out of a (name, value) of a configuration."""
+    name, value = item
+    text = value if isinstance(value, str) else json.dumps(value)
+    return {"key": legal_name(name), "value": text[:6_000]}
+
+
+def ended_ms_of(info: Mapping[str, Any]) -> int | None:
+    """The time of a run's end; None before it."""
+    return int(info["end_time"]) if info.get("end_time") else None
+
+
+def metric_of(entry: Mapping[str, Any]) -> LatestMetric:
+    """A metric out of its JSON; infinities as they were."""
+    value = float(entry["value"])
+    if abs(value) >= _MAX_DOUBLE:
+        value = math.copysign(math.inf, value)
+    return LatestMetric(value, int(entry.get("step", 0)), int(entry.get("timestamp", 0)))
+
+
+def trial_of(run: Mapping[str, Any]) -> TrialRun:
+    """A trial out of the JSON of its run."""
+    info, tags = run["info"], tags_of(run)
+    return TrialRun(
+        number=int(tags[TRIAL]),
+        run_id=info["run_id"],
+        config=joined_json(CONFIG, tags) or {},
+        state=tags.get(STATE, "running"),
+        tags=tags,
+        metrics={m["key"]: metric_of(m) for m in run.get("data", {}).get("metrics", ())},
+        status=info["status"],
+        started_ms=int(info.get("start_time", 0)),
+        ended_ms=ended_ms_of(info),
+    )

@@ -1,0 +1,319 @@
+"""Sweeps and trials as MLflow runs: found again by their tags, never made twice."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.core.summary import Segment
+from hermes_ops.errors import Refused
+from hermes_ops.tracking.artifacts import Artifacts
+from hermes_ops.tracking.names import chunked_tag, joined_json, legal_name, tag_filter
+from hermes_ops.tracking.rest import RestClient
+from hermes_ops.tracking.runs import (
+    CONFIG,
+    KIND,
+    SEGMENT_LOG,
+    STATE,
+    SWEEP,
+    TRIAL,
+    LatestMetric,
+    SweepRef,
+    SweepRun,
+    TrialRun,
+    ended_ms_of,
+    has_tags,
+    metric_of,
+    param_of,
+    tags_of,
+    trial_of,
+)
+
+_RUN_STATUS = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "stopped_early": "KILLED",
+    "cancelled": "KILLED",
+}
+_PAGE = 1_000
+_HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
+_BATCH = 100  # params or tags in one request, MLflow's limit
+
+
+class Tracker:
+    """The runs of one MLflow tracking server. Every method may be repeated.
+
+    All methods raise Unavailable when the server is away (after `timeout_s` at the most, at once
+    when the connection is refused) and Refused when it says no.
+    """
+
+    def __init__(
+        self, uri: str, timeout_s: float = 10.0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._rest = RestClient(uri, timeout_s)
+        self._clock = clock
+        self.artifacts = Artifacts(self._rest)
+
+    @property
+    def uri(self) -> str:
+        """The server's address."""
+        return self._rest.uri
+
+    def close(self) -> None:
+        """Close the connections to the server."""
+        self._rest.close()
+
+    # Sweeps
+
+    def ensure_sweep(
+        self,
+        experiment_name: str,
+        sweep_id: str,
+        resolved_config_yaml: str,
+        tags: Mapping[str, str] | None = None,
+    ) -> SweepRef:
+        """Return the sweep's parent run, made now if there is none; of several, the oldest.
+
+        The resolved configuration becomes the artifact `sweep.yaml`. Tags are set when the run is
+        made; those of a run that is there stay as they are.
+        """
+        experiment_id = self._experiment(experiment_name)
+        key = {SWEEP: sweep_id, KIND: "sweep"}
+        rest = {STATE: "running", **(tags or {})}
+        run_id = self._ensure_run(experiment_id, sweep_id, key, rest)["info"]["run_id"]
+        if not self.artifacts.has(run_id, "sweep.yaml"):
+            self.artifacts.write(run_id, "sweep.yaml", resolved_config_yaml.encode())
+        return SweepRef(sweep_id, experiment_id, run_id)
+
+    def find_sweep(self, sweep_id: str, experiment_name: str | None = None) -> SweepRef | None:
+        """Return the sweep of that id, looked for in one experiment or in all; None: not there."""
+        if experiment_name is None:
+            experiments = [e["experiment_id"] for e in self._experiments()]
+        else:
+            found = self._experiment_named(experiment_name)
+            experiments = [found["experiment_id"]] if found else []
+        runs = self._search(experiments, {SWEEP: sweep_id, KIND: "sweep"})
+        if not runs:
+            return None
+        return SweepRef(sweep_id, runs[0]["info"]["experiment_id"], runs[0]["info"]["run_id"])
+
+    def sweep(self, ref: SweepRef) -> SweepRun:
+        """Return the parent run as it stands now."""
+        run = self._rest.get("runs/get", {"run_id": ref.parent_run_id})["run"]
+        info, tags = run["info"], tags_of(run)
+        return SweepRun(
+            ref=ref,
+            name=info.get("run_name", ""),
+            state=tags.get(STATE, "running"),
+            status=info["status"],
+            tags=tags,
+            started_ms=int(info.get("start_time", 0)),
+            ended_ms=ended_ms_of(info),
+        )
+
+    def finish_sweep(
+        self, parent_run_id: str, state: str, tags: Mapping[str, str] | None = None
+    ) -> None:
+        """End the parent run in a final state (finished, failed, cancelled)."""
+        self._finish(parent_run_id, state, tags)
+
+    # Trials
+
+    def open_trial(
+        self,
+        sweep: SweepRef,
+        number: int,
+        config: Mapping[str, Any],
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Return the run id of a trial, made now if there is none; of several, the oldest.
+
+        The configuration of the call that made the run stands: it is what `trials` returns, with
+        its types, and the run's params. `tags` are set when the run is made.
+        """
+        key = {SWEEP: sweep.sweep_id, TRIAL: str(number), KIND: "trial"}
+        rest = {
+            STATE: "running",
+            "mlflow.parentRunId": sweep.parent_run_id,
+            **chunked_tag(CONFIG, json.dumps(dict(config))),
+            **(tags or {}),
+        }
+        run = self._ensure_run(sweep.experiment_id, f"trial-{number:03d}", key, rest)
+        stored = joined_json(CONFIG, tags_of(run)) or {}
+        have = {p["key"] for p in run.get("data", {}).get("params", ())}
+        missing = [p for p in map(param_of, stored.items()) if p["key"] not in have]
+        self._log_in_batches(run["info"]["run_id"], "params", missing)
+        return str(run["info"]["run_id"])
+
+    def trials(self, sweep: SweepRef, *, running_only: bool = False) -> tuple[TrialRun, ...]:
+        """Return the sweep's open and ended trials by number, with the latest of each metric."""
+        key = {SWEEP: sweep.sweep_id, KIND: "trial"}
+        runs = self._search([sweep.experiment_id], key, running_only=running_only)
+        by_number: dict[int, TrialRun] = {}
+        for run in runs:  # oldest first: it is the trial, should there be two
+            trial = trial_of(run)
+            if trial.tags.get("mlflow.parentRunId") == sweep.parent_run_id:
+                by_number.setdefault(trial.number, trial)
+        return tuple(by_number[n] for n in sorted(by_number))
+
+    def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str] | None = None) -> None:
+        """End a trial in a final state: finished, failed, stopped_early or cancelled."""
+        self._finish(run_id, state, tags)
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags; a value over 8,000 characters is cut."""
+        entries = [{"key": k, "value": str(v)[:8_000]} for k, v in tags.items()]
+        self._log_in_batches(run_id, "tags", entries)
+
+    def save_segments(self, run_id: str, segments: Sequence[Segment]) -> None:
+        """Store the trial's segments, in the place of those stored before.
+
+        They are tags, in parts: one search then returns those of every trial of a sweep.
+        """
+        text = json.dumps([s.to_json() for s in segments], separators=(",", ":"))
+        self.set_tags(run_id, chunked_tag(SEGMENT_LOG, text))
+
+    # Metrics
+
+    def log_metrics(self, run_id: str, metrics: Sequence[Mapping[str, Any]]) -> None:
+        """Store at most 1,000 metrics {key, value, timestamp, step}; repeated ones once only."""
+        self._rest.post("runs/log-batch", {"run_id": run_id, "metrics": list(metrics)})
+
+    def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
+        """Return every stored point of a metric, in the order of its time."""
+        query = {"run_id": run_id, "metric_key": legal_name(metric), "max_results": _HISTORY_PAGE}
+        found: list[LatestMetric] = []
+        while True:
+            answer = self._rest.get("metrics/get-history", query)
+            found.extend(metric_of(m) for m in answer.get("metrics", ()))
+            token = answer.get("next_page_token", "")
+            if not token:
+                return tuple(found)
+            query = {**query, "page_token": token}
+
+    def accepts(self, run_id: str) -> bool:
+        """Return whether the run is there and not deleted."""
+        try:
+            run = self._rest.get("runs/get", {"run_id": run_id})["run"]
+        except Refused:
+            return False
+        return bool(run["info"].get("lifecycle_stage", "active") == "active")
+
+    # Artifacts
+
+    def record_decisions(self, parent_run_id: str, chunk_number: int, lines: Sequence[str]) -> None:
+        """Store decisions, each one JSON object, as the artifact `decisions/000001.jsonl`."""
+        text = "".join(f"{line.rstrip()}\n" for line in lines)
+        self.artifacts.write(parent_run_id, f"decisions/{chunk_number:06d}.jsonl", text.encode())
+
+    def read_decisions(self, parent_run_id: str) -> tuple[dict[str, Any], ...]:
+        """Return all recorded decisions, oldest chunk first; a torn line is left out."""
+        found = []
+        for path in self.artifacts.files(parent_run_id, "decisions"):
+            for line in self.artifacts.read(parent_run_id, path).splitlines():
+                try:
+                    found.append(json.loads(line))
+                except ValueError:
+                    continue
+        return tuple(found)
+
+    def log_folder(self, run_id: str, folder: Path, path: str) -> None:
+        """Store every file under `folder` below the artifact `path`."""
+        self.artifacts.write_folder(run_id, folder, path)
+
+    def download(self, run_id: str, path: str, folder: Path) -> tuple[Path, ...]:
+        """Copy the artifacts below `path` into `folder`; return the files written."""
+        return self.artifacts.download(run_id, path, folder)
+
+    def run_url(self, experiment_id: str, run_id: str) -> str:
+        """Return the address of the run's page."""
+        return f"{self.uri}/#/experiments/{experiment_id}/runs/{run_id}"
+
+    # The requests beneath
+
+    def _ensure_run(
+        self, experiment_id: str, name: str, key: Mapping[str, str], tags: Mapping[str, str]
+    ) -> dict[str, Any]:
+        runs = self._search([experiment_id], key)
+        if runs:
+            return runs[0]
+        made = self._create_run(experiment_id, name, {**tags, **key})
+        # Somebody may have made it between our search and our creation: the oldest one stands.
+        oldest = (self._search([experiment_id], key) or [made])[0]
+        if oldest["info"]["run_id"] != made["info"]["run_id"]:
+            self._rest.post("runs/delete", {"run_id": made["info"]["run_id"]})
+        return oldest
+
+    def _create_run(self, experiment_id: str, name: str, tags: Mapping[str, str]) -> dict[str, Any]:
+        all_tags = {"mlflow.user": getpass.getuser(), "mlflow.source.name": "hermes", **tags}
+        body = {
+            "experiment_id": experiment_id,
+            "run_name": name,
+            "start_time": self._now_ms(),
+            "tags": [{"key": k, "value": str(v)[:8_000]} for k, v in all_tags.items()],
+        }
+        run: dict[str, Any] = self._rest.post("runs/create", body)["run"]
+        return run
+
+    def _search(
+        self, experiments: Sequence[str], tags: Mapping[str, str], *, running_only: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return the active runs with these tags, oldest first, of any number."""
+        if not experiments:
+            return []
+        status = " and attributes.status = 'RUNNING'" if running_only else ""
+        body = {
+            "experiment_ids": list(experiments),
+            "filter": tag_filter(tags) + status,
+            "max_results": _PAGE,
+            "order_by": ["attributes.start_time ASC"],
+        }
+        runs = [r for r in self._rest.pages("runs/search", body, "runs") if has_tags(r, tags)]
+        return sorted(runs, key=lambda r: (int(r["info"]["start_time"]), r["info"]["run_id"]))
+
+    def _finish(self, run_id: str, state: str, tags: Mapping[str, str] | None) -> None:
+        if state not in _RUN_STATUS:
+            raise ValueError(f"{state!r} is not a final state: {', '.join(_RUN_STATUS)}")
+        self.set_tags(run_id, {**(tags or {}), STATE: state})
+        body = {"run_id": run_id, "status": _RUN_STATUS[state], "end_time": self._now_ms()}
+        self._rest.post("runs/update", body)
+
+    def _log_in_batches(self, run_id: str, kind: str, entries: list[dict[str, str]]) -> None:
+        for i in range(0, len(entries), _BATCH):
+            self._rest.post("runs/log-batch", {"run_id": run_id, kind: entries[i : i + _BATCH]})
+
+    def _experiment(self, name: str) -> str:
+        found = self._experiment_named(name)
+        if found is None:
+            try:
+                return str(self._rest.post("experiments/create", {"name": name})["experiment_id"])
+            except Refused as error:
+                if error.code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = self._experiment_named(name)  # somebody else was quicker
+                if found is None:
+                    raise
+        if found.get("lifecycle_stage") == "deleted":
+            self._rest.post("experiments/restore", {"experiment_id": found["experiment_id"]})
+        return str(found["experiment_id"])
+
+    def _experiment_named(self, name: str) -> dict[str, Any] | None:
+        try:
+            answer = self._rest.get("experiments/get-by-name", {"experiment_name": name})
+        except Refused as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        found: dict[str, Any] = answer["experiment"]
+        return found
+
+    def _experiments(self) -> list[dict[str, Any]]:
+        body = {"max_results": _PAGE}
+        return list(self._rest.pages("experiments/search", body, "experiments"))
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1_000)
