@@ -1,0 +1,40 @@
+"""The command line: `hermes`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+
+def assemble() -> typer.Typer:
+    """Return the application with all its commands; each module adds its own by `register`."""
+    import typer
+
+    from hermes_ops.cli import stack_commands
+
+    app = typer.Typer(
+        name="hermes",
+        help="Hyper-parameter sweeps on a shared GPU budget: convergence decides who trains.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    stack_commands.register(app)
+    if importlib.util.find_spec("hermes_ops.cli.sweep_commands"):
+        importlib.import_module("hermes_ops.cli.sweep_commands").register(app)
+    return app
+
+
+def main() -> None:
+    """Run the command line; an error that is meant for the user is printed without a trace."""
+    from hermes_ops.errors import HermesError
+
+    try:
+        assemble()()
+    except HermesError as error:
+        print(f"hermes: {error}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(1) from None

@@ -1,0 +1,73 @@
+"""Keys and passwords of one stack: made once, kept in 0600 files, never printed in logs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_ops.stack.layout import Layout, write_private
+
+ADMIN_USER = "admin"
+CONTROLLER_USER = "hermes-controller"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Credentials:
+    """Every secret of the stack; `repr` shows none."""
+
+    admin_password: str
+    controller_password: str
+    mlflow_password: str
+    api_secret: str
+    jwt_secret: str
+    fernet_key: str
+    mlflow_session_key: str
+
+
+def passwords_file(layout: Layout) -> Path:
+    """Return the file from which Airflow's log-in reads user names and passwords."""
+    return layout.secrets / "airflow-users.json"
+
+
+def controller_password_file(layout: Layout) -> Path:
+    """Return the file that holds the password of `CONTROLLER_USER`, nothing else."""
+    return layout.secrets / "hermes-controller.password"
+
+
+def admin_password_file(layout: Layout) -> Path:
+    """Return the file that holds the password of `ADMIN_USER`, nothing else."""
+    return layout.secrets / "admin.password"
+
+
+def mlflow_password_file(layout: Layout) -> Path:
+    """Return the file that holds MLflow's admin password, nothing else."""
+    return layout.secrets / "mlflow-admin.password"
+
+
+def ensure(layout: Layout) -> Credentials:
+    """Return the stack's secrets, making those that are not there yet."""
+    fernet_file = layout.secrets / "airflow-fernet.key"
+    if not fernet_file.exists():
+        write_private(fernet_file, base64.urlsafe_b64encode(os.urandom(32)).decode())
+    found = Credentials(
+        admin_password=_secret(admin_password_file(layout), 12),
+        controller_password=_secret(controller_password_file(layout), 24),
+        mlflow_password=_secret(mlflow_password_file(layout), 12),
+        api_secret=_secret(layout.secrets / "airflow-api.key", 32),
+        jwt_secret=_secret(layout.secrets / "airflow-jwt.key", 48),
+        fernet_key=fernet_file.read_text().strip(),
+        mlflow_session_key=_secret(layout.secrets / "mlflow-session.key", 32),
+    )
+    users = {ADMIN_USER: found.admin_password, CONTROLLER_USER: found.controller_password}
+    write_private(passwords_file(layout), json.dumps(users))
+    return found
+
+
+def _secret(file: Path, size_bytes: int) -> str:
+    if not file.exists() or not file.read_text().strip():
+        write_private(file, secrets.token_urlsafe(size_bytes))
+    return file.read_text().strip()

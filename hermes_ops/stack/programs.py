@@ -1,0 +1,205 @@
+"""The programs of a stack: what each runs, with which environment, and how it is stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hermes_ops.stack import airflow_settings
+from hermes_ops.stack.credentials import Credentials
+from hermes_ops.stack.layout import Layout, write_private
+from hermes_ops.stack.record import MLFLOW_USER, StackRecord, environment_of
+from hermes_ops.stack.settings import Settings
+
+# Present in the environment of every process that a program starts, and of nothing else:
+# a user's shell may well have HERMES_HOME, so that alone never marks a process as ours.
+PROGRAM_VARIABLE = "HERMES_PROGRAM"
+
+AIRFLOW_PROGRAMS = ("api-server", "scheduler", "dag-processor", "triggerer")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One supervised program.
+
+    `stop_wait_s` bounds the time between SIGTERM and SIGKILL. `signal_group` sends the SIGTERM to
+    its children too; the scheduler tells its own workers.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    stop_wait_s: int = 10
+    signal_group: bool = True
+
+
+def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -> list[Program]:
+    """Return every program of the stack in the order of their start."""
+    programs = [_mlflow(settings, secrets, record), *_airflow()]
+    if _has_module("hermes_ops.airflow", "controller"):
+        programs.append(_controller(settings))
+    if record.standby:
+        programs.append(_standby(settings, record))
+    return programs
+
+
+def standby_is_available() -> bool:
+    """Tell whether this installation has the keeper of standby interpreters."""
+    return _has_module("hermes_ops.trial", "standby")
+
+
+def _has_module(package: str, name: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    locations = spec.submodule_search_locations if spec else None
+    return any((Path(folder) / f"{name}.py").exists() for folder in locations or ())
+
+
+def _python(*arguments: str) -> tuple[str, ...]:
+    # -P: the working directory never shadows a package.
+    return (sys.executable, "-P", "-m", *arguments)
+
+
+def _airflow() -> list[Program]:
+    return [
+        Program("api-server", _python("airflow", "api-server")),
+        Program(
+            "scheduler",
+            _python("airflow", "scheduler", "--skip-serve-logs"),
+            signal_group=False,
+        ),
+        Program("dag-processor", _python("airflow", "dag-processor")),
+        Program("triggerer", _python("airflow", "triggerer", "--skip-serve-logs")),
+    ]
+
+
+def _controller(settings: Settings) -> Program:
+    command = _python("hermes_ops.airflow.controller", "--pool", settings.pool)
+    return Program("controller", (*command, "--home", str(settings.home)), signal_group=False)
+
+
+def _standby(settings: Settings, record: StackRecord) -> Program:
+    socket = str(settings.layout.standby_socket)
+    command = _python("hermes_ops.trial.standby", "--socket", socket)
+    return Program("standby", (*command, "--slots", str(record.standby)), signal_group=False)
+
+
+def _mlflow(settings: Settings, secrets: Credentials, record: StackRecord) -> Program:
+    layout = settings.layout
+    port = record.mlflow_url.rpartition(":")[2]
+    options = ["server", "--host", "127.0.0.1", "--port", port, "--workers", "1"]
+    options += ["--serve-artifacts", "--artifacts-destination", str(layout.artifacts)]
+    environment = {
+        # By environment: the address may hold a password.
+        "MLFLOW_BACKEND_STORE_URI": mlflow_database_url(settings),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    if settings.mlflow_auth:
+        options += ["--app-name", "basic-auth"]
+        environment["MLFLOW_AUTH_CONFIG_PATH"] = str(_auth_config(layout, secrets))
+        environment["MLFLOW_FLASK_SERVER_SECRET_KEY"] = secrets.mlflow_session_key
+    return Program("mlflow", _python("mlflow", *options), environment)
+
+
+def mlflow_database_url(settings: Settings) -> str:
+    """Return the SQLAlchemy address of MLflow's tracking store."""
+    if settings.mlflow_db is None:
+        return f"sqlite:///{settings.layout.mlflow / 'mlflow.db'}"
+    return airflow_settings.with_driver(settings.mlflow_db)
+
+
+def _auth_config(layout: Layout, secrets: Credentials) -> Path:
+    file = layout.secrets / "mlflow-auth.ini"
+    lines = [
+        "[mlflow]",
+        "default_permission = READ",
+        f"database_uri = sqlite:///{layout.mlflow / 'auth.db'}",
+        f"admin_username = {MLFLOW_USER}",
+        f"admin_password = {secrets.mlflow_password}",
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
+        # Log-ins are checked for every logged batch; a cached check is three times as fast.
+        "auth_cache_ttl_seconds = 60",
+    ]
+    write_private(file, "\n".join(lines) + "\n")
+    return file
+
+
+def base_environment(record: StackRecord) -> dict[str, str]:
+    """Return the environment that all programs share.
+
+    Airflow's and MLflow's variables of the caller are left out: the stack is what its settings
+    say, whatever shell started it.
+    """
+    dropped = ("AIRFLOW_", "MLFLOW_", "HERMES_", "SUPERVISOR_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile every package anew
+    return {
+        **kept,
+        **environment_of(record),
+        # Process titles would otherwise overwrite the environment by which we know our processes.
+        "SPT_NOENV": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def write_configuration(layout: Layout, programs: list[Program], record: StackRecord) -> None:
+    """Write the launcher's program table and the supervisor's configuration."""
+    base = base_environment(record)
+    table = {
+        program.name: {
+            "command": program.command,
+            "environment": {**base, **program.environment, PROGRAM_VARIABLE: program.name},
+        }
+        for program in programs
+    }
+    write_private(layout.programs, json.dumps(table))
+    sections = [_supervisor_section(layout), *(_program_section(layout, p) for p in programs)]
+    write_private(layout.supervisor_config, "\n".join(sections))
+
+
+def _supervisor_section(layout: Layout) -> str:
+    return f"""[unix_http_server]
+file={_escaped(layout.supervisor_socket)}
+chmod=0700
+
+[supervisord]
+logfile={_escaped(layout.log("supervisor"))}
+logfile_maxbytes=10MB
+logfile_backups=2
+pidfile={_escaped(layout.supervisor_pid)}
+directory={_escaped(layout.run)}
+nodaemon=true
+silent=true
+nocleanup=true
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+"""
+
+
+def _program_section(layout: Layout, program: Program) -> str:
+    launcher = [sys.executable, "-P", "-m", "hermes_ops.stack.launch"]
+    command = shlex.join([*launcher, "--home", str(layout.home), program.name])
+    return f"""[program:{program.name}]
+command={_escaped(command)}
+autostart=false
+autorestart=true
+startsecs=1
+startretries=1000
+stopsignal=TERM
+stopwaitsecs={program.stop_wait_s}
+stopasgroup={str(program.signal_group).lower()}
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={_escaped(layout.log(program.name))}
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=2
+"""
+
+
+def _escaped(text: object) -> str:
+    return str(text).replace("%", "%%")

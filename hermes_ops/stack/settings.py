@@ -1,0 +1,144 @@
+"""What `hermes up` can be told: by option, by environment, by `hermes.toml`, in that order."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.stack.layout import Layout
+
+AUTOMATIC_PORT = 0
+
+
+class Settings(BaseModel):
+    """The settings of one stack."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path
+    slots: int | None = Field(default=None, ge=1, le=4096)
+    pool: str = Field(default="gpus", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    policy: str = "hermes"
+    policy_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    airflow_port: int = Field(default=8080, ge=0, le=65535)
+    mlflow_port: int = Field(default=5000, ge=0, le=65535)
+    airflow_db: str | None = None
+    mlflow_db: str | None = None
+    mlflow_auth: bool = False
+    standby: int | None = Field(default=None, ge=0, le=4096)
+    dags: tuple[Path, ...] = ()
+    start_timeout_s: float = Field(default=180.0, gt=0)
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    airflow: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+    @field_validator("airflow_db", "mlflow_db")
+    @classmethod
+    def _known_database(cls, url: str | None) -> str | None:
+        if url is None or url.startswith(
+            ("sqlite:////", "postgresql://", "postgresql+psycopg2://")
+        ):
+            return url
+        raise ValueError("only postgresql://user:password@host/name and sqlite:////absolute/path")
+
+    @property
+    def layout(self) -> Layout:
+        """The paths of this stack."""
+        return Layout(self.home)
+
+
+def resolve(
+    home: Path, options: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> Settings:
+    """Merge options, environment and `hermes.toml`; an option that is None was not given.
+
+    Raises `ConfigError` with the source, the value and what is allowed.
+    """
+    environ = os.environ if environment is None else environment
+    file = Layout(home).settings_file
+    merged: dict[str, object] = {**_from_file(file), **_from_environment(environ)}
+    merged.update({key: value for key, value in options.items() if value is not None})
+    merged["home"] = home
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("The stack's settings", _problems(error, file)) from error
+
+
+def _from_file(file: Path) -> dict[str, object]:
+    if not file.exists():
+        return {}
+    try:
+        return dict(tomllib.loads(file.read_text()))
+    except (tomllib.TOMLDecodeError, OSError) as error:
+        problem = Problem(str(file), str(error), "a TOML file", f"correct or remove {file}")
+        raise ConfigError("The stack's settings", (problem,)) from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    """Read `HERMES_<SETTING>`; lists are separated like PATH, options are k=v,k=v."""
+    found: dict[str, object] = {}
+    for name in Settings.model_fields:
+        value = environ.get(f"HERMES_{name.upper()}")
+        if value is None or name in {"home", "airflow"}:
+            continue
+        found[name] = _parsed(name, value)
+    return found
+
+
+def _parsed(name: str, value: str) -> object:
+    if name == "dags":
+        return tuple(part for part in value.split(os.pathsep) if part)
+    if name == "policy_options":
+        return parse_options([part for part in value.split(",") if part])
+    return value
+
+
+def parse_options(pairs: list[str]) -> dict[str, str | int | float | bool]:
+    """Turn `["k=3", "mode=fast"]` into `{"k": 3, "mode": "fast"}`; raises `ConfigError`."""
+    parsed: dict[str, str | int | float | bool] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            problem = Problem("--policy-option", repr(pair), "NAME=VALUE", "write NAME=VALUE")
+            raise ConfigError("The stack's settings", (problem,))
+        parsed[key] = _scalar(value)
+    return parsed
+
+
+def _scalar(text: str) -> str | int | float | bool:
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _problems(error: ValidationError, file: Path) -> tuple[Problem, ...]:
+    return tuple(_problem(detail, file) for detail in error.errors())
+
+
+def _problem(detail: ErrorDetails, file: Path) -> Problem:
+    name = ".".join(str(part) for part in detail["loc"]) or "settings"
+    known = ", ".join(sorted(set(Settings.model_fields) - {"home"}))
+    unknown = detail["type"] == "extra_forbidden"
+    option = f"--{name.replace('_', '-')}"
+    return Problem(
+        where=name,
+        # A database address carries a password: it is never echoed.
+        found="an unknown setting" if unknown else _shown(name, detail["input"]),
+        allowed=known if unknown else str(detail["msg"]),
+        fix=f"correct {option}, HERMES_{name.upper()} or {file}",
+    )
+
+
+def _shown(name: str, value: object) -> str:
+    return "(not shown)" if name.endswith("_db") else repr(value)

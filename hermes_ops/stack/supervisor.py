@@ -1,0 +1,126 @@
+"""Speak to the process supervisor (supervisord) of one home, over its own UNIX socket."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+import time
+import xmlrpc.client
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hermes_ops.errors import StackError
+from hermes_ops.stack.layout import Layout
+from hermes_ops.stack.programs import PROGRAM_VARIABLE
+
+START_WAIT_S = 15.0
+SHUTDOWN_WAIT_S = 15.0
+POLL_S = 0.1
+RUNNING, STOPPED_STATES = "RUNNING", frozenset({"STOPPED", "EXITED", "FATAL"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramState:
+    """What the supervisor knows of one program; `pid` is 0 and `uptime_s` 0 if it is not up."""
+
+    name: str
+    state: str
+    pid: int
+    uptime_s: float
+    started_s: float
+
+
+class Supervisor:
+    """A client of the supervisor of one home."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def _rpc(self) -> xmlrpc.client.ServerProxy:
+        from supervisor.xmlrpc import SupervisorTransport
+
+        transport = SupervisorTransport(None, None, f"unix://{self._layout.supervisor_socket}")
+        proxy = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
+        return cast("xmlrpc.client.ServerProxy", proxy.supervisor)
+
+    def is_alive(self) -> bool:
+        """Tell whether a supervisor answers in this home."""
+        try:
+            return bool(self._rpc().getState())
+        except (OSError, xmlrpc.client.Error, http.client.HTTPException):
+            return False
+
+    def start(self) -> None:
+        """Start the supervisor in a session of its own; raises `StackError` if it does not come."""
+        self._layout.supervisor_socket.unlink(missing_ok=True)
+        self._layout.supervisor_pid.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "HERMES_HOME": str(self._layout.home),
+            PROGRAM_VARIABLE: "supervisor",
+        }
+        config = str(self._layout.supervisor_config)
+        with self._layout.log("supervisor-output").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "supervisor.supervisord", "-c", config],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._layout.run,
+                env=environment,
+                start_new_session=True,
+            )
+        self._await_answer(process)
+
+    def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
+        deadline_s = time.monotonic() + START_WAIT_S
+        while not self.is_alive():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                tail = self._layout.log("supervisor-output").read_text()[-2000:]
+                raise StackError(f"The process supervisor did not start: {tail.strip()}")
+            time.sleep(POLL_S)
+
+    def start_program(self, name: str) -> None:
+        """Start a program without waiting for it."""
+        try:
+            self._rpc().startProcess(name, False)
+        except xmlrpc.client.Fault as fault:
+            raise StackError(f"{name} could not be started: {fault.faultString}") from fault
+
+    def stop_programs(self, names: list[str]) -> None:
+        """Stop programs side by side and return when all have ended (each within its bound)."""
+        for name in names:
+            with contextlib.suppress(xmlrpc.client.Fault):  # it was not running
+                self._rpc().stopProcess(name, False)
+        while any(s.state not in STOPPED_STATES for s in self.states() if s.name in names):
+            time.sleep(POLL_S)
+
+    def states(self) -> list[ProgramState]:
+        """Return the state of every program, in the order of the configuration."""
+        try:
+            rows = self._rpc().getAllProcessInfo()
+        except (OSError, xmlrpc.client.Error, http.client.HTTPException) as error:
+            raise StackError(f"The process supervisor does not answer: {error}") from error
+        return [_state(row) for row in cast("list[dict[str, Any]]", rows)]
+
+    def shutdown(self) -> None:
+        """End the supervisor and whatever it still runs."""
+        with contextlib.suppress(OSError, xmlrpc.client.Error, http.client.HTTPException):
+            self._rpc().shutdown()
+        deadline_s = time.monotonic() + SHUTDOWN_WAIT_S
+        while self.is_alive() and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+
+
+def _state(row: dict[str, Any]) -> ProgramState:
+    running = row["statename"] == RUNNING
+    return ProgramState(
+        name=row["name"],
+        state=row["statename"],
+        pid=int(row["pid"]),
+        uptime_s=float(row["now"] - row["start"]) if running else 0.0,
+        started_s=float(row["start"]),
+    )
