@@ -316,7 +316,7 @@ def grid_size(space: Space) -> int | None:
 
 def from_units(space: Space, units: Mapping[str, float]) -> Config:
     """The configuration at those quantiles, in the order of the space."""
-    return {name: parameter.from_unit(units[name]) for name, parameter in space}
+    return {name: parameter.from_unit(float(units[name])) for name, parameter in space}
 
 
 def canonical(space: Space, config: Mapping[str, object]) -> Config:

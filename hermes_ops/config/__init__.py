@@ -1,0 +1,32 @@
+"""The sweep file: its model, the refusal of anything else, and what a trial gets of it."""
+
+from hermes_ops.config.model import (
+    Algorithm,
+    Budget,
+    Direction,
+    EarlyStop,
+    Objective,
+    Search,
+    SweepConfig,
+    TrialSpec,
+)
+from hermes_ops.config.parse import load_file, parse
+from hermes_ops.config.render import render_command, render_environment
+from hermes_ops.config.schema import dag_params_schema, json_schema
+
+__all__ = [
+    "Algorithm",
+    "Budget",
+    "Direction",
+    "EarlyStop",
+    "Objective",
+    "Search",
+    "SweepConfig",
+    "TrialSpec",
+    "dag_params_schema",
+    "json_schema",
+    "load_file",
+    "parse",
+    "render_command",
+    "render_environment",
+]

@@ -1,0 +1,138 @@
+"""The kinds of values in a sweep file, and the base of its models."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from hermes_ops.search.space import Value
+
+GREATEST_INTEGER = 2**53  # beyond it a JSON reader may lose digits
+GREATEST_BOUND = 1e100  # beyond it the squares that TPE forms overflow
+SMALLEST_LOG_BOUND = 1e-100
+
+
+def refusal(allowed: str, fix: str, found: str = "") -> PydanticCustomError:
+    """The error that `problems` turns into a Problem; without `found` it shows the input."""
+    parts = {"allowed": allowed, "fix": fix, "found": found}
+    return PydanticCustomError("refused", "{found} is not allowed: {allowed}", parts)
+
+
+def _text(value: str) -> str:
+    if "\0" in value or not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise refusal("text without lone surrogates", "write the character itself") from None
+        if "\0" in value:
+            raise refusal("text without a NUL character", "remove the NUL character")
+    return value
+
+
+def _environment_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise refusal("a name of letters, digits and _, no digit first", "rename the variable")
+    if value.upper().startswith("HERMES_"):
+        raise refusal("a name that does not begin with HERMES_", "rename the variable")
+    return value
+
+
+def _metric_pattern(value: str) -> str:
+    example = r"for example '(?P<name>\w+): (?P<value>\S+)'"
+    try:
+        groups = re.compile(value).groupindex
+    except (re.error, OverflowError, RecursionError) as error:
+        raise refusal("a regular expression of Python", f"{error}; {example}") from None
+    if not {"name", "value"} <= set(groups):
+        raise refusal("a regular expression with the groups name and value", example)
+    return value
+
+
+def _cron(value: str) -> str:
+    from croniter import croniter
+
+    try:
+        if not value.isascii() or (len(value.split()) != 5 and not value.startswith("@")):
+            raise ValueError("not five fields")
+        croniter(value, datetime(2000, 1, 1, tzinfo=UTC)).get_next()
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, AttributeError):
+        raise refusal(
+            "five fields (minute, hour, day, month, weekday) that come round, or @daily and the"
+            " like",
+            "for example '0 2 * * *', each night at two",
+        ) from None
+    return value
+
+
+def _value(value: object) -> Value:
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or isinstance(value, bool):
+        return value
+    return _number(value, "text, a number, true, false or null")
+
+
+def _real(value: float) -> float:
+    if abs(value) > GREATEST_BOUND:
+        raise refusal(
+            f"a number from -{GREATEST_BOUND:g} to {GREATEST_BOUND:g}", "write such a one"
+        )
+    return value
+
+
+def _log_bound(value: float) -> float:
+    if not SMALLEST_LOG_BOUND <= value <= GREATEST_BOUND:
+        allowed = f"a number above 0, from {SMALLEST_LOG_BOUND:g} to {GREATEST_BOUND:g}"
+        raise refusal(allowed, "write a positive bound, or the type uniform")
+    return value
+
+
+def _bound(value: object) -> int | float:
+    return _number(value, "a number")
+
+
+def _number(value: object, allowed: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refusal(allowed, "write a value of that type")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refusal(f"{allowed}; numbers are finite", "write a finite number")
+    most = GREATEST_INTEGER if isinstance(value, int) else GREATEST_BOUND
+    if abs(value) > most:
+        raise refusal(f"{allowed}; numbers up to {most:g}", "write a smaller number")
+    return value
+
+
+Text = Annotated[str, Field(max_length=10_000), AfterValidator(_text)]
+Whole = Annotated[int, Field(ge=-GREATEST_INTEGER, le=GREATEST_INTEGER)]
+Real = Annotated[float, AfterValidator(_real)]
+LogBound = Annotated[float, AfterValidator(_log_bound)]
+Number = Annotated[int | float, PlainValidator(_bound), WithJsonSchema({"type": "number"})]
+Cron = Annotated[Text, Field(max_length=100), AfterValidator(_cron)]
+MetricPattern = Annotated[Text, Field(max_length=1_000), AfterValidator(_metric_pattern)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._\-]{0,63}$")]
+ParameterName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]{0,63}$")]
+EnvironmentName = Annotated[Text, AfterValidator(_environment_name)]
+ValueField = Annotated[
+    Value,
+    PlainValidator(_value),
+    WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
+]
+
+
+class Model(BaseModel):
+    """Frozen, strict about types, closed to unknown keys, free of NaN and infinity."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )

@@ -1,0 +1,192 @@
+"""The sweep file as one pydantic model: frozen, strict, unknown keys refused.
+
+The models hold what can be said of one key or one parameter. What connects several keys is in
+`checks`, and `parse` is the door that applies both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from hermes_ops.config.fields import (
+    Cron,
+    EnvironmentName,
+    MetricPattern,
+    Model,
+    Name,
+    Seconds,
+    Text,
+    ValueField,
+)
+from hermes_ops.config.parameters import SpaceSpec
+from hermes_ops.search.space import Space, grid_size
+
+MOST_TRIALS = 100_000
+DEFAULT_STARTUP_TRIALS = 5
+
+
+class Direction(StrEnum):
+    """Which way the objective is better."""
+
+    MINIMIZE = "minimize"
+    MAXIMIZE = "maximize"
+
+
+class Algorithm(StrEnum):
+    """How the next configuration is found."""
+
+    GRID = "grid"
+    RANDOM = "random"
+    TPE = "tpe"
+
+
+class EarlyStop(StrEnum):
+    """Which rule ends hopeless trials before their last epoch."""
+
+    NONE = "none"
+    MEDIAN = "median"
+    ASHA = "asha"
+
+
+class Objective(Model):
+    """What is optimised."""
+
+    metric: Annotated[Text, Field(min_length=1, max_length=250, examples=["val_loss"])]
+    """Name of the metric, as the script reports it."""
+    direction: Annotated[Direction, Field(strict=False)] = Direction.MINIMIZE
+    """minimize or maximize."""
+
+    @property
+    def sign(self) -> float:
+        """1.0 to minimise, -1.0 to maximise: a loss is the metric times the sign."""
+        return 1.0 if self.direction is Direction.MINIMIZE else -1.0
+
+
+Point = dict[str, ValueField]
+
+
+def _startup_default(fields: Mapping[str, Any]) -> int:
+    most: int = fields.get("max_trials", DEFAULT_STARTUP_TRIALS)
+    return min(DEFAULT_STARTUP_TRIALS, most)
+
+
+class Search(Model):
+    """Which configurations are tried, and in what order."""
+
+    algorithm: Annotated[Algorithm, Field(strict=False, examples=["tpe"])]
+    """grid, random or tpe."""
+    max_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS, examples=[16])]
+    """How many trials the sweep has; a grid may have fewer combinations, never more."""
+    seed: Annotated[int, Field(ge=0, lt=2**32, examples=[7])] = 0
+    """Seed of the search: the same seed and results give the same configurations."""
+    startup_trials: Annotated[
+        int, Field(ge=1, le=MOST_TRIALS, default_factory=_startup_default, examples=[5])
+    ]
+    """tpe: how many trials are drawn at random before results are used; 5 or max_trials if less."""
+    points_to_evaluate: Annotated[
+        tuple[Point, ...], Field(strict=False, examples=[[{"learning_rate": 0.001}]])
+    ] = ()
+    """Known configurations that are tried first; each names every parameter of the space."""
+    space: SpaceSpec
+    """Parameters by name; each has a type and its bounds or values."""
+
+    def to_space(self) -> Space:
+        """The space that `make_sampler` takes, in the order of the file."""
+        return tuple((name, spec.to_axis()) for name, spec in self.space.items())
+
+
+class TrialSpec(Model):
+    """The training script and what it needs."""
+
+    python: Annotated[Text, Field(min_length=1, examples=["/opt/venv/bin/python"])] | None = None
+    """Interpreter of the script; null: the one that Hermes runs in."""
+    command: Annotated[
+        tuple[Text, ...],
+        Field(
+            strict=False,
+            min_length=1,
+            max_length=1_000,
+            examples=[["python", "train.py", "--learning-rate", "{learning_rate}"]],
+        ),
+    ]
+    """Program and arguments; {name} is replaced, a leading python is the interpreter above."""
+    directory: Annotated[Text, Field(min_length=1, examples=["."])] = "."
+    """Working directory; relative to the folder of the sweep file."""
+    environment: Annotated[
+        dict[EnvironmentName, Text], Field(max_length=1_000, examples=[{"DATA": "/data"}])
+    ] = Field(default_factory=dict)
+    """Environment variables of the script, texts as they stand."""
+    gpus: Annotated[int, Field(ge=1, le=1_024, examples=[1])] = 1
+    """GPUs that a trial holds while it trains."""
+    preemptible: bool = True
+    """Whether a trial may be stopped at a checkpoint and resumed later."""
+    metric_pattern: Annotated[
+        MetricPattern | None,
+        Field(examples=["(?P<name>\\w+): (?P<value>\\S+)"]),
+    ] = None
+    """Regular expression for the output's lines, with the groups name and value, optionally step;
+    null: name=value pairs."""
+    time_limit_seconds: Annotated[Seconds | None, Field(examples=[3600])] = None
+    """Training time of a trial, all segments together, after which it has failed."""
+    max_failures: Annotated[int, Field(ge=0, le=1_000, examples=[2])] = 2
+    """Failures of the script that are retried; one more and the trial has failed."""
+
+
+class Budget(Model):
+    """What a sweep may spend; null: no limit."""
+
+    max_epochs: Annotated[int, Field(ge=1, le=10**9, examples=[20])]
+    """Epochs (or reported steps) of a trial."""
+    wall_clock_seconds: Annotated[Seconds | None, Field(examples=[7200])] = None
+    """Time from the first trial's start to the sweep's end."""
+    gpu_seconds: Annotated[Seconds | None, Field(examples=[14400])] = None
+    """GPU time of all trials together."""
+    failed_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = None
+    """Failed trials that end the sweep."""
+    max_parallel: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = None
+    """Trials that train at the same time."""
+
+
+class SweepConfig(Model):
+    """A sweep: one search over one space for one training command."""
+
+    name: Annotated[Name, Field(examples=["digits"])]
+    """Name of the sweep and of its MLflow experiment."""
+    objective: Objective
+    search: Search
+    trial: TrialSpec
+    budget: Budget
+    weight: Annotated[float, Field(gt=0, le=1e6, examples=[1.0])] = 1.0
+    """Share of the pool relative to other sweeps."""
+    early_stop: Annotated[EarlyStop, Field(strict=False)] = EarlyStop.NONE
+    """none, median or asha."""
+    pool: Annotated[Name, Field(examples=["gpus"])] = "gpus"
+    """Airflow pool whose slots are the GPUs."""
+    schedule: Annotated[
+        Cron | None,
+        Field(examples=["0 2 * * *"]),
+    ] = None
+    """Cron expression at which the sweep is run; null: when triggered."""
+
+    @property
+    def trial_count(self) -> int:
+        """How many trials there are: max_trials, or the whole grid if that is less."""
+        if self.search.algorithm is not Algorithm.GRID:
+            return self.search.max_trials
+        size = grid_size(self.search.to_space())
+        return self.search.max_trials if size is None else min(size, self.search.max_trials)
+
+    def to_json(self) -> str:
+        """The resolved config, one line of JSON that `parse` reads back to an equal one."""
+        return json.dumps(self.model_dump(mode="json"), allow_nan=False)
+
+    def to_yaml(self) -> str:
+        """The resolved config as a sweep file."""
+        from hermes_ops.config.files import to_yaml
+
+        return to_yaml(self.model_dump(mode="json"))

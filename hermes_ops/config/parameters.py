@@ -1,0 +1,164 @@
+"""The parameters of a search space, one model a type, told apart by the key `type`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hermes_ops.config.fields import (
+    GREATEST_INTEGER,
+    LogBound,
+    Model,
+    Number,
+    ParameterName,
+    Real,
+    ValueField,
+    Whole,
+    refusal,
+)
+from hermes_ops.search import space as axes
+from hermes_ops.search.space import Value
+
+MOST_PARAMETERS = 1_000
+
+
+class _Range(Model):
+    type: str
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if self.low >= self.high:
+            found = f"low {self.low!r} and high {self.high!r}"
+            raise refusal("low below high", "swap them, or use a choice of one value", found)
+        return self
+
+
+class UniformSpec(_Range):
+    """A float, all equally likely."""
+
+    type: Literal["uniform"]
+    """uniform"""
+    low: Annotated[Real, Field(examples=[0.0])]
+    """Least value."""
+    high: Annotated[Real, Field(examples=[0.6])]
+    """Greatest value."""
+
+    def to_axis(self) -> axes.Parameter:
+        """The search parameter."""
+        return axes.Uniform(self.low, self.high)
+
+
+class LogUniformSpec(_Range):
+    """A float whose logarithm is uniform."""
+
+    type: Literal["loguniform"]
+    """loguniform"""
+    low: Annotated[LogBound, Field(examples=[0.0001])]
+    """Least value, above 0."""
+    high: Annotated[LogBound, Field(examples=[0.1])]
+    """Greatest value."""
+
+    def to_axis(self) -> axes.Parameter:
+        """The search parameter."""
+        return axes.LogUniform(self.low, self.high)
+
+
+class IntegerSpec(_Range):
+    """A whole number, all equally likely."""
+
+    type: Literal["integer"]
+    """integer"""
+    low: Annotated[Whole, Field(examples=[8])]
+    """Least value."""
+    high: Annotated[Whole, Field(examples=[32])]
+    """Greatest value."""
+
+    def to_axis(self) -> axes.Parameter:
+        """The search parameter."""
+        return axes.Integer(self.low, self.high)
+
+
+class LogIntegerSpec(_Range):
+    """A whole number, log-uniformly distributed."""
+
+    type: Literal["log_integer"]
+    """log_integer"""
+    low: Annotated[Whole, Field(ge=1, examples=[16])]
+    """Least value, at least 1."""
+    high: Annotated[Whole, Field(ge=1, examples=[256])]
+    """Greatest value."""
+
+    def to_axis(self) -> axes.Parameter:
+        """The search parameter."""
+        return axes.LogInteger(self.low, self.high)
+
+
+class QuantisedSpec(_Range):
+    """low, low + step, low + 2 steps, ... up to high."""
+
+    type: Literal["quantised"]
+    """quantised"""
+    low: Annotated[Number, Field(examples=[16])]
+    """Least value."""
+    high: Annotated[Number, Field(examples=[128])]
+    """Greatest value; the last step does not exceed it."""
+    step: Annotated[Number, Field(examples=[16])]
+    """Distance of neighbouring values, above 0 and not beyond high - low."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        span = self.high - self.low
+        if self.step <= 0:
+            raise refusal("a step above 0", "write the distance of two values", f"{self.step!r}")
+        if span > 0 and (self.step > span or span / self.step > GREATEST_INTEGER):
+            found = f"step {self.step!r} in a range of {span!r}"
+            raise refusal("a step that fits 1 to 2^53 times", "change the step", found)
+        return self
+
+    def to_axis(self) -> axes.Parameter:
+        """The search parameter."""
+        return axes.Quantised(self.low, self.high, self.step)
+
+
+class ChoiceSpec(Model):
+    """One of the listed values."""
+
+    type: Literal["choice"]
+    """choice"""
+    values: Annotated[
+        tuple[ValueField, ...],
+        Field(strict=False, min_length=1, max_length=10_000, examples=[["adam", "sgd"]]),
+    ]
+    """Texts, numbers, true, false or null; null reaches the trial as an empty text."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        seen: dict[str, Value] = {}
+        for value in self.values:
+            same = axes.text(value)
+            if same in seen:
+                found = f"{seen[same]!r} and {value!r}, the same text for the trial"
+                raise refusal("each value once", "remove one of them", found)
+            seen[same] = value
+        return self
+
+    def to_axis(self) -> axes.Parameter:
+        """The search parameter."""
+        return axes.Choice(self.values)
+
+
+ParameterSpec = Annotated[
+    UniformSpec | LogUniformSpec | IntegerSpec | LogIntegerSpec | QuantisedSpec | ChoiceSpec,
+    Field(discriminator="type"),
+]
+SpaceSpec = Annotated[
+    dict[ParameterName, ParameterSpec],
+    Field(
+        min_length=1,
+        max_length=MOST_PARAMETERS,
+        examples=[{"learning_rate": {"type": "loguniform", "low": 0.0001, "high": 0.1}}],
+    ),
+]

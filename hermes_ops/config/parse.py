@@ -1,0 +1,88 @@
+"""The one door to a SweepConfig: data in, a valid config or a ConfigError with all problems out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hermes_ops.config.checks import Sound, connections
+from hermes_ops.config.files import KeyPath, dotted, line_of, read
+from hermes_ops.config.model import SweepConfig
+from hermes_ops.config.problems import path_of, problem_of
+from hermes_ops.errors import ConfigError, Problem
+
+MOST_PROBLEMS = 50
+Located = tuple[KeyPath, Problem]
+
+
+def load_file(path: str | os.PathLike[str]) -> SweepConfig:
+    """Read a sweep from YAML or (.json) JSON; problems name the line where YAML has one.
+
+    A relative `trial.directory` or `trial.python` with a slash is taken from the file's folder.
+    """
+    file = Path(path).expanduser()
+    document = read(file)
+    config, problems = _validate(document.data)
+    problems = [*document.problems, *problems]
+    if config is None or problems:
+        raise _error(str(file), problems, document.lines, file.name)
+    return _absolute(config, file.absolute().parent)
+
+
+def parse(data: object, source: str, base: Path | None) -> SweepConfig:
+    """Make a config of plain data, such as the configuration of a DAG run.
+
+    `source` names the data in the error. Relative paths are taken from `base`; None leaves them.
+    """
+    config, problems = _validate(data)
+    if config is None:
+        raise _error(source, problems, {}, "")
+    return config if base is None else _absolute(config, base)
+
+
+def _validate(data: object) -> tuple[SweepConfig | None, list[Located]]:
+    """The config, or None and what is wrong."""
+    config: SweepConfig | None = None
+    errors: list[Located] = []
+    try:
+        config = SweepConfig.model_validate(data)
+    except ValidationError as error:
+        errors = [(path_of(e), problem_of(e)) for e in error.errors(include_url=False)]
+    problems = [*errors, *connections(Sound(data, {path for path, _ in errors}))]
+    return (None if problems else config), problems
+
+
+def _error(
+    source: str, problems: list[Located], lines: Mapping[KeyPath, int], name: str
+) -> ConfigError:
+    ordered = sorted(problems, key=lambda found: line_of(lines, found[0]) or 0)
+    shown = [_placed(path, problem, lines, name) for path, problem in ordered[:MOST_PROBLEMS]]
+    if len(ordered) > MOST_PROBLEMS:
+        rest = f"{len(ordered) - MOST_PROBLEMS} more problems"
+        shown.append(Problem("and elsewhere", rest, "none", "correct these first"))
+    return ConfigError(source, tuple(shown))
+
+
+def _placed(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name: str) -> Problem:
+    line = line_of(lines, path)
+    if line is None:
+        return problem
+    where = f"{name}:{line} {dotted(path)}"
+    return Problem(where, problem.found, problem.allowed, problem.fix)
+
+
+def _absolute(config: SweepConfig, base: Path) -> SweepConfig:
+    trial = config.trial
+    python = trial.python
+    if python is not None and "/" in python:
+        python = _from(base, python)
+    changes = {"directory": _from(base, trial.directory), "python": python}
+    return config.model_copy(update={"trial": trial.model_copy(update=changes)})
+
+
+def _from(base: Path, path: str) -> str:
+    # Not resolve(): a virtual environment's interpreter is a link that must stay one.
+    return os.path.normpath(base.absolute() / Path(path).expanduser())

@@ -1,0 +1,152 @@
+"""pydantic's errors as Problems: path in the file, what was found, what is allowed, the fix."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from typing import get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from hermes_ops.config import model
+from hermes_ops.config.files import KeyPath, dotted
+from hermes_ops.config.parameters import ParameterSpec
+from hermes_ops.errors import Problem
+from hermes_ops.search.space import text
+
+SECTIONS: dict[KeyPath, type[BaseModel]] = {
+    (): model.SweepConfig,
+    ("objective",): model.Objective,
+    ("search",): model.Search,
+    ("trial",): model.TrialSpec,
+    ("budget",): model.Budget,
+}
+PARAMETERS: dict[str, type[BaseModel]] = {
+    get_args(spec.model_fields["type"].annotation)[0]: spec
+    for spec in get_args(get_args(ParameterSpec)[0])
+}
+SECRET: KeyPath = ("trial", "environment")
+LONGEST_SHOWN = 80
+
+
+def show(value: object) -> str:
+    """A value for a message: one short line, never deep, never slow."""
+    match value:
+        case dict():
+            keys = ", ".join(str(key)[:20] for key in list(value)[:5])
+            shown = f"a mapping ({keys})" if value else "an empty mapping"
+        case list() | tuple():
+            shown = f"a list of {len(value)}" if value else "an empty list"
+        case str():
+            short = value if len(value) <= LONGEST_SHOWN else value[:LONGEST_SHOWN] + "..."
+            shown = f"the text {short!r}" if value else "an empty text"
+        case None | bool() | float():
+            shown = text(value) or "null"
+        case int():
+            shown = str(value) if value.bit_length() < 256 else "a whole number of many digits"
+        case _:
+            shown = f"a {type(value).__name__}"
+    return shown
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The word that was probably meant, or nothing."""
+    close = difflib.get_close_matches(word[:100], list(words), n=1)
+    return close[0] if close else ""
+
+
+def path_of(error: ErrorDetails) -> KeyPath:
+    """Where in the file an error stands, without pydantic's own additions to the path."""
+    path = tuple(part for part in error["loc"] if part != "[key]")
+    if path[:2] == ("search", "space") and len(path) > 3 and path[3] in PARAMETERS:
+        path = path[:3] + path[4:]
+    if error["type"].startswith("union_tag"):
+        path = (*path, "type")
+    return path
+
+
+def problem_of(error: ErrorDetails) -> Problem:
+    """One error of pydantic's, translated."""
+    path = path_of(error)
+    match error["type"]:
+        case "extra_forbidden":
+            return _unknown(path, _section(error))
+        case "missing":
+            return _missing(path, _field(error))
+        case "union_tag_invalid" | "union_tag_not_found":
+            return _tag(path, error["input"])
+        case "refused":
+            parts = error["ctx"]
+            found = parts["found"] or _found(path, error)
+            return Problem(dotted(path), found, parts["allowed"], parts["fix"])
+    field = _field(error)
+    return Problem(dotted(path), _found(path, error), _allowed(error, field), _fix(path, field))
+
+
+def _found(path: KeyPath, error: ErrorDetails) -> str:
+    if path[:2] == SECRET and len(path) > 2 and error["loc"][-1] != "[key]":
+        return f"a value of type {type(error['input']).__name__} (not shown)"
+    return show(error["input"])
+
+
+def _section(error: ErrorDetails) -> type[BaseModel] | None:
+    """The model that holds the last key of the error's location."""
+    loc = error["loc"][:-1]
+    if loc[:2] == ("search", "space") and len(loc) == 4:
+        return PARAMETERS.get(str(loc[3]))
+    return SECTIONS.get(loc)
+
+
+def _field(error: ErrorDetails) -> FieldInfo | None:
+    section = _section(error)
+    return None if section is None else section.model_fields.get(str(error["loc"][-1]))
+
+
+def _unknown(path: KeyPath, section: type[BaseModel] | None) -> Problem:
+    keys = () if section is None else tuple(section.model_fields)
+    meant = nearest(str(path[-1]), keys)
+    fix = f"did you mean {meant}?" if meant else "remove the key"
+    found = f"the unknown key {str(path[-1])[:LONGEST_SHOWN]!r}"
+    return Problem(dotted(path), found, ", ".join(keys), fix)
+
+
+def _missing(path: KeyPath, field: FieldInfo | None) -> Problem:
+    return Problem(dotted(path), "nothing", _meaning(field) or "a value", _fix(path, field))
+
+
+def _tag(path: KeyPath, given: object) -> Problem:
+    kind = given.get("type") if isinstance(given, dict) else None
+    meant = nearest(kind, PARAMETERS) if isinstance(kind, str) else ""
+    fix = f"did you mean {meant}?" if meant else "write one of these types"
+    found = "nothing" if kind is None else show(kind)
+    return Problem(dotted(path), found, ", ".join(PARAMETERS), fix)
+
+
+def _allowed(error: ErrorDetails, field: FieldInfo | None) -> str:
+    rule = re.sub(r"^\w+ should (be |have )?", "", error["msg"])
+    rule = re.sub(r" after validation, not \d+$", "", rule)
+    rule = rule.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")
+    if error["type"] == "model_type":
+        rule = "a mapping of keys to values"
+    meaning = _meaning(field)
+    return f"{rule} ({meaning})" if meaning else rule
+
+
+def _meaning(field: FieldInfo | None) -> str:
+    description = (field.description if field else None) or ""
+    return " ".join(description.split()).rstrip(".")
+
+
+def _fix(path: KeyPath, field: FieldInfo | None) -> str:
+    examples = [] if field is None else list(field.examples or ())
+    if not examples:
+        return "write a value of that kind" if path else "write a mapping with the keys of a sweep"
+    return f"for example `{path[-1]}: {_flow(examples[0])}`"
+
+
+def _flow(value: object) -> str:
+    return value if isinstance(value, str) and value.isalnum() else json.dumps(value)

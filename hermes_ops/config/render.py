@@ -1,0 +1,62 @@
+"""Values into the trial's command and environment: literal replacement, no shell, no evaluation."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hermes_ops.config.model import SweepConfig
+from hermes_ops.search.space import Value, text
+
+INTERPRETERS = ("python", "python3")
+_TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an argument: plain text, the name of a parameter, or a brace without its mate."""
+
+    text: str = ""
+    name: str | None = None
+    stray: bool = False
+
+
+def pieces(argument: str) -> Iterator[Piece]:
+    """Split an argument: `{name}` is a parameter, `{{` and `}}` are braces."""
+    for token in _TOKEN.finditer(argument):
+        word = token.group()
+        if token.group(1) is not None:
+            yield Piece(name=token.group(1))
+        elif word in ("{{", "}}"):
+            yield Piece(text=word[0])
+        else:
+            yield Piece(text=word, stray=word in ("{", "}"))
+
+
+def render_command(config: SweepConfig, params: Mapping[str, Value]) -> list[str]:
+    """The trial's argument list.
+
+    A leading `python` or `python3` becomes `trial.python`, or the interpreter that runs this.
+    Floats are written so that they round-trip, booleans as true and false, null as empty text.
+    """
+    command = [_render(argument, params) for argument in config.trial.command]
+    if config.trial.command[0] in INTERPRETERS:
+        command[0] = config.trial.python or sys.executable
+    return command
+
+
+def _render(argument: str, params: Mapping[str, Value]) -> str:
+    return "".join(p.text if p.name is None else text(params[p.name]) for p in pieces(argument))
+
+
+def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict[str, str]:
+    """The sweep's own variables, as they stand, and HERMES_PARAM_<NAME> for each parameter."""
+    values = {variable(name): text(value) for name, value in params.items()}
+    return {**config.trial.environment, **values}
+
+
+def variable(name: str) -> str:
+    """The environment variable of a parameter: upper case, anything but A-Z and 0-9 as _."""
+    return "HERMES_PARAM_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
