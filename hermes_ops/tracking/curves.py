@@ -11,7 +11,7 @@ from hermes_ops.tracking.names import legal_name
 from hermes_ops.tracking.runs import LatestMetric, SweepRef, TrialRun
 from hermes_ops.tracking.tracker import Tracker
 
-_FULL_READ_EVERY = 20  # reads; those between look at running trials only
+_FULL_READ_EVERY = 20  # reads; those between look at open trials only
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class CurveReader:
         self._clock = clock
         self._points: dict[str, dict[int, CurvePoints]] = {}  # sweep -> trial -> points
         self._seen: dict[str, LatestMetric] = {}  # run id -> the newest point when it was read
-        self._running: dict[str, dict[str, TrialRun]] = {}  # sweep -> run id -> its last sight
+        self._open: dict[str, dict[str, TrialRun]] = {}  # sweep -> run id -> its last sight
         self._reads = 0
 
     def read(self, sweep: SweepRef) -> Curves:
         """Fetch what is new and return the whole curves; raises Unavailable, keeping the old."""
-        known = self._running.get(sweep.sweep_id)
-        running_only = known is not None and self._reads % _FULL_READ_EVERY != 0
-        trials = self._tracker.trials(sweep, running_only=running_only)
+        known = self._open.get(sweep.sweep_id)
+        open_only = known is not None and self._reads % _FULL_READ_EVERY != 0
+        trials = self._tracker.trials(sweep, open_only=open_only)
         held = self._points.setdefault(sweep.sweep_id, {})
         for trial in trials:
             self._update(held, trial)
@@ -58,7 +58,7 @@ class CurveReader:
         for run_id, trial in (known or {}).items():
             if run_id not in seen_now:
                 self._fetch(held, trial)
-        self._running[sweep.sweep_id] = {r: t for r, t in seen_now.items() if t.status == "RUNNING"}
+        self._open[sweep.sweep_id] = {r: t for r, t in seen_now.items() if t.is_open}
         self._reads += 1
         return self.held(sweep)
 

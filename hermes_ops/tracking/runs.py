@@ -12,6 +12,12 @@ from hermes_ops.core.summary import Segment
 from hermes_ops.tracking.names import joined_json, legal_name
 
 SWEEP, TRIAL, KIND, STATE = "hermes.sweep", "hermes.trial", "hermes.kind", "hermes.state"
+RUN_STATUS = {  # of the final states; any other state is open
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "stopped_early": "KILLED",
+    "cancelled": "KILLED",
+}
 CONFIG, SEGMENT_LOG = "hermes.config", "hermes.segment_log"
 _MAX_DOUBLE = 1.7976931348623157e308  # what MLflow's SQL store keeps in the place of infinity
 
@@ -49,6 +55,11 @@ class TrialRun:
     ended_ms: int | None
 
     @property
+    def is_open(self) -> bool:
+        """True until the trial is in a final state, whatever the script did to the run's status."""
+        return self.state not in RUN_STATUS
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments that `save_segments` stored, oldest first."""
         found = joined_json(SEGMENT_LOG, self.tags) or ()
@@ -69,29 +80,29 @@ class SweepRun:
 
 
 def tags_of(run: Mapping[str, Any]) -> dict[str, str]:
-    """The tags of a run."""
+    """Return the tags of a run."""
     return {t["key"]: t.get("value", "") for t in run.get("data", {}).get("tags", ())}
 
 
 def has_tags(run: Mapping[str, Any], tags: Mapping[str, str]) -> bool:
-    """Compare exactly: some databases behind MLflow ignore upper and lower case."""
+    """Compare exactly, since some databases behind MLflow ignore upper and lower case."""
     return tags.items() <= tags_of(run).items()
 
 
 def param_of(item: tuple[str, Any]) -> dict[str, str]:
-    """A param of MLflow out of a (name, value) of a configuration."""
+    """Return MLflow's param for a (name, value) of a configuration."""
     name, value = item
     text = value if isinstance(value, str) else json.dumps(value)
     return {"key": legal_name(name), "value": text[:6_000]}
 
 
 def ended_ms_of(info: Mapping[str, Any]) -> int | None:
-    """The time of a run's end; None before it."""
+    """Return the time of a run's end; None before it."""
     return int(info["end_time"]) if info.get("end_time") else None
 
 
 def metric_of(entry: Mapping[str, Any]) -> LatestMetric:
-    """A metric out of its JSON; infinities as they were."""
+    """Return a metric out of its JSON; infinities as they were."""
     value = float(entry["value"])
     if abs(value) >= _MAX_DOUBLE:
         value = math.copysign(math.inf, value)
@@ -99,7 +110,7 @@ def metric_of(entry: Mapping[str, Any]) -> LatestMetric:
 
 
 def trial_of(run: Mapping[str, Any]) -> TrialRun:
-    """A trial out of the JSON of its run."""
+    """Return the trial whose run this JSON is."""
     info, tags = run["info"], tags_of(run)
     return TrialRun(
         number=int(tags[TRIAL]),

@@ -17,6 +17,7 @@ from hermes_ops.tracking.rest import RestClient
 from hermes_ops.tracking.runs import (
     CONFIG,
     KIND,
+    RUN_STATUS,
     SEGMENT_LOG,
     STATE,
     SWEEP,
@@ -33,12 +34,7 @@ from hermes_ops.tracking.runs import (
     trial_of,
 )
 
-_RUN_STATUS = {
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "stopped_early": "KILLED",
-    "cancelled": "KILLED",
-}
+_OPEN_STATES = "'%ing'"  # pending, waiting, running, and none of the final states
 _PAGE = 1_000
 _HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
 _BATCH = 100  # params or tags in one request, MLflow's limit
@@ -146,13 +142,17 @@ class Tracker:
         stored = joined_json(CONFIG, tags_of(run)) or {}
         have = {p["key"] for p in run.get("data", {}).get("params", ())}
         missing = [p for p in map(param_of, stored.items()) if p["key"] not in have]
-        self._log_in_batches(run["info"]["run_id"], "params", missing)
-        return str(run["info"]["run_id"])
+        run_id = str(run["info"]["run_id"])
+        self._log_in_batches(run_id, "params", missing)
+        if run["info"]["status"] != "RUNNING" and tags_of(run).get(STATE) not in RUN_STATUS:
+            # The script's own `mlflow.end_run` has ended it, at a preemption for instance.
+            self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
+        return run_id
 
-    def trials(self, sweep: SweepRef, *, running_only: bool = False) -> tuple[TrialRun, ...]:
+    def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
         """Return the sweep's open and ended trials by number, with the latest of each metric."""
         key = {SWEEP: sweep.sweep_id, KIND: "trial"}
-        runs = self._search([sweep.experiment_id], key, running_only=running_only)
+        runs = self._search([sweep.experiment_id], key, open_only=open_only)
         by_number: dict[int, TrialRun] = {}
         for run in runs:  # oldest first: it is the trial, should there be two
             trial = trial_of(run)
@@ -260,15 +260,15 @@ class Tracker:
         return run
 
     def _search(
-        self, experiments: Sequence[str], tags: Mapping[str, str], *, running_only: bool = False
+        self, experiments: Sequence[str], tags: Mapping[str, str], *, open_only: bool = False
     ) -> list[dict[str, Any]]:
         """Return the active runs with these tags, oldest first, of any number."""
         if not experiments:
             return []
-        status = " and attributes.status = 'RUNNING'" if running_only else ""
+        is_open = f" and tags.`{STATE}` LIKE {_OPEN_STATES}" if open_only else ""
         body = {
             "experiment_ids": list(experiments),
-            "filter": tag_filter(tags) + status,
+            "filter": tag_filter(tags) + is_open,
             "max_results": _PAGE,
             "order_by": ["attributes.start_time ASC"],
         }
@@ -276,10 +276,10 @@ class Tracker:
         return sorted(runs, key=lambda r: (int(r["info"]["start_time"]), r["info"]["run_id"]))
 
     def _finish(self, run_id: str, state: str, tags: Mapping[str, str] | None) -> None:
-        if state not in _RUN_STATUS:
-            raise ValueError(f"{state!r} is not a final state: {', '.join(_RUN_STATUS)}")
+        if state not in RUN_STATUS:
+            raise ValueError(f"{state!r} is not a final state: {', '.join(RUN_STATUS)}")
         self.set_tags(run_id, {**(tags or {}), STATE: state})
-        body = {"run_id": run_id, "status": _RUN_STATUS[state], "end_time": self._now_ms()}
+        body = {"run_id": run_id, "status": RUN_STATUS[state], "end_time": self._now_ms()}
         self._rest.post("runs/update", body)
 
     def _log_in_batches(self, run_id: str, kind: str, entries: list[dict[str, str]]) -> None:

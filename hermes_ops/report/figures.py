@@ -1,0 +1,300 @@
+"""The report's pictures, drawn by matplotlib's object interface (no global state, no display)."""
+
+from __future__ import annotations
+
+import colorsys
+import io
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_FEW = 20  # so many trials get a legend and marks of their own
+_GRID, _DARK, _RED = "#e3e7ed", "#111111", "#d62728"
+_TEXT = "#3a4452"
+_GOLDEN = 0.6180339887498949
+_DPI = 130
+Colour = tuple[float, float, float]
+
+
+def colour_of(number: int) -> Colour:
+    """Return a trial's colour, the same in every picture; neighbours differ clearly."""
+    hue = (0.58 + number * _GOLDEN) % 1.0
+    lightness = (0.46, 0.62, 0.36)[number % 3]
+    return colorsys.hls_to_rgb(hue, lightness, 0.62)
+
+
+def learning_curves(
+    summary: SweepSummary, curves: Mapping[int, CurvePoints], segments: Sequence[Segment]
+) -> bytes:
+    """Draw the objective by step and by time, and return the PNG.
+
+    A ring stands where a trial was preempted; by time, the line is broken while it waited and a
+    dotted line leads over. The best trial is drawn thick and last. With more than 20 trials the
+    others are thin, and marks and legend are left to the best.
+    """
+    best = summary.best.number if summary.best else None
+    by_trial = _by_trial(segments)
+    drawn = {n: _finite(points) for n, points in sorted(curves.items())}
+    drawn = {n: points for n, points in drawn.items() if points}
+    origin_s = _origin_s(drawn.values(), segments)
+    unit, unit_s = _unit(_end_s(drawn.values(), segments) - origin_s)
+    few = len(drawn) <= _FEW
+    figure, (by_step, by_time) = _figure(13.0, 5.2, columns=2)
+    for number, points in sorted(drawn.items(), key=lambda item: item[0] == best):
+        style = _style(number, number == best, few)
+        own = by_trial.get(number, [])
+        with_marks = few or number == best
+        _draw_by_step(by_step, points, own if with_marks else [], style)
+        placed = [
+            [((ms / 1_000 - origin_s) / unit_s, value) for _, value, ms in stretch]
+            for stretch in _stretches(points, own)
+        ]
+        _draw_by_time(by_time, placed, style, with_marks)
+    _finish_curves(summary, drawn, (by_step, by_time), unit)
+    if drawn:
+        _legend(figure, by_step, few)
+    return _png(figure)
+
+
+def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> bytes:
+    """Draw who held which GPU when, one row a GPU and one bar a segment, and return the PNG.
+
+    A bar has its trial's colour, and its number where it fits; a red edge ends a segment that was
+    preempted; the best trial's bars have a dark frame. A segment without an end reaches to the
+    end of the picture.
+    """
+    gpus = sorted({gpu for s in segments for gpu in s.gpus})
+    figure, (axes,) = _figure(13.0, min(14.0, 1.4 + 0.42 * max(1, len(gpus))), columns=1)
+    origin_s = min((s.start_s for s in segments), default=0.0)
+    end_s = max((s.end_s or s.start_s for s in segments), default=origin_s + 1.0)
+    end_s = max(end_s, origin_s + 1e-3)
+    unit, unit_s = _unit(end_s - origin_s)
+    bars = [_bar(s, gpus.index(gpu), origin_s, end_s, unit_s) for s in segments for gpu in s.gpus]
+    _draw_bars(axes, bars, (end_s - origin_s) / unit_s, summary.best.number if summary.best else -1)
+    axes.set_xlim(0, (end_s - origin_s) / unit_s)
+    axes.set_ylim(len(gpus) - 0.5 if gpus else 0.5, -0.5)
+    axes.set_yticks(range(len(gpus)), [f"GPU {gpu}" for gpu in gpus])
+    axes.set_xlabel(f"time since the first segment ({unit})")
+    axes.grid(axis="y", visible=False)
+    if not segments:
+        _say_empty(axes, "No segment has been recorded.")
+    return _png(figure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A segment on a row of the timeline, in the units of its axis."""
+
+    trial: int
+    row: int
+    left: float
+    right: float
+    preempted: bool
+
+
+def _bar(segment: Segment, row: int, origin_s: float, end_s: float, unit_s: float) -> _Bar:
+    left = (segment.start_s - origin_s) / unit_s
+    right = ((segment.end_s if segment.end_s is not None else end_s) - origin_s) / unit_s
+    return _Bar(segment.trial, row, left, right, segment.outcome == "preempted")
+
+
+def _draw_bars(axes: Axes, bars: Sequence[_Bar], whole: float, best: int) -> None:
+    for wanted_best in (False, True):  # the best trial's frames lie on top
+        chosen = [b for b in bars if (b.trial == best) == wanted_best]
+        axes.barh(
+            [b.row for b in chosen],
+            [max(b.right - b.left, whole / 2_000) for b in chosen],
+            left=[b.left for b in chosen],
+            height=0.78,
+            color=[colour_of(b.trial) for b in chosen],
+            edgecolor=_DARK if wanted_best else "white",
+            linewidth=1.4 if wanted_best else 0.4,
+        )
+    cut = [b for b in bars if b.preempted]
+    rows = [b.row for b in cut]
+    ends = [b.right for b in cut]
+    axes.vlines(ends, [r - 0.39 for r in rows], [r + 0.39 for r in rows], _RED, linewidth=1.4)
+    for bar in bars:
+        if bar.right - bar.left > whole * 0.0075 * len(str(bar.trial)):
+            middle = (bar.left + bar.right) / 2
+            place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5}
+            axes.text(middle, bar.row, str(bar.trial), color=_on(bar.trial), **place)
+    axes.set_title(
+        "number: trial   ·   red edge: preempted   ·   dark frame: best trial",
+        fontsize=9,
+        color=_TEXT,
+        loc="left",
+    )
+
+
+def _on(number: int) -> str:
+    red, green, blue = colour_of(number)
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
+
+
+def _style(number: int, is_best: bool, few: bool) -> dict[str, Any]:
+    if is_best:
+        label = f"trial {number} (best)"
+        from matplotlib.patheffects import withStroke
+
+        frame = [withStroke(linewidth=4.4, foreground=_DARK)]
+        look = {"color": colour_of(number), "linewidth": 2.6, "path_effects": frame}
+        return {**look, "zorder": 5, "label": label}
+    return {
+        "color": colour_of(number),
+        "linewidth": 1.3 if few else 0.7,
+        "alpha": 0.9 if few else 0.45,
+        "zorder": 2,
+        "label": f"trial {number}",
+    }
+
+
+def _draw_by_step(
+    axes: Axes, points: CurvePoints, segments: Sequence[Segment], style: dict[str, Any]
+) -> None:
+    axes.plot([p[0] for p in points], [p[1] for p in points], **style, **_dot(points))
+    ends = {s.last_step for s in segments if s.outcome == "preempted"}
+    _ring(axes, [(p[0], p[1]) for p in points if p[0] in ends], style)
+
+
+def _draw_by_time(
+    axes: Axes,
+    placed: Sequence[Sequence[tuple[float, float]]],
+    style: dict[str, Any],
+    with_marks: bool,
+) -> None:
+    for stretch in placed:
+        axes.plot([x for x, _ in stretch], [y for _, y in stretch], **style, **_dot(stretch))
+    if not with_marks:
+        return
+    quiet = {**style, "linestyle": ":", "linewidth": 0.9, "alpha": 0.6}
+    quiet |= {"label": None, "path_effects": None}
+    for before, after in pairwise(placed):
+        axes.plot(
+            [before[-1][0], after[0][0]],
+            [before[-1][1], after[0][1]],
+            **quiet,
+        )
+    _ring(axes, [stretch[-1] for stretch in placed[:-1]], style)
+
+
+def _dot(points: Sequence[object]) -> dict[str, Any]:
+    """Return the style of a line of one point, which would not be seen."""
+    return {"marker": "o", "markersize": 3} if len(points) == 1 else {}
+
+
+def _ring(axes: Axes, places: Sequence[tuple[float, float]], style: dict[str, Any]) -> None:
+    xs, ys = [x for x, _ in places], [y for _, y in places]
+    axes.scatter(xs, ys, s=26, facecolors="white", edgecolors=[style["color"]], zorder=6)
+
+
+def _stretches(points: CurvePoints, segments: Sequence[Segment]) -> list[CurvePoints]:
+    """Split a curve where a new segment begins."""
+    starts = sorted(s.start_s for s in segments)
+    found: dict[int, list[tuple[int, float, int]]] = defaultdict(list)
+    for point in sorted(points, key=lambda p: p[2]):
+        found[sum(start <= point[2] / 1_000 for start in starts)].append(point)
+    return [tuple(found[i]) for i in sorted(found)]
+
+
+def _finish_curves(
+    summary: SweepSummary, drawn: Mapping[int, CurvePoints], both: Sequence[Axes], unit: str
+) -> None:
+    both[0].locator_params(axis="x", integer=True)
+    values = [p[1] for points in drawn.values() for p in points]
+    spread = bool(values) and min(values) > 0 and max(values) / min(values) > 30
+    for axes, label in zip(both, ("step", f"time since the first segment ({unit})"), strict=True):
+        axes.set_xlabel(label)
+        axes.set_ylabel(_plain(summary.metric))
+        if spread:
+            axes.set_yscale("log")
+        if not values:
+            _say_empty(axes, f"No trial has reported {_plain(summary.metric)}.")
+
+
+def _legend(figure: Figure, axes: Axes, few: bool) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    pairs = dict(zip(labels, handles, strict=True))
+    if not few:
+        pairs = {label: handle for label, handle in pairs.items() if "best" in label}
+    names = sorted(pairs, key=lambda label: int(label.split()[1]))
+    figure.legend(
+        [pairs[n] for n in names],
+        names,
+        loc="outside right center",
+        frameon=False,
+        fontsize=8.5,
+        title="ring: preempted",
+        title_fontsize=8.5,
+    )
+
+
+def _say_empty(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=_TEXT)
+
+
+def _figure(width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    found = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    for axes in found:
+        axes.grid(color=_GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=_TEXT, labelsize=9)
+    return figure, found
+
+
+def _png(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        # A name may have a letter that the font lacks: a box is drawn for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _plain(text: str) -> str:
+    """Return the text such that matplotlib reads no formula in it, and not too long."""
+    short = text if len(text) <= 60 else f"{text[:59]}…"
+    return short.replace("$", r"\$")
+
+
+def _finite(points: CurvePoints) -> CurvePoints:
+    return tuple(p for p in points if math.isfinite(p[1]))
+
+
+def _by_trial(segments: Sequence[Segment]) -> dict[int, list[Segment]]:
+    found: dict[int, list[Segment]] = defaultdict(list)
+    for segment in sorted(segments, key=lambda s: s.start_s):
+        found[segment.trial].append(segment)
+    return found
+
+
+def _origin_s(curves: Iterable[CurvePoints], segments: Sequence[Segment]) -> float:
+    firsts = [p[2] / 1_000 for points in curves for p in points]
+    return min([s.start_s for s in segments] or firsts or [0.0])
+
+
+def _end_s(curves: Iterable[CurvePoints], segments: Sequence[Segment]) -> float:
+    lasts = [p[2] / 1_000 for points in curves for p in points]
+    return max(lasts + [s.end_s for s in segments if s.end_s is not None] or [1.0])
+
+
+def _unit(span_s: float) -> tuple[str, float]:
+    if span_s < 300:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if span_s < 3 * 3_600 else ("hours", 3_600.0)

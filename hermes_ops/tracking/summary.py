@@ -1,0 +1,115 @@
+"""A sweep's outcome, collected from MLflow alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
+from hermes_ops.errors import Refused
+from hermes_ops.tracking.curves import CurveReader
+from hermes_ops.tracking.runs import SweepRef, SweepRun, TrialRun
+from hermes_ops.tracking.tracker import Tracker
+
+_ENDED = frozenset({"finished", "failed", "cancelled", "stopped_early"})
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Everything that a report shows: the summary, the curves by trial, all segments."""
+
+    summary: SweepSummary
+    curves: Mapping[int, CurvePoints]
+    segments: tuple[Segment, ...]
+
+
+def find(tracker: Tracker, sweep_id: str, experiment_name: str | None = None) -> SweepRef:
+    """Return the sweep of that id; Refused when MLflow has none."""
+    found = tracker.find_sweep(sweep_id, experiment_name)
+    if found is None:
+        raise Refused(
+            f"MLflow at {tracker.uri} knows no sweep {sweep_id!r}. `hermes sweep list` shows them.",
+            "RESOURCE_DOES_NOT_EXIST",
+        )
+    return found
+
+
+def collect(
+    tracker: Tracker,
+    sweep: SweepRef,
+    *,
+    metric: str,
+    direction: str,
+    max_trials: int,
+    pool_slots: int | None = None,
+    max_slots_used: int | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Collected:
+    """Read a sweep whole: its trials, curves and segments.
+
+    Trials 0..max_trials-1 that were never opened count as pending while the sweep runs and as
+    cancelled after its end. `pool_slots` and `max_slots_used` that are not given come from the
+    parent's tags hermes.pool_slots and hermes.max_slots_used. Raises Unavailable.
+    """
+    run = tracker.sweep(sweep)
+    curves = CurveReader(tracker, metric, clock).read(sweep).points
+    trials = tracker.trials(sweep)
+    opened = {t.number: _trial(t, curves.get(t.number, ()), direction) for t in trials}
+    unopened = "cancelled" if run.state in _ENDED else "pending"
+    numbers = sorted(set(range(max_trials)) | set(opened))
+    summary = SweepSummary(
+        sweep=sweep.sweep_id,
+        state=run.state,
+        trials=tuple(opened.get(n) or TrialSummary(n, unopened) for n in numbers),
+        metric=metric,
+        direction=direction,
+        wall_seconds=_wall_s(run, clock()),
+        pool_slots=_known(pool_slots, run.tags.get("hermes.pool_slots")),
+        max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
+    )
+    return Collected(summary, curves, tuple(s for t in trials for s in t.segments))
+
+
+def _trial(run: TrialRun, points: CurvePoints, direction: str) -> TrialSummary:
+    segments = run.segments
+    gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
+    preempted = sum(s.outcome == "preempted" for s in segments)
+    return TrialSummary(
+        number=run.number,
+        state=run.state,
+        config=run.config,
+        final=points[-1][1] if points else _number(run.tags.get("hermes.final")),
+        best=_best(points, direction),
+        steps=points[-1][0] if points else int(_number(run.tags.get("hermes.steps")) or 0),
+        segments=int(_number(run.tags.get("hermes.segments")) or len(segments)),
+        preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
+        gpu_seconds=_number(run.tags.get("hermes.gpu_seconds")) or gpu_s,
+    )
+
+
+def _best(points: CurvePoints, direction: str) -> float | None:
+    values = [value for _, value, _ in points if not math.isnan(value)]
+    if not values:
+        return None
+    return max(values) if direction == "maximize" else min(values)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _known(given: int | None, tag: str | None) -> int | None:
+    if given is not None:
+        return given
+    value = _number(tag)
+    return None if value is None else int(value)
+
+
+def _wall_s(run: SweepRun, now_s: float) -> float:
+    end_s = now_s if run.ended_ms is None else run.ended_ms / 1_000
+    return max(0.0, end_s - run.started_ms / 1_000)
