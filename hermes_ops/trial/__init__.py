@@ -1,0 +1,48 @@
+"""What runs beside the user's script, and what the script may call: `report`, `checkpoint_dir`.
+
+Standard library only: this package is loaded in the user's interpreter, whatever that holds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+__all__ = ["checkpoint_dir", "report"]
+
+_announced: set[str] = set()
+
+
+def report(step: int, **metrics: float) -> None:
+    """Report metrics of a completed step (from 1); outside Hermes it does nothing.
+
+    A (name, step) that has been reported before, by an earlier segment too, is not stored again.
+    NaN and infinities are stored; as the objective they end the trial as failed.
+
+    Raises: ValueError if `step` is not a whole number above 0 or a value is not a number.
+    """
+    if isinstance(step, bool) or int(step) != step or step < 1:
+        raise ValueError(f"step must be a whole number from 1, not {step!r}")
+    values = {name: float(value) for name, value in metrics.items()}
+    path = os.environ.get("HERMES_METRICS_FILE")
+    if not path or not values:
+        return
+    from hermes_ops.trial.channel import bad_values, send
+    from hermes_ops.trial.metrics import Metric, MetricsFile
+
+    fresh = sorted(set(values) - _announced)
+    if fresh:
+        send({"kind": "report", "names": fresh})
+        _announced.update(fresh)
+    MetricsFile(Path(path)).append(Metric(n, v, int(step)) for n, v in values.items())
+    bad_values({n: v for n, v in values.items() if not math.isfinite(v)}, int(step))
+
+
+def checkpoint_dir() -> Path | None:
+    """The folder for the script's checkpoints, kept as long as the trial; None outside Hermes.
+
+    Write to a hidden or *.tmp name there, then rename: what is complete counts as a checkpoint.
+    """
+    path = os.environ.get("HERMES_CHECKPOINT_DIR")
+    return Path(path) if path else None

@@ -1,0 +1,161 @@
+"""`hermes-trial`: run one segment of a trial beside the user's script."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hermes_ops.trial import books
+from hermes_ops.trial.files import Folder, read_json
+from hermes_ops.trial.locks import BusyError, fence, take, take_gpus
+from hermes_ops.trial.metrics import MetricsFile
+from hermes_ops.trial.options import Options, parse
+from hermes_ops.trial.outcome import INFRASTRUCTURE, Ending, Outcome
+from hermes_ops.trial.process import (
+    SEGMENT_VARIABLE,
+    Child,
+    PlainChild,
+    adopt_orphans,
+    start_guard,
+)
+from hermes_ops.trial.segment import Segment
+
+_GPU_WAIT_S = 10.0
+
+SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
+
+
+@dataclass(frozen=True)
+class _End:
+    """How the script ended, and what it said last."""
+
+    ending: Ending
+    exit_code: int
+    tail: list[str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run hermes-trial; return its exit code."""
+    parent = os.getppid()
+    options = parse(arguments)
+    folder = Folder(options.folder)
+    try:
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        take(folder.lock, options.lock_wait_s, "the trial's folder")
+        fence(folder, options.epoch)
+        if options.gpu_locks is not None:
+            take_gpus(options.gpu_locks, options.gpus, min(_GPU_WAIT_S, 2 * options.lock_wait_s))
+    except (BusyError, OSError) as busy:
+        print(f"hermes-trial: {busy}", file=sys.stderr, flush=True)
+        return INFRASTRUCTURE
+    if (read_json(folder.result) or {}).get("outcome") == Outcome.FINISHED.value:
+        print("hermes-trial: this trial has finished already", flush=True)
+        return 0
+    return _run(options, folder, parent)
+
+
+def _run(options: Options, folder: Folder, parent: int) -> int:
+    books.close_lost_segment(folder, MetricsFile(folder.metrics).last_step())
+    folder.result.unlink(missing_ok=True)
+    books.keep_reserve(folder.reserve)
+    token = uuid.uuid4().hex
+    segment = Segment(options, folder, token, parent)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, segment.request_stop)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
+    adopt_orphans()
+    group_pipe = os.pipe2(os.O_CLOEXEC)
+    start_guard(token, group_pipe)
+    books.open_segment(folder, options.epoch, options.gpus, segment.status.step)
+    segment.write_status()
+    end = _watch(options, folder, segment, token, group_pipe[1])
+    _finish(options, folder, segment, end)
+    os.write(group_pipe[1], b"done\n")
+    return end.ending.code
+
+
+def _watch(options: Options, folder: Folder, segment: Segment, token: str, guard: int) -> _End:
+    try:
+        child = _start(options, environment(options, folder, token, os.environ))
+    except OSError as error:
+        reason = _cannot_start(options, error)
+        print(f"hermes-trial: {reason}", flush=True)
+        return _End(Ending(Outcome.FAILED, reason, 127), 127, [reason])
+    os.write(guard, f"{child.pid}\n".encode())
+    ending, code = segment.run(child)
+    return _End(ending, code, segment.tail)
+
+
+def _start(options: Options, environment: Mapping[str, str]) -> Child:
+    return PlainChild(_command(options), environment, options.directory)
+
+
+def _command(options: Options) -> tuple[str, ...]:
+    if options.python is not None and options.command[0] == "python":
+        return (options.python, *options.command[1:])
+    return options.command
+
+
+def _cannot_start(options: Options, error: OSError) -> str:
+    directory = options.directory
+    if directory is not None and not os.path.isdir(directory):
+        return f"the working directory {directory} does not exist: correct trial.directory"
+    return f"cannot start {_command(options)[0]!r}: {error.strerror}: correct trial.command"
+
+
+def environment(
+    options: Options, folder: Folder, token: str, own: Mapping[str, str]
+) -> dict[str, str]:
+    """The script's environment: our own, the trial's files, and the way to the hook.
+
+    A fixed hash seed makes sets and dictionaries of a resumed script iterate as they did before.
+    """
+    result = dict(own)
+    path = [p for p in (SITE, own.get("PYTHONPATH", "")) if p]
+    result.update(
+        PYTHONPATH=os.pathsep.join(path),
+        HERMES_TRIAL_DIR=str(folder.root),
+        HERMES_CHECKPOINT_DIR=str(folder.checkpoints),
+        HERMES_METRICS_FILE=str(folder.metrics),
+        HERMES_STARTED_S=repr(time.time()),
+    )
+    result[SEGMENT_VARIABLE] = token
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    result.setdefault("PYTHONHASHSEED", "0")
+    for name, value in (
+        ("HERMES_OBJECTIVE", options.objective),
+        ("HERMES_MAX_EPOCHS", options.max_epochs),
+    ):
+        if value is not None:
+            result[name] = str(value)
+    if options.gpus:
+        result["HERMES_GPUS"] = ",".join(options.gpus)
+        result.setdefault("CUDA_VISIBLE_DEVICES", ",".join(options.gpus))
+    return result
+
+
+def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> None:
+    status, ending = segment.status, end.ending
+    if ending.outcome is Outcome.FAILED:
+        print(f"hermes-trial: failed: {ending.reason}", flush=True)
+    with contextlib.suppress(OSError):
+        books.close_segment(folder, options.epoch, time.time(), status.step, ending.outcome.value)
+    books.write_result(
+        folder,
+        ending,
+        epoch=options.epoch,
+        exit_code=end.exit_code,
+        tail=end.tail,
+        step=status.step,
+        checkpoint_step=status.checkpoint_step,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

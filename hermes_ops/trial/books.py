@@ -1,0 +1,143 @@
+"""What a supervisor writes down (status, segments, result), and reads of earlier segments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.trial.files import Folder, Follower, append_lines, read_json, write_json
+from hermes_ops.trial.outcome import Ending
+
+_UNFINISHED = (".tmp", ".part", ".partial", ".temp", "~")
+_RESERVE_BYTES = 65_536
+
+
+@dataclass
+class Status:
+    """status.json: what the trial is doing now."""
+
+    epoch: int
+    pid: int
+    started_s: float
+    preemptible: bool = False
+    preemptible_reason: str = "it has not written a checkpoint to $HERMES_CHECKPOINT_DIR yet"
+    step: int = 0
+    checkpoint_step: int | None = None
+    checkpointed_s: float | None = None
+    step_offset: int = 0
+    timings: dict[str, float | None] = field(
+        default_factory=lambda: {"startup_s": None, "restore_s": None, "checkpoint_s": None}
+    )
+
+    def document(self) -> dict[str, Any]:
+        """The JSON of it."""
+        return dict(self.__dict__, timings=dict(self.timings))
+
+
+def continued(folder: Folder, epoch: int, has_checkpoint: bool) -> Status:
+    """A new segment's status, with what the last one knew about checkpoints and timings."""
+    status = Status(epoch=epoch, pid=os.getpid(), started_s=time.time())
+    last = read_json(folder.status) or {}
+    status.step_offset = int(last.get("step_offset") or 0)
+    timings = last.get("timings")
+    if isinstance(timings, dict):
+        status.timings.update({k: v for k, v in timings.items() if k in status.timings})
+    if has_checkpoint:
+        status.preemptible, status.preemptible_reason = True, ""
+        status.checkpoint_step = last.get("checkpoint_step")
+        status.checkpointed_s = last.get("checkpointed_s")
+    return status
+
+
+def newest_checkpoint_s(folder: Folder) -> float | None:
+    """When the newest committed file below checkpoints/ was written; None without any.
+
+    Hidden files and the usual names of unfinished ones (*.tmp, *.part) do not count.
+    """
+    newest: float | None = None
+    for parent, folders, names in os.walk(folder.checkpoints):
+        folders[:] = [f for f in folders if not _unfinished(f)]
+        for name in names:
+            if not _unfinished(name):
+                with contextlib.suppress(OSError):
+                    written_s = os.stat(os.path.join(parent, name)).st_mtime
+                    newest = written_s if newest is None else max(newest, written_s)
+    return newest
+
+
+def _unfinished(name: str) -> bool:
+    return name.startswith(".") or name.endswith(_UNFINISHED)
+
+
+def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -> None:
+    """Write the line of a segment's start."""
+    start = {"epoch": epoch, "gpus": list(gpus), "start_s": time.time(), "first_step": step}
+    append_lines(folder.segments, [start])
+
+
+def close_segment(folder: Folder, epoch: int, end_s: float, step: int, outcome: str) -> None:
+    """Write the line of a segment's end."""
+    end = {"epoch": epoch, "end_s": end_s, "last_step": step, "outcome": outcome}
+    append_lines(folder.segments, [end])
+
+
+def close_lost_segment(folder: Folder, step: int) -> None:
+    """End a segment whose supervisor was killed, at the last sign of its life."""
+    lines = list(Follower(folder.segments).new())
+    if not lines or "end_s" in lines[-1]:
+        return
+    end_s = float(lines[-1].get("start_s") or 0.0)
+    for path in (folder.metrics, folder.status, folder.events):
+        with contextlib.suppress(OSError):
+            end_s = max(end_s, os.stat(path).st_mtime)
+    close_segment(folder, int(lines[-1].get("epoch") or 0), end_s, step, "killed")
+
+
+def trained_s(folder: Folder) -> float:
+    """The trial's training time in all its closed segments, in seconds."""
+    total_s, start_s = 0.0, None
+    for line in Follower(folder.segments).new():
+        if "start_s" in line:
+            start_s = float(line["start_s"])
+        elif start_s is not None:
+            total_s += max(0.0, float(line.get("end_s") or start_s) - start_s)
+            start_s = None
+    return total_s
+
+
+def keep_reserve(path: Path) -> None:
+    """Hold a little disk space, so that the result can be written on a full disk."""
+    if not path.exists():
+        with contextlib.suppress(OSError):
+            path.write_bytes(b"\0" * _RESERVE_BYTES)
+
+
+def write_result(
+    folder: Folder,
+    ending: Ending,
+    *,
+    epoch: int,
+    exit_code: int,
+    tail: list[str],
+    step: int,
+    checkpoint_step: int | None,
+) -> None:
+    """Write result.json, giving up the reserved space if the disk is full."""
+    document = {
+        "epoch": epoch,
+        "outcome": ending.outcome.value,
+        "exit_code": exit_code,
+        "reason": ending.reason,
+        "tail": tail,
+        "step": step,
+        "checkpoint_step": checkpoint_step,
+    }
+    try:
+        write_json(folder.result, document, durable=True)
+    except OSError:
+        folder.reserve.unlink(missing_ok=True)
+        write_json(folder.result, document, durable=True)

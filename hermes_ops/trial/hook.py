@@ -1,0 +1,5 @@
+"""Prepares the user's interpreter."""
+
+
+def install() -> None:
+    """Do nothing."""

@@ -1,0 +1,99 @@
+"""The metrics file: the truth of what a trial has reported; no (name, step) is in it twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_ops.trial.files import Follower, decode_value, drop_torn_line, encode_value, now_ms
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One reported value; `step` counts completed epochs (or reports), from 1."""
+
+    name: str
+    value: float
+    step: int
+
+
+class MetricsFile:
+    """Appends to a metrics file that other processes append to as well."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._follower = Follower(path)
+        self._seen: set[tuple[str, int]] = set()
+
+    def append(self, metrics: Iterable[Metric]) -> list[Metric]:
+        """Append what is new, whole lines at once, and return it.
+
+        The lock on the file makes "look, then write" one step, whoever else writes.
+        """
+        handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            end = drop_torn_line(handle)
+            self.refresh()
+            fresh = self._unseen(metrics)
+            data = "".join(_line(m) for m in fresh).encode()
+            if data and os.write(handle, data) != len(data):
+                os.ftruncate(handle, end)
+                raise OSError(28, "No space left on device", str(self._path))
+            self._seen.update((m.name, m.step) for m in fresh)
+            return fresh
+        finally:
+            os.close(handle)
+
+    def refresh(self) -> list[Metric]:
+        """Return what anybody has appended since the last look (this object's own lines too)."""
+        found = []
+        for document in self._follower.new():
+            metric = parse(document)
+            if metric is not None:
+                self._seen.add((metric.name, metric.step))
+                found.append(metric)
+        return found
+
+    def last_step(self, name: str | None = None) -> int:
+        """The highest step in the file, of one metric or of all; 0 without any."""
+        self.refresh()
+        return max((step for n, step in self._seen if name is None or n == name), default=0)
+
+    def names(self) -> set[str]:
+        """The names of the metrics in the file."""
+        self.refresh()
+        return {name for name, _ in self._seen}
+
+    def _unseen(self, metrics: Iterable[Metric]) -> list[Metric]:
+        fresh: dict[tuple[str, int], Metric] = {}
+        for metric in metrics:
+            key = (metric.name, metric.step)
+            if key not in self._seen:
+                fresh.setdefault(key, metric)
+        return list(fresh.values())
+
+
+def parse(document: dict[str, object]) -> Metric | None:
+    """The metric in one line of the file; None if the line is not one."""
+    name, step = document.get("name"), document.get("step")
+    if not isinstance(name, str) or isinstance(step, bool) or not isinstance(step, int):
+        return None
+    try:
+        return Metric(name, decode_value(document.get("value")), step)
+    except ValueError:
+        return None
+
+
+def _line(metric: Metric) -> str:
+    document = {
+        "name": metric.name,
+        "value": encode_value(metric.value),
+        "step": metric.step,
+        "time_ms": now_ms(),
+    }
+    return json.dumps(document, allow_nan=False) + "\n"

@@ -1,0 +1,93 @@
+"""What `hermes-trial` is asked to do."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """One segment of one trial: where it lives, what it may use, what it runs."""
+
+    folder: Path
+    epoch: int
+    command: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+    gpu_locks: Path | None = None
+    time_limit_s: float | None = None
+    max_epochs: int | None = None
+    objective: str | None = None
+    metric_pattern: str | None = None
+    grace_s: float = 30.0
+    python: str | None = None
+    standby: Path | None = None
+    directory: str | None = None
+    lock_wait_s: float = 5.0
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; a mistake ends the process with code 2 and one clear line."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    command = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
+    if not command:
+        parser.error(
+            "no command: put it after --, as in `hermes-trial --dir D --epoch 1 -- python t.py`"
+        )
+    if given.gpus and given.gpu_locks is None:
+        parser.error("--gpus needs --gpu-locks, the folder of the lock files")
+    _check_pattern(parser, given.metric_pattern)
+    return Options(
+        folder=Path(given.dir).resolve(),
+        epoch=given.epoch,
+        command=command,
+        gpus=tuple(g for g in given.gpus.split(",") if g),
+        gpu_locks=given.gpu_locks,
+        time_limit_s=given.time_limit,
+        max_epochs=given.max_epochs,
+        objective=given.objective,
+        metric_pattern=given.metric_pattern,
+        grace_s=given.grace,
+        python=given.python,
+        standby=given.standby,
+        directory=given.directory,
+        lock_wait_s=given.lock_wait,
+    )
+
+
+def _check_pattern(parser: argparse.ArgumentParser, pattern: str | None) -> None:
+    if pattern is None:
+        return
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        parser.error(f"--metric-pattern is not a regular expression: {error}")
+    if "value" not in groups:
+        parser.error("--metric-pattern needs a group (?P<value>...), and may have name and step")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hermes-trial",
+        description="Run one segment of a trial: report its metrics, checkpoint it on SIGTERM.",
+        epilog="Exit codes: 0 finished, 75 preempted, 70 a lock or lease is not ours, else failed.",
+    )
+    parser.add_argument("--dir", required=True, metavar="TRIALDIR", help="the trial's folder")
+    parser.add_argument("--epoch", required=True, type=int, help="the lease's epoch")
+    parser.add_argument("--gpus", default="", help="GPU indices, as in 0,1")
+    parser.add_argument("--gpu-locks", type=Path, metavar="DIR", help="folder of GPU lock files")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="over all segments")
+    parser.add_argument("--max-epochs", type=int, metavar="N", help="end after so many epochs")
+    parser.add_argument("--objective", metavar="NAME", help="the metric that must be reported")
+    parser.add_argument("--metric-pattern", metavar="REGEX", help="groups name, value, step")
+    parser.add_argument("--grace", type=float, default=30.0, metavar="S", help="SIGTERM to SIGKILL")
+    parser.add_argument("--python", metavar="INTERPRETER", help="replaces a leading `python`")
+    parser.add_argument("--standby", type=Path, metavar="SOCKET", help="of the standby keeper")
+    parser.add_argument("--directory", metavar="DIR", help="the script's working directory")
+    parser.add_argument("--lock-wait", type=float, default=5.0, help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command")
+    return parser

@@ -1,0 +1,76 @@
+"""Passes a script's output on, byte for byte, without ever waiting for a slow reader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+_BLOCK_BYTES = 65_536
+_ATOMIC_BYTES = 4096  # a pipe that is ready takes so many bytes without blocking (PIPE_BUF)
+_BACKLOG_BYTES = 1_048_576
+
+
+class Relay:
+    """From the script's output to our own, showing each block to `listen` on the way.
+
+    At most a MiB waits for a slow reader; then the script waits. If our reader has gone, the
+    output is still read, so that the script does not die of it.
+    """
+
+    def __init__(self, source: int, listen: Callable[[bytes], None], target: int = 1) -> None:
+        self._source: int | None = source
+        self._target: int | None = target
+        self._listen = listen
+        self._backlog = bytearray()
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def pump(self, timeout_s: float) -> None:
+        """Move what can be moved, for at most `timeout_s` or until a signal arrives."""
+        sources = [self._wake]
+        if self._source is not None and len(self._backlog) < _BACKLOG_BYTES:
+            sources.append(self._source)
+        targets = [self._target] if self._backlog and self._target is not None else []
+        readable, writable, _ = select.select(sources, targets, [], timeout_s)
+        if self._wake in readable:
+            os.read(self._wake, 4096)
+        if self._source is not None and self._source in readable:
+            self._read()
+        if writable:
+            self._write()
+
+    def drain(self, timeout_s: float) -> None:
+        """Pass on what is still in the pipes after the script's end."""
+        deadline_s = time.monotonic() + timeout_s
+        while (self._source is not None or self._backlog) and time.monotonic() < deadline_s:
+            self.pump(min(0.05, timeout_s))
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+        os.close(self._wake)
+        os.close(self._waker)
+
+    def _read(self) -> None:
+        assert self._source is not None
+        data = os.read(self._source, _BLOCK_BYTES)
+        if not data:
+            self._source = None
+            return
+        self._listen(data)
+        if self._target is not None:
+            self._backlog += data
+
+    def _write(self) -> None:
+        assert self._target is not None
+        try:
+            sent = os.write(self._target, self._backlog[:_ATOMIC_BYTES])
+            del self._backlog[:sent]
+        except BlockingIOError:
+            return
+        except OSError:  # our reader has gone
+            self._target = None
+            self._backlog.clear()

@@ -1,0 +1,251 @@
+"""One segment of a trial: start the script, watch it, end it, and say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hermes_ops.trial import books
+from hermes_ops.trial.files import Folder, Follower, write_json
+from hermes_ops.trial.metrics import Metric, MetricsFile
+from hermes_ops.trial.options import Options
+from hermes_ops.trial.outcome import PREEMPTED, Ending, Facts, judge
+from hermes_ops.trial.output import LineReader, MetricReader
+from hermes_ops.trial.process import Child, sweep_up
+from hermes_ops.trial.relay import Relay
+
+POLL_S = 0.1
+_DRAIN_S = 2.0
+_OUTPUT_LAG_S = 0.15  # a line and a checkpoint written together are seen within this
+_FAILED_GRACE_S = 3.0
+
+
+class Segment:
+    """Watches one child until it has gone; `run` may be called once."""
+
+    def __init__(self, options: Options, folder: Folder, token: str, parent: int) -> None:
+        self._options = options
+        self._folder = folder
+        self._token = token
+        self._parent = parent
+        self._metrics = MetricsFile(folder.metrics)
+        self._before = self._metrics.last_step()
+        self._objective_seen = options.objective in self._metrics.names()
+        self._events = Follower(folder.events)
+        self._events.skip()
+        has_checkpoint = books.newest_checkpoint_s(folder) is not None
+        self.status = books.continued(folder, options.epoch, has_checkpoint)
+        self.status.step = self._before
+        self._lines = LineReader()
+        first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
+        self._reader = MetricReader(
+            options.objective, options.metric_pattern, first_step, self.status.step_offset
+        )
+        self._reported: set[str] = set()  # metrics that do not come from the output
+        self._hooked = False
+        self._trained_to_end = False
+        self._stop_requests = 0
+        self._stop_seen = 0
+        self._kill_at_s: float | None = None
+        self._verdict: str | None = None
+        self._at_max_epochs = False
+        self._written: dict[str, Any] = {}
+        self._scan_at_s = 0.0
+        self._step_times: deque[tuple[float, int]] = deque(maxlen=1024)
+
+    def request_stop(self, *_: object) -> None:
+        """Preempt: called by signal handlers. The second request ends the grace period."""
+        self._stop_requests += 1
+
+    def run(self, child: Child) -> tuple[Ending, int]:
+        """Watch the child to its end; return the ending and the script's exit code."""
+        started_s = time.monotonic()
+        limit_s = self._time_left_s()
+        relay = Relay(child.output, self._take_output)
+        code = child.poll()
+        while code is None:
+            relay.pump(POLL_S)
+            self._observe()
+            self._act(child, time.monotonic() - started_s, limit_s)
+            code = child.poll()
+        child.kill_group()
+        sweep_up(self._token, wait_s=_DRAIN_S)
+        relay.drain(_DRAIN_S)
+        self._read_lines(self._lines.close())
+        self._observe(final=True)
+        return judge(self._facts(code)), code
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines of the output."""
+        return self._lines.tail
+
+    def _time_left_s(self) -> float | None:
+        limit_s = self._options.time_limit_s
+        return None if limit_s is None else limit_s - books.trained_s(self._folder)
+
+    # -- observing -----------------------------------------------------------------------------
+
+    def _take_output(self, data: bytes) -> None:
+        self._read_lines(self._lines.feed(data))
+
+    def _read_lines(self, lines: list[str]) -> None:
+        found: list[Metric] = []
+        for line in lines:
+            found.extend(self._reader.read(line))
+        found = [m for m in found if m.name not in self._reported]
+        if found:
+            self._judge_values(found)
+            self._append(found)
+            self._scan_at_s = 0.0
+
+    def _append(self, metrics: list[Metric]) -> None:
+        self._metrics.refresh()
+        try:
+            fresh = self._metrics.append(metrics)
+        except OSError as error:
+            self._verdict = f"a metric could not be written: {error.strerror}"
+            return
+        self._note_steps(fresh)
+
+    def _note_steps(self, metrics: list[Metric]) -> None:
+        for metric in metrics:
+            if metric.step > self.status.step:
+                self.status.step = metric.step
+                self._step_times.append((time.time(), metric.step))
+            self._objective_seen |= metric.name == self._options.objective
+        limit = self._options.max_epochs
+        if limit is not None and self.status.step >= limit:
+            self._trained_to_end = True
+
+    def _judge_values(self, metrics: list[Metric]) -> None:
+        for metric in metrics:
+            if metric.name == self._options.objective and not math.isfinite(metric.value):
+                word = "NaN" if math.isnan(metric.value) else "infinite"
+                self._verdict = self._verdict or f"{metric.name} is {word} at step {metric.step}"
+
+    def _observe(self, final: bool = False) -> None:
+        fresh = self._metrics.refresh()
+        if fresh:
+            self._judge_values(fresh)
+            self._note_steps(fresh)
+        for event in self._events.new():
+            self._hear(event)
+        now_s = time.monotonic()
+        if not self._hooked and (final or now_s >= self._scan_at_s):
+            self._scan_at_s = now_s + 1.0
+            self._look_for_checkpoint(final)
+        self.status.step_offset = self._reader.step_offset
+        self.write_status()
+
+    def _look_for_checkpoint(self, final: bool) -> None:
+        written_s = books.newest_checkpoint_s(self._folder)
+        if written_s is None or written_s == self.status.checkpointed_s:
+            return
+        known_s = written_s + _OUTPUT_LAG_S
+        if not final and time.time() < known_s:
+            self._scan_at_s = time.monotonic() + _OUTPUT_LAG_S
+            return
+        self.status.checkpointed_s = written_s
+        if written_s >= self.status.started_s - 1.0:
+            steps = [step for seen_s, step in self._step_times if seen_s <= known_s]
+            self.status.checkpoint_step = steps[-1] if steps else self._before
+        self.status.preemptible, self.status.preemptible_reason = True, ""
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        """Take in one message from the code that runs inside the script."""
+        handlers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "hook": self._on_hook,
+            "report": self._on_report,
+            "checkpoint": self._on_checkpoint,
+            "restored": self._on_restored,
+            "trained": self._on_trained,
+            "bad_value": self._on_bad_value,
+        }
+        handler = handlers.get(str(event.get("kind")))
+        if handler is not None:
+            handler(event)
+
+    def _on_hook(self, event: dict[str, Any]) -> None:
+        self._hooked = True
+        self._trained_to_end = False
+        self.status.preemptible = bool(event.get("preemptible", True))
+        self.status.preemptible_reason = str(event.get("reason") or "")
+        if event.get("startup_s") is not None:
+            self.status.timings["startup_s"] = float(event["startup_s"])
+
+    def _on_report(self, event: dict[str, Any]) -> None:
+        self._reported.update(str(name) for name in event.get("names", ()))
+
+    def _on_checkpoint(self, event: dict[str, Any]) -> None:
+        self.status.checkpoint_step = int(event["step"])
+        self.status.checkpointed_s = time.time()
+        self.status.timings["checkpoint_s"] = float(event["seconds"])
+
+    def _on_restored(self, event: dict[str, Any]) -> None:
+        self.status.timings["restore_s"] = float(event["seconds"])
+
+    def _on_trained(self, _: dict[str, Any]) -> None:
+        self._trained_to_end = True
+
+    def _on_bad_value(self, event: dict[str, Any]) -> None:
+        if event.get("name") == self._options.objective:
+            reason = f"{event['name']} is {event['word']} at step {event['step']}"
+            self._verdict = self._verdict or reason
+
+    def write_status(self) -> None:
+        """Write status.json if anything in it has changed; a full disk must not end the watch."""
+        document = self.status.document()
+        if document != self._written:
+            with contextlib.suppress(OSError):
+                write_json(self._folder.status, document)
+                self._written = document
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def _act(self, child: Child, running_s: float, limit_s: float | None) -> None:
+        if self._parent and os.getppid() != self._parent:
+            self._parent = 0
+            self._stop_requests += 1
+        if limit_s is not None and running_s >= limit_s:
+            self._verdict = (
+                self._verdict or f"time limit: {self._options.time_limit_s:g} s are over"
+            )
+        if self._reached_max_epochs():
+            self._at_max_epochs = True
+        ended = self._verdict is not None or self._at_max_epochs
+        now_s = time.monotonic()
+        if self._kill_at_s is None and (ended or self._stop_requests):
+            child.signal(signal.SIGTERM)
+            grace_s = self._options.grace_s
+            self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)
+            self._stop_seen = self._stop_requests
+        if self._kill_at_s is None:
+            return
+        if now_s >= self._kill_at_s or self._stop_requests > max(1, self._stop_seen):
+            child.kill_group()
+
+    def _reached_max_epochs(self) -> bool:
+        limit = self._options.max_epochs
+        if limit is None or self._hooked:
+            return False
+        return self.status.step >= limit and self.status.step > self._before
+
+    def _facts(self, code: int) -> Facts:
+        return Facts(
+            exit_code=code,
+            asked_to_stop=self._stop_requests > 0 or code == PREEMPTED,
+            ended_at_max_epochs=self._at_max_epochs,
+            verdict=self._verdict,
+            has_checkpoint=books.newest_checkpoint_s(self._folder) is not None,
+            objective=self._options.objective,
+            objective_reported=self._objective_seen,
+            trained_to_end=self._trained_to_end,
+            tail=self.tail,
+        )

@@ -1,0 +1,416 @@
+"""hermes-trial as a process, with small scripts in place of training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+class Trial:
+    """Runs hermes-trial on a script in a temporary folder."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.folder = base / "trial"
+        self.script = base / "train.py"
+        self.epoch = 1
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *options: str, command: list[str] | None = None) -> subprocess.Popen[bytes]:
+        command = command or [sys.executable, str(self.script)]
+        arguments = ["--dir", str(self.folder), "--epoch", str(self.epoch), "--lock-wait", "0.3"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hermes_ops.trial", *arguments, *options, "--", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+        )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def run(self, *options: str, command: list[str] | None = None) -> tuple[int, bytes]:
+        process = self.start(*options, command=command)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    def write(self, text: str) -> None:
+        self.script.write_text(text)
+
+    @property
+    def result(self) -> dict:
+        return json.loads((self.folder / "result.json").read_text())
+
+    @property
+    def status(self) -> dict:
+        return json.loads((self.folder / "status.json").read_text())
+
+    @property
+    def metrics(self) -> list[tuple[str, float, int]]:
+        return [(m["name"], m["value"], m["step"]) for m in self.lines("metrics.jsonl")]
+
+    def lines(self, name: str) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    trial = Trial(tmp_path)
+    yield trial
+    trial.close()
+
+
+def wait_for(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def says(process: subprocess.Popen[bytes], word: bytes) -> None:
+    for line in process.stdout:
+        if word in line:
+            return
+    raise AssertionError(f"{word!r} was never printed")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+CHECKPOINTING = """
+import os, sys, time
+folder = os.environ["HERMES_CHECKPOINT_DIR"]
+path = os.path.join(folder, "state")
+done = int(open(path).read()) if os.path.exists(path) else 0
+for epoch in range(done + 1, 6):
+    print(f"epoch={epoch} loss={1 / epoch}", flush=True)
+    with open(path + ".tmp", "w") as stream:
+        stream.write(str(epoch))
+    os.replace(path + ".tmp", path)
+    if epoch == 3 and done == 0:
+        print("pausing", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_metrics_of_a_plain_script_are_written_and_it_finishes(trial: Trial) -> None:
+    trial.write("for e in range(1, 4): print(f'epoch={e} loss={1 / e} acc={e}')")
+    code, output = trial.run("--objective", "loss")
+    assert code == 0
+    assert output == b"epoch=1 loss=1.0 acc=1\nepoch=2 loss=0.5 acc=2\nepoch=3 loss=" + (
+        f"{1 / 3} acc=3\n".encode()
+    )
+    assert trial.result["outcome"] == "finished"
+    assert trial.result["step"] == 3
+    assert sorted(trial.metrics) == sorted(
+        [(n, v, e) for e in (1, 2, 3) for n, v in (("loss", 1 / e), ("acc", float(e)))]
+    )
+    start, end = trial.lines("segments.jsonl")
+    assert (start["first_step"], end["last_step"], end["outcome"]) == (0, 3, "finished")
+
+
+def test_a_preempted_script_resumes_and_no_step_is_twice_or_missing(trial: Trial) -> None:
+    trial.write(CHECKPOINTING)
+    process = trial.start("--objective", "loss")
+    says(process, b"pausing")
+    wait_for(lambda: trial.status["preemptible"])
+    process.terminate()
+    assert process.wait(20) == 75
+    assert trial.result["outcome"] == "preempted"
+    assert trial.result["checkpoint_step"] == 3
+    trial.epoch = 2
+    code, _ = trial.run("--objective", "loss")
+    assert code == 0
+    assert [step for _, _, step in trial.metrics] == [1, 2, 3, 4, 5]
+
+
+def test_a_script_without_a_checkpoint_is_interrupted_and_not_preemptible(trial: Trial) -> None:
+    trial.write("import time; print('ready', flush=True); time.sleep(60)")
+    process = trial.start()
+    says(process, b"ready")
+    wait_for((trial.folder / "status.json").exists)
+    assert not trial.status["preemptible"]
+    assert "HERMES_CHECKPOINT_DIR" in trial.status["preemptible_reason"]
+    process.terminate()
+    assert process.wait(20) == 75
+    assert trial.result["outcome"] == "interrupted"
+
+
+def test_a_clean_exit_on_sigterm_is_not_taken_for_the_end(trial: Trial) -> None:
+    trial.write(
+        "import os, signal, sys, time\n"
+        "def stop(*_):\n"
+        "    open(os.environ['HERMES_CHECKPOINT_DIR'] + '/state', 'w').write('1')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print('epoch=1 loss=1', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = trial.start("--objective", "loss")
+    says(process, b"loss")
+    process.terminate()
+    assert process.wait(20) == 75
+    assert trial.result["outcome"] == "preempted"
+
+
+def test_a_script_that_ignores_sigterm_is_killed_after_the_grace_period(trial: Trial) -> None:
+    trial.write(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    process = trial.start("--grace", "0.3")
+    says(process, b"ready")
+    process.terminate()
+    assert process.wait(20) == 75
+    assert trial.result["exit_code"] == -9
+
+
+def test_a_second_signal_ends_the_grace_period(trial: Trial) -> None:
+    trial.write(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    process = trial.start("--grace", "1000")
+    says(process, b"ready")
+    process.terminate()
+    says(process, b"asked")
+    process.terminate()
+    assert process.wait(20) == 75
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import sys; print('oh dear'); sys.exit(1)", "exit code 1: oh dear"),
+        ("def broken(:", "SyntaxError"),
+        ("print('epoch=1 loss=1'); print('epoch=2 loss=nan')", "loss is NaN at step 2"),
+        ("print('loss=inf')", "loss is infinite at step 1"),
+        ("print('hello')", "without ever reporting 'loss'"),
+        ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
+        ("raise OSError(28, 'No space left on device')", "no space left on the device"),
+    ],
+)
+def test_a_failing_script_fails_with_its_reason(trial: Trial, text: str, reason: str) -> None:
+    trial.write(text)
+    code, output = trial.run("--objective", "loss")
+    assert code not in (0, 70, 75)
+    assert trial.result["outcome"] == "failed"
+    assert reason in trial.result["reason"]
+    assert reason.encode() in output
+
+
+def test_a_missing_script_and_a_missing_program_and_a_missing_folder_fail_in_one_line(
+    trial: Trial,
+) -> None:
+    assert trial.run(command=[sys.executable, "absent.py"])[0] == 2
+    assert "absent.py" in trial.result["reason"]
+    assert trial.run(command=["no-such-program"])[0] == 127
+    assert "no-such-program" in trial.result["reason"]
+    assert trial.run("--directory", "/no/such/folder", command=["true"])[0] == 127
+    assert "working directory /no/such/folder does not exist" in trial.result["reason"]
+
+
+def test_a_script_over_its_time_limit_fails_and_earlier_segments_count(trial: Trial) -> None:
+    trial.write("import time; time.sleep(60)")
+    trial.folder.mkdir()
+    (trial.folder / "segments.jsonl").write_text(
+        '{"epoch": 0, "gpus": [], "start_s": 100.0, "first_step": 0}\n'
+        '{"epoch": 0, "end_s": 199.9, "last_step": 0, "outcome": "preempted"}\n'
+    )
+    assert trial.run("--time-limit", "100")[0] not in (0, 70, 75)
+    assert "time limit" in trial.result["reason"]
+
+
+def test_a_script_is_ended_as_finished_at_max_epochs(trial: Trial) -> None:
+    trial.write(
+        "import itertools, time\n"
+        "for e in itertools.count(1): print(f'epoch={e} loss=1', flush=True); time.sleep(0.05)\n"
+    )
+    assert trial.run("--objective", "loss", "--max-epochs", "3")[0] == 0
+    assert trial.result["outcome"] == "finished"
+
+
+def test_a_busy_folder_and_a_stale_lease_and_a_busy_gpu_are_no_failures(trial: Trial) -> None:
+    trial.write("import time; print('ready', flush=True); time.sleep(60)")
+    trial.epoch = 5
+    locks = trial.base / "gpus"
+    first = trial.start("--gpus", "0,1", "--gpu-locks", str(locks))
+    says(first, b"ready")
+    assert trial.run()[0] == 70
+    other = Trial(trial.base / "other")
+    other.base.mkdir()
+    other.write("print(1)")
+    assert other.run("--gpus", "1", "--gpu-locks", str(locks))[0] == 70
+    assert not (other.folder / "result.json").exists()
+    first.terminate()
+    first.wait(20)
+    trial.epoch = 4
+    assert trial.run()[0] == 70
+    assert other.run("--gpus", "1", "--gpu-locks", str(locks))[0] == 0
+    other.close()
+
+
+def test_a_finished_trial_is_not_run_again(trial: Trial) -> None:
+    trial.write("print('loss=1')")
+    assert trial.run()[0] == 0
+    code, output = trial.run()
+    assert code == 0
+    assert b"finished already" in output
+
+
+def test_progress_bars_and_binary_output_and_huge_lines_pass_unchanged(trial: Trial) -> None:
+    trial.write(
+        "import sys\nout = sys.stdout.buffer\n"
+        "out.write(b'\\rstep 1/2\\rstep 2/2\\n' + bytes(range(256)) + b'\\n')\n"
+        "out.write(b'x' * 10_000_000 + b'\\n')\nout.write(b'epoch=1 loss=0.5\\nno end')\n"
+    )
+    code, output = trial.run("--objective", "loss")
+    assert code == 0
+    expected = b"\rstep 1/2\rstep 2/2\n" + bytes(range(256)) + b"\n" + b"x" * 10_000_000 + b"\n"
+    assert output == expected + b"epoch=1 loss=0.5\nno end"
+    assert trial.metrics == [("loss", 0.5, 1)]
+    assert "no end" in trial.result["tail"][-1]
+
+
+def test_grandchildren_do_not_outlive_the_script(trial: Trial) -> None:
+    trial.write(
+        "import subprocess, sys\n"
+        "a = subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL)\n"
+        "b = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "print('children', a.pid, b.pid)\nprint('loss=1')\n"
+    )
+    code, output = trial.run()
+    assert code == 0
+    pids = [int(word) for word in output.split(b"\n")[0].split()[1:]]
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed_and_its_segment_is_closed(
+    trial: Trial,
+) -> None:
+    trial.write(
+        "import os, subprocess, time\n"
+        "a = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "open(os.environ['HERMES_CHECKPOINT_DIR'] + '/state', 'w').write('1')\n"
+        "print('epoch=1 loss=1 pids', os.getpid(), a.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    process = trial.start()
+    line = process.stdout.readline()
+    pids = [int(word) for word in line.split()[3:]]
+    process.kill()
+    process.wait(20)
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    trial.write("print('epoch=2 loss=1')")
+    trial.epoch = 2
+    assert trial.run()[0] == 0
+    outcomes = [line.get("outcome") for line in trial.lines("segments.jsonl")]
+    assert outcomes == [None, "killed", None, "finished"]
+    assert [step for _, _, step in trial.metrics] == [1, 2]
+
+
+def test_the_trial_is_preempted_when_the_parent_of_its_supervisor_dies(trial: Trial) -> None:
+    trial.write(CHECKPOINTING)
+    arguments = ["--dir", str(trial.folder), "--epoch", "1", "--", sys.executable]
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(60)",
+            sys.executable,
+            "-m",
+            "hermes_ops.trial",
+            *arguments,
+            str(trial.script),
+        ],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    says(parent, b"pausing")
+    pid = trial.status["pid"]
+    parent.kill()
+    parent.wait(20)
+    parent.stdout.close()
+    wait_for(lambda: not alive(pid))
+    assert trial.result["outcome"] == "preempted"
+
+
+def test_values_without_steps_continue_from_the_checkpoint(trial: Trial) -> None:
+    trial.write(CHECKPOINTING.replace("epoch={epoch} ", ""))
+    process = trial.start("--objective", "loss")
+    says(process, b"pausing")
+    wait_for(lambda: trial.status["checkpoint_step"] == 3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 75
+    assert trial.run("--objective", "loss")[0] == 0
+    assert [step for _, _, step in trial.metrics] == [1, 2, 3, 4, 5]
+
+
+def test_report_works_in_a_foreign_interpreter_and_wins_over_the_output(trial: Trial) -> None:
+    trial.write(
+        "from hermes_ops.trial import report, checkpoint_dir\n"
+        "import sys\n"
+        "assert not any('site-packages' in p and 'hermes' in p for p in sys.path)\n"
+        "assert checkpoint_dir().is_dir()\n"
+        "for e in (1, 2):\n"
+        "    report(e, loss=1 / e)\n"
+        "    report(e, loss=9.0)\n"
+    )
+    code, output = trial.run("--objective", "loss", command=["python3", "-S", str(trial.script)])
+    assert code != 0 or trial.metrics  # -S leaves the hook out; report() still works
+    assert trial.metrics == [("loss", 1.0, 1), ("loss", 0.5, 2)], output
+
+
+def test_a_torn_last_line_of_the_metrics_is_dropped(trial: Trial) -> None:
+    trial.folder.mkdir()
+    whole = '{"name": "loss", "value": 1.0, "step": 1, "time_ms": 1}\n'
+    (trial.folder / "metrics.jsonl").write_text(whole + '{"name": "lo')
+    trial.write("print('epoch=1 loss=5'); print('epoch=2 loss=0.5')")
+    assert trial.run("--objective", "loss")[0] == 0
+    assert trial.metrics == [("loss", 1.0, 1), ("loss", 0.5, 2)]
+
+
+def test_a_users_pattern_finds_its_metrics(trial: Trial) -> None:
+    trial.write("print('[7] val: 0.25 lr=3')")
+    pattern = r"\[(?P<step>\d+)\] (?P<name>\w+): (?P<value>\S+)"
+    assert trial.run("--objective", "val", "--metric-pattern", pattern)[0] == 0
+    assert trial.metrics == [("val", 0.25, 7)]
+
+
+def test_the_users_own_sitecustomize_still_runs(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = trial.base / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('own site')")
+    monkeypatch.setenv("PYTHONPATH", str(own))
+    trial.write("print('loss=1')")
+    process = trial.start(command=[sys.executable, str(trial.script)])
+    output, _ = process.communicate(timeout=30)
+    assert output.count(b"own site") >= 1
+
+
+def test_the_environment_names_the_trials_files(trial: Trial) -> None:
+    trial.write("import os; print(os.environ['HERMES_METRICS_FILE']); print('loss=1')")
+    _, output = trial.run("--gpus", "1", "--gpu-locks", str(trial.base))
+    assert output.splitlines()[0].decode() == os.fspath(trial.folder / "metrics.jsonl")
