@@ -131,6 +131,8 @@ def _quiet(settings: Settings) -> Sections:
             ),
             "colored_console_log": "False",
             "uvicorn_logging_level": "WARNING",
+            # A line for every request of every task would bury the rest.
+            "namespace_levels": "http.access=WARNING",
         },
     }
 

@@ -71,7 +71,7 @@ def environment_of(record: StackRecord) -> dict[str, str]:
         "HERMES_POOL": record.pool,
         "HERMES_SLOTS": str(record.slots),
         "HERMES_POLICY": record.policy,
-        "HERMES_POLICY_OPTIONS": ",".join(f"{k}={v}" for k, v in record.policy_options.items()),
+        "HERMES_POLICY_OPTIONS": json.dumps(record.policy_options),
         "HERMES_AIRFLOW_URL": record.airflow_url,
         "HERMES_AIRFLOW_USER": CONTROLLER_USER,
         "HERMES_AIRFLOW_PASSWORD_FILE": str(controller_password_file(layout)),

@@ -1,0 +1,62 @@
+# make demo | test | test-heavy | bench | lock | clean: each does its own set-up, from Python 3.11 alone.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: setup check test test-heavy demo bench lock clean
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+UV := $(BIN)/uv
+SLOTS ?= 2
+UP ?=
+PYTEST ?=
+
+# Without bytecode every process would compile every package anew: twice the start of TensorFlow.
+unexport PYTHONDONTWRITEBYTECODE
+unexport VIRTUAL_ENV
+export UV_LINK_MODE := copy
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+setup: .venv/.ready .venvs/keras2/.ready
+
+# The one tool that pip installs is uv itself, by the hash that the lock has for it.
+.venv/.ready: requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	awk '/^[a-z]/ {wanted = /^uv==/} wanted' requirements.lock > .venv/uv.lock
+	test -x $(UV) || $(BIN)/python -m pip install --quiet --no-deps --require-hashes -r .venv/uv.lock
+	$(UV) pip install --python $(BIN)/python --require-hashes --compile-bytecode -r requirements.lock
+	$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --no-index -e .
+	touch $@
+
+# Keras 2 for the tests of scripts that bring an interpreter of their own.
+.venvs/keras2/.ready: requirements-keras2.lock .venv/.ready
+	test -x .venvs/keras2/bin/python || $(PYTHON) -m venv .venvs/keras2
+	$(UV) pip install --python .venvs/keras2/bin/python --require-hashes --compile-bytecode -r $<
+	touch $@
+
+check: .venv/.ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup check
+	$(BIN)/pytest -m "not heavy" $(PYTEST)
+
+test-heavy: setup
+	$(BIN)/pytest -m heavy --timeout 1800 $(PYTEST)
+
+demo: .venv/.ready
+	SLOTS=$(SLOTS) UP="$(UP)" examples/demo.sh
+
+bench: setup
+	$(BIN)/python -m bench
+
+# Every version and hash, no index address: whoever installs chooses where from.
+lock: .venv/.ready
+	$(UV) pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-header \
+	  --no-annotate --python-version 3.11 --upgrade --quiet --output-file requirements.lock
+
+clean:
+	if [ -x $(BIN)/hermes ]; then $(BIN)/hermes down --home .hermes; fi
+	rm -rf .venv .venvs .hermes dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
