@@ -151,7 +151,9 @@ class AirflowClient:
                 self._log_in()
                 response = self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
-            raise Unavailable(f"Airflow at {self.credentials.url} did not answer: {error}") from error
+            raise Unavailable(
+                f"Airflow at {self.credentials.url} did not answer: {error}"
+            ) from error
         if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
             return None
         _raise_for(response)

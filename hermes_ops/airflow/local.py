@@ -19,7 +19,15 @@ from hermes_ops.errors import HermesError
 GRACE_S = 30.0
 """Seconds that a script has to checkpoint after it was told to stop."""
 
-HIDDEN_PREFIXES = ("AIRFLOW", "_AIRFLOW", "HERMES_", "__HERMES", "SUPERVISOR_", "FLASK_", "SQLALCHEMY")
+HIDDEN_PREFIXES = (
+    "AIRFLOW",
+    "_AIRFLOW",
+    "HERMES_",
+    "__HERMES",
+    "SUPERVISOR_",
+    "FLASK_",
+    "SQLALCHEMY",
+)
 """Environment of the services, kept from the user's script: it names databases and secrets."""
 
 KEPT = ("HERMES_HOME",)
@@ -30,9 +38,7 @@ def trial_environment(
     lease: Lease, folder: TrialFolder, sweep: str, number: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """What the user's script finds in its environment."""
-    kept = {
-        k: v for k, v in inherited.items() if k in KEPT or not k.startswith(HIDDEN_PREFIXES)
-    }
+    kept = {k: v for k, v in inherited.items() if k in KEPT or not k.startswith(HIDDEN_PREFIXES)}
     gpus = ",".join(str(g) for g in lease.gpus)
     ours = {
         "HERMES_SWEEP": sweep,

@@ -128,8 +128,8 @@ class Metadata:
             )
             if missing := sorted(wanted - present):
                 raise Unsupported(
-                    f"Airflow's table {table} lacks {', '.join(missing)}: run `airflow db migrate`; "
-                    "if it persists, this Airflow build is not one that Hermes Ops supports."
+                    f"Airflow's table {table} lacks {', '.join(missing)}: run "
+                    "`airflow db migrate`; if it persists, this Airflow is not a supported one."
                 )
 
     def sweeps(self) -> tuple[RunRow, ...]:
@@ -204,7 +204,9 @@ class Metadata:
         """
         from sqlalchemy import bindparam, exc, update
 
-        rows = [{"b_id": r.id, "b_weight": r.priority_weight, "b_slots": r.pool_slots} for r in ranks]
+        rows = [
+            {"b_id": r.id, "b_weight": r.priority_weight, "b_slots": r.pool_slots} for r in ranks
+        ]
         if not rows:
             return 0
         ti = self._ti
@@ -214,8 +216,6 @@ class Metadata:
             .where(ti.c.state.is_(None) | ti.c.state.not_in(OCCUPYING))
             .values(priority_weight=bindparam("b_weight"), pool_slots=bindparam("b_slots"))
         )
-        for row in rows:
-            row["b_id"] = _uuid(row["b_id"])
         try:
             with self.engine.begin() as connection:
                 self._lock(connection)

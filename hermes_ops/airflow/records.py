@@ -2,13 +2,12 @@
 
 Each record has one writer and one key. A record is a frozen dataclass here and a JSON object there.
 
-| key            | on                | writer     | meaning                                              |
-|----------------|-------------------|------------|------------------------------------------------------|
-| hermes_sweep   | the plan task     | plan task  | the resolved config and its MLflow parent run         |
-| hermes_close   | the plan task     | CLI, controller | the sweep is to end: every trial that is open, too |
-| hermes_lease   | a trial's task    | controller | the grant: configuration, GPUs, epoch number          |
-| hermes_stop    | a trial's task    | controller | stop the segment of that epoch, with its reason       |
-| hermes_segment | a trial's task    | the task   | the segment that runs or ran last, and the accounts   |
+* `hermes_sweep`, on the plan task, by the plan task: the resolved config, its MLflow parent run;
+* `hermes_close`, on the plan task, by the command line and the controller: the sweep is to end;
+* `hermes_lease`, on a trial's task, by the controller: configuration, GPUs, epoch of the grant;
+* `hermes_stop`, on a trial's task, by the controller: stop the segment of that epoch, and why;
+* `hermes_segment`, on a trial's task, by that task (by the controller once the task has ended):
+  the segment that runs or ran last, and the trial's accounts.
 """
 
 from __future__ import annotations
@@ -23,8 +22,14 @@ LEASE_KEY = "hermes_lease"
 STOP_KEY = "hermes_stop"
 SEGMENT_KEY = "hermes_segment"
 
+OUTCOMES = {"success": "finished", "skipped": "cancelled"}
+"""What a trial ended as whose task ended without saying so; any other state is a failure."""
+
+CLOSED_TAG = "hermes.closed"
+"""Tag of a sweep's MLflow run: why it ended before its last trial."""
+
 HELD_POOL_SLOTS = 10_000
-"""Slots that a trial without a lease asks for: more than any pool has, so Airflow passes it over."""
+"""Slots that a trial without a lease asks for: more than a pool has, so Airflow passes it over."""
 
 R = TypeVar("R")
 
@@ -37,6 +42,7 @@ class SweepRecord:
     trials: int
     trial_task: str
     parent_run_id: str
+    experiment_id: str
     experiment: str
 
 
@@ -69,12 +75,13 @@ class Lease:
     max_epochs: int | None = None
     max_failures: int = 0
     experiment: str = ""
+    experiment_id: str = ""
     revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StopFlag:
-    """Stop the segment of lease `epoch`; `final` names the state that the trial ends in, if it does."""
+    """Stop the segment of lease `epoch`; `final` is the state that the trial ends in."""
 
     epoch: int
     reason: str

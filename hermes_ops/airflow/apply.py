@@ -1,0 +1,321 @@
+"""Turns decisions into leases, ranks and stop flags, and settles what needs no policy.
+
+The order of one application, as measured on Airflow 3.3.2: the lease of the trial that is to run;
+then the ranks, in one transaction under the scheduler's lock; then the victim's stop flag. A trial
+that waits without a lease asks for more slots than any pool has, so Airflow passes it over; a
+trial that comes in without one all the same is sent away by its operator.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.client import AirflowClient, TaskKey
+from hermes_ops.airflow.closing import spent_budget
+from hermes_ops.airflow.decisions import DecisionLog, decision
+from hermes_ops.airflow.metadata import OCCUPYING, Metadata, Rank
+from hermes_ops.airflow.metrics import Ending, finish_run
+from hermes_ops.airflow.pool import FINAL_STATES, Trial
+from hermes_ops.airflow.records import (
+    CLOSE_KEY,
+    CLOSED_TAG,
+    HELD_POOL_SLOTS,
+    LEASE_KEY,
+    OUTCOMES,
+    SEGMENT_KEY,
+    STOP_KEY,
+    CloseRecord,
+    Lease,
+    Segment,
+    StopFlag,
+    encode,
+)
+from hermes_ops.core.model import Action, JobId, Phase, Snapshot, Start, Stop
+from hermes_ops.core.model import Plan as Allocation
+from hermes_ops.errors import Unavailable
+from hermes_ops.tracking import SweepRef, Tracker
+
+log = logging.getLogger(__name__)
+
+LEASED_WEIGHT = 1_000_000
+WAITING_WEIGHT = 100_000
+UNOPENED_WEIGHT = 1
+
+
+@dataclass(slots=True)
+class Applier:
+    """Writes to Airflow and MLflow what was decided; every step may be repeated."""
+
+    client: AirflowClient
+    metadata: Metadata
+    tracker: Tracker
+    decisions: DecisionLog
+    policy_name: str
+    options: Mapping[str, Any]
+    _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
+    _found: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+
+    def apply(
+        self,
+        books: Mapping[str, Book],
+        snapshot: Snapshot,
+        plan: Allocation,
+        actions: Sequence[Action],
+        ages_s: Mapping[str, float | None],
+    ) -> None:
+        """Carry out the actions of one plan, then correct every rank that differs from it."""
+        for book in books.values():
+            self._tag(book, "hermes.pool_slots", str(len(snapshot.gpus)))
+            self._tag(book, "hermes.policy", self.policy_name)
+        self._record(snapshot, actions, ages_s)
+        leases: dict[JobId, Lease] = {}
+        for action in actions:
+            if isinstance(action, Start):
+                book, trial = _find(books, action.job)
+                if (lease := self._grant(book, trial, action, snapshot.time_s)) is not None:
+                    leases[action.job] = lease
+        revoked = self._revoke_unstarted(books, actions)
+        self._rank(books, plan, leases, revoked)
+        for action in actions:
+            if not isinstance(action, Start):
+                book, trial = _find(books, action.job)
+                if isinstance(action, Stop) and action.final:
+                    end = CloseRecord(action.reason.text, "stopped_early", snapshot.time_s)
+                    self._end(book, (trial,), end, snapshot.time_s)
+                else:
+                    self._stop(book, trial, action.reason.text, snapshot.time_s, None)
+
+    def settle(self, book: Book, now_s: float) -> None:
+        """Close a sweep whose budget is spent, end its trials, mend what was left."""
+        self._mend(book, now_s)
+        if book.close is None and (spent := spent_budget(book, now_s)) is not None:
+            self._put(book, None, CLOSE_KEY, encode(spent))
+            log.info("Sweep %s ends: %s", book.sweep, spent.reason)
+            book.close = spent
+        if book.close is not None:
+            self._tag(book, CLOSED_TAG, book.close.reason)
+            self._end(book, book.trials, book.close, now_s)
+
+    def stop_all(self, books: Iterable[Book], now_s: float) -> None:
+        """Stop every segment with its checkpoint and take back what has not begun."""
+        for book in books:
+            for trial in book.trials:
+                if trial.phase is Phase.STARTING:
+                    self._revoke(book, trial)
+                elif trial.phase is Phase.RUNNING:
+                    self._stop(book, trial, "Hermes Ops is being shut down", now_s, None)
+
+    def _end(self, book: Book, trials: Sequence[Trial], close: CloseRecord, now_s: float) -> None:
+        """End trials for good: live ones by their flag, the others here."""
+        idle = [t for t in trials if self._put_to_rest(book, t, close, now_s)]
+        if not idle:
+            return
+        self.client.skip(self._task(book, t) for t in idle)
+        for trial in idle:
+            if trial.lease is not None:
+                self._finish(book, trial, close.state, close.reason, now_s)
+
+    def _put_to_rest(self, book: Book, trial: Trial, close: CloseRecord, now_s: float) -> bool:
+        """True when no task of the trial is alive, so that its state may be written here."""
+        if trial.ended:
+            return False
+        if trial.runs:
+            self._stop(book, trial, close.reason, now_s, close.state)
+            return False
+        if trial.active:
+            self._revoke(book, trial)
+            return False
+        return trial.row.state not in OCCUPYING
+
+    def _mend(self, book: Book, now_s: float) -> None:
+        """Give a final state to trials whose task ended without saying so (marked, retries out)."""
+        for trial in book.trials:
+            said = trial.segment is not None and trial.segment.final is not None
+            if trial.row.state in FINAL_STATES and trial.lease is not None and not said:
+                state = OUTCOMES.get(trial.row.state or "", "failed")
+                self._finish(book, trial, state, f"its task is {trial.row.state}", now_s)
+
+    def _finish(self, book: Book, trial: Trial, state: str, reason: str, now_s: float) -> None:
+        lease = trial.lease
+        if lease is None:
+            return
+        record = trial.segment or Segment(epoch=lease.epoch, running=False, started_s=now_s)
+        record = replace(record, running=False, final=state, ended_s=record.ended_s or now_s)
+        self._put(book, trial, SEGMENT_KEY, encode(record))
+        try:
+            finish_run(self.tracker, lease.run_id, Ending(state, reason), record)
+        except Unavailable as error:
+            log.warning("MLflow is away; the report task will close the run: %s", error)
+
+    def _grant(self, book: Book, trial: Trial, start: Start, now_s: float) -> Lease | None:
+        try:
+            lease = self._lease(book, trial, start.gpus, now_s)
+        except Unavailable as error:
+            log.warning("Trial %s is not opened now: %s", start.job, error)
+            return None
+        self._put(book, trial, LEASE_KEY, encode(lease))
+        return lease
+
+    def _lease(self, book: Book, trial: Trial, gpus: tuple[int, ...], now_s: float) -> Lease:
+        if trial.lease is not None:
+            epoch = trial.lease.epoch + 1
+            return replace(trial.lease, epoch=epoch, gpus=gpus, granted_s=now_s, revoked=False)
+        plan = book.plan
+        config = self._opened(book).get(trial.number) or book.ask(trial.number)
+        run_id = self.tracker.open_trial(_ref(book), trial.number, config, self._tags(book, trial))
+        spec, budget = plan.config.trial, plan.config.budget
+        return Lease(
+            epoch=1,
+            gpus=gpus,
+            granted_s=now_s,
+            run_id=run_id,
+            config=config,
+            command=book.command(config),
+            directory=str(spec.directory),
+            environment=book.environment(config),
+            python=spec.python,
+            objective=plan.config.objective.metric,
+            direction=str(plan.config.objective.direction),
+            metric_pattern=spec.metric_pattern,
+            time_limit_s=spec.time_limit_seconds,
+            max_epochs=budget.max_epochs,
+            max_failures=spec.max_failures,
+            experiment=plan.record.experiment,
+            experiment_id=plan.record.experiment_id,
+        )
+
+    def _tag(self, book: Book, name: str, value: str) -> None:
+        """Set a tag of the sweep's run, once for each value."""
+        if self._tagged.get((book.sweep, name)) == value:
+            return
+        try:
+            self.tracker.set_tags(book.plan.record.parent_run_id, {name: value})
+            self._tagged[book.sweep, name] = value
+        except Unavailable as error:
+            log.warning("MLflow is away; the tag %s is set later: %s", name, error)
+
+    def _opened(self, book: Book) -> dict[int, dict[str, Any]]:
+        """Configurations that MLflow holds and no lease does: opened by a controller that died."""
+        if book.sweep not in self._found:
+            runs = self.tracker.trials(_ref(book))
+            self._found[book.sweep] = {r.number: dict(r.config) for r in runs}
+        return self._found[book.sweep]
+
+    def _tags(self, book: Book, trial: Trial) -> dict[str, str]:
+        run = book.plan.run
+        page = f"dags/{run.dag_id}/runs/{run.run_id}/tasks/{book.plan.record.trial_task}"
+        return {
+            "hermes.sampler": book.plan.config.search.algorithm.value,
+            "hermes.policy": self.policy_name,
+            "hermes.airflow_url": f"{self.client.credentials.url}/{page}/mapped/{trial.number}",
+        }
+
+    def _stop(self, book: Book, trial: Trial, reason: str, now_s: float, final: str | None) -> None:
+        lease, flag = trial.lease, trial.stop
+        if lease is None or not trial.runs:
+            return
+        if flag is not None and flag.epoch == lease.epoch and flag.final == final:
+            return
+        self._put(book, trial, STOP_KEY, encode(StopFlag(lease.epoch, reason, now_s, final)))
+
+    def _revoke_unstarted(self, books: Mapping[str, Book], actions: Sequence[Action]) -> set[JobId]:
+        revoked: set[JobId] = set()
+        for action in actions:
+            if isinstance(action, Start):
+                continue
+            book, trial = _find(books, action.job)
+            if trial.phase is Phase.STARTING:
+                self._revoke(book, trial)
+                revoked.add(action.job)
+        return revoked
+
+    def _revoke(self, book: Book, trial: Trial) -> None:
+        """Take back a lease that has not begun: first out of the scheduler's reach."""
+        if trial.lease is None:
+            return
+        self.metadata.rerank([Rank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)])
+        self._put(book, trial, LEASE_KEY, encode(replace(trial.lease, revoked=True)))
+
+    def _rank(
+        self,
+        books: Mapping[str, Book],
+        plan: Allocation,
+        leases: Mapping[JobId, Lease],
+        revoked: set[JobId],
+    ) -> None:
+        order = {job: i for i, job in enumerate(plan.ranking)}
+        changes: list[Rank] = []
+        for book in books.values():
+            for trial in book.trials:
+                if trial.ended or trial.row.state in OCCUPYING:
+                    continue
+                job = _job_id(book, trial)
+                lease = leases.get(job) or (
+                    trial.lease if trial.active and job not in revoked else None
+                )
+                rank = _rank_of(trial, lease, order.get(job))
+                if (rank.priority_weight, rank.pool_slots) != (
+                    trial.row.priority_weight,
+                    trial.row.pool_slots,
+                ):
+                    changes.append(rank)
+        self.metadata.rerank(changes)
+
+    def _record(
+        self, snapshot: Snapshot, actions: Sequence[Action], ages_s: Mapping[str, float | None]
+    ) -> None:
+        names = {Start: "start", Stop: "stop"}
+        self.decisions.append(
+            decision(
+                a.job,
+                "end" if isinstance(a, Stop) and a.final else names.get(type(a), "resize"),
+                () if isinstance(a, Stop) else a.gpus,
+                a.reason,
+                time_s=snapshot.time_s,
+                policy=self.policy_name,
+                options=self.options,
+                curve_age_s=ages_s.get(a.job.rpartition("/")[0]),
+            )
+            for a in actions
+        )
+
+    def _task(self, book: Book, trial: Trial | None) -> TaskKey:
+        run = book.plan.run
+        if trial is None:
+            return TaskKey(run.dag_id, run.run_id, run.plan_task)
+        return TaskKey(run.dag_id, run.run_id, book.plan.record.trial_task, trial.number)
+
+    def _put(self, book: Book, trial: Trial | None, key: str, value: object) -> None:
+        self.client.put_state(self._task(book, trial), key, value)
+
+
+def _rank_of(trial: Trial, lease: Lease | None, place: int | None) -> Rank:
+    if lease is not None:
+        return Rank(trial.row.id, LEASED_WEIGHT, max(1, len(lease.gpus)))
+    if trial.lease is None:
+        return Rank(trial.row.id, UNOPENED_WEIGHT, HELD_POOL_SLOTS)
+    behind = place if place is not None else WAITING_WEIGHT // 2
+    return Rank(trial.row.id, WAITING_WEIGHT - behind, HELD_POOL_SLOTS)
+
+
+def _job_id(book: Book, trial: Trial) -> JobId:
+    return JobId(f"{book.sweep}/{trial.number}")
+
+
+def _find(books: Mapping[str, Book], job: JobId) -> tuple[Book, Trial]:
+    book = books[job.rpartition("/")[0]]
+    return book, _trial(book, job)
+
+
+def _trial(book: Book, job: JobId) -> Trial:
+    number = int(job.rpartition("/")[2])
+    return next(t for t in book.trials if t.number == number)
+
+
+def _ref(book: Book) -> SweepRef:
+    record = book.plan.record
+    return SweepRef(book.sweep, record.experiment_id, record.parent_run_id)

@@ -1,0 +1,142 @@
+"""The controller's view of one sweep: rebuilt from Airflow and MLflow at every observation.
+
+Nothing here must be remembered: a controller that was killed finds the same books again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_ops.airflow.metadata import Metadata, RunRow
+from hermes_ops.airflow.pool import SweepFacts, Trial, job
+from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
+from hermes_ops.config import SweepConfig, parse, render_command, render_environment
+from hermes_ops.core.model import Job, Phase, SweepId
+from hermes_ops.search import make_sampler
+from hermes_ops.search.interface import Observation, Sampler
+
+Points = Sequence[tuple[int, float, int]]
+FAILED, SUCCEEDED = "failed", "success"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What does not change during a sweep: its config and what follows from it."""
+
+    run: RunRow
+    record: SweepRecord
+    config: SweepConfig
+    sampler: Sampler
+    facts: SweepFacts
+
+    @classmethod
+    def of(cls, run: RunRow) -> Plan | None:
+        """The sweep of a DAG run; None when its record is of another shape."""
+        record = decode(SweepRecord, run.sweep)
+        if record is None:
+            return None
+        config = parse(record.config, source=run.run_id, base=None)
+        sampler = make_sampler(
+            config.search.algorithm,
+            config.search.to_space(),
+            config.search.seed,
+            config.search.startup_trials,
+            config.search.points_to_evaluate,
+            config.search.max_trials,
+        )
+        facts = SweepFacts(
+            sweep=SweepId(run.run_id),
+            submitted_s=run.started_s,
+            weight=config.weight,
+            gpus=config.trial.gpus,
+            sign=config.objective.sign,
+            total_steps=config.budget.max_epochs,
+            preemptible=config.trial.preemptible,
+        )
+        return cls(run, record, config, sampler, facts)
+
+
+@dataclass(slots=True)
+class Book:
+    """A sweep as it stands: its trials, its curves, whether it is closing."""
+
+    plan: Plan
+    trials: tuple[Trial, ...]
+    close: CloseRecord | None
+    curves: Mapping[int, Points] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, plan: Plan, metadata: Metadata, curves: Mapping[int, Points]) -> Book:
+        """From Airflow's rows and records and the curves known so far."""
+        records = metadata.records(plan.run)
+        task = plan.record.trial_task
+        trials = tuple(
+            Trial.of(row, records.get((task, row.number), {}))
+            for row in metadata.trials(plan.run, task)
+        )
+        planned: Mapping[str, Any] = records.get((plan.run.plan_task, -1), {})
+        return cls(plan, trials, decode(CloseRecord, planned.get(CLOSE_KEY)), curves)
+
+    @property
+    def sweep(self) -> str:
+        """The sweep's id."""
+        return self.plan.run.run_id
+
+    def jobs(self, now_s: float) -> list[Job]:
+        """Every trial as a policy sees it; those of a closing sweep are left out."""
+        if self.close is not None:
+            return []
+        jobs = [job(t, self.plan.facts, self.curves.get(t.number, ()), now_s) for t in self.trials]
+        return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
+
+    def _offered(self, candidate: Job, trial: Trial) -> bool:
+        """A trial that has not begun is offered while the sweep may open one more."""
+        if candidate.phase is not Phase.PENDING:
+            return True
+        limit = self.plan.config.budget.max_parallel
+        ready = trial.row.state == "scheduled"
+        return ready and (limit is None or self.open_trials < limit)
+
+    @property
+    def open_trials(self) -> int:
+        """Trials that have begun and have not ended."""
+        return sum(t.lease is not None and not t.ended for t in self.trials)
+
+    @property
+    def failed_trials(self) -> int:
+        """Trials that ended FAILED."""
+        return sum(t.row.state == FAILED for t in self.trials)
+
+    @property
+    def service_gpu_s(self) -> float:
+        """GPU-seconds of all ended segments."""
+        return sum(t.segment.service_gpu_s for t in self.trials if t.segment is not None)
+
+    def history(self) -> list[Observation]:
+        """What the sampler is told: every trial that has a configuration."""
+        return [self._observation(t) for t in self.trials if t.lease is not None]
+
+    def _observation(self, trial: Trial) -> Observation:
+        lease = trial.lease
+        config = dict(lease.config) if lease is not None else {}
+        values = [self.plan.facts.sign * v for _, v, _ in self.curves.get(trial.number, ())]
+        finite = [v for v in values if v == v and abs(v) != float("inf")]  # noqa: PLR0124 - NaN
+        loss = min(finite) if finite else None
+        if not trial.ended:
+            return Observation(trial.number, config, loss, "running")
+        failed = trial.row.state == FAILED or loss is None
+        return Observation(trial.number, config, loss, "failed" if failed else "finished")
+
+    def ask(self, number: int) -> dict[str, Any]:
+        """The configuration of a trial that is about to be opened."""
+        return dict(self.plan.sampler.ask(number, self.history()))
+
+    def command(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The training command of a configuration."""
+        return tuple(render_command(self.plan.config, dict(config)))
+
+    def environment(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """The environment variables of a configuration."""
+        return render_environment(self.plan.config, dict(config))

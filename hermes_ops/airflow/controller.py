@@ -1,0 +1,173 @@
+"""`hermes controller`: the pool-slot scheduler, one long-running process a pool.
+
+SIGTERM ends it and touches no trial. While HERMES_HOME/drain exists it stops every running trial
+with its checkpoint and grants nothing. HERMES_HOME/policy.json (`{"policy": "hermes", "options":
+{}}`) chooses the pool's policy and is read again whenever it changes; without it the variables
+HERMES_POLICY and HERMES_POLICY_OPTIONS (JSON) do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.airflow.apply import Applier
+from hermes_ops.airflow.client import AirflowClient, Credentials
+from hermes_ops.airflow.cluster import AirflowCluster
+from hermes_ops.airflow.curves import CurveFeed
+from hermes_ops.airflow.decisions import DecisionLog
+from hermes_ops.airflow.folders import home
+from hermes_ops.airflow.leader import Leadership
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.metrics import tracking_uri
+from hermes_ops.core.early_stop import EarlyStop
+from hermes_ops.core.guards import guarded
+from hermes_ops.core.model import Policy
+from hermes_ops.errors import ConfigError, HermesError, Unavailable
+from hermes_ops.loop import tick
+from hermes_ops.policies import make_policy
+from hermes_ops.tracking import Tracker
+
+log = logging.getLogger("hermes.controller")
+
+DEFAULT_POLICY = "hermes"
+GUARD_OPTIONS = {"guard_k": 3.0, "guard_quanta": 8}
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The pool's policy: its name, its options, and the two guards' own options."""
+
+    name: str = DEFAULT_POLICY
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Choice:
+        """From the policy file; where there is none, from the environment."""
+        text = os.environ.get("HERMES_POLICY_OPTIONS") or "{}"
+        try:
+            if not path.exists():
+                return cls(os.environ.get("HERMES_POLICY") or DEFAULT_POLICY, json.loads(text))
+            value = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise HermesError(
+                f"{path} or HERMES_POLICY_OPTIONS is not JSON ({error}): correct it."
+            ) from None
+        return cls(str(value.get("policy", DEFAULT_POLICY)), dict(value.get("options") or {}))
+
+    def build(self) -> Policy[Any]:
+        """The policy within its guards; ConfigError for an unknown name or option."""
+        own = {k: v for k, v in self.options.items() if k not in GUARD_OPTIONS}
+        policy = make_policy(self.name, own)
+        k = float(self.options.get("guard_k", GUARD_OPTIONS["guard_k"]))
+        quanta = int(self.options.get("guard_quanta", GUARD_OPTIONS["guard_quanta"]))
+        return guarded(policy, k=k, quanta=quanta)
+
+
+@dataclass(slots=True)
+class Controller:
+    """Ticks until told to end; a service that is away delays it, no more."""
+
+    cluster: AirflowCluster
+    leadership: Leadership
+    policy_file: Path
+    stop: threading.Event = field(default_factory=threading.Event)
+    _choice: Choice | None = None
+    _policy: Policy[Any] | None = None
+    _memory: Any = None
+
+    def run(self) -> int:
+        """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
+        if not self.leadership.acquire(lambda: not self.stop.wait(RETRY_S)):
+            return 0
+        log.info("Leading the pool %s", self.cluster.pool)
+        while not self.stop.is_set():
+            if not self.leadership.holds():
+                log.error("The database lock of the pool is lost; another controller may lead")
+                return 1
+            self._tick()
+        return 0
+
+    def end(self, *_: object) -> None:
+        """Finish the round under way and return from `run`."""
+        self.stop.set()
+        self.cluster.wake()
+
+    def _tick(self) -> None:
+        try:
+            policy = EarlyStop(self._current_policy(), self.cluster.early_stop_rules())
+            _, plan, self._memory = tick(policy, self.cluster, self._memory)
+        except Unavailable as error:
+            log.warning("This round is skipped: %s", error)
+            self.stop.wait(RETRY_S)
+            return
+        except Exception:  # the controller must outlive a round that went wrong
+            log.exception("This round failed; the next one starts from what is there")
+            self.stop.wait(RETRY_S)
+            return
+        self.cluster.wait(plan.review_at_s)
+
+    def _current_policy(self) -> Policy[Any]:
+        choice = Choice.read(self.policy_file)
+        if self._policy is None or choice != self._choice:
+            self._policy = choice.build()
+            self._memory = self._policy.initial()
+            self._choice = choice
+            self.cluster.applier.policy_name = choice.name
+            self.cluster.applier.options = choice.options
+            log.info("The pool's policy is %s %s", choice.name, choice.options or "")
+        return self._policy
+
+
+def build(pool: str) -> Controller:
+    """The controller of a pool, from the environment that `hermes up` or the user set."""
+    metadata = Metadata.from_airflow()
+    metadata.check()
+    tracker = Tracker(tracking_uri())
+    decisions = DecisionLog(tracker)
+    curves = CurveFeed(tracker)
+    client = AirflowClient(Credentials.from_environment())
+    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {})
+    cluster = AirflowCluster(pool, metadata, curves, applier, decisions)
+    controller = Controller(cluster, Leadership(metadata.engine, pool), home() / "policy.json")
+    Choice.read(controller.policy_file).build()
+    curves.start()
+    return controller
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the controller until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="hermes controller", description=__doc__)
+    parser.add_argument("--pool", default="gpus", help="the Airflow pool whose slots are the GPUs")
+    parser.add_argument("--home", help="the state folder (HERMES_HOME)")
+    options = parser.parse_args(arguments)
+    if options.home:
+        os.environ["HERMES_HOME"] = options.home
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        controller = build(options.pool)
+    except (ConfigError, HermesError) as error:
+        print(error, file=sys.stderr)  # noqa: T201 - this is the command's own message
+        return 2
+    signal.signal(signal.SIGTERM, controller.end)
+    signal.signal(signal.SIGINT, controller.end)
+    try:
+        return controller.run()
+    finally:
+        controller.cluster.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

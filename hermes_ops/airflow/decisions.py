@@ -1,0 +1,148 @@
+"""Every decision with its reason: on disk at once, in MLflow a few seconds later.
+
+A decision is appended to `HERMES_HOME/sweeps/<sweep>/decisions.jsonl` before it is applied and
+goes to MLflow in numbered chunks (artifacts cannot be appended to). The file is a spool: what a
+killed controller had not sent, the next one sends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes_ops.airflow.folders import sweep_folder
+from hermes_ops.core.model import JobId, Reason
+from hermes_ops.errors import HermesError
+
+if TYPE_CHECKING:
+    from hermes_ops.tracking import Tracker
+
+log = logging.getLogger(__name__)
+
+CHUNK_PERIOD_S = 5.0
+CHUNK_LINES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice about one trial: `action` is start, stop, end, resize or wait."""
+
+    time_s: float
+    sweep: str
+    trial: int
+    action: str
+    gpus: tuple[int, ...]
+    policy: str
+    options: dict[str, Any]
+    reason: str
+    terms: dict[str, float] = field(default_factory=dict)
+    runner_up: str | None = None
+    would_change: str = ""
+    curve_age_s: float | None = None
+
+    def line(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), default=str)
+
+
+def decision(
+    job: JobId,
+    action: str,
+    gpus: tuple[int, ...],
+    reason: Reason,
+    *,
+    time_s: float,
+    policy: str,
+    options: Mapping[str, Any],
+    curve_age_s: float | None,
+) -> Decision:
+    """The record of one choice."""
+    sweep, _, number = job.rpartition("/")
+    return Decision(
+        time_s=time_s,
+        sweep=sweep,
+        trial=int(number),
+        action=action,
+        gpus=gpus,
+        policy=policy,
+        options=dict(options),
+        reason=reason.text,
+        terms={t.name: t.value for t in reason.terms},
+        runner_up=reason.runner_up,
+        would_change=reason.would_change,
+        curve_age_s=curve_age_s,
+    )
+
+
+@dataclass(slots=True)
+class DecisionLog:
+    """Appends decisions and sends them; one a controller."""
+
+    tracker: Tracker
+    _last_upload: dict[str, float] = field(default_factory=dict)
+
+    def append(self, decisions: Iterable[Decision]) -> None:
+        """Write decisions to their sweeps' files; they survive this process from now on."""
+        by_sweep: dict[str, list[str]] = {}
+        for entry in decisions:
+            by_sweep.setdefault(entry.sweep, []).append(entry.line() + "\n")
+        for sweep, lines in by_sweep.items():
+            path = _path(sweep)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write("".join(lines))
+
+    def upload(self, sweep: str, parent_run_id: str, *, force: bool = False) -> None:
+        """Send what has not been sent as the next chunk, at most every few seconds."""
+        now = time.monotonic()
+        if not force and now - self._last_upload.get(sweep, 0.0) < CHUNK_PERIOD_S:
+            return
+        self._last_upload[sweep] = now
+        try:
+            while _send_chunk(self.tracker, sweep, parent_run_id):
+                pass
+        except HermesError as error:
+            log.warning("Decisions of %s stay on disk for now: %s", sweep, error)
+
+
+def _send_chunk(tracker: Tracker, sweep: str, parent_run_id: str) -> bool:
+    path, state_path = _path(sweep), _path(sweep).with_suffix(".sent.json")
+    if not path.exists():
+        return False
+    state = json.loads(state_path.read_text()) if state_path.exists() else {"bytes": 0, "chunk": 0}
+    with path.open("rb") as file:
+        file.seek(state["bytes"])
+        lines = [line for line, _ in zip(file, range(CHUNK_LINES), strict=False)]
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if not whole:
+        return False
+    chunk = state["chunk"] + 1
+    tracker.record_decisions(parent_run_id, chunk, [line.decode().rstrip("\n") for line in whole])
+    fresh = state_path.with_suffix(".new")
+    fresh.write_text(json.dumps({"bytes": state["bytes"] + sum(map(len, whole)), "chunk": chunk}))
+    os.replace(fresh, state_path)
+    return len(whole) == CHUNK_LINES
+
+
+def read_local(sweep: str) -> list[dict[str, Any]]:
+    """The decisions of a sweep that lie on this machine, oldest first."""
+    path = _path(sweep)
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:  # torn by a kill
+            continue
+    return found
+
+
+def _path(sweep: str) -> Path:
+    return sweep_folder(sweep) / "decisions.jsonl"

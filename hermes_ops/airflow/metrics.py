@@ -1,0 +1,135 @@
+"""From a trial's metrics file to MLflow while the trial trains: the run's one writer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.records import Lease, Segment
+from hermes_ops.core.summary import Segment as SegmentFact
+from hermes_ops.errors import HermesError, Unavailable
+
+if TYPE_CHECKING:
+    from hermes_ops.tracking import MetricSender, Tracker
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.4
+DRAIN_S = 20.0
+"""How long a finished trial waits for MLflow before it leaves the rest to the report task."""
+
+
+def tracking_uri() -> str:
+    """MLflow's address, from MLFLOW_TRACKING_URI."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise HermesError("MLFLOW_TRACKING_URI is not set: set it to the MLflow server's address.")
+    return uri
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a trial ended for good: its final state, why, and of a failure its last lines."""
+
+    state: str
+    reason: str = ""
+    tail: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class MetricFeed:
+    """Sends a trial's metrics in the background; an MLflow that is away delays them, no more."""
+
+    lease: Lease
+    folder: TrialFolder
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+    _tracker: Tracker | None = None
+    _sender: MetricSender | None = None
+
+    def start(self) -> None:
+        """Send in the background from now on."""
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def pump_once(self, *, ended: bool = False) -> None:
+        """Send what is there, if MLflow answers; of a segment that has ended also its record."""
+        with self._busy:
+            try:
+                self._open().pump()
+                if ended and self._tracker is not None:
+                    save_segments(self._tracker, self.lease.run_id, self.folder)
+            except Unavailable as error:
+                log.warning("Metrics stay on disk for now: %s", error)
+
+    def finish(self, ending: Ending, record: Segment) -> None:
+        """Send the rest and close the run in that state; what fails here the report task redoes."""
+        self._stop.set()
+        with self._busy:
+            try:
+                self._open().drain(DRAIN_S)
+                if self._tracker is not None:
+                    save_segments(self._tracker, self.lease.run_id, self.folder)
+                    finish_run(self._tracker, self.lease.run_id, ending, record)
+            except Unavailable as error:
+                log.warning("MLflow is away; the report task will close the run: %s", error)
+
+    def close(self) -> None:
+        """End the background work."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def _open(self) -> MetricSender:
+        if self._sender is None:
+            from hermes_ops.tracking import MetricSender, Tracker
+
+            self._tracker = Tracker(tracking_uri())
+            self._sender = MetricSender(
+                self.lease.run_id, self.folder.metrics, self.folder.sent, self._tracker
+            )
+        return self._sender
+
+    def _loop(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            self.pump_once()
+
+
+def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
+    """Store who held what when, for the report's timeline."""
+    rows = [
+        SegmentFact(
+            trial=int(folder.path.name),
+            epoch=int(s.get("epoch", 0)),
+            gpus=tuple(int(g) for g in s.get("gpus") or ()),
+            start_s=float(s["start_s"]),
+            end_s=s.get("end_s"),
+            first_step=int(s.get("first_step") or 0),
+            last_step=s.get("last_step"),
+            outcome=str(s.get("outcome") or ""),
+        )
+        for s in folder.segments()
+    ]
+    tracker.save_segments(run_id, rows)
+
+
+def finish_run(tracker: Tracker, run_id: str, ending: Ending, record: Segment) -> None:
+    """Write a trial's final state, its accounts and, of a failure, its last lines."""
+    tags = {
+        "hermes.segments": str(record.segments),
+        "hermes.preemptions": str(record.preemptions),
+        "hermes.gpu_seconds": f"{record.service_gpu_s:.3f}",
+        "hermes.steps": str(record.step),
+        "hermes.ended": f"{record.ended_s or time.time():.3f}",
+    }
+    if ending.reason:
+        tags["hermes.reason"] = ending.reason[:1000]
+    if ending.tail:
+        tags["hermes.output_tail"] = "\n".join(ending.tail)[-4000:]
+    tracker.finish_trial(run_id, ending.state, tags)

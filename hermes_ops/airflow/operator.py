@@ -1,0 +1,181 @@
+"""The operator of a trial: admission, one segment, and how it ended.
+
+A trial is one mapped task instance for its whole life. Each time Airflow gives it a slot it checks
+that it holds a lease, runs one segment, and leaves: finished, failed, ended early, or rescheduled
+(same try, same identity) to wait for its next lease. The task decides nothing; the controller
+does, through the records of `records.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSkipException,
+)
+
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.local import LocalSegment
+from hermes_ops.airflow.metrics import Ending
+from hermes_ops.airflow.records import (
+    HELD_POOL_SLOTS,
+    LEASE_KEY,
+    SEGMENT_KEY,
+    Lease,
+    Segment,
+    StopFlag,
+    decode,
+    is_active,
+)
+from hermes_ops.airflow.timing import configured_reschedule_delay_s
+from hermes_ops.airflow.visit import Store, Visit
+from hermes_ops.errors import HermesError
+
+POLL_S = 0.1
+STATUS_PERIOD_S = 0.5
+RUN_XCOM = "hermes_mlflow_run"
+"""XCom key under which a trial leaves `experiment id/run id` for its link to MLflow."""
+
+EXIT_FINISHED, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED = 0, 70, 75
+INFRASTRUCTURE_RETRIES = 100
+"""Tries that Airflow may spend on lost races and killed workers; failures are counted apart."""
+
+
+class HermesTrialMixin:
+    """Admission and the ways to leave; where the segment runs is the subclass's."""
+
+    number: int
+
+    def admit(self, store: Store) -> Lease:
+        """The lease that this entry may use; leaves the task when there is none."""
+        segment = decode(Segment, store.get(SEGMENT_KEY))
+        lease = decode(Lease, store.get(LEASE_KEY))
+        if lease is None or not is_active(lease, segment):
+            self.step_aside("no lease: the GPUs belong to other trials")
+        return lease
+
+    def leave(self, ending: Ending) -> dict[str, Any]:
+        """End the task as the trial's final state demands."""
+        if ending.state == "finished":
+            return {"trial": self.number, "state": ending.state}
+        if ending.state == "failed":
+            raise AirflowFailException(f"trial {self.number} failed: {ending.reason}")
+        raise AirflowSkipException(f"trial {self.number} {ending.state}: {ending.reason}")
+
+    def step_aside(self, reason: str) -> NoReturn:
+        """Give the slot back and wait, on the same try, for the next lease."""
+        self.log.info("Trial %s waits: %s", self.number, reason)  # type: ignore[attr-defined]
+        delay = timedelta(seconds=configured_reschedule_delay_s())
+        raise AirflowRescheduleException(datetime.now(UTC) + delay)
+
+    def conclude(self, visit: Visit, flag: StopFlag | None, code: int) -> dict[str, Any]:
+        """Leave as the segment's exit code, its result and the stop flag demand."""
+        result = visit.result()
+        if code == EXIT_FINISHED and result.get("outcome") == "finished":
+            return self.end(visit, Ending("finished"))
+        if flag is not None and flag.final is not None:
+            return self.end(visit, Ending(flag.final, flag.reason))
+        if code == EXIT_PREEMPTED:
+            visit.pause(str(result.get("outcome") or "preempted"))
+            self.step_aside(f"stopped ({flag.reason if flag else 'its task was told to end'})")
+        if code == EXIT_INFRASTRUCTURE:
+            visit.pause("infrastructure")
+            self.step_aside(str(result.get("reason") or "its folder or GPU was still in use"))
+        reason = str(result.get("reason") or f"its process ended with {code} and left no result")
+        return self.fail(visit, reason, tuple(result.get("tail") or ()))
+
+    def fail(self, visit: Visit, reason: str, tail: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Count a failure of the script: try again from its checkpoint, or end it."""
+        failures, allowed = visit.record.failures + 1, visit.lease.max_failures
+        self.log.error(  # type: ignore[attr-defined]
+            "Trial %s failed (failure %s, %s are allowed): %s\n%s",
+            self.number, failures, allowed, reason, "\n".join(tail),
+        )  # fmt: skip
+        visit.pause("failed", failed=True)
+        if failures <= allowed:
+            self.step_aside(f"it is tried again from its last checkpoint ({reason})")
+        return self.end(visit, Ending("failed", reason, tail))
+
+    def end(self, visit: Visit, ending: Ending) -> dict[str, Any]:
+        """Write the final state down, then leave."""
+        visit.end(ending)
+        return self.leave(ending)
+
+
+class HermesTrialOperator(HermesTrialMixin, BaseOperator):
+    """Runs a trial's segments as processes on the machine of the worker.
+
+    :param number: the trial's number in its sweep, from 0
+    :param pool: the Airflow pool whose slots are the GPUs
+    """
+
+    def __init__(self, *, number: int, **kwargs: Any) -> None:  # noqa: ANN401 - Airflow's own
+        defaults: dict[str, Any] = {
+            "retries": INFRASTRUCTURE_RETRIES,
+            "retry_delay": timedelta(seconds=1),
+            "weight_rule": "absolute",
+            "priority_weight": 1,
+            "pool_slots": HELD_POOL_SLOTS,
+        }
+        super().__init__(**{**defaults, **kwargs})
+        self.number = number
+        self._segment: LocalSegment | None = None
+
+    def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one segment, or step aside; the trial's summary when it has finished."""
+        store: Store = context["task_state_store"]
+        last = decode(Segment, store.get(SEGMENT_KEY))
+        if last is not None and last.final is not None:
+            return self.leave(Ending(last.final, "it had ended before"))
+        lease = self.admit(store)
+        sweep = str(context["run_id"])
+        visit = Visit.begin(store, lease, TrialFolder.of(sweep, self.number))
+        try:
+            if visit.result().get("outcome") == "finished":  # it ended while nobody looked
+                return self.end(visit, Ending("finished"))
+            return self._run(visit, sweep, context["ti"])
+        finally:
+            if self._segment is not None:
+                self._segment.finish()
+            visit.feed.close()
+
+    def on_kill(self) -> None:
+        """Airflow ends the task: checkpoint the trial; `execute` then leaves in order."""
+        if self._segment is not None:
+            self._segment.stop()
+
+    def _run(self, visit: Visit, sweep: str, ti: Any) -> dict[str, Any]:  # noqa: ANN401 - Airflow's own
+        segment = LocalSegment(
+            visit.lease, visit.folder, sweep, self.number, str(self.pool), self.log.info
+        )
+        try:
+            segment.start()
+        except HermesError as error:
+            return self.fail(visit, str(error))
+        self._segment = segment
+        visit.opened()
+        ti.xcom_push(RUN_XCOM, f"{visit.lease.experiment_id}/{visit.lease.run_id}")
+        flag, code = self._watch(visit, segment)
+        segment.finish()
+        return self.conclude(visit, flag, code)
+
+    def _watch(self, visit: Visit, segment: LocalSegment) -> tuple[StopFlag | None, int]:
+        """Until the process has exited: obey the stop flag, pass on what the trial says."""
+        flag: StopFlag | None = None
+        told_at = 0.0
+        while (code := segment.wait(POLL_S)) is None:
+            fresh = visit.stop_flag() if flag is None or flag.final is None else flag
+            if fresh is not None and flag is None:
+                self.log.info("Trial %s is to stop: %s", self.number, fresh.reason)
+                segment.stop()
+            flag = fresh
+            if time.monotonic() - told_at >= STATUS_PERIOD_S:
+                told_at = time.monotonic()
+                visit.relay()
+        return flag, code

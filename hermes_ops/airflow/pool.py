@@ -1,0 +1,175 @@
+"""From Airflow's rows and records to the decision core's facts: a pure translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_ops.airflow.metadata import TrialRow
+from hermes_ops.airflow.records import (
+    LEASE_KEY,
+    SEGMENT_KEY,
+    STOP_KEY,
+    Lease,
+    Segment,
+    StopFlag,
+    decode,
+    is_active,
+)
+from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
+
+FINAL_STATES = ("success", "failed", "skipped", "removed", "upstream_failed")
+READY_STATES = ("scheduled",)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """All that is known of one trial."""
+
+    row: TrialRow
+    lease: Lease | None
+    stop: StopFlag | None
+    segment: Segment | None
+
+    @classmethod
+    def of(cls, row: TrialRow, records: Mapping[str, Any]) -> Trial:
+        """From a task instance and its records."""
+        return cls(
+            row,
+            decode(Lease, records.get(LEASE_KEY)),
+            decode(StopFlag, records.get(STOP_KEY)),
+            decode(Segment, records.get(SEGMENT_KEY)),
+        )
+
+    @property
+    def number(self) -> int:
+        """The trial's number in its sweep."""
+        return self.row.number
+
+    @property
+    def ended(self) -> bool:
+        """True once the task instance is in a final state, or the trial said that it is done."""
+        over = self.segment is not None and self.segment.final is not None
+        return over or self.row.state in FINAL_STATES
+
+    @property
+    def active(self) -> bool:
+        """True while its lease is in force."""
+        return is_active(self.lease, self.segment)
+
+    @property
+    def runs(self) -> bool:
+        """True while the lease's segment is under way in a live task."""
+        return (
+            self.active
+            and self.segment is not None
+            and self.lease is not None
+            and self.segment.epoch == self.lease.epoch
+            and self.row.state == "running"
+        )
+
+    @property
+    def stopping(self) -> bool:
+        """True when the segment under way has been told to stop."""
+        return self.runs and self.lease is not None and self.stop is not None and (
+            self.stop.epoch == self.lease.epoch
+        )  # fmt: skip
+
+    @property
+    def phase(self) -> Phase:
+        """The trial's phase for a policy."""
+        if self.ended:
+            return Phase.ENDED
+        if self.lease is None:
+            return Phase.PENDING
+        if self.active:
+            if self.stopping:
+                return Phase.STOPPING
+            return Phase.RUNNING if self.runs else Phase.STARTING
+        return Phase.WAITING if self.row.state in READY_STATES else Phase.STOPPING
+
+
+def training_seconds(
+    moment_s: float, spans: Sequence[tuple[float, float]], started_s: float | None
+) -> float:
+    """Seconds of training before `moment_s`: the ended spans and the segment under way."""
+    total = sum(max(0.0, min(end, moment_s) - start) for start, end in spans)
+    if started_s is not None and moment_s > started_s:
+        total += moment_s - started_s
+    return total
+
+
+def curve(
+    points: Sequence[tuple[int, float, int]],
+    sign: float,
+    spans: Sequence[tuple[float, float]],
+    started_s: float | None,
+) -> tuple[Point, ...]:
+    """The learning curve from (step, value, Unix milliseconds), lower is better."""
+    return tuple(
+        Point(step, sign * value, training_seconds(time_ms / 1000.0, spans, started_s))
+        for step, value, time_ms in points
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFacts:
+    """What all trials of a sweep share."""
+
+    sweep: SweepId
+    submitted_s: float
+    weight: float
+    gpus: int
+    sign: float
+    total_steps: int | None
+    preemptible: bool
+
+
+def job(
+    trial: Trial, facts: SweepFacts, points: Sequence[tuple[int, float, int]], now_s: float
+) -> Job:
+    """The trial as a policy sees it."""
+    segment, phase = trial.segment, trial.phase
+    under_way = segment if segment is not None and segment.running else None
+    holds = phase in (Phase.STARTING, Phase.RUNNING)
+    started = under_way.started_s if under_way and phase is Phase.RUNNING else None
+    if phase is Phase.STARTING and trial.lease is not None:
+        started = trial.lease.granted_s
+    service = segment.service_gpu_s if segment else 0.0
+    if under_way is not None and trial.runs:
+        service += max(0.0, now_s - under_way.started_s) * max(1, len(under_way.gpus))
+    return Job(
+        id=job_id(facts.sweep, trial.number),
+        sweep=facts.sweep,
+        submitted_s=facts.submitted_s,
+        phase=phase,
+        gpus_held=trial.lease.gpus if holds and trial.lease else (),
+        min_gpus=facts.gpus,
+        max_gpus=facts.gpus,
+        weight=facts.weight,
+        total_steps=facts.total_steps,
+        preemptible=facts.preemptible and (segment is None or segment.preemptible),
+        service_gpu_s=service,
+        curve=curve(
+            points,
+            facts.sign,
+            segment.spans if segment else (),
+            under_way.started_s if under_way else None,
+        ),
+        preemptions=segment.preemptions if segment else 0,
+        started_s=started,
+        waiting_since_s=None if holds else (segment.ended_s if segment else facts.submitted_s),
+        steps_at_start=segment.steps_at_start if segment else 0,
+        checkpoint_s=segment.checkpoint_s if segment else None,
+        restore_s=segment.restore_s if segment else None,
+        startup_s=segment.startup_s if segment else None,
+        since_checkpoint_s=(
+            now_s - segment.checkpointed_s if segment and segment.checkpointed_s else None
+        ),
+    )
+
+
+def job_id(sweep: str, number: int) -> JobId:
+    """`sweep/number`."""
+    return JobId(f"{sweep}/{number}")

@@ -1,0 +1,106 @@
+"""After the last trial: send what is left to MLflow, write the report, free the disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hermes_ops import report
+from hermes_ops.airflow.folders import Accounts, TrialFolder, sweep_folder
+from hermes_ops.airflow.metrics import Ending, finish_run, save_segments
+from hermes_ops.airflow.records import CLOSED_TAG, Segment
+from hermes_ops.config import SweepConfig
+from hermes_ops.core.lifecycle import TrialState, is_final
+from hermes_ops.core.summary import TrialSummary
+from hermes_ops.errors import Unavailable
+from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
+from hermes_ops.tracking.summary import Collected, collect, find
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 120.0
+
+
+def close_sweep(
+    tracker: Tracker,
+    sweep: str,
+    config: SweepConfig,
+    finals: Mapping[int, str],
+) -> dict[str, Any]:
+    """Settle every run, write the report, keep the best model, free the checkpoints.
+
+    :param finals: what each trial's task says it ended as, by trial number
+    :return: the document of the sweep, as `hermes sweep run --json` prints it
+    :raises Unavailable: MLflow is away; Airflow tries again
+    """
+    ref = find(tracker, sweep, config.name)
+    for run in tracker.trials(ref):
+        _settle(tracker, sweep, run, finals.get(run.number, "cancelled"))
+    closed = CLOSED_TAG in tracker.sweep(ref).tags
+    tracker.finish_sweep(ref.parent_run_id, "cancelled" if closed else "finished")
+    collected = collect(
+        tracker,
+        ref,
+        metric=config.objective.metric,
+        direction=config.objective.direction.value,
+        max_trials=config.trial_count,
+    )
+    _upload(tracker, ref, sweep, collected)
+    _free(sweep, collected)
+    return collected.summary.to_document()
+
+
+def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
+    """Send what a trial could not send and give its run the state that the trial has."""
+    folder = TrialFolder.of(sweep, run.number)
+    if folder.metrics.exists():
+        sender = MetricSender(run.run_id, folder.metrics, folder.sent, tracker)
+        if not sender.drain(DRAIN_S):
+            raise Unavailable(f"MLflow has not taken all metrics of trial {run.number} yet")
+    if is_final(TrialState(run.state)):
+        return
+    accounts = Accounts.of(folder.segments())
+    record = Segment(
+        epoch=0,
+        running=False,
+        started_s=0.0,
+        step=int(folder.result().get("step") or 0),
+        service_gpu_s=accounts.service_gpu_s,
+        segments=accounts.segments,
+        preemptions=accounts.preemptions,
+    )
+    save_segments(tracker, run.run_id, folder)
+    finish_run(tracker, run.run_id, Ending(final, "settled after the sweep's end"), record)
+
+
+def _upload(tracker: Tracker, ref: SweepRef, sweep: str, collected: Collected) -> None:
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        report.write(folder, collected.summary, collected.curves, collected.segments)
+        local = sweep_folder(sweep) / "report"
+        shutil.copytree(folder, local, dirs_exist_ok=True)
+        tracker.log_folder(ref.parent_run_id, folder, "report")
+    best = collected.summary.best
+    if best is not None and (model := _model(sweep, best)) is not None:
+        tracker.log_folder(ref.parent_run_id, model, "model")
+        tracker.set_tags(ref.parent_run_id, {"hermes.best_trial": str(best.number)})
+
+
+def _model(sweep: str, best: TrialSummary) -> Path | None:
+    """What the best trial left: its model, or else its own checkpoints."""
+    folder = TrialFolder.of(sweep, best.number)
+    for candidate in (folder.model, folder.checkpoints):
+        if candidate.is_dir() and any(candidate.iterdir()):
+            return candidate
+    return None
+
+
+def _free(sweep: str, collected: Collected) -> None:
+    """Delete the checkpoints of trials that have ended; models stay until the sweep is deleted."""
+    for trial in collected.summary.trials:
+        if is_final(TrialState(trial.state)):
+            shutil.rmtree(TrialFolder.of(sweep, trial.number).checkpoints, ignore_errors=True)

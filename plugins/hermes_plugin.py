@@ -1,0 +1,5 @@
+"""Registers Hermes Ops' links with Airflow."""
+
+from hermes_ops.airflow.plugin import HermesPlugin
+
+__all__ = ["HermesPlugin"]
