@@ -1,0 +1,157 @@
+"""Early stopping: which trials of a sweep are not worth going on with.
+
+A sweep brings its rule by name (`RULES`); `EarlyStop` applies the rules on top of any policy. An
+end is for good (STOPPED_EARLY). Only open jobs are ended: a pending one has shown nothing yet,
+one that is stopping is judged once it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from statistics import fmean, median
+from typing import Generic, TypeVar
+
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Policy, Reason, Snapshot, SweepId, Term
+from hermes_ops.core.order import by_submission
+
+M = TypeVar("M")
+Ends = dict[JobId, Reason]
+Rule = Callable[[Sequence[Job]], Ends]
+
+MEDIAN_GRACE_STEPS = 3
+MEDIAN_MIN_OTHERS = 4
+ASHA_ETA = 3
+ASHA_FIRST_RUNG_STEPS = 1
+
+
+def none_rule(jobs: Sequence[Job]) -> Ends:  # noqa: ARG001 - the interface of a rule
+    """Nothing ends early."""
+    return {}
+
+
+def median_rule(jobs: Sequence[Job]) -> Ends:
+    """End a trial whose best loss by its step s is worse than the median of the others'.
+
+    The others' figure is the running average of their losses up to step s, of all trials of the
+    sweep that have reached it. No trial is judged before step 3, nor against fewer than 4 others.
+
+    Source: Golovin et al., "Google Vizier", KDD 2017, section 3.2.2, where only completed trials
+    are the others; with few trials at a time that would judge too late (a choice).
+    """
+    ends: Ends = {}
+    for job in _open(jobs):
+        step = job.last_step
+        others = [_mean(o, step) for o in jobs if o.id != job.id and o.last_step >= step]
+        if step < MEDIAN_GRACE_STEPS or len(others) < MEDIAN_MIN_OTHERS:
+            continue
+        best, limit = _best(job, step), median(others)
+        if best > limit:
+            text = f"stopped early: best loss {best:.4g} at step {step} is over the median"
+            terms = _numbers(best_loss=best, median_loss=limit, step=step, others=len(others))
+            ends[job.id] = Reason(text, terms, None, f"a best loss of {limit:.4g} or less")
+    return ends
+
+
+def asha_rule(jobs: Sequence[Job]) -> Ends:
+    """End a trial that is not in the best third at the newest rung it has reached.
+
+    Rungs are at steps 1, 3, 9, 27, ... (reduction factor 3); the figure at a rung is the best loss
+    by then, ties pass. With fewer than 3 trials at a rung nobody is judged. A trial past a rung is
+    judged again as others arrive there, until it reaches the next. A rung at or beyond the
+    last step judges nobody.
+
+    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in
+    the variant that stops a trial where the paper would leave it paused.
+    """
+    ends: Ends = {}
+    for job in _open(jobs):
+        rung = _rung(job)
+        if rung is None:
+            continue
+        at_rung = sorted((_best(o, rung), o.id) for o in jobs if o.last_step >= rung)
+        places = len(at_rung) // ASHA_ETA
+        mine = _best(job, rung)
+        if places and mine > at_rung[places - 1][0]:
+            limit, rival = at_rung[places - 1]
+            text = f"stopped early: loss {mine:.4g} at rung {rung} is not in the best third"
+            terms = _numbers(best_loss=mine, limit_loss=limit, rung=rung, trials=len(at_rung))
+            ends[job.id] = Reason(text, terms, rival, f"a loss of {limit:.4g} or less")
+    return ends
+
+
+RULES: dict[str, Rule] = {"none": none_rule, "median": median_rule, "asha": asha_rule}
+
+
+def early_ends(snapshot: Snapshot, rules: Mapping[SweepId, str]) -> Ends:
+    """The jobs to end now, by the rule of each sweep; sweeps without one have "none".
+
+    KeyError for a rule that is not in RULES.
+    """
+    ends: Ends = {}
+    for sweep, rule in sorted(rules.items()):
+        ends |= RULES[rule](by_submission(j for j in snapshot.jobs if j.sweep == sweep))
+    return ends
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStop(Generic[M]):
+    """Any policy with early stopping by the sweeps' rules; put it outside of the guards.
+
+    The policy plans as if the ended jobs were leaving, so their GPUs have new users at once.
+    """
+
+    policy: Policy[M]
+    rules: tuple[tuple[SweepId, str], ...]
+
+    @property
+    def name(self) -> str:
+        """The inner policy's name."""
+        return self.policy.name
+
+    @property
+    def preempts(self) -> bool:
+        """As the inner policy: an end is not a preemption."""
+        return self.policy.preempts
+
+    def initial(self) -> M:
+        """The inner policy's."""
+        return self.policy.initial()
+
+    def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
+        """The inner policy's plan for the jobs that go on, and the ends."""
+        ends = early_ends(snapshot, dict(self.rules))
+        jobs = tuple(
+            replace(job, phase=Phase.STOPPING) if job.id in ends else job for job in snapshot.jobs
+        )
+        plan, memory = self.policy.decide(replace(snapshot, jobs=jobs), memory)
+        all_ends = tuple(dict.fromkeys((*plan.ends, *ends)))
+        return replace(plan, ends=all_ends, reasons=plan.reasons | ends), memory
+
+
+def _open(jobs: Sequence[Job]) -> list[Job]:
+    return [job for job in jobs if job.is_open and job.phase is not Phase.STOPPING]
+
+
+def _rung(job: Job) -> int | None:
+    """The newest rung that the job has reached; None when it is not to be judged."""
+    if job.last_step < ASHA_FIRST_RUNG_STEPS:
+        return None
+    rung = ASHA_FIRST_RUNG_STEPS
+    while rung * ASHA_ETA <= job.last_step:
+        rung *= ASHA_ETA
+    return None if job.total_steps is not None and rung >= job.total_steps else rung
+
+
+def _best(job: Job, step: int) -> float:
+    return min((p.loss for p in job.curve if p.step <= step and isfinite(p.loss)), default=inf)
+
+
+def _mean(job: Job, step: int) -> float:
+    losses = [p.loss for p in job.curve if p.step <= step]
+    return fmean(losses) if losses and all(map(isfinite, losses)) else inf
+
+
+def _numbers(**values: float) -> tuple[Term, ...]:
+    return tuple(Term(name, float(value)) for name, value in values.items())

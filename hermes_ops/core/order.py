@@ -1,0 +1,29 @@
+"""The one order that breaks ties: submission time, then trial number as a person counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from hermes_ops.core.model import Job
+
+_DIGITS = re.compile(r"(\d+)")
+SubmissionKey = tuple[float, tuple[tuple[int, int | str], ...]]
+
+
+@lru_cache(maxsize=65_536)  # ids stay the same from round to round
+def natural(text: str) -> tuple[tuple[int, int | str], ...]:
+    """A sort key that puts "s/2" before "s/10"; distinct texts may share it only if "2" is "02"."""
+    parts = _DIGITS.split(text)
+    return tuple((0, int(p)) if p.isdecimal() else (1, p) for p in parts)
+
+
+def submission(job: Job) -> SubmissionKey:
+    """Sort key: submission time, then natural order of the id, then the id itself."""
+    return (job.submitted_s, (*natural(job.id), (2, str(job.id))))
+
+
+def by_submission(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs, first submitted first; the same list for any order of the input."""
+    return sorted(jobs, key=submission)

@@ -1,0 +1,59 @@
+"""The one loop: observe, decide, check, diff, apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from hermes_ops.core.model import Action, Plan, Policy, Snapshot
+from hermes_ops.core.plan import check, diff
+
+M = TypeVar("M")
+
+
+class Cluster(Protocol):
+    """A world in which jobs run (virtual time, processes, pods); the loop never knows which."""
+
+    def observe(self) -> Snapshot:
+        """The pool now; a job that was told to stop is STOPPING until it has left its GPUs."""
+        ...
+
+    def apply(self, snapshot: Snapshot, plan: Plan, actions: Sequence[Action]) -> None:
+        """Begin the actions, in order; a Start takes effect once its GPUs are free.
+
+        It also gets the plan for what is not an action: ranking, reasons. It may be called with
+        no action at all.
+        """
+        ...
+
+    def wait(self, until_s: float | None) -> None:
+        """Return when something happened, or at `until_s` (the driver's clock), None: no limit."""
+        ...
+
+    def close(self) -> None:
+        """Release what the driver holds; jobs go on as the driver documents."""
+        ...
+
+
+def tick(policy: Policy[M], cluster: Cluster, memory: M) -> tuple[Snapshot, Plan, M]:
+    """Make one round; return what was seen, what was decided, and the memory for the next.
+
+    Raises PlanError, before anything is applied, when the policy's plan is impossible.
+    """
+    snapshot = cluster.observe()
+    plan, memory = policy.decide(snapshot, memory)
+    check(snapshot, plan)
+    cluster.apply(snapshot, plan, diff(snapshot, plan))
+    return snapshot, plan, memory
+
+
+def run(policy: Policy[M], cluster: Cluster, memory: M, until: Callable[[Snapshot], bool]) -> M:
+    """Tick, waiting in between, until `until(snapshot)` holds; return the last memory."""
+    try:
+        while True:
+            snapshot, plan, memory = tick(policy, cluster, memory)
+            if until(snapshot):
+                return memory
+            cluster.wait(plan.review_at_s)
+    finally:
+        cluster.close()

@@ -1,0 +1,204 @@
+"""Hermes: the trial whose loss falls fastest holds the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hermes_ops.core.convergence import finished_slice, weighted_convergences
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Snapshot
+from hermes_ops.core.order import by_submission, submission
+from hermes_ops.core.placement import Places, Queues, Shares, holdings, place
+from hermes_ops.policies import hermes_reasons as why
+
+
+@dataclass(frozen=True, slots=True)
+class Hermes:
+    """Give each GPU to the job of its queue with the highest convergence, preempting for it.
+
+    Jobs wait in the queue of a GPU; a new one joins the queue with the fewest jobs, if that has
+    fewer than `threshold` (Algorithms 1 and 2), so that at most `threshold` x GPUs are open at
+    once. On each GPU the waiting job of highest convergence takes over when it converges faster
+    than the running one and that has finished a slice (Algorithm 3). A job not seen yet converges
+    infinitely fast: each runs once before any is compared.
+
+    Source: Son et al., "Hermes", Electronics 2021, 10(3), 350. The paper's threshold, convergence
+    formula and preemption rule are not recovered: the threshold of 2, `core.convergence` and the
+    strict "higher" are choices. So are these, on which the paper is silent:
+
+    * Weights: convergence is multiplied by the job's weight; of pending trials the one of the
+      sweep with the smallest (open jobs + 1) / weight is next.
+    * Gangs: a job of several GPUs stands in as many queues and starts only when it wins all of
+      them in one decision. Nothing is held for it meanwhile, so two gangs cannot wait for each
+      other; the Aging guard bounds its waiting. A job gets `min_gpus`.
+    * Work conservation: an idle GPU whose own queue has nobody to run takes the best waiting job
+      of the other queues, and that job changes its queue.
+    """
+
+    threshold: int = 2
+    name: ClassVar[str] = "hermes"
+    preempts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threshold, bool) or not isinstance(self.threshold, int):
+            raise TypeError("threshold is a whole number of jobs for each GPU, at least 1")
+        if self.threshold < 1:
+            raise ValueError("threshold is at least 1")
+
+    def initial(self) -> Queues:
+        """Empty queues."""
+        return Queues()
+
+    def decide(self, snapshot: Snapshot, memory: Queues) -> tuple[Plan, Queues]:
+        """One pass of Algorithms 1 to 3 over all GPUs."""
+        held = holdings(snapshot)
+        places = place(snapshot, held, memory, self.threshold)
+        board = _Board(snapshot, held, places, weighted_convergences(snapshot.jobs))
+        waiting = board.ranked()
+        _serve_own_queues(board, waiting)
+        _preempt(board, waiting)
+        _fill(board, waiting)
+        _admit(board, self.threshold * len(snapshot.gpus))
+        return self._plan(snapshot, board, waiting), _remember(snapshot, board)
+
+    def _plan(self, snapshot: Snapshot, board: _Board, waiting: Sequence[Job]) -> Plan:
+        view = why.View(
+            time_s=snapshot.time_s,
+            jobs={job.id: job for job in snapshot.jobs},
+            scores=board.scores,
+            places=board.places,
+            held=board.held,
+            seats=board.seats,
+            displaced=board.displaced,
+            waiting=tuple(job.id for job in waiting if job.id not in board.seats),
+            threshold=self.threshold,
+            pool_size=len(snapshot.gpus),
+        )
+        grants = tuple(Grant(job, gpus) for job, gpus in sorted(board.seats.items()))
+        line = dict.fromkeys(view.waiting)
+        line.update(dict.fromkeys(job.id for job in board.pending() if job.id not in board.seats))
+        return Plan(grants, ranking=tuple(line), reasons=why.reasons(view))
+
+
+@dataclass(slots=True)
+class _Board:
+    """Who sits where while one decision is being made."""
+
+    snapshot: Snapshot
+    held: Places
+    places: Places
+    scores: Mapping[JobId, float]
+    seats: Places = field(init=False)
+    displaced: dict[JobId, JobId] = field(default_factory=dict)  # victim: the job that takes over
+    owner: dict[int, Job] = field(init=False)  # jobs that held the GPU before this decision
+    idle: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        jobs = {job.id: job for job in self.snapshot.jobs}
+        self.seats = dict(self.held)
+        self.owner = {gpu: jobs[job] for job, gpus in self.held.items() for gpu in gpus}
+        self.idle = {gpu.index for gpu in self.snapshot.gpus} - self.owner.keys()
+
+    def ranked(self) -> list[Job]:
+        """Waiting jobs and pending jobs with a place, best first; ties to open, then to older."""
+        order = {job: number for number, job in enumerate(self.places)}
+        jobs = [
+            job
+            for job in self.snapshot.jobs
+            if job.phase is Phase.WAITING or (job.phase is Phase.PENDING and job.id in order)
+        ]
+        return sorted(jobs, key=lambda j: (-self.scores[j.id], *self._tie(j, order)))
+
+    def pending(self) -> list[Job]:
+        """Pending jobs, in order of submission."""
+        return by_submission(job for job in self.snapshot.jobs if job.phase is Phase.PENDING)
+
+    def beatable(self, gpus: Iterable[int], job: Job) -> bool:
+        """True when each GPU is idle or held by a job that this one may preempt."""
+        return all(gpu in self.idle or self._beats(job, gpu) for gpu in gpus)
+
+    def seat(self, job: Job, gpus: tuple[int, ...]) -> None:
+        """Give the GPUs to the job; whoever held one of them leaves all of his."""
+        victims = {self.owner[gpu].id for gpu in gpus if gpu in self.owner}
+        for victim in victims:
+            self.displaced[victim] = job.id
+            for gpu in self.seats.pop(victim):
+                del self.owner[gpu]
+                self.idle.add(gpu)
+        self.idle.difference_update(gpus)
+        self.seats[job.id] = gpus
+        self.places[job.id] = gpus
+
+    def seat_if_idle(self, job: Job) -> bool:
+        """Give the job its own GPUs if they are idle, else any idle ones, if there are enough."""
+        own = self.places.get(job.id, ())
+        if own and self.idle.issuperset(own):
+            self.seat(job, own)
+        elif job.min_gpus <= len(self.idle):
+            self.seat(job, tuple(sorted(self.idle)[: job.min_gpus]))
+        return job.id in self.seats
+
+    def _beats(self, job: Job, gpu: int) -> bool:
+        runs = self.owner.get(gpu)
+        if runs is None or runs.phase is not Phase.RUNNING:
+            return False
+        may_stop = runs.preemptible and finished_slice(runs)
+        return may_stop and self.scores[job.id] > self.scores[runs.id]
+
+    def _tie(self, job: Job, order: Mapping[JobId, int]) -> tuple[object, ...]:
+        if job.phase is Phase.PENDING:
+            return (1, order[job.id])
+        return (0, 0, submission(job))
+
+
+def _serve_own_queues(board: _Board, waiting: Sequence[Job]) -> None:
+    """Run the head of each idle GPU's own queue; a gang gets its full try at its own rank."""
+    for job in waiting:
+        own = board.places.get(job.id, ())
+        if own and board.idle.issuperset(own):
+            board.seat(job, own)
+        elif job.min_gpus > 1 and not board.seat_if_idle(job):
+            _preempt(board, [job])
+
+
+def _preempt(board: _Board, waiting: Sequence[Job]) -> None:
+    """Algorithm 3, best job of all queues first; an idle GPU elsewhere spares the preemption."""
+    for job in waiting:
+        if job.id in board.seats or board.seat_if_idle(job):
+            continue
+        own = board.places.get(job.id, ())
+        if own and board.beatable(own, job):
+            board.seat(job, own)
+
+
+def _fill(board: _Board, waiting: Sequence[Job]) -> None:
+    """Give GPUs that are still idle (a preempted gang leaves some) to whoever fits."""
+    for job in waiting:
+        if not board.idle:
+            return
+        if job.id not in board.seats:
+            board.seat_if_idle(job)
+
+
+def _admit(board: _Board, most_open: int) -> None:
+    """Open pending jobs without a place on idle GPUs, up to the bound of open jobs."""
+    started = {job.id for job in board.pending() if job.id in board.seats}
+    opened = sum(job.is_open for job in board.snapshot.jobs) + len(started)
+    shares = Shares(board.snapshot)
+    while board.idle and opened < most_open and shares:
+        job = shares.pop()
+        if job.id not in board.seats and board.seat_if_idle(job):
+            opened += 1
+            shares.count(job)
+
+
+def _remember(snapshot: Snapshot, board: _Board) -> Queues:
+    """The places of all jobs that are open after this decision, in order of submission."""
+    return Queues(
+        tuple(
+            (job.id, board.places[job.id])
+            for job in by_submission(snapshot.jobs)
+            if job.id in board.places and (job.is_open or job.id in board.seats)
+        )
+    )
