@@ -162,7 +162,7 @@ def running_check(supervisor: Supervisor, name: str) -> Check:
 
 @functools.cache
 def _client() -> httpx.Client:
-    # Each new client reads every certificate again: a third of a second of a start's processor time.
+    # Each new client would read every certificate again.
     return httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False, verify=False)  # noqa: S501 - loopback http
 
 

@@ -71,6 +71,11 @@ class Layout:
         return self.home / "drain"
 
     @property
+    def policy(self) -> Path:
+        """The pool's policy; the controller reads it again whenever it changes."""
+        return self.home / "policy.json"
+
+    @property
     def standby_socket(self) -> Path:
         """Where `hermes-trial` asks for an interpreter that has its imports done."""
         return self.home / "standby.sock"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from hermes_ops.stack import (
     programs,
     record,
 )
-from hermes_ops.stack.layout import Layout, shared_folder, write_private
+from hermes_ops.stack.layout import Layout, write_private
 from hermes_ops.stack.settings import Settings
 from hermes_ops.stack.supervisor import RUNNING, ProgramState, Supervisor
 
@@ -173,9 +174,7 @@ def _start(
         for program in table:
             if program.name not in {"mlflow", *programs.AIRFLOW_PROGRAMS}:
                 supervisor.start_program(program.name)
-        checks = [health.mlflow_check(chosen.mlflow_url)]
-        if (shared_folder("dags") / "hermes_sweep.py").exists():
-            checks.append(health.dag_check(client))
+        checks = [health.mlflow_check(chosen.mlflow_url), health.dag_check(client)]
         checks += health.heartbeat_checks(chosen.airflow_url, chosen.started_s)
         checks += [health.running_check(supervisor, program.name) for program in table]
         gate.wait(checks)
@@ -189,6 +188,8 @@ def _configure(
     write_private(settings.layout.airflow_config, text)
     table = programs.programs_of(settings, secrets, chosen)
     programs.write_configuration(settings.layout, table, chosen)
+    policy = {"policy": chosen.policy, "options": chosen.policy_options}
+    write_private(settings.layout.policy, json.dumps(policy) + "\n")
     return table
 
 

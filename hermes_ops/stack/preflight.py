@@ -19,6 +19,8 @@ MINIMUM_FREE_BYTES = 512 * 1024**2
 # A UNIX socket's address holds 108 bytes on Linux, 104 on macOS.
 LONGEST_SOCKET_PATH_BYTES = 100
 MEBIBYTE = 1024**2
+# The controller wraps every policy in its guards; these options are theirs.
+GUARD_PREFIX = "guard_"
 
 
 def gpu_count() -> int:
@@ -129,11 +131,10 @@ def _check_postgresql(option: str, url: str) -> None:
 
 def check_policy(settings: Settings) -> None:
     """Raise `ConfigError` if the policy or one of its parameters is unknown."""
-    try:
-        from hermes_ops.policies import make_policy
-    except ImportError:
-        return
-    make_policy(settings.policy, settings.policy_options)
+    from hermes_ops.policies import make_policy
+
+    options = settings.policy_options.items()
+    make_policy(settings.policy, {k: v for k, v in options if not k.startswith(GUARD_PREFIX)})
 
 
 def check_dags(settings: Settings) -> None:

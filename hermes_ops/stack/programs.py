@@ -41,8 +41,7 @@ class Program:
 def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -> list[Program]:
     """Return every program of the stack in the order of their start."""
     programs = [_mlflow(settings, secrets, record), *_airflow()]
-    if _has_module("hermes_ops.airflow", "controller"):
-        programs.append(_controller(settings))
+    programs.append(_controller(settings))
     if record.standby:
         programs.append(_standby(settings, record))
     return programs

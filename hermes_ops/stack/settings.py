@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -81,7 +82,7 @@ def _from_file(file: Path) -> dict[str, object]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    """Read `HERMES_<SETTING>`; lists are separated like PATH, options are k=v,k=v."""
+    """Read `HERMES_<SETTING>`; lists are separated like PATH, options are k=v,k=v or JSON."""
     found: dict[str, object] = {}
     for name in Settings.model_fields:
         value = environ.get(f"HERMES_{name.upper()}")
@@ -94,6 +95,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 def _parsed(name: str, value: str) -> object:
     if name == "dags":
         return tuple(part for part in value.split(os.pathsep) if part)
+    if name == "policy_options" and value.startswith("{"):
+        return json.loads(value)
     if name == "policy_options":
         return parse_options([part for part in value.split(",") if part])
     return value
