@@ -38,8 +38,8 @@ def learning_curves(
 ) -> bytes:
     """Draw the objective by step and by time, and return the PNG.
 
-    A ring stands where a trial was preempted; by time, the line is broken while it waited and a
-    dotted line leads over. The best trial is drawn thick and last. With more than 20 trials the
+    A ring stands where a trial was stopped and resumed later; by time, the line is broken while it
+    waited and a dotted line leads over. The best trial is drawn thick and last. With more than 20 trials the
     others are thin, and marks and legend are left to the best.
     """
     best = summary.best.number if summary.best else None
@@ -163,7 +163,7 @@ def _draw_by_step(
     axes: Axes, points: CurvePoints, segments: Sequence[Segment], style: dict[str, Any]
 ) -> None:
     axes.plot([p[0] for p in points], [p[1] for p in points], **style, **_dot(points))
-    ends = {s.last_step for s in segments if s.outcome == "preempted"}
+    ends = {s.last_step for s in segments[:-1]}
     _ring(axes, [(p[0], p[1]) for p in points if p[0] in ends], style)
 
 
@@ -234,7 +234,7 @@ def _legend(figure: Figure, axes: Axes, few: bool) -> None:
         loc="outside right center",
         frameon=False,
         fontsize=8.5,
-        title="ring: preempted",
+        title="ring: stopped, resumed later",
         title_fontsize=8.5,
     )
 

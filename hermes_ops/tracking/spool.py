@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _BLOCK_BYTES = 1 << 20
+_TOO_GREAT = 1 << 63
 _MAX_RANGES = 100_000  # about 10 MB
 
 
@@ -47,9 +48,10 @@ def _parsed(line: bytes, end: int) -> Line | None:
     try:
         entry = json.loads(line)
         name, step, time_ms = entry["name"], entry["step"], entry["time_ms"]
-        if not isinstance(name, str):
-            return None
-        return Line(name, float(entry["value"]), int(step), int(time_ms), end)
+        line = Line(name, float(entry["value"]), int(step), int(time_ms), end)
+        # MLflow does not refuse a number too great for it: it would store step 0.
+        is_storable = abs(line.step) < _TOO_GREAT and 0 <= line.time_ms < _TOO_GREAT
+        return line if is_storable and isinstance(name, str) else None
     except (ValueError, TypeError, KeyError, OverflowError):
         return None
 

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hermes_ops import report
+from hermes_ops.core.summary import Segment
+from hermes_ops.errors import Refused
+from hermes_ops.tracking import CurveReader, LatestMetric, SweepRef, Tracker
+from hermes_ops.tracking.summary import collect, find
+
+pytestmark = pytest.mark.integration
+
+Point = tuple[int, float, int]
+
+
+def log(tracker: Tracker, run_id: str, *points: Point, name: str = "loss") -> None:
+    metrics = [{"key": name, "step": s, "value": v, "timestamp": t} for s, v, t in points]
+    tracker.log_metrics(run_id, metrics)
+
+
+class CountingTracker(Tracker):
+    """A tracker that counts the histories that were asked for."""
+
+    histories = 0
+
+    def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
+        self.histories += 1
+        return super().history(run_id, metric)
+
+
+def test_curves_of_many_trials_grow_and_a_new_reader_sees_the_same(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    one, two = (tracker.open_trial(sweep, n, {}) for n in (0, 1))
+    reader = CurveReader(tracker, "loss", clock=lambda: 10.0)
+    assert reader.read(sweep).points == {}
+    assert reader.read(sweep).newest_age_s is None
+    log(tracker, one, (1, 0.9, 1_000), (2, 0.8, 2_000))
+    assert reader.read(sweep).points == {0: ((1, 0.9, 1_000), (2, 0.8, 2_000))}
+    log(tracker, one, (3, 0.7, 3_000))
+    log(tracker, two, (5, 0.6, 4_000))
+    curves = reader.read(sweep)
+    assert [p[0] for p in curves.points[0]] == [1, 2, 3]
+    assert curves.points[1] == ((5, 0.6, 4_000),)
+    assert curves.newest_age_s == 6.0
+    assert CurveReader(tracker, "loss").read(sweep).points == curves.points
+
+
+def test_a_curve_that_grows_by_one_step_a_read_needs_no_history(
+    server: object, sweep: SweepRef
+) -> None:
+    tracker = CountingTracker(server.uri)  # type: ignore[attr-defined]
+    run_id = tracker.open_trial(sweep, 0, {})
+    reader = CurveReader(tracker, "loss")
+    for step in range(1, 6):
+        log(tracker, run_id, (step, 1 / step, step))
+        reader.read(sweep)
+    reader.read(sweep)
+    assert [p[0] for p in reader.held(sweep).points[0]] == [1, 2, 3, 4, 5]
+    assert tracker.histories == 1
+    tracker.close()
+
+
+def test_the_last_points_of_a_trial_that_ended_between_two_reads_are_read(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    run_id = tracker.open_trial(sweep, 0, {})
+    reader = CurveReader(tracker, "loss")
+    log(tracker, run_id, (1, 0.9, 1_000))
+    reader.read(sweep)
+    log(tracker, run_id, (2, 0.8, 2_000), (3, 0.7, 3_000))
+    tracker.finish_trial(run_id, "finished")
+    assert [p[0] for p in reader.read(sweep).points[0]] == [1, 2, 3]
+    assert [p[0] for p in reader.read(sweep).points[0]] == [1, 2, 3]
+
+
+def test_a_script_that_ends_its_own_run_is_still_read(tracker: Tracker, sweep: SweepRef) -> None:
+    run_id = tracker.open_trial(sweep, 0, {})
+    reader = CurveReader(tracker, "loss")
+    reader.read(sweep)
+    tracker._rest.post("runs/update", {"run_id": run_id, "status": "FINISHED", "end_time": 5})
+    for step in (1, 2, 3):
+        log(tracker, run_id, (step, 1.0, step))
+        assert len(reader.read(sweep).points[0]) == step
+
+
+def test_a_nan_counts_as_a_point(tracker: Tracker, sweep: SweepRef) -> None:
+    run_id = tracker.open_trial(sweep, 0, {})
+    tracker.log_metrics(run_id, [{"key": "loss", "step": 1, "value": "NaN", "timestamp": 1}])
+    reader = CurveReader(tracker, "loss")
+    assert math.isnan(reader.read(sweep).points[0][0][1])
+    assert len(reader.read(sweep).points[0]) == 1
+
+
+def test_a_summary_is_collected_from_mlflow_alone(
+    tracker: Tracker, sweep: SweepRef, tmp_path: Path
+) -> None:
+    runs = [tracker.open_trial(sweep, n, {"lr": n / 10}) for n in range(2)]
+    log(tracker, runs[0], (1, 0.9, 1_000), (2, 0.4, 2_000), (3, 0.5, 3_000))
+    log(tracker, runs[1], (1, 0.8, 1_000))
+    tracker.save_segments(
+        runs[0],
+        [
+            Segment(0, 1, (0,), 0.0, 1.5, 0, 1, "preempted"),
+            Segment(0, 2, (0,), 2.0, 3.5, 1, 3, "finished"),
+        ],
+    )
+    tracker.finish_trial(runs[0], "finished")
+
+    def now(state: str) -> list[str]:
+        found = collect(tracker, sweep, metric="loss", direction="minimize", max_trials=4)
+        assert found.summary.state == state
+        return [t.state for t in found.summary.trials]
+
+    assert now("running") == ["finished", "running", "pending", "pending"]
+    tracker.finish_trial(runs[1], "failed")
+    tracker.finish_sweep(sweep.parent_run_id, "finished", {"hermes.max_slots_used": "2"})
+    assert now("finished") == ["finished", "failed", "cancelled", "cancelled"]
+    collected = collect(
+        tracker, sweep, metric="loss", direction="minimize", max_trials=4, pool_slots=2
+    )
+    document = collected.summary.to_document()
+    assert document["best"] == document["trials"][0]
+    assert document["trials"][0] == {
+        "number": 0,
+        "state": "finished",
+        "config": {"lr": 0.0},
+        "final": 0.5,
+        "best": 0.4,
+        "steps": 3,
+        "segments": 2,
+        "preemptions": 1,
+        "gpu_seconds": 3.0,
+    }
+    assert (document["pool_slots"], document["max_slots_used"]) == (2, 2)
+    report.write(tmp_path, collected.summary, collected.curves, collected.segments)
+    tracker.log_folder(sweep.parent_run_id, tmp_path, "report")
+    assert "report/index.html" in tracker.artifacts.files(sweep.parent_run_id)
+
+
+def test_a_sweep_that_mlflow_does_not_know_is_said_with_the_remedy(tracker: Tracker) -> None:
+    with pytest.raises(Refused, match="knows no sweep 'gone'"):
+        find(tracker, "gone")
