@@ -11,6 +11,7 @@ from hermes_ops.config.model import (
     TrialSpec,
 )
 from hermes_ops.config.parse import load_file, parse
+from hermes_ops.config.preview import Preview, check_preview
 from hermes_ops.config.render import render_command, render_environment
 from hermes_ops.config.schema import dag_params_schema, json_schema
 
@@ -20,9 +21,11 @@ __all__ = [
     "Direction",
     "EarlyStop",
     "Objective",
+    "Preview",
     "Search",
     "SweepConfig",
     "TrialSpec",
+    "check_preview",
     "dag_params_schema",
     "json_schema",
     "load_file",

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from hermes_ops.config.files import KeyPath, dotted
+from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import ParameterSpec
-from hermes_ops.config.problems import nearest, show
+from hermes_ops.config.problems import listed, nearest, show
 from hermes_ops.config.render import pieces, variable
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import Parameter
@@ -54,8 +54,15 @@ class Sound:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """The sound parameters by name."""
-        specs = {name: self.get("search", "space", name) for name in self.names}
-        return {n: _SPEC.validate_python(s).to_axis() for n, s in specs.items() if s is not None}
+        found = ((name, self._axis(name)) for name in self.names)
+        return {name: axis for name, axis in found if axis is not None}
+
+    def _axis(self, name: str) -> Parameter | None:
+        try:
+            axis: Parameter = _SPEC.validate_python(self.get("search", "space", name)).to_axis()
+        except ValidationError:
+            return None
+        return axis
 
 
 def connections(sound: Sound) -> Found:
@@ -127,11 +134,11 @@ def _point(
             meant = nearest(name, names)
             fix = f"did you mean {meant}?" if meant else "remove it, or add it to search.space"
             yield _problem(
-                (*here, name), "a parameter that is not in the space", ", ".join(names), fix
+                (*here, name), "a parameter that is not in the space", listed(names), fix
             )
     for name in names:
         if name not in point:
-            fix = f"add {name} with the value to try"
+            fix = f"add {printable(name)} with the value to try"
             yield _problem((*here, name), "nothing", "a value for every parameter", fix)
         elif name in parameters:
             try:
@@ -147,7 +154,8 @@ def _variables(sound: Sound) -> Found:
     for name in sound.names:
         other = taken.setdefault(variable(name), name)
         if other != name:
-            found = f"{name} and {other}, both the environment variable {variable(name)}"
+            both = f"{printable(name)} and {printable(other)}"
+            found = f"{both}, both the environment variable {variable(name)}"
             allowed = "names that differ in more than case and punctuation"
             yield _problem(("search", "space", name), found, allowed, "rename one of them")
 
@@ -164,5 +172,5 @@ def _command(sound: Sound) -> Found:
             elif piece.name is not None and piece.name not in names:
                 meant = nearest(piece.name, names)
                 fix = f"did you mean {{{meant}}}?" if meant else "double the braces to mean them"
-                allowed = ", ".join(f"{{{name}}}" for name in names)
-                yield _problem(path, f"the unknown {{{piece.name[:50]}}}", allowed, fix)
+                allowed = listed(f"{{{name}}}" for name in names)
+                yield _problem(path, f"the unknown {{{printable(piece.name)}}}", allowed, fix)

@@ -15,6 +15,8 @@ from hermes_ops.search.space import Value
 GREATEST_INTEGER = 2**53  # beyond it a JSON reader may lose digits
 GREATEST_BOUND = 1e100  # beyond it the squares that TPE forms overflow
 SMALLEST_LOG_BOUND = 1e-100
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._\-]{0,63}$"
+PARAMETER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.\-]{0,63}$"
 
 
 def refusal(allowed: str, fix: str, found: str = "") -> PydanticCustomError:
@@ -110,13 +112,17 @@ def _number(value: object, allowed: str) -> int | float:
 Text = Annotated[str, Field(max_length=10_000), AfterValidator(_text)]
 Whole = Annotated[int, Field(ge=-GREATEST_INTEGER, le=GREATEST_INTEGER)]
 Real = Annotated[float, AfterValidator(_real)]
-LogBound = Annotated[float, AfterValidator(_log_bound)]
+LogBound = Annotated[
+    float,
+    AfterValidator(_log_bound),
+    WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
+]
 Number = Annotated[int | float, PlainValidator(_bound), WithJsonSchema({"type": "number"})]
 Cron = Annotated[Text, Field(max_length=100), AfterValidator(_cron)]
 MetricPattern = Annotated[Text, Field(max_length=1_000), AfterValidator(_metric_pattern)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._\-]{0,63}$")]
-ParameterName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]{0,63}$")]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+ParameterName = Annotated[str, Field(pattern=PARAMETER_PATTERN)]
 EnvironmentName = Annotated[Text, AfterValidator(_environment_name)]
 ValueField = Annotated[
     Value,

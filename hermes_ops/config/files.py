@@ -22,8 +22,13 @@ from hermes_ops.errors import ConfigError, Problem
 LARGEST_FILE_BYTES = 2**20
 MOST_VALUES = 200_000  # after aliases are followed
 DEEPEST_LEVEL = 32
+LONGEST_WORD = 80
 KeyPath = tuple[str | int, ...]
 TAG = "tag:yaml.org,2002:"
+
+
+class _TooMuchError(Exception):
+    """A file goes beyond what is read; the message says in what."""
 
 
 @dataclass(slots=True)
@@ -41,8 +46,14 @@ class Document:
 
 def dotted(path: KeyPath) -> str:
     """`search.points_to_evaluate[0].units`; the whole file is `(top level)`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".") or "(top level)"
+    parts = (f"[{p}]" if isinstance(p, int) else f".{printable(p)}" for p in path)
+    return "".join(parts).removeprefix(".") or "(top level)"
+
+
+def printable(word: str) -> str:
+    """A user's word for a message: short, on one line, harmless to a terminal."""
+    short = word if len(word) <= LONGEST_WORD else word[:LONGEST_WORD] + "..."
+    return short if short.isprintable() else repr(short)[1:-1]
 
 
 def read(path: Path) -> Document:
@@ -127,8 +138,9 @@ def read_yaml(text: str, source: object) -> Document:
     try:
         root = yaml.compose(text, Loader=_Loader)
         document.data = None if root is None else _Reader(document).value(root, ())
-    except RecursionError as error:
-        raise _syntax(source, "", "nested too deeply", "flatten the file") from error
+    except (RecursionError, _TooMuchError) as error:
+        found = str(error) if isinstance(error, _TooMuchError) else "nested too deeply"
+        raise _syntax(source, "", found, "remove what is not the sweep's") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
@@ -154,8 +166,10 @@ class _Reader:
         """The data of one node."""
         self._document.lines.setdefault(path, node.start_mark.line + 1)
         self._left -= 1
-        if self._left < 0 or len(path) > DEEPEST_LEVEL:
-            raise RecursionError
+        if self._left < 0:
+            raise _TooMuchError(f"more than {MOST_VALUES:,} values")
+        if len(path) > DEEPEST_LEVEL:
+            raise _TooMuchError(f"nested deeper than {DEEPEST_LEVEL} levels")
         if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
@@ -232,8 +246,9 @@ def read_json(text: str, source: object) -> Document:
     try:
         pairs = json.loads(text, object_pairs_hook=_Pairs)
         document.data = _unpaired(pairs, (), document)
-    except RecursionError as error:
-        raise _syntax(source, "", "nested too deeply", "flatten the file") from error
+    except (RecursionError, _TooMuchError) as error:
+        found = str(error) if isinstance(error, _TooMuchError) else "nested too deeply"
+        raise _syntax(source, "", found, "remove what is not the sweep's") from error
     except ValueError as error:
         line = getattr(error, "lineno", None)
         place = "" if line is None else f":{line}"
@@ -248,7 +263,7 @@ class _Pairs(list[tuple[str, object]]):
 
 def _unpaired(data: object, path: KeyPath, document: Document) -> object:
     if len(path) > DEEPEST_LEVEL:
-        raise RecursionError
+        raise _TooMuchError(f"nested deeper than {DEEPEST_LEVEL} levels")
     if isinstance(data, _Pairs):
         mapping: dict[str, object] = {}
         for key, value in data:

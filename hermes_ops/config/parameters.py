@@ -113,13 +113,17 @@ class QuantisedSpec(_Range):
         span = self.high - self.low
         if self.step <= 0:
             raise refusal("a step above 0", "write the distance of two values", f"{self.step!r}")
-        if span > 0 and (self.step > span or span / self.step > GREATEST_INTEGER):
+        few = span > 0 and span / self.step <= GREATEST_INTEGER
+        if span > 0 and not (few and self._axis().cardinality > 1):
             found = f"step {self.step!r} in a range of {span!r}"
             raise refusal("a step that fits 1 to 2^53 times", "change the step", found)
         return self
 
     def to_axis(self) -> axes.Parameter:
         """The search parameter."""
+        return self._axis()
+
+    def _axis(self) -> axes.Quantised:
         return axes.Quantised(self.low, self.high, self.step)
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from hermes_ops.config.checks import Sound, connections
 from hermes_ops.config.files import KeyPath, dotted, line_of, read
 from hermes_ops.config.model import SweepConfig
-from hermes_ops.config.problems import path_of, problem_of
+from hermes_ops.config.problems import translated
 from hermes_ops.errors import ConfigError, Problem
 
 MOST_PROBLEMS = 50
@@ -50,7 +50,7 @@ def _validate(data: object) -> tuple[SweepConfig | None, list[Located]]:
     try:
         config = SweepConfig.model_validate(data)
     except ValidationError as error:
-        errors = [(path_of(e), problem_of(e)) for e in error.errors(include_url=False)]
+        errors = translated(error.errors(include_url=False))
     problems = [*errors, *connections(Sound(data, {path for path, _ in errors}))]
     return (None if problems else config), problems
 

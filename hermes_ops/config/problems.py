@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from pydantic import BaseModel
@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from hermes_ops.config import model
-from hermes_ops.config.files import KeyPath, dotted
+from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
+from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import ParameterSpec
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
@@ -30,20 +31,22 @@ PARAMETERS: dict[str, type[BaseModel]] = {
     for spec in get_args(get_args(ParameterSpec)[0])
 }
 SECRET: KeyPath = ("trial", "environment")
-LONGEST_SHOWN = 80
+NAMES = {
+    PARAMETER_PATTERN: "a name of up to 64 letters, digits, '.', '_' and '-' after a letter or '_'",
+    NAME_PATTERN: "a name of up to 64 letters, digits, '.', '_' and '-', neither '.' nor '-' first",
+}
 
 
 def show(value: object) -> str:
     """A value for a message: one short line, never deep, never slow."""
     match value:
         case dict():
-            keys = ", ".join(str(key)[:20] for key in list(value)[:5])
+            keys = ", ".join(printable(str(key)[:20]) for key in list(value)[:5])
             shown = f"a mapping ({keys})" if value else "an empty mapping"
         case list() | tuple():
             shown = f"a list of {len(value)}" if value else "an empty list"
         case str():
-            short = value if len(value) <= LONGEST_SHOWN else value[:LONGEST_SHOWN] + "..."
-            shown = f"the text {short!r}" if value else "an empty text"
+            shown = f"the text '{printable(value)}'" if value else "an empty text"
         case None | bool() | float():
             shown = text(value) or "null"
         case int():
@@ -55,8 +58,15 @@ def show(value: object) -> str:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """The word that was probably meant, or nothing."""
-    close = difflib.get_close_matches(word[:100], list(words), n=1)
-    return close[0] if close else ""
+    close = difflib.get_close_matches(word[:100], list(words)[:200], n=1)
+    return printable(close[0]) if close else ""
+
+
+def listed(words: Iterable[str]) -> str:
+    """The words with commas, the first twenty of many."""
+    several = [printable(word) for word in words]
+    rest = f" and {len(several) - 20} more" if len(several) > 20 else ""
+    return ", ".join(several[:20]) + rest or "none"
 
 
 def path_of(error: ErrorDetails) -> KeyPath:
@@ -87,6 +97,17 @@ def problem_of(error: ErrorDetails) -> Problem:
     return Problem(dotted(path), _found(path, error), _allowed(error, field), _fix(path, field))
 
 
+def translated(errors: Sequence[ErrorDetails]) -> list[tuple[KeyPath, Problem]]:
+    """All errors with their paths; a list is not called too short when its items are to blame."""
+    paths = [path_of(error) for error in errors]
+    return [
+        (path, problem_of(error))
+        for path, error in zip(paths, errors, strict=True)
+        if error["type"] != "too_short"
+        or not any(p[: len(path)] == path and len(p) > len(path) for p in paths)
+    ]
+
+
 def _found(path: KeyPath, error: ErrorDetails) -> str:
     if path[:2] == SECRET and len(path) > 2 and error["loc"][-1] != "[key]":
         return f"a value of type {type(error['input']).__name__} (not shown)"
@@ -102,7 +123,7 @@ def _section(error: ErrorDetails) -> type[BaseModel] | None:
 
 
 def _field(error: ErrorDetails) -> FieldInfo | None:
-    section = _section(error)
+    section = _section(error) if error["loc"] else None
     return None if section is None else section.model_fields.get(str(error["loc"][-1]))
 
 
@@ -110,7 +131,7 @@ def _unknown(path: KeyPath, section: type[BaseModel] | None) -> Problem:
     keys = () if section is None else tuple(section.model_fields)
     meant = nearest(str(path[-1]), keys)
     fix = f"did you mean {meant}?" if meant else "remove the key"
-    found = f"the unknown key {str(path[-1])[:LONGEST_SHOWN]!r}"
+    found = f"the unknown key '{printable(str(path[-1]))}'"
     return Problem(dotted(path), found, ", ".join(keys), fix)
 
 
@@ -130,7 +151,9 @@ def _allowed(error: ErrorDetails, field: FieldInfo | None) -> str:
     rule = re.sub(r"^\w+ should (be |have )?", "", error["msg"])
     rule = re.sub(r" after validation, not \d+$", "", rule)
     rule = rule.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")
-    if error["type"] == "model_type":
+    if error["type"] == "string_pattern_mismatch":
+        rule = NAMES.get(error["ctx"]["pattern"], rule)
+    if error["type"] in ("model_type", "model_attributes_type"):
         rule = "a mapping of keys to values"
     meaning = _meaning(field)
     return f"{rule} ({meaning})" if meaning else rule

@@ -1,0 +1,113 @@
+"""What a sweep would try first and what it can cost at most, without running anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hermes_ops.config.model import Algorithm, SweepConfig
+from hermes_ops.search.space import Config, text
+
+
+@dataclass(frozen=True, slots=True)
+class CostBound:
+    """The most that a sweep can use, failures retried to the limit; None where nothing bounds it.
+
+    `epochs` counts completed ones: what a retry repeats since its checkpoint is not in it.
+    """
+
+    trials: int
+    epochs: int
+    gpu_seconds: float | None
+    wall_clock_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The resolved sweep file, the first trials with their numbers from 0, and the cost bound."""
+
+    resolved_yaml: str
+    trials: tuple[Config, ...]
+    note: str
+    cost: CostBound
+
+    def render(self) -> str:
+        """Everything as text for a terminal."""
+        lines = [self.resolved_yaml.rstrip(), "", "First trials:"]
+        for number, config in enumerate(self.trials):
+            values = "  ".join(f"{name}={text(value)}" for name, value in config.items())
+            lines.append(f"  {number}: {values}")
+        lines += [f"  {self.note}", "", "At most:", *_cost_lines(self.cost)]
+        return "\n".join(lines) + "\n"
+
+
+def check_preview(config: SweepConfig, count: int = 10) -> Preview:
+    """Ask the sweep's sampler for its first `count` trials, as far as they depend on no result."""
+    from hermes_ops.search import make_sampler
+
+    search = config.search
+    sampler = make_sampler(
+        search.algorithm.value,
+        search.to_space(),
+        search.seed,
+        search.startup_trials,
+        search.points_to_evaluate,
+        search.max_trials,
+    )
+    known = min(count, config.trial_count, _independent(config))
+    trials = tuple(sampler.ask(number, ()) for number in range(known))
+    return Preview(config.to_yaml(), trials, _note(config, known), cost_bound(config))
+
+
+def _independent(config: SweepConfig) -> int:
+    """How many trials depend on no result."""
+    search = config.search
+    if search.algorithm is not Algorithm.TPE:
+        return search.max_trials
+    return max(search.startup_trials, len(search.points_to_evaluate))
+
+
+def _note(config: SweepConfig, known: int) -> str:
+    left = config.trial_count - known
+    if left == 0:
+        return "These are all the trials."
+    if config.search.algorithm is Algorithm.TPE and known >= _independent(config):
+        return f"{left} more trials: from number {known} on they depend on the results."
+    return f"{left} more trials."
+
+
+def cost_bound(config: SweepConfig) -> CostBound:
+    """The bounds that follow from the file alone.
+
+    GPU-seconds: each trial's time limit times its GPUs, once and again for every tolerated
+    failure; the wall-clock budget times the GPUs of the trials that may train at once; the
+    sweep's own budget; whichever is least.
+    """
+    trials, trial, budget = config.trial_count, config.trial, config.budget
+    by_limit = None
+    if trial.time_limit_seconds is not None:
+        by_limit = trials * trial.time_limit_seconds * trial.gpus * (trial.max_failures + 1)
+    by_clock = None
+    if budget.wall_clock_seconds is not None and budget.max_parallel is not None:
+        by_clock = budget.wall_clock_seconds * budget.max_parallel * trial.gpus
+    known = [bound for bound in (by_limit, by_clock, budget.gpu_seconds) if bound is not None]
+    return CostBound(
+        trials=trials,
+        epochs=trials * budget.max_epochs,
+        gpu_seconds=min(known, default=None),
+        wall_clock_seconds=budget.wall_clock_seconds,
+    )
+
+
+def _cost_lines(cost: CostBound) -> list[str]:
+    gpu = "no bound (set budget.gpu_seconds or trial.time_limit_seconds)"
+    wall = "no bound (set budget.wall_clock_seconds)"
+    if cost.gpu_seconds is not None:
+        gpu = f"{cost.gpu_seconds:,.0f} ({cost.gpu_seconds / 3600:,.1f} hours)"
+    if cost.wall_clock_seconds is not None:
+        wall = f"{cost.wall_clock_seconds:,.0f} ({cost.wall_clock_seconds / 3600:,.1f} hours)"
+    return [
+        f"  trials               {cost.trials:,}",
+        f"  epochs               {cost.epochs:,}",
+        f"  GPU-seconds          {gpu}",
+        f"  wall-clock seconds   {wall}",
+    ]

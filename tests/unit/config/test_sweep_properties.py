@@ -1,0 +1,183 @@
+"""Whatever is thrown at the model, there is a valid config or a ConfigError, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hermes_ops.config import SweepConfig, check_preview, load_file, parse
+from hermes_ops.errors import ConfigError
+
+KEY_NAMES = (
+    "name objective metric direction search algorithm startup_trials seed max_trials space type low"
+    " high step values points_to_evaluate trial python command directory environment gpus"
+    " preemptible metric_pattern time_limit_seconds max_failures budget max_epochs"
+    " wall_clock_seconds gpu_seconds failed_trials max_parallel weight early_stop pool schedule"
+    " rate units"
+)
+SOME_WORDS = (
+    "grid random tpe uniform loguniform integer log_integer quantised choice minimize maximize"
+    " median asha none {rate} {{ } 0\x000 @daily 1e-4"
+)
+KEYS = st.sampled_from(KEY_NAMES.split())
+WORDS = st.sampled_from(SOME_WORDS.split(" "))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | WORDS
+    | st.characters(categories=("Cs",))
+    | st.integers(-3, 20)
+)
+TREES = st.recursive(
+    SCALARS | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(KEYS | st.text(max_size=4) | st.integers(), inner, max_size=6)
+    ),
+    max_leaves=25,
+)
+VALID: dict[str, Any] = {
+    "name": "digits",
+    "objective": {"metric": "val_loss", "direction": "minimize"},
+    "search": {
+        "algorithm": "random",
+        "startup_trials": 2,
+        "seed": 7,
+        "max_trials": 16,
+        "points_to_evaluate": [{"rate": 0.01, "units": 32, "batch": 32, "kind": None}],
+        "space": {
+            "rate": {"type": "loguniform", "low": 0.0001, "high": 0.1},
+            "units": {"type": "log_integer", "low": 16, "high": 256},
+            "batch": {"type": "quantised", "low": 16, "high": 64, "step": 16},
+            "kind": {"type": "choice", "values": ["adam", 1, 2.5, True, None]},
+        },
+    },
+    "trial": {
+        "python": "/usr/bin/python3",
+        "command": ["python", "train.py", "{rate}"],
+        "directory": "/tmp",
+        "environment": {"DATA": "x"},
+        "gpus": 2,
+        "preemptible": False,
+        "metric_pattern": "(?P<name>a)=(?P<value>b)",
+        "time_limit_seconds": 60,
+        "max_failures": 0,
+    },
+    "budget": {"max_epochs": 20, "gpu_seconds": 5.5, "max_parallel": 2, "failed_trials": 1},
+    "weight": 2,
+    "early_stop": "asha",
+    "pool": "gpus",
+    "schedule": "0 2 * * 1-5",
+}
+PATIENT = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def places(data: object) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a tree."""
+    if isinstance(data, dict):
+        here: list[tuple[Any, Any]] = [(data, key) for key in data]
+    else:
+        here = [(data, i) for i in range(len(data))] if isinstance(data, list) else []
+    return here + [place for container, key in here for place in places(container[key])]
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> dict[str, Any]:
+    """The valid sweep with one to three places changed, removed, renamed or doubled."""
+    data = copy.deepcopy(VALID)
+    for _ in range(draw(st.integers(1, 3))):
+        container, key = draw(st.sampled_from(places(data)))
+        match draw(st.sampled_from(["change", "change", "remove", "rename", "add"])):
+            case "change":
+                container[key] = draw(TREES)
+            case "remove":
+                del container[key]
+            case "rename" if isinstance(container, dict):
+                container[draw(KEYS | st.text(max_size=5) | st.integers())] = container.pop(key)
+            case "add" if isinstance(container, dict):
+                container[draw(KEYS | st.text(max_size=5))] = draw(TREES)
+    return data
+
+
+def config_or_problems(make: Callable[[], SweepConfig]) -> SweepConfig | str:
+    """The config or the whole message; any other exception is the failure looked for."""
+    try:
+        return make()
+    except ConfigError as error:
+        return str(error) if error.problems else ""
+
+
+def survives(data: object) -> SweepConfig | None:
+    before = copy.deepcopy(data)
+    config = config_or_problems(lambda: parse(data, "generated", None))
+    assert repr(data) == repr(before)
+    if not isinstance(config, SweepConfig):
+        return None
+    assert parse(json.loads(config.to_json()), "again", None) == config
+    assert check_preview(config, 3).render()
+    return config
+
+
+def test_the_sweep_that_is_mutated_is_valid() -> None:
+    assert survives(VALID) is not None
+
+
+@PATIENT
+@given(TREES)
+def test_any_tree_is_a_sweep_or_refused(data: object) -> None:
+    survives(data)
+
+
+@PATIENT
+@given(mutations())
+def test_any_mutation_is_a_sweep_or_refused(data: dict[str, Any]) -> None:
+    survives(data)
+
+
+@PATIENT
+@given(
+    st.text(max_size=60)
+    | mutations().map(repr)
+    | mutations().map(lambda d: json.dumps(d, default=str))
+)
+def test_any_text_is_a_sweep_file_or_refused(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("sweep.yaml", "sweep.json"):
+            path = Path(folder, name)
+            path.write_bytes(text.encode(errors="surrogatepass"))
+            assert config_or_problems(functools.partial(load_file, path))
+
+
+NUMBERS = st.floats(-1e100, 1e100) | st.integers(-(2**53), 2**53)
+
+
+@PATIENT
+@given(
+    kind=st.sampled_from(["uniform", "loguniform", "integer", "log_integer", "quantised"]),
+    bounds=st.tuples(NUMBERS, NUMBERS, NUMBERS),
+    number=st.integers(0, 50),
+)
+def test_a_range_that_is_accepted_gives_values_that_it_allows(
+    kind: str, bounds: tuple[float, float, float], number: int
+) -> None:
+    data = copy.deepcopy(VALID)
+    step = {"step": bounds[2]} if kind == "quantised" else {}
+    data["search"]["space"] = {"rate": {"type": kind, "low": bounds[0], "high": bounds[1], **step}}
+    data["search"]["points_to_evaluate"] = []
+    config = survives(data)
+    if config is not None:
+        ((_, parameter),) = config.search.to_space()
+        value = parameter.from_unit(number / 50)
+        assert parameter.canonical(value) == value
+        assert 0.0 <= parameter.to_unit(value) <= 1.0

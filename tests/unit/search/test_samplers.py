@@ -1,0 +1,243 @@
+"""One suite over every algorithm, then what is special to each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hermes_ops.search import make_sampler
+from hermes_ops.search.interface import Observation, Sampler
+from hermes_ops.search.space import (
+    Choice,
+    Config,
+    Integer,
+    LogInteger,
+    LogUniform,
+    Quantised,
+    Space,
+    Uniform,
+    canonical,
+)
+
+DISCRETE: Space = (
+    ("filters", Integer(8, 11)),
+    ("batch", Quantised(16, 64, 16)),
+    ("optimizer", Choice(("adam", "sgd", None))),
+)
+MIXED: Space = (
+    ("rate", LogUniform(1e-4, 0.1)),
+    ("dropout", Uniform(0.0, 0.6)),
+    ("units", LogInteger(16, 256)),
+    *DISCRETE,
+    ("constant", Choice((1.5,))),
+)
+POINT = {"filters": 9, "batch": 32, "optimizer": None}
+ALL = {"grid": DISCRETE, "random": MIXED, "tpe": MIXED}
+EACH = pytest.mark.parametrize("algorithm", list(ALL))
+TYPES: dict[str, tuple[type, ...]] = {
+    "rate": (float,),
+    "dropout": (float,),
+    "units": (int,),
+    "filters": (int,),
+    "batch": (int,),
+    "optimizer": (str, type(None)),
+    "constant": (float,),
+}
+
+
+def build(algorithm: str, seed: int = 7, **more: Any) -> Sampler:
+    return make_sampler(algorithm, ALL[algorithm], seed, 5, **more)
+
+
+def loss_of(config: Config) -> float:
+    rate = config.get("rate", 0.01)
+    assert isinstance(rate, float)
+    return abs(math.log10(rate) + 2.0) + (config["optimizer"] != "sgd")
+
+
+def play(sampler: Sampler, trials: int, judge: Callable[[Config], float]) -> list[Observation]:
+    history: list[Observation] = []
+    for number in range(trials):
+        config = sampler.ask(number, history)
+        history.append(Observation(number, config, judge(config), "finished"))
+    return history
+
+
+@EACH
+def test_the_same_seed_and_results_give_the_same_trials(algorithm: str) -> None:
+    first, second = (play(build(algorithm), 14, loss_of) for _ in range(2))
+    assert first == second
+
+
+@EACH
+def test_a_question_asked_twice_has_one_answer_whatever_was_asked_between(algorithm: str) -> None:
+    sampler = build(algorithm)
+    history = play(sampler, 10, loss_of)
+    before = sampler.ask(10, history)
+    sampler.ask(3, history[:2])
+    shuffled = random.Random(0).sample(history, len(history))
+    assert sampler.ask(10, shuffled) == before == build(algorithm).ask(10, history)
+
+
+@EACH
+def test_the_trial_asked_for_does_not_count_itself(algorithm: str) -> None:
+    sampler = build(algorithm)
+    history = play(sampler, 8, loss_of)
+    own = Observation(8, sampler.ask(8, history), 0.0, "running")
+    assert sampler.ask(8, [*history, own]) == own.config
+
+
+@EACH
+def test_every_value_lies_in_the_space_and_is_a_plain_object(algorithm: str) -> None:
+    for seen in play(build(algorithm), 30, loss_of):
+        assert list(seen.config) == [name for name, _ in ALL[algorithm]]
+        assert canonical(ALL[algorithm], seen.config) == seen.config
+        assert all(type(value) in TYPES[name] for name, value in seen.config.items())
+
+
+@EACH
+def test_known_points_come_first_and_in_order(algorithm: str) -> None:
+    rest = {"rate": 0.01, "dropout": 0.5, "units": 64, "constant": 1.5}
+    space = dict(ALL[algorithm])
+    points = [
+        {name: ({**rest, **POINT, "filters": filters})[name] for name in space}
+        for filters in (9, 8)
+    ]
+    sampler = build(algorithm, points_to_evaluate=points)
+    assert [sampler.ask(number, []) for number in (0, 1)] == points
+
+
+@EACH
+def test_a_point_outside_the_space_is_refused(algorithm: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        build(algorithm, points_to_evaluate=[{"filters": 99}])
+
+
+@EACH
+def test_there_is_no_trial_beyond_the_limit(algorithm: str) -> None:
+    sampler = build(algorithm, max_trials=3)
+    assert sampler.size == 3
+    assert [sampler.exhausted(number) for number in range(4)] == [False, False, False, True]
+    with pytest.raises(IndexError):
+        sampler.ask(3, [])
+
+
+def test_an_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(ValueError, match="grid, random, tpe"):
+        make_sampler("annealing", DISCRETE, 0)
+
+
+def test_a_grid_gives_every_combination_exactly_once() -> None:
+    sampler = build("grid")
+    tried = [tuple(sampler.ask(number, []).values()) for number in range(48)]
+    assert sampler.size == 48
+    assert sampler.exhausted(48)
+    every = itertools.product(range(8, 12), (16, 32, 48, 64), ("adam", "sgd", None))
+    assert set(tried) == set(every)
+    assert len(tried) == len(set(tried))
+
+
+def test_known_points_of_a_grid_are_not_tried_again() -> None:
+    points = [POINT, {"filters": 8, "batch": 16, "optimizer": "adam"}]
+    sampler = build("grid", points_to_evaluate=points)
+    tried = [tuple(sampler.ask(number, []).values()) for number in range(48)]
+    assert len(set(tried)) == 48
+
+
+def test_a_grid_refuses_a_continuous_axis() -> None:
+    with pytest.raises(ValueError, match="counted"):
+        make_sampler("grid", MIXED, 0)
+
+
+def test_random_trials_depend_on_the_seed_and_not_on_results() -> None:
+    history = play(build("random"), 5, loss_of)
+    assert build("random").ask(6, history) == build("random").ask(6, [])
+    assert build("random", seed=8).ask(6, []) != build("random").ask(6, [])
+
+
+def test_random_rates_are_log_uniform() -> None:
+    space: Space = (("rate", LogUniform(1e-4, 1.0)), ("units", LogInteger(1, 10_000)))
+    sampler = make_sampler("random", space, 3)
+    drawn = [sampler.ask(number, []) for number in range(400)]
+    decades = [0, 0, 0, 0]
+    for config in drawn:
+        assert isinstance(config["rate"], float)
+        decades[min(int(math.log10(config["rate"]) + 4), 3)] += 1
+    assert all(70 <= count <= 130 for count in decades)
+    small = sum(isinstance(c["units"], int) and c["units"] < 100 for c in drawn)
+    assert 160 <= small <= 260
+
+
+def test_tpe_is_random_search_until_its_start_up_trials_are_over() -> None:
+    tpe, rand = build("tpe"), build("random")
+    history = play(tpe, 5, loss_of)
+    assert [seen.config for seen in history] == [rand.ask(number, []) for number in range(5)]
+    assert tpe.ask(5, history) != rand.ask(5, history)
+
+
+def test_tpe_depends_on_the_results_told() -> None:
+    sampler = build("tpe")
+    history = play(sampler, 10, loss_of)
+    opposite = [Observation(o.number, o.config, -(o.loss or 0.0), o.state) for o in history]
+    asked = [sampler.ask(number, history) for number in range(10, 20)]
+    other = [sampler.ask(number, opposite) for number in range(10, 20)]
+    assert all(a != b for a, b in zip(asked, other, strict=True))
+
+
+def test_tpe_finds_better_trials_than_random_search() -> None:
+    def mean_of_last(algorithm: str, seed: int) -> float:
+        history = play(build(algorithm, seed=seed), 40, loss_of)
+        return sum(o.loss or 0.0 for o in history[20:]) / 20
+
+    gains = [mean_of_last("random", seed) - mean_of_last("tpe", seed) for seed in range(5)]
+    assert min(gains) > 0.2
+
+
+def test_tpe_without_any_result_is_random_search() -> None:
+    flying = [Observation(n, build("random").ask(n, []), None, "running") for n in range(6)]
+    failed = [Observation(6, flying[0].config, math.nan, "finished")]
+    assert build("tpe").ask(7, [*flying, *failed]) == build("random").ask(7, [])
+
+
+def test_tpe_uses_the_loss_so_far_of_running_trials() -> None:
+    sampler = build("tpe")
+    history = play(sampler, 8, loss_of)
+    flying = [Observation(o.number, o.config, o.loss, "running") for o in history]
+    assert sampler.ask(8, flying) == sampler.ask(8, history)
+
+
+def test_a_trial_in_flight_without_a_loss_keeps_tpe_from_asking_for_its_like() -> None:
+    space: Space = (("x", Uniform(0.0, 1.0)),)
+    sampler = make_sampler("tpe", space, 1, 1)
+    done = [Observation(n, {"x": n / 40}, abs(n / 40 - 0.3), "finished") for n in range(0, 40, 2)]
+    flying = [Observation(100 + n, {"x": 0.3 + n / 1000}, None, "running") for n in range(-10, 11)]
+
+    def near(history: list[Observation]) -> int:
+        asked = [sampler.ask(number, history)["x"] for number in range(200, 230)]
+        return sum(isinstance(x, float) and abs(x - 0.3) < 0.05 for x in asked)
+
+    assert near([*done, *flying]) < near(done)
+
+
+def test_failed_and_diverged_trials_rank_behind_every_other() -> None:
+    sampler = build("tpe")
+    history = play(sampler, 8, loss_of)
+    failed = [*history[:-1], Observation(7, history[7].config, None, "failed")]
+    diverged = [*history[:-1], Observation(7, history[7].config, math.inf, "finished")]
+    assert sampler.ask(8, failed) == sampler.ask(8, diverged)
+
+
+@pytest.mark.parametrize("name", ["__import__('os')", "p0", "a.b", "{x}", "lambda: 1"])
+def test_names_and_texts_are_only_texts_to_tpe(name: str) -> None:
+    space: Space = ((name, Choice(("1/0", "exit()", "p0"))), ("x", Uniform(0.0, 1.0)))
+    sampler = make_sampler("tpe", space, 0, 1)
+    history = [
+        Observation(n, {name: value, "x": 0.5}, float(n), "finished")
+        for n, value in enumerate(("1/0", "exit()", "p0"))
+    ]
+    assert sampler.ask(3, history)[name] in ("1/0", "exit()", "p0")
