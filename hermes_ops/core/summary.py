@@ -89,8 +89,12 @@ class SweepSummary:
 
     @property
     def best(self) -> TrialSummary | None:
-        """The trial with the best value, of two the lower number; None when there is no value."""
-        valued = [t for t in self.trials if _finite(t.best) is not None]
+        """The trial with the best value, of two the lower number; None when there is no value.
+
+        A failed trial is never the best: it left no model that one could use.
+        """
+        able = [t for t in self.trials if t.state != "failed"]
+        valued = [t for t in able if _finite(t.best) is not None]
         sign = -1.0 if self.direction == "maximize" else 1.0
         return min(valued, key=lambda t: (sign * (t.best or 0.0), t.number), default=None)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 _BLOCK_BYTES = 1 << 20
 _TOO_GREAT = 1 << 63
-_MAX_RANGES = 100_000  # about 10 MB
+_MAX_RANGES = 100_000  # of all names, about 10 MB
+_MAX_RANGES_OF_NAME = 1_000  # each new step is looked for in all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Seen:
     """The (name, step) pairs met so far.
 
     Steps that follow one another at equal distance, the usual case, take one range however many
-    they are. Past 100,000 ranges the oldest are forgotten; a pair met again after that is sent
-    again, and MLflow keeps equal points once.
+    they are. Past 1,000 ranges of a name, or 100,000 of all, the oldest are forgotten; a pair met
+    again after that is sent again, and MLflow keeps equal points once.
     """
 
     def __init__(self) -> None:
@@ -78,6 +79,9 @@ class Seen:
             return True
         ranges.append(range(step, step + 1))
         self._count += 1
+        if len(ranges) > _MAX_RANGES_OF_NAME:
+            del ranges[: _MAX_RANGES_OF_NAME // 2]
+            self._count -= _MAX_RANGES_OF_NAME // 2
         if self._count > _MAX_RANGES:
             self._forget()
         return True

@@ -90,7 +90,7 @@ def _trial(run: TrialRun, points: CurvePoints, direction: str) -> TrialSummary:
 
 
 def _best(points: CurvePoints, direction: str) -> float | None:
-    values = [value for _, value, _ in points if not math.isnan(value)]
+    values = [value for _, value, _ in points if math.isfinite(value)]
     if not values:
         return None
     return max(values) if direction == "maximize" else min(values)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hermes_ops import report
+from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
+from hermes_ops.report.page import duration, page
+from hermes_ops.report.table import csv_text
+
+EVIL = "<script>alert('x')</script>\"&$a_b^{ 日本 =1+1"
+
+
+def summary(*trials: TrialSummary, direction: str = "minimize", name: str = "s") -> SweepSummary:
+    return SweepSummary(name, "finished", trials, "val_loss", direction, 75.04, 2, 2)
+
+
+def trial(number: int, best: float | None, **changes: object) -> TrialSummary:
+    facts: dict[str, object] = {"state": "finished", "config": {"lr": 0.1}, "final": best}
+    return TrialSummary(number, best=best, **{**facts, **changes})  # type: ignore[arg-type]
+
+
+def test_the_document_has_exactly_the_promised_keys() -> None:
+    document = summary(trial(0, 0.5), TrialSummary(1, "pending")).to_document()
+    assert list(document) == [
+        "sweep",
+        "state",
+        "trials",
+        "best",
+        "wall_seconds",
+        "pool_slots",
+        "max_slots_used",
+    ]
+    assert list(document["trials"][0]) == [
+        "number",
+        "state",
+        "config",
+        "final",
+        "best",
+        "steps",
+        "segments",
+        "preemptions",
+        "gpu_seconds",
+    ]
+    assert document["best"] == document["trials"][0]
+
+
+def test_the_best_follows_the_direction_and_of_two_equal_ones_is_the_first() -> None:
+    trials = [trial(0, 0.5), trial(1, 0.9), trial(2, 0.2), trial(3, 0.2), trial(4, 0.9)]
+    lowest, highest = summary(*trials).best, summary(*trials, direction="maximize").best
+    assert lowest is not None
+    assert highest is not None
+    assert (lowest.number, highest.number) == (2, 1)
+
+
+def test_a_failed_trial_is_never_the_best() -> None:
+    best = summary(trial(0, 0.1, state="failed"), trial(1, 0.3, state="stopped_early")).best
+    assert best is not None
+    assert best.number == 1
+
+
+def test_values_that_are_no_numbers_are_null_and_never_the_best() -> None:
+    document = summary(trial(0, math.nan), trial(1, math.inf), trial(2, None)).to_document()
+    assert document["best"] is None
+    assert [t["final"] for t in document["trials"]] == [None, None, None]
+    json.dumps(document, allow_nan=False)
+
+
+def test_the_report_is_complete_and_its_json_is_the_document(tmp_path: Path) -> None:
+    world = summary(trial(0, 0.5, segments=2, preemptions=1), trial(1, 0.7))
+    curves: dict[int, CurvePoints] = {0: ((1, 0.9, 1_000), (2, 0.5, 5_000)), 1: ((1, 0.7, 3_000),)}
+    segments = [
+        Segment(0, 1, (0,), 0.0, 1.5, 0, 1, "preempted"),
+        Segment(1, 1, (0,), 2.0, 3.5, 0, 1, "finished"),
+        Segment(0, 2, (0, 1), 4.0, None, 1, None, ""),
+    ]
+    files = report.write(tmp_path / "report", world, curves, segments)
+    assert sorted(f.name for f in files) == [
+        "best.json",
+        "curves.png",
+        "gpus.png",
+        "index.html",
+        "summary.json",
+        "trials.csv",
+    ]
+    folder = tmp_path / "report"
+    assert json.loads((folder / "summary.json").read_text()) == world.to_document()
+    assert json.loads((folder / "best.json").read_text())["number"] == 0
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "gpus.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("values", [(), (math.nan,), (0.0,), (-1.0, 5.0), (1e-9, 1e9), (1e308,)])
+def test_any_curve_can_be_drawn(tmp_path: Path, values: tuple[float, ...]) -> None:
+    points = tuple((i, v, i * 1_000) for i, v in enumerate(values, 1))
+    curves = {0: points} if points else {}
+    report.write(tmp_path, summary(trial(0, None)), curves, [])
+    assert (tmp_path / "index.html").exists()
+
+
+class Tags(HTMLParser):
+    """Notes every tag and every address of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [v or "" for k, v in attrs if k in ("src", "href")]
+
+
+def test_hostile_names_stay_text_and_nothing_is_fetched(tmp_path: Path) -> None:
+    bad = TrialSummary(0, EVIL, {EVIL: EVIL, "list": [EVIL]}, 0.5, 0.5, 1, 1, 0, 1.0)
+    world = SweepSummary(EVIL, EVIL, (bad,), EVIL, "minimize", 1.0)
+    report.write(tmp_path, world, {0: ((1, 0.5, 1_000), (2, 0.4, 2_000))}, [])
+    text = (tmp_path / "index.html").read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert "script" not in tags.tags
+    assert "<script" not in text
+    assert len(tags.addresses) == 2
+    assert all(a.startswith("data:image/png;base64,") for a in tags.addresses)
+
+
+def test_the_page_shows_each_trial_and_marks_the_best() -> None:
+    text = page(summary(trial(0, 0.5), trial(1, 0.25), TrialSummary(2, "cancelled")), b"", b"")
+    assert text.count("<tr") == 4
+    assert '<tr class="best" id="trial-1">' in text
+    assert "2 finished, 1 cancelled" in text
+
+
+def test_the_csv_has_all_parameters_and_no_formula() -> None:
+    trials = (
+        trial(0, 1 / 3, config={"lr": 0.1}),
+        trial(1, -0.5, config={"lr": -2, "opt": "=cmd|' /C calc'!A0", "layers": [1, 2]}),
+        TrialSummary(2, "pending"),
+    )
+    rows = list(csv.DictReader(io.StringIO(csv_text(summary(*trials)))))
+    assert [r["number"] for r in rows] == ["0", "1", "2"]
+    assert float(rows[0]["best"]) == 1 / 3
+    assert (rows[1]["best"], rows[1]["config.lr"]) == ("-0.5", "-2")
+    assert rows[1]["config.opt"].startswith("'=")
+    assert rows[1]["config.layers"] == "[1, 2]"
+    assert (rows[2]["best"], rows[2]["config.lr"]) == ("", "")
+
+
+def test_durations_read_well() -> None:
+    assert [duration(s) for s in (0, 59.4, 59.6, 185, 7_800)] == [
+        "0 s",
+        "59 s",
+        "1 min 00 s",
+        "3 min 05 s",
+        "2 h 10 min",
+    ]
