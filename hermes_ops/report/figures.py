@@ -39,8 +39,8 @@ def learning_curves(
     """Draw the objective by step and by time, and return the PNG.
 
     A ring stands where a trial was stopped and resumed later; by time, the line is broken while it
-    waited and a dotted line leads over. The best trial is drawn thick and last. With more than 20 trials the
-    others are thin, and marks and legend are left to the best.
+    waited and a dotted line leads over. The best trial is drawn thick and last. With more than 20
+    trials the others are thin, and marks and legend are left to the best.
     """
     best = summary.best.number if summary.best else None
     by_trial = _by_trial(segments)

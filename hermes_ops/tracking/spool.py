@@ -45,9 +45,9 @@ def read_lines(
             yield _parsed(line, offset), offset
 
 
-def _parsed(line: bytes, end: int) -> Line | None:
+def _parsed(text: bytes, end: int) -> Line | None:
     try:
-        entry = json.loads(line)
+        entry = json.loads(text)
         name, step, time_ms = entry["name"], entry["step"], entry["time_ms"]
         line = Line(name, float(entry["value"]), int(step), int(time_ms), end)
         # MLflow does not refuse a number too great for it: it would store step 0.

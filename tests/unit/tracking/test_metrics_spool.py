@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,12 +98,14 @@ def test_an_address_that_is_no_server_is_refused_with_the_remedy(uri: str) -> No
 def test_the_sender_asks_an_absent_server_less_and_less_often(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(line(1))
     now = [0.0]
-    tracker = Tracker(f"http://127.0.0.1:{closed_port()}")
     asked: list[float] = []
-    tracker.log_metrics = lambda *a: (  # type: ignore[method-assign]
-        asked.append(now[0]),
-        Tracker.log_metrics(tracker, *a),
-    )[1]
+
+    class NotingTracker(Tracker):
+        def log_metrics(self, run_id: str, metrics: Sequence[Mapping[str, Any]]) -> None:
+            asked.append(now[0])
+            super().log_metrics(run_id, metrics)
+
+    tracker = NotingTracker(f"http://127.0.0.1:{closed_port()}")
     sender = MetricSender(
         "run", tmp_path / "metrics.jsonl", tmp_path / "sent.json", tracker, clock=lambda: now[0]
     )
