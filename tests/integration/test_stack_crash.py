@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -79,7 +80,7 @@ def test_a_killed_component_comes_back_and_its_orphans_end(own_stack: Any) -> No
         os.kill(before[name], signal.SIGKILL)
     psutil.wait_procs(workers, timeout=60)
     assert not [worker for worker in workers if worker.is_running()]
-    _await(lambda: _answers(f"{own_stack.mlflow_url}/health"))
+    _await(functools.partial(_answers, f"{own_stack.mlflow_url}/health"))
     _await(lambda: own_stack.hermes("status").returncode == 0)
     assert _programs(own_stack)["scheduler"] != before["scheduler"]
 
@@ -91,7 +92,7 @@ def test_a_start_that_is_interrupted_leaves_no_process(
     command = [str(HERMES), "up", "--home", str(own_stack.home), "--slots", "1"]
     command += ["--airflow-port", "0", "--mlflow-port", "0"]
     starting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    _await(lambda: (own_stack.home / "run" / "supervisord.pid").exists())
+    _await((own_stack.home / "run" / "supervisord.pid").exists)
     starting.send_signal(number)
     starting.communicate(timeout=100)
     assert starting.returncode == 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_a_second_up_is_refused_and_says_where_the_first_one_is(stack: Any) -> N
 
 
 def test_the_pool_has_the_slots_that_were_asked_for(stack: Any) -> None:
-    with _controller_client(stack) as client:
+    with contextlib.closing(_controller_client(stack)) as client:
         assert client.get("/api/v2/pools/gpus").json()["slots"] == 2
 
 
@@ -63,13 +64,13 @@ def test_airflow_answers_nothing_without_a_log_in(stack: Any) -> None:
 
 
 def test_the_controllers_user_may_not_change_pools(stack: Any) -> None:
-    with _controller_client(stack) as client:
+    with contextlib.closing(_controller_client(stack)) as client:
         answer = client.patch("/api/v2/pools/gpus", json={"pool": "gpus", "slots": 99})
     assert answer.status_code == 403
 
 
 def test_the_sweep_dag_is_there_without_import_errors(stack: Any) -> None:
-    with _controller_client(stack) as client:
+    with contextlib.closing(_controller_client(stack)) as client:
         assert client.get("/api/v2/dags/hermes_sweep").status_code == 200
         assert client.get("/api/v2/importErrors").json()["total_entries"] == 0
 

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import configparser
+import json
+import sys
+from pathlib import Path
+
+from hermes_ops.stack import airflow_settings, credentials, programs
+from hermes_ops.stack.layout import Layout, shared_folder
+from hermes_ops.stack.record import StackRecord
+from hermes_ops.stack.settings import Settings, resolve
+
+
+def _settings(home: Path, **options: object) -> Settings:
+    Layout(home).create()
+    return resolve(home, {"slots": 2, **options}, {})
+
+
+def _record(settings: Settings, standby: int = 0) -> StackRecord:
+    return StackRecord(
+        home=str(settings.home),
+        airflow_url="http://127.0.0.1:8080",
+        mlflow_url="http://127.0.0.1:5000",
+        pool=settings.pool,
+        slots=2,
+        policy=settings.policy,
+        policy_options=dict(settings.policy_options),
+        mlflow_auth=settings.mlflow_auth,
+        standby=standby,
+        started_s=0.0,
+    )
+
+
+def _airflow(settings: Settings, slots: int = 2) -> configparser.ConfigParser:
+    secrets = credentials.ensure(settings.layout)
+    parsed = configparser.ConfigParser()
+    parsed.read_string(airflow_settings.render(settings, secrets, slots, 8080))
+    return parsed
+
+
+def test_airflow_listens_on_loopback_and_asks_for_a_log_in(tmp_path: Path) -> None:
+    parsed = _airflow(_settings(tmp_path))
+    assert parsed["api"]["host"] == "127.0.0.1"
+    assert parsed["core"]["simple_auth_manager_users"] == "admin:admin,hermes-controller:user"
+
+
+def test_the_executor_has_more_workers_than_the_pool_has_slots(tmp_path: Path) -> None:
+    assert int(_airflow(_settings(tmp_path), slots=8)["core"]["parallelism"]) > 8
+
+
+def test_a_percent_sign_in_a_database_password_survives_the_file(tmp_path: Path) -> None:
+    url = "postgresql://user:pass%25word@127.0.0.1/airflow"
+    parsed = _airflow(_settings(tmp_path, airflow_db=url))
+    expected = "postgresql+psycopg2://user:pass%25word@127.0.0.1/airflow"
+    assert parsed["database"]["sql_alchemy_conn"] == expected
+
+
+def test_an_extra_folder_of_dags_is_a_bundle_of_its_own(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, dags=(tmp_path / "mine",))
+    bundles = json.loads(_airflow(settings)["dag_processor"]["dag_bundle_config_list"])
+    paths = [bundle["kwargs"]["path"] for bundle in bundles]
+    assert paths == [str(shared_folder("dags")), str(tmp_path / "mine")]
+
+
+def test_the_users_own_airflow_settings_win(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, airflow={"core": {"parallelism": "77"}, "smtp": {"a": "b"}})
+    parsed = _airflow(settings)
+    assert parsed["core"]["parallelism"] == "77"
+    assert parsed["smtp"]["a"] == "b"
+
+
+def test_the_sweep_dag_is_found_in_this_installation() -> None:
+    assert (shared_folder("dags") / "hermes_sweep.py").is_file()
+
+
+def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -> None:
+    layout = _settings(tmp_path).layout
+    first, second = credentials.ensure(layout), credentials.ensure(layout)
+    files = list(layout.secrets.iterdir())
+    assert first == second
+    assert first.admin_password != first.controller_password
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert first.admin_password not in repr(first)
+
+
+def test_no_program_has_a_secret_on_its_command_line(tmp_path: Path) -> None:
+    url = "postgresql://user:hush@127.0.0.1/mlflow"
+    settings = _settings(tmp_path, mlflow_db=url, mlflow_auth=True)
+    secrets = credentials.ensure(settings.layout)
+    table = programs.programs_of(settings, secrets, _record(settings))
+    commands = " ".join(" ".join(program.command) for program in table)
+    assert "hush" not in commands
+    assert secrets.mlflow_password not in commands
+
+
+def test_the_scheduler_and_so_every_trial_gets_no_key_of_the_services(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, mlflow_db="postgresql://user:hush@127.0.0.1/mlflow")
+    secrets = credentials.ensure(settings.layout)
+    chosen = _record(settings)
+    table = programs.programs_of(settings, secrets, chosen)
+    programs.write_configuration(settings.layout, table, chosen)
+    written = json.loads(settings.layout.programs.read_text())["scheduler"]["environment"]
+    values = " ".join(written.values())
+    for secret in ("hush", secrets.fernet_key, secrets.jwt_secret, secrets.admin_password):
+        assert secret not in values
+
+
+def test_variables_of_the_callers_own_airflow_do_not_reach_the_stack(
+    tmp_path: Path, monkeypatch: object
+) -> None:
+    settings = _settings(tmp_path)
+    environment = programs.base_environment(_record(settings))
+    assert environment["AIRFLOW_HOME"] == str(tmp_path / "airflow")
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+
+
+def test_a_percent_sign_in_the_home_survives_the_supervisors_configuration(tmp_path: Path) -> None:
+    home = tmp_path / "a%b c"
+    settings = _settings(home)
+    chosen = _record(settings)
+    table = programs.programs_of(settings, credentials.ensure(settings.layout), chosen)
+    programs.write_configuration(settings.layout, table, chosen)
+    parsed = configparser.RawConfigParser()
+    parsed.read_string(settings.layout.supervisor_config.read_text())
+    assert parsed["supervisord"]["directory"] == f"{tmp_path}/a%%b c/run"
+    assert f"'{tmp_path}/a%%b c'" in parsed["program:mlflow"]["command"]
+    assert parsed["program:mlflow"]["command"].startswith(sys.executable)
+
+
+def test_every_program_is_restarted_and_its_group_is_killed_in_the_end(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    chosen = _record(settings, standby=2)
+    table = programs.programs_of(settings, credentials.ensure(settings.layout), chosen)
+    programs.write_configuration(settings.layout, table, chosen)
+    parsed = configparser.RawConfigParser()
+    parsed.read_string(settings.layout.supervisor_config.read_text())
+    sections = [name for name in parsed.sections() if name.startswith("program:")]
+    assert len(sections) == len(table) == 7
+    assert all(parsed[name]["autorestart"] == "true" for name in sections)
+    assert all(parsed[name]["killasgroup"] == "true" for name in sections)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hermes_ops.stack import launch, processes
+from hermes_ops.stack.layout import Layout
+
+SLEEP = "print('ready', flush=True); import time; time.sleep(60)"
+READY = f"""import os, signal
+def end(*_):
+    print("terminated", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+{SLEEP}"""
+IGNORES_TERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a process with extra variables in its environment and wait until it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str = READY, arguments: tuple[str, ...] = (), **variables: str) -> object:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("HERMES_")}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env={**clean, **variables},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _end_of(process: subprocess.Popen[str]) -> str:
+    """Return "terminated", or "killed" if the process could not say anything at its end."""
+    assert process.stdout is not None
+    return process.stdout.read().strip() or "killed"
+
+
+def test_a_process_with_our_marks_is_ours(tmp_path: Path, start: Start) -> None:
+    ours = start(HERMES_HOME=str(tmp_path), HERMES_PROGRAM="mlflow")
+    assert [(m.pid, m.program) for m in processes.members(tmp_path)] == [(ours.pid, "mlflow")]
+
+
+def test_a_shell_that_only_exports_the_home_is_not_ours(tmp_path: Path, start: Start) -> None:
+    start(HERMES_HOME=str(tmp_path))
+    assert processes.members(tmp_path) == []
+
+
+def test_a_process_of_another_home_is_not_ours(tmp_path: Path, start: Start) -> None:
+    start(HERMES_HOME=str(tmp_path / "other"), HERMES_PROGRAM="mlflow")
+    assert processes.members(tmp_path) == []
+
+
+def test_a_process_that_ignores_sigterm_is_killed(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PROGRAM_GRACE_S", 0.1)
+    stubborn = start(IGNORES_TERM, HERMES_HOME=str(tmp_path), HERMES_PROGRAM="mlflow")
+    assert processes.end(tmp_path) == 1
+    assert _end_of(stubborn) == "killed"
+
+
+def test_hermes_trial_is_asked_to_stop_and_its_script_is_left_to_it(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "TRIAL_GRACE_S", 0.2)
+    marks = {"HERMES_HOME": str(tmp_path), "HERMES_TRIAL": "3"}
+    leader = start(READY, ("-m", "hermes_ops.trial"), **marks)
+    script = start(READY, **marks)
+    processes.end_trials(processes.members(tmp_path))
+    assert _end_of(leader) == "terminated"
+    assert _end_of(script) == "killed"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["/venv/bin/python", "-m", "hermes_ops.trial", "--", "python", "train.py"], True),
+        (["/venv/bin/python", "/venv/bin/hermes-trial", "--", "python", "train.py"], True),
+        (["python", "train.py", "--note", "hermes-trial"], False),
+        (["python", "-P", "-m", "hermes_ops.trial.standby"], False),
+    ],
+)
+def test_the_command_line_tells_hermes_trial_from_the_users_script(
+    command: list[str], expected: bool
+) -> None:
+    assert processes.is_trial_command(command) is expected
+
+
+def test_the_launcher_ends_only_what_its_own_program_left(tmp_path: Path, start: Start) -> None:
+    marks = {"HERMES_HOME": str(tmp_path)}
+    left = start(HERMES_PROGRAM="mlflow", **marks)
+    other = start(HERMES_PROGRAM="api-server", **marks)
+    assert launch.reap(tmp_path, "mlflow") == 1
+    assert _end_of(left) == "terminated"
+    assert psutil.pid_exists(other.pid)
+
+
+def test_the_scheduler_that_comes_back_ends_trials_without_a_program(
+    tmp_path: Path, start: Start
+) -> None:
+    marks = {"HERMES_HOME": str(tmp_path), "HERMES_TRIAL": "0"}
+    trial = start(READY, ("-m", "hermes_ops.trial"), **marks)
+    assert launch.reap(tmp_path, "scheduler") == 1
+    assert _end_of(trial) == "terminated"
+
+
+def test_the_keeper_of_standby_interpreters_ends_no_live_trial(
+    tmp_path: Path, start: Start
+) -> None:
+    serving = start(HERMES_HOME=str(tmp_path), HERMES_PROGRAM="standby")
+    assert launch.reap(tmp_path, "standby") == 0
+    assert serving.poll() is None
+
+
+def test_the_launcher_becomes_the_program_with_its_environment(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.create()
+    code = "import os; print(os.environ['MARK'], 'HERMES_OTHER' in os.environ)"
+    table = {"one": {"command": [sys.executable, "-c", code], "environment": {"MARK": "here"}}}
+    layout.programs.write_text(json.dumps(table))
+    command = [sys.executable, "-m", "hermes_ops.stack.launch", "--home", str(tmp_path), "one"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "HERMES_OTHER": "1"}
+    )
+    assert done.stdout.split() == ["here", "False"]
