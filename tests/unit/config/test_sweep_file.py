@@ -21,6 +21,7 @@ from hermes_ops.config import (
     render_environment,
 )
 from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.search.space import Config
 
 SPACE: dict[str, Any] = {
     "rate": {"type": "loguniform", "low": 0.0001, "high": 0.1},
@@ -435,7 +436,7 @@ def _rendering(*command: str) -> SweepConfig:
 
 def test_a_value_replaces_its_placeholder_and_nothing_else() -> None:
     config = _rendering("x", "--r={rate}", '{{"u": {units}}}', "$(rm) `{optimizer}` %s {{rate}}")
-    params = {"rate": 1e-5, "units": 3, "optimizer": "{rate} $HOME; {{"}
+    params: Config = {"rate": 1e-5, "units": 3, "optimizer": "{rate} $HOME; {{"}
     assert render_command(config, params) == [
         "x",
         "--r=1e-05",

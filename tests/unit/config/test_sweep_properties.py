@@ -29,6 +29,7 @@ SOME_WORDS = (
 )
 KEYS = st.sampled_from(KEY_NAMES.split())
 WORDS = st.sampled_from(SOME_WORDS.split(" "))
+SURROGATES = st.integers(0xD800, 0xDFFF).map(chr)
 SCALARS = (
     st.none()
     | st.booleans()
@@ -36,7 +37,7 @@ SCALARS = (
     | st.floats()
     | st.text(max_size=8)
     | WORDS
-    | st.characters(categories=("Cs",))
+    | SURROGATES
     | st.integers(-3, 20)
 )
 TREES = st.recursive(
