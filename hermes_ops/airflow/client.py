@@ -61,7 +61,7 @@ class AirflowClient:
     """A thin client; logs in on first use and again when its token is refused."""
 
     credentials: Credentials
-    timeout_s: float = 10.0
+    timeout_s: float = 30.0
     _http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:

@@ -64,6 +64,17 @@ class Choice:
             ) from None
         return cls(str(value.get("policy", DEFAULT_POLICY)), dict(value.get("options") or {}))
 
+    @staticmethod
+    def file() -> Path:
+        """Where the choice of a running pool is written."""
+        return home() / "policy.json"
+
+    def write(self, path: Path) -> None:
+        """Make it the choice of the running pool, at once."""
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps({"policy": self.name, "options": self.options}))
+        os.replace(fresh, path)
+
     def build(self) -> Policy[Any]:
         """The policy within its guards; ConfigError for an unknown name or option."""
         own = {k: v for k, v in self.options.items() if k not in GUARD_OPTIONS}
@@ -138,7 +149,7 @@ def build(pool: str) -> Controller:
     client = AirflowClient(Credentials.from_environment())
     applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {})
     cluster = AirflowCluster(pool, metadata, curves, applier, decisions)
-    controller = Controller(cluster, Leadership(metadata.engine, pool), home() / "policy.json")
+    controller = Controller(cluster, Leadership(metadata.engine, pool), Choice.file())
     Choice.read(controller.policy_file).build()
     curves.start()
     return controller

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, TriggerRule
 
-from hermes_ops.airflow.operator import HermesTrialOperator
+from hermes_ops.airflow.operator import HermesTrialOperator, trial_defaults
 from hermes_ops.airflow.tasks import PlanOperator, ReportOperator
 from hermes_ops.config import dag_params_schema
 
@@ -47,7 +47,9 @@ def sweep_dag(
     ) as dag:
         plan = PlanOperator(task_id="plan", trial_task="trial", retries=3,
                             retry_delay=timedelta(seconds=5))  # fmt: skip
-        trial = HermesTrialOperator.partial(task_id="trial", pool=pool).expand(number=plan.output)
+        trial = HermesTrialOperator.partial(task_id="trial", pool=pool, **trial_defaults()).expand(
+            number=plan.output
+        )
         report = ReportOperator(task_id="report", plan_task="plan", trial_task="trial", retries=10,
                                 retry_delay=timedelta(seconds=5),
                                 trigger_rule=TriggerRule.ALL_DONE)  # fmt: skip

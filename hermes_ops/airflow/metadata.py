@@ -202,10 +202,11 @@ class Metadata:
 
         A task instance that has been queued or runs meanwhile is left alone: its slots count.
         """
-        from sqlalchemy import bindparam, exc, update
+        from sqlalchemy import and_, bindparam, exc, update
 
         rows = [
-            {"b_id": r.id, "b_weight": r.priority_weight, "b_slots": r.pool_slots} for r in ranks
+            {"b_id": _uuid(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
+            for r in ranks
         ]
         if not rows:
             return 0
@@ -213,7 +214,7 @@ class Metadata:
         statement = (
             update(ti)
             .where(ti.c.id == bindparam("b_id"))
-            .where(ti.c.state.is_(None) | ti.c.state.not_in(OCCUPYING))
+            .where(ti.c.state.is_(None) | and_(*(ti.c.state != s for s in OCCUPYING)))
             .values(priority_weight=bindparam("b_weight"), pool_slots=bindparam("b_slots"))
         )
         try:

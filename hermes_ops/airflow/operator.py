@@ -47,6 +47,21 @@ INFRASTRUCTURE_RETRIES = 100
 """Tries that Airflow may spend on lost races and killed workers; failures are counted apart."""
 
 
+def trial_defaults() -> dict[str, Any]:
+    """Arguments that every trial's task needs; a mapped task gets them through `partial`.
+
+    Its weight is its own, not its descendants', and it asks for more slots than there are until
+    the controller grants it some.
+    """
+    return {
+        "retries": INFRASTRUCTURE_RETRIES,
+        "retry_delay": timedelta(seconds=1),
+        "weight_rule": "absolute",
+        "priority_weight": 1,
+        "pool_slots": HELD_POOL_SLOTS,
+    }
+
+
 class HermesTrialMixin:
     """Admission and the ways to leave; where the segment runs is the subclass's."""
 
@@ -116,14 +131,7 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
     """
 
     def __init__(self, *, number: int, **kwargs: Any) -> None:  # noqa: ANN401 - Airflow's own
-        defaults: dict[str, Any] = {
-            "retries": INFRASTRUCTURE_RETRIES,
-            "retry_delay": timedelta(seconds=1),
-            "weight_rule": "absolute",
-            "priority_weight": 1,
-            "pool_slots": HELD_POOL_SLOTS,
-        }
-        super().__init__(**{**defaults, **kwargs})
+        super().__init__(**{**trial_defaults(), **kwargs})
         self.number = number
         self._segment: LocalSegment | None = None
 

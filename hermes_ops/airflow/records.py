@@ -120,8 +120,8 @@ class Segment:
 
 
 def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records above
-    """The record as a JSON object."""
-    return asdict(record)
+    """The record as a JSON object (Airflow's store takes lists, not tuples)."""
+    return {name: _lists(value) for name, value in asdict(record).items()}
 
 
 def decode(kind: type[R], value: object) -> R | None:
@@ -137,6 +137,12 @@ def decode(kind: type[R], value: object) -> R | None:
         return kind(**known)
     except TypeError:
         return None
+
+
+def _lists(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return [_lists(v) for v in value]
+    return value
 
 
 def _tuples(value: object) -> object:

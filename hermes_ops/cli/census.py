@@ -10,16 +10,19 @@ PERIOD_S = 0.1
 
 
 def gpus_of_live_trials(home: Path) -> list[tuple[int, ...]]:
-    """The GPU indices of each live `hermes-trial` process of this home, by /proc alone."""
+    """The GPU indices of each live `hermes-trial` of this home, from its processes alone."""
+    import psutil
+
     from hermes_ops.stack.processes import members
 
+    guards = {m.pid: m.process for m in members(home) if m.supervises_trial}
     held: list[tuple[int, ...]] = []
-    for member in members(home):
-        if not member.supervises_trial:
-            continue
+    for process in guards.values():
         try:
-            gpus = member.process.environ().get("HERMES_GPUS", "")
-        except (OSError, LookupError):
+            if process.ppid() in guards:  # a helper of the same trial
+                continue
+            gpus = process.environ().get("HERMES_GPUS", "")
+        except (psutil.Error, OSError):  # it has just ended
             continue
         held.append(tuple(int(g) for g in gpus.split(",") if g))
     return held

@@ -1,0 +1,159 @@
+"""The live table of a sweep, until it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hermes_ops.cli.census import Census
+from hermes_ops.errors import HermesError, Unavailable
+
+if TYPE_CHECKING:
+    from hermes_ops.cli.connection import Connection
+
+ENDED = ("success", "failed")
+PERIOD_S = 0.5
+ROWS = 40
+STYLES = {"running": "bold green", "starting": "green", "stopping": "yellow", "ended": "dim"}
+
+
+def follow(connection: Connection, sweep: str, *, quiet: bool) -> dict[str, Any]:
+    """Show the sweep until it has ended; its document."""
+    from hermes_ops.airflow.folders import home
+    from hermes_ops.cli.outcome import document
+
+    census = Census(home())
+    census.start()
+    try:
+        _until_the_end(connection, sweep, quiet)
+    finally:
+        most = census.close()
+    found = document(connection, sweep, most)
+    if not quiet:
+        _print_end(connection, sweep, found)
+    return found
+
+
+def _until_the_end(connection: Connection, sweep: str, quiet: bool) -> None:
+    from hermes_ops.airflow.publish import read_view
+
+    console = Console()
+    shown = Live(console=console, refresh_per_second=4, transient=True)
+    live = console.is_terminal and not quiet
+    said = ""
+    if live:
+        shown.start()
+    try:
+        while _state(connection, sweep) not in ENDED:
+            view = read_view(connection.pool)
+            if view is not None and sweep in view.get("sweeps", {}):
+                if live:
+                    shown.update(table(view, sweep))
+                elif not quiet and (line := progress_line(view, sweep)) != said:
+                    said = line
+                    console.print(line)
+            time.sleep(PERIOD_S)
+    finally:
+        if live:
+            shown.stop()
+
+
+def _state(connection: Connection, sweep: str) -> str:
+    from hermes_ops.cli.sweep_commands import DAG_ID
+
+    try:
+        found = connection.airflow.dag_run(DAG_ID, sweep)
+    except Unavailable:  # it is being restarted; the sweep goes on without us
+        return "unknown"
+    if found is None:
+        raise HermesError(f"the sweep {sweep!r} has been deleted in Airflow.")
+    return str(found["state"])
+
+
+def progress_line(view: Mapping[str, Any], sweep: str) -> str:
+    """The sweep in one line, for logs."""
+    facts = view["sweeps"][sweep]
+    mine = [j for j in view["jobs"] if j["id"].rpartition("/")[0] == sweep]
+    running = [j["id"].rpartition("/")[2] for j in mine if j["phase"] == "running"]
+    preemptions = sum(j["preemptions"] for j in mine)
+    values = [j["value"] for j in mine if isinstance(j["value"], float)]
+    return (
+        f"{facts['ended']}/{facts['trials']} trials ended, {facts['open']} open, "
+        f"training: {', '.join(running) or 'none'}, preemptions: {preemptions}, "
+        f"values: {len(values)}"
+    )
+
+
+def table(view: Mapping[str, Any], sweep: str) -> Group:
+    """The pool's view of one sweep."""
+    facts = view["sweeps"][sweep]
+    mine = [j for j in view["jobs"] if j["id"].rpartition("/")[0] == sweep]
+    shown = Table("trial", "state", "GPU", "epoch", "value", "convergence", "priority",
+                  "preemptions", "why", title=f"{sweep} · policy {view['policy']}")  # fmt: skip
+    begun = [j for j in mine if j["phase"] != "pending"]
+    for job in begun[:ROWS]:
+        shown.add_row(*_cells(job), style=STYLES.get(job["phase"], ""))
+    waiting = len(mine) - len(begun)
+    total = max(1, facts["trials"])
+    bar = ProgressBar(total=total, completed=facts["ended"], width=40)
+    note = f"{facts['ended']}/{facts['trials']} trials ended, {waiting} not begun"
+    if facts["closing"]:
+        note += f" — ending: {facts['closing']}"
+    return Group(shown, bar, Text(note))
+
+
+def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
+    total = job["total_steps"]
+    return (
+        job["id"].rpartition("/")[2],
+        job["phase"],
+        ",".join(map(str, job["gpus"])),
+        f"{job['step']}/{total}" if total else str(job["step"]),
+        _number(job["value"]),
+        _number(job["terms"].get("convergence")),
+        str(job["rank"] or ""),
+        str(job["preemptions"]),
+        Text(job["reason"][:60]).plain,
+    )
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float | int) else str(value or "")
+
+
+def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> None:
+    console = Console()
+    shown = Table("trial", "state", "epochs", "final", "best", "segments", "preemptions",
+                  "GPU-seconds", title=f"{sweep}: {found['state']}")  # fmt: skip
+    best = found["best"]
+    for trial in found["trials"]:
+        cells = (trial["number"], trial["state"], trial["steps"], _number(trial["final"]),
+                 _number(trial["best"]), trial["segments"], trial["preemptions"],
+                 f"{trial['gpu_seconds']:.1f}")  # fmt: skip
+        is_best = best is not None and trial["number"] == best["number"]
+        shown.add_row(*map(str, cells), style="bold green" if is_best else "")
+    console.print(shown)
+    if best is None:
+        console.print("No trial reported its objective.")
+    else:
+        settings = ", ".join(f"{k}={_number(v)}" for k, v in best["config"].items())
+        console.print(Text(f"Best: trial {best['number']} ({_number(best['best'])}) {settings}"))
+    console.print(
+        f"{found['wall_seconds']:.0f} s, at most {found['max_slots_used']} of "
+        f"{found['pool_slots']} GPUs in use at once"
+    )
+    console.print(f"MLflow   {_page(connection, sweep)}", soft_wrap=True)
+
+
+def _page(connection: Connection, sweep: str) -> str:
+    from hermes_ops.tracking.summary import find
+
+    ref = find(connection.tracker, sweep)
+    return connection.tracker.run_url(ref.experiment_id, ref.parent_run_id)

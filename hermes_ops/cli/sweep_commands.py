@@ -1,0 +1,231 @@
+"""`hermes sweep …`, `hermes explain`, `hermes controller`."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hermes_ops.cli.stack_commands import Home
+from hermes_ops.errors import HermesError
+
+if TYPE_CHECKING:
+    from hermes_ops.cli.connection import Connection
+
+DAG_ID = "hermes_sweep"
+SweepId = Annotated[str, typer.Argument(help="The sweep's id; see `hermes sweep list`.")]
+SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML or JSON).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the application."""
+    sweep = typer.Typer(help="Run sweeps and look at them.", no_args_is_help=True)
+    sweep.command("run")(run)
+    sweep.command("list")(list_sweeps)
+    sweep.command("watch")(watch)
+    sweep.command("stop")(stop)
+    sweep.command("check")(check)
+    sweep.command("report")(report)
+    sweep.command("schema")(schema)
+    app.add_typer(sweep, name="sweep")
+    app.command("explain")(explain)
+    app.command("policy")(policy)
+    app.command("controller")(controller)
+
+
+def new_sweep_id(name: str) -> str:
+    """A sweep id that sorts by time and cannot be taken."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"{name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def run(
+    file: SweepFile,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show the trials until the sweep has ended.")
+    ] = False,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Start a sweep; a file that is not valid starts nothing."""
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.config import load_file
+
+    config = load_file(file)
+    connection = connect(home)
+    if config.pool != connection.pool:
+        raise HermesError(
+            f"{file}: pool is {config.pool!r}, but this stack serves {connection.pool!r}: "
+            f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
+        )
+    sweep = new_sweep_id(config.name)
+    connection.airflow.trigger(DAG_ID, sweep, json.loads(config.to_json()))
+    typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
+    typer.echo(f"Airflow  {connection.airflow_url}/dags/{DAG_ID}/runs/{sweep}", err=as_json)
+    if follow or as_json:
+        _follow(connection, sweep, as_json=as_json)
+    else:
+        typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
+
+
+def watch(sweep: SweepId, *, as_json: Json = False, home: Home = None) -> None:
+    """Show the trials of a sweep until it has ended."""
+    from hermes_ops.cli.connection import connect
+
+    connection = connect(home)
+    _known(connection, sweep)
+    _follow(connection, sweep, as_json=as_json)
+
+
+def list_sweeps(*, as_json: Json = False, home: Home = None) -> None:
+    """List the newest sweeps."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hermes_ops.cli.connection import connect
+
+    runs = connect(home).airflow.dag_runs(DAG_ID)
+    if as_json:
+        keys = ("dag_run_id", "state", "start_date", "end_date")
+        typer.echo(json.dumps([{k: r.get(k) for k in keys} for r in runs]))
+        return
+    table = Table("sweep", "state", "started", "ended")
+    for row in runs:
+        times = (str(row.get(k) or "")[:19] for k in ("start_date", "end_date"))
+        table.add_row(row["dag_run_id"], row["state"], *times)
+    Console().print(table if runs else "No sweep has been run yet.")
+
+
+def stop(
+    sweep: SweepId,
+    *,
+    reason: Annotated[str, typer.Option(help="What users will read.")] = "stopped by its user",
+    home: Home = None,
+) -> None:
+    """End a sweep: its trials stop with their checkpoints, what has not begun is skipped."""
+    from hermes_ops.airflow.client import TaskKey
+    from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, encode
+    from hermes_ops.cli.connection import connect
+
+    connection = connect(home)
+    state = _known(connection, sweep)["state"]
+    if state in ("success", "failed"):
+        typer.echo(f"Sweep {sweep} has already ended ({state}).")
+        return
+    close = CloseRecord(reason=reason, at_s=time.time())
+    connection.airflow.put_state(TaskKey(DAG_ID, sweep, "plan"), CLOSE_KEY, encode(close))
+    typer.echo(f"Sweep {sweep} ends: {reason}.")
+
+
+def check(file: SweepFile) -> None:
+    """Print what a sweep file means: the resolved config, the first trials, the most it costs."""
+    from hermes_ops.config import check_preview, load_file
+
+    typer.echo(check_preview(load_file(file)).render(), nl=False)
+
+
+def schema() -> None:
+    """Print the JSON Schema of sweep files, for editors."""
+    from hermes_ops.config import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def report(
+    sweep: SweepId,
+    *,
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("report"),
+    home: Home = None,
+) -> None:
+    """Write a sweep's report (page, pictures, tables) from what MLflow holds now."""
+    from hermes_ops import report as pages
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.cli.outcome import collected
+
+    facts = collected(connect(home), sweep)
+    files = pages.write(out, facts.summary, facts.curves, facts.segments)
+    for file in files:
+        typer.echo(str(file))
+
+
+def explain(
+    trial: Annotated[str, typer.Argument(help="SWEEP/NUMBER, for example digits-…/3.")],
+    *,
+    last: Annotated[int, typer.Option(help="How many past decisions to show.")] = 5,
+    home: Home = None,
+) -> None:
+    """Say why a trial runs or waits, and which decisions led there."""
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.cli.explaining import explanation
+
+    if not re.fullmatch(r".+/\d+", trial):
+        raise HermesError(f"{trial!r} is no trial: write SWEEP/NUMBER, for example digits-1/3.")
+    typer.echo(explanation(connect(home), trial, last))
+
+
+def policy(
+    name: Annotated[str | None, typer.Argument(help="The policy; without it, show it.")] = None,
+    *,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A parameter of the policy.", metavar="NAME=VALUE")
+    ] = None,
+    home: Home = None,
+) -> None:
+    """Show or change the pool's policy while it runs."""
+    from hermes_ops.airflow.controller import Choice
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.policies import POLICIES
+    from hermes_ops.stack.settings import parse_options
+
+    connection = connect(home)
+    path = Choice.file()
+    if name is None:
+        choice = Choice.read(path)
+        typer.echo(f"{choice.name} {json.dumps(choice.options) if choice.options else ''}".strip())
+        typer.echo(f"There are: {', '.join(sorted(POLICIES))}.")
+        return
+    choice = Choice(name, dict(parse_options(option)) if option else {})
+    choice.build()
+    choice.write(path)
+    typer.echo(f"The pool {connection.pool} is scheduled by {name} from now on.")
+
+
+def controller(
+    *,
+    pool: Annotated[str, typer.Option(help="The Airflow pool whose slots are the GPUs.")] = "gpus",
+    home: Home = None,
+) -> None:
+    """Run the pool-slot scheduler beside an Airflow that is already there."""
+    from hermes_ops.airflow.controller import main
+
+    arguments = ["--pool", pool, *(["--home", str(home)] if home else [])]
+    raise typer.Exit(main(arguments))
+
+
+def _known(connection: Connection, sweep: str) -> dict[str, Any]:
+    found = connection.airflow.dag_run(DAG_ID, sweep)
+    if found is None:
+        raise HermesError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
+    return found
+
+
+def _follow(connection: Connection, sweep: str, *, as_json: bool) -> None:
+    from hermes_ops.cli.following import follow
+
+    try:
+        document = follow(connection, sweep, quiet=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"\nSweep {sweep} goes on. `hermes sweep watch {sweep}` shows it again, "
+                   f"`hermes sweep stop {sweep}` ends it.", err=True)  # fmt: skip
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(document))
+    if document["best"] is None:
+        raise typer.Exit(1)
