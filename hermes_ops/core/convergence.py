@@ -49,7 +49,9 @@ def largest_drops(jobs: Iterable[Job]) -> dict[SweepId, float]:
     highest: dict[SweepId, float] = {}
     lowest: dict[SweepId, float] = {}
     for job in jobs:
-        losses = [p.loss for p in job.curve if isfinite(p.loss)]
+        losses = [p.loss for p in job.curve]
+        if not isfinite(sum(losses)):  # one test for the usual curve: large sweeps have many points
+            losses = [loss for loss in losses if isfinite(loss)]
         if losses:
             highest[job.sweep] = max(highest.get(job.sweep, -inf), *losses)
             lowest[job.sweep] = min(lowest.get(job.sweep, inf), *losses)

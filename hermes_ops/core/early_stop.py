@@ -41,9 +41,12 @@ def median_rule(jobs: Sequence[Job]) -> Ends:
     are the others; with few trials at a time that would judge too late (a choice).
     """
     ends: Ends = {}
+    means: dict[int, dict[JobId, float]] = {}  # by step: many trials stand at the same one
     for job in _open(jobs):
         step = job.last_step
-        others = [_mean(o, step) for o in jobs if o.id != job.id and o.last_step >= step]
+        if step not in means:
+            means[step] = {o.id: _mean(o, step) for o in jobs if o.last_step >= step}
+        others = [mean for other, mean in means[step].items() if other != job.id]
         if step < MEDIAN_GRACE_STEPS or len(others) < MEDIAN_MIN_OTHERS:
             continue
         best, limit = _best(job, step), median(others)
@@ -66,11 +69,14 @@ def asha_rule(jobs: Sequence[Job]) -> Ends:
     the variant that stops a trial where the paper would leave it paused.
     """
     ends: Ends = {}
+    rungs: dict[int, list[tuple[float, JobId]]] = {}
     for job in _open(jobs):
         rung = _rung(job)
         if rung is None:
             continue
-        at_rung = sorted((_best(o, rung), o.id) for o in jobs if o.last_step >= rung)
+        if rung not in rungs:
+            rungs[rung] = sorted((_best(o, rung), o.id) for o in jobs if o.last_step >= rung)
+        at_rung = rungs[rung]
         places = len(at_rung) // ASHA_ETA
         mine = _best(job, rung)
         if places and mine > at_rung[places - 1][0]:

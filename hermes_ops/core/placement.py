@@ -68,9 +68,8 @@ def place(snapshot: Snapshot, held: Places, memory: Queues, threshold: int) -> P
     for gpus in places.values():
         for gpu in gpus:
             load[gpu] += 1
-    for job in by_submission(snapshot.jobs):
-        if job.is_open and job.id not in places:
-            _enqueue(job, places, load, threshold)
+    for job in by_submission(j for j in snapshot.jobs if j.is_open and j.id not in places):
+        _enqueue(job, places, load, threshold)
     _place_pending(snapshot, places, load, threshold)
     return places
 

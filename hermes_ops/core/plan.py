@@ -56,7 +56,8 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
     stops: list[Action] = []
     resizes: list[Action] = []
     starts: list[Action] = []
-    for job in by_submission(snapshot.jobs):
+    concerned = granted.keys() | ends
+    for job in by_submission(j for j in snapshot.jobs if j.holds_gpus or j.id in concerned):
         reason = plan.reasons.get(job.id, _UNEXPLAINED)
         grant = granted.get(job.id)
         if job.id in ends:

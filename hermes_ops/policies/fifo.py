@@ -32,7 +32,7 @@ class Fifo:
         grants = [Grant(job, gpus) for job, gpus in held.items()]
         reasons = {job: Reason("runs until it ends: fifo never stops a job") for job in held}
         line: list[JobId] = []
-        for job in by_submission(snapshot.jobs):
+        for job in by_submission(j for j in snapshot.jobs if j.phase is not Phase.ENDED):
             if job.holds_gpus and job.id not in held:
                 reasons[job.id] = Reason("stops: its GPUs left the pool or another job has them")
             if job.phase not in (Phase.PENDING, Phase.WAITING):

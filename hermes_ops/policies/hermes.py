@@ -195,10 +195,6 @@ def _admit(board: _Board, most_open: int) -> None:
 
 def _remember(snapshot: Snapshot, board: _Board) -> Queues:
     """The places of all jobs that are open after this decision, in order of submission."""
-    return Queues(
-        tuple(
-            (job.id, board.places[job.id])
-            for job in by_submission(snapshot.jobs)
-            if job.id in board.places and (job.is_open or job.id in board.seats)
-        )
-    )
+    placed = (job for job in snapshot.jobs if job.id in board.places)
+    after = by_submission(job for job in placed if job.is_open or job.id in board.seats)
+    return Queues(tuple((job.id, board.places[job.id]) for job in after))

@@ -9,8 +9,8 @@ from hermes_ops.policies.fifo import Fifo
 
 
 def job(number: int, **facts: Any) -> Job:
-    facts = {"submitted_s": 0.0, "phase": Phase.PENDING} | facts
-    return Job(JobId(f"s/{number}"), SweepId("s"), **facts)
+    known: dict[str, Any] = {"submitted_s": 0.0, "phase": Phase.PENDING} | facts
+    return Job(JobId(f"s/{number}"), SweepId("s"), **known)
 
 
 def grants(*jobs: Job, gpus: int = 1) -> tuple[Grant, ...]:

@@ -20,9 +20,9 @@ def curve(*losses: float, step_s: float = 1.0) -> tuple[Point, ...]:
 
 
 def job(name: str, phase: Phase = Phase.PENDING, *losses: float, **facts: Any) -> Job:
-    sweep = name.split("/")[0]
-    facts = {"submitted_s": 0.0, "curve": curve(*losses)} | facts
-    return Job(JobId(name), SweepId(sweep), phase=phase, **facts)
+    sweep = name.split("/", maxsplit=1)[0]
+    known: dict[str, Any] = {"submitted_s": 0.0, "curve": curve(*losses)} | facts
+    return Job(JobId(name), SweepId(sweep), phase=phase, **known)
 
 
 def runs(name: str, *losses: float, gpus: tuple[int, ...] = (0,), **facts: Any) -> Job:

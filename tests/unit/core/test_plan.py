@@ -1,0 +1,137 @@
+"""Impossible plans are refused; possible ones become exact actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes_ops.core.model import (
+    Gpu,
+    Grant,
+    Job,
+    JobId,
+    Phase,
+    Plan,
+    Reason,
+    Resize,
+    Snapshot,
+    Start,
+    Stop,
+    SweepId,
+)
+from hermes_ops.core.plan import check, diff
+from hermes_ops.errors import PlanError
+
+WHY = Reason("because")
+
+
+def job(name: str, phase: Phase, **facts: Any) -> Job:
+    return Job(JobId(name), SweepId("s"), 0.0, phase, **({"max_gpus": 2} | facts))
+
+
+def runs(name: str, *gpus: int, **facts: Any) -> Job:
+    return job(name, Phase.RUNNING, gpus_held=gpus, **facts)
+
+
+def plan(*grants: tuple[str, tuple[int, ...]], ends: tuple[str, ...] = (), **more: Any) -> Plan:
+    ids = tuple(JobId(e) for e in ends)
+    return Plan(tuple(Grant(JobId(j), gpus) for j, gpus in grants), ids, **more)
+
+
+def world(*jobs: Job, gpus: int = 2) -> Snapshot:
+    return Snapshot(0.0, tuple(Gpu(i) for i in range(gpus)), jobs)
+
+
+FIXED = runs("a", 0, preemptible=False)
+PENDING = job("p", Phase.PENDING)
+
+
+@pytest.mark.parametrize(
+    ("fact", "snapshot", "bad"),
+    [
+        ("not a job", world(), plan(("x", (0,)))),
+        ("not a job", world(), plan(ends=("x",))),
+        ("not a job", world(), plan(ranking=(JobId("x"),))),
+        ("but is ended", world(job("a", Phase.ENDED)), plan(("a", (0,)))),
+        ("but is stopping", world(job("a", Phase.STOPPING)), plan(("a", (0,)))),
+        ("has ended", world(job("a", Phase.ENDED)), plan(ends=("a",))),
+        ("pool does not have", world(PENDING), plan(("p", (7,)))),
+        ("given twice", world(PENDING, runs("a", 0)), plan(("p", (0,)), ("a", (0,)))),
+        ("given twice", world(PENDING), plan(("p", (0, 0)))),
+        ("0 GPUs", world(PENDING), plan(("p", ()))),
+        ("3 GPUs", world(PENDING, gpus=3), plan(("p", (0, 1, 2)))),
+        ("two grants", world(PENDING), plan(("p", (0,)), ("p", (1,)))),
+        ("not preemptible", world(FIXED), plan()),
+        ("not preemptible", world(FIXED), plan(("a", (1,)))),
+        ("not preemptible", world(FIXED), plan(("a", (0, 1)))),
+        ("is to be ended", world(PENDING), plan(("p", (0,)), ends=("p",))),
+    ],
+)
+def test_an_impossible_plan_is_refused(fact: str, snapshot: Snapshot, bad: Plan) -> None:
+    with pytest.raises(PlanError, match=fact):
+        check(snapshot, bad)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "good"),
+    [
+        (world(runs("a", 0)), plan()),
+        (world(FIXED), plan(ends=("a",))),
+        (world(FIXED, gpus=0), plan()),
+        (world(job("a", Phase.STOPPING), PENDING), plan(("p", (0,)))),
+        (world(FIXED, runs("b", 0, preemptible=False)), plan(("a", (0,)))),
+    ],
+)
+def test_a_possible_plan_passes(snapshot: Snapshot, good: Plan) -> None:
+    check(snapshot, good)
+
+
+def actions(snapshot: Snapshot, target: Plan) -> tuple[Any, ...]:
+    reasons = {job.id: WHY for job in snapshot.jobs}
+    return diff(snapshot, Plan(target.grants, target.ends, reasons=reasons))
+
+
+A, B, P = JobId("a"), JobId("b"), JobId("p")
+
+
+@pytest.mark.parametrize(
+    ("what", "snapshot", "target", "expected"),
+    [
+        ("nothing to do", world(runs("a", 0)), plan(("a", (0,))), ()),
+        ("the order of indices is no change", world(runs("a", 1, 0)), plan(("a", (0, 1))), ()),
+        ("a start", world(PENDING), plan(("p", (1,))), (Start(P, (1,), WHY),)),
+        (
+            "stops come first",
+            world(PENDING, runs("a", 0), runs("b", 1)),
+            plan(("p", (0,))),
+            (Stop(A, WHY), Stop(B, WHY), Start(P, (0,), WHY)),
+        ),
+        (
+            "a starting job loses its grant",
+            world(job("a", Phase.STARTING, gpus_held=(0,))),
+            plan(),
+            (Stop(A, WHY),),
+        ),
+        (
+            "more GPUs",
+            world(runs("a", 0)),
+            plan(("a", (0, 1))),
+            (Resize(A, (0, 1), WHY),),
+        ),
+        ("as many but other GPUs", world(runs("a", 0)), plan(("a", (1,))), (Stop(A, WHY),)),
+        ("an end", world(runs("a", 0)), plan(ends=("a",)), (Stop(A, WHY, final=True),)),
+        (
+            "an end of a waiting job",
+            world(job("a", Phase.WAITING)),
+            plan(ends=("a",)),
+            (Stop(A, WHY, final=True),),
+        ),
+        ("a stopping job is left alone", world(job("a", Phase.STOPPING)), plan(), ()),
+    ],
+)
+def test_the_actions_are_exactly_the_difference(
+    what: str, snapshot: Snapshot, target: Plan, expected: tuple[Any, ...]
+) -> None:
+    check(snapshot, target)
+    assert actions(snapshot, target) == expected, what
