@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ def assemble() -> typer.Typer:
     """Return the application with all its commands; each module adds its own by `register`."""
     import typer
 
-    from hermes_ops.cli import stack_commands
+    from hermes_ops.cli import stack_commands, sweep_commands
 
     app = typer.Typer(
         name="hermes",
@@ -24,8 +23,7 @@ def assemble() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     stack_commands.register(app)
-    if importlib.util.find_spec("hermes_ops.cli.sweep_commands"):
-        importlib.import_module("hermes_ops.cli.sweep_commands").register(app)
+    sweep_commands.register(app)
     return app
 
 

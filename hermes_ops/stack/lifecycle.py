@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hermes_ops.errors import StackError
 from hermes_ops.stack import (
@@ -54,6 +55,18 @@ def _only_one(layout: Layout) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no second Ctrl-C cut a clean stop short."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
 def up(settings: Settings, say: Say) -> record.StackRecord:
     """Start the stack and return when all of it is healthy.
 
@@ -71,7 +84,8 @@ def up(settings: Settings, say: Say) -> record.StackRecord:
             _start(settings, chosen, supervisor, say)
         except BaseException:
             say("Stopping what was started …")
-            _stop(layout, supervisor, settings.drain_timeout_s, say)
+            with _undisturbed():
+                _stop(layout, supervisor, settings.drain_timeout_s, say)
             raise
         return chosen
 
@@ -96,12 +110,21 @@ def down(layout: Layout, drain_timeout_s: float, say: Say) -> bool:
 def status(layout: Layout) -> StackStatus:
     """Return the state of every program; no programs if the stack is not running."""
     try:
-        known = record.load(layout.home)
+        known = _with_policy_in_force(layout, record.load(layout.home))
     except StackError:
         known = None
     supervisor = Supervisor(layout)
     states = tuple(supervisor.states()) if supervisor.is_alive() else ()
     return StackStatus(known, states)
+
+
+def _with_policy_in_force(layout: Layout, known: record.StackRecord) -> record.StackRecord:
+    """Return `known` with the policy that the controller reads now: it may have been changed."""
+    try:
+        policy = json.loads(layout.policy.read_text())
+        return replace(known, policy=policy["policy"], policy_options=policy["options"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return known
 
 
 def _refuse_if_running(layout: Layout, supervisor: Supervisor) -> None:
@@ -234,8 +257,6 @@ def _stop_programs(supervisor: Supervisor) -> None:
 
 def wait_for_signal() -> None:
     """Block until SIGINT or SIGTERM."""
-    import signal
-
     received = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: received.set())

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-TRIAL_GRACE_S = 15.0
+# hermes-trial itself gives its script 30 s to write a checkpoint.
+TRIAL_GRACE_S = 35.0
 PROGRAM_GRACE_S = 2.0
 KILL_WAIT_S = 5.0
 # What an Airflow task needs to report the exit of its trial before it is ended itself.

@@ -35,7 +35,7 @@ class Settings(BaseModel):
     standby: int | None = Field(default=None, ge=0, le=4096)
     dags: tuple[Path, ...] = ()
     start_timeout_s: float = Field(default=240.0, gt=0)
-    drain_timeout_s: float = Field(default=30.0, ge=0)
+    drain_timeout_s: float = Field(default=40.0, ge=0)
     airflow: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     @field_validator("airflow_db", "mlflow_db")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 HERMES = Path(sys.executable).parent / "hermes"
-UP_TIMEOUT_S = 280
+UP_TIMEOUT_S = 360
 DOWN_TIMEOUT_S = 120
 
 

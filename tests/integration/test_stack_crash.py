@@ -18,7 +18,7 @@ import pytest
 
 from hermes_ops.stack import processes
 
-pytestmark = [pytest.mark.integration, pytest.mark.heavy]
+pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(900)]
 
 HERMES = Path(sys.executable).parent / "hermes"
 
