@@ -41,7 +41,11 @@ class Server:
                 cwd=self._folder,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+                env={
+                    **os.environ,
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # seven workers of 237 MB each
+                },
                 start_new_session=True,
             )
         deadline = time.monotonic() + 240  # the first start migrates the database
