@@ -92,12 +92,8 @@ class Book:
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
 
     def _offered(self, candidate: Job, trial: Trial) -> bool:
-        """A trial that has not begun is offered while the sweep may open one more."""
-        if candidate.phase is not Phase.PENDING:
-            return True
-        limit = self.plan.config.budget.max_parallel
-        ready = trial.row.state == "scheduled"
-        return ready and (limit is None or self.open_trials < limit)
+        """A trial that has not begun is offered once Airflow would take it."""
+        return candidate.phase is not Phase.PENDING or trial.row.state == "scheduled"
 
     @property
     def open_trials(self) -> int:

@@ -104,6 +104,11 @@ class AirflowCluster:
             (SweepId(s), b.plan.config.early_stop.value) for s, b in sorted(self.books.items())
         )
 
+    def parallel_limits(self) -> tuple[tuple[SweepId, int], ...]:
+        """Each sweep's own limit on trials that train at once, where it has one."""
+        limits = ((s, b.plan.config.budget.max_parallel) for s, b in sorted(self.books.items()))
+        return tuple((SweepId(s), limit) for s, limit in limits if limit is not None)
+
     @property
     def draining(self) -> bool:
         """True while the stack is being shut down (the file HERMES_HOME/drain exists)."""

@@ -31,6 +31,7 @@ from hermes_ops.airflow.metrics import tracking_uri
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guards import guarded
 from hermes_ops.core.model import Policy
+from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.loop import tick
 from hermes_ops.policies import make_policy
@@ -115,7 +116,8 @@ class Controller:
 
     def _tick(self) -> None:
         try:
-            policy = EarlyStop(self._current_policy(), self.cluster.early_stop_rules())
+            limited = MaxParallel(self._current_policy(), self.cluster.parallel_limits())
+            policy = EarlyStop(limited, self.cluster.early_stop_rules())
             _, plan, self._memory = tick(policy, self.cluster, self._memory)
         except Unavailable as error:
             log.warning("This round is skipped: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -33,6 +34,12 @@ class PlanOperator(BaseOperator):
             config = parse(dict(context["params"]), source=run_id, base=None)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
+        if not Path(config.trial.directory).is_absolute():
+            raise AirflowFailException(
+                f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path when "
+                "a sweep is triggered from Airflow. Fix: write the whole path, or start the sweep "
+                "with `hermes sweep run FILE`, which takes it from the file's folder."
+            )
         tracker = Tracker(tracking_uri())
         sweep = tracker.ensure_sweep(
             config.name,

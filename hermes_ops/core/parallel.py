@@ -1,0 +1,79 @@
+"""A sweep's own limit on how many of its trials train at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Policy, Reason, Snapshot, SweepId
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class MaxParallel(Generic[M]):
+    """Any policy under the sweeps' limits; `limits` are (sweep, trials that may hold GPUs at once).
+
+    The inner policy decides as if there were no limit. What it grants a sweep beyond its limit is
+    taken out of its sight, those that hold GPUs last, and it is asked again: so the GPUs go to
+    other sweeps instead of idling, and which trials of the sweep train is still the policy's
+    choice. Put it outside of the guards; a trial within its quantum holds GPUs and stays.
+    """
+
+    policy: Policy[M]
+    limits: tuple[tuple[SweepId, int], ...]
+
+    @property
+    def name(self) -> str:
+        """The inner policy's name."""
+        return self.policy.name
+
+    @property
+    def preempts(self) -> bool:
+        """As the inner policy."""
+        return self.policy.preempts
+
+    def initial(self) -> M:
+        """The inner policy's."""
+        return self.policy.initial()
+
+    def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
+        """The inner policy's plan for as many trials as may train."""
+        limits = dict(self.limits)
+        hidden: dict[JobId, int] = {}
+        while True:
+            seen = tuple(j for j in snapshot.jobs if j.id not in hidden)
+            plan, after = self.policy.decide(replace(snapshot, jobs=seen), memory)
+            surplus = _surplus(snapshot, plan, limits)
+            if not surplus:
+                return _explained(plan, hidden), after
+            hidden |= surplus
+
+
+def _surplus(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> dict[JobId, int]:
+    """The granted jobs beyond their sweep's limit, with that limit."""
+    granted: dict[SweepId, list[tuple[bool, int, Job]]] = {}
+    for place, grant in enumerate(plan.grants):
+        job = snapshot.job(grant.job)
+        if job.sweep in limits:
+            granted.setdefault(job.sweep, []).append((not _stays(job, grant), place, job))
+    return {
+        job.id: limits[sweep]
+        for sweep, jobs in granted.items()
+        for _, _, job in sorted(jobs, key=lambda entry: entry[:2])[limits[sweep] :]
+    }
+
+
+def _stays(job: Job, grant: Grant) -> bool:
+    return job.holds_gpus and job.gpus_held == grant.gpus
+
+
+def _explained(plan: Plan, hidden: dict[JobId, int]) -> Plan:
+    reasons = {
+        job: Reason(
+            f"waits: its sweep trains at most {limit} trials at once",
+            would_change="one of them ends, or budget.max_parallel is raised",
+        )
+        for job, limit in hidden.items()
+    }
+    return replace(plan, reasons=plan.reasons | reasons)
