@@ -103,12 +103,18 @@ def _enqueue(job: Job, places: Places, load: dict[int, int], threshold: int) -> 
 def _place_pending(
     snapshot: Snapshot, places: Places, load: dict[int, int], threshold: int
 ) -> None:
-    """Place the pending jobs that find room, in the order of `pending_order`'s fair shares."""
+    """Place pending jobs in the order of `Shares`, at most up to threshold x GPUs open ones.
+
+    That bound is checked on its own: a queue may be over the threshold when another has room
+    (jobs change queues, GPUs leave).
+    """
     shares = Shares(snapshot)
-    while shares and any(jobs < threshold for jobs in load.values()):
+    left = threshold * len(load) - sum(job.is_open for job in snapshot.jobs)
+    while shares and left > 0 and any(jobs < threshold for jobs in load.values()):
         job = shares.pop()
         if _enqueue(job, places, load, threshold):
             shares.count(job)
+            left -= 1
 
 
 class Shares:

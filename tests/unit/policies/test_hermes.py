@@ -119,6 +119,11 @@ def test_a_full_pool_opens_nobody() -> None:
     assert granted(plan) == {"s/0": (0,)}
 
 
+def test_a_queue_over_the_threshold_counts_against_the_room_in_another() -> None:
+    snapshot = world(runs("s/0", *SLOW), job("s/1", Phase.STOPPING, *SLOW), job("s/2"), gpus=2)
+    assert granted(decide(snapshot, threshold=1, s_1=(0,))) == {"s/0": (0,)}
+
+
 def test_a_trial_that_is_stopping_still_counts_as_open() -> None:
     plan = decide(world(job("s/0", Phase.STOPPING, *SLOW), job("s/1"), gpus=1), threshold=1)
     assert granted(plan) == {}

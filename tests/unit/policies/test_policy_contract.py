@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -191,3 +193,21 @@ def comparable(decision: tuple[Plan, Any]) -> Any:
         {job: repr(reason) for job, reason in plan.reasons.items()},
         memory,
     )
+
+
+def test_the_policy_of_the_documentation_works() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+    code = text.split("```python\n", maxsplit=2)[1].split("```", maxsplit=1)[0]
+    lines = [line for line in code.splitlines() if line]
+    names: dict[str, Any] = {"__name__": "hermes_ops.policies", "Fifo": POLICIES["fifo"]}
+    names |= {"dataclass": dataclass, "replace": replace, "ClassVar": ClassVar, "inf": inf}
+    names |= {"Snapshot": Snapshot, "Plan": Plan}
+    exec(code, names)
+    facts: dict[str, Any] = {"submitted_s": 0.0, "phase": Phase.PENDING}
+    long = Job(JobId("a/0"), SweepId("a"), total_steps=9, **facts)
+    short = Job(JobId("a/1"), SweepId("a"), total_steps=3, **facts)
+    snapshot = Snapshot(NOW_S, (Gpu(0),), (long, short))
+    plan, _ = names["Shortest"]().decide(snapshot, None)
+    check(snapshot, plan)
+    assert [grant.job for grant in plan.grants] == ["a/1"]
+    assert len(lines) + 1 == 8  # and its line in POLICIES
