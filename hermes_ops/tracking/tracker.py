@@ -36,6 +36,7 @@ from hermes_ops.tracking.runs import (
 
 _OPEN_STATES = "'%ing'"  # pending, waiting, running, and none of the final states
 _PAGE = 1_000
+_OPENINGS = 3  # tries to open a trial while others open it too
 _HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
 _BATCH = 100  # params or tags in one request, MLflow's limit
 
@@ -138,16 +139,15 @@ class Tracker:
             **chunked_tag(CONFIG, json.dumps(dict(config))),
             **(tags or {}),
         }
-        run = self._ensure_run(sweep.experiment_id, f"trial-{number:03d}", key, rest)
-        stored = joined_json(CONFIG, tags_of(run)) or {}
-        have = {p["key"] for p in run.get("data", {}).get("params", ())}
-        missing = [p for p in map(param_of, stored.items()) if p["key"] not in have]
-        run_id = str(run["info"]["run_id"])
-        self._log_in_batches(run_id, "params", missing)
-        if run["info"]["status"] != "RUNNING" and tags_of(run).get(STATE) not in RUN_STATUS:
-            # The script's own `mlflow.end_run` has ended it, at a preemption for instance.
-            self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
-        return run_id
+        for attempt in range(_OPENINGS):
+            run = self._ensure_run(sweep.experiment_id, f"trial-{number:03d}", key, rest)
+            try:
+                return self._complete_trial(run)
+            except Refused:
+                # Another opener, since found to be the later one, took its run away.
+                if attempt == _OPENINGS - 1 or self.accepts(run["info"]["run_id"]):
+                    raise
+        raise AssertionError("unreachable")
 
     def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
         """Return the sweep's open and ended trials by number, with the latest of each metric."""
@@ -247,6 +247,18 @@ class Tracker:
         if oldest["info"]["run_id"] != made["info"]["run_id"]:
             self._rest.post("runs/delete", {"run_id": made["info"]["run_id"]})
         return oldest
+
+    def _complete_trial(self, run: Mapping[str, Any]) -> str:
+        """Do what is left of opening a trial once its run is there; return the run id."""
+        run_id = str(run["info"]["run_id"])
+        stored = joined_json(CONFIG, tags_of(run)) or {}
+        have = {p["key"] for p in run.get("data", {}).get("params", ())}
+        missing = [p for p in map(param_of, stored.items()) if p["key"] not in have]
+        self._log_in_batches(run_id, "params", missing)
+        if run["info"]["status"] != "RUNNING" and tags_of(run).get(STATE) not in RUN_STATUS:
+            # The script's own `mlflow.end_run` has ended it, at a preemption for instance.
+            self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
+        return run_id
 
     def _create_run(self, experiment_id: str, name: str, tags: Mapping[str, str]) -> dict[str, Any]:
         all_tags = {"mlflow.user": getpass.getuser(), "mlflow.source.name": "hermes", **tags}
