@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hermes_ops.trial import books
 from hermes_ops.trial.files import Folder, read_json
@@ -25,6 +26,8 @@ from hermes_ops.trial.process import (
     start_guard,
 )
 from hermes_ops.trial.segment import Segment
+from hermes_ops.trial.standby_client import Order, learn, order
+from hermes_ops.trial.standby_client import take as take_standby
 
 _GPU_WAIT_S = 10.0
 
@@ -75,6 +78,8 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     books.open_segment(folder, options.epoch, options.gpus, segment.status.step)
     segment.write_status()
     end = _watch(options, folder, segment, token, group_pipe[1])
+    if segment.on_training is not None:
+        segment.on_training()
     _finish(options, folder, segment, end)
     os.write(group_pipe[1], b"done\n")
     return end.ending.code
@@ -82,7 +87,7 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
 
 def _watch(options: Options, folder: Folder, segment: Segment, token: str, guard: int) -> _End:
     try:
-        child = _start(options, environment(options, folder, token, os.environ))
+        child = _start(options, segment, environment(options, folder, token, os.environ))
     except OSError as error:
         reason = _cannot_start(options, error)
         print(f"hermes-trial: {reason}", flush=True)
@@ -92,8 +97,21 @@ def _watch(options: Options, folder: Folder, segment: Segment, token: str, guard
     return _End(ending, code, segment.tail)
 
 
-def _start(options: Options, environment: Mapping[str, str]) -> Child:
+def _start(options: Options, segment: Segment, environment: Mapping[str, str]) -> Child:
+    """Start the script in a standby interpreter if one is to be had, plainly otherwise."""
+    socket = options.standby
+    wanted = order(_command(options), options.directory, environment) if socket else None
+    if socket is not None and wanted is not None:
+        segment.on_training = lambda: _teach(socket, wanted, segment.imports)
+        child = take_standby(socket, wanted)
+        if child is not None:
+            return child
     return PlainChild(_command(options), environment, options.directory)
+
+
+def _teach(socket: Path, wanted: Order, imports: Mapping[str, bool]) -> None:
+    ahead = all(imports.values())
+    learn(socket, wanted, list(imports) if ahead else [])
 
 
 def _command(options: Options) -> tuple[str, ...]:
@@ -130,6 +148,7 @@ def environment(
     result.setdefault("PYTHONHASHSEED", "0")
     for name, value in (
         ("HERMES_OBJECTIVE", options.objective),
+        ("HERMES_DIRECTION", options.direction),
         ("HERMES_MAX_EPOCHS", options.max_epochs),
     ):
         if value is not None:

@@ -1,5 +1,129 @@
-"""Prepares the user's interpreter."""
+"""Installed at the start of the user's interpreter: patches Keras once that is imported.
+
+Nothing is imported here that the script does not import itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from hermes_ops.trial.entropy import entropy
+from hermes_ops.trial.relevant import relevant
+
+_KERAS_3 = "keras.src.backend.tensorflow.trainer"
+_KERAS_2 = (
+    "keras.src.engine.training",
+    "keras.engine.training",
+    "tf_keras.src.engine.training",
+)
+
+
+HEAVY = ("tensorflow", "keras", "tf_keras", "sklearn", "numpy", "torch", "pandas", "scipy", "jax")
+_environment: tuple[tuple[str, str], ...] = ()
 
 
 def install() -> None:
-    """Do nothing."""
+    """Seed what the script may leave unseeded, so that it repeats itself; watch imports."""
+    global _environment  # noqa: PLW0603 - one a process, by its nature
+    _environment = relevant(os.environ)
+    for name in HEAVY:
+        if name in sys.modules:
+            _tell_import(name)
+    random.seed(entropy()["python"])
+    targets: dict[str, Callable[[ModuleType], None]] = {
+        "numpy": _seed_numpy,
+        _KERAS_3: _patch_keras_3,
+    }
+    targets.update(dict.fromkeys(_KERAS_2, _patch_keras_2))
+    for name in list(targets):
+        if name in sys.modules:  # a standby interpreter has imported it already
+            targets.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(targets))
+
+
+def _tell_import(name: str) -> None:
+    """Let a standby interpreter have the import done next time.
+
+    Not if the script has changed its environment before, nor if the module is the script's own:
+    an import ahead of the script would then not be the same.
+    """
+    from hermes_ops.trial.channel import send
+
+    with contextlib.suppress(OSError):
+        changed = relevant(os.environ) != _environment
+        own = importlib.machinery.PathFinder.find_spec(name, sys.path[:1]) is not None
+        send({"kind": "import", "name": name, "ahead": not (changed or own)})
+
+
+def _seed_numpy(numpy: ModuleType) -> None:
+    numpy.random.seed(entropy()["numpy"])
+
+
+def _patch_keras_3(trainer: ModuleType) -> None:
+    from hermes_ops.trial.keras3 import patch
+
+    patch(trainer)
+
+
+def _patch_keras_2(training: ModuleType) -> None:
+    from hermes_ops.trial.keras2 import patch
+
+    patch(training)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function once a named module has been imported."""
+
+    def __init__(self, targets: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._targets = targets
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find the module as usual, and wrap its loader if it is one that is waited for."""
+        if name in HEAVY:
+            _tell_import(name)
+        action = self._targets.pop(name, None)
+        if action is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, action)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A loader that has something to do afterwards."""
+
+    def __init__(self, loader: Any, action: Callable[[ModuleType], None]) -> None:  # noqa: ANN401
+        self._loader = loader
+        self._action = action
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the wrapped loader does."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, then the action; a failing action must not break the script."""
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        if os.environ.get("HERMES_TRIAL_DIR"):
+            self._action(module)

@@ -21,6 +21,7 @@ class Options:
     time_limit_s: float | None = None
     max_epochs: int | None = None
     objective: str | None = None
+    direction: str | None = None
     metric_pattern: str | None = None
     grace_s: float = 30.0
     python: str | None = None
@@ -50,6 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         time_limit_s=given.time_limit,
         max_epochs=given.max_epochs,
         objective=given.objective,
+        direction=given.direction,
         metric_pattern=given.metric_pattern,
         grace_s=given.grace,
         python=given.python,
@@ -83,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--time-limit", type=float, metavar="S", help="over all segments")
     parser.add_argument("--max-epochs", type=int, metavar="N", help="end after so many epochs")
     parser.add_argument("--objective", metavar="NAME", help="the metric that must be reported")
+    parser.add_argument("--direction", choices=["minimize", "maximize"], help="of the objective")
     parser.add_argument("--metric-pattern", metavar="REGEX", help="groups name, value, step")
     parser.add_argument("--grace", type=float, default=30.0, metavar="S", help="SIGTERM to SIGKILL")
     parser.add_argument("--python", metavar="INTERPRETER", help="replaces a leading `python`")

@@ -68,7 +68,7 @@ def _finished(facts: Facts) -> Ending:
         return _failed(
             facts,
             f"it ended without ever reporting {facts.objective!r}: name the objective as the "
-            f"script reports it, print `{facts.objective}=VALUE`, set trial.metric_pattern, or call "
+            f"script reports it, print `{facts.objective}=VALUE`, set trial.metric_pattern or call "
             "hermes_ops.trial.report()",
         )
     return Ending(Outcome.FINISHED, "", FINISHED)

@@ -47,6 +47,8 @@ class Segment:
         self._reader = MetricReader(
             options.objective, options.metric_pattern, first_step, self.status.step_offset
         )
+        self.imports: dict[str, bool] = {}  # by name: whether it may be done ahead of the script
+        self.on_training: Callable[[], None] | None = None
         self._reported: set[str] = set()  # metrics that do not come from the output
         self._hooked = False
         self._trained_to_end = False
@@ -167,6 +169,7 @@ class Segment:
             "restored": self._on_restored,
             "trained": self._on_trained,
             "bad_value": self._on_bad_value,
+            "import": self._on_import,
         }
         handler = handlers.get(str(event.get("kind")))
         if handler is not None:
@@ -177,6 +180,8 @@ class Segment:
         self._trained_to_end = False
         self.status.preemptible = bool(event.get("preemptible", True))
         self.status.preemptible_reason = str(event.get("reason") or "")
+        if self.on_training is not None:
+            self.on_training()
         if event.get("startup_s") is not None:
             self.status.timings["startup_s"] = float(event["startup_s"])
 
@@ -193,6 +198,9 @@ class Segment:
 
     def _on_trained(self, _: dict[str, Any]) -> None:
         self._trained_to_end = True
+
+    def _on_import(self, event: dict[str, Any]) -> None:
+        self.imports[str(event.get("name"))] = bool(event.get("ahead"))
 
     def _on_bad_value(self, event: dict[str, Any]) -> None:
         if event.get("name") == self._options.objective:

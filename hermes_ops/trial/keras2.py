@@ -1,0 +1,199 @@
+"""The hook into Keras 2 (TensorFlow 2.6 to 2.15, and tf_keras)."""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from hermes_ops.trial.data import Permutations, seeded, why_not_repeatable
+from hermes_ops.trial.driver import run_fit, running, wrap_callbacks
+from hermes_ops.trial.runtime import prepare, shuffle_seed
+from hermes_ops.trial.session import Session
+
+
+def patch(training: ModuleType) -> None:
+    """Patch Keras' training module, which has just been imported.
+
+    Dropout's random numbers are kept in variables, as Keras 3 does: the kernels' own state, which
+    is the default of Keras 2, cannot be saved.
+    """
+    backend = Keras2(training)
+    keras_backend = importlib.import_module(f"{training.__name__.rsplit('.engine', 1)[0]}.backend")
+    if hasattr(keras_backend, "enable_tf_random_generator"):
+        keras_backend.enable_tf_random_generator()
+    _patch_fit(training.Model, backend)
+    _patch_handler(training.data_adapter)
+    _patch_arrays(training.data_adapter)
+    wrap_callbacks(training.callbacks_module.CallbackList)
+    prepare()
+
+
+def _patch_fit(model: Any, backend: Keras2) -> None:
+    original = model.fit
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return run_fit(backend, original, self, args, kwargs)
+
+    model.fit = fit
+
+
+def _patch_handler(adapters: Any) -> None:
+    kind, arrays = adapters.DataHandler, adapters.TensorLikeDataAdapter
+    make, epochs, steps = kind.__init__, kind.enumerate_epochs, kind.steps
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        session = running()
+        if session is not None and session.source is None:
+            session.source = self
+        make(self, *args, **kwargs)
+
+    def enumerate_epochs(self: Any) -> Iterator[Any]:
+        session = running(self)
+        if session is None or session.checkpoint is None:
+            return epochs(self)  # type: ignore[no-any-return]
+        return _epochs(session, self, epochs, arrays)
+
+    def enumerate_steps(self: Any) -> Iterator[int]:
+        session = running(self)
+        return steps(self) if session is None else _steps(session, self, steps)
+
+    kind.__init__ = init
+    kind.enumerate_epochs = enumerate_epochs
+    kind.steps = enumerate_steps
+
+
+def _epochs(session: Session, source: Any, epochs: Any, arrays: Any) -> Iterator[Any]:
+    """The epochs that are left; of the others, what must be repeated so that the data follow on.
+
+    Arrays have been brought to their place already, by their indices.
+    """
+    adapter = source._adapter
+    draw = not isinstance(adapter, arrays) and session.boundary_reason is None
+    if session.resume_batches is not None and source._inferred_steps is None:
+        source._inferred_steps = session.resume_batches
+    for epoch, iterator in epochs(source):
+        if epoch < session.resume_epoch:
+            if draw and not adapter.should_recreate_iterator():
+                _draw(iterator, source._inferred_steps or 0)
+            continue
+        if epoch == session.resume_epoch and session.resume_batch:
+            _draw(iterator, session.resume_batch if draw else 0)
+            source._initial_step = session.resume_batch
+        yield epoch, iterator
+
+
+def _steps(session: Session, source: Any, steps: Any) -> Iterator[int]:
+    process = session.runtime
+    for step in steps(source):
+        if process.stop:
+            session.stop_here(step)
+        yield step
+
+
+def _draw(iterator: Any, count: int) -> None:
+    for _ in range(count):
+        next(iterator, None)
+
+
+def _patch_arrays(adapters: Any) -> None:
+    kind = adapters.TensorLikeDataAdapter
+    make = kind.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        session = running()
+        shuffle = kwargs.get("shuffle", False)
+        if not _claims(session, self) or not shuffle or shuffle == "batch" or seeded():
+            make(self, *args, **kwargs)
+            return
+        assert session is not None
+        session.permutations = Permutations(shuffle_seed(session.number), 0)
+        with session.permutations.in_place(adapters.tf):
+            make(self, *args, **kwargs)
+
+    kind.__init__ = init
+    for adapter in (kind, adapters.GenericArrayLikeDataAdapter):
+        _patch_slices(adapter)
+
+
+def _claims(session: Session | None, adapter: Any) -> bool:
+    """Whether an array adapter belongs to the training data: the first that is made."""
+    if session is None or session.begun or session.source is None:
+        return False
+    if session.adapter is None:
+        session.adapter = adapter
+    return session.adapter is adapter
+
+
+def _patch_slices(kind: Any) -> None:
+    slice_inputs = kind.slice_inputs
+
+    def slice_at_place(self: Any, indices_dataset: Any, inputs: Any) -> Any:
+        session = running()
+        if session is not None and session.adapter is self and session.checkpoint is not None:
+            indices_dataset = indices_dataset.skip(_place(session, self))
+        return slice_inputs(self, indices_dataset, inputs)
+
+    kind.slice_inputs = slice_at_place
+
+
+def _place(session: Session, adapter: Any) -> int:
+    """Batches to leave out; where the permutations are ours, whole ones are left out by number."""
+    done = session.resume_epoch - session.first_epoch
+    batches: int = done * (session.steps_per_epoch or adapter._size) + session.resume_batch
+    if session.permutations is None:
+        return batches
+    session.permutations.begin_after(batches // adapter._size)
+    return batches % int(adapter._size)
+
+
+class Keras2:
+    """What is particular to Keras 2."""
+
+    def __init__(self, training: ModuleType) -> None:
+        self._training = training
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        """Nothing: the epochs before are left out where they are counted."""
+
+    def build(self, session: Session) -> bool:
+        """Trace the training step, which makes every variable that it uses."""
+        import tensorflow as tf
+
+        model = session.model
+        trace = getattr(model.train_function, "get_concrete_function", None)
+        if trace is not None:
+            trace(tf.data.IteratorSpec(session.source._dataset.element_spec))
+            return True
+        build = getattr(model.optimizer, "build", None)
+        if model.built and build is not None:
+            build(model.trainable_variables)
+        return False
+
+    def why_boundary_only(self, session: Session) -> str | None:
+        """By the kind of the training data."""
+        adapter = session.source._adapter
+        kind = type(adapter).__name__
+        if isinstance(adapter, self._training.data_adapter.TensorLikeDataAdapter):
+            return "shuffle='batch' keeps no position" if adapter._shuffle == "batch" else None
+        if kind == "DatasetAdapter":
+            return why_not_repeatable(adapter._dataset)
+        return f"its input ({kind.replace('DataAdapter', '')}) keeps no position"
+
+    def batches(self, session: Session) -> int | None:
+        """Batches in an epoch, None if not known yet."""
+        count = session.source.inferred_steps
+        return int(count) if count is not None else None
+
+    def history(self, model: Any, record: Any) -> Any:
+        """A History as `fit` has returned it."""
+        history = self._training.callbacks_module.History()
+        history.history, history.epoch = dict(record["history"]), list(record["epoch"])
+        history.set_model(model)
+        model.history = history
+        return history

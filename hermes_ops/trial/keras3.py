@@ -1,0 +1,168 @@
+"""The hook into Keras 3 on TensorFlow."""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from hermes_ops.trial.data import Permutations, seeded, why_not_repeatable
+from hermes_ops.trial.driver import run_fit, running, wrap_callbacks
+from hermes_ops.trial.runtime import prepare, shuffle_seed
+from hermes_ops.trial.session import Session
+
+
+def patch(trainer: ModuleType) -> None:
+    """Patch Keras' TensorFlow trainer, which has just been imported."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    backend = Keras3()
+    _patch_fit(trainer.TensorFlowTrainer, backend)
+    _patch_iterator(trainer.TFEpochIterator)
+    _patch_arrays(ArrayDataAdapter)
+    wrap_callbacks(trainer.callbacks_module.CallbackList)
+    prepare()
+
+
+def _patch_fit(trainer: Any, backend: Keras3) -> None:
+    original = trainer.fit
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return run_fit(backend, original, self, args, kwargs)
+
+    trainer.fit = fit
+
+
+def _patch_iterator(kind: Any) -> None:
+    make, enumerate_iterator = kind.__init__, kind._enumerate_iterator
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        session = running()
+        if session is not None and session.source is None:
+            session.source = self
+        make(self, *args, **kwargs)
+
+    def enumerate_batches(self: Any) -> Iterator[Any]:
+        session = running(self)
+        if session is None or not session.begun:
+            return enumerate_iterator(self)  # type: ignore[no-any-return]
+        return _batches(session, self, enumerate_iterator)
+
+    kind.__init__ = init
+    kind._enumerate_iterator = enumerate_batches
+
+
+def _batches(session: Session, source: Any, enumerate_iterator: Any) -> Iterator[Any]:
+    """The batches of an epoch; those done before a stop are drawn and dropped."""
+    first = session.resuming_at(session.epoch)
+    if first:
+        _repeat_epochs(session, source, enumerate_iterator)
+    steps = enumerate_iterator(source)
+    if first:
+        for _ in range(0, session.resume_batch, source.steps_per_execution):
+            _draw(next(steps)[2], source.steps_per_execution)
+    process = session.runtime
+    for step in steps:
+        if process.stop:
+            session.stop_here(step[0])
+        yield step
+
+
+def _repeat_epochs(session: Session, source: Any, enumerate_iterator: Any) -> None:
+    """Make the iterators that the epochs before have made: shuffles count them.
+
+    Only where one iterator serves several epochs (steps_per_epoch) must their batches be drawn.
+    """
+    kind = type(source.data_adapter).__name__
+    if kind == "ArrayDataAdapter" and source.steps_per_epoch is None:
+        return
+    if session.boundary_reason is not None:
+        return
+    for _ in range(session.resume_epoch - session.first_epoch):
+        steps = enumerate_iterator(source)
+        if source.steps_per_epoch is None and source._num_batches is None:
+            next(steps)
+            steps.close()
+            source._num_batches, source._current_iterator = session.resume_batches, None
+            continue
+        for _, _, iterator in steps:
+            if source.steps_per_epoch is not None:
+                _draw(iterator, source.steps_per_execution)
+
+
+def _draw(iterator: Any, count: int) -> None:
+    for _ in range(count):
+        next(iterator, None)
+
+
+def _patch_arrays(kind: Any) -> None:
+    get_dataset = kind.get_tf_dataset
+
+    def get_tf_dataset(self: Any) -> Any:
+        session = running()
+        if session is None or session.begun or session.permutations is not None:
+            return get_dataset(self)
+        if not self._shuffle or self._shuffle == "batch" or seeded():
+            return get_dataset(self)
+        import tensorflow as tf
+
+        done = session.resume_epoch - session.first_epoch
+        first = 0 if session.steps_per_epoch else done
+        session.permutations = Permutations(shuffle_seed(session.number), first)
+        with session.permutations.in_place(tf):
+            return get_dataset(self)
+
+    kind.get_tf_dataset = get_tf_dataset
+
+
+class Keras3:
+    """What is particular to Keras 3."""
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        """Let `fit` begin at an epoch."""
+        arguments["initial_epoch"] = epoch
+
+    def build(self, session: Session) -> bool:
+        """Trace the training step, which makes every variable that it uses."""
+        import tensorflow as tf
+
+        model = session.model
+        if getattr(model, "_distribute_strategy", None) is not None:
+            return True  # Keras has built it
+        spec = session.source._distributed_dataset.element_spec
+        for cell in getattr(model.train_function, "__closure__", None) or ():
+            trace = getattr(cell.cell_contents, "get_concrete_function", None)
+            if trace is not None:
+                trace(tf.data.IteratorSpec(spec))
+                return True
+        model._symbolic_build(data_batch=spec)
+        return True
+
+    def why_boundary_only(self, session: Session) -> str | None:
+        """By the kind of the training data."""
+        adapter = session.source.data_adapter
+        kind = type(adapter).__name__
+        if kind == "ArrayDataAdapter":
+            return "shuffle='batch' keeps no position" if adapter._shuffle == "batch" else None
+        if kind == "TFDatasetAdapter":
+            return why_not_repeatable(adapter._dataset)
+        return f"its input ({kind.replace('Adapter', '')}) keeps no position"
+
+    def batches(self, session: Session) -> int | None:
+        """Batches in an epoch, None if not known yet."""
+        count = session.source.num_batches
+        return int(count) if count is not None else None
+
+    def history(self, model: Any, record: Any) -> Any:
+        """A History as `fit` has returned it."""
+        from keras.callbacks import History
+
+        history = History()
+        history.history, history.epoch = dict(record["history"]), list(record["epoch"])
+        history.set_model(model)
+        model.history = history
+        return history

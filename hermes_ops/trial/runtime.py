@@ -1,0 +1,220 @@
+"""Inside the script's process: which fit runs, what is resumed, and the end on SIGTERM."""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.trial.channel import bad_values, send
+from hermes_ops.trial.entropy import entropy
+from hermes_ops.trial.metrics import Metric, MetricsFile
+from hermes_ops.trial.outcome import PREEMPTED
+from hermes_ops.trial.store import Checkpoint, Store
+
+_KEPT = 2
+_KEPT_FINALS = 16
+DISK_ERROR = 74  # EX_IOERR
+
+
+class Runtime:
+    """One a process: the first process of a trial that calls `fit` is looked after."""
+
+    def __init__(self) -> None:
+        self.folder = Path(os.environ["HERMES_TRIAL_DIR"])
+        self.objective = os.environ.get("HERMES_OBJECTIVE")
+        limit = os.environ.get("HERMES_MAX_EPOCHS")
+        self.max_epochs = int(limit) if limit else None
+        self.store = Store(Path(os.environ["HERMES_CHECKPOINT_DIR"]))
+        self.metrics = MetricsFile(Path(os.environ["HERMES_METRICS_FILE"]))
+        self.stop = False
+        self.session: Any = None
+        self.records: list[dict[str, Any]] = []  # the fits that are complete
+        self.resume: Checkpoint | None = self.store.newest()
+        self.resumed: dict[str, Any] = {}
+        if self.resume is not None:
+            self.resumed = pickle.loads(self.resume.objects())  # noqa: S301 - our own file
+        self.begun = 0
+        self.models: dict[int, int] = {}
+        self.writer = Writer(self)
+        self._pid = os.getpid()
+        self._owner: int | None = None
+        self._said: set[str] = set()
+        self._announced: set[str] = set()
+        self.best: float | None = self.resumed.get("best_value")  # lower is better
+        self._drop_torn()
+
+    # -- who is looked after -------------------------------------------------------------------
+
+    def mine(self) -> bool:
+        """Whether this process is the one: neither a forked worker nor a second script."""
+        if os.getpid() != self._pid or self.session is not None:
+            return False
+        if self._owner is None:
+            handle = os.open(self.folder / "hook.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                return False
+            self._owner = handle
+        return True
+
+    def model_number(self, model: Any) -> int:
+        """Models are numbered in the order of their first fit; this is the same in each run."""
+        return self.models.setdefault(id(model), len(self.models))
+
+    @property
+    def steps_before(self) -> int:
+        """Epochs completed in the fits before this one."""
+        return sum(int(record["epochs"]) for record in self.records)
+
+    # -- SIGTERM -------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Take SIGTERM over, if this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, _: object) -> None:
+        if os.getpid() == self._pid and self.session is not None:
+            self.stop = True
+            return
+        if os.getpid() == self._pid and self.store.serials():
+            self.leave()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def leave(self) -> None:
+        """End the process as preempted; the user's `finally` and atexit code is not run."""
+        self.writer.wait()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(PREEMPTED)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def say_once(self, text: str) -> None:
+        """Print a line, the first time in this process."""
+        if text not in self._said:
+            self._said.add(text)
+            print(f"hermes: {text}", flush=True)
+
+    def report(self, step: int, values: Mapping[str, float]) -> bool:
+        """Write an epoch's values; False if the objective is NaN or infinite."""
+        fresh = sorted(set(values) - self._announced)
+        if fresh:
+            self._announced.update(fresh)
+            send({"kind": "report", "names": fresh})
+        self.metrics.append(Metric(name, value, step) for name, value in values.items())
+        bad = {n: v for n, v in values.items() if v - v != 0.0}
+        bad_values(bad, step)
+        return self.objective not in bad
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def _drop_torn(self) -> None:
+        """What is newer than the newest valid checkpoint is torn: it must not count as kept."""
+        newest = self.resume.serial if self.resume is not None else 0
+        self.store.keep(serial for serial in self.store.serials() if serial <= newest)
+
+    def retained(self) -> list[int]:
+        """The checkpoints to keep: the newest, the best of the running fit, the ends of fits."""
+        headers = self.store.headers()
+        newest_first = sorted(headers, reverse=True)
+        keep = set(newest_first[:_KEPT])
+        best = [s for s in newest_first if headers[s].get("best")]
+        keep.update(best[:1])
+        finals = [s for s in newest_first if headers[s].get("final")]
+        keep.update(finals[:_KEPT_FINALS])
+        models: set[int] = set()
+        for serial in finals:
+            number = int(headers[serial]["model"])
+            if number not in models:
+                models.add(number)
+                keep.add(serial)
+        return list(keep)
+
+    def disk_failed(self, error: OSError) -> None:
+        """A checkpoint could not be written: end as failed, with the one before it kept."""
+        print(
+            f"hermes: a checkpoint could not be written: [Errno {error.errno}] {error.strerror}: "
+            f"{self.store._directory}: free some space there; the checkpoint before it is kept",
+            flush=True,
+        )
+        os._exit(DISK_ERROR)
+
+
+class Writer:
+    """Writes checkpoints beside the training, one at a time."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._thread: threading.Thread | None = None
+
+    def submit(
+        self,
+        header: Mapping[str, Any],
+        arrays: list[tuple[str, Any]],
+        objects: bytes,
+        taken_s: float,
+    ) -> None:
+        """Start writing; waits for the write before it."""
+        self.wait()
+        self._thread = threading.Thread(
+            target=self._write, args=(header, arrays, objects, taken_s), name="hermes-checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(
+        self,
+        header: Mapping[str, Any],
+        arrays: list[tuple[str, Any]],
+        objects: bytes,
+        taken_s: float,
+    ) -> None:
+        started_s = time.monotonic()
+        try:
+            self._runtime.store.write(header, arrays, objects)
+            self._runtime.store.keep(self._runtime.retained())
+            seconds = taken_s + time.monotonic() - started_s
+            send({"kind": "checkpoint", "step": header["step"], "seconds": seconds})
+        except OSError as error:
+            self._runtime.disk_failed(error)
+
+
+_runtime: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """The process's runtime, made at the first call."""
+    global _runtime  # noqa: PLW0603 - one a process, by its nature
+    if _runtime is None:
+        _runtime = Runtime()
+    return _runtime
+
+
+def prepare() -> None:
+    """Called when Keras is imported: from now on SIGTERM ends the process in good order."""
+    runtime().listen()
+
+
+def shuffle_seed(fit: int) -> int:
+    """The seed of a fit's permutations."""
+    return (entropy()["shuffle"] + fit) % 2**31

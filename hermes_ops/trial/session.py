@@ -1,0 +1,258 @@
+"""One call of `fit`: resumed where it was, reported, checkpointed, stopped at a batch."""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hermes_ops.trial import state
+from hermes_ops.trial.best_model import keep_best
+from hermes_ops.trial.channel import send
+from hermes_ops.trial.runtime import Runtime
+from hermes_ops.trial.store import Checkpoint
+
+
+class Backend(Protocol):
+    """What differs between Keras 2 and Keras 3."""
+
+    def build(self, session: Session) -> bool:
+        """Make every variable exist; False if that must wait for the first batch."""
+
+    def why_boundary_only(self, session: Session) -> str | None:
+        """Why this fit can be resumed at the start of an epoch only; None if at any batch."""
+
+    def batches(self, session: Session) -> int | None:
+        """Batches in an epoch, None if not known yet."""
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        """Let `fit` begin at an epoch."""
+
+    def history(self, model: Any, record: Any) -> Any:
+        """A History as `fit` has returned it."""
+
+
+class Session:
+    """A running `fit`; `epoch` and `batch` count what is complete."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        backend: Backend,
+        model: Any,
+        arguments: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.runtime = runtime
+        self.backend = backend
+        self.model = model
+        self.number = runtime.begun - 1
+        self.first_epoch = int(arguments.get("initial_epoch") or 0)
+        self.epochs = int(arguments.get("epochs") or 1)
+        self.steps_per_epoch = arguments.get("steps_per_epoch")
+        self.shuffle = arguments.get("shuffle", True)
+        self.checkpoint = checkpoint
+        header: Mapping[str, Any] = checkpoint.header if checkpoint else {}
+        self.resume_epoch = int(header.get("epoch", self.first_epoch))
+        self.resume_batch = int(header.get("batch", 0))
+        self.resume_batches = header.get("batches")
+        self.ended_before = bool(header.get("stopped"))
+        self.skipping = bool(header.get("final"))
+        self.epoch = self.resume_epoch
+        self.source: Any = None  # the training data's iterator or handler
+        self.adapter: Any = None
+        self.callbacks: Any = None
+        self.begun = False
+        self.permutations: Any = None
+        self.boundary_reason: str | None = None
+        self.best_epoch: int | None = None
+        self._steps_before = runtime.steps_before
+        self._own_callbacks = arguments.get("callbacks")
+
+    # -- the beginning -------------------------------------------------------------------------
+
+    def on_begin(self, callbacks: Any) -> None:
+        """All callbacks have begun: put back what was, and take SIGTERM over."""
+        self.callbacks = callbacks
+        if self.checkpoint is not None:
+            started_s = time.monotonic()
+            if not self.backend.build(self):
+                self.boundary_reason = "its model cannot be built before its first batch"
+            self._restore(self.checkpoint)
+            if not self.skipping:
+                self._report_history()
+            send({"kind": "restored", "seconds": time.monotonic() - started_s})
+        self.begun = True
+        if self.skipping:
+            return
+        self.boundary_reason = self.boundary_reason or self.backend.why_boundary_only(self)
+        if self.boundary_reason:
+            self.runtime.say_once(
+                f"this fit is resumed at the start of an epoch only: {self.boundary_reason}"
+            )
+        self.runtime.listen()
+        started = os.environ.get("HERMES_STARTED_S")
+        startup_s = time.time() - float(started) if started and self.number == 0 else None
+        send({"kind": "hook", "preemptible": True, "reason": "", "startup_s": startup_s})
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state.assign(state.variables(self.model), checkpoint.arrays(state.make_array))
+        objects = pickle.loads(checkpoint.objects())  # noqa: S301 - our own file
+        members = self._callbacks()
+        for callback, saved in zip(members, objects["callbacks"]):  # noqa: B905 - Python 3.9
+            if saved["type"] == type(callback).__name__:
+                state.write_callback(callback, saved["state"])
+        self.best_epoch = objects.get("best_epoch")
+        state.write_random(objects["random"])
+
+    def _callbacks(self) -> list[Any]:
+        if not self.skipping:
+            return list(getattr(self.callbacks, "callbacks", ()))
+        own = self._own_callbacks or ()
+        return list(getattr(own, "callbacks", own if isinstance(own, (list, tuple)) else [own]))
+
+    def _history(self) -> Any:
+        return getattr(self.model, "history", None)
+
+    def _report_history(self) -> None:
+        """Say again what was said before; the metrics file drops what it has."""
+        history = self._history()
+        epochs = list(getattr(history, "epoch", ()))
+        for index, epoch in enumerate(epochs):
+            values = {
+                name: float(series[index])
+                for name, series in history.history.items()
+                if len(series) == len(epochs) and _is_number(series[index])
+            }
+            self.runtime.report(self._step(epoch + 1), values)
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    def _step(self, epoch: int) -> int:
+        return self._steps_before + epoch - self.first_epoch
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """In the first epoch after a stop in mid-epoch: undo what the callbacks have done again."""
+        self.epoch = epoch
+        if self.resuming_at(epoch) and self.resume_batch and self.checkpoint is not None:
+            self._restore(self.checkpoint)
+
+    def resuming_at(self, epoch: int) -> bool:
+        """Whether this epoch is the one in which the fit goes on."""
+        return self.checkpoint is not None and epoch == self.resume_epoch
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
+        """Report, checkpoint, and end here if asked to."""
+        self.epoch = epoch + 1
+        values = {name: float(v) for name, v in (logs or {}).items() if _is_number(v)}
+        good = self.runtime.report(self._step(epoch + 1), values)
+        if not good:
+            return  # the trial is about to be failed; NaN is not worth keeping
+        limit = self.runtime.max_epochs
+        if limit is not None and self._step(epoch + 1) >= limit:
+            self.model.stop_training = True
+        best = self._is_best(values)
+        if best:
+            self.best_epoch = epoch
+        last = self.model.stop_training or epoch + 1 >= self.epochs
+        if self.runtime.stop or not last:
+            self.save(batch=0, best=best, objective=self._objective(values))
+        if self.runtime.stop:
+            self.runtime.leave()
+
+    def _objective(self, values: Mapping[str, float]) -> float | None:
+        return values.get(self.runtime.objective or "")
+
+    def _is_best(self, values: Mapping[str, float]) -> bool:
+        value = self._objective(values)
+        if value is None:
+            return False
+        if os.environ.get("HERMES_DIRECTION") == "maximize":
+            value = -value
+        if self.runtime.best is None or value < self.runtime.best:
+            self.runtime.best = value
+            return True
+        return False
+
+    def stop_here(self, batch: int) -> None:
+        """SIGTERM has come and so many batches of the epoch are done: checkpoint and end."""
+        exact = self.boundary_reason is None and self.backend.batches(self) is not None
+        if exact and batch:
+            self.save(batch=batch, best=False, objective=None)
+        elif batch and not exact:
+            reason = self.boundary_reason or "the number of its batches is not known yet"
+            self.runtime.say_once(f"stopped in mid-epoch, goes on at its start: {reason}")
+        self.runtime.leave()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def save(self, batch: int, best: bool, objective: float | None, final: bool = False) -> None:
+        """Take the state now; it is written beside the training."""
+        started_s = time.monotonic()
+        header = {
+            "fit": self.number,
+            "model": self.runtime.model_number(self.model),
+            "epoch": self.epoch,
+            "batch": batch,
+            "batches": self.backend.batches(self),
+            "step": self._step(self.epoch),
+            "stopped": bool(self.model.stop_training),
+            "final": final,
+            "best": best,
+            "objective": objective if objective is not None and math.isfinite(objective) else None,
+        }
+        arrays = state.read(state.variables(self.model))
+        objects = {
+            "callbacks": [
+                {"type": type(c).__name__, "state": state.read_callback(c)}
+                for c in self._callbacks()
+            ],
+            "random": state.read_random(),
+            "records": self.runtime.records,
+            "best_epoch": self.best_epoch,
+            "best_value": self.runtime.best,
+        }
+        data = pickle.dumps(objects, protocol=4)
+        self.runtime.writer.submit(header, arrays, data, time.monotonic() - started_s)
+
+    def on_return(self) -> None:
+        """`fit` has come to its end: keep its state and the best model."""
+        history = self._history()
+        epochs = len(getattr(history, "epoch", ()))
+        if self.skipping:
+            return
+        record = {
+            "epochs": epochs,
+            "history": dict(getattr(history, "history", {})),
+            "epoch": list(getattr(history, "epoch", ())),
+        }
+        self.epoch = self.first_epoch + epochs
+        self.runtime.writer.wait()
+        if epochs:
+            keep_best(self)
+        self.runtime.records.append(record)
+        self.save(batch=0, best=False, objective=None, final=True)
+        self.runtime.writer.wait()
+        send({"kind": "trained", "step": self._step(self.epoch)})
+        if self.runtime.stop:
+            self.runtime.leave()
+
+    def put_back_end(self, record: Mapping[str, Any]) -> None:
+        """A fit that was complete before: its last state again, and its history."""
+        assert self.checkpoint is not None
+        self._restore(self.checkpoint)
+        history = self._history()
+        if history is not None:
+            history.history, history.epoch = dict(record["history"]), list(record["epoch"])
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

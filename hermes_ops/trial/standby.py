@@ -1,0 +1,297 @@
+"""The keeper of standby interpreters: one a machine, on a socket that only its user can open.
+
+The start of Python and the framework is the greater part of a switch. The keeper holds interpreters
+that have imported what such scripts imported before, and hands them out. It has at most `slots`
+of them in all, of the kind that was asked for last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.trial.process import die_with_parent, kill_group
+from hermes_ops.trial.relevant import relevant
+from hermes_ops.trial.standby_client import receive, send
+
+_IDLE_LIMIT_S = 900.0
+_REPLENISH_AFTER_S = 1.0
+_STARTED_S = 1.0
+_LEAVE_S = 20.0
+_PRIVATE = ("HERMES_", "MLFLOW_")
+_START = "import sys; from hermes_ops.trial.standby_child import main; main(int({}), {!r})"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Scripts for which the same interpreter will do."""
+
+    python: str
+    script: str
+    environment: tuple[tuple[str, str], ...]  # what an import may depend on
+
+
+@dataclass
+class Standby:
+    """An interpreter that imports, waits, or has become a trial."""
+
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    profile: Profile
+    imports: tuple[str, ...]
+    ready_s: float | None = None
+
+
+@dataclass
+class Keeper:
+    """The keeper's state; `serve` is its loop."""
+
+    path: Path
+    slots: int
+    idle: list[Standby] = field(default_factory=list)
+    running: dict[socket.socket, Standby] = field(default_factory=dict)
+    known: dict[Profile, tuple[str, ...]] = field(default_factory=dict)
+    last: tuple[Profile, Mapping[str, str]] | None = None
+    replenish_at_s: float | None = None
+    stopping: bool = False
+
+    def serve(self) -> None:
+        """Listen until SIGTERM, then leave when no trial runs in one of our interpreters."""
+        self.selector = selectors.DefaultSelector()
+        listener = _listen(self.path)
+        self.selector.register(listener, selectors.EVENT_READ, self._accept)
+        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self.selector.register(wake, selectors.EVENT_READ, lambda _: os.read(wake, 4096))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        leave_at_s = None
+        while not self.stopping or (self.running and time.monotonic() < (leave_at_s or 0)):
+            for key, _ in self.selector.select(0.5):
+                key.data(key.fileobj)
+            self._reap()
+            self._replenish()
+            if self.stopping and leave_at_s is None:
+                leave_at_s = time.monotonic() + _LEAVE_S
+                self._drop(list(self.idle))
+        self._drop(list(self.idle))
+        self.path.unlink(missing_ok=True)
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.settimeout(1.0)
+        try:
+            message, handles = receive(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return
+        try:
+            self._answer(connection, message, handles)
+        except (OSError, ValueError, KeyError):
+            connection.close()
+        finally:
+            for handle in handles:
+                os.close(handle)
+
+    def _answer(
+        self, connection: socket.socket, message: dict[str, Any], handles: list[int]
+    ) -> None:
+        profile = profile_of(message)
+        if message["kind"] == "learn":
+            self._learn(profile, tuple(message["imports"]), message["environment"])
+            connection.close()
+            return
+        self.last = (profile, message["environment"])
+        self.replenish_at_s = time.monotonic() + _REPLENISH_AFTER_S
+        standby = self._hand_out(profile, message, handles)
+        if standby is None:
+            connection.sendall(b'{"pid": null}\n')
+            connection.close()
+            return
+        connection.sendall(json.dumps({"pid": standby.process.pid}).encode() + b"\n")
+        self.running[connection] = standby
+        self.selector.register(connection, selectors.EVENT_READ, self._trial_gone)
+
+    def _learn(
+        self, profile: Profile, imports: tuple[str, ...], environment: Mapping[str, str]
+    ) -> None:
+        if self.known.get(profile) != imports:
+            self.known[profile] = imports
+            self._drop([s for s in self.idle if s.profile == profile])
+        self.last = (profile, environment)
+        if self.replenish_at_s is None:
+            self.replenish_at_s = time.monotonic()
+
+    def _hand_out(
+        self, profile: Profile, message: dict[str, Any], handles: list[int]
+    ) -> Standby | None:
+        for standby in [s for s in self.idle if s.profile == profile and s.ready_s is not None]:
+            self.idle.remove(standby)
+            self.selector.unregister(standby.socket)
+            if _started(standby, message, handles):
+                return standby
+            _end(standby)
+        return None
+
+    def _trial_gone(self, connection: socket.socket) -> None:
+        """hermes-trial has closed its end: its trial must not live on."""
+        with contextlib.suppress(OSError):
+            if connection.recv(1):
+                return
+        standby = self.running.get(connection)
+        if standby is not None:
+            self._forget(connection)
+            _end(standby)
+
+    def _forget(self, connection: socket.socket) -> None:
+        self.running.pop(connection, None)
+        self.selector.unregister(connection)
+        connection.close()
+
+    # -- interpreters --------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        for connection, standby in list(self.running.items()):
+            code = standby.process.poll()
+            if code is not None:
+                kill_group(standby.process.pid)
+                with contextlib.suppress(OSError):
+                    connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
+                self._forget(connection)
+        now_s = time.monotonic()
+        self._drop(
+            [
+                s
+                for s in self.idle
+                if s.process.poll() is not None
+                or (s.ready_s is not None and now_s - s.ready_s > _IDLE_LIMIT_S)
+            ]
+        )
+
+    def _replenish(self) -> None:
+        if self.last is None or self.replenish_at_s is None or self.stopping:
+            return
+        if time.monotonic() < self.replenish_at_s:
+            return
+        self.replenish_at_s = None
+        profile, environment = self.last
+        imports = self.known.get(profile)
+        if not imports:
+            return
+        others = [s for s in self.idle if s.profile != profile]
+        missing = self.slots - (len(self.idle) - len(others))
+        self._drop(others[: max(0, missing - (self.slots - len(self.idle)))])
+        for _ in range(missing):
+            self._spawn(profile, imports, environment)
+
+    def _spawn(
+        self, profile: Profile, imports: tuple[str, ...], environment: Mapping[str, str]
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        keeper = os.getpid()
+        clean = {k: v for k, v in environment.items() if not k.startswith(_PRIVATE)}
+        clean.pop("CUDA_VISIBLE_DEVICES", None)
+        try:
+            process = subprocess.Popen(
+                [profile.python, "-c", _START.format(theirs.fileno(), imports)],
+                env=clean,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(keeper),  # noqa: PLW1509 - one thread here
+            )
+        except OSError:
+            ours.close()
+            self.known.pop(profile, None)
+            return
+        finally:
+            theirs.close()
+        standby = Standby(process, ours, profile, imports)
+        self.idle.append(standby)
+        self.selector.register(ours, selectors.EVENT_READ, lambda _: self._ready(standby))
+
+    def _ready(self, standby: Standby) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = standby.socket.recv(1)
+        if data:
+            standby.ready_s = time.monotonic()
+        elif standby in self.idle:
+            self._drop([standby])
+            self.known.pop(standby.profile, None)  # it cannot import this: do not try again
+
+    def _drop(self, standbys: Sequence[Standby]) -> None:
+        for standby in standbys:
+            self.idle.remove(standby)
+            self.selector.unregister(standby.socket)
+            _end(standby)
+
+
+def _started(standby: Standby, message: dict[str, Any], handles: list[int]) -> bool:
+    try:
+        standby.socket.settimeout(_STARTED_S)
+        send(standby.socket, message, handles)
+        return standby.socket.recv(1) == b"s"
+    except OSError:
+        return False
+
+
+def _end(standby: Standby) -> None:
+    kill_group(standby.process.pid)
+    standby.process.wait()
+    standby.socket.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(64)
+    return listener
+
+
+def profile_of(message: Mapping[str, Any]) -> Profile:
+    """The profile of a request: interpreter, script, and the environment that imports depend on."""
+    script = os.path.join(message["directory"], message["script"])
+    environment = message["environment"]
+    return Profile(message["python"], os.path.realpath(script), relevant(environment))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the keeper until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m hermes_ops.trial.standby", description=__doc__)
+    parser.add_argument("--socket", required=True, type=Path, help="where trials ask")
+    parser.add_argument("--slots", required=True, type=int, help="interpreters at most")
+    given = parser.parse_args(arguments)
+    Keeper(given.socket, given.slots).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

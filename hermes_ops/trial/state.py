@@ -1,0 +1,208 @@
+"""The state of a Keras training: variables, random numbers, callbacks; taken and put back."""
+# ruff: noqa: ANN401 - the objects of TensorFlow and Keras have no types here
+
+from __future__ import annotations
+
+import collections
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_NOT_STATE = {"model", "_model", "params", "validation_data", "_chief_worker_only"}
+_STATELESS_CALLBACKS = {"ProgbarLogger", "BackupAndRestore", "TensorBoard"}
+
+
+class MismatchError(RuntimeError):
+    """The checkpoint does not fit the model that the script has built."""
+
+
+def variables(model: Any) -> dict[str, Any]:
+    """Every variable of the model's training, by a key that is the same in each run.
+
+    The lists that Keras itself keeps come first ("k/..."); then whatever else can be reached from
+    the model and its optimizer ("t/..."), such as variables of custom layers and training steps.
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for group, members in _listed(model):
+        for number, member in enumerate(members):
+            _add(found, seen, f"k/{group}/{number}", member)
+    for path, thing in _reachable(model):
+        _add(found, seen, f"t/{path}", thing)
+    return found
+
+
+def _add(found: dict[str, Any], seen: set[int], key: str, thing: Any) -> None:
+    variable = getattr(thing, "_value", thing) if not hasattr(thing, "assign_add") else thing
+    variable = _tensorflow_variable(variable)
+    if variable is not None and id(variable) not in seen:
+        seen.add(id(variable))
+        found[key] = variable
+
+
+def _tensorflow_variable(thing: Any) -> Any:
+    import tensorflow as tf
+
+    inner = getattr(thing, "_value", None)
+    if isinstance(inner, tf.Variable):
+        return inner
+    return thing if isinstance(thing, tf.Variable) else None
+
+
+def _listed(model: Any) -> Iterator[tuple[str, list[Any]]]:
+    yield "model", list(getattr(model, "variables", ()) or ())
+    optimizer = getattr(model, "optimizer", None)
+    for name in ("variables", "weights"):
+        yield f"optimizer.{name}", _as_list(getattr(optimizer, name, None))
+    yield "metrics", [v for m in getattr(model, "metrics", ()) for v in _as_list(m.variables)]
+    layers = list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else []
+    generators = [getattr(layer, "_random_generator", None) for layer in layers]
+    inner: list[Any] = [getattr(g, "_generator", None) for g in generators]
+    yield "random", [g._state_var for g in inner if hasattr(g, "_state_var")]
+    yield "counter", [c for c in (getattr(model, "_train_counter", None),) if c is not None]
+    yield "global", list(_global_generators())
+
+
+def _as_list(value: Any) -> list[Any]:
+    if callable(value) and not isinstance(value, (list, tuple)):
+        value = value()
+    return list(value) if value is not None else []
+
+
+def _global_generators() -> Iterator[Any]:
+    keras_state = sys.modules.get("keras.src.backend.common.global_state")
+    if keras_state is not None:
+        generator = keras_state.get_global_attribute("global_seed_generator")
+        if generator is not None:
+            yield generator.state
+    ops = sys.modules.get("tensorflow.python.ops.stateful_random_ops")
+    generator = getattr(ops, "global_generator", None)
+    if generator is not None:
+        yield generator._state_var
+
+
+def _reachable(model: Any) -> Iterator[tuple[str, Any]]:
+    """Walk the trackable objects, breadth first."""
+    queue = collections.deque([("model", model), ("optimizer", getattr(model, "optimizer", None))])
+    seen: set[int] = set()
+    while queue:
+        path, thing = queue.popleft()
+        if thing is None or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        yield path, thing
+        children = getattr(thing, "_trackable_children", None)
+        if children is not None:
+            queue.extend((f"{path}/{name}", child) for name, child in children().items())
+
+
+def read(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The variables' values, as arrays that later training does not change."""
+    import numpy as np
+
+    values = []
+    for key, variable in found.items():
+        value = variable.numpy()
+        if isinstance(value, np.ndarray) or np.isscalar(value) or hasattr(value, "dtype"):
+            array = np.ascontiguousarray(value)
+            if array.dtype != object:
+                values.append((key, array.reshape(np.shape(value))))
+    return values
+
+
+def assign(found: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Put values back. MismatchError if what Keras lists is not what was saved."""
+    for key, value in values.items():
+        variable: Any = found.get(key)
+        fits = variable is not None and tuple(variable.shape) == tuple(value.shape)
+        if fits:
+            variable.assign(value)
+        elif key.startswith(("k/model/", "k/optimizer")):
+            was = "absent" if variable is None else f"of shape {tuple(variable.shape)}"
+            raise MismatchError(
+                f"the checkpoint holds {key} with shape {tuple(value.shape)}, in the script's "
+                f"model it is {was}: has the script changed since the trial began?"
+            )
+
+
+def make_array(data: bytes, dtype: str, shape: Any) -> Any:
+    """An array from its bytes; knows TensorFlow's own types (bfloat16)."""
+    import numpy as np
+    import tensorflow as tf
+
+    kind = tf.as_dtype(dtype).as_numpy_dtype
+    return np.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def read_random() -> dict[str, Any]:
+    """The state of Python's, NumPy's and TensorFlow's own random numbers."""
+    import numpy as np
+    from tensorflow.python.eager import context
+
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "tensorflow_seed": context.context()._seed,
+    }
+    for name, generator in _python_generators():
+        state[name] = generator.getstate()
+    return state
+
+
+def write_random(state: Mapping[str, Any]) -> None:
+    """Put the random numbers back."""
+    import numpy as np
+
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    for name, generator in _python_generators():
+        if name in state:
+            generator.setstate(state[name])
+
+
+def _python_generators() -> Iterator[tuple[str, random.Random]]:
+    from tensorflow.python.eager import context
+
+    generator = getattr(context.context(), "_rng", None)
+    if isinstance(generator, random.Random):
+        yield "tensorflow", generator
+    for module in ("keras.src.backend", "tf_keras.src.backend"):
+        holder = getattr(sys.modules.get(module), "_SEED_GENERATOR", None)
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, random.Random):
+            yield module, generator
+
+
+def read_callback(callback: Any) -> dict[str, Any]:
+    """What a callback has learnt: those of its attributes that are plain data."""
+    if type(callback).__name__ in _STATELESS_CALLBACKS:
+        return {}
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in _NOT_STATE and is_plain(value)
+    }
+
+
+def write_callback(callback: Any, state: Mapping[str, Any]) -> None:
+    """Put a callback's attributes back."""
+    for name, value in state.items():
+        setattr(callback, name, value)
+
+
+def is_plain(value: Any, depth: int = 6) -> bool:
+    """Whether a value is data through and through: numbers, text, arrays and containers of them."""
+    if isinstance(value, _PLAIN):
+        return True
+    if depth == 0:
+        return False
+    kind = type(value)
+    if kind.__module__ == "numpy":
+        return not getattr(value, "dtype", None) == object  # noqa: SIM201, E721
+    if kind in (list, tuple, set, frozenset, collections.deque):
+        return all(is_plain(item, depth - 1) for item in value)
+    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+        return all(is_plain(k) and is_plain(v, depth - 1) for k, v in value.items())
+    return False

@@ -1,0 +1,173 @@
+"""A resumed Keras trial equals one that was never interrupted, in Keras 3 and in Keras 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+
+
+def _scripts() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("scripts", Path(__file__).with_name("scripts.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+scripts = _scripts()
+
+
+class Run:
+    """A trial in a folder of its own."""
+
+    def __init__(self, base: Path, name: str, interpreter: str, script: str) -> None:
+        self.folder = base / name
+        self.script = base / f"{name}.py"
+        self.script.write_text(script)
+        self.interpreter = interpreter
+        self.output = ""
+
+    def segment(self, at: str = "", *options: str, objective: str = "val_loss") -> int:
+        command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.folder)]
+        command += ["--epoch", "1", "--objective", objective, *options]
+        finished = subprocess.run(
+            [*command, "--", self.interpreter, str(self.script)],
+            env={**os.environ, "AT": at, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        self.output = finished.stdout + finished.stderr
+        return finished.returncode
+
+    def metrics(self) -> dict[tuple[str, int], float]:
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        found = [(m["name"], m["step"], m["value"]) for m in map(json.loads, lines)]
+        assert len({(n, s) for n, s, _ in found}) == len(found), "a step is there twice"
+        return {(n, s): v for n, s, v in found}
+
+    @property
+    def result(self) -> dict:
+        return json.loads((self.folder / "result.json").read_text())
+
+    @property
+    def status(self) -> dict:
+        return json.loads((self.folder / "status.json").read_text())
+
+    def said(self, word: str) -> list[str]:
+        return [line for line in self.output.splitlines() if line.startswith(word)]
+
+
+def assert_same(run: Run, whole: Run) -> None:
+    found, expected = run.metrics(), whole.metrics()
+    assert sorted(found) == sorted(expected)
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, abs=1e-5), key
+    assert run.said("history") == whole.said("history")
+    assert run.said("weights") == whole.said("weights")
+
+
+def whole_run(base: Path, interpreter: str, script: str) -> Run:
+    run = Run(base, "whole", interpreter, script)
+    assert run.segment() == 0, run.output
+    return run
+
+
+@pytest.mark.parametrize("at", ["TERM:0:1:3", "KILL:0:3:2", "TERM:0:4:7"])
+def test_a_stopped_and_resumed_trial_has_the_same_curve(
+    tmp_path: Path, interpreter: str, at: str
+) -> None:
+    whole = whole_run(tmp_path, interpreter, scripts.ONE)
+    run = Run(tmp_path, "run", interpreter, scripts.ONE)
+    code = run.segment(at)
+    assert code == 75 if at.startswith("TERM") else code not in (0, 75), run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+    assert (run.folder / "model" / "model.keras").exists()
+    assert run.status["timings"]["restore_s"] > 0
+
+
+def test_callbacks_go_on_where_they_were(tmp_path: Path, interpreter: str) -> None:
+    whole = whole_run(tmp_path, interpreter, scripts.CALLBACKS)
+    run = Run(tmp_path, "run", interpreter, scripts.CALLBACKS)
+    for at in ("TERM:0:1:4", "TERM:0:2:0", "KILL:0:3:5", ""):
+        run.segment(at)
+    assert_same(run, whole)
+
+
+def test_of_several_fits_those_that_are_complete_are_not_run_again(
+    tmp_path: Path, interpreter: str
+) -> None:
+    whole = whole_run(tmp_path, interpreter, scripts.TWO_FITS)
+    run = Run(tmp_path, "run", interpreter, scripts.TWO_FITS)
+    assert run.segment("TERM:1:1:2") == 75, run.output
+    assert run.segment("KILL:2:1:2") not in (0, 75), run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+    assert run.said("between") == whole.said("between")
+    assert {step for _, step in run.metrics()} == set(range(1, 9))
+
+
+def test_unseeded_shuffling_shows_each_sample_once_an_epoch_across_a_stop(
+    tmp_path: Path, interpreter: str
+) -> None:
+    run = Run(tmp_path, "run", interpreter, scripts.UNSEEDED)
+    assert run.segment("TERM:0:1:3", objective="loss") == 75, run.output
+    assert run.segment(objective="loss") == 0, run.output
+    rows = [line.split() for line in (run.folder / "seen").read_text().splitlines()]
+    rows = [row for row in rows if row]
+    assert len(rows) == 24
+    epochs = [sorted(int(v) for row in rows[e : e + 8] for v in row) for e in (0, 8, 16)]
+    assert epochs == [list(range(128))] * 3
+    assert rows[:8] != rows[8:16]
+
+
+def test_a_seeded_pipeline_goes_on_in_mid_epoch(tmp_path: Path, interpreter: str) -> None:
+    whole = whole_run(tmp_path, interpreter, scripts.DATASET)
+    run = Run(tmp_path, "run", interpreter, scripts.DATASET)
+    assert run.segment("TERM:0:2:3") == 75, run.output
+    assert "start of an epoch only" not in run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+
+
+def test_a_generator_goes_on_at_the_start_of_an_epoch_and_says_why(
+    tmp_path: Path, interpreter: str
+) -> None:
+    run = Run(tmp_path, "run", interpreter, scripts.GENERATOR)
+    assert run.segment("TERM:0:2:3", objective="loss") == 75, run.output
+    assert run.output.count("keeps no position") >= 1
+    assert run.result["checkpoint_step"] == 2
+    assert run.segment(objective="loss") == 0, run.output
+    assert {step for _, step in run.metrics()} == {1, 2, 3, 4}
+
+
+def test_a_torn_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, interpreter: str) -> None:
+    whole = whole_run(tmp_path, interpreter, scripts.ONE)
+    run = Run(tmp_path, "run", interpreter, scripts.ONE)
+    assert run.segment("TERM:0:3:3") == 75, run.output
+    newest = max((run.folder / "checkpoints").glob("keras-*"))
+    with open(newest / "arrays.bin", "r+b") as stream:
+        stream.seek(10)
+        stream.write(b"torn")
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+
+
+def test_a_nan_objective_fails_and_max_epochs_finishes(tmp_path: Path, interpreter: str) -> None:
+    run = Run(tmp_path, "nan", interpreter, scripts.DIVERGING)
+    assert run.segment() not in (0, 70, 75)
+    assert "val_loss is NaN at step" in run.result["reason"], run.output
+    short = Run(tmp_path, "short", interpreter, scripts.ONE)
+    assert short.segment("", "--max-epochs", "2") == 0, short.output
+    assert {step for _, step in short.metrics()} == {1, 2}
