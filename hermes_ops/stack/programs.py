@@ -49,13 +49,7 @@ def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -
 
 def standby_is_available() -> bool:
     """Tell whether this installation has the keeper of standby interpreters."""
-    return _has_module("hermes_ops.trial", "standby")
-
-
-def _has_module(package: str, name: str) -> bool:
-    spec = importlib.util.find_spec(package)
-    locations = spec.submodule_search_locations if spec else None
-    return any((Path(folder) / f"{name}.py").exists() for folder in locations or ())
+    return importlib.util.find_spec("hermes_ops.trial.standby") is not None
 
 
 def _python(*arguments: str) -> tuple[str, ...]:
