@@ -1,0 +1,208 @@
+"""Builders of the records and rows that the controller reads, and what stands in for services."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from hermes_ops.airflow.apply import Applier
+from hermes_ops.airflow.books import Book, Plan
+from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.decisions import DecisionLog
+from hermes_ops.airflow.metadata import Rank, RunRow, TrialRow
+from hermes_ops.airflow.pool import Trial
+from hermes_ops.airflow.records import (
+    HELD_POOL_SLOTS,
+    CloseRecord,
+    Lease,
+    Segment,
+    StopFlag,
+    SweepRecord,
+    encode,
+)
+from hermes_ops.errors import Unavailable
+
+SWEEP = "digits-1"
+
+
+def ti_id(number: int) -> str:
+    return str(UUID(int=number + 1))
+
+
+def row(number: int = 0, state: str | None = "scheduled", **changes: Any) -> TrialRow:
+    facts: dict[str, Any] = {
+        "id": ti_id(number),
+        "run_key": 1,
+        "number": number,
+        "state": state,
+        "pool": "gpus",
+        "pool_slots": HELD_POOL_SLOTS,
+        "priority_weight": 1,
+        "try_number": 1,
+    }
+    return TrialRow(**{**facts, **changes})
+
+
+def lease(epoch: int = 1, gpus: tuple[int, ...] = (0,), **changes: Any) -> Lease:
+    facts: dict[str, Any] = {
+        "granted_s": 90.0,
+        "run_id": "run-0",
+        "config": {"rate": 0.1},
+        "command": ("python", "train.py"),
+        "directory": "/",
+        "max_failures": 2,
+    }
+    return Lease(epoch=epoch, gpus=gpus, **{**facts, **changes})
+
+
+def segment(epoch: int = 1, running: bool = True, **changes: Any) -> Segment:
+    return Segment(epoch=epoch, running=running, **{"started_s": 100.0, **changes})
+
+
+def flag(epoch: int = 1, final: str | None = None) -> StopFlag:
+    return StopFlag(epoch, "another trial converges faster", 120.0, final)
+
+
+def pending(number: int) -> Trial:
+    return Trial(row(number), None, None, None)
+
+
+def running(number: int, *gpus: int) -> Trial:
+    own = lease(gpus=gpus, run_id=f"run-{number}")
+    return Trial(row(number, "running"), own, None, segment(gpus=gpus))
+
+
+def waiting(number: int) -> Trial:
+    own = lease(run_id=f"run-{number}")
+    return Trial(row(number), own, None, segment(running=False, ended_s=110.0))
+
+
+def starting(number: int, *gpus: int) -> Trial:
+    return Trial(row(number), lease(gpus=gpus, run_id=f"run-{number}"), None, None)
+
+
+def sweep_file(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "digits",
+        "objective": {"metric": "val_loss", "direction": "minimize"},
+        "search": {
+            "algorithm": "random",
+            "seed": 7,
+            "max_trials": 8,
+            "space": {"rate": {"type": "loguniform", "low": 0.001, "high": 0.1}},
+        },
+        "trial": {"command": ["python", "train.py", "--rate", "{rate}"], "directory": "/"},
+        **changes,
+    }
+
+
+def sweep_record(**changes: Any) -> dict[str, Any]:
+    return encode(SweepRecord(sweep_file(**changes), 8, "trial", "parent", "7", "digits"))
+
+
+def run_row(**changes: Any) -> RunRow:
+    return RunRow(1, "hermes_sweep", SWEEP, "plan", "running", 50.0, sweep_record(**changes))
+
+
+def book(*trials: Trial, close: CloseRecord | None = None, **changes: Any) -> Book:
+    plan = Plan.of(run_row(**changes))
+    assert plan is not None
+    return Book(plan, trials, close)
+
+
+class DictStore(dict[str, Any]):
+    """A task's state store."""
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        self[key] = value
+
+
+@dataclass
+class FakeFeed:
+    """The way to MLflow; keeps what it was told."""
+
+    said: list[Any] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.said.append("start")
+
+    def pump_once(self, *, ended: bool = False) -> None:
+        self.said.append("pump")
+
+    def finish(self, ending: Any, record: Segment) -> None:
+        self.said.append(ending)
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+@dataclass
+class Journal:
+    """Airflow, its database and MLflow, as one list of what was asked of them, in order."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    mlflow_away: bool = False
+    refusal: Exception | None = None
+    opened: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    credentials = SimpleNamespace(url="http://airflow")
+
+    # Airflow's REST interface
+
+    def put_state(self, task: TaskKey, key: str, value: Mapping[str, Any]) -> None:
+        self.calls.append(("put", task.map_index, key, dict(value)))
+
+    def skip(self, tasks: Iterable[TaskKey]) -> None:
+        self.calls.append(("skip", [t.map_index for t in tasks]))
+
+    # Airflow's database
+
+    def rerank(self, ranks: Iterable[Rank]) -> int:
+        ranks = list(ranks)
+        for rank in ranks:
+            number = UUID(rank.id).int - 1
+            self.calls.append(("rank", number, rank.priority_weight, rank.pool_slots))
+        return len(ranks)
+
+    # MLflow
+
+    def _mlflow(self) -> None:
+        if self.mlflow_away:
+            raise Unavailable("MLflow did not answer")
+        if self.refusal is not None:
+            raise self.refusal
+
+    def trials(self, ref: Any) -> Sequence[Any]:
+        self._mlflow()
+        return [SimpleNamespace(number=n, config=c) for n, c in self.opened.items()]
+
+    def open_trial(self, ref: Any, number: int, config: Any, tags: Any) -> str:
+        self._mlflow()
+        self.calls.append(("open", number, dict(config)))
+        return f"run-{number}"
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        self._mlflow()
+        self.calls.append(("tag", run_id, dict(tags)))
+
+    def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
+        self._mlflow()
+        self.calls.append(("finish", run_id, state))
+
+    def record_decisions(self, parent: str, chunk: int, lines: Sequence[str]) -> None:
+        self._mlflow()
+        self.calls.append(("decisions", chunk, list(lines)))
+
+    def applier(self) -> Applier:
+        outside: Any = self
+        return Applier(outside, outside, outside, DecisionLog(outside), "hermes", {})
+
+    def of(self, *kinds: str) -> list[tuple[Any, ...]]:
+        """What was asked, by kind, without the tags of the sweep's run."""
+        return [c for c in self.calls if c[0] in kinds]
+
+    def forget(self) -> None:
+        self.calls.clear()
