@@ -120,13 +120,14 @@ def postgres() -> Iterator[Postgres]:
         shutil.chown(path, user)
     port = _free_port()
     _run_as(user, programs / "initdb", *_initdb_options(folder, password))
-    server = subprocess.Popen(
-        [str(programs / "postgres"), *_server_options(folder, port)],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "log").open("w"),
-        user=user if os.getuid() == 0 else None,
-    )
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [str(programs / "postgres"), *_server_options(folder, port)],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            user=user if os.getuid() == 0 else None,
+        )
     try:
         _await_postgres(Postgres(port), server)
         yield Postgres(port)
