@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.local import LocalSegment, trial_command, trial_environment
+from hermes_ops.airflow.timing import reschedule_delay_s
+from hermes_ops.errors import HermesError
+from tests.unit.airflow.worlds import lease
+
+FOLDER = TrialFolder(Path("/h/sweeps/s/trials/3"))
+SERVICES = {
+    "AIRFLOW_HOME": "/a",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://u:secret@db",
+    "_AIRFLOW_PROCESS_CONTEXT": "server",
+    "__HERMES_TOKEN": "secret",
+    "HERMES_AIRFLOW_PASSWORD_FILE": "/p",
+    "HERMES_POLICY": "fifo",
+    "SUPERVISOR_ENABLED": "1",
+    "SQLALCHEMY_DATABASE_URI": "postgresql://u:secret@db",
+    "FLASK_SECRET": "secret",
+}
+
+
+def environment(**inherited: str) -> dict[str, str]:
+    own = lease(gpus=(1, 2), environment={"HERMES_PARAM_RATE": "0.1", "MINE": "1"}, max_epochs=20)
+    return trial_environment(own, FOLDER, "s", 3, inherited)
+
+
+def test_no_variable_of_the_services_reaches_the_script() -> None:
+    found = environment(**SERVICES)
+    assert not SERVICES.keys() & found.keys()
+    assert not any("secret" in value for value in found.values())
+
+
+def test_the_users_own_variables_and_the_home_reach_the_script() -> None:
+    found = environment(PATH="/bin", HERMES_HOME="/h", MLFLOW_TRACKING_URI="http://m")
+    assert (found["PATH"], found["HERMES_HOME"]) == ("/bin", "/h")
+    assert found["MLFLOW_TRACKING_URI"] == "http://m"
+
+
+def test_the_trial_its_gpus_and_its_parameters_reach_the_script() -> None:
+    found = environment(CUDA_VISIBLE_DEVICES="0,1,2,3", PYTHONDONTWRITEBYTECODE="1")
+    assert found["CUDA_VISIBLE_DEVICES"] == found["HERMES_GPUS"] == "1,2"
+    assert (found["HERMES_SWEEP"], found["HERMES_TRIAL"]) == ("s", "3")
+    assert (found["HERMES_PARAM_RATE"], found["MINE"]) == ("0.1", "1")
+    assert found["HERMES_CHECKPOINT_DIR"] == "/h/sweeps/s/trials/3/checkpoints"
+    assert found["HERMES_METRICS_FILE"] == "/h/sweeps/s/trials/3/metrics.jsonl"
+    assert (found["HERMES_MAX_EPOCHS"], found["MLFLOW_RUN_ID"]) == ("20", "run-0")
+    assert "PYTHONDONTWRITEBYTECODE" not in found
+
+
+def test_without_a_gpu_the_script_sees_none() -> None:
+    assert trial_environment(lease(gpus=()), FOLDER, "s", 3, {})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_the_command_guards_the_script_with_its_epoch_and_gpu_locks(home: Path) -> None:
+    own = lease(4, (0, 1), time_limit_s=9.0, metric_pattern="--x", python="/usr/bin/python3")
+    command = trial_command(own, FOLDER, "gpus")
+    mine = command[command.index("hermes_ops.trial") + 1 : command.index("--")]
+    pairs = dict(zip(mine[::2], mine[1::2], strict=False))
+    assert (pairs["--epoch"], pairs["--gpus"]) == ("4", "0,1")
+    assert pairs["--gpu-locks"] == str(home / "gpus" / "gpus")
+    assert {"--time-limit=9.0", "--metric-pattern=--x", "--python=/usr/bin/python3"} <= set(mine)
+    assert command[command.index("--") + 1 :] == ["python", "train.py"]
+
+
+def test_options_that_the_lease_does_not_have_are_left_out() -> None:
+    command = trial_command(lease(gpus=()), FOLDER, "gpus")
+    assert not any(c.startswith(("--gpu", "--time", "--metric", "--python")) for c in command)
+
+
+def test_a_missing_working_directory_is_named_with_its_remedy(tmp_path: Path) -> None:
+    said: list[str] = []
+    own: Any = lease(directory=str(tmp_path / "gone"))
+    with pytest.raises(HermesError, match=r"gone does not exist: correct trial\.directory"):
+        LocalSegment(own, TrialFolder(tmp_path), "s", 0, "gpus", said.append).start()
+
+
+@given(st.floats(0, 600))
+def test_a_preempted_task_stays_away_longer_than_a_late_event_can_take(heartbeat_s: float) -> None:
+    assert reschedule_delay_s(heartbeat_s) >= max(5.0, 2 * heartbeat_s)
+
+
+def test_the_delay_is_the_measured_one_for_both_settings_of_the_heartbeat() -> None:
+    assert (reschedule_delay_s(1.0), reschedule_delay_s(5.0)) == (5.0, 12.0)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSkipException,
+)
+
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.metrics import Ending
+from hermes_ops.airflow.operator import HermesTrialMixin, HermesTrialOperator
+from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, Lease, Segment, decode, encode
+from hermes_ops.airflow.visit import Visit
+from tests.unit.airflow.worlds import SWEEP, DictStore, FakeFeed, flag, lease, segment
+
+
+class Task(HermesTrialMixin):
+    number = 0
+    log = logging.getLogger("task")
+
+
+def visit_of(store: DictStore, epoch: int = 1, **result: Any) -> Visit:
+    folder = TrialFolder.of(SWEEP, 0)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if result:
+        (folder.path / "result.json").write_text(json.dumps({"epoch": epoch, **result}))
+    visit = Visit.begin(store, lease(epoch, max_failures=2), folder)
+    feed: Any = FakeFeed()
+    visit.feed = feed
+    return visit
+
+
+def said(visit: Visit) -> list[Any]:
+    feed: Any = visit.feed
+    return list(feed.said)
+
+
+def stored(store: DictStore) -> Segment:
+    record = decode(Segment, store[SEGMENT_KEY])
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize(
+    ("own", "last"),
+    [
+        (None, None),
+        (lease(1), segment(1, running=False)),
+        (lease(2, revoked=True), segment(1, running=False)),
+    ],
+)
+def test_a_task_without_a_valid_lease_is_sent_away_on_the_same_try(
+    own: Lease | None, last: Segment | None
+) -> None:
+    store = DictStore()
+    if own is not None:
+        store[LEASE_KEY] = encode(own)
+    if last is not None:
+        store[SEGMENT_KEY] = encode(last)
+    with pytest.raises(AirflowRescheduleException) as told:
+        Task().admit(store)
+    assert told.value.reschedule_date > datetime.now(UTC) + timedelta(seconds=1)
+
+
+def test_a_valid_lease_is_admitted() -> None:
+    assert Task().admit(DictStore({LEASE_KEY: encode(lease(3))})) == lease(3)
+
+
+def test_exit_0_with_its_result_finishes_the_trial() -> None:
+    store = DictStore()
+    visit = visit_of(store, outcome="finished")
+    assert Task().conclude(visit, None, 0) == {"trial": 0, "state": "finished"}
+    assert (stored(store).final, said(visit)) == ("finished", [Ending("finished")])
+
+
+def test_a_trial_that_finished_as_it_was_stopped_is_finished() -> None:
+    visit = visit_of(DictStore(), outcome="finished")
+    assert Task().conclude(visit, flag(1, "cancelled"), 0)["state"] == "finished"
+
+
+def test_exit_0_without_a_result_is_never_a_success() -> None:
+    store = DictStore()
+    with pytest.raises(AirflowRescheduleException):
+        Task().conclude(visit_of(store), None, 0)
+    assert (stored(store).failures, stored(store).final) == (1, None)
+
+
+@pytest.mark.parametrize("outcome", ["preempted", "interrupted"])
+def test_exit_75_gives_the_slot_back_and_counts_no_failure(outcome: str) -> None:
+    store = DictStore()
+    with pytest.raises(AirflowRescheduleException):
+        Task().conclude(visit_of(store, outcome=outcome), flag(), 75)
+    found = stored(store)
+    assert (found.running, found.outcome, found.failures, found.final) == (False, outcome, 0, None)
+
+
+@pytest.mark.parametrize("code", [75, 70, 1, -9])
+@pytest.mark.parametrize("final", ["cancelled", "stopped_early"])
+def test_a_final_stop_flag_skips_the_task_however_the_script_exits(code: int, final: str) -> None:
+    store = DictStore()
+    with pytest.raises(AirflowSkipException):
+        Task().conclude(visit_of(store, outcome="preempted"), flag(1, final), code)
+    assert stored(store).final == final
+
+
+def test_trouble_of_the_infrastructure_is_no_failure_of_the_script() -> None:
+    store = DictStore()
+    with pytest.raises(AirflowRescheduleException):
+        Task().conclude(visit_of(store, outcome="failed", reason="GPU 0 is in use"), None, 70)
+    found = stored(store)
+    assert (found.outcome, found.failures, found.final) == ("infrastructure", 0, None)
+
+
+def test_failures_up_to_the_limit_are_tried_again_and_one_more_ends_the_trial() -> None:
+    store = DictStore()
+    for epoch in (1, 2):
+        with pytest.raises(AirflowRescheduleException):
+            Task().conclude(visit_of(store, epoch, outcome="failed", reason="no data"), None, 1)
+        assert (stored(store).failures, stored(store).final) == (epoch, None)
+    last = visit_of(store, 3, outcome="failed", reason="no data", tail=["a", "b"])
+    with pytest.raises(AirflowFailException, match="no data"):
+        Task().conclude(last, None, 1)
+    assert (stored(store).failures, stored(store).final) == (3, "failed")
+    assert said(last)[-1] == Ending("failed", "no data", ("a", "b"))
+
+
+def test_a_process_that_vanished_is_a_failure_that_says_so() -> None:
+    store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, failures=2))})
+    with pytest.raises(AirflowFailException, match="ended with -9 and left no result"):
+        Task().conclude(visit_of(store, 2), None, -9)
+
+
+@pytest.mark.parametrize(
+    ("state", "leaves"),
+    [
+        ("failed", AirflowFailException),
+        ("cancelled", AirflowSkipException),
+        ("stopped_early", AirflowSkipException),
+    ],
+)
+def test_a_trial_that_had_ended_before_ends_so_again(state: str, leaves: type[Exception]) -> None:
+    store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, final=state))})
+    operator = HermesTrialOperator(task_id="trial", number=0)
+    with pytest.raises(leaves):
+        operator.execute({"task_state_store": store, "run_id": SWEEP, "ti": None})
+
+
+def test_a_result_that_nobody_saw_is_found_on_entry_and_nothing_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.visit.MetricFeed", lambda *_: FakeFeed())
+    store = DictStore({LEASE_KEY: encode(lease(2)), SEGMENT_KEY: encode(segment(2))})
+    visit_of(store, 2, outcome="finished")
+    operator = HermesTrialOperator(task_id="trial", number=0)
+    context = {"task_state_store": store, "run_id": SWEEP, "ti": None}
+    assert operator.execute(context) == {"trial": 0, "state": "finished"}
+    assert stored(store).final == "finished"
+
+
+def test_a_script_that_cannot_be_started_is_a_failure_of_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.visit.MetricFeed", lambda *_: FakeFeed())
+    own = lease(1, directory="/does/not/exist", max_failures=0)
+    store = DictStore({LEASE_KEY: encode(own)})
+    operator = HermesTrialOperator(task_id="trial", number=0)
+    with pytest.raises(AirflowFailException, match=r"correct trial\.directory"):
+        operator.execute({"task_state_store": store, "run_id": SWEEP, "ti": None})
+    assert stored(store).final == "failed"
