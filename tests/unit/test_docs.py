@@ -1,0 +1,285 @@
+"""The documentation holds: links, commands, sweep files, names of tests, the policy example."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hermes_ops.airflow import records
+from hermes_ops.cli import assemble
+from hermes_ops.config import load_file
+from hermes_ops.core.guards import guarded
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.plan import check
+from hermes_ops.policies import POLICIES, make_policy
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    ".ci", ".github", "bench", "dags", "docs", "examples", "hermes_ops", "mlflow", "plugins", "tests",
+)  # fmt: skip
+TEXT = {".cfg", ".json", ".lock", ".md", ".py", ".sh", ".svg", ".toml", ".yaml", ".yml", ""}
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+SPAN = re.compile(r"`([^`\n]+)`")
+TEST_NAME = re.compile(r"`(test_\w+)`")
+COMMAND = re.compile(r"^(?:\S*/)?hermes (?!Ops)(.+)$")
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fenced block of a page; its text prints as the place in failures."""
+
+    page: str
+    number: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}-{self.number}"
+
+
+def files() -> Iterator[Path]:
+    inside = (p for folder in FOLDERS for p in (ROOT / folder).rglob("*"))
+    for path in (*ROOT.iterdir(), *inside):
+        if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
+            yield path
+
+
+def pages() -> list[Path]:
+    return sorted(p for p in files() if p.suffix == ".md")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def fences(*languages: str) -> list[Fence]:
+    return [
+        Fence(name_of(page), number, language, text)
+        for page in pages()
+        for number, (language, text) in enumerate(FENCE.findall(page.read_text("utf-8")), start=1)
+        if language in languages
+    ]
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+# -- links ---------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(prose(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        to = (page.parent / path).resolve() if path else page
+        wrong_anchor = bool(anchor) and (to.suffix != ".md" or anchor not in anchors(to))
+        if not to.exists() or wrong_anchor:
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_reached_from_the_first_one() -> None:
+    seen: set[Path] = set()
+    ahead = [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        targets = (t.partition("#")[0] for t in LINK.findall(prose(page)) if "://" not in t)
+        ahead += [(page.parent / t).resolve() for t in targets if t]
+    assert {name_of(p) for p in pages()} - {name_of(p) for p in seen} == set()
+
+
+# -- sweep files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fence", fences("yaml", "yml"), ids=str)
+def test_every_sweep_file_in_the_documentation_is_valid(fence: Fence, tmp_path: Path) -> None:
+    if "search" not in (yaml.safe_load(fence.text) or {}):
+        pytest.skip("a part of a file")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(fence.text)
+    assert load_file(file).trial_count > 0
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+@cache
+def application() -> Any:
+    from typer.main import get_command
+
+    return get_command(assemble())
+
+
+def commands(group: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        full = f"{prefix}{name}"
+        found[full] = command
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{full} ")
+    return found
+
+
+def options_of(command: Any) -> set[str]:
+    named = [p for p in command.params if p.param_type_name == "option"]
+    return {"--help"} | {o for p in named for o in (*p.opts, *p.secondary_opts)}
+
+
+def complaint(line: str) -> str | None:
+    """What is wrong with the words after `hermes`; None when they can be typed."""
+    words = shlex.split(line.replace("…", ""), comments=True)
+    command = application()
+    while words and hasattr(command, "commands"):
+        if words[0].startswith("-"):
+            break
+        if words[0] not in command.commands:
+            return f"there is no command {words[0]!r}"
+        command = command.commands[words.pop(0)]
+    given = [w.partition("=")[0] for w in words if w.startswith("--")]
+    unknown = [w for w in given if w not in options_of(command)]
+    return f"unknown: {', '.join(unknown)}" if unknown else None
+
+
+def shell_lines(page: Path) -> Iterator[str]:
+    """Every `hermes …` of a page: in shell blocks, indented blocks and code spans."""
+    text = page.read_text("utf-8")
+    blocks = [b for language, b in FENCE.findall(text) if language in ("sh", "bash", "console", "")]
+    indented = re.findall(r"^ {4}(\S.*)$", prose(page), re.MULTILINE)
+    lines = [*(line for b in blocks for line in b.splitlines()), *indented, *SPAN.findall(text)]
+    for line in lines:
+        for part in re.split(r"&&|;|\|", line):
+            if found := COMMAND.match(part.strip().removeprefix("$ ")):
+                yield found[1]
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_command_in_the_documentation_can_be_typed(page: Path) -> None:
+    wrong = {line: said for line in shell_lines(page) if (said := complaint(line)) is not None}
+    assert wrong == {}
+
+
+def test_a_command_or_option_that_does_not_exist_would_be_found() -> None:
+    assert complaint("sweep run sweep.yaml --follow") is None
+    assert complaint("sweep rnu sweep.yaml") is not None
+    assert complaint("sweep run sweep.yaml --folow") is not None
+
+
+def test_every_command_that_a_message_of_the_program_names_can_be_typed() -> None:
+    wrong = {}
+    for path in sorted((ROOT / "hermes_ops").rglob("*.py")):
+        for span in SPAN.findall(path.read_text("utf-8")):
+            if (found := COMMAND.match(span)) is None or "{" in span:
+                continue
+            if (said := complaint(found[1])) is not None:
+                wrong[f"{name_of(path)}: {span}"] = said
+    assert wrong == {}
+
+
+def test_the_reference_of_the_command_line_has_every_command_and_option() -> None:
+    text = (ROOT / "docs/cli.md").read_text("utf-8")
+    sections = {s.partition("\n")[0]: s for s in re.split(r"^## ", text, flags=re.MULTILINE)}
+    missing = []
+    for name, command in commands(application()).items():
+        if hasattr(command, "commands"):
+            continue
+        titles = [t for t in sections if f"{t} ".startswith(f"hermes {name} ")]
+        section = sections[titles[0]] if titles else ""
+        wanted = {*options_of(command)} - {"--help"}
+        missing += [f"{name} {o}" for o in wanted if f"`{o}" not in section] if titles else [name]
+    assert missing == []
+
+
+def test_the_architecture_names_every_record() -> None:
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    keys = [value for name, value in vars(records).items() if name.endswith("_KEY")]
+    assert keys
+    assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+# -- code ----------------------------------------------------------------------------------------
+
+
+def test_every_test_that_the_documentation_names_exists() -> None:
+    sources = "\n".join(p.read_text("utf-8") for p in (ROOT / "tests").rglob("*.py"))
+    defined = set(re.findall(r"^def (test_\w+)", sources, re.MULTILINE))
+    named = {(name_of(p), n) for p in pages() for n in TEST_NAME.findall(p.read_text("utf-8"))}
+    assert {(page, name) for page, name in named if name not in defined} == set()
+
+
+@pytest.mark.parametrize("fence", fences("python"), ids=str)
+def test_python_in_the_documentation_names_what_there_is(fence: Fence) -> None:
+    if not fence.text.startswith(("import", "from")):
+        pytest.skip("a part of a file")
+    for node in ast.walk(ast.parse(fence.text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hermes_ops"):
+            path = ROOT / (node.module or "").replace(".", "/")
+            source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            text = source.read_text("utf-8")
+            assert all(re.search(rf"\b{alias.name}\b", text) for alias in node.names)
+
+
+def test_the_policy_of_the_contributors_page_takes_eight_lines_and_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    module, line = (text for language, text in FENCE.findall(page) if language == "python")
+    names: dict[str, Any] = {"__name__": "hermes_ops.policies.shortest"}
+    exec(compile(module, "shortest.py", "exec", dont_inherit=True), names)
+    monkeypatch.setitem(POLICIES, "shortest", eval(f"{{{line}}}", names)["shortest"])
+    own = [text for text in module.partition("@dataclass")[2].splitlines() if text]
+    assert len([*own, line]) == 8
+
+    facts: dict[str, Any] = {"submitted_s": 0.0, "phase": Phase.PENDING}
+    long = Job(JobId("a/0"), SweepId("a"), total_steps=9, **facts)
+    short = Job(JobId("a/1"), SweepId("a"), total_steps=3, **facts)
+    snapshot = Snapshot(100.0, (Gpu(0),), (long, short))
+    policy = guarded(make_policy("shortest", {}), k=3.0, quanta=8)
+    plan, _ = policy.decide(snapshot, policy.initial())
+    check(snapshot, plan)
+    assert [grant.job for grant in plan.grants] == ["a/1"]
+
+
+def test_the_policy_is_the_same_on_both_pages() -> None:
+    found = [
+        next(t for _, t in FENCE.findall((ROOT / page).read_text("utf-8")) if "class Shortest" in t)
+        for page in ("CONTRIBUTING.md", "docs/policies.md")
+    ]
+    assert len({text.partition("@dataclass")[2].strip() for text in found}) == 1
+
+
+# -- places --------------------------------------------------------------------------------------
+
+
+def test_no_file_names_a_place_of_one_machine_or_a_package_index() -> None:
+    # In pieces, so that this file does not hold what it looks for.
+    folders = "|".join(("work", "root", "home/[a-z]+"))
+    hosts = "|".join(r"\.".join(h) for h in (("pypi", "org"), ("pythonhosted", "org")))
+    pattern = re.compile(rf"(?<![\w.}}])/(?:{folders})/|{hosts}|--(?:extra-)?index-url")
+    found = {}
+    for path in files():
+        if hit := pattern.search(path.read_text("utf-8", errors="replace")):
+            found[name_of(path)] = hit[0]
+    assert found == {}
