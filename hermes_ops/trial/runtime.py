@@ -34,15 +34,13 @@ class Runtime:
         self.objective = os.environ.get("HERMES_OBJECTIVE")
         limit = os.environ.get("HERMES_MAX_EPOCHS")
         self.max_epochs = int(limit) if limit else None
-        self.store = Store(Path(os.environ["HERMES_CHECKPOINT_DIR"]))
         self.metrics = MetricsFile(Path(os.environ["HERMES_METRICS_FILE"]))
         self.stop = False
         self.session: Any = None
         self.records: list[dict[str, Any]] = []  # the fits that are complete
-        self.resume: Checkpoint | None = self.store.newest()
+        self.resume: Checkpoint | None = None
         self.resumed: dict[str, Any] = {}
-        if self.resume is not None:
-            self.resumed = pickle.loads(self.resume.objects())  # noqa: S301 - our own file
+        self.best: float | None = None  # of the objective; lower is better
         self.begun = 0
         self.models: dict[int, int] = {}
         self.writer = Writer(self)
@@ -50,8 +48,6 @@ class Runtime:
         self._owner: int | None = None
         self._said: set[str] = set()
         self._announced: set[str] = set()
-        self.best: float | None = self.resumed.get("best_value")  # lower is better
-        self._drop_torn()
 
     # -- who is looked after -------------------------------------------------------------------
 
@@ -67,7 +63,17 @@ class Runtime:
                 os.close(handle)
                 return False
             self._owner = handle
+            self._load()
         return True
+
+    def _load(self) -> None:
+        """Find where the trial stands; only the owner may look, as unfinished files are removed."""
+        self.store = Store(Path(os.environ["HERMES_CHECKPOINT_DIR"]))
+        self.resume = self.store.newest()
+        if self.resume is not None:
+            self.resumed = pickle.loads(self.resume.objects())  # noqa: S301 - our own file
+        self.best = self.resumed.get("best_value")
+        self._drop_torn()
 
     def model_number(self, model: Any) -> int:
         """Models are numbered in the order of their first fit; this is the same in each run."""
@@ -89,7 +95,7 @@ class Runtime:
         if os.getpid() == self._pid and self.session is not None:
             self.stop = True
             return
-        if os.getpid() == self._pid and self.store.serials():
+        if os.getpid() == self._pid and self._owner is not None and self.store.serials():
             self.leave()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

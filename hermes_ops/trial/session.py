@@ -71,6 +71,7 @@ class Session:
         self.boundary_reason: str | None = None
         self.best_epoch: int | None = None
         self._steps_before = runtime.steps_before
+        self._lengths: dict[str, int] = {}
         self._own_callbacks = arguments.get("callbacks")
 
     # -- the beginning -------------------------------------------------------------------------
@@ -140,6 +141,8 @@ class Session:
         self.epoch = epoch
         if self.resuming_at(epoch) and self.resume_batch and self.checkpoint is not None:
             self._restore(self.checkpoint)
+        history = dict(getattr(self._history(), "history", {}))
+        self._lengths = {name: len(series) for name, series in history.items()}
 
     def resuming_at(self, epoch: int) -> bool:
         """Whether this epoch is the one in which the fit goes on."""
@@ -148,7 +151,7 @@ class Session:
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
         """Report, checkpoint, and end here if asked to."""
         self.epoch = epoch + 1
-        values = {name: float(v) for name, v in (logs or {}).items() if _is_number(v)}
+        values = self._values(logs or {})
         good = self.runtime.report(self._step(epoch + 1), values)
         if not good:
             return  # the trial is about to be failed; NaN is not worth keeping
@@ -163,6 +166,14 @@ class Session:
             self.save(batch=0, best=best, objective=self._objective(values))
         if self.runtime.stop:
             self.runtime.leave()
+
+    def _values(self, logs: Mapping[str, Any]) -> dict[str, float]:
+        """The epoch's logs, and what callbacks have added to them, which only the history has."""
+        found = dict(logs)
+        for name, series in dict(getattr(self._history(), "history", {})).items():
+            if len(series) > self._lengths.get(name, 0):
+                found[name] = series[-1]
+        return {name: float(value) for name, value in found.items() if _is_number(value)}
 
     def _objective(self, values: Mapping[str, float]) -> float | None:
         return values.get(self.runtime.objective or "")

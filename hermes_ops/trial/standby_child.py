@@ -84,9 +84,8 @@ def _run(script: str) -> None:
         with io.open_code(script) as stream:
             source = stream.read()
     except OSError as error:
-        sys.stderr.write(
-            f"{sys.executable}: can't open file {script!r}: [Errno {error.errno}] {error.strerror}\n"
-        )
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {script!r}: {reason}\n")
         sys.exit(2)
     try:
         exec(compile(source, script, "exec"), module.__dict__)  # noqa: S102 - it is the script

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import pickle
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -182,7 +183,7 @@ def read_callback(callback: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(callback).items()
-        if name not in _NOT_STATE and is_plain(value)
+        if name not in _NOT_STATE and (is_plain(value) or is_reference(value))
     }
 
 
@@ -190,6 +191,15 @@ def write_callback(callback: Any, state: Mapping[str, Any]) -> None:
     """Put a callback's attributes back."""
     for name, value in state.items():
         setattr(callback, name, value)
+
+
+def is_reference(value: Any) -> bool:
+    """Whether a value is a function that its module and name find again (a monitor's np.less)."""
+    named = type(value).__name__ in ("function", "builtin_function_or_method", "ufunc")
+    try:
+        return named and pickle.loads(pickle.dumps(value)) is value  # noqa: S301 - just made
+    except Exception:  # whatever a foreign object may raise
+        return False
 
 
 def is_plain(value: Any, depth: int = 6) -> bool:

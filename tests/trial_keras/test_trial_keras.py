@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -77,17 +78,29 @@ def assert_same(run: Run, whole: Run) -> None:
     assert run.said("weights") == whole.said("weights")
 
 
-def whole_run(base: Path, interpreter: str, script: str) -> Run:
-    run = Run(base, "whole", interpreter, script)
-    assert run.segment() == 0, run.output
-    return run
+Whole = Callable[[str, str], Run]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Runs that were never interrupted, each made once."""
+    made: dict[tuple[str, str], Run] = {}
+
+    def whole(interpreter: str, script: str) -> Run:
+        if (interpreter, script) not in made:
+            run = Run(tmp_path_factory.mktemp("whole"), "whole", interpreter, script)
+            assert run.segment() == 0, run.output
+            made[interpreter, script] = run
+        return made[interpreter, script]
+
+    return whole
 
 
 @pytest.mark.parametrize("at", ["TERM:0:1:3", "KILL:0:3:2", "TERM:0:4:7"])
 def test_a_stopped_and_resumed_trial_has_the_same_curve(
-    tmp_path: Path, interpreter: str, at: str
+    tmp_path: Path, interpreter: str, whole_run: Whole, at: str
 ) -> None:
-    whole = whole_run(tmp_path, interpreter, scripts.ONE)
+    whole = whole_run(interpreter, scripts.ONE)
     run = Run(tmp_path, "run", interpreter, scripts.ONE)
     code = run.segment(at)
     assert code == 75 if at.startswith("TERM") else code not in (0, 75), run.output
@@ -97,8 +110,10 @@ def test_a_stopped_and_resumed_trial_has_the_same_curve(
     assert run.status["timings"]["restore_s"] > 0
 
 
-def test_callbacks_go_on_where_they_were(tmp_path: Path, interpreter: str) -> None:
-    whole = whole_run(tmp_path, interpreter, scripts.CALLBACKS)
+def test_callbacks_go_on_where_they_were(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.CALLBACKS)
     run = Run(tmp_path, "run", interpreter, scripts.CALLBACKS)
     for at in ("TERM:0:1:4", "TERM:0:2:0", "KILL:0:3:5", ""):
         run.segment(at)
@@ -106,9 +121,9 @@ def test_callbacks_go_on_where_they_were(tmp_path: Path, interpreter: str) -> No
 
 
 def test_of_several_fits_those_that_are_complete_are_not_run_again(
-    tmp_path: Path, interpreter: str
+    tmp_path: Path, interpreter: str, whole_run: Whole
 ) -> None:
-    whole = whole_run(tmp_path, interpreter, scripts.TWO_FITS)
+    whole = whole_run(interpreter, scripts.TWO_FITS)
     run = Run(tmp_path, "run", interpreter, scripts.TWO_FITS)
     assert run.segment("TERM:1:1:2") == 75, run.output
     assert run.segment("KILL:2:1:2") not in (0, 75), run.output
@@ -132,8 +147,10 @@ def test_unseeded_shuffling_shows_each_sample_once_an_epoch_across_a_stop(
     assert rows[:8] != rows[8:16]
 
 
-def test_a_seeded_pipeline_goes_on_in_mid_epoch(tmp_path: Path, interpreter: str) -> None:
-    whole = whole_run(tmp_path, interpreter, scripts.DATASET)
+def test_a_seeded_pipeline_goes_on_in_mid_epoch(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.DATASET)
     run = Run(tmp_path, "run", interpreter, scripts.DATASET)
     assert run.segment("TERM:0:2:3") == 75, run.output
     assert "start of an epoch only" not in run.output
@@ -152,8 +169,10 @@ def test_a_generator_goes_on_at_the_start_of_an_epoch_and_says_why(
     assert {step for _, step in run.metrics()} == {1, 2, 3, 4}
 
 
-def test_a_torn_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, interpreter: str) -> None:
-    whole = whole_run(tmp_path, interpreter, scripts.ONE)
+def test_a_torn_checkpoint_is_skipped_in_keras(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.ONE)
     run = Run(tmp_path, "run", interpreter, scripts.ONE)
     assert run.segment("TERM:0:3:3") == 75, run.output
     newest = max((run.folder / "checkpoints").glob("keras-*"))

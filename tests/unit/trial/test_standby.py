@@ -64,12 +64,15 @@ class World:
         (base / "lib" / "fakeheavy.py").write_text("import sklearn")
         self.environment = {**os.environ, "PYTHONPATH": str(base / "lib")}
         self.keeper = subprocess.Popen(
-            f"{sys.executable} -m hermes_ops.trial.standby --socket {self.socket} --slots 1".split(),
+            [sys.executable, "-m", "hermes_ops.trial.standby", *self.options()],
             cwd=ROOT,
             env=self.environment,
         )
         self.started: list[subprocess.Popen[bytes]] = []
         wait_for(self.socket.exists)
+
+    def options(self) -> list[str]:
+        return ["--socket", str(self.socket), "--slots", "1"]
 
     def start(self, name: str, word: str, standby: bool = True) -> subprocess.Popen[bytes]:
         options = ["--standby", str(self.socket)] if standby else []
