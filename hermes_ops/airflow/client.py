@@ -37,13 +37,19 @@ class Credentials:
             ) from None
 
     def password(self) -> str:
-        """The secret: the file holds it alone, or a JSON object of users."""
+        """The secret: the file holds it alone, or a JSON object of users (HermesError if not)."""
         import json
 
-        text = self.password_file.read_text().strip()
-        if text.startswith("{"):
-            return str(json.loads(text)[self.user])
-        return text
+        try:
+            text = self.password_file.read_text().strip()
+            return str(json.loads(text)[self.user]) if text.startswith("{") else text
+        except OSError as error:
+            fact, remedy = f"cannot be read ({error.strerror})", "HERMES_AIRFLOW_PASSWORD_FILE"
+        except ValueError as error:
+            fact, remedy = f"is not JSON ({error})", "HERMES_AIRFLOW_PASSWORD_FILE"
+        except KeyError:
+            fact, remedy = f"has no password of the user {self.user!r}", "HERMES_AIRFLOW_USER"
+        raise HermesError(f"{self.password_file} {fact}: correct it or {remedy}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +163,13 @@ class AirflowClient:
         if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
             return None
         _raise_for(response)
-        return response.json() if response.content else None
+        return _document(response) if response.content else None
 
     def _log_in(self) -> None:
         body = {"username": self.credentials.user, "password": self.credentials.password()}
         response = self._http.post("/auth/token", json=body)
         _raise_for(response)
-        self._http.headers["authorization"] = f"Bearer {response.json()['access_token']}"
+        self._http.headers["authorization"] = f"Bearer {_document(response)['access_token']}"
 
 
 def _run(dag_id: str, run_id: str) -> str:
@@ -184,3 +190,13 @@ def _raise_for(response: httpx.Response) -> None:
         f"Airflow refused {response.request.method} {response.request.url.path} "
         f"({response.status_code}): {detail}"
     )
+
+
+def _document(response: httpx.Response) -> Any:  # noqa: ANN401 - a JSON document
+    try:
+        return response.json()
+    except ValueError:
+        url = response.request.url.copy_with(path="/", query=None)
+        raise HermesError(
+            f"what answers at {url} is no Airflow: correct HERMES_AIRFLOW_URL."
+        ) from None

@@ -13,8 +13,9 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hermes_ops.airflow.folders import sweep_folder
 from hermes_ops.core.model import JobId, Reason
@@ -41,7 +42,7 @@ class Decision:
     policy: str
     options: dict[str, Any]
     reason: str
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, float | str] = field(default_factory=dict)
     runner_up: str | None = None
     would_change: str = ""
     curve_age_s: float | None = None
@@ -73,7 +74,7 @@ def decision(
         policy=policy,
         options=dict(options),
         reason=reason.text,
-        terms={t.name: t.value for t in reason.terms},
+        terms={t.name: t.value if isfinite(t.value) else str(t.value) for t in reason.terms},
         runner_up=reason.runner_up,
         would_change=reason.would_change,
         curve_age_s=curve_age_s,
@@ -95,8 +96,9 @@ class DecisionLog:
         for sweep, lines in by_sweep.items():
             path = _path(sweep)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as file:
-                file.write("".join(lines))
+            with path.open("a+b") as file:
+                torn = "\n" if _is_torn(file) else ""
+                file.write((torn + "".join(lines)).encode())
 
     def upload(self, sweep: str, parent_run_id: str, *, force: bool = False) -> None:
         """Send what has not been sent as the next chunk, at most every few seconds."""
@@ -142,6 +144,14 @@ def read_local(sweep: str) -> list[dict[str, Any]]:
         except json.JSONDecodeError:  # torn by a kill
             continue
     return found
+
+
+def _is_torn(file: IO[bytes]) -> bool:
+    """True when a kill has left a line without its end: it must not swallow the next one."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def _path(sweep: str) -> Path:

@@ -111,7 +111,6 @@ class Metadata:
     def check(self) -> None:
         """Refuse an Airflow of another version or with other columns (Unsupported)."""
         from airflow import __version__
-        from sqlalchemy import inspect
 
         version = tuple(int(p) for p in __version__.split(".")[:3] if p.isdigit())
         if not SUPPORTED[0] <= version < SUPPORTED[1]:
@@ -119,18 +118,23 @@ class Metadata:
                 f"Airflow {__version__} is not supported: Hermes Ops needs >=3.3.2,<3.4. "
                 "Install one of those, or a release of hermes-ops made for yours."
             )
-        inspector = inspect(self.engine)
         for table, wanted in REQUIRED_COLUMNS.items():
-            present = (
-                {c["name"] for c in inspector.get_columns(table)}
-                if inspector.has_table(table)
-                else set()
-            )
-            if missing := sorted(wanted - present):
+            if missing := sorted(wanted - self._columns(table)):
                 raise Unsupported(
                     f"Airflow's table {table} lacks {', '.join(missing)}: run "
                     "`airflow db migrate`; if it persists, this Airflow is not a supported one."
                 )
+
+    def _columns(self, table: str) -> set[str]:
+        from sqlalchemy import exc, inspect
+
+        try:
+            inspector = inspect(self.engine)
+            if not inspector.has_table(table):
+                return set()
+            return {c["name"] for c in inspector.get_columns(table)}
+        except exc.OperationalError as error:
+            raise Unavailable(f"Airflow's database did not answer: {error}") from error
 
     def sweeps(self) -> tuple[RunRow, ...]:
         """Sweeps whose DAG run is running, oldest first."""

@@ -36,8 +36,8 @@ class PlanOperator(BaseOperator):
             raise AirflowFailException(str(error)) from None
         if not Path(config.trial.directory).is_absolute():
             raise AirflowFailException(
-                f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path when "
-                "a sweep is triggered from Airflow. Fix: write the whole path, or start the sweep "
+                f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path "
+                "if the sweep is triggered from Airflow. Fix: write the whole path, or start the sweep "
                 "with `hermes sweep run FILE`, which takes it from the file's folder."
             )
         tracker = Tracker(tracking_uri())
