@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hermes_ops.airflow.client import AirflowClient, Credentials, TaskKey
+from hermes_ops.errors import HermesError, Unavailable
+
+Answer = Callable[[httpx.Request], httpx.Response]
+TASK = TaskKey("hermes_sweep", "manual/1 +x", "trial", 3)
+
+
+class Airflow:
+    """Airflow's REST interface: gives tokens, refuses those that it did not give last."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.tokens = 0
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/auth/token":
+            self.tokens += 1
+            return httpx.Response(201, json={"access_token": f"t{self.tokens}"})
+        self.requests.append(request)
+        if request.headers.get("authorization") != f"Bearer t{self.tokens}":
+            return httpx.Response(401, json={"detail": "no"})
+        return self.answer(request)
+
+    def restart(self) -> None:
+        """Tokens of before are worth nothing."""
+        self.tokens += 1
+
+
+def client_of(handler: Callable[[httpx.Request], httpx.Response], folder: Path) -> AirflowClient:
+    secret = folder / "password"
+    secret.write_text("hidden\n")
+    client = AirflowClient(Credentials("http://airflow", "hermes", secret))
+    client._http = httpx.Client(base_url="http://airflow", transport=httpx.MockTransport(handler))
+    return client
+
+
+def ok(document: Any = None) -> Answer:
+    return lambda _: httpx.Response(200, json=document)
+
+
+def status(code: int, text: str = "no") -> Answer:
+    return lambda _: httpx.Response(code, text=text)
+
+
+def test_it_logs_in_once_and_writes_the_record(tmp_path: Path) -> None:
+    airflow = Airflow(ok())
+    client = client_of(airflow, tmp_path)
+    client.put_state(TASK, "hermes_stop", {"epoch": 1})
+    client.put_state(TASK, "hermes_stop", {"epoch": 2})
+    first, second = airflow.requests
+    assert airflow.tokens == 1
+    assert first.method == "PUT"
+    assert first.url.raw_path.decode() == (
+        "/api/v2/dags/hermes_sweep/dagRuns/manual%2F1%20%2Bx/taskInstances/trial"
+        "/state-store/hermes_stop?map_index=3"
+    )
+    assert json.loads(second.content) == {"value": {"epoch": 2}, "expires_at": None}
+
+
+def test_a_refused_token_is_replaced_and_the_request_repeated(tmp_path: Path) -> None:
+    airflow = Airflow(ok({"value": {"epoch": 1}}))
+    client = client_of(airflow, tmp_path)
+    assert client.get_state(TASK, "hermes_lease") == {"epoch": 1}
+    airflow.restart()
+    assert client.get_state(TASK, "hermes_lease") == {"epoch": 1}
+    assert airflow.tokens == 3
+
+
+def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+    client = client_of(Airflow(status(404)), tmp_path)
+    assert client.get_state(TASK, "hermes_lease") is None
+    assert client.dag_run("hermes_sweep", "x") is None
+    assert client.dag("hermes_sweep") is None
+
+
+@pytest.mark.parametrize("code", [500, 502, 503])
+def test_an_airflow_in_trouble_is_unavailable(tmp_path: Path, code: int) -> None:
+    with pytest.raises(Unavailable, match=str(code)):
+        client_of(Airflow(status(code)), tmp_path).dag_runs("hermes_sweep")
+
+
+def test_an_airflow_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
+    def away(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with pytest.raises(Unavailable, match="http://airflow did not answer: refused"):
+        client_of(away, tmp_path).dag_runs("hermes_sweep")
+
+
+def test_a_refusal_says_what_was_asked_and_why_not(tmp_path: Path) -> None:
+    with pytest.raises(HermesError, match=r"refused GET .*\(403\): not yours") as told:
+        client_of(Airflow(status(403, "not yours")), tmp_path).dag_runs("hermes_sweep")
+    assert not isinstance(told.value, Unavailable)
+
+
+def test_something_else_at_the_address_is_no_airflow(tmp_path: Path) -> None:
+    page = client_of(lambda _: httpx.Response(200, text="<html>"), tmp_path)
+    with pytest.raises(HermesError, match="is no Airflow"):
+        page.dag_runs("hermes_sweep")
+
+
+def test_waiting_tasks_are_skipped_in_one_request_a_run(tmp_path: Path) -> None:
+    airflow = Airflow(ok())
+    other = TaskKey("hermes_sweep", "other", "trial", 0)
+    keys = [TASK, TaskKey(TASK.dag_id, TASK.run_id, "trial", 4), other]
+    client_of(airflow, tmp_path).skip(keys)
+    bodies = [json.loads(r.content)["actions"][0]["entities"] for r in airflow.requests]
+    assert [[e["map_index"] for e in entities] for entities in bodies] == [[3, 4], [0]]
+    assert {e["new_state"] for entities in bodies for e in entities} == {"skipped"}
+
+
+def test_nothing_to_skip_asks_nothing(tmp_path: Path) -> None:
+    airflow = Airflow(ok())
+    client_of(airflow, tmp_path).skip([])
+    assert airflow.requests == []
+
+
+def test_task_instances_are_read_page_by_page(tmp_path: Path) -> None:
+    def page(request: httpx.Request) -> httpx.Response:
+        start = int(request.url.params["offset"])
+        rows = [{"map_index": i} for i in range(start, min(start + 100, 230))]
+        return httpx.Response(200, json={"task_instances": rows, "total_entries": 230})
+
+    found = client_of(Airflow(page), tmp_path).task_instances("hermes_sweep", "x")
+    assert [r["map_index"] for r in found] == list(range(230))
+
+
+@pytest.mark.parametrize("text", ["hidden", "hidden\n", '{"hermes": "hidden", "admin": "x"}'])
+def test_the_password_file_holds_the_secret_alone_or_users(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "p"
+    file.write_text(text)
+    assert Credentials("http://a", "hermes", file).password() == "hidden"
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        (None, "cannot be read"),
+        ("{broken", "is not JSON"),
+        ('{"admin": "x"}', "has no password of the user 'hermes'"),
+    ],
+)
+def test_a_bad_password_file_is_named_with_its_remedy(
+    tmp_path: Path, text: str | None, fact: str
+) -> None:
+    file = tmp_path / "p"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(HermesError, match=f"{file}.*{fact}.*HERMES_AIRFLOW"):
+        Credentials("http://a", "hermes", file).password()
+
+
+def test_the_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_AIRFLOW_URL", "http://a")
+    with pytest.raises(HermesError, match="HERMES_AIRFLOW_USER is not set"):
+        Credentials.from_environment()
