@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine, insert, select, text
+from sqlalchemy.engine import Engine
+
+from hermes_ops.airflow.metadata import Metadata, PoolRow, Rank
+from hermes_ops.errors import Unavailable, Unsupported
+from tests.unit.airflow.worlds import SWEEP, sweep_record, ti_id
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file with Airflow's own tables, those that we read, all empty."""
+    from airflow.models.trigger import Trigger  # task_instance refers to it
+
+    path = tmp_path_factory.mktemp("airflow") / "airflow.db"
+    found = create_engine(f"sqlite:///{path}")
+    tables: Any = Metadata(found)
+    trigger: Any = Trigger
+    wanted = [tables._ti, tables._run, tables._store, tables._pool]
+    trigger.__table__.metadata.create_all(found, tables=wanted)
+    found.dispose()
+    return path
+
+
+@pytest.fixture
+def engine(template: Path, tmp_path: Path) -> Iterator[Engine]:
+    """A database of its own for each test."""
+    path = shutil.copy(template, tmp_path / "airflow.db")
+    found = create_engine(f"sqlite:///{path}")
+    yield found
+    found.dispose()
+
+
+def add(engine: Engine, table: Any, **values: Any) -> None:
+    with engine.begin() as connection:
+        connection.execute(insert(table).values(**values))
+
+
+def add_run(engine: Engine, key: int = 1, run_id: str = SWEEP, state: str = "running") -> None:
+    own: Any = Metadata(engine)
+    add(engine, own._run, id=key, dag_id="hermes_sweep", run_id=run_id, run_type="manual",
+        state=state, run_after=NOW, start_date=NOW.replace(day=key),
+        log_template_id=None)  # fmt: skip
+
+
+def add_record(engine: Engine, key: str, value: Any, task: str = "plan", index: int = -1) -> None:
+    own: Any = Metadata(engine)
+    add(engine, own._store, dag_run_id=1, dag_id="hermes_sweep", run_id=SWEEP, task_id=task,
+        map_index=index, key=key, value=json.dumps(value), updated_at=NOW)  # fmt: skip
+
+
+def add_task(engine: Engine, number: int, state: str | None, **changes: Any) -> None:
+    own: Any = Metadata(engine)
+    facts: dict[str, Any] = {"dag_id": "hermes_sweep", "run_id": SWEEP, "task_id": "trial", "pool": "gpus",
+             "pool_slots": 1, "priority_weight": 1, "try_number": 1, "max_tries": 0}  # fmt: skip
+    facts["map_index"] = number
+    add(engine, own._ti, id=UUID(ti_id(number)), state=state, **{**facts, **changes})
+
+
+def add_pool(engine: Engine, slots: int, include_deferred: bool = False) -> None:
+    own: Any = Metadata(engine)
+    add(engine, own._pool, pool="gpus", slots=slots, include_deferred=include_deferred)
+
+
+def test_sweeps_are_the_running_runs_that_were_planned(engine: Engine) -> None:
+    add_run(engine)
+    assert Metadata(engine).sweeps() == ()
+    add_record(engine, "hermes_sweep", sweep_record())
+    add_run(engine, 2, "ended", "success")
+    (found,) = Metadata(engine).sweeps()
+    assert (found.run_id, found.plan_task, found.started_s) == (
+        SWEEP,
+        "plan",
+        NOW.replace(day=1).timestamp(),
+    )
+    assert found.sweep["config"]["name"] == "digits"
+
+
+def test_trials_are_the_expanded_task_instances_by_number(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    for number, state in ((1, "running"), (0, None)):
+        add_task(engine, number, state, pool_slots=3, priority_weight=7)
+    add_task(engine, 5, "success", map_index=-1, task_id="plan")
+    (run,) = Metadata(engine).sweeps()
+    found = Metadata(engine).trials(run, "trial")
+    assert [(t.id, t.number, t.state) for t in found] == [
+        (ti_id(0), 0, None),
+        (ti_id(1), 1, "running"),
+    ]
+    assert (found[0].pool_slots, found[0].priority_weight) == (3, 7)
+
+
+def test_records_are_ours_alone_by_task_and_map_index(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    add_record(engine, "hermes_lease", {"epoch": 4}, "trial", 2)
+    add_record(engine, "hermesXlease", {"epoch": 5}, "trial", 2)
+    add_record(engine, "somebody's", {"x": 1}, "trial", 2)
+    (run,) = Metadata(engine).sweeps()
+    found = Metadata(engine).records(run)
+    assert found["trial", 2] == {"hermes_lease": {"epoch": 4}}
+    assert set(found["plan", -1]) == {"hermes_sweep"}
+
+
+def test_tasks_of_others_in_the_pool_count_against_it(engine: Engine) -> None:
+    own = [("hermes_sweep", SWEEP, "trial")]
+    assert Metadata(engine).pool("gpus", own) is None
+    add_pool(engine, 4)
+    add_run(engine)
+    add_task(engine, 0, "running", pool_slots=2)
+    for number, (task, state) in enumerate(
+        [("a", "running"), ("b", "queued"), ("c", "scheduled"), ("d", "deferred")], start=1
+    ):
+        add_task(engine, number, state, task_id=task)
+    add_task(engine, 9, "running", task_id="e", pool="default_pool")
+    assert Metadata(engine).pool("gpus", own) == PoolRow(4, 2)
+    assert Metadata(engine).pool("gpus", []) == PoolRow(4, 4)
+
+
+def test_deferred_tasks_count_where_the_pool_includes_them(engine: Engine) -> None:
+    add_pool(engine, 4, include_deferred=True)
+    add_run(engine)
+    add_task(engine, 1, "deferred", task_id="d")
+    assert Metadata(engine).pool("gpus", []) == PoolRow(4, 1)
+
+
+def test_a_rank_is_written_to_waiting_rows_and_never_to_occupying_ones(engine: Engine) -> None:
+    add_run(engine)
+    states = ["scheduled", None, "up_for_reschedule", "queued", "running"]
+    for number, state in enumerate(states):
+        add_task(engine, number, state)
+    metadata: Any = Metadata(engine)
+    assert metadata.rerank(Rank(ti_id(n), 100 + n, 10_000) for n in range(5)) == 3
+    with engine.connect() as connection:
+        ti = metadata._ti.c
+        rows = connection.execute(
+            select(ti.priority_weight, ti.pool_slots).order_by(ti.map_index)
+        ).all()
+    assert [tuple(r) for r in rows] == [
+        (100, 10_000), (101, 10_000), (102, 10_000), (1, 1), (1, 1)
+    ]  # fmt: skip
+
+
+def test_no_rank_asks_nothing_of_the_database(tmp_path: Path) -> None:
+    assert Metadata(create_engine(f"sqlite:///{tmp_path}/no/such/file")).rerank([]) == 0
+
+
+def test_a_database_that_is_away_is_unavailable(tmp_path: Path) -> None:
+    away = Metadata(create_engine(f"sqlite:///{tmp_path}/no/such/file"))
+    for ask in (away.sweeps, away.check, lambda: away.rerank([Rank(ti_id(0), 1, 1)])):
+        with pytest.raises(Unavailable):
+            ask()
+
+
+def test_the_check_passes_on_airflows_own_tables(engine: Engine) -> None:
+    Metadata(engine).check()
+
+
+def test_a_missing_column_is_refused_by_name(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE slot_pool DROP COLUMN include_deferred"))
+    with pytest.raises(Unsupported, match="table slot_pool lacks include_deferred: run `airflow"):
+        Metadata(engine).check()
+
+
+def test_a_missing_table_is_refused_by_name(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE task_state_store"))
+    with pytest.raises(Unsupported, match="task_state_store lacks dag_id"):
+        Metadata(engine).check()
+
+
+@pytest.mark.parametrize("version", ["3.3.1", "3.4.0", "2.11.0", "4.0.0"])
+def test_another_version_of_airflow_is_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr("airflow.__version__", version)
+    with pytest.raises(Unsupported, match=f"{version} is not supported"):
+        Metadata(engine).check()
