@@ -55,6 +55,12 @@ def _why_not(part: Any) -> str | None:
     return None
 
 
+def keeps_hidden_random_state(function: Any) -> bool:
+    """Whether a traced function draws random numbers whose state only its kernels hold."""
+    traces: list[Any] = getattr(function, "_list_all_concrete_functions", list)()
+    return any(op in _RANDOM_OPS for trace in traces for op, _ in _operations(trace))
+
+
 def _zero(*seeds: Any) -> bool:
     return all(int(seed) == 0 for seed in seeds)
 

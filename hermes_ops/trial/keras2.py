@@ -166,14 +166,19 @@ class Keras2:
         import tensorflow as tf
 
         model = session.model
-        trace = getattr(model.train_function, "get_concrete_function", None)
-        if trace is not None:
-            trace(tf.data.IteratorSpec(session.source._dataset.element_spec))
+        step = self.train_step(session)
+        if step is not None:
+            step.get_concrete_function(tf.data.IteratorSpec(session.source._dataset.element_spec))
             return True
         build = getattr(model.optimizer, "build", None)
         if model.built and build is not None:
             build(model.trainable_variables)
         return False
+
+    def train_step(self, session: Session) -> Any:
+        """The traced training step; None if it is not traced."""
+        step = session.model.train_function
+        return step if hasattr(step, "get_concrete_function") else None
 
     def why_boundary_only(self, session: Session) -> str | None:
         """By the kind of the training data."""

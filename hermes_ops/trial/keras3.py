@@ -134,13 +134,19 @@ class Keras3:
         if getattr(model, "_distribute_strategy", None) is not None:
             return True  # Keras has built it
         spec = session.source._distributed_dataset.element_spec
-        for cell in getattr(model.train_function, "__closure__", None) or ():
-            trace = getattr(cell.cell_contents, "get_concrete_function", None)
-            if trace is not None:
-                trace(tf.data.IteratorSpec(spec))
-                return True
-        model._symbolic_build(data_batch=spec)
+        step = self.train_step(session)
+        if step is None:
+            model._symbolic_build(data_batch=spec)
+        else:
+            step.get_concrete_function(tf.data.IteratorSpec(spec))
         return True
+
+    def train_step(self, session: Session) -> Any:
+        """The traced training step; None if it is not traced."""
+        for cell in getattr(session.model.train_function, "__closure__", None) or ():
+            if hasattr(cell.cell_contents, "get_concrete_function"):
+                return cell.cell_contents
+        return None
 
     def why_boundary_only(self, session: Session) -> str | None:
         """By the kind of the training data."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hermes_ops.trial import state
 from hermes_ops.trial.best_model import keep_best
 from hermes_ops.trial.channel import send
+from hermes_ops.trial.data import keeps_hidden_random_state, seeded
 from hermes_ops.trial.runtime import Runtime
 from hermes_ops.trial.store import Checkpoint
 
@@ -25,6 +26,9 @@ class Backend(Protocol):
 
     def why_boundary_only(self, session: Session) -> str | None:
         """Why this fit can be resumed at the start of an epoch only; None if at any batch."""
+
+    def train_step(self, session: Session) -> Any:
+        """The traced training step; None if it is not traced."""
 
     def batches(self, session: Session) -> int | None:
         """Batches in an epoch, None if not known yet."""
@@ -151,6 +155,8 @@ class Session:
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
         """Report, checkpoint, and end here if asked to."""
         self.epoch = epoch + 1
+        if epoch == self.first_epoch:
+            self._look_for_hidden_state()
         values = self._values(logs or {})
         good = self.runtime.report(self._step(epoch + 1), values)
         if not good:
@@ -166,6 +172,13 @@ class Session:
             self.save(batch=0, best=best, objective=self._objective(values))
         if self.runtime.stop:
             self.runtime.leave()
+
+    def _look_for_hidden_state(self) -> None:
+        if seeded() and keeps_hidden_random_state(self.backend.train_step(self)):
+            self.runtime.say_once(
+                "the training step draws random numbers by operations whose state cannot be kept "
+                "(tf.random.* in a layer): after a stop they begin anew; use keras.random"
+            )
 
     def _values(self, logs: Mapping[str, Any]) -> dict[str, float]:
         """The epoch's logs, and what callbacks have added to them, which only the history has."""
