@@ -36,7 +36,7 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.core.model import Action, JobId, Phase, Snapshot, Start, Stop
 from hermes_ops.core.model import Plan as Allocation
-from hermes_ops.errors import Unavailable
+from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import SweepRef, Tracker
 
 log = logging.getLogger(__name__)
@@ -71,13 +71,11 @@ class Applier:
         for book in books.values():
             self._tag(book, "hermes.pool_slots", str(len(snapshot.gpus)))
             self._tag(book, "hermes.policy", self.policy_name)
-        self._record(snapshot, actions, ages_s)
-        leases: dict[JobId, Lease] = {}
-        for action in actions:
-            if isinstance(action, Start):
-                book, trial = _find(books, action.job)
-                if (lease := self._grant(book, trial, action, snapshot.time_s)) is not None:
-                    leases[action.job] = lease
+        leases = self._leases(books, actions, snapshot.time_s)
+        possible = [a for a in actions if not isinstance(a, Start) or a.job in leases]
+        self._record(snapshot, possible, ages_s)
+        for job, lease in leases.items():
+            self._put(*_find(books, job), LEASE_KEY, encode(lease))
         revoked = self._revoke_unstarted(books, actions)
         self._rank(books, plan, leases, revoked)
         for action in actions:
@@ -123,7 +121,7 @@ class Applier:
         """True when no task of the trial is alive, so that its state may be written here."""
         if trial.ended:
             return False
-        if trial.runs:
+        if trial.under_way:
             self._stop(book, trial, close.reason, now_s, close.state)
             return False
         if trial.active:
@@ -132,8 +130,14 @@ class Applier:
         return trial.row.state not in OCCUPYING
 
     def _mend(self, book: Book, now_s: float) -> None:
-        """Give a final state to trials whose task ended without saying so (marked, retries out)."""
+        """Settle what went its own way.
+
+        A task that ended without saying so (marked, retries out) gives its trial a final state; a
+        segment that began while its lease was being taken back is stopped.
+        """
         for trial in book.trials:
+            if trial.under_way and not trial.active and not trial.told:
+                self._stop(book, trial, "its lease was taken back", now_s, None)
             said = trial.segment is not None and trial.segment.final is not None
             if trial.row.state in FINAL_STATES and trial.lease is not None and not said:
                 state = OUTCOMES.get(trial.row.state or "", "failed")
@@ -148,24 +152,32 @@ class Applier:
         self._put(book, trial, SEGMENT_KEY, encode(record))
         try:
             finish_run(self.tracker, lease.run_id, Ending(state, reason), record)
-        except Unavailable as error:
-            log.warning("MLflow is away; the report task will close the run: %s", error)
+        except HermesError as error:
+            log.warning("The report task will close the run %s: %s", lease.run_id, error)
 
-    def _grant(self, book: Book, trial: Trial, start: Start, now_s: float) -> Lease | None:
-        try:
-            lease = self._lease(book, trial, start.gpus, now_s)
-        except Unavailable as error:
-            log.warning("Trial %s is not opened now: %s", start.job, error)
-            return None
-        self._put(book, trial, LEASE_KEY, encode(lease))
-        return lease
+    def _leases(
+        self, books: Mapping[str, Book], actions: Sequence[Action], now_s: float
+    ) -> dict[JobId, Lease]:
+        """The lease of each start, none where MLflow does not open the trial's run now."""
+        leases: dict[JobId, Lease] = {}
+        for action in actions:
+            if not isinstance(action, Start):
+                continue
+            try:
+                leases[action.job] = self._lease(*_find(books, action.job), action.gpus, now_s)
+            except HermesError as error:
+                log.warning("Trial %s is not opened now: %s", action.job, error)
+        return leases
 
     def _lease(self, book: Book, trial: Trial, gpus: tuple[int, ...], now_s: float) -> Lease:
         if trial.lease is not None:
             epoch = trial.lease.epoch + 1
             return replace(trial.lease, epoch=epoch, gpus=gpus, granted_s=now_s, revoked=False)
         plan = book.plan
-        config = self._opened(book).get(trial.number) or book.ask(trial.number)
+        opened = self._opened(book)
+        if trial.number not in opened:  # kept: MLflow holds on to the first one that it is told
+            opened[trial.number] = book.ask(trial.number)
+        config = opened[trial.number]
         run_id = self.tracker.open_trial(_ref(book), trial.number, config, self._tags(book, trial))
         spec, budget = plan.config.trial, plan.config.budget
         return Lease(
@@ -197,9 +209,12 @@ class Applier:
             self._tagged[book.sweep, name] = value
         except Unavailable as error:
             log.warning("MLflow is away; the tag %s is set later: %s", name, error)
+        except HermesError as error:  # its run was deleted, for instance: no reason to stop others
+            log.warning("MLflow refuses the tag %s of %s: %s", name, book.sweep, error)
+            self._tagged[book.sweep, name] = value
 
     def _opened(self, book: Book) -> dict[int, dict[str, Any]]:
-        """Configurations that MLflow holds and no lease does: opened by a controller that died."""
+        """Configurations by trial: those in MLflow (a controller that died opened them), ours."""
         if book.sweep not in self._found:
             runs = self.tracker.trials(_ref(book))
             self._found[book.sweep] = {r.number: dict(r.config) for r in runs}
@@ -216,7 +231,7 @@ class Applier:
 
     def _stop(self, book: Book, trial: Trial, reason: str, now_s: float, final: str | None) -> None:
         lease, flag = trial.lease, trial.stop
-        if lease is None or not trial.runs:
+        if lease is None or not trial.under_way:
             return
         if flag is not None and flag.epoch == lease.epoch and flag.final == final:
             return

@@ -59,22 +59,32 @@ class Trial:
         return is_active(self.lease, self.segment)
 
     @property
-    def runs(self) -> bool:
-        """True while the lease's segment is under way in a live task."""
+    def under_way(self) -> bool:
+        """True while a segment of its lease, revoked or not, is under way in a live task."""
         return (
-            self.active
-            and self.segment is not None
+            self.segment is not None
             and self.lease is not None
+            and self.segment.running
             and self.segment.epoch == self.lease.epoch
             and self.row.state == "running"
         )
 
     @property
-    def stopping(self) -> bool:
-        """True when the segment under way has been told to stop."""
-        return self.runs and self.lease is not None and self.stop is not None and (
+    def runs(self) -> bool:
+        """True while the lease's segment is under way in a live task."""
+        return self.active and self.under_way
+
+    @property
+    def told(self) -> bool:
+        """True when the segment of its lease has been told to stop."""
+        return self.lease is not None and self.stop is not None and (
             self.stop.epoch == self.lease.epoch
         )  # fmt: skip
+
+    @property
+    def stopping(self) -> bool:
+        """True when the segment under way has been told to stop."""
+        return self.runs and self.told
 
     @property
     def phase(self) -> Phase:
@@ -137,7 +147,7 @@ def job(
     if phase is Phase.STARTING and trial.lease is not None:
         started = trial.lease.granted_s
     service = segment.service_gpu_s if segment else 0.0
-    if under_way is not None and trial.runs:
+    if under_way is not None and trial.under_way:
         service += max(0.0, now_s - under_way.started_s) * max(1, len(under_way.gpus))
     return Job(
         id=job_id(facts.sweep, trial.number),

@@ -63,9 +63,17 @@ def add_record(engine: Engine, key: str, value: Any, task: str = "plan", index: 
 
 def add_task(engine: Engine, number: int, state: str | None, **changes: Any) -> None:
     own: Any = Metadata(engine)
-    facts: dict[str, Any] = {"dag_id": "hermes_sweep", "run_id": SWEEP, "task_id": "trial", "pool": "gpus",
-             "pool_slots": 1, "priority_weight": 1, "try_number": 1, "max_tries": 0}  # fmt: skip
-    facts["map_index"] = number
+    facts: dict[str, Any] = {
+        "dag_id": "hermes_sweep",
+        "run_id": SWEEP,
+        "task_id": "trial",
+        "map_index": number,
+        "pool": "gpus",
+        "pool_slots": 1,
+        "priority_weight": 1,
+        "try_number": 1,
+        "max_tries": 0,
+    }
     add(engine, own._ti, id=UUID(ti_id(number)), state=state, **{**facts, **changes})
 
 

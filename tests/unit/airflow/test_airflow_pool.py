@@ -34,6 +34,7 @@ OLDER, OVER = segment(1, running=False), segment(2, running=False, final="finish
         ("scheduled", lease(2), flag(2), USED, Phase.WAITING),
         ("scheduled", lease(2, revoked=True), None, OLDER, Phase.WAITING),
         ("queued", lease(2, revoked=True), None, OLDER, Phase.STOPPING),
+        ("running", lease(2, revoked=True), None, FRESH, Phase.STOPPING),  # began all the same
         ("running", lease(2), None, OVER, Phase.ENDED),
         *((state, lease(2), None, FRESH, Phase.ENDED) for state in FINAL_STATES),
     ],

@@ -84,8 +84,9 @@ def starting(number: int, *gpus: int) -> Trial:
     return Trial(row(number), lease(gpus=gpus, run_id=f"run-{number}"), None, None)
 
 
-def sweep_file(**changes: Any) -> dict[str, Any]:
+def sweep_file(budget: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     return {
+        "budget": {"max_epochs": 20, **(budget or {})},
         "name": "digits",
         "objective": {"metric": "val_loss", "direction": "minimize"},
         "search": {

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.apply import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT, Applier
+from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.closing import spent_budget
+from hermes_ops.airflow.decisions import read_local
+from hermes_ops.airflow.pool import Trial
+from hermes_ops.airflow.records import HELD_POOL_SLOTS, CloseRecord, StopFlag
+from hermes_ops.core.model import (
+    Action,
+    Gpu,
+    Grant,
+    JobId,
+    Phase,
+    Plan,
+    Reason,
+    Snapshot,
+    Start,
+    Stop,
+)
+from hermes_ops.errors import Refused
+from tests.unit.airflow.worlds import (
+    SWEEP,
+    Journal,
+    book,
+    flag,
+    lease,
+    pending,
+    row,
+    running,
+    segment,
+    starting,
+    waiting,
+)
+
+WHY = Reason("it converges")
+NOW_S = 200.0
+
+
+def job(number: int) -> JobId:
+    return JobId(f"{SWEEP}/{number}")
+
+
+def start(number: int, *gpus: int) -> Start:
+    return Start(job(number), gpus, WHY)
+
+
+def stop(number: int, final: bool = False) -> Stop:
+    return Stop(job(number), Reason("another one converges faster"), final)
+
+
+def carry_out(applier: Applier, world: Book, *actions: Action) -> None:
+    snapshot = Snapshot(NOW_S, (Gpu(0), Gpu(1)), tuple(world.jobs(NOW_S)))
+    grants = tuple(Grant(a.job, a.gpus) for a in actions if isinstance(a, Start))
+    ranking = tuple(j.id for j in snapshot.jobs if j.phase is Phase.WAITING)
+    plan = Plan(grants, ranking=ranking)
+    applier.apply({SWEEP: world}, snapshot, plan, actions, {SWEEP: 0.4})
+
+
+def kinds(outside: Journal) -> list[tuple[str, Any]]:
+    """(what, trial) of each write to Airflow, in order; a put with its key."""
+    return [
+        (c[2] if c[0] == "put" else c[0], c[1])
+        for c in outside.of("put", "rank", "skip", "open")
+    ]  # fmt: skip
+
+
+def test_a_preemption_writes_the_lease_then_the_rank_then_the_stop_flag() -> None:
+    outside = Journal()
+    carry_out(outside.applier(), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
+    assert kinds(outside) == [("hermes_lease", 1), ("rank", 1), ("hermes_stop", 0)]
+    (_, _, _, granted), (_, _, _, told) = outside.of("put")
+    assert (granted["epoch"], granted["gpus"], granted["revoked"]) == (2, [0], False)
+    assert (told["epoch"], told["final"]) == (1, None)
+    assert outside.of("rank") == [("rank", 1, LEASED_WEIGHT, 1)]
+
+
+def test_a_lease_that_has_not_begun_leaves_the_schedulers_reach_before_it_is_revoked() -> None:
+    outside = Journal()
+    carry_out(outside.applier(), book(starting(0, 0)), stop(0))
+    assert kinds(outside)[:2] == [("rank", 0), ("hermes_lease", 0)]
+    assert outside.of("rank")[0] == ("rank", 0, WAITING_WEIGHT, HELD_POOL_SLOTS)
+    assert outside.of("put")[0][3]["revoked"]
+    assert "hermes_stop" not in dict(kinds(outside))
+
+
+def test_a_revoked_lease_is_never_ranked_as_leased_again() -> None:
+    outside = Journal()
+    carry_out(outside.applier(), book(starting(0, 0)), stop(0))
+    assert {r[3] for r in outside.of("rank")} == {HELD_POOL_SLOTS}
+
+
+def test_a_first_lease_brings_configuration_run_and_command() -> None:
+    outside = Journal()
+    carry_out(outside.applier(), book(pending(0)), start(0, 1))
+    ((_, _, _, granted),) = outside.of("put")
+    assert (granted["epoch"], granted["gpus"], granted["run_id"]) == (1, [1], "run-0")
+    assert granted["command"][1:3] == ["train.py", "--rate"]
+    assert granted["command"][3] == str(granted["config"]["rate"])
+    assert granted["config"] == outside.of("open")[0][2]
+    assert (granted["objective"], granted["experiment_id"]) == ("val_loss", "7")
+
+
+def test_waiting_trials_are_ranked_in_the_plans_order_and_fit_no_pool() -> None:
+    outside = Journal()
+    world = book(waiting(0), waiting(1), pending(2))
+    snapshot = Snapshot(NOW_S, (), tuple(world.jobs(NOW_S)))
+    plan = Plan(ranking=(job(1), job(0)))
+    outside.applier().apply({SWEEP: world}, snapshot, plan, (), {})
+    ranks = {number: (weight, slots) for _, number, weight, slots in outside.of("rank")}
+    assert ranks == {
+        1: (WAITING_WEIGHT, HELD_POOL_SLOTS),
+        0: (WAITING_WEIGHT - 1, HELD_POOL_SLOTS),
+    }
+    assert world.trials[2].row.priority_weight == UNOPENED_WEIGHT  # as it is: nothing to write
+
+
+def test_what_occupies_a_slot_is_not_ranked() -> None:
+    outside = Journal()
+    queued = replace(starting(1, 1), row=row(1, "queued"))
+    carry_out(outside.applier(), book(running(0, 0), queued))
+    assert outside.of("rank") == []
+
+
+def test_a_trial_is_told_to_stop_once_for_each_lease() -> None:
+    outside = Journal()
+    told = replace(running(0, 0), stop=flag(1))
+    outside.applier().settle(book(told), NOW_S)
+    assert outside.of("put") == []
+    carry_out(outside.applier(), book(replace(running(0, 0), stop=flag(0))), stop(0))
+    assert [c[2] for c in outside.of("put")] == ["hermes_stop"]
+
+
+def test_a_running_trial_that_is_stopped_early_gets_a_final_flag() -> None:
+    outside = Journal()
+    carry_out(outside.applier(), book(running(0, 0)), stop(0, final=True))
+    assert [(c[1], c[3]["final"]) for c in outside.of("put")] == [(0, "stopped_early")]
+
+
+def test_a_waiting_trial_that_is_stopped_early_is_skipped_and_its_run_closed() -> None:
+    outside = Journal()
+    carry_out(outside.applier(), book(waiting(0)), stop(0, final=True))
+    assert outside.of("skip", "finish") == [("skip", [0]), ("finish", "run-0", "stopped_early")]
+    assert outside.of("put")[-1][3]["final"] == "stopped_early"
+
+
+def test_closing_flags_running_trials_skips_waiting_ones_and_revokes_starting_ones() -> None:
+    outside = Journal()
+    close = CloseRecord("stopped by its user")
+    trials = (running(0, 0), waiting(1), pending(2), starting(3, 1))
+    outside.applier().settle(book(*trials, close=close), NOW_S)
+    assert kinds(outside) == [
+        ("hermes_stop", 0), ("rank", 3), ("hermes_lease", 3), ("skip", [1, 2]),
+        ("hermes_segment", 1),
+    ]  # fmt: skip
+    assert outside.of("put")[0][3]["final"] == "cancelled"
+    assert outside.of("finish") == [("finish", "run-1", "cancelled")]
+
+
+def test_closing_again_writes_nothing_new() -> None:
+    outside = Journal()
+    applier = outside.applier()
+    close = CloseRecord("stopped by its user")
+    applier.settle(book(running(0, 0), waiting(1), pending(2), close=close), NOW_S)
+    outside.forget()
+    over = segment(running=False, final="cancelled", ended_s=NOW_S)
+    after = (
+        replace(running(0, 0), stop=StopFlag(1, close.reason, NOW_S, "cancelled")),
+        Trial(row(1, "skipped"), lease(), None, over),
+        Trial(row(2, "skipped"), None, None, None),
+    )
+    applier.settle(book(*after, close=close), NOW_S + 1)
+    assert outside.calls == []
+
+
+def test_a_trial_that_was_being_preempted_is_told_that_the_sweep_ends() -> None:
+    outside = Journal()
+    told = replace(running(0, 0), stop=flag(1))
+    outside.applier().settle(book(told, close=CloseRecord("over")), NOW_S)
+    assert [c[3]["final"] for c in outside.of("put")] == ["cancelled"]
+
+
+def test_a_segment_that_began_as_its_lease_was_revoked_is_stopped() -> None:
+    """The task read its lease just before it was taken back."""
+    outside = Journal()
+    astray = replace(running(0, 0), lease=lease(1, revoked=True))
+    assert astray.phase is Phase.STOPPING
+    outside.applier().settle(book(astray), NOW_S)
+    assert kinds(outside) == [("hermes_stop", 0)]
+    outside.forget()
+    outside.applier().settle(book(replace(astray, stop=flag(1))), NOW_S)
+    assert outside.calls == []
+
+
+def test_a_segment_that_began_as_its_lease_was_revoked_ends_with_its_sweep() -> None:
+    outside = Journal()
+    astray = replace(running(0, 0), lease=lease(1, revoked=True), stop=flag(1))
+    outside.applier().settle(book(astray, close=CloseRecord("over")), NOW_S)
+    assert [(c[2], c[3]["final"]) for c in outside.of("put")] == [("hermes_stop", "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("state", "final"), [("success", "finished"), ("failed", "failed"), ("skipped", "cancelled")]
+)
+def test_a_task_that_ended_without_a_word_gives_its_trial_a_final_state(
+    state: str, final: str
+) -> None:
+    outside = Journal()
+    ended = replace(running(0, 0), row=row(0, state))
+    outside.applier().settle(book(ended), NOW_S)
+    assert outside.of("put")[0][3]["final"] == final
+    assert outside.of("finish") == [("finish", "run-0", final)]
+
+
+def test_shutting_down_stops_running_trials_and_takes_back_leases() -> None:
+    outside = Journal()
+    outside.applier().stop_all([book(running(0, 0), starting(1, 1), waiting(2))], NOW_S)
+    assert kinds(outside) == [("hermes_stop", 0), ("rank", 1), ("hermes_lease", 1)]
+
+
+def test_an_mlflow_that_is_away_opens_nothing_and_says_nothing_was_started() -> None:
+    outside = Journal(mlflow_away=True)
+    applier, world = outside.applier(), book(pending(0))
+    for _ in range(3):
+        carry_out(applier, world, start(0, 0))
+    assert (outside.of("put", "open"), read_local(SWEEP)) == ([], [])
+    outside.mlflow_away = False
+    carry_out(applier, world, start(0, 0))
+    assert kinds(outside)[:2] == [("open", 0), ("hermes_lease", 0)]
+    assert [d["action"] for d in read_local(SWEEP)] == ["start"]
+
+
+def test_an_mlflow_that_is_away_does_not_hinder_a_preemption() -> None:
+    outside = Journal(mlflow_away=True)
+    carry_out(outside.applier(), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
+    assert kinds(outside) == [("hermes_lease", 1), ("rank", 1), ("hermes_stop", 0)]
+    assert [d["action"] for d in read_local(SWEEP)] == ["stop", "start"]
+
+
+def test_an_mlflow_that_refuses_one_sweep_hinders_no_other_write() -> None:
+    outside = Journal(refusal=Refused("the run was deleted"))
+    applier = outside.applier()
+    carry_out(applier, book(running(0, 0), waiting(1), pending(2)), start(2, 1), start(1, 0))
+    assert kinds(outside) == [("hermes_lease", 1), ("rank", 1)]
+    applier.settle(book(waiting(1), close=CloseRecord("over")), NOW_S)
+    assert outside.of("skip") == [("skip", [1])]
+
+
+def test_a_configuration_that_mlflow_has_and_no_lease_is_used_again() -> None:
+    outside = Journal(opened={0: {"rate": 0.0625}})
+    carry_out(outside.applier(), book(pending(0)), start(0, 0))
+    ((_, _, _, granted),) = outside.of("put")
+    assert granted["config"] == {"rate": 0.0625}
+    assert granted["command"][-1] == "0.0625"
+
+
+def test_a_trial_keeps_the_configuration_that_it_was_first_opened_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MLflow keeps the first one: another in the lease would train what no run shows."""
+    outside = Journal()
+    applier, world = outside.applier(), book(pending(0))
+    asked: list[int] = []
+
+    def ask(own: Book, number: int) -> dict[str, Any]:
+        asked.append(number)
+        return {"rate": 0.01 * len(asked)}
+
+    monkeypatch.setattr(Book, "ask", ask)
+    for _ in range(2):  # the first lease was lost on its way to Airflow
+        carry_out(applier, world, start(0, 0))
+    assert [c[2] for c in outside.of("open")] == [{"rate": 0.01}] * 2
+    assert asked == [0]
+
+
+def test_tags_of_the_sweep_are_written_once_for_each_value() -> None:
+    outside = Journal()
+    applier, world = outside.applier(), book(waiting(0))
+    for _ in range(3):
+        carry_out(applier, world)
+    assert [c[2] for c in outside.of("tag")] == [
+        {"hermes.pool_slots": "2"},
+        {"hermes.policy": "hermes"},
+    ]
+
+
+def failed(number: int) -> Trial:
+    return Trial(row(number, "failed"), lease(), None, segment(running=False, final="failed"))
+
+
+def test_a_sweep_ends_when_as_many_trials_failed_as_its_budget_allows() -> None:
+    budget = {"failed_trials": 2}
+    assert spent_budget(book(failed(0), pending(1), budget=budget), NOW_S) is None
+    spent = spent_budget(book(failed(0), failed(1), budget=budget), NOW_S)
+    assert spent is not None
+    assert (spent.state, spent.at_s) == ("cancelled", NOW_S)
+    assert "2 trials failed" in spent.reason
+
+
+def test_a_sweep_ends_when_its_wall_clock_is_spent() -> None:
+    budget = {"wall_clock_seconds": 100}
+    assert spent_budget(book(pending(0), budget=budget), 149.0) is None
+    assert spent_budget(book(pending(0), budget=budget), 150.0) is not None
+
+
+def test_the_segment_under_way_counts_against_the_gpu_budget() -> None:
+    budget = {"gpu_seconds": 20}
+    world = book(running(0, 0, 1), budget=budget)
+    assert spent_budget(world, 109.0) is None
+    assert spent_budget(world, 110.0) is not None
+
+
+def test_a_spent_budget_closes_the_sweep_once() -> None:
+    outside = Journal()
+    world = book(running(0, 0), budget={"gpu_seconds": 1})
+    applier = outside.applier()
+    applier.settle(world, NOW_S)
+    assert kinds(outside) == [("hermes_close", -1), ("hermes_stop", 0)]
+    assert world.close is not None
+    assert world.jobs(NOW_S) == []
