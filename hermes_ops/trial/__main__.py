@@ -60,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (read_json(folder.result) or {}).get("outcome") == Outcome.FINISHED.value:
         print("hermes-trial: this trial has finished already", flush=True)
         return 0
-    return _run(options, folder, parent)
+    try:
+        return _run(options, folder, parent)
+    except OSError as error:  # our own files: the script is not at fault
+        print(f"hermes-trial: cannot write in {folder.root}: {error}", file=sys.stderr, flush=True)
+        return INFRASTRUCTURE
 
 
 def _run(options: Options, folder: Folder, parent: int) -> int:

@@ -191,6 +191,7 @@ class Segment:
     def _on_checkpoint(self, event: dict[str, Any]) -> None:
         self.status.checkpoint_step = int(event["step"])
         self.status.checkpointed_s = time.time()
+        self.status.preemptible, self.status.preemptible_reason = True, ""
         self.status.timings["checkpoint_s"] = float(event["seconds"])
 
     def _on_restored(self, event: dict[str, Any]) -> None:

@@ -102,7 +102,9 @@ class Session:
         self.runtime.listen()
         started = os.environ.get("HERMES_STARTED_S")
         startup_s = time.time() - float(started) if started and self.number == 0 else None
-        send({"kind": "hook", "preemptible": True, "reason": "", "startup_s": startup_s})
+        reason = self.boundary_reason if self.checkpoint is None else None
+        event = {"kind": "hook", "preemptible": reason is None, "reason": reason or ""}
+        send({**event, "startup_s": startup_s})
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         state.assign(state.variables(self.model), checkpoint.arrays(state.make_array))
