@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hermes_ops.airflow.apply import Applier
 from hermes_ops.airflow.books import Book, Plan
@@ -47,7 +48,7 @@ class AirflowCluster:
     clock: Callable[[], float] = time.time
     books: dict[str, Book] = field(default_factory=dict)
     _plans: dict[str, Plan] = field(default_factory=dict)
-    _refused: set[str] = field(default_factory=set)
+    _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
     _wake: threading.Event = field(default_factory=threading.Event)
 
     def observe(self) -> Snapshot:
@@ -117,10 +118,13 @@ class AirflowCluster:
     def _read_books(self) -> None:
         runs = {r.run_id: r for r in self.metadata.sweeps()}
         for run_id, run in runs.items():
-            if run_id not in self._plans:
-                plan = self._plan(run)
-                if plan is not None and plan.config.pool == self.pool:
-                    self._plans[run_id] = plan
+            if run_id in self._plans or self._not_ours.get(run_id) == run.sweep:
+                continue
+            plan = self._plan(run)
+            if plan is not None and plan.config.pool == self.pool:
+                self._plans[run_id] = plan
+            else:
+                self._not_ours[run_id] = run.sweep
         for gone in set(self._plans) - set(runs):
             ended = self._plans.pop(gone)
             self.decisions.upload(gone, ended.record.parent_run_id, force=True)
@@ -133,7 +137,5 @@ class AirflowCluster:
         try:
             return Plan.of(run)
         except HermesError:
-            if run.run_id not in self._refused:
-                log.exception("The sweep %s cannot be scheduled", run.run_id)
-                self._refused.add(run.run_id)
+            log.exception("The sweep %s cannot be scheduled", run.run_id)
             return None

@@ -53,17 +53,18 @@ class Choice:
 
     @classmethod
     def read(cls, path: Path) -> Choice:
-        """From the policy file; where there is none, from the environment."""
-        text = os.environ.get("HERMES_POLICY_OPTIONS") or "{}"
+        """From the policy file; where there is none, from the environment. HermesError if bad."""
         try:
-            if not path.exists():
-                return cls(os.environ.get("HERMES_POLICY") or DEFAULT_POLICY, json.loads(text))
-            value = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise HermesError(
-                f"{path} or HERMES_POLICY_OPTIONS is not JSON ({error}): correct it."
-            ) from None
-        return cls(str(value.get("policy", DEFAULT_POLICY)), dict(value.get("options") or {}))
+            text, source = path.read_text(), str(path)
+        except FileNotFoundError:
+            text, source = os.environ.get("HERMES_POLICY_OPTIONS") or "{}", "HERMES_POLICY_OPTIONS"
+        value = _object(text, source)
+        if source != str(path):
+            value = {"policy": os.environ.get("HERMES_POLICY"), "options": value}
+        options = value.get("options") or {}
+        if not isinstance(options, dict):
+            raise HermesError(f"{source}: `options` is {options!r}, not an object: correct it.")
+        return cls(str(value.get("policy") or DEFAULT_POLICY), options)
 
     @staticmethod
     def file() -> Path:
@@ -80,9 +81,11 @@ class Choice:
         """The policy within its guards; ConfigError for an unknown name or option."""
         own = {k: v for k, v in self.options.items() if k not in GUARD_OPTIONS}
         policy = make_policy(self.name, own)
-        k = float(self.options.get("guard_k", GUARD_OPTIONS["guard_k"]))
-        quanta = int(self.options.get("guard_quanta", GUARD_OPTIONS["guard_quanta"]))
-        return guarded(policy, k=k, quanta=quanta)
+        guards = {**GUARD_OPTIONS, **self.options}
+        try:
+            return guarded(policy, k=float(guards["guard_k"]), quanta=int(guards["guard_quanta"]))
+        except (TypeError, ValueError) as error:
+            raise HermesError(f"guard_k or guard_quanta is wrong ({error}): correct it.") from None
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class Controller:
     _choice: Choice | None = None
     _policy: Policy[Any] | None = None
     _memory: Any = None
+    _complaint: str = ""
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
@@ -130,15 +134,35 @@ class Controller:
         self.cluster.wait(plan.review_at_s)
 
     def _current_policy(self) -> Policy[Any]:
-        choice = Choice.read(self.policy_file)
-        if self._policy is None or choice != self._choice:
-            self._policy = choice.build()
-            self._memory = self._policy.initial()
-            self._choice = choice
-            self.cluster.applier.policy_name = choice.name
-            self.cluster.applier.options = choice.options
-            log.info("The pool's policy is %s %s", choice.name, choice.options or "")
-        return self._policy
+        """The policy that was chosen; while the choice is a bad one, the policy in force."""
+        try:
+            choice = Choice.read(self.policy_file)
+            if self._policy is not None and choice == self._choice:
+                return self._policy
+            policy = choice.build()
+        except HermesError as error:
+            if self._policy is None:
+                raise
+            if str(error) != self._complaint:
+                log.error("The pool's policy stays as it is: %s", error)
+            self._complaint = str(error)
+            return self._policy
+        self._policy, self._choice, self._complaint = policy, choice, ""
+        self._memory = policy.initial()
+        self.cluster.applier.policy_name = choice.name
+        self.cluster.applier.options = choice.options
+        log.info("The pool's policy is %s %s", choice.name, choice.options or "")
+        return policy
+
+
+def _object(text: str, source: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise HermesError(f"{source} is not JSON ({error}): correct it.") from None
+    if not isinstance(value, dict):
+        raise HermesError(f"{source} is {value!r}, not a JSON object: correct it.")
+    return value
 
 
 def build(pool: str) -> Controller:

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+
+from hermes_ops.airflow.cluster import AirflowCluster, usable_gpus
+from hermes_ops.airflow.controller import Choice, Controller, main
+from hermes_ops.airflow.curves import CurveFeed
+from hermes_ops.airflow.decisions import DecisionLog
+from hermes_ops.airflow.leader import Leadership
+from hermes_ops.airflow.metadata import PoolRow, RunRow, TrialRow
+from hermes_ops.airflow.records import CloseRecord
+from hermes_ops.errors import ConfigError, HermesError, Unavailable
+from tests.unit.airflow.worlds import SWEEP, Journal, run_row
+
+
+def indices(slots: int, foreign: int, *held: int) -> list[int]:
+    return [g.index for g in usable_gpus(PoolRow(slots, foreign), held)]
+
+
+def test_tasks_of_others_take_gpus_that_no_trial_holds() -> None:
+    assert indices(4, 0) == [0, 1, 2, 3]
+    assert indices(4, 2, 3) == [0, 3]
+    assert indices(4, 4, 3) == []
+    assert indices(4, 9) == []
+
+
+def test_an_index_beyond_a_pool_that_shrank_is_not_usable() -> None:
+    assert indices(2, 0, 3, 1) == [0, 1]
+
+
+@given(
+    slots=st.integers(0, 16),
+    foreign=st.integers(0, 20),
+    held=st.lists(st.integers(0, 20), max_size=16),
+)
+def test_usable_gpus_never_exceed_the_pool_and_keep_what_is_held(
+    slots: int, foreign: int, held: list[int]
+) -> None:
+    found = indices(slots, foreign, *held)
+    mine = {g for g in held if g < slots}
+    assert len(found) == len(set(found)) == max(0, slots - foreign)
+    assert set(found) <= set(range(slots))
+    assert mine <= set(found) or set(found) <= mine
+
+
+def test_without_a_file_the_environment_chooses_the_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Choice.read(Choice.file()) == Choice("hermes", {})
+    monkeypatch.setenv("HERMES_POLICY", "fifo")
+    monkeypatch.setenv("HERMES_POLICY_OPTIONS", '{"guard_k": 2}')
+    assert Choice.read(Choice.file()) == Choice("fifo", {"guard_k": 2})
+
+
+def test_the_file_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_POLICY", "fifo")
+    monkeypatch.setenv("HERMES_POLICY_OPTIONS", '{"guard_k": 2}')
+    Choice("hermes", {"guard_quanta": 4}).write(Choice.file())
+    assert Choice.read(Choice.file()) == Choice("hermes", {"guard_quanta": 4})
+    assert not list(Choice.file().parent.glob("*.new"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"fifo"', '{"options": [1]}'])
+def test_a_bad_policy_file_is_named(text: str) -> None:
+    Choice.file().write_text(text)
+    with pytest.raises(HermesError, match=r"policy\.json.*correct it"):
+        Choice.read(Choice.file())
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "fifo"])
+def test_bad_options_in_the_environment_are_named(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("HERMES_POLICY_OPTIONS", text)
+    with pytest.raises(HermesError, match=r"HERMES_POLICY_OPTIONS.*correct it"):
+        Choice.read(Choice.file())
+
+
+def test_an_unknown_policy_or_option_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"fifo, .*hermes"):
+        Choice("fastest").build()
+    with pytest.raises(ConfigError, match="colour"):
+        Choice("hermes", {"colour": "red"}).build()
+
+
+@pytest.mark.parametrize(
+    "options", [{"guard_k": "x"}, {"guard_k": -1}, {"guard_quanta": "x"}, {"guard_quanta": None}]
+)
+def test_a_bad_option_of_the_guards_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(HermesError, match="guard_k or guard_quanta"):
+        Choice("fifo", options).build()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path}/x.db")
+    yield engine
+    engine.dispose()
+
+
+def test_a_second_controller_of_a_pool_waits_until_the_first_has_gone(sqlite: Engine) -> None:
+    first, second = Leadership(sqlite, "gpus"), Leadership(sqlite, "gpus")
+    other = Leadership(sqlite, "other")
+    assert not first.holds()
+    assert first.acquire(lambda: False)
+    assert first.holds()
+    assert other.acquire(lambda: False)
+    assert not second.acquire(lambda: False)
+    assert not second.holds()
+    waits: list[int] = []
+
+    def the_first_goes() -> bool:
+        waits.append(1)
+        if len(waits) == 2 and first._file is not None:
+            first._file.close()
+        return True
+
+    assert second.acquire(the_first_goes)
+    assert (len(waits), second.holds()) == (2, True)
+    for leader in (second, other):
+        assert leader._file is not None
+        leader._file.close()
+
+
+class Database:
+    """Airflow's metadata with the sweeps that it is given, none of them expanded."""
+
+    def __init__(self, *runs: RunRow) -> None:
+        self.runs = runs
+        self.asked = 0
+        self.pool_row: PoolRow | None = PoolRow(2, 0)
+        self.away = False
+
+    def sweeps(self) -> tuple[RunRow, ...]:
+        if self.away:
+            raise Unavailable("the database did not answer")
+        self.asked += 1
+        return self.runs
+
+    def trials(self, run: RunRow, task: str) -> tuple[TrialRow, ...]:
+        return ()
+
+    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, Any]]:
+        return {}
+
+    def pool(self, name: str, own: Any) -> PoolRow | None:
+        return self.pool_row
+
+    def rerank(self, ranks: Any) -> int:
+        return 0
+
+
+def controller_of(database: Any, file: Path) -> Controller:
+    outside: Any = Journal()
+    applier = outside.applier()
+    applier.metadata = database
+    cluster = AirflowCluster("gpus", database, CurveFeed(outside), applier, DecisionLog(outside))
+    leadership: Any = None
+    return Controller(cluster, leadership, file)
+
+
+def test_a_bad_policy_file_leaves_the_policy_in_force_and_is_said_once(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = Choice.file()
+    Choice("fifo").write(file)
+    controller = controller_of(Database(), file)
+    before = controller._current_policy()
+    file.write_text('{"policy": "fastest"}')
+    for _ in range(3):
+        assert controller._current_policy() is before
+    said = [r for r in caplog.records if "stays as it is" in r.message]
+    assert len(said) == 1
+    Choice("hermes").write(file)
+    assert controller._current_policy().name == "hermes"
+    assert controller.cluster.applier.policy_name == "hermes"
+
+
+def test_the_first_policy_must_be_a_good_one() -> None:
+    Choice.file().write_text('{"policy": "fastest"}')
+    with pytest.raises(ConfigError):
+        controller_of(Database(), Choice.file())._current_policy()
+
+
+def test_sweeps_of_another_pool_are_not_ours_and_are_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hermes_ops.airflow.books import Plan
+
+    parsed: list[str] = []
+    of = Plan.of
+    monkeypatch.setattr(Plan, "of", lambda run: parsed.append(run.run_id) or of(run))
+    controller = controller_of(Database(run_row(pool="other")), Choice.file())
+    for _ in range(3):
+        assert controller.cluster.observe().jobs == ()
+    assert (controller.cluster.books, parsed) == ({}, [SWEEP])
+
+
+def test_a_sweep_that_cannot_be_read_hinders_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    broken = RunRow(2, "hermes_sweep", "broken", "plan", "running", 1.0,
+                    {**run_row().sweep, "config": {"name": 1}})  # fmt: skip
+    strange = RunRow(3, "hermes_sweep", "strange", "plan", "running", 1.0, {"x": 1})
+    controller = controller_of(Database(broken, strange, run_row()), Choice.file())
+    for _ in range(3):
+        controller.cluster.observe()
+    assert set(controller.cluster.books) == {SWEEP}
+    assert sum("broken cannot be scheduled" in r.message for r in caplog.records) == 1
+
+
+def test_a_missing_pool_is_named_with_its_remedy() -> None:
+    database = Database()
+    database.pool_row = None
+    with pytest.raises(HermesError, match="no pool 'gpus': create it"):
+        controller_of(database, Choice.file()).cluster.observe()
+
+
+def test_while_draining_there_is_no_gpu_and_no_job(home: Path) -> None:
+    cluster = controller_of(Database(run_row()), Choice.file()).cluster
+    assert len(cluster.observe().gpus) == 2
+    (home / "drain").touch()
+    assert (cluster.observe().gpus, cluster.observe().jobs) == ((), ())
+
+
+def test_a_round_that_fails_does_not_end_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.controller.RETRY_S", 0.0)
+    database = Database()
+    controller = controller_of(database, Choice.file())
+    database.away = True
+    controller._tick()
+    database.away, database.pool_row = False, None
+    controller._tick()
+    database.pool_row = PoolRow(2, 0)
+    monkeypatch.setattr(AirflowCluster, "wait", lambda self, until: controller.end())
+    controller._tick()
+    assert controller.stop.is_set()
+    view = json.loads((Choice.file().parent / "pool-gpus.json").read_text())
+    assert view["gpus"] == [0, 1]
+
+
+def test_the_command_says_in_one_line_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "hermes_ops.airflow.controller.Metadata.from_airflow",
+            lambda: (_ for _ in ()).throw(HermesError("no database: set it")),
+        )
+        assert main(["--pool", "gpus"]) == 2
+    assert capsys.readouterr().err == "no database: set it\n"
+
+
+def test_a_closing_sweep_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.unit.airflow.worlds import book, pending, running
+
+    trials = (running(0, 0), pending(1))
+    assert len(book(*trials).jobs(1.0)) == 2
+    assert book(*trials, close=CloseRecord("over")).jobs(1.0) == []
