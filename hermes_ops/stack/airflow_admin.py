@@ -18,7 +18,7 @@ from hermes_ops.stack.layout import write_private
 from hermes_ops.stack.settings import Settings
 
 MIGRATION_TIMEOUT_S = 600
-REQUEST_TIMEOUT_S = 20.0
+REQUEST_TIMEOUT_S = 120.0  # the first request of each kind imports a good part of Airflow
 
 
 def migrate(settings: Settings, environment: dict[str, str]) -> None:
@@ -60,7 +60,7 @@ def administrator(airflow_url: str, secrets: Credentials) -> httpx.Client:
     """Return a client that is logged in as Airflow's administrator."""
     client = httpx.Client(base_url=airflow_url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
     login = {"username": ADMIN_USER, "password": secrets.admin_password}
-    answer = client.post("/auth/token", json=login)
+    answer = _send(client, "POST", "/auth/token", login)
     if answer.status_code not in {200, 201}:
         raise StackError(
             f"Airflow refused the log-in of {ADMIN_USER} (status {answer.status_code}): "
@@ -77,8 +77,18 @@ def set_pool(client: httpx.Client, name: str, slots: int) -> None:
         "description": "GPU slots shared by sweeps; kept by Hermes",
         "include_deferred": True,
     }
-    answer = client.patch(f"/api/v2/pools/{name}", json={**body, "pool": name})
+    answer = _send(client, "PATCH", f"/api/v2/pools/{name}", {**body, "pool": name})
     if answer.status_code == 404:
-        answer = client.post("/api/v2/pools", json={**body, "name": name})
+        answer = _send(client, "POST", "/api/v2/pools", {**body, "name": name})
     if answer.status_code not in {200, 201}:
         raise StackError(f"The pool {name} could not be set to {slots} slots: {answer.text}")
+
+
+def _send(client: httpx.Client, method: str, path: str, body: object) -> httpx.Response:
+    try:
+        return client.request(method, path, json=body)
+    except httpx.HTTPError as error:
+        raise StackError(
+            f"Airflow at {client.base_url} did not answer {method} {path} ({error}): "
+            "see its log, or try again when the machine is less busy"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pwd
 import shutil
@@ -11,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -70,9 +73,15 @@ def run_hermes(
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Start one stack with two slots for the whole session; every test may run sweeps in it."""
+    """Start one stack with two slots for the whole session; every test may run sweeps in it.
+
+    HERMES_TEST_HOME names one that runs already (with `--slots 2 --dags tests/integration/dags`).
+    """
+    if running := os.environ.get("HERMES_TEST_HOME"):
+        yield Stack(Path(running))
+        return
     shared = Stack(tmp_path_factory.mktemp("stack"))
-    started = shared.up()
+    started = shared.up("--dags", str(Path(__file__).parent / "dags"))
     assert started.returncode == 0, started.stdout + started.stderr
     try:
         yield shared
@@ -81,12 +90,38 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
 
+@pytest.fixture(scope="session")
+def stack_at() -> Callable[[Path], Stack]:
+    """Return what makes a stack, not started yet, of a state folder: for fixtures of a module."""
+    return Stack
+
+
 @pytest.fixture
 def own_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a stack that is not started yet, for tests that kill or configure it."""
     own = Stack(tmp_path_factory.mktemp("own"))
     yield own
     own.down()
+
+
+@pytest.fixture(scope="session")
+def harness() -> ModuleType:
+    """Return the module beside this one: test folders are no packages, so it is loaded by path."""
+    spec = importlib.util.spec_from_file_location("harness", Path(__file__).parent / "harness.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["harness"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def lab(stack: Stack, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Sweeps on the shared stack, and views of them."""
+    shared = harness.Lab(stack, tmp_path_factory.mktemp("sweeps"))
+    yield shared
+    shared.close()
 
 
 @dataclass(frozen=True)
