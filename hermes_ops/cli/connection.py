@@ -36,6 +36,8 @@ def connect(home: Path | None) -> Connection:
     except StackError:
         if "HERMES_AIRFLOW_URL" not in os.environ or "MLFLOW_TRACKING_URI" not in os.environ:
             raise
+        if home is not None:
+            os.environ["HERMES_HOME"] = str(home.absolute())
     credentials = Credentials.from_environment()
     uri = os.environ["MLFLOW_TRACKING_URI"]
     return Connection(

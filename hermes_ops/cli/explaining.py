@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Refused, Unavailable
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
@@ -18,7 +18,7 @@ def explanation(connection: Connection, trial: str, last: int) -> str:
 
     view = read_view(connection.pool) or {"jobs": [], "time_s": 0.0, "policy": "?"}
     job = next((j for j in view["jobs"] if j["id"] == trial), None)
-    decisions = _decisions(connection, trial)
+    decisions = _decisions(connection, trial, needed=job is None)
     if job is None and not decisions:
         raise HermesError(
             f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."
@@ -45,8 +45,8 @@ def _now(job: Mapping[str, Any], view: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _decisions(connection: Connection, trial: str) -> Sequence[Mapping[str, Any]]:
-    """From this machine's log, or where there is none from MLflow's."""
+def _decisions(connection: Connection, trial: str, *, needed: bool) -> Sequence[Mapping[str, Any]]:
+    """From this machine's log, or where there is none from MLflow's (Unavailable if `needed`)."""
     from hermes_ops.airflow.decisions import read_local
     from hermes_ops.tracking.summary import find
 
@@ -55,7 +55,11 @@ def _decisions(connection: Connection, trial: str) -> Sequence[Mapping[str, Any]
     if not found:
         try:
             found = connection.tracker.read_decisions(find(connection.tracker, sweep).parent_run_id)
-        except HermesError:
+        except Refused:
+            return ()
+        except Unavailable:
+            if needed:
+                raise
             return ()
     return [d for d in found if d.get("trial") == int(number)]
 

@@ -99,14 +99,14 @@ def table(view: Mapping[str, Any], sweep: str) -> Group:
                   "preemptions", "why", title=f"{sweep} · policy {view['policy']}")  # fmt: skip
     begun = [j for j in mine if j["phase"] != "pending"]
     for job in begun[:ROWS]:
-        shown.add_row(*_cells(job), style=STYLES.get(job["phase"], ""))
-    waiting = len(mine) - len(begun)
+        shown.add_row(*map(Text, _cells(job)), style=STYLES.get(job["phase"], ""))
+    waiting = facts["trials"] - facts["ended"] - facts["open"]
     total = max(1, facts["trials"])
     bar = ProgressBar(total=total, completed=facts["ended"], width=40)
     note = f"{facts['ended']}/{facts['trials']} trials ended, {waiting} not begun"
     if facts["closing"]:
         note += f" — ending: {facts['closing']}"
-    return Group(shown, bar, Text(note))
+    return Group(shown, bar, Text(f" {note}"))  # the bar ends without a line's end
 
 
 def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         _number(job["terms"].get("convergence")),
         str(job["rank"] or ""),
         str(job["preemptions"]),
-        Text(job["reason"][:60]).plain,
+        job["reason"][:60],
     )
 
 

@@ -149,7 +149,9 @@ def report(
     from hermes_ops.cli.connection import connect
     from hermes_ops.cli.outcome import collected
 
-    facts = collected(connect(home), sweep)
+    connection = connect(home)
+    _known(connection, sweep)
+    facts = collected(connection, sweep)
     files = pages.write(out, facts.summary, facts.curves, facts.segments)
     for file in files:
         typer.echo(str(file))

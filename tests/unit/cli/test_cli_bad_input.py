@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops import cli
+from hermes_ops.errors import Unavailable
+
+
+class Airflow:
+    """An Airflow that knows the runs that it is given."""
+
+    def __init__(self, *runs: str, away: bool = False) -> None:
+        self.runs, self.away = runs, away
+        self.put: list[Any] = []
+
+    def dag_run(self, dag: str, run: str) -> dict[str, Any] | None:
+        if self.away:
+            raise Unavailable("Airflow at http://a did not answer")
+        return {"state": "running"} if run in self.runs else None
+
+    def get_state(self, task: Any, key: str) -> None:
+        return None
+
+    def put_state(self, *record: Any) -> None:
+        self.put.append(record)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [n for n in os.environ if n.startswith(("HERMES_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
+    found = Airflow("known")
+    reached = SimpleNamespace(airflow=found, tracker=None, pool="gpus", airflow_url="http://a")
+    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached)
+    return found
+
+
+class Said:
+    """What `hermes ARGUMENTS` printed and how it ended."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["hermes", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        self.code = ended.value.code
+        self.out, self.err = capsys.readouterr()
+
+    @property
+    def line(self) -> str:
+        """The one line that it said to the user."""
+        assert self.code == 1
+        assert self.out == ""
+        (line,) = self.err.splitlines()
+        return line
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_missing_sweep_file_is_named(
+    capsys: pytest.CaptureFixture[str], command: str, airflow: Airflow
+) -> None:
+    said = Said(capsys, "sweep", command, "gone.yaml")
+    assert said.code == 1
+    assert "gone.yaml" in said.err
+    assert "Traceback" not in said.err
+    assert len(said.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("command", ["watch", "stop", "report"])
+def test_an_unknown_sweep_is_said_to_be_unknown(
+    capsys: pytest.CaptureFixture[str], command: str, airflow: Airflow
+) -> None:
+    line = Said(capsys, "sweep", command, "nobody's").line
+    assert line == (
+        "hermes: there is no sweep \"nobody's\": `hermes sweep list` shows them."
+    )  # fmt: skip
+
+
+def test_a_sweep_that_was_never_planned_has_no_report(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    assert "'known' has not been planned" in Said(capsys, "sweep", "report", "known").line
+
+
+@pytest.mark.parametrize("trial", ["digits-1", "digits-1/", "/3", "digits-1/x", "digits-1/-1"])
+def test_a_malformed_trial_is_no_trial(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, trial: str
+) -> None:
+    line = Said(capsys, "explain", trial).line
+    assert f"{trial!r} is no trial: write SWEEP/NUMBER" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("sweep", "list"), ("sweep", "watch", "x"), ("sweep", "stop", "x"), ("explain", "x/1")],
+)
+def test_without_a_stack_the_remedy_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert "hermes up" in Said(capsys, *arguments).line
+
+
+def test_a_service_that_is_away_is_one_line(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    airflow.away = True
+    assert Said(capsys, "sweep", "stop", "known").line == (
+        "hermes: Airflow at http://a did not answer"
+    )  # fmt: skip
+
+
+def test_a_sweep_for_another_pool_starts_nothing(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, tmp_path: Path
+) -> None:
+    sweep = {
+        "name": "digits", "pool": "other",
+        "objective": {"metric": "loss", "direction": "minimize"},
+        "search": {"algorithm": "random", "max_trials": 2,
+                   "space": {"x": {"type": "uniform", "low": 0, "high": 1}}},
+        "trial": {"command": ["python", "train.py"]},
+        "budget": {"max_epochs": 2},
+    }  # fmt: skip
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    said = Said(capsys, "sweep", "run", "sweep.json")
+    assert "pool is 'other', but this stack serves 'gpus'" in said.err
+    assert "--pool other" in said.err
+
+
+def test_a_bad_policy_changes_nothing(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path
+) -> None:
+    for arguments in (
+        ("fastest",),
+        ("hermes", "--option", "colour=red"),
+        ("hermes", "--option", "guard_k=x"),
+        ("hermes", "--option", "guard_k"),
+    ):
+        said = Said(capsys, "policy", *arguments)
+        assert said.code != 0
+        assert "Traceback" not in said.err
+    assert not (home / "policy.json").exists()
+
+
+def test_stopping_a_sweep_that_runs_closes_it_with_the_users_reason(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    said = Said(capsys, "sweep", "stop", "known", "--reason", "wrong data")
+    assert (said.code, said.out) == (0, "Sweep known ends: wrong data.\n")
+    ((task, key, value),) = airflow.put
+    assert (task.run_id, task.task_id, key) == ("known", "plan", "hermes_close")
+    assert (value["reason"], value["state"]) == ("wrong data", "cancelled")

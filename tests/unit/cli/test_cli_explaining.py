@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.decisions import DecisionLog, decision
+from hermes_ops.airflow.publish import view_path
+from hermes_ops.cli.explaining import explanation
+from hermes_ops.core.model import JobId, Reason, Term
+from hermes_ops.errors import HermesError, Unavailable
+
+TRIAL = "digits-1/3"
+
+
+class Mlflow:
+    """MLflow's record of the decisions; `away` when it does not answer."""
+
+    uri = "http://mlflow"
+
+    def __init__(self, *decisions: dict[str, Any], known: bool = True, away: bool = False) -> None:
+        self.decisions, self.known, self.away = decisions, known, away
+
+    def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
+        if self.away:
+            raise Unavailable("MLflow did not answer: try again")
+        return SimpleNamespace(parent_run_id="parent") if self.known else None
+
+    def read_decisions(self, parent: str) -> Any:
+        return self.decisions
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    return tmp_path
+
+
+def connection(mlflow: Mlflow | None = None) -> Any:
+    return SimpleNamespace(pool="gpus", tracker=mlflow or Mlflow(known=False))
+
+
+def standing(**changes: Any) -> None:
+    job: dict[str, Any] = {
+        "id": TRIAL, "phase": "running", "gpus": [1], "step": 3, "value": 0.5, "preemptions": 2,
+        "reason": "it converges best", "terms": {"convergence": 0.25}, "runner_up": "digits-1/4",
+        "would_change": "a convergence of 0.3", **changes,
+    }  # fmt: skip
+    view_path("gpus").write_text(json.dumps({"jobs": [job], "time_s": 0.0, "policy": "hermes"}))
+
+
+def decide(*actions: str) -> None:
+    outside: Any = None
+    for action in actions:
+        entry = decision(JobId(TRIAL), action, (1,), Reason(f"why {action}", (Term("g", 0.12345),)),
+                         time_s=0.0, policy="hermes", options={}, curve_age_s=None)  # fmt: skip
+        DecisionLog(outside).append([entry])
+
+
+def test_a_running_trial_is_explained_with_terms_and_runner_up() -> None:
+    standing()
+    text = explanation(connection(), TRIAL, 5)
+    assert "digits-1/3 is running on GPU 1, at step 3, value 0.5, 2 preemptions" in text
+    assert "because: it converges best" in text
+    assert "convergence = 0.25" in text
+    assert "runner-up: digits-1/4" in text
+    assert "it would change with: a convergence of 0.3" in text
+    assert "none yet" in text
+
+
+def test_a_trial_about_which_nothing_was_decided_says_so() -> None:
+    standing(reason="", terms={}, gpus=[])
+    assert "nothing was decided about it yet" in explanation(connection(), TRIAL, 5)
+
+
+def test_the_last_decisions_come_newest_first_and_no_more_than_asked() -> None:
+    decide("start", "stop", "resize")
+    text = explanation(connection(), TRIAL, 2)
+    assert "is not in the pool now" in text
+    assert "(of 3)" in text
+    assert text.index("why resize") < text.index("why stop")
+    assert "why start" not in text
+    assert "[g=0.1235]" in text
+
+
+def test_decisions_come_from_mlflow_where_this_machine_has_none() -> None:
+    entry = {"trial": 3, "time_s": 0.0, "action": "start", "gpus": [], "reason": "r", "terms": {}}
+    text = explanation(connection(Mlflow(entry, {**entry, "trial": 4})), TRIAL, 5)
+    assert "(of 1)" in text
+    assert "start: r" in text
+
+
+def test_an_unknown_trial_is_said_to_be_unknown() -> None:
+    with pytest.raises(HermesError, match="nothing is known of trial 'digits-1/3'"):
+        explanation(connection(), TRIAL, 5)
+
+
+def test_an_mlflow_that_is_away_is_not_taken_for_an_unknown_trial() -> None:
+    with pytest.raises(Unavailable, match="did not answer"):
+        explanation(connection(Mlflow(away=True)), TRIAL, 5)
+
+
+def test_the_standing_is_shown_though_mlflow_is_away() -> None:
+    standing()
+    assert "is running" in explanation(connection(Mlflow(away=True)), TRIAL, 5)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from hermes_ops.cli.following import progress_line, table
+
+
+def job(number: int, phase: str = "running", **changes: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "id": f"digits-1/{number}", "phase": phase, "gpus": [0], "step": 3, "total_steps": 20,
+        "value": 0.51239, "preemptions": 2, "rank": 1, "reason": "it leads",
+        "terms": {"convergence": 0.04}, "runner_up": None, "would_change": "",
+    }  # fmt: skip
+    return {**facts, **changes}
+
+
+def view(*jobs: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    sweep = {"trials": 9, "ended": 3, "open": 2, "closing": None, **facts}
+    return {"policy": "hermes", "sweeps": {"digits-1": sweep}, "jobs": list(jobs)}
+
+
+def shown(document: dict[str, Any]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160, color_system=None).print(table(document, "digits-1"))
+    return out.getvalue()
+
+
+def test_the_line_counts_this_sweep_alone() -> None:
+    other = job(7, id="other/7", preemptions=50)
+    line = progress_line(view(job(0), job(1, "waiting", value=None), other), "digits-1")
+    assert line == (
+        "3/9 trials ended, 2 open, training: 0, preemptions: 4, values: 1"
+    )  # fmt: skip
+
+
+def test_nobody_trains() -> None:
+    assert "training: none" in progress_line(view(), "digits-1")
+
+
+def test_the_table_shows_begun_trials_with_their_numbers() -> None:
+    text = shown(view(job(0), job(1, "waiting", gpus=[], total_steps=None, value="nan")))
+    assert "3/20" in text
+    assert "0.5124" in text
+    assert "nan" in text
+    assert "it leads" in text
+
+
+def test_trials_that_have_not_begun_are_counted_and_not_listed() -> None:
+    text = shown(view(job(0), job(1), job(5, "pending", reason="not yet")))
+    assert "not yet" not in text
+    assert "3/9 trials ended, 4 not begun" in text
+
+
+def test_the_reason_of_the_end_is_shown() -> None:
+    assert "ending: stopped by its user" in shown(view(closing="stopped by its user"))
+
+
+def test_brackets_in_a_reason_are_text() -> None:
+    assert "[/bold] leads [red]" in shown(view(job(0, reason="[/bold] leads [red]")))
