@@ -73,6 +73,7 @@ class Choice:
 
     def write(self, path: Path) -> None:
         """Make it the choice of the running pool, at once."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({"policy": self.name, "options": self.options}))
         os.replace(fresh, path)

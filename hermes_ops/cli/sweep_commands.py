@@ -149,6 +149,8 @@ def report(
     from hermes_ops.cli.connection import connect
     from hermes_ops.cli.outcome import collected
 
+    if out.exists() and not out.is_dir():
+        raise HermesError(f"{out} is a file: name a folder with --out.")
     connection = connect(home)
     _known(connection, sweep)
     facts = collected(connection, sweep)

@@ -163,3 +163,22 @@ def test_stopping_a_sweep_that_runs_closes_it_with_the_users_reason(
     ((task, key, value),) = airflow.put
     assert (task.run_id, task.task_id, key) == ("known", "plan", "hermes_close")
     assert (value["reason"], value["state"]) == ("wrong data", "cancelled")
+
+
+def test_a_good_policy_is_written_for_a_home_that_is_not_there_yet(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path
+) -> None:
+    said = Said(capsys, "policy", "fifo", "--option", "guard_k=2")
+    assert (said.code, said.err) == (0, "")
+    assert json.loads((home / "policy.json").read_text()) == {
+        "policy": "fifo",
+        "options": {"guard_k": 2},
+    }
+
+
+def test_a_report_is_not_written_over_a_file(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    line = Said(capsys, "sweep", "report", "known", "--out", "taken").line
+    assert line == "hermes: taken is a file: name a folder with --out."
