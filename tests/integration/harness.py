@@ -1,0 +1,314 @@
+"""Sweeps of stub scripts on the shared stack, seen from Airflow, MLflow, disk and processes.
+
+MLflow and Airflow are asked over their own REST interfaces here, not through the product's code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from hermes_ops.stack import processes
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DAG = "/api/v2/dags/hermes_sweep/dagRuns"
+FINAL = {"finished", "failed", "stopped_early", "cancelled"}
+SWEEP_TIMEOUT_S = 240.0
+
+
+def await_(condition: Callable[[], Any], timeout_s: float = 60.0, period_s: float = 0.2) -> Any:
+    """Return the first true value of `condition`; fail when there is none in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s, f"it did not happen within {timeout_s:g} s"
+        time.sleep(period_s)
+    return value
+
+
+def config(name: str, space: Mapping[str, list[Any]], *command: str, **changes: Any) -> Any:
+    """A sweep over the grid of `space`; `trial`, `budget` and others are merged in."""
+    trials = 1
+    for values in space.values():
+        trials *= len(values)
+    base: dict[str, Any] = {
+        "name": name,
+        "objective": {"metric": "loss", "direction": "minimize"},
+        "search": {
+            "algorithm": "grid",
+            "max_trials": trials,
+            "space": {k: {"type": "choice", "values": v} for k, v in space.items()},
+        },
+        "trial": {"command": ["python", *command], "directory": str(SCRIPTS)},
+        "budget": {"max_epochs": 1000},
+    }
+    for key, value in changes.items():
+        base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
+    return base
+
+
+def stub(name: str, rates: list[float], epochs: int, pause: float, **changes: Any) -> Any:
+    """A sweep of scripts/stub.py whose trial n falls by `rates[n]` an epoch."""
+    options = ["--rate", "{rate}", "--epochs", str(epochs), "--pause", str(pause)]
+    budget = {"max_epochs": epochs, **changes.pop("budget", {})}
+    return config(name, {"rate": rates}, "stub.py", *options, budget=budget, **changes)
+
+
+def plain_curve(folder: Path, rate: float, epochs: int) -> list[float]:
+    """The losses of a stub that is run by itself, without Hermes and without a stop."""
+    folder.mkdir(parents=True)
+    script = [sys.executable, str(SCRIPTS / "stub.py"), "--pause", "0"]
+    said = subprocess.run(
+        [*script, "--rate", repr(rate), "--epochs", str(epochs)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HERMES_CHECKPOINT_DIR": str(folder)},
+    )
+    return [float(line.partition("loss=")[2]) for line in said.stdout.splitlines()]
+
+
+@dataclass
+class Sample:
+    """Who held which GPUs at one instant, from the live processes: (trial, GPUs)."""
+
+    time_s: float
+    held: list[tuple[str, tuple[int, ...]]]
+
+    @property
+    def gpus(self) -> list[int]:
+        return [gpu for _, gpus in self.held for gpu in gpus]
+
+
+@dataclass
+class Sampler:
+    """Looks at the live trials each 0.1 s."""
+
+    home: Path
+    samples: list[Sample] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def loop(self) -> None:
+        while not self.stop.wait(0.1):
+            self.samples.append(Sample(time.time(), live_trials(self.home)))
+
+    @property
+    def most(self) -> int:
+        return max(len(s.gpus) for s in self.samples)
+
+    @property
+    def doubly_held(self) -> list[Sample]:
+        return [s for s in self.samples if len(s.gpus) != len(set(s.gpus))]
+
+    def most_trials(self, sweep: str) -> int:
+        return max(sum(t.startswith(f"{sweep}/") for t, _ in s.held) for s in self.samples)
+
+
+def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """Sweep/number and GPUs of each live trial of this home."""
+    import psutil
+
+    guards = {m.pid: m.process for m in processes.members(home) if m.supervises_trial}
+    found = []
+    for process in guards.values():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.ppid() not in guards:
+                environment = process.environ()
+                gpus = tuple(int(g) for g in environment["HERMES_GPUS"].split(",") if g)
+                found.append((f"{environment['HERMES_SWEEP']}/{environment['HERMES_TRIAL']}", gpus))
+    return found
+
+
+class Lab:
+    """The shared stack with what tests of sweeps need of it."""
+
+    def __init__(self, stack: Any, folder: Path) -> None:
+        self.stack, self.home, self._folder = stack, stack.home, folder
+        user = (stack.home / "secrets" / "admin.password").read_text().strip()
+        self.airflow = httpx.Client(base_url=stack.airflow_url, timeout=60, trust_env=False)
+        answer = self.airflow.post("/auth/token", json={"username": "admin", "password": user})
+        self.airflow.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        self.mlflow = httpx.Client(
+            base_url=f"{stack.mlflow_url}/api/2.0/mlflow", timeout=60, trust_env=False
+        )
+
+    def close(self) -> None:
+        self.airflow.close()
+        self.mlflow.close()
+
+    def hermes(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.stack.hermes(*arguments, timeout_s=SWEEP_TIMEOUT_S)  # type: ignore[no-any-return]
+
+    def file(self, content: Any) -> Path:
+        path = Path(self._folder) / f"{content['name']}-{uuid.uuid4().hex[:6]}.json"
+        path.write_text(json.dumps(content))
+        return path
+
+    def start(self, content: Any) -> Sweep:
+        """Trigger a sweep over REST, as the form does."""
+        run = f"{content['name']}-{uuid.uuid4().hex[:6]}"
+        body = {"dag_run_id": run, "conf": content, "logical_date": None}
+        answer = self.airflow.post(DAG, json=body)
+        assert answer.status_code == 200, answer.text
+        return Sweep(self, run)
+
+    def run(self, content: Any) -> Sweep:
+        sweep = self.start(content)
+        sweep.await_end()
+        return sweep
+
+    @contextlib.contextmanager
+    def sampled(self) -> Iterator[Sampler]:
+        sampler = Sampler(self.home)
+        thread = threading.Thread(target=sampler.loop, daemon=True)
+        thread.start()
+        try:
+            yield sampler
+        finally:
+            sampler.stop.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def pool(self, slots: int) -> Iterator[None]:
+        """The pool with another number of slots for a while."""
+        self._resize(slots)
+        try:
+            yield
+        finally:
+            self._resize(2)
+
+    def _resize(self, slots: int) -> None:
+        body = {"pool": "gpus", "slots": slots, "include_deferred": True}
+        answer = self.airflow.patch("/api/v2/pools/gpus", json=body)
+        assert answer.status_code == 200, answer.text
+
+    @contextlib.contextmanager
+    def policy(self, name: str, **options: int) -> Iterator[None]:
+        """Another policy for a while, by `hermes policy`."""
+        pairs = [part for k, v in options.items() for part in ("--option", f"{k}={v}")]
+        changed = self.hermes("policy", name, *pairs)
+        assert changed.returncode == 0, changed.stderr
+        try:
+            yield
+        finally:
+            assert self.hermes("policy", "hermes").returncode == 0
+
+    def runs(self, sweep: str) -> list[dict[str, Any]]:
+        """Every MLflow run of a sweep, its parent included, with its tags as a mapping."""
+        experiments = self._mlflow("experiments/search", {"max_results": 1000})["experiments"]
+        body = {
+            "experiment_ids": [e["experiment_id"] for e in experiments],
+            "filter": f"tags.`hermes.sweep` = '{sweep}'",
+            "max_results": 1000,
+        }
+        runs: list[dict[str, Any]] = self._mlflow("runs/search", body).get("runs", [])
+        for run in runs:
+            run["tags"] = {t["key"]: t["value"] for t in run["data"].get("tags", [])}
+            run["params"] = {p["key"]: p["value"] for p in run["data"].get("params", [])}
+        return runs
+
+    def history(self, run_id: str, metric: str = "loss") -> list[tuple[int, float]]:
+        """All stored points of a metric by step."""
+        query = {"run_id": run_id, "metric_key": metric}
+        found = self.mlflow.get("/metrics/get-history", params=query).json().get("metrics", [])
+        return sorted((int(m.get("step", 0)), float(m["value"])) for m in found)
+
+    def artifacts(self, run_id: str, path: str = "") -> set[str]:
+        query = {"run_id": run_id, "path": path} if path else {"run_id": run_id}
+        found = self.mlflow.get("/artifacts/list", params=query).json().get("files", [])
+        return {f["path"] for f in found}
+
+    def _mlflow(self, method: str, body: Any) -> Any:
+        answer = self.mlflow.post(f"/{method}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+class Sweep:
+    """One sweep of the shared stack."""
+
+    def __init__(self, lab: Lab, run_id: str) -> None:
+        self.lab, self.id = lab, run_id
+        self.folder = lab.home / "sweeps" / run_id
+
+    @property
+    def state(self) -> str:
+        return str(self.lab.airflow.get(f"{DAG}/{self.id}").json()["state"])
+
+    def await_end(self, timeout_s: float = SWEEP_TIMEOUT_S) -> str:
+        return str(await_(lambda: (s := self.state) in ("success", "failed") and s, timeout_s))
+
+    def tasks(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """Airflow's task instances by (task, number); -1 for tasks that are not mapped."""
+        query = {"limit": 1000}
+        answer = self.lab.airflow.get(f"{DAG}/{self.id}/taskInstances", params=query)
+        return {(t["task_id"], t["map_index"]): t for t in answer.json()["task_instances"]}
+
+    def log(self, task: str, number: int = -1, attempt: int = 1) -> str:
+        """A task's log as Airflow's page shows it."""
+        path = f"{DAG}/{self.id}/taskInstances/{task}/logs/{attempt}"
+        answer = self.lab.airflow.get(path, params={"map_index": number, "full_content": True})
+        assert answer.status_code == 200, answer.text
+        return "\n".join(str(line.get("event", line)) for line in answer.json()["content"])
+
+    def document(self) -> Any:
+        """What `hermes sweep watch --json` prints of an ended sweep."""
+        said = self.lab.hermes("sweep", "watch", self.id, "--json")
+        assert said.stdout, said.stderr
+        return json.loads(said.stdout)
+
+    @property
+    def parent(self) -> Any:
+        return next(r for r in self.lab.runs(self.id) if "hermes.trial" not in r["tags"])
+
+    def runs(self) -> dict[int, list[dict[str, Any]]]:
+        """The MLflow runs of each trial: one, or the product is wrong."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for run in self.lab.runs(self.id):
+            if "hermes.trial" in run["tags"]:
+                found.setdefault(int(run["tags"]["hermes.trial"]), []).append(run)
+        return found
+
+    def states(self) -> dict[int, str]:
+        """The final state of each trial that was opened, as its MLflow run says it."""
+        return {n: runs[0]["tags"]["hermes.state"] for n, runs in self.runs().items()}
+
+    def curve(self, number: int) -> list[tuple[int, float]]:
+        return self.lab.history(self.runs()[number][0]["info"]["run_id"])
+
+    def tag(self, number: int, name: str) -> str:
+        return str(self.runs()[number][0]["tags"][name])
+
+    def segments(self, number: int) -> list[dict[str, Any]]:
+        """The trial's segments from its own folder, begin and end put together."""
+        found: dict[int, dict[str, Any]] = {}
+        file = self.folder / "trials" / str(number) / "segments.jsonl"
+        for line in file.read_text().splitlines() if file.exists() else ():
+            part = json.loads(line)
+            found.setdefault(part["epoch"], {}).update(part)
+        return [found[epoch] for epoch in sorted(found)]
+
+    def lines(self, number: int) -> int:
+        """How many metrics the trial has reported until now."""
+        file = self.folder / "trials" / str(number) / "metrics.jsonl"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def decisions(self) -> list[dict[str, Any]]:
+        file = self.folder / "decisions.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def live(self) -> list[str]:
+        """The trials of this sweep whose processes are there now, scripts included."""
+        found = processes.trials(processes.members(self.lab.home))
+        return [m.trial for m in found if m.process.environ().get("HERMES_SWEEP") == self.id]

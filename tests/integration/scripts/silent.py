@@ -1,0 +1,1 @@
+print("all went well, but nobody heard a loss")
