@@ -105,11 +105,6 @@ class Book:
         """Trials that ended FAILED."""
         return sum(t.row.state == FAILED for t in self.trials)
 
-    @property
-    def service_gpu_s(self) -> float:
-        """GPU-seconds of all ended segments."""
-        return sum(t.segment.service_gpu_s for t in self.trials if t.segment is not None)
-
     def history(self) -> list[Observation]:
         """What the sampler is told: every trial that has a configuration."""
         return [self._observation(t) for t in self.trials if t.lease is not None]

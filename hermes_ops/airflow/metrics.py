@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.records import Lease, Segment
 from hermes_ops.core.summary import Segment as SegmentFact
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import MetricSender, Tracker
@@ -65,7 +65,7 @@ class MetricFeed:
                 self._open().pump()
                 if ended and self._tracker is not None:
                     save_segments(self._tracker, self.lease.run_id, self.folder)
-            except Unavailable as error:
+            except HermesError as error:
                 log.warning("Metrics stay on disk for now: %s", error)
 
     def finish(self, ending: Ending, record: Segment) -> None:
@@ -77,8 +77,8 @@ class MetricFeed:
                 if self._tracker is not None:
                     save_segments(self._tracker, self.lease.run_id, self.folder)
                     finish_run(self._tracker, self.lease.run_id, ending, record)
-            except Unavailable as error:
-                log.warning("MLflow is away; the report task will close the run: %s", error)
+            except HermesError as error:
+                log.warning("The report task will close the run: %s", error)
 
     def close(self) -> None:
         """End the background work."""

@@ -198,7 +198,12 @@ def test_sweeps_of_another_pool_are_not_ours_and_are_read_once(
 
     parsed: list[str] = []
     of = Plan.of
-    monkeypatch.setattr(Plan, "of", lambda run: parsed.append(run.run_id) or of(run))
+
+    def counted(run: RunRow) -> Plan | None:
+        parsed.append(run.run_id)
+        return of(run)
+
+    monkeypatch.setattr(Plan, "of", counted)
     controller = controller_of(Database(run_row(pool="other")), Choice.file())
     for _ in range(3):
         assert controller.cluster.observe().jobs == ()

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.books import Book, Plan
+from hermes_ops.airflow.metadata import RunRow, TrialRow
+from hermes_ops.airflow.pool import Trial
+from hermes_ops.airflow.records import CloseRecord, encode
+from hermes_ops.core.model import Phase
+from hermes_ops.errors import ConfigError
+from hermes_ops.search.interface import Observation
+from tests.unit.airflow.worlds import book, lease, pending, row, run_row, running, segment, waiting
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Tables:
+    """Airflow's rows and records of one run."""
+
+    def __init__(self, records: dict[tuple[str, int], dict[str, Any]], *rows: TrialRow) -> None:
+        self.stored, self.rows = records, rows
+
+    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, Any]]:
+        return self.stored
+
+    def trials(self, run: RunRow, task: str) -> tuple[TrialRow, ...]:
+        return self.rows if task == "trial" else ()
+
+
+def plan() -> Plan:
+    found = Plan.of(run_row())
+    assert found is not None
+    return found
+
+
+def test_a_killed_controller_finds_the_same_book_again() -> None:
+    stored = {
+        ("plan", -1): {"hermes_close": encode(CloseRecord("no money"))},
+        ("trial", 0): {"hermes_lease": encode(lease()), "hermes_segment": encode(segment())},
+    }
+    tables: Any = Tables(stored, row(0, "running"), row(1))
+    first, second = (Book.read(plan(), tables, {}) for _ in range(2))
+    assert first.trials == second.trials
+    assert [t.phase for t in first.trials] == [Phase.RUNNING, Phase.PENDING]
+    assert first.close == CloseRecord("no money")
+    assert (first.open_trials, first.failed_trials) == (1, 0)
+
+
+def test_a_record_of_another_shape_is_no_sweep() -> None:
+    assert Plan.of(replace(run_row(), sweep={"config": {}})) is None
+
+
+def test_a_configuration_that_is_not_valid_is_refused() -> None:
+    broken = {**run_row().sweep, "config": {"name": "digits"}}
+    with pytest.raises(ConfigError):
+        Plan.of(replace(run_row(), sweep=broken))
+
+
+def test_a_trial_that_has_not_begun_is_offered_once_airflow_would_take_it() -> None:
+    world = book(pending(0), Trial(row(1, None), None, None, None), waiting(2))
+    assert [j.id for j in world.jobs(1.0)] == ["digits-1/0", "digits-1/2"]
+
+
+def test_the_sampler_is_told_of_every_trial_that_has_a_configuration() -> None:
+    done = Trial(row(0, "success"), lease(config={"rate": 0.1}), None, segment(final="finished"))
+    lost = replace(done, row=row(1, "failed"))
+    silent = replace(done, row=row(2, "success"))
+    world = book(done, lost, silent, running(3, 0), pending(4))
+    points = ((1, 0.5, 1), (2, NAN, 2), (3, 0.25, 3), (4, INF, 4))
+    world.curves = {0: points, 1: points, 3: points[:1]}
+    assert world.history() == [
+        Observation(0, {"rate": 0.1}, 0.25, "finished"),
+        Observation(1, {"rate": 0.1}, 0.25, "failed"),
+        Observation(2, {"rate": 0.1}, None, "failed"),
+        Observation(3, {"rate": 0.1}, 0.5, "running"),
+    ]
+
+
+def test_a_maximised_objective_is_told_as_a_loss() -> None:
+    world = book(running(0, 0), objective={"metric": "score", "direction": "maximize"})
+    world.curves = {0: ((1, 0.5, 1), (2, 0.75, 2))}
+    assert [o.loss for o in world.history()] == [-0.75]
+
+
+def test_the_same_history_gives_the_same_configuration() -> None:
+    assert book(running(0, 0)).ask(1) == book(running(0, 0)).ask(1)
+    assert book(pending(0)).ask(1) != book(pending(0)).ask(2)

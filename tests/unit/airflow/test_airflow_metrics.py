@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.metrics import Ending, MetricFeed, finish_run, save_segments
+from hermes_ops.errors import HermesError, Refused, Unavailable
+from tests.unit.airflow.worlds import SWEEP, lease, segment
+
+
+class Mlflow:
+    """A trial's run, and the sender of its metrics."""
+
+    def __init__(self, trouble: HermesError | None = None) -> None:
+        self.trouble = trouble
+        self.said: list[Any] = []
+
+    def _say(self, *what: Any) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.said.append(what)
+
+    def pump(self) -> int:
+        self.said.append("pump")
+        return 0
+
+    def drain(self, timeout_s: float) -> bool:
+        self.said.append("drain")
+        return True
+
+    def save_segments(self, run_id: str, rows: Sequence[Any]) -> None:
+        self._say("segments", run_id, [(r.trial, r.epoch, r.gpus, r.end_s) for r in rows])
+
+    def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
+        self._say("finish", run_id, state, dict(tags))
+
+
+def feed_of(mlflow: Mlflow) -> MetricFeed:
+    outside: Any = mlflow
+    feed = MetricFeed(lease(), TrialFolder.of(SWEEP, 3))
+    feed._tracker = feed._sender = outside
+    return feed
+
+
+def test_a_pause_sends_metrics_and_the_record_of_segments() -> None:
+    mlflow = Mlflow()
+    feed_of(mlflow).pump_once()
+    feed_of(mlflow).pump_once(ended=True)
+    assert mlflow.said == ["pump", "pump", ("segments", "run-0", [])]
+
+
+def test_an_end_sends_the_rest_before_it_closes_the_run() -> None:
+    mlflow = Mlflow()
+    feed_of(mlflow).finish(Ending("finished"), segment(ended_s=9.0, step=7))
+    assert [s if isinstance(s, str) else s[0] for s in mlflow.said] == [
+        "drain",
+        "segments",
+        "finish",
+    ]
+
+
+@pytest.mark.parametrize("trouble", [Unavailable("away"), Refused("the run was deleted")])
+def test_trouble_with_mlflow_is_never_the_trials(trouble: HermesError) -> None:
+    feed = feed_of(Mlflow(trouble))
+    feed.pump_once(ended=True)
+    feed.finish(Ending("finished"), segment())
+    feed.close()
+
+
+def test_a_feed_without_an_address_leaves_the_metrics_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    feed = MetricFeed(lease(), TrialFolder.of(SWEEP, 3))
+    feed.pump_once()
+    feed.finish(Ending("finished"), segment())
+
+
+def test_segments_are_stored_with_their_gpus_those_under_way_without_an_end() -> None:
+    folder = TrialFolder.of(SWEEP, 3)
+    folder.path.mkdir(parents=True)
+    lines = [
+        {"epoch": 1, "gpus": [0, 1], "start_s": 1.0, "first_step": 0},
+        {"epoch": 1, "end_s": 5.0, "last_step": 2, "outcome": "preempted"},
+        {"epoch": 2, "gpus": [1], "start_s": 7.0, "first_step": 2},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder.path / "segments.jsonl").write_text(text)
+    mlflow: Any = Mlflow()
+    save_segments(mlflow, "run-3", folder)
+    assert mlflow.said == [("segments", "run-3", [(3, 1, (0, 1), 5.0), (3, 2, (1,), None)])]
+
+
+def test_a_run_is_closed_with_its_accounts_and_of_a_failure_its_last_lines() -> None:
+    mlflow: Any = Mlflow()
+    record = segment(service_gpu_s=3.0, segments=2, preemptions=1, step=7, ended_s=9.0)
+    finish_run(mlflow, "run-3", Ending("failed", "no data", ("a", "b")), record)
+    ((_, run_id, state, tags),) = mlflow.said
+    assert (run_id, state) == ("run-3", "failed")
+    assert tags == {
+        "hermes.segments": "2",
+        "hermes.preemptions": "1",
+        "hermes.gpu_seconds": "3.000",
+        "hermes.steps": "7",
+        "hermes.ended": "9.000",
+        "hermes.reason": "no data",
+        "hermes.output_tail": "a\nb",
+    }
