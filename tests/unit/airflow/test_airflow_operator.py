@@ -15,7 +15,15 @@ from airflow.sdk.exceptions import (
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metrics import Ending
 from hermes_ops.airflow.operator import HermesTrialMixin, HermesTrialOperator
-from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, Lease, Segment, decode, encode
+from hermes_ops.airflow.records import (
+    LEASE_KEY,
+    SEGMENT_KEY,
+    STOP_KEY,
+    Lease,
+    Segment,
+    decode,
+    encode,
+)
 from hermes_ops.airflow.visit import Visit
 from tests.unit.airflow.worlds import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
@@ -173,3 +181,53 @@ def test_a_script_that_cannot_be_started_is_a_failure_of_the_sweep(
     with pytest.raises(AirflowFailException, match=r"correct trial\.directory"):
         operator.execute({"task_state_store": store, "run_id": SWEEP, "ti": None})
     assert stored(store).final == "failed"
+
+
+class Process:
+    """A segment's process: still there for so many looks, then it exits with a code."""
+
+    def __init__(self, looks: int, code: int, on_look: Any = None) -> None:
+        self.looks, self.code, self.on_look = looks, code, on_look
+        self.stops = 0
+
+    def wait(self, seconds: float) -> int | None:
+        self.looks -= 1
+        if self.on_look is not None:
+            self.on_look(self.looks)
+        return None if self.looks > 0 else self.code
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() -> None:
+    store = DictStore()
+    visit = visit_of(store)
+
+    def controller(left: int) -> None:
+        if left == 8:
+            store[STOP_KEY] = encode(flag(1))
+        if left == 4:
+            store[STOP_KEY] = encode(flag(1, "cancelled"))
+
+    process: Any = Process(10, 75, controller)
+    operator = HermesTrialOperator(task_id="trial", number=0)
+    assert operator._watch(visit, process) == (flag(1, "cancelled"), 75)
+    assert process.stops == 1
+
+
+def test_without_a_flag_of_its_lease_the_process_is_left_alone() -> None:
+    store = DictStore({STOP_KEY: encode(flag(1))})
+    process: Any = Process(3, 0)
+    operator = HermesTrialOperator(task_id="trial", number=0)
+    assert operator._watch(visit_of(store, epoch=2), process) == (None, 0)
+    assert process.stops == 0
+
+
+def test_a_task_that_airflow_kills_checkpoints_its_trial() -> None:
+    operator = HermesTrialOperator(task_id="trial", number=0)
+    operator.on_kill()
+    process: Any = Process(1, 75)
+    operator._segment = process
+    operator.on_kill()
+    assert process.stops == 1
