@@ -70,14 +70,14 @@ class Keeper:
     def serve(self) -> None:
         """Listen until SIGTERM, then leave when no trial runs in one of our interpreters."""
         self.selector = selectors.DefaultSelector()
-        listener = _listen(self.path)
-        self.selector.register(listener, selectors.EVENT_READ, self._accept)
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self.selector.register(wake, selectors.EVENT_READ, lambda _: os.read(wake, 4096))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        listener = _listen(self.path)
+        self.selector.register(listener, selectors.EVENT_READ, self._accept)
         leave_at_s = None
         while not self.stopping or (self.running and time.monotonic() < (leave_at_s or 0)):
             for key, _ in self.selector.select(0.5):
