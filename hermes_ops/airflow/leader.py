@@ -67,11 +67,16 @@ class Leadership:
         return True
 
     def _try_postgresql(self) -> bool:
-        from sqlalchemy import text
+        from sqlalchemy import exc, text
 
-        connection = self._connection or self.engine.connect()
         key = zlib.crc32(f"hermes-controller/{self.pool}".encode())
-        led = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar()
-        connection.commit()
+        query = text("SELECT pg_try_advisory_lock(:key)")
+        try:
+            connection = self._connection or self.engine.connect()
+            led = connection.execute(query, {"key": key}).scalar()
+            connection.commit()
+        except exc.OperationalError:  # the database is away: wait for it with a new connection
+            self._connection = None
+            return False
         self._connection = connection
         return bool(led)

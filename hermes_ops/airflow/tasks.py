@@ -37,8 +37,8 @@ class PlanOperator(BaseOperator):
         if not Path(config.trial.directory).is_absolute():
             raise AirflowFailException(
                 f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path "
-                "if the sweep is triggered from Airflow. Fix: write the whole path, or start the sweep "
-                "with `hermes sweep run FILE`, which takes it from the file's folder."
+                "if the sweep is triggered from Airflow. Fix: write the whole path, or start the "
+                "sweep with `hermes sweep run FILE`, which takes it from the file's folder."
             )
         tracker = Tracker(tracking_uri())
         sweep = tracker.ensure_sweep(

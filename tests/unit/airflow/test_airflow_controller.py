@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import OperationalError
 
 from hermes_ops.airflow.cluster import AirflowCluster, usable_gpus
 from hermes_ops.airflow.controller import Choice, Controller, main
@@ -129,6 +131,38 @@ def test_a_second_controller_of_a_pool_waits_until_the_first_has_gone(sqlite: En
     for leader in (second, other):
         assert leader._file is not None
         leader._file.close()
+
+
+class Postgres:
+    """A PostgreSQL whose connections break as often as it is told; another holds the lock once."""
+
+    dialect = SimpleNamespace(name="postgresql")
+
+    def __init__(self, *answers: bool | None) -> None:
+        self.answers = list(answers)
+        self.connections = 0
+
+    def connect(self) -> Postgres:
+        self.connections += 1
+        return self
+
+    def execute(self, *_: object) -> Any:
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise OperationalError("SELECT", {}, Exception("the server closed the connection"))
+        return SimpleNamespace(scalar=lambda: answer)
+
+    def commit(self) -> None:
+        pass
+
+
+def test_a_database_that_goes_away_is_waited_for_with_a_new_connection() -> None:
+    engine: Any = Postgres(False, None, True, True, None)
+    leader = Leadership(engine, "gpus")
+    assert leader.acquire(lambda: True)
+    assert engine.connections == 2
+    assert leader.holds()
+    assert not leader.holds()  # the connection is lost, and the lock with it
 
 
 class Database:

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from hermes_ops.airflow import tasks
+from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
+from hermes_ops.airflow.tasks import PlanOperator, ReportOperator
+from tests.unit.airflow.worlds import SWEEP, DictStore, sweep_file
+
+
+class Mlflow:
+    """MLflow; keeps which sweeps it was asked to open."""
+
+    opened: list[tuple[str, str]]
+
+    def __init__(self, uri: str) -> None:
+        assert uri == "http://mlflow"
+
+    def ensure_sweep(self, name: str, sweep: str, config: str, tags: Any) -> Any:
+        self.opened.append((name, sweep))
+        return SimpleNamespace(parent_run_id="parent", experiment_id="7")
+
+
+@pytest.fixture(autouse=True)
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Mlflow]:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
+    monkeypatch.setattr(tasks, "Tracker", Mlflow)
+    Mlflow.opened = []
+    return Mlflow
+
+
+def context(params: dict[str, Any], ti: Any = None) -> dict[str, Any]:
+    return {"run_id": SWEEP, "params": params, "task_state_store": DictStore(), "ti": ti}
+
+
+def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlflow]) -> None:
+    given = context(sweep_file())
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    assert operator.execute(given) == list(range(8))
+    record = decode(SweepRecord, given["task_state_store"][SWEEP_KEY])
+    assert record is not None
+    assert (record.trials, record.trial_task, record.parent_run_id) == (8, "trial", "parent")
+    assert mlflow.opened == [("digits", SWEEP)]
+    assert operator.execute(given) == list(range(8))  # a second try changes nothing
+    assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
+
+
+def relative() -> dict[str, Any]:
+    return sweep_file(trial={"command": ["python", "train.py"], "directory": "work"})
+
+
+@pytest.mark.parametrize(
+    ("params", "fact"),
+    [
+        (sweep_file(colour="red"), "colour"),
+        (sweep_file(budget={"max_epochs": 0}), "max_epochs"),
+        (relative(), "trial.directory"),
+    ],
+)
+def test_a_bad_configuration_fails_the_plan_for_good_and_opens_nothing(
+    mlflow: type[Mlflow], params: dict[str, Any], fact: str
+) -> None:
+    given = context(params)
+    with pytest.raises(AirflowFailException, match=fact):
+        PlanOperator(task_id="plan", trial_task="trial").execute(given)
+    assert (mlflow.opened, given["task_state_store"]) == ([], {})
+
+
+class Instance:
+    """The report's task instance: what the plan returned, how the trials' tasks ended."""
+
+    dag_id, run_id = "hermes_sweep", SWEEP
+
+    def __init__(self, numbers: list[int] | None, **states: str) -> None:
+        self.numbers, self.states = numbers, states
+
+    def xcom_pull(self, task_ids: str) -> list[int] | None:
+        return self.numbers
+
+    def get_task_states(self, dag_id: str, task_ids: list[str], run_ids: list[str]) -> Any:
+        return {self.run_id: self.states}
+
+
+def test_a_report_closes_the_sweep_with_what_each_trials_task_ended_as(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[Any] = []
+
+    def close(tracker: Any, sweep: str, config: Any, finals: dict[int, str]) -> dict[str, Any]:
+        closed.append((sweep, config.name, finals))
+        return {"best": {"number": 1}}
+
+    monkeypatch.setattr("hermes_ops.airflow.reporting.close_sweep", close)
+    states = {"trial_0": "success", "trial_1": "failed", "trial_2": "skipped",
+              "trial_3": "upstream_failed"}  # fmt: skip
+    operator = ReportOperator(task_id="report", plan_task="plan", trial_task="trial")
+    given = context(sweep_file(), Instance([0, 1, 2, 3], **states))
+    assert operator.execute(given) == {"number": 1}
+    finals = {0: "finished", 1: "failed", 2: "cancelled", 3: "failed"}
+    assert closed == [(SWEEP, "digits", finals)]
+
+
+def test_a_sweep_without_any_result_fails_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.reporting.close_sweep", lambda *_: {"best": None})
+    operator = ReportOperator(task_id="report", plan_task="plan", trial_task="trial")
+    with pytest.raises(AirflowFailException, match="no trial of the sweep reported"):
+        operator.execute(context(sweep_file(), Instance([0], trial_0="failed")))
+
+
+def test_a_sweep_that_was_not_planned_has_no_report() -> None:
+    operator = ReportOperator(task_id="report", plan_task="plan", trial_task="trial")
+    with pytest.raises(AirflowFailException, match="was not planned"):
+        operator.execute(context(sweep_file(), Instance(None)))
