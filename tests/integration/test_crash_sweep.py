@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -158,12 +159,12 @@ def test_no_metric_is_lost_or_stored_twice(survivor: Sweep) -> None:
     from hermes_ops.tracking import Tracker
     from hermes_ops.tracking.summary import find
 
-    tracker = Tracker(survivor.stack.mlflow_url)
-    runs = tracker.trials(find(tracker, survivor.id))
-    assert len(runs) == TRIALS
-    for run in runs:
-        steps = [m.step for m in tracker.history(run.run_id, "loss")]
-        assert sorted(steps) == list(range(1, EPOCHS + 1))
+    with closing(Tracker(survivor.stack.mlflow_url)) as tracker:
+        runs = tracker.trials(find(tracker, survivor.id))
+        assert len(runs) == TRIALS
+        for run in runs:
+            steps = [m.step for m in tracker.history(run.run_id, "loss")]
+            assert sorted(steps) == list(range(1, EPOCHS + 1))
 
 
 def test_no_trial_ran_twice_at_once(survivor: Sweep) -> None:
