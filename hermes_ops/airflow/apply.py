@@ -110,12 +110,10 @@ class Applier:
     def _end(self, book: Book, trials: Sequence[Trial], close: CloseRecord, now_s: float) -> None:
         """End trials for good: live ones by their flag, the others here."""
         idle = [t for t in trials if self._put_to_rest(book, t, close, now_s)]
-        if not idle:
-            return
-        self.client.skip(self._task(book, t) for t in idle)
-        for trial in idle:
-            if trial.lease is not None:
-                self._finish(book, trial, close.state, close.reason, now_s)
+        for trial in idle:  # first its record, so that whoever comes next knows what it became
+            self._finish(book, trial, close.state, close.reason, now_s)
+        if idle:
+            self.client.skip(self._task(book, t) for t in idle)
 
     def _put_to_rest(self, book: Book, trial: Trial, close: CloseRecord, now_s: float) -> bool:
         """True when no task of the trial is alive, so that its state may be written here."""
@@ -133,8 +131,11 @@ class Applier:
         """Settle what went its own way.
 
         A task that ended without saying so (marked, retries out) gives its trial a final state; a
-        segment that began while its lease was being taken back is stopped.
+        trial that was ended here gets its task skipped, should that not have come about; a segment
+        that began while its lease was being taken back is stopped.
         """
+        if unskipped := [t for t in book.trials if t.awaits_skip]:
+            self.client.skip(self._task(book, t) for t in unskipped)
         for trial in book.trials:
             if trial.under_way and not trial.active and not trial.told:
                 self._stop(book, trial, "its lease was taken back", now_s, None)
@@ -178,6 +179,7 @@ class Applier:
         if trial.number not in opened:  # kept: MLflow holds on to the first one that it is told
             opened[trial.number] = book.ask(trial.number)
         config = opened[trial.number]
+        book.opened_now[trial.number] = config
         run_id = self.tracker.open_trial(_ref(book), trial.number, config, self._tags(book, trial))
         spec, budget = plan.config.trial, plan.config.budget
         return Lease(
@@ -191,7 +193,7 @@ class Applier:
             environment=book.environment(config),
             python=spec.python,
             objective=plan.config.objective.metric,
-            direction=str(plan.config.objective.direction),
+            direction=plan.config.objective.direction.value,
             metric_pattern=spec.metric_pattern,
             time_limit_s=spec.time_limit_seconds,
             max_epochs=budget.max_epochs,

@@ -66,6 +66,7 @@ class Book:
     trials: tuple[Trial, ...]
     close: CloseRecord | None
     curves: Mapping[int, Points] = field(default_factory=dict)
+    opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
 
     @classmethod
     def read(cls, plan: Plan, metadata: Metadata, curves: Mapping[int, Points]) -> Book:
@@ -107,7 +108,9 @@ class Book:
 
     def history(self) -> list[Observation]:
         """What the sampler is told: every trial that has a configuration."""
-        return [self._observation(t) for t in self.trials if t.lease is not None]
+        leased = [self._observation(t) for t in self.trials if t.lease is not None]
+        fresh = self.opened_now.items()
+        return leased + [Observation(n, dict(c), None, "running") for n, c in fresh]
 
     def _observation(self, trial: Trial) -> Observation:
         lease = trial.lease

@@ -179,7 +179,19 @@ def build(pool: str) -> Controller:
     controller = Controller(cluster, Leadership(metadata.engine, pool), Choice.file())
     Choice.read(controller.policy_file).build()
     curves.start()
+    threading.Thread(target=_warm, daemon=True).start()
     return controller
+
+
+def _warm() -> None:
+    """Import what the samplers need, so that the first round that opens a trial is no slower."""
+    from hermes_ops.search import make_sampler
+    from hermes_ops.search.interface import Observation
+    from hermes_ops.search.space import Uniform
+
+    told = [Observation(n, {"x": n / 4}, float(n), "finished") for n in range(3)]
+    for algorithm in ("random", "tpe"):
+        make_sampler(algorithm, (("x", Uniform(0.0, 1.0)),), 0, 1).ask(3, told)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_ops.airflow.metadata import TrialRow
+from hermes_ops.airflow.metadata import OCCUPYING, TrialRow
 from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
@@ -52,6 +52,13 @@ class Trial:
         """True once the task instance is in a final state, or the trial said that it is done."""
         over = self.segment is not None and self.segment.final is not None
         return over or self.row.state in FINAL_STATES
+
+    @property
+    def awaits_skip(self) -> bool:
+        """True when the trial was ended while its task waited, and that task waits still."""
+        final = self.segment.final if self.segment is not None else None
+        idle = self.row.state not in (*FINAL_STATES, *OCCUPYING)
+        return idle and final in ("stopped_early", "cancelled")
 
     @property
     def active(self) -> bool:

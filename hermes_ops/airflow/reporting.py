@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hermes_ops import report
+from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.folders import Accounts, TrialFolder, sweep_folder
 from hermes_ops.airflow.metrics import Ending, finish_run, save_segments
 from hermes_ops.airflow.records import CLOSED_TAG, Segment
@@ -50,6 +51,7 @@ def close_sweep(
         max_trials=config.trial_count,
     )
     _upload(tracker, ref, sweep, collected)
+    DecisionLog(tracker).upload(sweep, ref.parent_run_id, force=True)
     _free(sweep, collected)
     return collected.summary.to_document()
 

@@ -145,7 +145,7 @@ def test_a_running_trial_that_is_stopped_early_gets_a_final_flag() -> None:
 def test_a_waiting_trial_that_is_stopped_early_is_skipped_and_its_run_closed() -> None:
     outside = Journal()
     carry_out(outside.applier(), book(waiting(0)), stop(0, final=True))
-    assert outside.of("skip", "finish") == [("skip", [0]), ("finish", "run-0", "stopped_early")]
+    assert outside.of("skip", "finish") == [("finish", "run-0", "stopped_early"), ("skip", [0])]
     assert outside.of("put")[-1][3]["final"] == "stopped_early"
 
 
@@ -155,11 +155,25 @@ def test_closing_flags_running_trials_skips_waiting_ones_and_revokes_starting_on
     trials = (running(0, 0), waiting(1), pending(2), starting(3, 1))
     outside.applier().settle(book(*trials, close=close), NOW_S)
     assert kinds(outside) == [
-        ("hermes_stop", 0), ("rank", 3), ("hermes_lease", 3), ("skip", [1, 2]),
-        ("hermes_segment", 1),
+        ("hermes_stop", 0), ("rank", 3), ("hermes_lease", 3), ("hermes_segment", 1),
+        ("skip", [1, 2]),
     ]  # fmt: skip
     assert outside.of("put")[0][3]["final"] == "cancelled"
     assert outside.of("finish") == [("finish", "run-1", "cancelled")]
+
+
+def test_a_trial_that_was_ended_and_whose_task_waits_still_is_skipped() -> None:
+    """The controller died between the trial's record and its task's state."""
+    outside = Journal()
+    over = segment(running=False, final="stopped_early", ended_s=NOW_S)
+    outside.applier().settle(book(Trial(row(0, "scheduled"), lease(), None, over)), NOW_S)
+    assert outside.of("skip") == [("skip", [0])]
+
+
+def test_the_second_trial_of_a_round_is_asked_for_knowing_of_the_first() -> None:
+    world = book(pending(0), pending(1))
+    world.opened_now[0] = {"x": 0.5}
+    assert [(o.number, o.state) for o in world.history()] == [(0, "running")]
 
 
 def test_closing_again_writes_nothing_new() -> None:
