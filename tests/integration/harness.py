@@ -65,6 +65,11 @@ def stub(name: str, rates: list[float], epochs: int, pause: float, **changes: An
     return config(name, {"rate": rates}, "stub.py", *options, budget=budget, **changes)
 
 
+def alike(trials: int) -> list[float]:
+    """Rates of trials that are as good as each other (two equal choices would be refused)."""
+    return [1.0 + n / 10_000 for n in range(trials)]
+
+
 def plain_curve(folder: Path, rate: float, epochs: int) -> list[float]:
     """The losses of a stub that is run by itself, without Hermes and without a stop."""
     folder.mkdir(parents=True)
@@ -260,7 +265,9 @@ class Sweep:
         path = f"{DAG}/{self.id}/taskInstances/{task}/logs/{attempt}"
         answer = self.lab.airflow.get(path, params={"map_index": number, "full_content": True})
         assert answer.status_code == 200, answer.text
-        return "\n".join(str(line.get("event", line)) for line in answer.json()["content"])
+        lines = answer.json()["content"]
+        errors = [e["exc_value"] for line in lines for e in line.get("error_detail") or ()]
+        return "\n".join([str(line.get("event", line)) for line in lines] + errors)
 
     def document(self) -> Any:
         """What `hermes sweep watch --json` prints of an ended sweep."""

@@ -1,0 +1,132 @@
+"""Who gets the slots: convergence, first come first served, weights, limits, early stopping."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+def _seen_at(sweep: Any, number: int) -> float:
+    """When the trial had shown two losses, Unix seconds: from then on it can be compared."""
+    lines = (sweep.folder / "trials" / str(number) / "metrics.jsonl").read_text().splitlines()
+    return float(json.loads(lines[1])["time_ms"]) / 1000
+
+
+@pytest.fixture(scope="module")
+def race(lab: Any, harness: Any) -> Any:
+    """Three trials for one slot, under which the last one falls fastest."""
+    options = {"threshold": 3, "guard_k": 0, "guard_quanta": 1000}
+    with lab.pool(1), lab.policy("hermes", **options):
+        return lab.run(harness.stub("race", [0.001, 0.1, 2.0], epochs=18, pause=0.5))
+
+
+def test_with_one_slot_each_trial_is_seen_once_before_any_is_compared(race: Any) -> None:
+    first = [race.segments(n)[0]["start_s"] for n in range(3)]
+    assert first == sorted(first)
+    assert all(race.segments(n)[0]["outcome"] == "preempted" for n in (0, 1))
+
+
+def test_then_the_slot_goes_to_the_one_whose_loss_falls_fastest(race: Any) -> None:
+    all_seen = max(_seen_at(race, n) for n in range(3))
+    ends = [race.segments(n)[-1]["end_s"] for n in range(3)]
+    later = [s["start_s"] for n in (0, 1) for s in race.segments(n) if s["start_s"] > all_seen]
+    assert ends[2] < ends[1] < ends[0]
+    assert later
+    assert min(later) >= ends[2]
+    assert set(race.states().values()) == {"finished"}
+
+
+def test_the_decisions_say_for_whom_a_trial_was_stopped(race: Any) -> None:
+    stops = [d for d in race.decisions() if d["action"] == "stop"]
+    assert [d["trial"] for d in stops][:2] == [0, 1]
+    assert all(f"{race.id}/" in d["reason"] or d["runner_up"] for d in stops)
+
+
+def test_fifo_runs_the_trials_in_order_without_preemption(lab: Any, harness: Any) -> None:
+    with lab.pool(1), lab.policy("fifo"):
+        assert "fifo" in lab.hermes("policy").stdout
+        sweep = lab.run(harness.stub("line", [0.001, 0.1, 2.0], epochs=5, pause=0.3))
+    segments = [sweep.segments(n) for n in range(3)]
+    assert [len(s) for s in segments] == [1, 1, 1]
+    assert all(a[0]["end_s"] <= b[0]["start_s"] for a, b in pairwise(segments))
+    assert {sweep.tag(n, "hermes.preemptions") for n in range(3)} == {"0"}
+    assert {d["policy"] for d in sweep.decisions()} == {"fifo"}
+    assert lab.hermes("policy").stdout.startswith("hermes")
+
+
+@pytest.fixture(scope="module")
+def rivals(lab: Any, harness: Any) -> Any:
+    """Two sweeps for two slots, the second three times as heavy, until their time is over."""
+    budget = {"wall_clock_seconds": 30}
+    with lab.policy("hermes", guard_k=0), lab.sampled() as sampler:
+        light, heavy = (
+            lab.start(harness.stub(name, harness.alike(5), 1000, 0.3, weight=weight, budget=budget))
+            for name, weight in (("light", 1.0), ("heavy", 3.0))
+        )
+        light.await_end()
+        heavy.await_end()
+    return light, heavy, sampler
+
+
+def _gpu_seconds(sweep: Any) -> float:
+    return sum(float(runs[0]["tags"]["hermes.gpu_seconds"]) for runs in sweep.runs().values())
+
+
+def test_two_sweeps_in_one_pool_both_progress_and_the_heavier_gets_more(rivals: Any) -> None:
+    light, heavy, _ = rivals
+    assert sum(light.lines(n) for n in range(5)) >= 3
+    assert _gpu_seconds(heavy) > _gpu_seconds(light)
+
+
+def test_two_sweeps_together_never_use_more_than_the_pool(rivals: Any) -> None:
+    _, _, sampler = rivals
+    assert sampler.most == 2
+    assert sampler.doubly_held == []
+
+
+def test_a_sweep_whose_time_is_over_ends_with_every_trial_final(rivals: Any) -> None:
+    for sweep in rivals[:2]:
+        assert "wall_clock_seconds" in sweep.parent["tags"]["hermes.closed"]
+        assert sweep.parent["tags"]["hermes.state"] == "cancelled"
+        assert set(sweep.states().values()) == {"cancelled"}
+        assert {t["state"] for (task, _), t in sweep.tasks().items() if task == "trial"} == {
+            "skipped"
+        }
+        assert {t["state"] for t in sweep.document()["trials"]} == {"cancelled"}
+
+
+def test_max_parallel_bounds_the_trials_that_train_at_once(lab: Any, harness: Any) -> None:
+    content = harness.stub("narrow", harness.alike(3), 5, 0.3, budget={"max_parallel": 1})
+    with lab.sampled() as sampler:
+        sweep = lab.run(content)
+    assert sampler.most_trials(sweep.id) == 1
+    assert set(sweep.states().values()) == {"finished"}
+    assert len(sweep.states()) == 3
+
+
+def test_a_sweep_whose_gpu_seconds_are_spent_ends(lab: Any, harness: Any) -> None:
+    sweep = lab.run(harness.stub("thrifty", harness.alike(4), 1000, 0.2, budget={"gpu_seconds": 6}))
+    assert "gpu_seconds" in sweep.parent["tags"]["hermes.closed"]
+    assert _gpu_seconds(sweep) >= 6
+    assert set(sweep.states().values()) == {"cancelled"}
+    assert {t["state"] for t in sweep.document()["trials"]} == {"cancelled"}
+
+
+def test_early_stop_by_the_median_ends_the_hopeless_trial_alone(lab: Any, harness: Any) -> None:
+    rates = [*harness.alike(4), -5.0]  # the last one's loss rises
+    with lab.pool(4), lab.policy("fifo"):  # it runs after the others, which it is measured against
+        sweep = lab.run(harness.stub("median", rates, 15, 0.3, early_stop="median"))
+    document = sweep.document()
+    assert [t["state"] for t in document["trials"]] == ["finished"] * 4 + ["stopped_early"]
+    assert document["trials"][4]["steps"] < 15
+    assert sweep.tasks()["trial", 4]["state"] == "skipped"
+    assert sweep.runs()[4][0]["info"]["status"] == "KILLED"
+    assert "median" in sweep.tag(4, "hermes.reason")
+    ends = [d for d in sweep.decisions() if d["action"] == "end"]
+    assert {d["trial"] for d in ends} == {4}
+    assert len(ends) == 1
