@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from hermes_ops.errors import ConfigError, Problem
-from hermes_ops.stack.layout import Layout
+from hermes_ops.stack.layout import Layout, absolute
 
 AUTOMATIC_PORT = 0
 
@@ -46,6 +46,12 @@ class Settings(BaseModel):
         ):
             return url
         raise ValueError("only postgresql://user:password@host/name and sqlite:////absolute/path")
+
+    @field_validator("dags")
+    @classmethod
+    def _whole_paths(cls, folders: tuple[Path, ...]) -> tuple[Path, ...]:
+        # The services that read them run in another working directory.
+        return tuple(absolute(folder) for folder in folders)
 
     @property
     def layout(self) -> Layout:

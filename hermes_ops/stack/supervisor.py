@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,17 +40,19 @@ class Supervisor:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def _rpc(self) -> xmlrpc.client.ServerProxy:
+    @contextlib.contextmanager
+    def _rpc(self) -> Iterator[xmlrpc.client.ServerProxy]:
         from supervisor.xmlrpc import SupervisorTransport
 
         transport = SupervisorTransport(None, None, f"unix://{self._layout.supervisor_socket}")
-        proxy = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
-        return cast("xmlrpc.client.ServerProxy", proxy.supervisor)
+        with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
+            yield cast("xmlrpc.client.ServerProxy", proxy.supervisor)
 
     def is_alive(self) -> bool:
         """Tell whether a supervisor answers in this home."""
         try:
-            return bool(self._rpc().getState())
+            with self._rpc() as rpc:
+                return bool(rpc.getState())
         except (OSError, xmlrpc.client.Error, http.client.HTTPException):
             return False
 
@@ -86,30 +89,34 @@ class Supervisor:
     def start_program(self, name: str) -> None:
         """Start a program without waiting for it."""
         try:
-            self._rpc().startProcess(name, False)
+            with self._rpc() as rpc:
+                rpc.startProcess(name, False)
         except xmlrpc.client.Fault as fault:
             raise StackError(f"{name} could not be started: {fault.faultString}") from fault
 
     def stop_programs(self, names: list[str]) -> None:
         """Stop programs side by side and return when all have ended (each within its bound)."""
         for name in names:
-            with contextlib.suppress(xmlrpc.client.Fault):  # it was not running
-                self._rpc().stopProcess(name, False)
+            # A fault says that it was not running.
+            with contextlib.suppress(xmlrpc.client.Fault), self._rpc() as rpc:
+                rpc.stopProcess(name, False)
         while any(s.state not in STOPPED_STATES for s in self.states() if s.name in names):
             time.sleep(POLL_S)
 
     def states(self) -> list[ProgramState]:
         """Return the state of every program, in the order of the configuration."""
         try:
-            rows = self._rpc().getAllProcessInfo()
+            with self._rpc() as rpc:
+                rows = rpc.getAllProcessInfo()
         except (OSError, xmlrpc.client.Error, http.client.HTTPException) as error:
             raise StackError(f"The process supervisor does not answer: {error}") from error
         return [_state(row) for row in cast("list[dict[str, Any]]", rows)]
 
     def shutdown(self) -> None:
         """End the supervisor and whatever it still runs."""
-        with contextlib.suppress(OSError, xmlrpc.client.Error, http.client.HTTPException):
-            self._rpc().shutdown()
+        gone = (OSError, xmlrpc.client.Error, http.client.HTTPException)
+        with contextlib.suppress(*gone), self._rpc() as rpc:
+            rpc.shutdown()
         deadline_s = time.monotonic() + SHUTDOWN_WAIT_S
         while self.is_alive() and time.monotonic() < deadline_s:
             time.sleep(POLL_S)

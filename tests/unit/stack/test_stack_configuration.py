@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from hermes_ops.stack import airflow_settings, credentials, programs
 from hermes_ops.stack.layout import Layout, shared_folder
 from hermes_ops.stack.record import StackRecord
@@ -60,6 +62,13 @@ def test_an_extra_folder_of_dags_is_a_bundle_of_its_own(tmp_path: Path) -> None:
     bundles = json.loads(_airflow(settings)["dag_processor"]["dag_bundle_config_list"])
     paths = [bundle["kwargs"]["path"] for bundle in bundles]
     assert paths == [str(shared_folder("dags")), str(tmp_path / "mine")]
+
+
+def test_a_folder_of_dags_is_the_one_seen_from_where_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _settings(tmp_path / "home", dags=(Path("mine"),)).dags == (tmp_path / "mine",)
 
 
 def test_the_users_own_airflow_settings_win(tmp_path: Path) -> None:
