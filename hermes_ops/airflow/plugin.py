@@ -9,6 +9,7 @@ from airflow.plugins_manager import AirflowPlugin
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.bases.xcom import BaseXCom
 
+from hermes_ops.airflow import preload
 from hermes_ops.airflow.operator import RUN_XCOM, HermesTrialOperator
 
 
@@ -32,4 +33,5 @@ class HermesPlugin(AirflowPlugin):
     """What Hermes Ops adds to Airflow's pages."""
 
     name = "hermes_ops"
+    listeners = [preload]  # noqa: RUF012 - Airflow reads a plain list
     operator_extra_links = [MlflowRunLink()]  # noqa: RUF012 - Airflow reads a plain list

@@ -1,0 +1,37 @@
+"""Imports for the scheduler, so that the workers that it forks need not make them again.
+
+With LocalExecutor each task runs in a process forked from the scheduler's. What that has imported
+already costs the task nothing; the rest is paid at every start of every segment while a GPU idles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+
+from airflow.listeners import hookimpl
+
+log = logging.getLogger(__name__)
+
+NEEDED = (
+    "hermes_ops.airflow.dag",
+    "hermes_ops.tracking",
+    "hermes_ops.tracking.sender",
+    "airflow.dag_processing.bundles.local",
+    "airflow.providers.standard.operators.empty",
+    "airflow.sdk.bases.sensor",
+    "jinja2.ext",
+)
+
+
+@hookimpl
+def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own signature
+    """Called by Airflow when one of its components starts, before any worker is forked."""
+    if "scheduler" not in sys.argv[1:2]:  # the component does not know yet what it is
+        return
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # the tasks will say so themselves; the scheduler must start
+            log.warning("%s is not preloaded", name, exc_info=True)
