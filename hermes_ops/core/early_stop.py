@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import fmean, median
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Policy, Reason, Snapshot, SweepId, Term
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term
 from hermes_ops.core.order import by_submission
+from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
 Ends = dict[JobId, Reason]
@@ -102,28 +103,13 @@ def early_ends(snapshot: Snapshot, rules: Mapping[SweepId, str]) -> Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyStop(Generic[M]):
+class EarlyStop(Wrapper[M]):
     """Any policy with early stopping by the sweeps' rules; put it outside of the guards.
 
     The policy plans as if the ended jobs were leaving, so their GPUs have new users at once.
     """
 
-    policy: Policy[M]
     rules: tuple[tuple[SweepId, str], ...]
-
-    @property
-    def name(self) -> str:
-        """The inner policy's name."""
-        return self.policy.name
-
-    @property
-    def preempts(self) -> bool:
-        """As the inner policy: an end is not a preemption."""
-        return self.policy.preempts
-
-    def initial(self) -> M:
-        """The inner policy's."""
-        return self.policy.initial()
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
         """The inner policy's plan for the jobs that go on, and the ends."""

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Policy, Reason, Snapshot, Term
 from hermes_ops.core.order import natural, submission
 from hermes_ops.core.placement import Places, holders, holdings
 from hermes_ops.core.quantum import Quantum
+from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
-class AntiThrash(Generic[M]):
+class AntiThrash(Wrapper[M]):
     """Let no running or starting job be stopped before its quantum is over.
 
     Bound: the time lost to switching is at most 1/(k + 1) of the time for which stopped segments
@@ -33,26 +34,11 @@ class AntiThrash(Generic[M]):
     plan fits around them; what it still gives away of theirs is taken back.
     """
 
-    policy: Policy[M]
     k: float = 3.0
     default_switch_s: float = 5.0
 
     def __post_init__(self) -> None:
         self._quantum()
-
-    @property
-    def name(self) -> str:
-        """The inner policy's name."""
-        return self.policy.name
-
-    @property
-    def preempts(self) -> bool:
-        """As the inner policy."""
-        return self.policy.preempts
-
-    def initial(self) -> M:
-        """The inner policy's."""
-        return self.policy.initial()
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
         """The inner policy's plan, with the jobs kept whose quantum is not over."""
@@ -77,7 +63,7 @@ class AntiThrash(Generic[M]):
 
 
 @dataclass(frozen=True, slots=True)
-class Aging(Generic[M]):
+class Aging(Wrapper[M]):
     """Serve a waiting open job once it has waited for `quanta` quanta, the longest waiting first.
 
     It takes idle GPUs, else those of the job whose segment is the oldest among the ones that may
@@ -100,7 +86,6 @@ class Aging(Generic[M]):
     nothing yet and does not age.
     """
 
-    policy: Policy[M]
     quanta: int = 8
     k: float = 3.0
     default_switch_s: float = 5.0
@@ -110,20 +95,6 @@ class Aging(Generic[M]):
         self._quantum()
         if self.quanta < 0 or (self.quantum_s is not None and not 0 <= self.quantum_s < inf):
             raise ValueError("quanta and quantum_s are finite and not negative")
-
-    @property
-    def name(self) -> str:
-        """The inner policy's name."""
-        return self.policy.name
-
-    @property
-    def preempts(self) -> bool:
-        """As the inner policy."""
-        return self.policy.preempts
-
-    def initial(self) -> M:
-        """The inner policy's."""
-        return self.policy.initial()
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
         """The inner policy's plan, with the overdue jobs served first."""

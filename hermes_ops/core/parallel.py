@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from hermes_ops.core.model import Grant, Job, JobId, Plan, Policy, Reason, Snapshot, SweepId
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, SweepId
+from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
-class MaxParallel(Generic[M]):
+class MaxParallel(Wrapper[M]):
     """Any policy under the sweeps' limits; `limits` are (sweep, trials that may hold GPUs at once).
 
     The inner policy decides as if there were no limit. What it grants a sweep beyond its limit is
@@ -20,22 +21,7 @@ class MaxParallel(Generic[M]):
     choice. Put it outside of the guards; a trial within its quantum holds GPUs and stays.
     """
 
-    policy: Policy[M]
     limits: tuple[tuple[SweepId, int], ...]
-
-    @property
-    def name(self) -> str:
-        """The inner policy's name."""
-        return self.policy.name
-
-    @property
-    def preempts(self) -> bool:
-        """As the inner policy."""
-        return self.policy.preempts
-
-    def initial(self) -> M:
-        """The inner policy's."""
-        return self.policy.initial()
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
         """The inner policy's plan for as many trials as may train."""
