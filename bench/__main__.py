@@ -1,0 +1,93 @@
+"""Run benchmarks by name, all of them without a name; one line of JSON each.
+
+A line also goes to bench/results/NAME.jsonl. BENCH_QUICK=1 shrinks everything to a smoke test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from bench.measure import QUICK, Figures, machine
+
+RESULTS = Path(__file__).parent / "results"
+BENCHMARKS = {
+    "decide": "bench.decide:run",
+    "up": "bench.up:run",
+    "switch": "bench.switch:run",
+    "keras_switch": "bench.switch:run_keras",
+    "ten_preemptions": "bench.preemptions:run",
+    "overhead": "bench.overhead:run",
+    "paper_table": "bench.paper:run",
+    "thousand": "bench.thousand:run",
+}
+
+
+def main(names: list[str]) -> int:
+    """Run the benchmarks of these names; 1 if one of them could not be measured."""
+    if names == ["machine"]:
+        print(json.dumps(machine()))
+        return 0
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return int(not all([_measured(name) for name in names or BENCHMARKS]))
+    except KeyboardInterrupt:
+        print("Interrupted: everything that was started has been stopped.", file=sys.stderr)
+        return 130
+
+
+def _measured(name: str) -> bool:
+    """Run one benchmark and print its line; False, with the reason told, if it failed."""
+    load, started_s = os.getloadavg()[0], time.monotonic()
+    module, _, function = BENCHMARKS[name].partition(":")
+    try:
+        with _only_results_on_stdout():
+            run: Callable[[], Figures] = getattr(importlib.import_module(module), function)
+            found = run()
+    except Exception:
+        traceback.print_exc()
+        print(f"{name} could not be measured", file=sys.stderr)
+        return False
+    line = json.dumps(
+        {
+            "benchmark": name,
+            **found,
+            "quick": QUICK,
+            "took_s": round(time.monotonic() - started_s, 1),
+            "load_1m_before": round(load, 2),
+            "machine": machine(),
+        }
+    )
+    print(line, flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{name}.jsonl").open("a") as file:
+        file.write(line + "\n")
+    return True
+
+
+@contextlib.contextmanager
+def _only_results_on_stdout() -> Iterator[None]:
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _interrupt(_: int, __: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""A throw-away PostgreSQL server on loopback, as durable as PostgreSQL is by default."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.measure import NotMeasuredError, await_, child
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs."""
+
+    port: int
+    password: str
+
+    def url(self, database: str) -> str:
+        """Create a database and return its address."""
+        import psycopg2
+
+        with contextlib.closing(psycopg2.connect(self._address("postgres"))) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(f'CREATE DATABASE "{database}"')
+        return self._address(database)
+
+    def answers(self) -> bool:
+        """True once it takes connections."""
+        import psycopg2
+
+        try:
+            psycopg2.connect(self._address("postgres")).close()
+        except psycopg2.OperationalError:
+            return False
+        return True
+
+    def _address(self, database: str) -> str:
+        return f"postgresql://hermes:{self.password}@127.0.0.1:{self.port}/{database}"
+
+
+@contextlib.contextmanager
+def server() -> Iterator[Server]:
+    """Start a server; stopped and removed at the end. NotMeasuredError without its programs."""
+    programs = _programs()
+    # PostgreSQL refuses to run as root.
+    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
+    with tempfile.TemporaryDirectory(prefix="hermes-bench-pg-", ignore_cleanup_errors=True) as name:
+        place = Path(name)
+        found = Server(_free_port(), os.urandom(8).hex())
+        (place / "password").write_text(found.password)
+        for path in (place, place / "password"):
+            shutil.chown(path, user)
+        _initialise(programs, place, user)
+        command = _as(user, programs / "postgres", "-D", place / "data", "-p", found.port)
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": str(place),
+            "max_connections": "200",
+        }
+        flags = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
+        with child([*command, *flags], dict(os.environ), cwd=place):
+            await_(found.answers, 60.0, "PostgreSQL answers", 0.1)
+            yield found
+
+
+def _initialise(programs: Path, place: Path, user: str) -> None:
+    options = ["-U", "hermes", "--encoding=UTF8", "--locale=C", "--auth=scram-sha-256"]
+    command = [programs / "initdb", "-D", place / "data", *options]
+    subprocess.run(
+        [str(part) for part in _as(user, *command, f"--pwfile={place / 'password'}")],
+        cwd=place,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def _as(user: str, *command: object) -> list[object]:
+    """The command as that user; signals reach it, as nothing stands between."""
+    if os.getuid() != 0:
+        return list(command)
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
+
+
+def _programs() -> Path:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if on_path := shutil.which("postgres"):
+        found.append(Path(on_path).resolve())
+    if not found:
+        raise NotMeasuredError("PostgreSQL's server programs are not installed: install them")
+    return found[-1].parent
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

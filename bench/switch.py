@@ -1,0 +1,185 @@
+"""From the controller's decision to the next trial at work, with others waiting."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from bench import postgres, stack
+from bench.measure import QUICK, ROOT, SCRIPTS, Figures, NotMeasuredError, figures, read_lines
+
+SLOTS = 2
+WAITING = 6 if QUICK else 40
+STUB_SWITCHES = 10 if QUICK else 100
+KERAS_TRIALS = 4 if QUICK else 8
+KERAS_SWITCHES = 3 if QUICK else 25
+WAIT_S = 240.0 if QUICK else 1_200.0
+
+# Guards off: every trial makes way as soon as it has shown something, the longest waiting first.
+RESTLESS = ("guard_k=0", "guard_quanta=0")
+# Each in turn, but for the quantum that users get: the next standby has time to get ready.
+IN_TURN = ("guard_quanta=0",)
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One preemption: who made way, who followed, and when (Unix seconds) each thing happened."""
+
+    decided_s: float
+    resumed: bool
+    standby: bool
+    moments: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What of a switch is looked at; the parts are the intervals between the moments."""
+
+    reached: str
+    parts: tuple[str, ...] = (
+        "decision_to_flag_seen_s",
+        "flag_seen_to_trial_exit_s",
+        "trial_exit_to_next_task_s",
+        "next_task_to_hermes_trial_s",
+        "hermes_trial_to_reached_s",
+    )
+
+
+def run() -> Figures:
+    """Stubs, 40 of them waiting, on SQLite and on PostgreSQL: decision → next first line."""
+    course, trials = Course("line_s"), SLOTS + WAITING
+    config = stack.stub_sweep("switch", trials, "--epochs", 1_000_000, "--pause", 0.3)
+    options = _policy(trials, RESTLESS)
+    found = {"sqlite": _measured(config, options, STUB_SWITCHES, course)}
+    with postgres.server() as server:
+        databases = ("--airflow-db", server.url("airflow"), "--mlflow-db", server.url("mlflow"))
+        found["postgresql"] = _measured(config, (*options, *databases), STUB_SWITCHES, course)
+    return {**found, "slots": SLOTS, "waiting": WAITING, "target_median_s": 0.5}
+
+
+def run_keras() -> Figures:
+    """The digits example with and without standby interpreters: decision → next first batch."""
+    course = Course("first_batch_begin_s")
+    options = _policy(KERAS_TRIALS, IN_TURN)
+    with_s = _measured(_digits(), options, KERAS_SWITCHES, course)
+    without = _measured(_digits(), (*options, "--standby", 0), KERAS_SWITCHES, course)
+    return {
+        "with_standby": with_s,
+        "without_standby": without,
+        "slots": SLOTS,
+        "waiting": KERAS_TRIALS - SLOTS,
+        "target_median_with_standby_s": 3.0,
+    }
+
+
+def _policy(trials: int, guards: tuple[str, ...]) -> tuple[object, ...]:
+    """Options of `hermes up` under which all trials are open at once and take turns."""
+    pairs = (f"threshold={trials // SLOTS}", *guards)
+    return tuple(part for pair in pairs for part in ("--policy-option", pair))
+
+
+def _digits() -> Figures:
+    """examples/digits/sweep.yaml, but endless, and with the script that stamps its first batch."""
+    import yaml
+
+    config: Figures = yaml.safe_load((ROOT / "examples/digits/sweep.yaml").read_text())
+    config["search"].update(algorithm="random", max_trials=KERAS_TRIALS)
+    config["search"].pop("startup_trials", None)
+    command = config["trial"]["command"]
+    command[command.index("train.py")] = "stamped.py"
+    command[command.index("--epochs") + 1] = "100000"
+    config["trial"]["directory"] = str(SCRIPTS)
+    config["budget"] = {"max_epochs": 100_000}
+    return config
+
+
+def _measured(config: Figures, options: tuple[object, ...], wanted: int, course: Course) -> Figures:
+    """Run the sweep until it has been switched so often, then take it apart."""
+    with stack.running(SLOTS, *options) as own:
+        sweep = own.start(config)
+        deadline_s = time.monotonic() + WAIT_S
+        while len(_stops(sweep)) < wanted and time.monotonic() < deadline_s:
+            time.sleep(2.0)
+        time.sleep(10.0 if course.reached != "line_s" else 3.0)  # the last ones arrive
+        own.hermes("sweep", "stop", sweep.id)
+        return _figures(_switches(sweep, course), course)
+
+
+def _stops(sweep: stack.Sweep) -> list[dict[str, Any]]:
+    return [d for d in sweep.decisions() if d["action"] == "stop"]
+
+
+def _switches(sweep: stack.Sweep, course: Course) -> list[Switch]:
+    """Each stop with the start that takes its GPU in the same round."""
+    rounds: dict[float, list[dict[str, Any]]] = {}
+    for entry in sweep.decisions():
+        rounds.setdefault(entry["time_s"], []).append(entry)
+    holder: dict[int, int] = {}
+    begun: set[int] = set()
+    pairs: list[tuple[float, int, int, bool]] = []
+    for time_s, entries in sorted(rounds.items()):
+        stopped = {e["trial"] for e in entries if e["action"] == "stop"}
+        for entry in (e for e in entries if e["action"] == "start"):
+            gpu, follower = entry["gpus"][0], entry["trial"]
+            victim = holder.get(gpu)
+            if victim in stopped and victim is not None:
+                pairs.append((time_s, victim, follower, follower in begun))
+            holder[gpu] = follower
+            begun.add(follower)
+    return [_switch(sweep, course, *pair) for pair in pairs]
+
+
+def _switch(
+    sweep: stack.Sweep, course: Course, decided_s: float, victim: int, follower: int, resumed: bool
+) -> Switch:
+    ends = _times(sweep, victim, "segments.jsonl", "end_s")
+    begins = _times(sweep, follower, "segments.jsonl", "start_s")
+    stamps = read_lines(sweep.trial(follower) / "stamps.jsonl")
+    stamp = next((s for s in stamps if s.get(course.reached, 0.0) > decided_s), {})
+    exit_s = _first(ends, decided_s)
+    moments = (
+        stack.first_after(sweep.task_log(victim), f"Trial {victim} is to stop", decided_s),
+        exit_s,
+        stack.first_after(sweep.task_log(follower), "::group::Pre Execute", decided_s),
+        _first(begins, decided_s),
+        stamp.get(course.reached),
+    )
+    return Switch(decided_s, resumed, bool(stamp.get("standby")), moments)
+
+
+def _times(sweep: stack.Sweep, trial: int, file: str, key: str) -> list[float]:
+    return [line[key] for line in read_lines(sweep.trial(trial) / file) if key in line]
+
+
+def _first(moments: list[float], after_s: float) -> float | None:
+    return next((m for m in moments if m > after_s), None)
+
+
+def _figures(found: list[Switch], course: Course) -> Figures:
+    """The whole of each switch and its parts; a switch that was not seen whole is counted only."""
+    whole = [s for s in found if s.moments[-1] is not None]
+    if not whole:
+        raise NotMeasuredError("no preemption was seen from the decision to the next trial")
+    split: dict[str, list[float]] = {part: [] for part in course.parts}
+    for switch in whole:
+        line = (switch.decided_s, *switch.moments)
+        for part, (before_s, after_s) in zip(course.parts, pairwise(line), strict=True):
+            if before_s is not None and after_s is not None:
+                split[part].append(after_s - before_s)
+    return {
+        "decision_to_reached_s": figures(_took(s) for s in whole),
+        "next_is_resumed_s": figures(_took(s) for s in whole if s.resumed),
+        "next_is_new_s": figures(_took(s) for s in whole if not s.resumed),
+        "reached": course.reached,
+        "from_standby": sum(s.standby for s in whole),
+        "not_seen_whole": len(found) - len(whole),
+        **{part: figures(values) for part, values in split.items()},
+    }
+
+
+def _took(switch: Switch) -> float:
+    reached_s = switch.moments[-1]
+    assert reached_s is not None
+    return reached_s - switch.decided_s
