@@ -70,7 +70,7 @@ def calibrated(
     pilot_steps, pilot_epochs = 3, 4
     script = network(name, pilot_epochs, pilot_steps, batch)
     whole_s = plain([*script, "--timings", timings], env)
-    epochs_s = sorted(json.loads(timings.read_text())[1:])
+    epochs_s: list[float] = sorted(json.loads(timings.read_text())[1:])
     epoch_s = epochs_s[len(epochs_s) // 2]
     fixed_s = whole_s - pilot_epochs * epoch_s
     return max(1, round((target_s - fixed_s) / epochs / (epoch_s / pilot_steps)))
