@@ -13,6 +13,8 @@ import httpx
 
 from hermes_ops.errors import HermesError, Unavailable
 
+TRIGGER_TRIES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -107,9 +109,20 @@ class AirflowClient:
             self._call("PATCH", _instances(keys[0]), json=body)
 
     def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a DAG run with that id and configuration."""
+        """Start a DAG run with that id and configuration.
+
+        An Airflow on SQLite answers 500 now and then, when its writers meet: as the id makes the
+        run one run, it is asked again.
+        """
         body = {"dag_run_id": run_id, "conf": dict(conf), "logical_date": None}
-        return dict(self._call("POST", f"/api/v2/dags/{quote(dag_id)}/dagRuns", json=body))
+        path = f"/api/v2/dags/{quote(dag_id)}/dagRuns"
+        for _ in range(TRIGGER_TRIES - 1):
+            try:
+                return dict(self._call("POST", path, json=body))
+            except Unavailable:
+                if (found := self.dag_run(dag_id, run_id)) is not None:
+                    return found
+        return dict(self._call("POST", path, json=body))
 
     def dag_run(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
         """The DAG run; None when there is none of that id."""

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +20,9 @@ from hermes_ops.errors import HermesError
 
 GRACE_S = 30.0
 """Seconds that a script has to checkpoint after it was told to stop."""
+
+FINAL_GRACE_S = 5.0
+"""Seconds that a script has to end once its trial is over: its checkpoint is of no more use."""
 
 HIDDEN_PREFIXES = (
     "AIRFLOW",
@@ -97,6 +102,7 @@ class LocalSegment:
     emit: Callable[[str], None]
     _process: subprocess.Popen[bytes] = field(init=False)
     _reader: threading.Thread = field(init=False)
+    _patience_ends_s: float = inf
 
     def start(self) -> None:
         """Start it; HermesError when the process cannot be started at all."""
@@ -131,6 +137,9 @@ class LocalSegment:
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code, or None when it still runs after that long."""
+        if time.monotonic() >= self._patience_ends_s:
+            self._patience_ends_s = inf
+            self.stop()  # a second time: the guard then waits no longer
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -140,6 +149,10 @@ class LocalSegment:
         """Tell it to checkpoint and exit."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
+
+    def hurry(self) -> None:
+        """Its trial is over: what it has not done after FINAL_GRACE_S is cut off."""
+        self._patience_ends_s = time.monotonic() + FINAL_GRACE_S
 
     def finish(self) -> None:
         """Leave nothing behind: stop it if it runs, end it after the grace, close the pipe."""

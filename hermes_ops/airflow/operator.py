@@ -179,11 +179,17 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
         told_at = 0.0
         while (code := segment.wait(POLL_S)) is None:
             fresh = visit.stop_flag() if flag is None or flag.final is None else flag
-            if fresh is not None and flag is None:
-                self.log.info("Trial %s is to stop: %s", self.number, fresh.reason)
-                segment.stop()
+            if fresh is not None and fresh != flag:
+                self._obey(segment, fresh, first=flag is None)
             flag = fresh
             if time.monotonic() - told_at >= STATUS_PERIOD_S:
                 told_at = time.monotonic()
                 visit.relay()
         return flag, code
+
+    def _obey(self, segment: LocalSegment, flag: StopFlag, *, first: bool) -> None:
+        if first:
+            self.log.info("Trial %s is to stop: %s", self.number, flag.reason)
+            segment.stop()
+        if flag.final is not None:
+            segment.hurry()

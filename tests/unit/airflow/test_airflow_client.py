@@ -165,3 +165,17 @@ def test_the_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_AIRFLOW_URL", "http://a")
     with pytest.raises(HermesError, match="HERMES_AIRFLOW_USER is not set"):
         Credentials.from_environment()
+
+
+def test_a_run_is_triggered_again_when_airflow_failed_and_does_not_know_it(tmp_path: Path) -> None:
+    codes = iter([500, 404, 200])
+    airflow = Airflow(lambda _: httpx.Response(next(codes), json={"dag_run_id": "mine"}))
+    assert client_of(airflow, tmp_path).trigger("d", "mine", {})["dag_run_id"] == "mine"
+    assert [r.method for r in airflow.requests] == ["POST", "GET", "POST"]
+
+
+def test_a_run_that_airflow_made_before_it_failed_is_not_made_twice(tmp_path: Path) -> None:
+    codes = iter([500, 200])
+    airflow = Airflow(lambda _: httpx.Response(next(codes), json={"dag_run_id": "mine"}))
+    assert client_of(airflow, tmp_path).trigger("d", "mine", {})["dag_run_id"] == "mine"
+    assert [r.method for r in airflow.requests] == ["POST", "GET"]

@@ -189,6 +189,7 @@ class Process:
     def __init__(self, looks: int, code: int, on_look: Any = None) -> None:
         self.looks, self.code, self.on_look = looks, code, on_look
         self.stops = 0
+        self.hurries = 0
 
     def wait(self, seconds: float) -> int | None:
         self.looks -= 1
@@ -198,6 +199,9 @@ class Process:
 
     def stop(self) -> None:
         self.stops += 1
+
+    def hurry(self) -> None:
+        self.hurries += 1
 
 
 def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() -> None:
@@ -213,7 +217,7 @@ def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() 
     process: Any = Process(10, 75, controller)
     operator = HermesTrialOperator(task_id="trial", number=0)
     assert operator._watch(visit, process) == (flag(1, "cancelled"), 75)
-    assert process.stops == 1
+    assert (process.stops, process.hurries) == (1, 1)
 
 
 def test_without_a_flag_of_its_lease_the_process_is_left_alone() -> None:
