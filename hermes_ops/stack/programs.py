@@ -20,6 +20,8 @@ from hermes_ops.stack.settings import Settings
 # a user's shell may well have HERMES_HOME, so that alone never marks a process as ours.
 PROGRAM_VARIABLE = "HERMES_PROGRAM"
 
+API_LOCK_WAIT_S = 1.0
+
 AIRFLOW_PROGRAMS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 
@@ -40,7 +42,7 @@ class Program:
 
 def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -> list[Program]:
     """Return every program of the stack in the order of their start."""
-    programs = [_mlflow(settings, secrets, record), *_airflow()]
+    programs = [_mlflow(settings, secrets, record), *_airflow(settings)]
     programs.append(_controller(settings))
     if record.standby:
         programs.append(_standby(settings, record))
@@ -57,9 +59,9 @@ def _python(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", *arguments)
 
 
-def _airflow() -> list[Program]:
+def _airflow(settings: Settings) -> list[Program]:
     return [
-        Program("api-server", _python("airflow", "api-server")),
+        Program("api-server", _python("airflow", "api-server"), _short_lock_wait(settings)),
         Program(
             "scheduler",
             _python("airflow", "scheduler", "--skip-serve-logs"),
@@ -68,6 +70,19 @@ def _airflow() -> list[Program]:
         Program("dag-processor", _python("airflow", "dag-processor")),
         Program("triggerer", _python("airflow", "triggerer", "--skip-serve-logs")),
     ]
+
+
+def _short_lock_wait(settings: Settings) -> dict[str, str]:
+    """Return what makes the API server give up SQLite's write lock early (5 s by default).
+
+    Its audit log is written on the event loop: when another of its requests holds the lock and
+    has its commit in the loop's queue, each waits for the other until the first gives up, and
+    every other writer with them. All its clients repeat what it refuses.
+    """
+    url = airflow_settings.database_url(settings)
+    if not url.startswith("sqlite:"):
+        return {}
+    return {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"{url}?timeout={API_LOCK_WAIT_S}"}
 
 
 def _controller(settings: Settings) -> Program:

@@ -147,3 +147,16 @@ def test_every_program_is_restarted_and_its_group_is_killed_in_the_end(tmp_path:
     assert len(sections) == len(table) == 7
     assert all(parsed[name]["autorestart"] == "true" for name in sections)
     assert all(parsed[name]["killasgroup"] == "true" for name in sections)
+
+
+def test_only_the_api_server_waits_shortly_for_the_lock_of_sqlite(tmp_path: Path) -> None:
+    def waits(**changes: str) -> dict[str, str | None]:
+        settings = _settings(tmp_path, **changes)
+        secrets = credentials.ensure(settings.layout)
+        table = programs.programs_of(settings, secrets, _record(settings))
+        name = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
+        return {p.name: p.environment[name] for p in table if name in p.environment}
+
+    file = _settings(tmp_path).layout.airflow / "airflow.db"
+    assert waits() == {"api-server": f"sqlite:///{file}?timeout=1.0"}
+    assert waits(airflow_db="postgresql://u:p@host/airflow") == {}
