@@ -143,6 +143,7 @@ def stub_sweep(name: str, trials: int, *arguments: object) -> Figures:
             "command": ["python", "stub.py", "--rate", "{rate}", *map(str, arguments)],
             "directory": str(SCRIPTS),
         },
+        "budget": {"max_epochs": 1_000_000},  # never the reason to end: the script ends by itself
     }
 
 

@@ -14,13 +14,14 @@ SLOTS = 2
 WAITING = 6 if QUICK else 40
 STUB_SWITCHES = 10 if QUICK else 100
 KERAS_TRIALS = 4 if QUICK else 8
-KERAS_SWITCHES = 3 if QUICK else 25
+KERAS_SWITCHES = 3 if QUICK else 20
 WAIT_S = 240.0 if QUICK else 1_200.0
 
-# Guards off: every trial makes way as soon as it has shown something, the longest waiting first.
-RESTLESS = ("guard_k=0", "guard_quanta=0")
-# Each in turn, but for the quantum that users get: the next standby has time to get ready.
-IN_TURN = ("guard_quanta=0",)
+# No quantum, and patience enough that all trials are opened before the first has waited too long:
+# a trial makes way as soon as it has shown something, first for new ones, then for each in turn.
+RESTLESS = ("guard_k=0", "guard_quanta=2" if QUICK else "guard_quanta=20")
+# The quantum is the one that users get, so that the next standby interpreter has time to be ready.
+IN_TURN = ("guard_quanta=1" if QUICK else "guard_quanta=4",)
 
 
 @dataclass(frozen=True, slots=True)
