@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from hermes_ops.stack import processes
 
@@ -122,8 +123,6 @@ class Sampler:
 
 def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
     """Sweep/number and GPUs of each live trial of this home."""
-    import psutil
-
     guards = {m.pid: m.process for m in processes.members(home) if m.supervises_trial}
     found = []
     for process in guards.values():
@@ -164,9 +163,14 @@ class Lab:
         """Trigger a sweep over REST, as the form does."""
         run = f"{content['name']}-{uuid.uuid4().hex[:6]}"
         body = {"dag_run_id": run, "conf": content, "logical_date": None}
-        answer = self.airflow.post(DAG, json=body)
-        assert answer.status_code == 200, answer.text
+        answer = self.post(DAG, body)
+        assert answer.status_code in (200, 409), answer.text  # 409: the failed request was done
         return Sweep(self, run)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        """Ask again after a 500: Airflow's writers meet on SQLite, and one of them is refused."""
+        answer = self.airflow.post(path, json=body)
+        return self.airflow.post(path, json=body) if answer.status_code == 500 else answer
 
     def run(self, content: Any) -> Sweep:
         sweep = self.start(content)
@@ -317,5 +321,9 @@ class Sweep:
 
     def live(self) -> list[str]:
         """The trials of this sweep whose processes are there now, scripts included."""
-        found = processes.trials(processes.members(self.lab.home))
-        return [m.trial for m in found if m.process.environ().get("HERMES_SWEEP") == self.id]
+        found = []
+        for member in processes.trials(processes.members(self.lab.home)):
+            with contextlib.suppress(psutil.Error, OSError):  # it has just ended
+                if member.process.environ().get("HERMES_SWEEP") == self.id:
+                    found.append(member.trial)
+        return found

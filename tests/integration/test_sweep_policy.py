@@ -62,7 +62,7 @@ def test_fifo_runs_the_trials_in_order_without_preemption(lab: Any, harness: Any
 @pytest.fixture(scope="module")
 def rivals(lab: Any, harness: Any) -> Any:
     """Two sweeps for two slots, the second three times as heavy, until their time is over."""
-    budget = {"wall_clock_seconds": 30}
+    budget = {"wall_clock_seconds": 25}
     with lab.policy("hermes", guard_k=0), lab.sampled() as sampler:
         light, heavy = (
             lab.start(harness.stub(name, harness.alike(5), 1000, 0.3, weight=weight, budget=budget))

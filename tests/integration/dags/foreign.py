@@ -12,7 +12,7 @@ SECONDS = 8.0
 with DAG("foreign", schedule=None, catchup=False, is_paused_upon_creation=False):
 
     @make_task(pool="gpus", priority_weight=5_000_000, weight_rule="absolute")
-    def hold(run_id: str = "") -> None:
+    def hold(run_id: str | None = None) -> None:
         """Hold the slot and leave the times of it in a file."""
         started = time.time()
         time.sleep(SECONDS)
