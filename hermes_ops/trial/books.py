@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.trial.files import Folder, Follower, append_lines, read_json, write_json
-from hermes_ops.trial.outcome import Ending
+from hermes_ops.trial.outcome import Ending, Outcome
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".temp", "~")
 _RESERVE_BYTES = 65_536
@@ -98,7 +98,10 @@ def close_lost_segment(folder: Folder, step: int) -> None:
 
 
 def trained_s(folder: Folder) -> float:
-    """The trial's training time in all its closed segments, in seconds."""
+    """The training time in the trial's closed segments since its last failure, in seconds.
+
+    A trial that is tried again has its whole time limit again, or trying it would be in vain.
+    """
     total_s, start_s = 0.0, None
     for line in Follower(folder.segments).new():
         if "start_s" in line:
@@ -106,6 +109,8 @@ def trained_s(folder: Folder) -> float:
         elif start_s is not None:
             total_s += max(0.0, float(line.get("end_s") or start_s) - start_s)
             start_s = None
+            if line.get("outcome") == Outcome.FAILED.value:
+                total_s = 0.0
     return total_s
 
 

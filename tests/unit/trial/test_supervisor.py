@@ -242,6 +242,18 @@ def test_a_script_over_its_time_limit_fails_and_earlier_segments_count(trial: Tr
     assert "time limit" in trial.result["reason"]
 
 
+def test_a_trial_that_is_tried_again_after_a_failure_has_its_whole_time_limit_again(
+    trial: Trial,
+) -> None:
+    trial.write("print('epoch=1 loss=1')")
+    trial.folder.mkdir()
+    (trial.folder / "segments.jsonl").write_text(
+        '{"epoch": 0, "gpus": [], "start_s": 100.0, "first_step": 0}\n'
+        '{"epoch": 0, "end_s": 200.0, "last_step": 0, "outcome": "failed"}\n'
+    )
+    assert trial.run("--time-limit", "100")[0] == 0
+
+
 def test_a_script_is_ended_as_finished_at_max_epochs(trial: Trial) -> None:
     trial.write(
         "import itertools, time\n"
