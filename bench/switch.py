@@ -31,6 +31,7 @@ class Switch:
     decided_s: float
     resumed: bool
     standby: bool
+    begun_s: float | None  # of a Keras trial: its first batch begins
     moments: tuple[float | None, ...]
 
 
@@ -61,8 +62,8 @@ def run() -> Figures:
 
 
 def run_keras() -> Figures:
-    """The digits example with and without standby interpreters: decision → next first batch."""
-    course = Course("first_batch_begin_s")
+    """The digits example with and without standby interpreters: decision → first batch done."""
+    course = Course("first_batch_end_s")
     options = _policy(KERAS_TRIALS, IN_TURN)
     with_s = _measured(_digits(), options, KERAS_SWITCHES, course)
     without = _measured(_digits(), (*options, "--standby", 0), KERAS_SWITCHES, course)
@@ -147,7 +148,8 @@ def _switch(
         _first(begins, decided_s),
         stamp.get(course.reached),
     )
-    return Switch(decided_s, resumed, bool(stamp.get("standby")), moments)
+    begun_s = stamp.get("first_batch_begin_s")
+    return Switch(decided_s, resumed, bool(stamp.get("standby")), begun_s, moments)
 
 
 def _times(sweep: stack.Sweep, trial: int, file: str, key: str) -> list[float]:
@@ -169,8 +171,10 @@ def _figures(found: list[Switch], course: Course) -> Figures:
         for part, (before_s, after_s) in zip(course.parts, pairwise(line), strict=True):
             if before_s is not None and after_s is not None:
                 split[part].append(after_s - before_s)
+    begun = [s.begun_s - s.decided_s for s in whole if s.begun_s is not None]
     return {
         "decision_to_reached_s": figures(_took(s) for s in whole),
+        **({"decision_to_first_batch_begin_s": figures(begun)} if begun else {}),
         "next_is_resumed_s": figures(_took(s) for s in whole if s.resumed),
         "next_is_new_s": figures(_took(s) for s in whole if not s.resumed),
         "reached": course.reached,
