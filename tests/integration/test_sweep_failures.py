@@ -22,7 +22,7 @@ REASONS = {
     "exits.py": "exit code 1",
     "nan.py": "loss is NaN at step 2",
     "silent.py": "without ever reporting 'loss'",
-    "hangs.py": "time limit: 3 s are over",
+    "hangs.py": "time limit: 5 s are over",
     "syntax_error.txt": "exit code 1",
     "no_such_script.py": "exit code 2",
 }
@@ -36,7 +36,7 @@ def zoo(lab: Any, harness: Any) -> Any:
         "zoo",
         {"script": [*BAD, "stub.py", "./stub.py"]},
         "{script}",
-        trial={"time_limit_seconds": 3, "max_failures": 1},
+        trial={"time_limit_seconds": 5, "max_failures": 1},
     )
     with lab.pool(8):
         return lab.run(content)
@@ -68,6 +68,11 @@ def test_its_last_lines_are_in_the_airflow_log_and_on_the_mlflow_run(zoo: Any, s
     assert REASONS[script] in log
     assert LAST_WORDS[script] in zoo.tag(number, "hermes.output_tail")
     assert REASONS[script] in zoo.tag(number, "hermes.reason")
+
+
+def test_a_script_that_hangs_has_its_whole_time_at_each_try(zoo: Any) -> None:
+    spans = [s["end_s"] - s["start_s"] for s in zoo.segments(BAD.index("hangs.py"))]
+    assert [span >= 5 for span in spans] == [True, True]
 
 
 def test_the_other_trials_go_on(zoo: Any) -> None:
