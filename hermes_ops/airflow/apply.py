@@ -17,6 +17,7 @@ from hermes_ops.airflow.books import Book
 from hermes_ops.airflow.client import AirflowClient, TaskKey
 from hermes_ops.airflow.closing import spent_budget
 from hermes_ops.airflow.decisions import DecisionLog, decision
+from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import OCCUPYING, Metadata, Rank
 from hermes_ops.airflow.metrics import Ending, finish_run
 from hermes_ops.airflow.pool import FINAL_STATES, Trial
@@ -238,6 +239,7 @@ class Applier:
         if flag is not None and flag.epoch == lease.epoch and flag.final == final:
             return
         self._put(book, trial, STOP_KEY, encode(StopFlag(lease.epoch, reason, now_s, final)))
+        TrialFolder.of(book.sweep, trial.number).nudge().give()
 
     def _revoke_unstarted(self, books: Mapping[str, Book], actions: Sequence[Action]) -> set[JobId]:
         revoked: set[JobId] = set()

@@ -13,7 +13,7 @@ from hermes_ops.airflow.apply import Applier
 from hermes_ops.airflow.books import Book, Plan
 from hermes_ops.airflow.curves import CurveFeed
 from hermes_ops.airflow.decisions import DecisionLog
-from hermes_ops.airflow.folders import home
+from hermes_ops.airflow.folders import Nudge, controller_nudge, home
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
 from hermes_ops.airflow.publish import publish
 from hermes_ops.core.model import Action, Gpu, Snapshot, SweepId
@@ -22,7 +22,10 @@ from hermes_ops.errors import HermesError
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.25
+PERIOD_S = 1.0
+"""Seconds between two rounds when nothing nudges the controller and no review is due."""
+
+NUDGE_PERIOD_S = 0.05
 
 
 def usable_gpus(pool: PoolRow, held: Sequence[int]) -> tuple[Gpu, ...]:
@@ -49,6 +52,7 @@ class AirflowCluster:
     books: dict[str, Book] = field(default_factory=dict)
     _plans: dict[str, Plan] = field(default_factory=dict)
     _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _nudge: Nudge = field(default_factory=controller_nudge)
     _wake: threading.Event = field(default_factory=threading.Event)
 
     def observe(self) -> Snapshot:
@@ -83,9 +87,12 @@ class AirflowCluster:
         publish(self.pool, snapshot, plan, self.books, self.applier.policy_name)
 
     def wait(self, until_s: float | None) -> None:
-        """Sleep until the next round is due: a fraction of a second, or earlier if woken."""
-        pause = PERIOD_S if until_s is None else min(PERIOD_S, max(0.0, until_s - self.clock()))
-        self._wake.wait(max(0.02, pause))
+        """Sleep until the next round is due: a second, or earlier if nudged or woken."""
+        due_s = self.clock() + PERIOD_S
+        due_s = due_s if until_s is None else min(due_s, until_s)
+        while not self._wake.wait(NUDGE_PERIOD_S):
+            if self._nudge.taken() or self.clock() >= due_s:
+                break
         self._wake.clear()
 
     def wake(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.5
+PERIOD_S = 1.0
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,36 @@ def sweep_folder(run_id: str) -> Path:
     return home() / "sweeps" / safe_name(run_id)
 
 
+@dataclass(slots=True)
+class Nudge:
+    """A file that is touched to say "look now"; whoever looks would do so a little later anyway.
+
+    It only saves time on one machine: what is to be done stands in Airflow's state store.
+    """
+
+    path: Path
+    _seen_ns: int = 0
+
+    def give(self) -> None:
+        """Say it."""
+        with contextlib.suppress(OSError):
+            self.path.touch()
+
+    def taken(self) -> bool:
+        """True when it was said since the last call."""
+        try:
+            at_ns = self.path.stat().st_mtime_ns
+        except OSError:
+            return False
+        fresh, self._seen_ns = at_ns != self._seen_ns, at_ns
+        return fresh
+
+
+def controller_nudge() -> Nudge:
+    """For the controllers of this home: a trial has left its slot."""
+    return Nudge(home() / "nudge")
+
+
 @dataclass(frozen=True, slots=True)
 class TrialFolder:
     """A trial's folder; the process beside the user's script writes it, everyone else reads."""
@@ -48,6 +79,10 @@ class TrialFolder:
     def sent(self) -> Path:
         """How much of `metrics` has reached MLflow."""
         return self.path / "sent.json"
+
+    def nudge(self) -> Nudge:
+        """For the trial's task: its stop flag was written."""
+        return Nudge(self.path / "nudge")
 
     @property
     def checkpoints(self) -> Path:

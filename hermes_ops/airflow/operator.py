@@ -37,7 +37,9 @@ from hermes_ops.airflow.timing import configured_reschedule_delay_s
 from hermes_ops.airflow.visit import Store, Visit
 from hermes_ops.errors import HermesError
 
-POLL_S = 0.1
+POLL_S = 0.05
+FLAG_PERIOD_S = 1.0
+"""How often the state store is asked for the stop flag when no nudge says that there is one."""
 STATUS_PERIOD_S = 0.5
 RUN_XCOM = "hermes_mlflow_run"
 """XCom key under which a trial leaves `experiment id/run id` for its link to MLflow."""
@@ -176,12 +178,15 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
     def _watch(self, visit: Visit, segment: LocalSegment) -> tuple[StopFlag | None, int]:
         """Until the process has exited: obey the stop flag, pass on what the trial says."""
         flag: StopFlag | None = None
-        told_at = 0.0
+        told_at = asked_at = 0.0
+        nudge = visit.folder.nudge()
         while (code := segment.wait(POLL_S)) is None:
-            fresh = visit.stop_flag() if flag is None or flag.final is None else flag
-            if fresh is not None and fresh != flag:
-                self._obey(segment, fresh, first=flag is None)
-            flag = fresh
+            if nudge.taken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
+                asked_at = time.monotonic()
+                fresh = visit.stop_flag() if flag is None or flag.final is None else flag
+                if fresh is not None and fresh != flag:
+                    self._obey(segment, fresh, first=flag is None)
+                flag = fresh
             if time.monotonic() - told_at >= STATUS_PERIOD_S:
                 told_at = time.monotonic()
                 visit.relay()

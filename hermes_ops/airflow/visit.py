@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hermes_ops.airflow.folders import Accounts, TrialFolder
+from hermes_ops.airflow.folders import Accounts, TrialFolder, controller_nudge
 from hermes_ops.airflow.metrics import Ending, MetricFeed
 from hermes_ops.airflow.records import (
     SEGMENT_KEY,
@@ -92,6 +92,7 @@ class Visit:
         if failed:
             self.record = replace(self.record, failures=self.record.failures + 1)
         self._write()
+        controller_nudge().give()
         self.feed.pump_once(ended=True)
 
     def end(self, ending: Ending) -> None:
@@ -99,6 +100,7 @@ class Visit:
         self._close(ending.state)
         self.record = replace(self.record, final=ending.state)
         self._write()
+        controller_nudge().give()
         self.feed.finish(ending, self.record)
 
     def _close(self, outcome: str) -> None:

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PERIOD_S = 0.1
+PERIOD_S = 0.25
 
 
 def gpus_of_live_trials(home: Path) -> list[tuple[int, ...]]:

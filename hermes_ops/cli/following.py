@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ENDED = ("success", "failed")
 PERIOD_S = 0.5
+STATE_PERIOD_S = 2.0  # Airflow is asked less often than the view is read: it has trials to serve
 ROWS = 40
 STYLES = {"running": "bold green", "starting": "green", "stopping": "yellow", "ended": "dim"}
 
@@ -51,7 +52,10 @@ def _until_the_end(connection: Connection, sweep: str, quiet: bool) -> None:
     if live:
         shown.start()
     try:
-        while _state(connection, sweep) not in ENDED:
+        asked_at, state = 0.0, ""
+        while state not in ENDED:
+            if time.monotonic() - asked_at >= STATE_PERIOD_S:
+                asked_at, state = time.monotonic(), _state(connection, sweep)
             view = read_view(connection.pool)
             if view is not None and sweep in view.get("sweeps", {}):
                 if live:

@@ -152,6 +152,6 @@ def _dag_processor(settings: Settings) -> dict[str, str]:
         "dag_bundle_config_list": json.dumps(bundles),
         "refresh_interval": "5",
         "bundle_refresh_check_interval": "2",
-        "min_file_process_interval": "15",
+        "min_file_process_interval": "30",
         "parsing_processes": "1",
     }

@@ -90,6 +90,14 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
+def ordinary_priority(pid: int) -> None:
+    """Take back a lower CPU priority from every thread of a process, where that is allowed."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+
+
 def start_guard(token: str, group_pipe: tuple[int, int]) -> int:
     """Fork a guard that ends the segment when the supervisor vanishes; return its id.
 

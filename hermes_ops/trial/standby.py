@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.trial.process import die_with_parent, kill_group
+from hermes_ops.trial.process import die_with_parent, kill_group, ordinary_priority
 from hermes_ops.trial.relevant import relevant
 from hermes_ops.trial.standby_client import receive, send
 
@@ -143,10 +143,17 @@ class Keeper:
     def _hand_out(
         self, profile: Profile, message: dict[str, Any], handles: list[int]
     ) -> Standby | None:
-        for standby in [s for s in self.idle if s.profile == profile and s.ready_s is not None]:
+        """Give a script the interpreter that is furthest: ready, or else still importing.
+
+        One that is still importing takes its order when it is done: it will be sooner than an
+        interpreter that begins only now, and the two would slow each other down.
+        """
+        mine = [s for s in self.idle if s.profile == profile]
+        for standby in sorted(mine, key=lambda s: s.ready_s is None):
             self.idle.remove(standby)
             self.selector.unregister(standby.socket)
-            if _started(standby, message, handles):
+            begin = _started if standby.ready_s is not None else _promised
+            if begin(standby, message, handles):
                 return standby
             _end(standby)
         return None
@@ -255,6 +262,18 @@ def _started(standby: Standby, message: dict[str, Any], handles: list[int]) -> b
         return standby.socket.recv(1) == b"s"
     except OSError:
         return False
+
+
+def _promised(standby: Standby, message: dict[str, Any], handles: list[int]) -> bool:
+    if standby.process.poll() is not None:
+        return False
+    ordinary_priority(standby.process.pid)
+    try:
+        standby.socket.settimeout(_STARTED_S)
+        send(standby.socket, message, handles)
+    except OSError:
+        return False
+    return True
 
 
 def _end(standby: Standby) -> None:

@@ -13,6 +13,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from hermes_ops.trial.process import ordinary_priority
 from hermes_ops.trial.standby_client import receive
 
 _IDLE_NICE = 10
@@ -34,7 +35,7 @@ def main(handle: int, imports: Sequence[str]) -> None:
     except (OSError, ValueError):
         return
     if reversible:
-        _back_to_normal()
+        ordinary_priority(os.getpid())
     _become(message, handles)
     keeper.sendall(b"s")
     keeper.close()
@@ -44,12 +45,6 @@ def main(handle: int, imports: Sequence[str]) -> None:
 def _drop_working_directory() -> None:
     if sys.path and sys.path[0] == "":
         sys.path.pop(0)
-
-
-def _back_to_normal() -> None:
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, int(thread), 0)
 
 
 def _become(message: dict[str, Any], handles: list[int]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.folders import Accounts, TrialFolder, safe_name, sweep_folder
+from hermes_ops.airflow.folders import Accounts, Nudge, TrialFolder, safe_name, sweep_folder
 from hermes_ops.errors import HermesError
 
 
@@ -74,3 +74,15 @@ def test_a_stop_without_a_checkpoint_is_a_preemption_too() -> None:
 
 def test_an_end_without_a_begin_is_passed_over() -> None:
     assert folder(end(1, 11.0, "finished")).segments() == ()
+
+
+def test_a_nudge_is_taken_once(tmp_path: Path) -> None:
+    given, taken = Nudge(tmp_path / "nudge"), Nudge(tmp_path / "nudge")
+    assert not taken.taken()
+    given.give()
+    assert [taken.taken(), taken.taken()] == [True, False]
+
+
+def test_a_nudge_for_a_folder_that_is_not_there_is_lost_without_harm(tmp_path: Path) -> None:
+    Nudge(tmp_path / "none" / "nudge").give()
+    assert not (tmp_path / "none").exists()

@@ -207,12 +207,15 @@ class Process:
 def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() -> None:
     store = DictStore()
     visit = visit_of(store)
+    nudge = visit.folder.nudge()
 
     def controller(left: int) -> None:
         if left == 8:
             store[STOP_KEY] = encode(flag(1))
+            nudge.give()
         if left == 4:
             store[STOP_KEY] = encode(flag(1, "cancelled"))
+            nudge.give()
 
     process: Any = Process(10, 75, controller)
     operator = HermesTrialOperator(task_id="trial", number=0)
