@@ -22,9 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.trial.process import die_with_parent, kill_group, ordinary_priority
+from hermes_ops.trial.process import (
+    adopt_orphans,
+    die_with_parent,
+    kill_group,
+    ordinary_priority,
+)
 from hermes_ops.trial.relevant import relevant
-from hermes_ops.trial.standby_client import receive, send
+from hermes_ops.trial.standby_client import READY_TEMPLATE, STARTED, receive, send
 
 _IDLE_LIMIT_S = 900.0
 _REPLENISH_AFTER_S = 1.0
@@ -44,14 +49,40 @@ class Profile:
 
 
 @dataclass
+class Copy:
+    """A copy that a template has made of itself; this process is its parent."""
+
+    pid: int
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code as `subprocess` gives it, None while it lives."""
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self) -> int | None:
+        """Wait for its end."""
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                _, status = os.waitpid(self.pid, 0)
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+@dataclass
 class Standby:
     """An interpreter that imports, waits, or has become a trial."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Copy
     socket: socket.socket
     profile: Profile
     imports: tuple[str, ...]
     ready_s: float | None = None
+    is_template: bool = False  # it can be copied, so that it is never used up
 
 
 @dataclass
@@ -150,12 +181,19 @@ class Keeper:
         """
         mine = [s for s in self.idle if s.profile == profile]
         for standby in sorted(mine, key=lambda s: s.ready_s is None):
-            self.idle.remove(standby)
-            self.selector.unregister(standby.socket)
-            begin = _started if standby.ready_s is not None else _promised
-            if begin(standby, message, handles):
-                return standby
-            _end(standby)
+            if standby.is_template:
+                begun = _copied(standby, message, handles)
+            elif standby.ready_s is not None:
+                begun = _started(standby, message, handles)
+            else:
+                begun = _promised(standby, message, handles)
+            if begun is None:
+                self._drop([standby])
+                continue
+            if begun is standby:
+                self.idle.remove(standby)
+                self.selector.unregister(standby.socket)
+            return begun
         return None
 
     def _trial_gone(self, connection: socket.socket) -> None:
@@ -204,7 +242,10 @@ class Keeper:
         if not imports:
             return
         others = [s for s in self.idle if s.profile != profile]
-        missing = self.slots - (len(self.idle) - len(others))
+        mine = [s for s in self.idle if s.profile == profile]
+        # The first one tells whether it can be copied: then it is enough.
+        enough = self.slots if any(s.ready_s is not None for s in mine) else 1
+        missing = 0 if any(s.is_template for s in mine) else max(0, enough - len(mine))
         self._drop(others[: max(0, missing - (self.slots - len(self.idle)))])
         for _ in range(missing):
             self._spawn(profile, imports, environment)
@@ -244,6 +285,8 @@ class Keeper:
             data = standby.socket.recv(1)
         if data:
             standby.ready_s = time.monotonic()
+            standby.is_template = data == READY_TEMPLATE
+            self.replenish_at_s = standby.ready_s
         elif standby in self.idle:
             self._drop([standby])
             self.known.pop(standby.profile, None)  # it cannot import this: do not try again
@@ -255,25 +298,42 @@ class Keeper:
             _end(standby)
 
 
-def _started(standby: Standby, message: dict[str, Any], handles: list[int]) -> bool:
+def _copied(standby: Standby, message: dict[str, Any], handles: list[int]) -> Standby | None:
+    """A copy of the template that has become the script, None if it could not be made."""
+    try:
+        standby.socket.settimeout(_STARTED_S)
+        send(standby.socket, dict(message, copy=True), handles)
+        pid = int.from_bytes(standby.socket.recv(4), "little")
+    except OSError:
+        return None
+    own, other = socket.socketpair()
+    other.close()
+    return (
+        Standby(Copy(pid), own, standby.profile, standby.imports, time.monotonic()) if pid else None
+    )
+
+
+def _started(standby: Standby, message: dict[str, Any], handles: list[int]) -> Standby | None:
+    """The interpreter itself once it has become the script."""
     try:
         standby.socket.settimeout(_STARTED_S)
         send(standby.socket, message, handles)
-        return standby.socket.recv(1) == b"s"
+        return standby if standby.socket.recv(1) == STARTED else None
     except OSError:
-        return False
+        return None
 
 
-def _promised(standby: Standby, message: dict[str, Any], handles: list[int]) -> bool:
+def _promised(standby: Standby, message: dict[str, Any], handles: list[int]) -> Standby | None:
+    """The interpreter itself, which becomes the script as soon as its imports are done."""
     if standby.process.poll() is not None:
-        return False
+        return None
     ordinary_priority(standby.process.pid)
     try:
         standby.socket.settimeout(_STARTED_S)
         send(standby.socket, message, handles)
     except OSError:
-        return False
-    return True
+        return None
+    return standby
 
 
 def _end(standby: Standby) -> None:
@@ -308,6 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket", required=True, type=Path, help="where trials ask")
     parser.add_argument("--slots", required=True, type=int, help="interpreters at most")
     given = parser.parse_args(arguments)
+    adopt_orphans()  # copies of a template become our children
     Keeper(given.socket, given.slots).serve()
     return 0
 

@@ -9,37 +9,88 @@ import os
 import signal
 import socket
 import sys
+import time
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from hermes_ops.trial.process import ordinary_priority
-from hermes_ops.trial.standby_client import receive
+from hermes_ops.trial.process import die_with_parent, ordinary_priority
+from hermes_ops.trial.standby_client import READY, READY_TEMPLATE, STARTED, receive
 
 _IDLE_NICE = 10
 
 
 def main(handle: int, imports: Sequence[str]) -> None:
-    """Import, wait for an order on the keeper's socket, run it."""
+    """Import, wait for orders on the keeper's socket, run one: in this process or in a copy."""
     _drop_working_directory()
-    keeper = socket.socket(fileno=handle)
+    keeper, keeper_pid = socket.socket(fileno=handle), os.getppid()
     reversible = os.geteuid() == 0  # others could not take a lower priority back
     if reversible:
         os.nice(_IDLE_NICE)
     for name in imports:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    keeper.sendall(b"r")
+    keeper.sendall(READY_TEMPLATE if _can_be_copied() else READY)
     try:
-        message, handles = receive(keeper)
-    except (OSError, ValueError):
+        message, handles = _order(keeper, keeper_pid)
+    except (OSError, ValueError):  # the keeper has gone
         return
     if reversible:
         ordinary_priority(os.getpid())
     _become(message, handles)
-    keeper.sendall(b"s")
+    if not message.get("copy"):
+        keeper.sendall(STARTED)
     keeper.close()
     _run(message["script"])
+
+
+def _order(keeper: socket.socket, keeper_pid: int) -> tuple[dict[str, Any], list[int]]:
+    """What this process is to become; where copies are ordered, it returns in the copies only."""
+    while True:
+        message, handles = receive(keeper)
+        pid = _copy(keeper_pid) if message.get("copy") else 0
+        if pid == 0:
+            return message, handles
+        for number in handles:
+            os.close(number)
+        keeper.sendall(pid.to_bytes(4, "little"))
+
+
+def _can_be_copied() -> bool:
+    """True when no thread would be missing in a copy.
+
+    Besides the main thread only jemalloc's may be there: its allocator starts it again in a copy.
+    """
+    try:
+        threads = os.listdir("/proc/self/task")
+        names = [Path(f"/proc/self/task/{t}/comm").read_text().strip() for t in threads]
+    except OSError:
+        return False
+    return sum(name != "jemalloc_bg_thd" for name in names) == 1
+
+
+def _copy(keeper: int) -> int:
+    """Copy this process, the keeper being the copy's parent; the copy's id, 0 in the copy."""
+    reader, writer = os.pipe()
+    middle = os.fork()
+    if middle:
+        os.close(writer)
+        with open(reader, "rb") as stream:
+            pid = int.from_bytes(stream.read(4), "little")
+        os.waitpid(middle, 0)
+        return pid
+    if copy := os.fork():
+        os.write(writer, copy.to_bytes(4, "little"))
+        os._exit(0)
+    os.close(reader)
+    os.close(writer)
+    os.setsid()
+    until_s = time.monotonic() + 1.0
+    while os.getppid() != keeper and time.monotonic() < until_s:  # the one between ends now
+        time.sleep(0.001)
+    die_with_parent(keeper)  # at once, if it is not the keeper that has adopted us
+    return 0
 
 
 def _drop_working_directory() -> None:

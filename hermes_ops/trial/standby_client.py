@@ -17,6 +17,7 @@ from typing import Any
 from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.process import kill_group
 
+READY, READY_TEMPLATE, STARTED = b"r", b"t", b"s"  # what an interpreter tells its keeper
 _CONNECT_S = 0.5
 _ANSWER_S = 3.0
 

@@ -37,6 +37,12 @@ if "sleep" in sys.argv[1]:
 """
 
 
+THREADED = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+
+
 def wait_for(condition: Callable[[], object], limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -52,15 +58,18 @@ def alive(pid: int) -> bool:
 
 
 class World:
-    """A keeper and trials that use it."""
+    """A keeper and trials that use it.
 
-    def __init__(self, base: Path) -> None:
-        self.base = base
+    `copies`: what the script imports starts no thread, so that the standby can be copied.
+    """
+
+    def __init__(self, base: Path, copies: bool) -> None:
+        self.base, self.copies = base, copies
         self.socket = base / "standby.sock"
         self.script = base / "train.py"
         self.script.write_text(SCRIPT)
         (base / "lib").mkdir()
-        (base / "lib" / "sklearn.py").write_text("")
+        (base / "lib" / "sklearn.py").write_text("" if copies else THREADED)
         (base / "lib" / "fakeheavy.py").write_text("import sklearn")
         self.environment = {**os.environ, "PYTHONPATH": str(base / "lib")}
         self.keeper = subprocess.Popen(
@@ -102,6 +111,7 @@ class World:
         wait_for(lambda: len(self.children()) == 1)
         pid = self.children()[0]
         wait_for(lambda: "unix_stream" in _waits(pid) or "recv" in _waits(pid))
+        time.sleep(0.2)  # the keeper hears of it
 
     def close(self) -> None:
         self.keeper.kill()
@@ -119,9 +129,9 @@ def _waits(pid: int) -> str:
         return ""
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+@pytest.fixture(params=[True, False], ids=["copied", "used up"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path, request.param)
     yield world
     world.close()
 
@@ -146,7 +156,9 @@ def test_a_script_in_a_standby_interpreter_is_as_in_a_fresh_one(world: World) ->
     process = world.start("standby-run", "sleep-and-more")
     line = process.stdout.readline().decode()
     process.stdout.readline()
-    assert int(process.stdout.readline().split()[1]) == standby
+    pid = int(process.stdout.readline().split()[1])
+    assert pid in world.children()
+    assert (pid == standby, alive(standby)) == (not world.copies, True)
     process.terminate()
     assert process.wait(20) == 75
     _, fresh = world.run("fresh", "code", standby=False)
@@ -163,7 +175,7 @@ def test_exit_codes_and_tracebacks_are_those_of_a_fresh_start(
     taught(world)
     standby = world.children()[0]
     ours, output = world.run("standby-run", word)
-    assert not alive(standby)
+    assert alive(standby) == world.copies
     theirs, expected = world.run("fresh", word, standby=False)
     assert ours == theirs == code
     assert output.split("loss=1")[1] == expected.split("loss=1")[1]
@@ -205,6 +217,33 @@ def test_a_message_that_is_none_does_not_stop_the_keeper(world: World) -> None:
         client.sendall(b"%16d" % 5 + b"rubbi")
     taught(world)
     assert world.run("after", "x")[0] == 0
+
+
+def test_a_template_serves_trial_after_trial(tmp_path: Path) -> None:
+    world = World(tmp_path, copies=True)
+    try:
+        taught(world)
+        template = world.children()
+        for name in ("first", "second"):
+            assert world.run(name, "code")[0] == 3
+            assert world.children() == template
+    finally:
+        world.close()
+
+
+def test_a_standby_that_still_imports_takes_the_order(tmp_path: Path) -> None:
+    world = World(tmp_path, copies=False)
+    try:
+        (tmp_path / "lib" / "sklearn.py").write_text("import time\ntime.sleep(3)\n" + THREADED)
+        world.run("teacher", "x")
+        wait_for(world.children)
+        standby = world.children()[0]
+        process = world.start("early", "sleep")
+        while b"pid" not in (line := process.stdout.readline()):
+            pass
+        assert int(line.split()[1]) == standby
+    finally:
+        world.close()
 
 
 def test_only_what_imports_depend_on_makes_a_profile() -> None:
