@@ -33,7 +33,7 @@ from hermes_ops.trial.standby_client import READY_TEMPLATE, STARTED, receive, se
 
 _IDLE_LIMIT_S = 900.0
 _REPLENISH_AFTER_S = 1.0
-_STARTED_S = 1.0
+_STARTED_S = 2.0
 _LEAVE_S = 20.0
 _PRIVATE = ("HERMES_", "MLFLOW_")
 _START = "import sys; from hermes_ops.trial.standby_child import main; main(int({}), {!r})"

@@ -31,13 +31,13 @@ def main(handle: int, imports: Sequence[str]) -> None:
     for name in imports:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if reversible:
+        ordinary_priority(os.getpid())
     keeper.sendall(READY_TEMPLATE if _can_be_copied() else READY)
     try:
         message, handles = _order(keeper, keeper_pid)
     except (OSError, ValueError):  # the keeper has gone
         return
-    if reversible:
-        ordinary_priority(os.getpid())
     _become(message, handles)
     if not message.get("copy"):
         keeper.sendall(STARTED)
