@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(900)]
 
-TRIALS, EPOCHS, PAUSE_S = 8, 60, 0.25
+TRIALS, EPOCHS, PAUSE_S = 8, 150, 0.25
 LEAST_PREEMPTIONS = 30
 
 
