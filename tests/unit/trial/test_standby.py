@@ -108,9 +108,7 @@ class World:
 
     def ready(self) -> None:
         """Wait until a standby has done its imports: it then sleeps on its socket."""
-        wait_for(lambda: len(self.children()) == 1)
-        pid = self.children()[0]
-        wait_for(lambda: "unix_stream" in _waits(pid) or "recv" in _waits(pid))
+        wait_for(lambda: [_waits(pid) for pid in self.children()] == [True])
         time.sleep(0.2)  # the keeper hears of it
 
     def close(self) -> None:
@@ -122,11 +120,13 @@ class World:
             process.stdout.close()
 
 
-def _waits(pid: int) -> str:
+def _waits(pid: int) -> bool:
+    """True when the process sleeps on a socket, False when it does anything else or has ended."""
     try:
-        return Path(f"/proc/{pid}/wchan").read_text()
+        place = Path(f"/proc/{pid}/wchan").read_text()
     except OSError:
-        return ""
+        return False
+    return "unix_stream" in place or "recv" in place
 
 
 @pytest.fixture(params=[True, False], ids=["copied", "used up"])
