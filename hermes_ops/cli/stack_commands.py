@@ -107,8 +107,7 @@ def _up(settings: Settings, foreground: bool) -> None:
         raise typer.Exit(INTERRUPTED_STATUS) from None
     _welcome(settings, started)
     if foreground:
-        typer.echo("Ctrl-C stops everything.")
-        lifecycle.wait_for_signal()
+        lifecycle.wait_for_signal(lambda: typer.echo("Ctrl-C stops everything."))
         _down(settings)
 
 

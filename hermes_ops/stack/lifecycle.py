@@ -255,9 +255,10 @@ def _stop_programs(supervisor: Supervisor) -> None:
         supervisor.stop_programs([name for name in wave if name in known])
 
 
-def wait_for_signal() -> None:
-    """Block until SIGINT or SIGTERM."""
+def wait_for_signal(announce: Callable[[], None]) -> None:
+    """Call `announce`, then block until SIGINT or SIGTERM; one that comes meanwhile counts."""
     received = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: received.set())
+    announce()
     received.wait()
