@@ -181,10 +181,14 @@ def job(
         checkpoint_s=segment.checkpoint_s if segment else None,
         restore_s=segment.restore_s if segment else None,
         startup_s=segment.startup_s if segment else None,
-        since_checkpoint_s=(
-            now_s - segment.checkpointed_s if segment and segment.checkpointed_s else None
-        ),
+        since_checkpoint_s=_since_checkpoint_s(segment, now_s),
     )
+
+
+def _since_checkpoint_s(segment: Segment | None, now_s: float) -> float | None:
+    if segment is None or not segment.checkpointed_s:
+        return None
+    return now_s - segment.checkpointed_s
 
 
 def job_id(sweep: str, number: int) -> JobId:

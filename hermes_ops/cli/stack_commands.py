@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     app.command("status")(status)
 
 
+# Longer than 40 lines: one line an option, so that --help needs no second table of them.
 def up(
     *,
     home: Home = None,
