@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import platform
-import signal
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from hermes_ops.stack.lifecycle import undisturbed
 
 QUICK = os.environ.get("BENCH_QUICK", "0") not in ("", "0")
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -93,18 +94,6 @@ def await_(condition: Callable[[], bool], timeout_s: float, what: str, period_s:
         if time.monotonic() > deadline_s:
             raise NotMeasuredError(f"{what}: not within {timeout_s:g} s")
         time.sleep(period_s)
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C cut the cleaning up short."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

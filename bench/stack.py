@@ -21,8 +21,8 @@ from bench.measure import (
     NotMeasuredError,
     environment,
     read_lines,
-    undisturbed,
 )
+from hermes_ops.stack.lifecycle import undisturbed
 
 HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 400.0

@@ -56,7 +56,7 @@ def _only_one(layout: Layout) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Let no second Ctrl-C cut a clean stop short."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in numbers]
@@ -84,7 +84,7 @@ def up(settings: Settings, say: Say) -> record.StackRecord:
             _start(settings, chosen, supervisor, say)
         except BaseException:
             say("Stopping what was started …")
-            with _undisturbed():
+            with undisturbed():
                 _stop(layout, supervisor, settings.drain_timeout_s, say)
             raise
         return chosen

@@ -75,9 +75,14 @@ def test_a_feed_without_an_address_leaves_the_metrics_on_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    feed = MetricFeed(lease(), TrialFolder.of(SWEEP, 3))
+    folder = TrialFolder.of(SWEEP, 3)
+    folder.path.mkdir(parents=True)
+    line = '{"name": "loss", "value": 1.0, "step": 1, "time_ms": 1}\n'
+    folder.metrics.write_text(line)
+    feed = MetricFeed(lease(), folder)
     feed.pump_once()
     feed.finish(Ending("finished"), segment())
+    assert (folder.metrics.read_text(), folder.sent.exists()) == (line, False)
 
 
 def test_segments_are_stored_with_their_gpus_those_under_way_without_an_end() -> None:
