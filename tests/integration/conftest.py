@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,9 @@ import pytest
 HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 360
 DOWN_TIMEOUT_S = 120
+
+# A background job of a shell is started with SIGINT ignored, and so would be all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
