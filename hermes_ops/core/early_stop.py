@@ -13,7 +13,7 @@ from math import inf, isfinite
 from statistics import fmean, median
 from typing import TypeVar
 
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term, overlay
 from hermes_ops.core.order import by_submission
 from hermes_ops.core.wrapper import Wrapper
 
@@ -119,7 +119,7 @@ class EarlyStop(Wrapper[M]):
         )
         plan, memory = self.policy.decide(replace(snapshot, jobs=jobs), memory)
         all_ends = tuple(dict.fromkeys((*plan.ends, *ends)))
-        return replace(plan, ends=all_ends, reasons=plan.reasons | ends), memory
+        return replace(plan, ends=all_ends, reasons=overlay(plan.reasons, ends)), memory
 
 
 def _open(jobs: Sequence[Job]) -> list[Job]:

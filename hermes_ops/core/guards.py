@@ -277,7 +277,7 @@ def _explain_served(snapshot: Snapshot, wanted: Plan, plan: Plan, served: Iterab
             text = "waits: its GPUs are kept for a job that has waited too long"
             reasons[grant.job] = Reason(text, _terms(wanted, grant.job))
     for grant in plan.grants:
-        if not wanted.gpus_of(grant.job) and reasons.get(grant.job) is wanted.reasons.get(
+        if not wanted.gpus_of(grant.job) and reasons.get(grant.job) == wanted.reasons.get(
             grant.job
         ):
             text = "runs on: who was to follow it waits"

@@ -7,12 +7,19 @@ the driver's clock (Unix time live, zero-based virtual time in a simulation). A 
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from math import inf
 from typing import NewType, Protocol, TypeVar
+
+from hermes_ops.core.order import by_submission, submission
 
 JobId = NewType("JobId", str)
 SweepId = NewType("SweepId", str)
+Value = float | int | str | bool
 
 
 class Phase(Enum):
@@ -52,6 +59,7 @@ class Job:
     submitted_s: float
     phase: Phase
     gpus_held: tuple[int, ...] = ()
+    share_held: float = 1.0  # of each of its GPUs, in (0, 1]; less than 1 in a simulation only
     min_gpus: int = 1
     max_gpus: int = 1
     weight: float = 1.0
@@ -64,6 +72,8 @@ class Job:
     deadline_s: float | None = None
     preemptible: bool = True
     service_gpu_s: float = 0.0  # attained over the whole life; survives every stop
+    service_at_s: float | None = None  # the instant for which it holds; None: the snapshot's
+    configuration: tuple[tuple[str, Value], ...] = ()  # its hyper-parameters, once it has them
     curve: tuple[Point, ...] = ()
     step_seconds: tuple[tuple[int, float], ...] = ()  # (GPUs, seconds a step), as measured
     preemptions: int = 0
@@ -85,6 +95,15 @@ class Job:
         """True for a job that has GPUs now or has been granted them."""
         return self.phase in (Phase.STARTING, Phase.RUNNING)
 
+    def attained_gpu_s(self, now_s: float) -> float:
+        """Service up to `now_s`: while it holds GPUs it grows by one GPU-second a second for each.
+
+        Source: Tiresias (NSDI 2019), the attained service of 2D-LAS: GPUs times time.
+        """
+        if self.service_at_s is None or not self.gpus_held:
+            return self.service_gpu_s
+        return self.service_gpu_s + len(self.gpus_held) * (now_s - self.service_at_s)
+
     @property
     def last_step(self) -> int:
         """The newest step of the curve; 0 before the first."""
@@ -101,20 +120,87 @@ class Job:
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
-    """The pool at one instant. `gpus` are those that jobs may use; `jobs` in no special order."""
+    """The pool at one instant. `gpus` are those that jobs may use; `jobs` in no special order.
+
+    The views below are computed when first asked for, then kept. A driver that has them at hand
+    passes them with `prepared`, so that a decision costs no pass over all waiting jobs.
+    """
 
     time_s: float
     gpus: tuple[Gpu, ...]
     jobs: tuple[Job, ...]
 
+    @classmethod
+    def prepared(
+        cls,
+        time_s: float,
+        gpus: tuple[Gpu, ...],
+        *,
+        holding: tuple[Job, ...],
+        queue: tuple[Job, ...],
+        others: tuple[Job, ...] = (),
+        index: Mapping[JobId, Job] | None = None,
+    ) -> Snapshot:
+        """A snapshot with its views: `holding` and `queue` as described there, `others` the rest.
+
+        `index`, if given, has all of them by id and must never change afterwards.
+        """
+        snapshot = cls(time_s, gpus, (*holding, *queue, *others))
+        snapshot.__dict__.update(holding=holding, queue=queue)
+        if index is not None:
+            snapshot.__dict__["index"] = index
+        return snapshot
+
+    @cached_property
+    def index(self) -> Mapping[JobId, Job]:
+        """The jobs by id."""
+        return {job.id: job for job in self.jobs}
+
+    @cached_property
+    def holding(self) -> tuple[Job, ...]:
+        """The RUNNING and STARTING jobs, in order of submission."""
+        return tuple(by_submission(job for job in self.jobs if job.holds_gpus))
+
+    @cached_property
+    def queue(self) -> tuple[Job, ...]:
+        """The PENDING and WAITING jobs, in order of submission."""
+        queued = (Phase.PENDING, Phase.WAITING)
+        return tuple(by_submission(job for job in self.jobs if job.phase in queued))
+
+    @cached_property
+    def held(self) -> Mapping[JobId, tuple[int, ...]]:
+        """The GPUs, ascending, that each RUNNING or STARTING job can keep.
+
+        A job whose GPUs have left the pool, whose number of GPUs is outside its range, or whose
+        GPUs another claims beyond their capacity (a drift that a driver has still to repair) keeps
+        nothing: of two claimants the one that must not be stopped wins, then the running one,
+        then the first submitted.
+        """
+        left = {gpu.index: 1.0 for gpu in self.gpus}
+        claimed = [gpu for job in self.holding for gpu in job.gpus_held]
+        alone = len(set(claimed)) == len(claimed)
+        kept: dict[JobId, tuple[int, ...]] = {}
+        for job in self.holding if alone else sorted(self.holding, key=_claim):
+            gpus = job.gpus_held
+            in_range = job.min_gpus <= len(gpus) <= job.max_gpus and len(set(gpus)) == len(gpus)
+            if in_range and all(left.get(gpu, -inf) >= job.share_held - SHARE_EPS for gpu in gpus):
+                for gpu in gpus:
+                    left[gpu] -= job.share_held
+                kept[job.id] = tuple(sorted(gpus))
+        return kept
+
     def job(self, job_id: JobId) -> Job:
         """The job of that id; KeyError when there is none."""
-        for job in self.jobs:
-            if job.id == job_id:
-                return job
-        raise KeyError(job_id)
+        return self.index[job_id]
+
+
+SHARE_EPS = 1e-9  # shares of a GPU that add up to 1 in floating point
+
+
+def _claim(job: Job) -> tuple[object, ...]:
+    return (job.preemptible, job.phase is not Phase.RUNNING, submission(job))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +223,39 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One job holds these GPUs (by index, ascending) from now on."""
+    """One job holds these GPUs (by index, ascending) from now on.
+
+    `share` is the part of each GPU that it gets, in (0, 1]; only a simulation grants less than 1.
+    """
 
     job: JobId
     gpus: tuple[int, ...]
     batch_size: int | None = None
+    share: float = 1.0
+
+
+class LazyReasons(Mapping[JobId, "Reason"]):
+    """The reasons of `ids`, each made when it is asked for: most are never looked at."""
+
+    def __init__(self, ids: Collection[JobId], explain: Callable[[JobId], Reason]) -> None:
+        self._ids = ids if isinstance(ids, dict | set | frozenset) else dict.fromkeys(ids)
+        self._explain = explain
+
+    def __getitem__(self, job: JobId) -> Reason:
+        if job not in self._ids:
+            raise KeyError(job)
+        return self._explain(job)
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+def overlay(base: Mapping[JobId, Reason], over: Mapping[JobId, Reason]) -> Mapping[JobId, Reason]:
+    """`base` with the entries of `over` in their place, nothing evaluated."""
+    return ChainMap(over, base)  # type: ignore[arg-type]  # only read, never written
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +264,7 @@ class Plan:
 
     `grants` is the whole target allocation: a job that runs and has no grant is to be stopped.
     `ends` are jobs to be ended early, for good. `ranking` orders the waiting jobs, first served
-    first (shown to users; it need not be complete). `review_at_s`: ask again then even if nothing
+    first (shown to users; its head is enough). `review_at_s`: ask again then even if nothing
     happens. `reasons` holds one entry for each job that the plan speaks of.
     """
 
@@ -158,7 +272,7 @@ class Plan:
     ends: tuple[JobId, ...] = ()
     ranking: tuple[JobId, ...] = ()
     review_at_s: float | None = None
-    reasons: dict[JobId, Reason] = field(default_factory=dict)
+    reasons: Mapping[JobId, Reason] = field(default_factory=dict)
 
     def gpus_of(self, job: JobId) -> tuple[int, ...]:
         """The GPUs that the plan gives to a job; empty when none."""
@@ -182,16 +296,18 @@ class Start:
     gpus: tuple[int, ...]
     reason: Reason
     batch_size: int | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Checkpoint, stop and restart the job on these GPUs."""
+    """Checkpoint, stop and restart the job on these GPUs; another share needs no restart."""
 
     job: JobId
     gpus: tuple[int, ...]
     reason: Reason
     batch_size: int | None = None
+    share: float = 1.0
 
 
 Action = Stop | Start | Resize

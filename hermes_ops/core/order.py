@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from hermes_ops.core.model import Job
+if TYPE_CHECKING:
+    from hermes_ops.core.model import Job
 
 _DIGITS = re.compile(r"(\d+)")
 SubmissionKey = tuple[float, tuple[tuple[int, int | str], ...]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, SweepId
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, SweepId, overlay
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
@@ -62,4 +62,4 @@ def _explained(plan: Plan, hidden: dict[JobId, int]) -> Plan:
         )
         for job, limit in hidden.items()
     }
-    return replace(plan, reasons=plan.reasons | reasons)
+    return replace(plan, reasons=overlay(plan.reasons, reasons))

@@ -20,28 +20,13 @@ class Queues:
 
 
 def holdings(snapshot: Snapshot) -> Places:
-    """The GPUs that each RUNNING or STARTING job can keep.
-
-    A job whose GPUs have left the pool, whose number of GPUs is outside its range, or who shares
-    one with another (a drift that a driver has still to repair) keeps nothing: of two claimants
-    the one that must not be stopped wins, then the running one, then the first submitted.
-    """
-    free = {gpu.index for gpu in snapshot.gpus}
-    kept: Places = {}
-    claimants = [job for job in snapshot.jobs if job.holds_gpus]
-    for job in sorted(claimants, key=_claim):
-        gpus = set(job.gpus_held)
-        in_range = job.min_gpus <= len(gpus) <= job.max_gpus
-        if in_range and gpus <= free and len(gpus) == len(job.gpus_held):
-            free -= gpus
-            kept[job.id] = tuple(sorted(gpus))
-    return kept
+    """The GPUs that each RUNNING or STARTING job can keep: a copy of `Snapshot.held`."""
+    return dict(snapshot.held)
 
 
 def holders(snapshot: Snapshot) -> list[Job]:
     """The jobs that keep their GPUs, first submitted first."""
-    held = holdings(snapshot)
-    return by_submission(job for job in snapshot.jobs if job.id in held)
+    return [job for job in snapshot.holding if job.id in snapshot.held]
 
 
 def least_loaded(load: Mapping[int, int], number: int, threshold: int) -> tuple[int, ...] | None:
@@ -74,10 +59,6 @@ def place(snapshot: Snapshot, held: Places, memory: Queues, threshold: int) -> P
     return places
 
 
-def _claim(job: Job) -> tuple[bool, bool, SubmissionKey]:
-    return (job.preemptible, job.phase is not Phase.RUNNING, submission(job))
-
-
 def _remembered(snapshot: Snapshot, held: Places, memory: Queues) -> Places:
     indices = {gpu.index for gpu in snapshot.gpus}
     known = dict(memory.places)
@@ -86,7 +67,7 @@ def _remembered(snapshot: Snapshot, held: Places, memory: Queues) -> Places:
         gpus = known.get(job.id, ())
         fits = len(gpus) == job.min_gpus and indices.issuperset(gpus)
         if job.is_open and job.id not in places and fits:
-            places[job.id] = gpus
+            places[job.id] = tuple(sorted(gpus))
     return places
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from hermes_ops.core.model import (
+    SHARE_EPS,
     Action,
     Grant,
     Job,
@@ -30,7 +33,7 @@ def check(snapshot: Snapshot, plan: Plan) -> None:
     GPUs outside the job's range; a non-preemptible running job dropped or moved, unless it is
     ended or its GPUs cannot be kept (`holdings`).
     """
-    jobs = {job.id: job for job in snapshot.jobs}
+    jobs = snapshot.index
     for job_id in (*(g.job for g in plan.grants), *plan.ends, *plan.ranking):
         _require(job_id in jobs, f"{job_id} is not a job of the snapshot")
     for job_id in plan.ends:
@@ -56,29 +59,42 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
     stops: list[Action] = []
     resizes: list[Action] = []
     starts: list[Action] = []
-    concerned = granted.keys() | ends
-    for job in by_submission(j for j in snapshot.jobs if j.holds_gpus or j.id in concerned):
+    holding = {job.id for job in snapshot.holding}
+    fresh = [snapshot.index[j] for j in {*granted, *ends} if j not in holding]
+    for job in by_submission((*_touched(snapshot, granted, ends), *fresh)):
         reason = plan.reasons.get(job.id, _UNEXPLAINED)
         grant = granted.get(job.id)
         if job.id in ends:
             stops.append(Stop(job.id, reason, final=True))
         elif not job.holds_gpus:
-            starts += [Start(g.job, g.gpus, reason, g.batch_size) for g in (grant,) if g]
+            starts += [Start(g.job, g.gpus, reason, g.batch_size, g.share) for g in (grant,) if g]
         elif grant is None or _moved(job, grant):
             stops.append(Stop(job.id, reason))
-        elif len(grant.gpus) != len(job.gpus_held):
-            resizes.append(Resize(job.id, grant.gpus, reason, grant.batch_size))
+        else:
+            resizes.append(Resize(job.id, grant.gpus, reason, grant.batch_size, grant.share))
     return (*stops, *resizes, *starts)
+
+
+def _touched(snapshot: Snapshot, granted: Mapping[JobId, Grant], ends: set[JobId]) -> Iterator[Job]:
+    """The jobs that hold GPUs and for which the plan changes something."""
+    for job in snapshot.holding:
+        grant = granted.get(job.id)
+        kept = grant is not None and grant.share == job.share_held and job.id not in ends
+        if not (kept and grant and (grant.gpus == job.gpus_held or _same(grant, job))):
+            yield job
+
+
+def _same(grant: Grant, job: Job) -> bool:
+    return set(grant.gpus) == set(job.gpus_held)
 
 
 def _moved(job: Job, grant: Grant) -> bool:
     same_number = len(grant.gpus) == len(job.gpus_held)
-    return same_number and set(grant.gpus) != set(job.gpus_held)
+    return same_number and not _same(grant, job)
 
 
-def _check_grants(snapshot: Snapshot, plan: Plan, jobs: dict[JobId, Job]) -> None:
-    free = {gpu.index for gpu in snapshot.gpus}
-    pool = frozenset(free)
+def _check_grants(snapshot: Snapshot, plan: Plan, jobs: Mapping[JobId, Job]) -> None:
+    left = {gpu.index: 1.0 for gpu in snapshot.gpus}
     seen: set[JobId] = set()
     for grant in plan.grants:
         job = jobs[grant.job]
@@ -90,10 +106,11 @@ def _check_grants(snapshot: Snapshot, plan: Plan, jobs: dict[JobId, Job]) -> Non
         in_range = job.min_gpus <= len(grant.gpus) <= job.max_gpus
         allowed = f"{job.min_gpus} to {job.max_gpus}"
         _require(in_range, f"{job.id} is given {len(grant.gpus)} GPUs, it takes {allowed}")
+        _require(0 < grant.share <= 1, f"{job.id} is given a share of {grant.share}")
         for gpu in grant.gpus:
-            _require(gpu in pool, f"{job.id} is given GPU {gpu}, which the pool does not have")
-            _require(gpu in free, f"{job.id} is given GPU {gpu}, which is given twice")
-            free.discard(gpu)
+            _require(gpu in left, f"{job.id} is given GPU {gpu}, which the pool does not have")
+            left[gpu] -= grant.share
+            _require(left[gpu] >= -SHARE_EPS, f"{job.id} is given GPU {gpu}, which is given twice")
 
 
 def _require(condition: bool, fact: str) -> None:

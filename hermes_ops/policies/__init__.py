@@ -16,16 +16,29 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
 }
 
 
-def make_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
+GIVEN = ("oracle", "prior")  # handed over by a driver, never by a user
+
+
+def make_policy(
+    name: str, parameters: Mapping[str, object], given: Mapping[str, object] | None = None
+) -> Policy[Any]:
     """The policy of that name with these parameters, without guards.
 
-    Raises ConfigError for an unknown name, an unknown parameter or a value that is not allowed.
+    `given` is what a driver can hand over: an `oracle` (a simulation only), a `prior` of earlier
+    sweeps; a policy takes those that it has a field for.
+
+    Raises ConfigError for an unknown name, an unknown parameter, a value that is not allowed, or
+    an oracle that the policy needs and does not get.
     """
     if name not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         problem = Problem("policy", repr(name), known, "name one of these")
         raise ConfigError("the pool's policy", (problem,))
-    allowed = _parameters(POLICIES[name])
+    fields = _parameters(POLICIES[name])
+    allowed = tuple(field for field in fields if field not in GIVEN)
+    handed = {key: value for key, value in (given or {}).items() if key in fields}
+    if needs_oracle(name) and "oracle" not in handed:
+        raise _only_simulated(name, "it has to know how long each job will still run")
     unknown = [p for p in parameters if p not in allowed]
     if unknown:
         names = ", ".join(allowed) or "no parameter at all"
@@ -35,10 +48,35 @@ def make_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
         )
         raise ConfigError("the pool's policy", problems)
     try:
-        return POLICIES[name](**parameters)
+        return POLICIES[name](**parameters, **handed)
     except (TypeError, ValueError) as error:
         problem = Problem(f"policy.{name}", repr(dict(parameters)), str(error), "correct the value")
         raise ConfigError("the pool's policy", (problem,)) from error
+
+
+def needs_oracle(name: str) -> bool:
+    """True for a policy that knows the future: it runs in a simulation only."""
+    return "oracle" in _parameters(POLICIES[name])
+
+
+def needs_shares(name: str) -> bool:
+    """True for a policy that gives fractions of GPUs: it runs in a simulation only."""
+    return bool(getattr(POLICIES[name], "shares", False))
+
+
+def check_live(name: str) -> None:
+    """Raise ConfigError, with the reason, for a policy that runs in a simulation only."""
+    if name in POLICIES and needs_oracle(name):
+        raise _only_simulated(name, "it has to know how long each job will still run")
+    if name in POLICIES and needs_shares(name):
+        raise _only_simulated(name, "it gives fractions of a GPU to several trials at a time")
+
+
+def _only_simulated(name: str, reason: str) -> ConfigError:
+    live = ", ".join(n for n in sorted(POLICIES) if not (needs_oracle(n) or needs_shares(n)))
+    fact = f"{name!r}, which runs in a simulation only: {reason}"
+    problem = Problem("policy", fact, live, "name one of these, or use `hermes simulate`")
+    return ConfigError("the pool's policy", (problem,))
 
 
 def _parameters(factory: Callable[..., Policy[Any]]) -> tuple[str, ...]:
