@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from hermes_ops.core.model import Gpu, JobId, Point, SweepId, Value
 
+TRACE = SweepId("trace")  # the sweep of jobs that belong to none
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -36,7 +38,7 @@ class Work:
     submitted_s: float
     seconds: float
     gpus: int = 1
-    sweep: SweepId = SweepId("trace")
+    sweep: SweepId = TRACE
     user: str = ""
     virtual_cluster: str = ""
     model_name: str | None = None
