@@ -5,20 +5,27 @@ Nothing here must be remembered: a controller that was killed finds the same boo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from hermes_ops.airflow.metadata import Metadata, RunRow
 from hermes_ops.airflow.pool import SweepFacts, Trial, job
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
-from hermes_ops.config import SweepConfig, parse, render_command, render_environment
+from hermes_ops.config import Algorithm, SweepConfig, parse, render_command, render_environment
 from hermes_ops.core.model import Job, Phase, SweepId
 from hermes_ops.search import make_sampler
 from hermes_ops.search.interface import Observation, Sampler
 
 Points = Sequence[tuple[int, float, int]]
 FAILED, SUCCEEDED = "failed", "success"
+
+FORESEEN = 256
+"""Trials of a sweep, the first ones, whose configurations are looked up before they begin."""
+
+FORESEEN_A_ROUND = 16
+"""As a draw takes a millisecond or more, a round makes no more of them for each sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Plan:
     config: SweepConfig
     sampler: Sampler
     facts: SweepFacts
+    _foreseen: dict[int, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, run: RunRow) -> Plan | None:
@@ -54,8 +62,25 @@ class Plan:
             sign=config.objective.sign,
             total_steps=config.budget.max_epochs,
             preemptible=config.trial.preemptible,
+            deadline_s=_deadline_s(config, run),
         )
         return cls(run, record, config, sampler, facts)
+
+    def foresee(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Any]]:
+        """Configurations that trials will be opened with, by number; more of them at each call.
+
+        Only where no result plays a part in them: with grid and random search.
+        """
+        if self.config.search.algorithm in (Algorithm.GRID, Algorithm.RANDOM):
+            unknown = (n for n in numbers if n < FORESEEN and n not in self._foreseen)
+            for number in islice(unknown, FORESEEN_A_ROUND):
+                self._foreseen[number] = self.sampler.ask(number, ())
+        return self._foreseen
+
+
+def _deadline_s(config: SweepConfig, run: RunRow) -> float | None:
+    limit_s = config.budget.wall_clock_seconds
+    return None if limit_s is None else run.started_s + limit_s
 
 
 @dataclass(slots=True)
@@ -89,7 +114,11 @@ class Book:
         """Every trial as a policy sees it; those of a closing sweep are left out."""
         if self.close is not None:
             return []
-        jobs = [job(t, self.plan.facts, self.curves.get(t.number, ()), now_s) for t in self.trials]
+        foreseen = self.plan.foresee(t.number for t in self.trials if t.lease is None)
+        jobs = [
+            job(t, self.plan.facts, self.curves.get(t.number, ()), now_s, foreseen.get(t.number))
+            for t in self.trials
+        ]
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
 
     def _offered(self, candidate: Job, trial: Trial) -> bool:

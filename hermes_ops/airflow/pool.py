@@ -17,7 +17,7 @@ from hermes_ops.airflow.records import (
     decode,
     is_active,
 )
-from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
+from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
 
 FINAL_STATES = ("success", "failed", "skipped", "removed", "upstream_failed")
 READY_STATES = ("scheduled",)
@@ -141,12 +141,28 @@ class SweepFacts:
     sign: float
     total_steps: int | None
     preemptible: bool
+    deadline_s: float | None = None  # when its budget of wall-clock time ends it
+
+
+def configuration(
+    trial: Trial, foreseen: Mapping[str, Value] | None = None
+) -> tuple[tuple[str, Value], ...]:
+    """The trial's hyper-parameters: its lease's; before it has one, those foreseen for it."""
+    found = trial.lease.config if trial.lease is not None else foreseen or {}
+    return tuple(found.items())
 
 
 def job(
-    trial: Trial, facts: SweepFacts, points: Sequence[tuple[int, float, int]], now_s: float
+    trial: Trial,
+    facts: SweepFacts,
+    points: Sequence[tuple[int, float, int]],
+    now_s: float,
+    foreseen: Mapping[str, Value] | None = None,
 ) -> Job:
-    """The trial as a policy sees it."""
+    """The trial as a policy sees it; `foreseen` is the configuration that it will be opened with.
+
+    Its service holds for `now_s`.
+    """
     segment, phase = trial.segment, trial.phase
     under_way = segment if segment is not None and segment.running else None
     holds = phase in (Phase.STARTING, Phase.RUNNING)
@@ -166,6 +182,8 @@ def job(
         max_gpus=facts.gpus,
         weight=facts.weight,
         total_steps=facts.total_steps,
+        deadline_s=facts.deadline_s,
+        configuration=configuration(trial, foreseen),
         preemptible=facts.preemptible and (segment is None or segment.preemptible),
         service_gpu_s=service,
         curve=curve(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.airflow import books
 from hermes_ops.airflow.books import Book, Plan
 from hermes_ops.airflow.metadata import RunRow, TrialRow
 from hermes_ops.airflow.pool import Trial
@@ -15,6 +16,9 @@ from hermes_ops.search.interface import Observation
 from tests.unit.airflow.worlds import book, lease, pending, row, run_row, running, segment, waiting
 
 NAN, INF = float("nan"), float("inf")
+SPACE = {"rate": {"type": "loguniform", "low": 0.001, "high": 0.1}}
+TPE = {"algorithm": "tpe", "seed": 7, "max_trials": 8, "space": SPACE}
+MANY = {"algorithm": "random", "seed": 7, "max_trials": 1_000, "space": SPACE}
 
 
 class Tables:
@@ -88,3 +92,38 @@ def test_a_maximised_objective_is_told_as_a_loss() -> None:
 def test_the_same_history_gives_the_same_configuration() -> None:
     assert book(running(0, 0)).ask(1) == book(running(0, 0)).ask(1)
     assert book(pending(0)).ask(1) != book(pending(0)).ask(2)
+
+
+def test_a_policy_sees_the_configuration_of_every_trial_that_has_one() -> None:
+    world = book(running(0, 0), waiting(1), search=TPE)
+    assert [j.configuration for j in world.jobs(1.0)] == [(("rate", 0.1),)] * 2
+
+
+def test_a_pending_trial_of_a_random_search_shows_the_configuration_it_will_be_opened_with() -> (
+    None
+):
+    world = book(running(0, 0), pending(1), pending(2))
+    shown = [dict(j.configuration) for j in world.jobs(1.0)]
+    assert shown[1:] == [world.ask(1), world.ask(2)]
+
+
+def test_a_pending_trial_of_a_search_that_learns_shows_none() -> None:
+    assert [j.configuration for j in book(pending(0), search=TPE).jobs(1.0)] == [()]
+
+
+def test_a_round_looks_up_a_few_configurations_and_the_next_one_goes_on() -> None:
+    few = books.FORESEEN_A_ROUND
+    world = book(*(pending(n) for n in range(2 * few + 1)), search=MANY)
+    known = [sum(bool(j.configuration) for j in world.jobs(1.0)) for _ in range(4)]
+    assert known == [few, 2 * few, 2 * few + 1, 2 * few + 1]
+
+
+def test_trials_far_behind_are_not_looked_up() -> None:
+    world = book(pending(books.FORESEEN - 1), pending(books.FORESEEN), search=MANY)
+    assert [bool(j.configuration) for j in world.jobs(1.0)] == [True, False]
+
+
+def test_a_budget_of_wall_clock_time_is_the_trials_deadline() -> None:
+    (timed,) = book(pending(0), budget={"wall_clock_seconds": 600.0}).jobs(1.0)
+    (free,) = book(pending(0)).jobs(1.0)
+    assert (timed.deadline_s, free.deadline_s) == (50.0 + 600.0, None)
