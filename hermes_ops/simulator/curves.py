@@ -1,0 +1,228 @@
+"""Recorded learning curves of many configurations, and the sweeps that are drawn from them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hermes_ops.core.history import PastTrial
+from hermes_ops.core.model import JobId, Point, SweepId, Value
+from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.simulator.workload import Costs, Work, Workload
+
+Array = NDArray[np.float64]
+SHAPES = {
+    "hyperparameter_names": "[H], text",
+    "configs": "[N, H]",
+    "val_loss": "[N, E], lower is better",
+    "val_accuracy": "[N, E]",
+    "elapsed_s": "[N, E], cumulative seconds of training",
+}
+WITHIN = 0.01  # a configuration is good when its lowest loss is so near to the best one's
+BEST_PART = 0.05  # sets of a given number of good ones are led by one of the best 5 % that can
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """N configurations of H hyper-parameters, each trained for E epochs."""
+
+    name: str
+    hyperparameter_names: tuple[str, ...]
+    configs: Array
+    val_loss: Array
+    val_accuracy: Array
+    elapsed_s: Array
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    @property
+    def epochs(self) -> int:
+        """The length E of every curve."""
+        return int(self.val_loss.shape[1])
+
+    @property
+    def lowest(self) -> Array:
+        """The lowest loss of each configuration; inf for one that never had a finite loss."""
+        lowest: Array = np.where(np.isfinite(self.val_loss), self.val_loss, np.inf).min(axis=1)
+        return lowest
+
+    def configuration(self, row: int) -> tuple[tuple[str, Value], ...]:
+        """The hyper-parameters of a row, by name; an int where the whole column is integral."""
+        integral = np.all(self.configs == np.floor(self.configs), axis=0)
+        pairs = zip(self.hyperparameter_names, self.configs[row], integral, strict=True)
+        return tuple((name, int(value) if whole else float(value)) for name, value, whole in pairs)
+
+    def curve(self, row: int) -> tuple[Point, ...]:
+        """The whole learning curve of a row; steps are epochs, from 1."""
+        pairs = zip(self.val_loss[row], self.elapsed_s[row], strict=True)
+        return tuple(Point(e, float(loss), float(s)) for e, (loss, s) in enumerate(pairs, start=1))
+
+
+def read_curves(path: Path) -> Curves:
+    """Read an `.npz` of learning curves (its keys and shapes: `SHAPES`).
+
+    Raises ConfigError for a file that cannot be read, pickled arrays (they could run code), a
+    missing key, a wrong shape, and seconds that are not finite, not positive or fall.
+    """
+    arrays = _arrays(path)
+    missing = [key for key in SHAPES if key not in arrays]
+    if missing:
+        problems = (Problem(key, "nothing", SHAPES[key], "add the array") for key in missing)
+        raise ConfigError(str(path), tuple(problems))
+    names = tuple(str(name) for name in arrays["hyperparameter_names"].ravel())
+    kept = {
+        key: _numbers(path, key, arrays[key]) for key in SHAPES if key != "hyperparameter_names"
+    }
+    _check_shapes(path, len(names), kept)
+    _check_seconds(path, kept["elapsed_s"])
+    return Curves(path.stem, names, **kept)
+
+
+def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return {key: stored[key] for key in SHAPES if key in stored}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        fact = str(error).partition("\n")[0]
+        problem = Problem("the file", fact, "an .npz of plain arrays", "save it with numpy.savez")
+        raise ConfigError(str(path), (problem,)) from error
+
+
+def _numbers(path: Path, key: str, array: NDArray[np.generic]) -> Array:
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        problem = Problem(key, f"type {array.dtype}", "numbers", "encode what is not a number")
+        raise ConfigError(str(path), (problem,)) from error
+
+
+def _check_shapes(path: Path, names: int, arrays: Mapping[str, Array]) -> None:
+    loss = arrays["val_loss"]
+    rows, epochs = loss.shape if loss.ndim == 2 else (0, 0)
+    wanted = dict.fromkeys(("val_loss", "val_accuracy", "elapsed_s"), (rows, epochs))
+    wanted["configs"] = (rows, names)
+    problems = [
+        Problem(key, f"shape {list(arrays[key].shape)}", f"{list(shape)}", "correct the shape")
+        for key, shape in wanted.items()
+        if arrays[key].shape != shape
+    ]
+    if not problems and rows * epochs == 0:
+        problems = [Problem("val_loss", "no curve", "at least one", "add curves")]
+    if problems:
+        raise ConfigError(str(path), tuple(problems))
+
+
+def _check_seconds(path: Path, elapsed_s: Array) -> None:
+    """Seconds may stand still (an epoch below the clock's resolution), but never fall."""
+    steps_s = np.diff(elapsed_s, axis=1, prepend=0.0)
+    bad = ~np.isfinite(elapsed_s) | (elapsed_s <= 0) | (steps_s < 0)
+    if bad.any():
+        row, epoch = (int(i) for i in np.argwhere(bad)[0])
+        before = f" after {elapsed_s[row, epoch - 1]}" if epoch else ""
+        problem = Problem(
+            f"elapsed_s[{row}, {epoch}]",
+            f"{elapsed_s[row, epoch]}{before}",
+            "finite, above 0, never less than the epoch before",
+            "store cumulative seconds",
+        )
+        raise ConfigError(str(path), (problem,))
+
+
+def sample(
+    curves: Curves,
+    trials: int,
+    seed: int,
+    *,
+    prior_sweeps: int = 0,
+    costs: Costs | None = None,
+    arrivals_s: Sequence[float] | None = None,
+    good: int | None = None,
+) -> tuple[Workload, tuple[PastTrial, ...]]:
+    """Draw a sweep of `trials` configurations, and the earlier sweeps of as many others.
+
+    The same seed draws the same sweep, however many earlier ones are asked for. All trials are
+    submitted at 0, or at `arrivals_s` (one time for each). With `good`, exactly that many trials
+    have a lowest loss within 1 % of the set's best; the best one is then drawn from the best 5 %
+    of all configurations that have enough others near and enough worse ones.
+
+    Raises ConfigError when there are not enough configurations for what is asked.
+    """
+    needed = trials * (1 + prior_sweeps)
+    _at_least(curves, "trials", trials, 1, len(curves))
+    if needed > len(curves):
+        found = f"{trials} trials and {prior_sweeps} earlier sweeps of as many"
+        allowed = f"{len(curves)} configurations in all"
+        problem = Problem("trials", found, allowed, "ask for fewer")
+        raise ConfigError(curves.name, (problem,))
+    shuffled = np.random.default_rng(seed).permutation(len(curves))
+    if good is not None:
+        _at_least(curves, "good", good, 1, trials)
+        shuffled = _with_good(curves, trials, good, shuffled, seed)
+    arrivals = tuple(arrivals_s) if arrivals_s is not None else (0.0,) * trials
+    if len(arrivals) != trials:
+        problem = Problem("arrivals", f"{len(arrivals)} times", str(trials), "give each trial one")
+        raise ConfigError(curves.name, (problem,))
+    sweep = SweepId(f"{curves.name}-{seed}")
+    jobs = (
+        replace(
+            _work(curves, int(row)),
+            id=JobId(f"{sweep}/{number}"),
+            sweep=sweep,
+            submitted_s=float(arrivals[number]),
+            costs=costs or Costs(),
+        )
+        for number, row in enumerate(shuffled[:trials])
+    )
+    past = (
+        PastTrial(curves.configuration(int(row)), curves.curve(int(row)), curves.epochs)
+        for row in shuffled[trials:needed]
+    )
+    return Workload(str(sweep), tuple(jobs)), tuple(past)
+
+
+def _work(curves: Curves, row: int) -> Work:
+    return Work(
+        id=JobId(str(row)),
+        submitted_s=0.0,
+        seconds=float(curves.elapsed_s[row, -1]),
+        total_steps=curves.epochs,
+        curve=curves.curve(row),
+        configuration=curves.configuration(row),
+    )
+
+
+def _with_good(
+    curves: Curves, trials: int, good: int, shuffled: NDArray[np.int64], seed: int
+) -> NDArray[np.int64]:
+    """All rows, first `trials` of them with exactly `good` good ones, in a seeded order."""
+    lowest = curves.lowest
+    limit = lowest + WITHIN * np.abs(lowest)
+    ranked = np.sort(lowest)
+    near = np.searchsorted(ranked, limit, "right") - np.searchsorted(ranked, lowest, "left")
+    worse = len(curves) - np.searchsorted(ranked, limit, "right")
+    able = np.flatnonzero(np.isfinite(lowest) & (near >= good) & (worse >= trials - good))
+    if not len(able):
+        allowed = f"a set of {trials} that {curves.name} has"
+        problem = Problem("good", f"{good} of {trials}", allowed, "ask for another number")
+        raise ConfigError(curves.name, (problem,))
+    able = able[np.argsort(lowest[able], kind="stable")]
+    chance = np.random.default_rng((seed, good))
+    leader = able[chance.integers(max(1, int(len(able) * BEST_PART)))]
+    others = shuffled[shuffled != leader]
+    loss = lowest[others]
+    close = others[(loss >= lowest[leader]) & (loss <= limit[leader])][: good - 1]
+    far = others[loss > limit[leader]][: trials - good]
+    chosen = chance.permutation(np.concatenate(([leader], close, far)))
+    return np.concatenate((chosen, shuffled[~np.isin(shuffled, chosen)]))
+
+
+def _at_least(curves: Curves, name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        problem = Problem(name, str(value), f"{low} to {high}", "ask for another number")
+        raise ConfigError(curves.name, (problem,))

@@ -1,0 +1,224 @@
+"""What a simulation came to, in numbers. Times count from the first submission."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
+from math import inf, isfinite
+
+import numpy as np
+
+from hermes_ops.core.model import JobId
+from hermes_ops.simulator.workload import Outcome, Run, Work, Workload
+
+WITHIN = 0.01  # "good": a loss so near to the lowest of all, relative to it
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The figures of one run under the names that its JSON has. None: it never came to that.
+
+    Completion: submission to end, of the jobs that finished. Queueing: seconds without GPUs between
+    submission and end. Utilisation: part of GPUs times makespan that was held, costs included.
+    `time_to_best_seconds`: until the trial with the lowest loss of all has run all its epochs.
+    `time_to_good_seconds`: until any trial has shown a loss within 1 % of that lowest one.
+    `fairness_*`: Themis' rho, see `fairness`. `decision_ms_*` are measured, all others virtual.
+    """
+
+    jobs: int
+    finished: int
+    mean_completion_seconds: float | None
+    median_completion_seconds: float | None
+    p95_completion_seconds: float | None
+    p99_completion_seconds: float | None
+    mean_queueing_seconds: float
+    makespan_seconds: float
+    utilisation: float
+    gpu_seconds: float
+    lost_gpu_seconds: float
+    preemptions: int
+    fairness_mean: float | None
+    fairness_max: float | None
+    time_to_best_seconds: float | None
+    time_to_good_seconds: float | None
+    decisions: int
+    decision_ms: float | None
+    decision_ms_median: float | None
+
+    def document(self) -> dict[str, float | int | None]:
+        """The figures by name; None for one that is not finite."""
+        return {n: v if v is None or isfinite(v) else None for n, v in asdict(self).items()}
+
+
+def measure(run: Run) -> Metrics:
+    """The figures of a run."""
+    completions = [o.completion_s for o in run.outcomes if o.completion_s is not None]
+    rho = list(fairness(run).values())
+    decision_ms = [1000.0 * s for s in run.decision_s]
+    return Metrics(
+        jobs=len(run.outcomes),
+        finished=len(completions),
+        mean_completion_seconds=_mean(completions),
+        median_completion_seconds=percentile(completions, 50),
+        p95_completion_seconds=percentile(completions, 95),
+        p99_completion_seconds=percentile(completions, 99),
+        mean_queueing_seconds=_mean([o.waited_s for o in run.outcomes]) or 0.0,
+        makespan_seconds=makespan_s(run),
+        utilisation=utilisation(run),
+        gpu_seconds=sum(o.service_gpu_s for o in run.outcomes),
+        lost_gpu_seconds=sum(o.lost_gpu_s for o in run.outcomes),
+        preemptions=sum(o.preemptions for o in run.outcomes),
+        fairness_mean=_mean(rho),
+        fairness_max=max(rho, default=None),
+        time_to_best_seconds=time_to_best_s(run),
+        time_to_good_seconds=time_to_good_s(run),
+        decisions=run.decisions,
+        decision_ms=_mean(decision_ms),
+        decision_ms_median=percentile(decision_ms, 50),
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The percentile, linear between the two nearest values; None of nothing."""
+    return float(np.percentile(values, percent)) if len(values) else None
+
+
+def makespan_s(run: Run) -> float:
+    """First submission to the last moment at which a GPU was held; 0 if none ever was."""
+    return max((s.end_s for s in run.segments), default=_begin_s(run)) - _begin_s(run)
+
+
+def utilisation(run: Run) -> float:
+    """The part of GPUs x makespan in which a GPU was held, in [0, 1]; 0 when nothing ran.
+
+    A GPU that several jobs share counts once.
+    """
+    stretches: dict[int, list[tuple[float, float]]] = {gpu.index: [] for gpu in run.gpus}
+    for segment in run.segments:
+        for gpu in segment.gpus:
+            stretches[gpu].append((segment.begin_s, segment.end_s))
+    whole = len(run.gpus) * makespan_s(run)
+    return min(1.0, sum(map(_covered, stretches.values())) / whole) if whole > 0 else 0.0
+
+
+def _covered(stretches: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of stretches."""
+    total, until = 0.0, -inf
+    for begin, end in sorted(stretches):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def fairness(run: Run) -> dict[JobId, float]:
+    """Finish-time fairness of each finished job: shared time over independent time.
+
+    Shared: its completion time. Independent: its service alone on its share of the GPUs, of which
+    it uses no more than it asks for; 1 is fair, less is better. The share is GPUs / n, with n the
+    mean number of unfinished jobs during its stay (at least 1).
+    Source: Mahajan et al., "Themis", NSDI 2020, section 3; counting n as a mean over the stay,
+    and leaving out that a job can be slower on fewer GPUs, are our choices.
+    """
+    present = _Presence(run.outcomes)
+    return {
+        o.work.id: _rho(o, present.mean(o.work.submitted_s, o.ended_s), len(run.gpus))
+        for o in run.outcomes
+        if o.completion_s is not None and o.ended_s is not None and o.work.seconds > 0
+    }
+
+
+def _rho(outcome: Outcome, contending: float, gpus: int) -> float:
+    work = outcome.work
+    share = min(gpus / max(1.0, contending), work.gpus)
+    return (outcome.completion_s or 0.0) / (work.seconds * work.gpus / share)
+
+
+class _Presence:
+    """How many jobs were there, submitted and not ended, as an integral over time."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        last_s = max((o.ended_s for o in outcomes if o.ended_s is not None), default=0.0)
+        changes = [(o.work.submitted_s, 1) for o in outcomes]
+        changes += [(o.ended_s if o.ended_s is not None else last_s, -1) for o in outcomes]
+        changes.sort()
+        self._times = [at_s for at_s, _ in changes]
+        self._counts = list(accumulate(by for _, by in changes))
+        areas = (
+            (later - at) * count
+            for (at, later), count in zip(pairwise(self._times), self._counts, strict=False)
+        )
+        self._areas = [0.0, *accumulate(areas)]
+
+    def mean(self, begin_s: float, end_s: float) -> float:
+        """The mean number of jobs between two times; 1 for no time at all."""
+        if end_s <= begin_s:
+            return 1.0
+        return (self._until(end_s) - self._until(begin_s)) / (end_s - begin_s)
+
+    def _until(self, at_s: float) -> float:
+        place = bisect_right(self._times, at_s) - 1
+        if place < 0:
+            return 0.0
+        return self._areas[place] + (at_s - self._times[place]) * self._counts[place]
+
+
+def lowest_loss(work: Work) -> float:
+    """The lowest loss of a job's whole curve; inf without any."""
+    return min((p.loss for p in work.curve if isfinite(p.loss)), default=inf)
+
+
+def best_work(workload: Workload) -> Work | None:
+    """The job with the lowest loss of all, of two the first in the workload; None without any."""
+    best = min(workload.jobs, key=lowest_loss, default=None)
+    return best if best is not None and isfinite(lowest_loss(best)) else None
+
+
+def time_to_best_s(run: Run) -> float | None:
+    """Seconds until the trial with the lowest loss of all has run all its epochs."""
+    best = best_work(run.workload)
+    if best is None:
+        return None
+    outcome = next(o for o in run.outcomes if o.work.id == best.id)
+    if outcome.completion_s is None or outcome.ended_s is None:
+        return None
+    return outcome.ended_s - _begin_s(run)
+
+
+def time_to_good_s(run: Run, within: float = WITHIN) -> float | None:
+    """Seconds until any trial has shown a loss at most `within` (relative) above the lowest."""
+    best = best_work(run.workload)
+    if best is None:
+        return None
+    lowest = lowest_loss(best)
+    limit = lowest + within * abs(lowest)
+    return next((s.at_s - _begin_s(run) for s in run.sights if s.loss <= limit), None)
+
+
+def regret(run: Run) -> tuple[tuple[float, float], ...]:
+    """The best loss seen so far minus the lowest of all, as (seconds, regret) of each fall.
+
+    A step function from its first point on; before that nothing has been seen. It never rises and
+    is 0 from when the lowest loss of all is seen.
+    """
+    best = best_work(run.workload)
+    if best is None:
+        return ()
+    return tuple(_falls(run, lowest_loss(best)))
+
+
+def _falls(run: Run, lowest: float) -> Iterator[tuple[float, float]]:
+    seen = inf
+    for sight in run.sights:
+        if sight.loss < seen:
+            seen = sight.loss
+            yield sight.at_s - _begin_s(run), seen - lowest
+
+
+def _begin_s(run: Run) -> float:
+    return min((w.submitted_s for w in run.workload.jobs), default=0.0)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
