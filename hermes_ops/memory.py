@@ -22,8 +22,8 @@ def encode(memory: object) -> str:
 
     A memory is None or a frozen dataclass of tuples, numbers, text, None and such dataclasses.
     """
-    named = (type(memory).__name__, memory)
-    return _adapter(type(memory)).dump_json(named).decode()
+    kind: Any = type(memory)
+    return _adapter(kind).dump_json((kind.__name__, memory)).decode()
 
 
 def decode(text: str, initial: M) -> M:
@@ -32,12 +32,13 @@ def decode(text: str, initial: M) -> M:
     `initial` itself when the text is anything else (another policy's memory, a torn write):
     losing a memory costs quality only, so no error is raised for it.
     """
+    kind: Any = type(initial)
     try:
-        name, memory = _adapter(type(initial)).validate_json(text)
+        name, memory = _adapter(kind).validate_json(text)
     except ValidationError:
         return initial
     restored: M = memory
-    return restored if name == type(initial).__name__ else initial
+    return restored if name == kind.__name__ else initial
 
 
 @lru_cache(maxsize=64)  # building one takes milliseconds
