@@ -1,0 +1,158 @@
+"""How long a recorded trial has trained: its clock stands still between segments and at starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from hermes_ops.core.model import Point
+from hermes_ops.core.summary import CurvePoints, Segment
+
+STOPPED = ("preempted", "interrupted")
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The seconds of a segment before it trained: interpreter, framework, restore, first trace."""
+
+    resumed: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the recorded points and segments of one trial say of its training.
+
+    `step_s`: the typical seconds of a step, and `slowest_step_s` the longest of one, both from
+    points that follow each other within a segment; None without such. `leads`: of the segments
+    where it can be told. `tail_s`: from the last point to the end of the segment that finished
+    the trial; None when none did.
+    """
+
+    curve: tuple[Point, ...]
+    step_s: float | None
+    slowest_step_s: float | None
+    leads: tuple[Lead, ...]
+    tail_s: float | None
+
+
+def training(
+    points: CurvePoints,
+    segments: Sequence[Segment],
+    *,
+    sign: float = 1.0,
+    typical_step_s: float | None = None,
+    startup_s: float | None = None,
+    leave_s: float = 0.0,
+) -> Training:
+    """The trial's curve over cumulative seconds of training; losses times `sign`.
+
+    The first point of a segment comes after the start-up. What of that was training is what its
+    steps take elsewhere in the trial, else `typical_step_s` a step, else what `startup_s` leaves
+    (a segment whose start-up nothing tells of counts as training whole). Training past the last
+    point of a stopped segment, all but the `leave_s` seconds of leaving, is credited to the next
+    one's first point: it resumes there. Without any segment the clock starts at the first point.
+    """
+    parts = _parts(points, sorted(segments, key=lambda s: s.start_s))
+    own = [rate for part in parts for rate in part.rates]
+    pace_s = median(own) if own else typical_step_s
+    walk = _Walk(sign, pace_s, startup_s, leave_s)
+    for part in parts:
+        walk.take(part)
+    return Training(
+        tuple(walk.curve),
+        median(own) if own else None,
+        max(own, default=None),
+        tuple(walk.leads),
+        walk.tail_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A segment and the points that it reported; points before any segment have None."""
+
+    segment: Segment | None
+    points: CurvePoints
+
+    @property
+    def rates(self) -> list[float]:
+        """Seconds a step between points that follow each other."""
+        return [
+            max(0.0, (later[2] - earlier[2]) / 1000.0) / (later[0] - earlier[0])
+            for earlier, later in pairwise(self.points)
+            if later[0] > earlier[0]
+        ]
+
+
+def _parts(points: CurvePoints, segments: Sequence[Segment]) -> list[_Part]:
+    """Each point with the newest segment that had begun when it was reported."""
+    ordered = sorted(points)
+    early = [p for p in ordered if not segments or p[2] / 1000.0 < segments[0].start_s]
+    parts = [_Part(None, tuple(early))] if early else []
+    for segment, following in zip(segments, (*segments[1:], None), strict=False):
+        until_s = float("inf") if following is None else following.start_s
+        inside = tuple(p for p in ordered if segment.start_s <= p[2] / 1000.0 < until_s)
+        parts.append(_Part(segment, inside))
+    return parts
+
+
+class _Walk:
+    """The trial's clock, taken through its segments in order."""
+
+    def __init__(
+        self, sign: float, pace_s: float | None, startup_s: float | None, leave_s: float
+    ) -> None:
+        self.curve: list[Point] = []
+        self.leads: list[Lead] = []
+        self.tail_s: float | None = None
+        self._sign, self._pace_s, self._startup_s = sign, pace_s, startup_s
+        self._leave_s = leave_s
+        self._trained_s = 0.0
+        self._ahead_s: float | None = 0.0  # trained since the last point; None: not known
+        self._begun = False
+
+    def take(self, part: _Part) -> None:
+        """Go on with a segment."""
+        if part.points:
+            self._first(part)
+            for earlier, later in pairwise(part.points):
+                self._trained_s += max(0.0, (later[2] - earlier[2]) / 1000.0)
+                self._see(later)
+        self._leave(part)
+        self._begun = True
+
+    def _first(self, part: _Part) -> None:
+        first = part.points[0]
+        if part.segment is None:
+            self._see(first)
+            return
+        passed_s = max(0.0, first[2] / 1000.0 - part.segment.start_s)
+        steps = max(1, first[0] - (self.curve[-1].step if self.curve else 0))
+        if self._pace_s is not None:
+            ahead_s = min(self._ahead_s or 0.0, steps * self._pace_s)
+            lead_s = min(passed_s, max(0.0, passed_s - (steps * self._pace_s - ahead_s)))
+            if self._ahead_s is not None:
+                self.leads.append(Lead(self._begun, lead_s))
+            self._trained_s += steps * self._pace_s
+        else:
+            self._trained_s += max(0.0, passed_s - (self._startup_s or 0.0))
+        self._see(first)
+
+    def _see(self, point: tuple[int, float, int]) -> None:
+        step, value, _ = point
+        self.curve.append(Point(step, self._sign * value, self._trained_s))
+
+    def _leave(self, part: _Part) -> None:
+        segment = part.segment
+        if segment is None or segment.end_s is None:
+            self._ahead_s = None
+        elif not part.points:
+            self._ahead_s = None  # its start-up and its training cannot be told apart
+        else:
+            rest_s = max(0.0, segment.end_s - part.points[-1][2] / 1000.0)
+            self._ahead_s = max(0.0, rest_s - self._leave_s) if segment.outcome in STOPPED else 0.0
+            if segment.outcome == "finished":
+                self.tail_s = rest_s
