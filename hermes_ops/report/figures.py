@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import io
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +10,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
+from hermes_ops.report.canvas import TEXT, figure_of, png, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FEW = 20  # so many trials get a legend and marks of their own
-_GRID, _DARK, _RED = "#e3e7ed", "#111111", "#d62728"
-_TEXT = "#3a4452"
+_DARK, _RED = "#111111", "#d62728"
 _GOLDEN = 0.6180339887498949
-_DPI = 130
 _TOO_GREAT = 1e100  # matplotlib places no ticks near the largest double; NaN fails the test too
 Colour = tuple[float, float, float]
 
@@ -47,9 +44,9 @@ def learning_curves(
     drawn = {n: _finite(points) for n, points in sorted(curves.items())}
     drawn = {n: points for n, points in drawn.items() if points}
     origin_s = _origin_s(drawn.values(), segments)
-    unit, unit_s = _unit(_end_s(drawn.values(), segments) - origin_s)
+    unit, unit_s = unit_of(_end_s(drawn.values(), segments) - origin_s)
     few = len(drawn) <= _FEW
-    figure, (by_step, by_time) = _figure(13.0, 5.2, columns=2)
+    figure, (by_step, by_time) = figure_of(13.0, 5.2, columns=2)
     for number, points in sorted(drawn.items(), key=lambda item: item[0] == best):
         style = _style(number, number == best, few)
         own = by_trial.get(number, [])
@@ -63,7 +60,7 @@ def learning_curves(
     _finish_curves(summary, drawn, (by_step, by_time), unit)
     if drawn:
         _legend(figure, by_step, few)
-    return _png(figure)
+    return png(figure)
 
 
 def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> bytes:
@@ -74,11 +71,11 @@ def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> bytes:
     end of the picture.
     """
     gpus = sorted({gpu for s in segments for gpu in s.gpus})
-    figure, (axes,) = _figure(13.0, min(14.0, 1.4 + 0.42 * max(1, len(gpus))), columns=1)
+    figure, (axes,) = figure_of(13.0, min(14.0, 1.4 + 0.42 * max(1, len(gpus))), columns=1)
     origin_s = min((s.start_s for s in segments), default=0.0)
     end_s = max((s.end_s or s.start_s for s in segments), default=origin_s + 1.0)
     end_s = max(end_s, origin_s + 1e-3)
-    unit, unit_s = _unit(end_s - origin_s)
+    unit, unit_s = unit_of(end_s - origin_s)
     bars = [_bar(s, gpus.index(gpu), origin_s, end_s, unit_s) for s in segments for gpu in s.gpus]
     _draw_bars(axes, bars, (end_s - origin_s) / unit_s, summary.best.number if summary.best else -1)
     axes.set_xlim(0, (end_s - origin_s) / unit_s)
@@ -88,7 +85,7 @@ def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> bytes:
     axes.grid(axis="y", visible=False)
     if not segments:
         _say_empty(axes, "No segment has been recorded.")
-    return _png(figure)
+    return png(figure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ def _draw_bars(axes: Axes, bars: Sequence[_Bar], whole: float, best: int) -> Non
     axes.set_title(
         "number: trial   ·   red edge: preempted   ·   dark frame: best trial",
         fontsize=9,
-        color=_TEXT,
+        color=TEXT,
         loc="left",
     )
 
@@ -240,31 +237,7 @@ def _legend(figure: Figure, axes: Axes, few: bool) -> None:
 
 
 def _say_empty(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=_TEXT)
-
-
-def _figure(width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    found = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
-    for axes in found:
-        axes.grid(color=_GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=_TEXT, labelsize=9)
-    return figure, found
-
-
-def _png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    with warnings.catch_warnings():
-        # A name may have a letter that the font lacks: a box is drawn for it.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(out, format="png")
-    return out.getvalue()
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=TEXT)
 
 
 def _plain(text: str) -> str:
@@ -292,9 +265,3 @@ def _origin_s(curves: Iterable[CurvePoints], segments: Sequence[Segment]) -> flo
 def _end_s(curves: Iterable[CurvePoints], segments: Sequence[Segment]) -> float:
     lasts = [p[2] / 1_000 for points in curves for p in points]
     return max(lasts + [s.end_s for s in segments if s.end_s is not None] or [1.0])
-
-
-def _unit(span_s: float) -> tuple[str, float]:
-    if span_s < 300:
-        return "seconds", 1.0
-    return ("minutes", 60.0) if span_s < 3 * 3_600 else ("hours", 3_600.0)
