@@ -121,6 +121,8 @@ def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
 
 def finish_run(tracker: Tracker, run_id: str, ending: Ending, record: Segment) -> None:
     """Write a trial's final state, its accounts and, of a failure, its last lines."""
+    from hermes_ops.tracking.runs import TIMINGS
+
     tags = {
         "hermes.segments": str(record.segments),
         "hermes.preemptions": str(record.preemptions),
@@ -128,6 +130,9 @@ def finish_run(tracker: Tracker, run_id: str, ending: Ending, record: Segment) -
         "hermes.steps": str(record.step),
         "hermes.ended": f"{record.ended_s or time.time():.3f}",
     }
+    for name in TIMINGS:
+        if (seconds := getattr(record, name)) is not None:
+            tags[f"hermes.{name}"] = f"{seconds:.3f}"
     if ending.reason:
         tags["hermes.reason"] = ending.reason[:1000]
     if ending.tail:

@@ -19,6 +19,7 @@ RUN_STATUS = {  # of the final states; any other state is open
     "cancelled": "KILLED",
 }
 CONFIG, SEGMENT_LOG = "hermes.config", "hermes.segment_log"
+TIMINGS = ("startup_s", "restore_s", "checkpoint_s")  # as the tags hermes.startup_s, ...
 _MAX_DOUBLE = 1.7976931348623157e308  # what MLflow's SQL store keeps in the place of infinity
 
 
@@ -65,6 +66,15 @@ class TrialRun:
         found = joined_json(SEGMENT_LOG, self.tags) or ()
         return tuple(Segment.from_json(self.number, s) for s in found)
 
+    def timing_s(self, name: str) -> float | None:
+        """One of TIMINGS as last measured, in seconds; None when it was not."""
+        text = self.tags.get(f"hermes.{name}")
+        try:
+            seconds = float(text) if text is not None else math.nan
+        except ValueError:
+            return None
+        return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
@@ -107,6 +117,20 @@ def metric_of(entry: Mapping[str, Any]) -> LatestMetric:
     if abs(value) >= _MAX_DOUBLE:
         value = math.copysign(math.inf, value)
     return LatestMetric(value, int(entry.get("step", 0)), int(entry.get("timestamp", 0)))
+
+
+def sweep_of(run: Mapping[str, Any]) -> SweepRun:
+    """Return the sweep whose parent run this JSON is."""
+    info, tags = run["info"], tags_of(run)
+    return SweepRun(
+        ref=SweepRef(tags.get(SWEEP, ""), info["experiment_id"], info["run_id"]),
+        name=info.get("run_name", ""),
+        state=tags.get(STATE, "running"),
+        status=info["status"],
+        tags=tags,
+        started_ms=int(info.get("start_time", 0)),
+        ended_ms=ended_ms_of(info),
+    )
 
 
 def trial_of(run: Mapping[str, Any]) -> TrialRun:

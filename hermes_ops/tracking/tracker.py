@@ -6,6 +6,7 @@ import getpass
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from hermes_ops.tracking.runs import (
     SweepRef,
     SweepRun,
     TrialRun,
-    ended_ms_of,
     has_tags,
     metric_of,
     param_of,
+    sweep_of,
     tags_of,
     trial_of,
 )
@@ -101,16 +102,13 @@ class Tracker:
     def sweep(self, ref: SweepRef) -> SweepRun:
         """Return the parent run as it stands now."""
         run = self._rest.get("runs/get", {"run_id": ref.parent_run_id})["run"]
-        info, tags = run["info"], tags_of(run)
-        return SweepRun(
-            ref=ref,
-            name=info.get("run_name", ""),
-            state=tags.get(STATE, "running"),
-            status=info["status"],
-            tags=tags,
-            started_ms=int(info.get("start_time", 0)),
-            ended_ms=ended_ms_of(info),
-        )
+        return replace(sweep_of(run), ref=ref)
+
+    def sweeps(self, experiment_name: str) -> tuple[SweepRun, ...]:
+        """Return the sweeps of an experiment, newest first; none when there is no such one."""
+        found = self._experiment_named(experiment_name)
+        runs = self._search([found["experiment_id"]] if found else [], {KIND: "sweep"})
+        return tuple(sweep_of(run) for run in reversed(runs))
 
     def finish_sweep(
         self, parent_run_id: str, state: str, tags: Mapping[str, str] | None = None

@@ -215,3 +215,13 @@ def test_a_sweep_id_that_no_filter_can_hold_is_refused_with_the_remedy(tracker: 
 def test_a_sweep_that_is_not_there_is_none(tracker: Tracker) -> None:
     assert tracker.find_sweep("nowhere") is None
     assert tracker.find_sweep("nowhere", "no such experiment") is None
+
+
+def test_the_sweeps_of_an_experiment_are_listed_newest_first(tracker: Tracker) -> None:
+    made = [tracker.ensure_sweep("listed", f"listed__{n}", "name: listed\n") for n in range(3)]
+    tracker.finish_sweep(made[0].parent_run_id, "finished")
+    found = tracker.sweeps("listed")
+    assert {s.ref for s in found} == set(made)
+    assert [s.started_ms for s in found] == sorted((s.started_ms for s in found), reverse=True)
+    assert {s.ref.sweep_id: s.state for s in found}["listed__0"] == "finished"
+    assert tracker.sweeps("not there") == ()
