@@ -96,13 +96,14 @@ class Job:
         return self.phase in (Phase.STARTING, Phase.RUNNING)
 
     def attained_gpu_s(self, now_s: float) -> float:
-        """Service up to `now_s`: while it holds GPUs it grows by one GPU-second a second for each.
+        """Service up to `now_s`: it grows by the share held of each GPU, times the seconds.
 
         Source: Tiresias (NSDI 2019), the attained service of 2D-LAS: GPUs times time.
         """
         if self.service_at_s is None or not self.gpus_held:
             return self.service_gpu_s
-        return self.service_gpu_s + len(self.gpus_held) * (now_s - self.service_at_s)
+        held_s = (now_s - self.service_at_s) * self.share_held
+        return self.service_gpu_s + held_s * len(self.gpus_held)
 
     @property
     def last_step(self) -> int:
@@ -148,7 +149,7 @@ class Snapshot:
         `index`, if given, has all of them by id and must never change afterwards.
         """
         snapshot = cls(time_s, gpus, (*holding, *queue, *others))
-        snapshot.__dict__.update(holding=holding, queue=queue)
+        snapshot.__dict__.update(holding=holding, queue=queue, others=others)
         if index is not None:
             snapshot.__dict__["index"] = index
         return snapshot
@@ -168,6 +169,11 @@ class Snapshot:
         """The PENDING and WAITING jobs, in order of submission."""
         queued = (Phase.PENDING, Phase.WAITING)
         return tuple(by_submission(job for job in self.jobs if job.phase in queued))
+
+    @cached_property
+    def others(self) -> tuple[Job, ...]:
+        """The STOPPING and ENDED jobs."""
+        return tuple(job for job in self.jobs if job.phase in (Phase.STOPPING, Phase.ENDED))
 
     @cached_property
     def held(self) -> Mapping[JobId, tuple[int, ...]]:

@@ -74,11 +74,16 @@ class Interference:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs and disturbances, with a name for reports."""
+    """Jobs and disturbances, with a name for reports.
+
+    `spread_speeds`: by model name, the part in (0, 1] of its pace at which a job trains on more
+    nodes than its GPUs need; a model that is not named is not slowed down.
+    """
 
     name: str
     jobs: tuple[Work, ...]
     disturbances: tuple[NodeFailure | Interference, ...] = ()
+    spread_speeds: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

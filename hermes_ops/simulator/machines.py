@@ -1,0 +1,94 @@
+"""The GPUs of a simulation: which are up, what is occupied of each, how fast jobs train there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from hermes_ops.core.model import SHARE_EPS, Gpu
+
+
+class Machines:
+    """Nodes and their GPUs. A failed node keeps its occupants until they are taken off it.
+
+    `spread_speeds`: by model, the speed of a job on more nodes than its GPUs need.
+    """
+
+    def __init__(self, gpus: tuple[Gpu, ...], spread_speeds: Mapping[str, float]) -> None:
+        self._gpus = gpus
+        self._node = {gpu.index: gpu.node for gpu in gpus}
+        self._used = {gpu.index: 0.0 for gpu in gpus}
+        self._down: Counter[str] = Counter()
+        self._slow: dict[str, list[float]] = {}
+        self._spread_speeds = spread_speeds
+        sizes = Counter(self._node.values())
+        self._sizes = sorted(sizes.values(), reverse=True)
+        self.pool = gpus
+        """The GPUs that are up."""
+
+    def nodes(self) -> set[str]:
+        """The names of all nodes."""
+        return set(self._node.values())
+
+    def has_room(self, gpus: Iterable[int], share: float) -> bool:
+        """True when that share of each GPU is unoccupied, and each is up."""
+        used, node, down = self._used, self._node, self._down
+        return all(used[g] + share <= 1.0 + SHARE_EPS and not down[node[g]] for g in gpus)
+
+    def occupy(self, gpus: Iterable[int], share: float) -> None:
+        """Take that share of each GPU; a negative one gives it back."""
+        for gpu in gpus:
+            self._used[gpu] += share
+            if abs(self._used[gpu]) < SHARE_EPS:
+                self._used[gpu] = 0.0
+
+    def touches(self, gpus: Iterable[int], node: str) -> bool:
+        """True when one of the GPUs is on the node."""
+        return any(self._node[gpu] == node for gpu in gpus)
+
+    def fail(self, node: str) -> None:
+        """Take the node's GPUs out of the pool; failures of one node may overlap."""
+        self._down[node] += 1
+        self._rebuild()
+
+    def repair(self, node: str) -> None:
+        """End one failure of the node."""
+        self._down[node] -= 1
+        self._rebuild()
+
+    def slow(self, node: str, speed: float) -> None:
+        """Let jobs there train at `speed` of their pace; several disturbances multiply."""
+        self._slow.setdefault(node, []).append(speed)
+
+    def recover(self, node: str, speed: float) -> None:
+        """End one such disturbance."""
+        self._slow[node].remove(speed)
+        if not self._slow[node]:
+            del self._slow[node]
+
+    def speed(self, gpus: tuple[int, ...], model: str | None) -> float:
+        """The pace, in (0, 1], of a job on these GPUs: of its slowest node, for its placement."""
+        if not self._slow and not self._spread_speeds:
+            return 1.0
+        nodes = {self._node[gpu] for gpu in gpus}
+        pace = min((self._pace(node) for node in nodes), default=1.0)
+        if model in self._spread_speeds and len(nodes) > self._fewest(len(gpus)):
+            pace *= self._spread_speeds[model]
+        return pace
+
+    def _pace(self, node: str) -> float:
+        pace = 1.0
+        for speed in self._slow.get(node, ()):
+            pace *= speed
+        return pace
+
+    def _fewest(self, gpus: int) -> int:
+        """The nodes that as many GPUs need at least."""
+        for number, size in enumerate(self._sizes, start=1):
+            gpus -= size
+            if gpus <= 0:
+                return number
+        return len(self._sizes)
+
+    def _rebuild(self) -> None:
+        self.pool = tuple(gpu for gpu in self._gpus if not self._down[gpu.node])

@@ -1,0 +1,58 @@
+"""The snapshots of a simulation, rebuilt only where a job has changed."""
+
+from __future__ import annotations
+
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot
+from hermes_ops.simulator.line import Line
+from hermes_ops.simulator.lives import Life
+
+
+class View:
+    """What a policy sees, kept up to date by `changed`."""
+
+    def __init__(self) -> None:
+        self._holding, self._queue, self._others = Line(), Line(), Line()
+        self._where: dict[int, Line] = {}
+        self._dirty: dict[int, Life] = {}
+        self._brief: list[Life] = []  # ended without a curve: seen once
+        self._index: dict[JobId, Job] = {}
+
+    def changed(self, life: Life) -> None:
+        """The facts of the job are no longer those that were last seen."""
+        self._dirty[life.rank] = life
+
+    def snapshot(self, now_s: float, pool: tuple[Gpu, ...]) -> Snapshot:
+        """The pool as it is now."""
+        for life in self._brief:
+            self._where.pop(life.rank).drop(life.rank)
+            del self._index[life.id]
+        self._brief = []
+        if self._dirty:
+            for life in self._dirty.values():
+                self._refresh(life)
+            self._dirty = {}
+        return Snapshot.prepared(
+            now_s,
+            pool,
+            holding=self._holding.jobs(),
+            queue=self._queue.jobs(),
+            others=self._others.jobs(),
+            index=self._index.copy(),
+        )
+
+    def _refresh(self, life: Life) -> None:
+        job = life.fact()
+        self._index[life.id] = job
+        line = self._line(life.phase)
+        before = self._where.get(life.rank)
+        if before is not None and before is not line:
+            before.drop(life.rank)
+        line.put(life.rank, job)
+        self._where[life.rank] = line
+        if life.phase is Phase.ENDED and not life.work.curve:
+            self._brief.append(life)
+
+    def _line(self, phase: Phase) -> Line:
+        if phase in (Phase.PENDING, Phase.WAITING):
+            return self._queue
+        return self._holding if phase in (Phase.STARTING, Phase.RUNNING) else self._others
