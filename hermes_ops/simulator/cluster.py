@@ -216,7 +216,8 @@ class VirtualCluster:
             self._active[life.rank] = life
             self.history.began(self.now_s, life)
             costs = life.work.costs
-            lead_s = costs.startup_s + (costs.restore_s if life.trained_s else 0.0)
+            lead_s = costs.handover_s + costs.startup_s
+            lead_s += costs.restore_s if life.trained_s else 0.0
             if lead_s > 0:
                 self._push(self.now_s + lead_s, _JOB, self._train, life, life.version)
             else:
@@ -268,14 +269,13 @@ class VirtualCluster:
             self._end(life, "stopped_early")
         elif not life.gpus:
             self._withdraw(life)
-        elif life.training_since_s is None or not life.work.costs.checkpoint_s:
+        elif life.training_since_s is None or not _leaving_s(life):
             self._pause(life)
         else:
             life.phase, life.speed = Phase.STOPPING, 0.0
             life.version += 1
             self._due.pop(life.rank, None)
-            done_s = self.now_s + life.work.costs.checkpoint_s
-            self._push(done_s, _JOB, self._pause, life, life.version)
+            self._push(self.now_s + _leaving_s(life), _JOB, self._pause, life, life.version)
 
     def _withdraw(self, life: Life) -> None:
         """Take back a grant that has not taken effect."""
@@ -354,6 +354,10 @@ class VirtualCluster:
 def _is_void(what: _What, version: int) -> bool:
     """True for an event of a job that has gone another way since."""
     return isinstance(what, Life) and what.version != version
+
+
+def _leaving_s(life: Life) -> float:
+    return life.work.costs.checkpoint_s + life.work.costs.leave_s
 
 
 def _rests(life: Life) -> bool:

@@ -16,13 +16,16 @@ TRACE = SweepId("trace")  # the sweep of jobs that belong to none
 class Costs:
     """What a segment costs beside training, in seconds during which the job holds its GPUs.
 
-    Every segment begins with `startup_s`, every resumed one also with `restore_s`; one that is
-    stopped ends with `checkpoint_s`.
+    Every segment begins with `handover_s` and `startup_s`, every resumed one also with
+    `restore_s`; one that is stopped ends with `checkpoint_s` and `leave_s`. No job measures the
+    handover and the leaving by itself, so a policy does not see them, as it does not live.
     """
 
     startup_s: float = 0.0
     restore_s: float = 0.0
     checkpoint_s: float = 0.0
+    handover_s: float = 0.0
+    leave_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

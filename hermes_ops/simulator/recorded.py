@@ -1,0 +1,341 @@
+"""A finished sweep of one's own, read back from MLflow as a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from hermes_ops.config import SweepConfig, parse
+from hermes_ops.config.files import read_yaml
+from hermes_ops.core.model import JobId, SweepId, Value
+from hermes_ops.core.summary import CurvePoints, Segment
+from hermes_ops.core.training import STOPPED, Training, training
+from hermes_ops.errors import HermesError
+from hermes_ops.simulator.workload import Costs, Work, Workload
+from hermes_ops.tracking import SweepRun, Tracker
+from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS
+from hermes_ops.tracking.summary import collect, find
+
+FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What MLflow holds of one trial; `config` is None for one that was never opened."""
+
+    number: int
+    state: str
+    config: Mapping[str, Value] | None
+    points: CurvePoints = ()
+    segments: tuple[Segment, ...] = ()
+    timings: Mapping[str, float] | None = None  # those of TIMINGS that were measured
+    gpu_seconds: float = 0.0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What MLflow holds of a sweep. Times are Unix seconds.
+
+    `gpus`: slots of the pool that its trials could use; None when no controller has said so.
+    `stops`: (trial, time) of each decision to stop a trial that was to go on later.
+    """
+
+    sweep: str
+    config: SweepConfig
+    policy: str
+    gpus: int | None
+    started_s: float
+    trials: tuple[Trial, ...]
+    stops: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What really came of the sweep; `best` is the finished trial with the best value.
+
+    `time_to_best_s`: from the sweep's start until that trial had ended; None without any.
+    """
+
+    policy: str
+    best: int | None
+    time_to_best_s: float | None
+    gpu_hours: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A sweep as a workload, with what was measured; `costs` are the sweep's typical ones.
+
+    `gap_s`: seconds in which a GPU changes hands and nobody is charged for it live.
+    """
+
+    workload: Workload
+    config: SweepConfig
+    gpus: int | None
+    measured: Measured
+    costs: Costs
+    gap_s: float
+
+
+def read(tracker: Tracker, sweep: str) -> Recorded:
+    """Read an ended sweep; raises Refused for an unknown one, HermesError for one that runs."""
+    ref = find(tracker, sweep)
+    run = tracker.sweep(ref)
+    if run.state not in RUN_STATUS:
+        raise HermesError(f"the sweep {sweep!r} has not ended yet: wait, or stop it.")
+    return recorded(_record(tracker, run))
+
+
+def _record(tracker: Tracker, run: SweepRun) -> Record:
+    text = tracker.artifacts.read(run.ref.parent_run_id, "sweep.yaml").decode()
+    source = f"sweep.yaml of {run.ref.sweep_id}"
+    config = parse(read_yaml(text, source).data, source, base=None)
+    found = collect(
+        tracker,
+        run.ref,
+        metric=config.objective.metric,
+        direction=config.objective.direction.value,
+        max_trials=config.trial_count,
+    )
+    runs = {t.number: t for t in tracker.trials(run.ref)}
+    trials = []
+    for summary in found.summary.trials:
+        kept = runs.get(summary.number)
+        measured = ((name, kept.timing_s(name)) for name in TIMINGS) if kept is not None else ()
+        trials.append(
+            Trial(
+                number=summary.number,
+                state=summary.state,
+                config=summary.config,
+                points=found.curves.get(summary.number, ()),
+                segments=kept.segments if kept is not None else (),
+                timings={name: seconds for name, seconds in measured if seconds is not None},
+                gpu_seconds=summary.gpu_seconds,
+                preemptions=summary.preemptions,
+            )
+        )
+    return Record(
+        sweep=run.ref.sweep_id,
+        config=config,
+        policy=run.tags.get("hermes.policy", ""),
+        gpus=found.summary.pool_slots,
+        started_s=run.started_ms / 1000.0,
+        trials=tuple(trials),
+        stops=_stops(tracker.read_decisions(run.ref.parent_run_id)),
+    )
+
+
+def _stops(decisions: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
+    stops = [d for d in decisions if d.get("action") == "stop"]
+    return tuple((int(d["trial"]), float(d["time_s"])) for d in stops)
+
+
+def recorded(record: Record) -> Recorded:
+    """The workload that a sweep was, in seconds since its start, configurations as they were.
+
+    A trial trains as long as its points say; time between segments, starts and restores are no
+    training but `costs` (its own where measured, else the sweep's median). What of a switch no
+    trial measures by itself (Airflow's part, imports of the script, the first traced batch) is the
+    sweep's median, as `handover_s` and `leave_s`. A finished trial ends after its last point by
+    what its script took to exit. All trials are submitted when the first one could begin.
+
+    `cut_short`: a trial that did not finish, except one that failed at a value that was not finite
+    (it would do so again).
+    """
+    clock = _Clock.of(record)
+    sweep = SweepId(record.sweep)
+    steps = record.config.budget.max_epochs
+    jobs = tuple(
+        Work(
+            id=JobId(f"{record.sweep}/{trial.number}"),
+            submitted_s=clock.submitted_s,
+            seconds=_seconds(trial, trained, clock.tail_s),
+            gpus=record.config.trial.gpus,
+            sweep=sweep,
+            weight=record.config.weight,
+            preemptible=record.config.trial.preemptible,
+            total_steps=steps,
+            curve=trained.curve,
+            configuration=tuple((trial.config or {}).items()),
+            costs=clock.costs_of(trial),
+            cut_short=is_cut_short(trial),
+        )
+        for trial, trained in clock.trained
+    )
+    workload = Workload(record.sweep, jobs)
+    measured = _measured(record)
+    return Recorded(workload, record.config, record.gpus, measured, clock.costs, clock.gap_s)
+
+
+def is_cut_short(trial: Trial) -> bool:
+    """True when the trial's curve would have gone on."""
+    if trial.state == "failed" and trial.points and not isfinite(trial.points[-1][1]):
+        return False
+    return trial.state != FINISHED
+
+
+def _seconds(trial: Trial, trained: Training, tail_s: float) -> float:
+    last_s = trained.curve[-1].seconds if trained.curve else 0.0
+    if trial.state != FINISHED:
+        return last_s
+    return last_s + (tail_s if trained.tail_s is None else trained.tail_s)
+
+
+def _measured(record: Record) -> Measured:
+    sign = record.config.objective.sign
+    best: tuple[float, int] | None = None
+    for trial in record.trials:
+        values = [sign * value for _, value, _ in trial.points if isfinite(value)]
+        if trial.state == FINISHED and values and (best is None or min(values) < best[0]):
+            best = (min(values), trial.number)
+    ends = [
+        segment.end_s
+        for trial in record.trials
+        for segment in trial.segments
+        if best is not None and trial.number == best[1] and segment.end_s is not None
+    ]
+    return Measured(
+        policy=record.policy,
+        best=None if best is None else best[1],
+        time_to_best_s=max(ends) - record.started_s if ends else None,
+        gpu_hours=sum(t.gpu_seconds for t in record.trials) / 3600.0,
+        preemptions=sum(t.preemptions for t in record.trials),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Where the seconds of a sweep went, as medians over its segments."""
+
+    trained: tuple[tuple[Trial, Training], ...]
+    costs: Costs
+    gap_s: float
+    tail_s: float
+    submitted_s: float
+
+    @classmethod
+    def of(cls, record: Record) -> _Clock:
+        """From all trials together."""
+        typical = {name: _median(_timings(record, name)) for name in TIMINGS}
+        first = [_trained(t, record, None, typical["startup_s"], 0.0) for t in record.trials]
+        step_s = _median([t.step_s for t in first if t.step_s is not None])
+        tail_s = _median([t.tail_s for t in first if t.tail_s is not None])
+        trained = [
+            _trained(t, record, step_s or None, typical["startup_s"], tail_s) for t in record.trials
+        ]
+        handed = _Handed.of(record)
+        hidden_s = [
+            lead.seconds - typical["startup_s"] - (typical["restore_s"] if lead.resumed else 0.0)
+            for found in trained
+            for lead in found.leads
+        ]
+        after_stop_s = handed.stop_s + handed.gap_after_stop_s
+        costs = Costs(
+            **typical,
+            handover_s=max(0.0, handed.gap_s + _median(hidden_s)),
+            leave_s=max(0.0, after_stop_s - handed.gap_s - typical["checkpoint_s"]),
+        )
+        begins_s = [s.start_s for s in _firsts(_segments(record))]
+        lead_s = _median([lead.seconds for found in trained for lead in found.leads])
+        training_s = _median(begins_s) + lead_s - record.started_s if begins_s else 0.0
+        submitted_s = max(0.0, training_s - costs.handover_s - costs.startup_s)
+        pairs = tuple(zip(record.trials, trained, strict=True))
+        return cls(pairs, costs, handed.gap_s, tail_s, submitted_s)
+
+    def costs_of(self, trial: Trial) -> Costs:
+        """The trial's own costs where it has measured them."""
+        own = trial.timings or {}
+        typical = self.costs
+        return Costs(
+            startup_s=own.get("startup_s", typical.startup_s),
+            restore_s=own.get("restore_s", typical.restore_s),
+            checkpoint_s=own.get("checkpoint_s", typical.checkpoint_s),
+            handover_s=typical.handover_s,
+            leave_s=typical.leave_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """How GPUs changed hands: medians of the seconds that each part took, 0 where none did.
+
+    `gap_s`: from one trial's end to the next one's start on that GPU; `gap_after_stop_s`: the same
+    after a stop; `stop_s`: from the decision to stop a trial to the end of its segment.
+    """
+
+    gap_s: float
+    gap_after_stop_s: float
+    stop_s: float
+
+    @classmethod
+    def of(cls, record: Record) -> _Handed:
+        """From the sweep's segments and decisions."""
+        gaps: dict[bool, list[float]] = {True: [], False: []}
+        for earlier, later in _successions(_segments(record)):
+            assert earlier.end_s is not None
+            gaps[earlier.outcome in STOPPED].append(max(0.0, later.start_s - earlier.end_s))
+        ends = [(s.trial, s.end_s) for s in _segments(record) if s.end_s is not None]
+        stops = [
+            min((end_s - told_s for trial, end_s in ends if trial == told and end_s >= told_s))
+            for told, told_s in record.stops
+            if any(trial == told and end_s >= told_s for trial, end_s in ends)
+        ]
+        return cls(
+            gap_s=_median(gaps[False] or gaps[True]),
+            gap_after_stop_s=_median(gaps[True] or gaps[False]),
+            stop_s=_median(stops),
+        )
+
+
+def _trained(
+    trial: Trial, record: Record, step_s: float | None, startup_s: float, leave_s: float
+) -> Training:
+    return training(
+        trial.points,
+        trial.segments,
+        sign=record.config.objective.sign,
+        typical_step_s=step_s,
+        startup_s=(trial.timings or {}).get("startup_s", startup_s),
+        leave_s=leave_s,
+    )
+
+
+def _timings(record: Record, name: str) -> list[float]:
+    return [t.timings[name] for t in record.trials if t.timings and name in t.timings]
+
+
+def _segments(record: Record) -> list[Segment]:
+    found = (segment for trial in record.trials for segment in trial.segments)
+    return sorted(found, key=lambda s: (s.start_s, s.trial))
+
+
+def _firsts(segments: Sequence[Segment]) -> list[Segment]:
+    """The first segment on each GPU."""
+    first: dict[int, Segment] = {}
+    for segment in segments:
+        for gpu in segment.gpus:
+            first.setdefault(gpu, segment)
+    return list(first.values())
+
+
+def _successions(segments: Sequence[Segment]) -> list[tuple[Segment, Segment]]:
+    """Each ended segment with the one that came after it on a GPU of its own."""
+    last: dict[int, Segment] = {}
+    found = []
+    for segment in segments:
+        for gpu in segment.gpus:
+            earlier = last.get(gpu)
+            if earlier is not None and earlier.end_s is not None:
+                found.append((earlier, segment))
+            last[gpu] = segment
+    return found
+
+
+def _median(values: Sequence[float]) -> float:
+    """The median; 0 of nothing."""
+    return median(values) if values else 0.0
