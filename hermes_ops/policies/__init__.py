@@ -7,12 +7,22 @@ from typing import Any
 
 from hermes_ops.core.model import Policy
 from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.policies.asha import Asha
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.hermes import Hermes
+from hermes_ops.policies.hyperband import Hyperband
+from hermes_ops.policies.median import Median
+from hermes_ops.policies.successive_halving import SuccessiveHalving
+from hermes_ops.policies.two_d_las import TwoDLas
 
 POLICIES: dict[str, Callable[..., Policy[Any]]] = {
+    "2d-las": TwoDLas,
+    "asha": Asha,
     "fifo": Fifo,
     "hermes": Hermes,
+    "hyperband": Hyperband,
+    "median": Median,
+    "successive-halving": SuccessiveHalving,
 }
 
 

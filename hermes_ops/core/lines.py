@@ -1,0 +1,136 @@
+"""One line of jobs for each sweep, and how the lines share the GPUs of the pool."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from hermes_ops.core.fill import fill
+from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Reason, Snapshot, SweepId
+from hermes_ops.core.order import SubmissionKey, by_submission, submission
+
+RANKED = 1_000  # a ranking's head: more is never looked at
+
+Explain = Callable[[Job, bool], Reason]
+"""Why a job has GPUs by this plan (True), or has none (False)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one sweep wants: jobs that go on where they are, then candidates, best first.
+
+    `goes_on` have GPUs. `candidates` may have some too: they keep them only when it is their turn.
+    """
+
+    goes_on: tuple[Job, ...] = ()
+    candidates: tuple[Job, ...] = ()
+
+
+def by_sweep(snapshot: Snapshot) -> dict[SweepId, list[Job]]:
+    """All jobs of each sweep, ended ones too, in order of submission."""
+    sweeps: dict[SweepId, list[Job]] = {}
+    for job in by_submission(snapshot.jobs):
+        sweeps.setdefault(job.sweep, []).append(job)
+    return sweeps
+
+
+def seated(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Job]:
+    """Those of the jobs that have GPUs and can keep them."""
+    return [job for job in jobs if job.id in snapshot.held]
+
+
+def queued(jobs: Iterable[Job], phase: Phase) -> list[Job]:
+    """Those of the jobs that are in this phase."""
+    return [job for job in jobs if job.phase is phase]
+
+
+def in_turn(lines: Mapping[SweepId, Line]) -> Iterator[Job]:
+    """Who goes on, then the candidates of the sweep with the smallest (GPUs + 1) / weight.
+
+    Ties go to the sweep whose next candidate was submitted first. A choice: the same rule by which
+    `core.placement.Shares` opens trials, counted in GPUs.
+    """
+    yield from by_submission(job for line in lines.values() for job in line.goes_on)
+    heap: list[tuple[float, SubmissionKey, int]] = []
+    left = [iter(line.candidates) for line in lines.values()]
+    gpus = [sum(map(_size, line.goes_on)) for line in lines.values()]
+    heads: list[Job | None] = [next(candidates, None) for candidates in left]
+    for number, head in enumerate(heads):
+        if head is not None:
+            heap.append(_entry(head, gpus[number], number))
+    heapq.heapify(heap)
+    while heap:
+        number = heap[0][2]
+        job = heads[number]
+        assert job is not None
+        yield job
+        gpus[number] += _size(job)
+        heads[number] = following = next(left[number], None)
+        if following is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, _entry(following, gpus[number], number))
+
+
+def serve(
+    snapshot: Snapshot,
+    order: Iterable[Job],
+    explain: Explain,
+    ends: Mapping[JobId, Reason] | None = None,
+) -> Plan:
+    """The plan that serves jobs in this order, each with `min_gpus` or with what it holds.
+
+    A job that does not fit is passed over: nothing is reserved for a gang (the Aging guard bounds
+    its waiting). `ends` leave at once, their GPUs serve others. `explain` is asked only for
+    reasons that somebody reads.
+    """
+    ends = ends or {}
+    drawn: list[Job] = []
+    source = (job for job in order if job.id not in ends)
+    grants = fill(_without(snapshot, ends), _noted(source, drawn))
+    granted = {grant.job for grant in grants}
+    waiting = (j for j in (*drawn, *islice(source, RANKED)) if j.id not in granted)
+    ranking = tuple(job.id for job in waiting if not job.holds_gpus)
+
+    def reason(job_id: JobId) -> Reason:
+        if job_id in ends:
+            return ends[job_id]
+        job = snapshot.index[job_id]
+        return _plain(snapshot, job) or explain(job, job_id in granted)
+
+    spoken = {job.id for job in snapshot.jobs if job.phase is not Phase.ENDED}
+    return Plan(grants, tuple(ends), ranking, reasons=LazyReasons(spoken, reason))
+
+
+def _without(snapshot: Snapshot, ends: Mapping[JobId, Reason]) -> Snapshot:
+    if not ends:
+        return snapshot
+    jobs = (replace(j, phase=Phase.STOPPING) if j.id in ends else j for j in snapshot.jobs)
+    return replace(snapshot, jobs=tuple(jobs))
+
+
+def _noted(jobs: Iterable[Job], drawn: list[Job]) -> Iterator[Job]:
+    for job in jobs:
+        drawn.append(job)
+        yield job
+
+
+def _plain(snapshot: Snapshot, job: Job) -> Reason | None:
+    """The reasons that no policy can change."""
+    if job.phase is Phase.STOPPING:
+        return Reason("is stopping: it waits from then on")
+    if job.holds_gpus and job.id not in snapshot.held:
+        return Reason("stops: its GPUs left the pool or another job has them")
+    if not job.holds_gpus and job.min_gpus > len(snapshot.gpus):
+        return Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
+    return None
+
+
+def _entry(job: Job, gpus: int, number: int) -> tuple[float, SubmissionKey, int]:
+    return ((gpus + 1) / job.weight, submission(job), number)
+
+
+def _size(job: Job) -> int:
+    return len(job.gpus_held) if job.holds_gpus else job.min_gpus

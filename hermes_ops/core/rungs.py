@@ -1,0 +1,150 @@
+"""Rungs: the steps at which the trials of a sweep are compared, and who is how good there.
+
+The figure at a rung is the lowest finite loss up to its step; ties go to the earlier trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, nan
+
+import numpy as np
+
+from hermes_ops.core.curves import best_by, columns
+from hermes_ops.core.model import Job, JobId, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one trial stands at the newest rung that it has reached.
+
+    `rung` is its steps (0: none reached), `following` the next one's, None when the trial ends
+    before it. `waits` is True until the trial's first report after that rung, unless its present
+    segment began there: then somebody has decided that it goes on. `rank` counts from 1 among
+    `size` trials that have reached the rung, of which the first `places` are promoted; `limit` is
+    the figure of the last of these (nan: no places).
+    """
+
+    rung: int = 0
+    following: int | None = None
+    waits: bool = False
+    rank: int = 0
+    size: int = 0
+    places: int = 0
+    loss: float = inf
+    limit: float = nan
+
+    @property
+    def promoted(self) -> bool:
+        """True for a trial among the first 1/eta of its rung, with a finite loss."""
+        return self.rank <= self.places and isfinite(self.loss)
+
+
+def whole(name: str, value: object, least: int) -> None:
+    """Raise TypeError or ValueError unless the value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number, at least {least}")
+    if value < least:
+        raise ValueError(f"{name} is at least {least}")
+
+
+def levels(first: int, eta: int, last: int) -> Iterator[int]:
+    """The rungs first, first x eta, first x eta², ... up to `last` steps."""
+    rung = first
+    while rung <= last:
+        yield rung
+        rung *= eta
+
+
+def standings(jobs: Sequence[Job], first: int, eta: int) -> dict[JobId, Standing]:
+    """The standing of each job that has not ended; `jobs` of one sweep, in order of submission.
+
+    All that have reached a rung count there, ended ones too. A rung at or beyond a trial's last
+    step is none for it.
+    """
+    found = {job.id: Standing(following=_next(job, 0, first, eta)) for job in jobs if _lives(job)}
+    deepest = max((job.last_step for job in jobs), default=0)
+    for rung in levels(first, eta, deepest):
+        there = [job for job in jobs if job.last_step >= rung]
+        figures = np.array([best_by(job.curve, rung) for job in there])
+        order = np.argsort(figures, kind="stable")
+        places = len(there) // eta
+        limit = float(figures[order[places - 1]]) if places else nan
+        for rank, index in enumerate(order.tolist(), start=1):
+            job = there[index]
+            if job.id in found and not _ends_by(job, rung) and job.last_step < rung * eta:
+                found[job.id] = Standing(
+                    rung=rung,
+                    following=_next(job, rung, first, eta),
+                    waits=_waits(job, rung),
+                    rank=rank,
+                    size=len(there),
+                    places=places,
+                    loss=float(figures[index]),
+                    limit=limit,
+                )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """One synchronous halving: who has to reach `rung` now, and who was left behind where.
+
+    `rung` is None when those that are left run to their ends. `runs` have still to reach it,
+    `rests` have and wait for the others. `cut` are (trial, rung, rank, size) of those left behind,
+    the last to be cut first, the better first. `size` counts `runs`, `rests` and ended ones.
+    """
+
+    rung: int | None
+    runs: tuple[Job, ...]
+    rests: tuple[Job, ...]
+    cut: tuple[tuple[Job, int, int, int], ...]
+    size: int
+
+
+def bracket(members: Sequence[Job], rungs: Sequence[int], eta: int) -> Bracket:
+    """How far the halving of these trials has come; `members` in order of submission.
+
+    At each rung all wait for the last of those that are left, then the first 1/eta (at least one)
+    go on. A trial that has ended counts as having reached every rung.
+    """
+    left = list(members)
+    cut: list[tuple[Job, int, int, int]] = []
+    for rung in rungs:
+        if len(left) < 2:
+            break
+        there = [job for job in left if not _lives(job) or job.last_step >= rung]
+        there.sort(key=lambda job: best_by(job.curve, rung))
+        if len(there) < len(left):
+            runs = tuple(job for job in left if _lives(job) and job.last_step < rung)
+            rests = tuple(filter(_lives, there))
+            return Bracket(rung, runs, rests, tuple(cut), len(left))
+        keep = max(1, len(left) // eta)
+        ranked = enumerate(there[keep:], start=keep + 1)
+        losers = [(job, rung, rank, len(there)) for rank, job in ranked if _lives(job)]
+        cut = losers + cut
+        kept = {job.id for job in there[:keep]}
+        left = [job for job in left if job.id in kept]
+    return Bracket(None, tuple(filter(_lives, left)), (), tuple(cut), len(left))
+
+
+def _lives(job: Job) -> bool:
+    return job.phase is not Phase.ENDED
+
+
+def _ends_by(job: Job, rung: int) -> bool:
+    return job.total_steps is not None and rung >= job.total_steps
+
+
+def _next(job: Job, rung: int, first: int, eta: int) -> int | None:
+    following = rung * eta if rung else first
+    return None if _ends_by(job, following) else following
+
+
+def _waits(job: Job, rung: int) -> bool:
+    resumed = job.holds_gpus and job.last_step <= job.steps_at_start
+    if resumed or job.phase is Phase.STARTING:
+        return False
+    steps = columns(job.curve).steps
+    return len(steps) < 2 or bool(steps[-2] < rung)

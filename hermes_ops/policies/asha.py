@@ -1,0 +1,128 @@
+"""ASHA: at each rung the best third of the trials goes on, the others pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, isnan
+from typing import ClassVar
+
+from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.rungs import Standing, standings, whole
+
+
+@dataclass(frozen=True, slots=True)
+class Asha:
+    """Promote the best promotable trial, else open a new one, else resume the best paused one.
+
+    A trial that reaches a rung (`first_rung`, times `eta`, times `eta`² ... steps) leaves its GPU
+    unless it is among the first 1/eta of all that have reached it. A paused trial is promoted as
+    soon as it is among them, the highest rung first, there the lowest loss. The figure at a rung
+    is the lowest loss up to its step; a trial without a finite one is never promoted.
+
+    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. Ours:
+    when nothing is promotable and nothing new is left, the best paused trial of the highest rung
+    is resumed, so that all finish; `kill` ends instead of pausing, but judges nobody at a rung
+    with fewer than `eta` trials; the promotion of a running trial holds from its first report
+    after the rung, until then a better one can still take its place; rungs belong to a sweep, and
+    sweeps share the GPUs by (GPUs + 1) / weight.
+    """
+
+    eta: int = 3
+    first_rung: int = 1
+    kill: bool = False
+    name: ClassVar[str] = "asha"
+    preempts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        whole("eta", self.eta, 2)
+        whole("first_rung", self.first_rung, 1)
+
+    def initial(self) -> None:
+        """None: rungs are read off the curves."""
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        """Judge whoever stands at a rung, then serve the sweeps."""
+        found: dict[JobId, Standing] = {}
+        lines = {}
+        for sweep, jobs in by_sweep(snapshot).items():
+            here = standings(jobs, self.first_rung, self.eta)
+            found |= here
+            lines[sweep] = asha_line(snapshot, jobs, here)
+        ends = _ends(snapshot.jobs, found) if self.kill else {}
+        order = in_turn(lines)
+        plan = serve(snapshot, order, lambda job, on: why(job, on, found[job.id]), ends)
+        return plan, memory
+
+
+def asha_line(
+    snapshot: Snapshot, jobs: Sequence[Job], found: Mapping[JobId, Standing], opens: bool = True
+) -> Line:
+    """One sweep's line: promotable, new, paused trials; new ones come last when not `opens`."""
+    on_gpus = seated(snapshot, jobs)
+    goes_on = tuple(job for job in on_gpus if not found[job.id].waits)
+    waiting = queued(jobs, Phase.WAITING)
+    cut_off = [job for job in waiting if not found[job.id].waits]
+    at_rung = [job for job in (*on_gpus, *waiting) if found[job.id].waits]
+    at_rung.sort(key=lambda job: (-found[job.id].rung, found[job.id].rank))
+    promoted = [job for job in at_rung if found[job.id].promoted]
+    paused = [job for job in at_rung if not found[job.id].promoted]
+    paused.sort(key=lambda job: not isfinite(found[job.id].loss))
+    new = queued(jobs, Phase.PENDING)
+    last = (*new, *paused) if opens else (*paused, *new)
+    return Line(goes_on, (*cut_off, *promoted, *last))
+
+
+def why(job: Job, on: bool, at: Standing) -> Reason:
+    """The reason for a job that stands there and has GPUs (`on`), or has none."""
+    if job.phase is Phase.PENDING:
+        text = "starts: no trial of its sweep is promotable" if on else "waits: not begun yet"
+        return Reason(text, would_change="a promotable trial" if on else "a GPU becoming free")
+    goal = f"step {at.following}" if at.following else "its end"
+    terms = _terms(at)
+    if not at.waits:
+        if on:
+            return Reason(f"runs to {goal}", terms, None, f"reaching {goal}")
+        return Reason(f"waits on its way to {goal}", terms, None, "a GPU becoming free")
+    place = f"number {at.rank} of {at.size} at rung {at.rung}, {at.places} go on"
+    if at.promoted:
+        text = f"promoted to {goal}" if on else "promotable, waits for a GPU"
+        change = f"falling behind {at.places} trials at rung {at.rung}"
+        return Reason(f"{text}: {place}", terms, None, change if on else "a GPU becoming free")
+    if on and not job.preemptible and job.holds_gpus:
+        return Reason(f"runs: it cannot be stopped without losing work; {place}", terms)
+    text = "resumed, as nothing is promotable or new" if on else "paused"
+    return Reason(f"{text}: {place}", terms, None, _needs(at))
+
+
+def _needs(at: Standing) -> str:
+    more = "more trials at the rung"
+    return more if isnan(at.limit) else f"a loss of {at.limit:.4g} or less, or {more}"
+
+
+def _terms(at: Standing) -> tuple[Term, ...]:
+    if not at.rung:
+        return ()
+    values = {
+        "rung": at.rung,
+        "rank": at.rank,
+        "trials_at_rung": at.size,
+        "places": at.places,
+        "loss_at_rung": at.loss,
+        "limit_loss": at.limit,
+    }
+    return tuple(Term(name, float(value)) for name, value in values.items())
+
+
+def _ends(jobs: Iterable[Job], found: Mapping[JobId, Standing]) -> dict[JobId, Reason]:
+    """Who stands at a rung with places for others only."""
+    ends = {}
+    for job in jobs:
+        at = found.get(job.id, Standing(loss=-inf))
+        open_now = job.is_open and job.phase is not Phase.STOPPING
+        if open_now and at.waits and at.places and not at.promoted:
+            text = f"ended: number {at.rank} of {at.size} at rung {at.rung}, {at.places} go on"
+            ends[job.id] = Reason(text, _terms(at), None, _needs(at))
+    return ends
