@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.config import SweepConfig, parse
+from hermes_ops.core.summary import Segment
+from hermes_ops.simulator.recorded import Record, Recorded, Trial, recorded
+from hermes_ops.simulator.workload import Costs, Work
+
+BEGIN_S = 1_000.0
+
+
+def config(**changes: Any) -> SweepConfig:
+    space = {"rate": {"type": "uniform", "low": 0, "high": 1}}
+    file = {
+        "name": "digits",
+        "objective": {"metric": "loss", "direction": changes.pop("direction", "minimize")},
+        "search": {"algorithm": "random", "max_trials": 4, "space": space},
+        "trial": {"command": ["python", "train.py", "{rate}"], "directory": "/"},
+        "budget": {"max_epochs": changes.pop("max_epochs", 4)},
+        **changes,
+    }
+    return parse(file, "digits-1", None)
+
+
+def piece(
+    trial: int, gpu: int, start_s: float, end_s: float | None, outcome: str = "finished"
+) -> Segment:
+    end = None if end_s is None else BEGIN_S + end_s
+    return Segment(trial, 1, (gpu,), BEGIN_S + start_s, end, outcome=outcome)
+
+
+def seen(*pairs: tuple[float, float]) -> tuple[tuple[int, float, int], ...]:
+    """The points of steps 1, 2, ... as (seconds since the sweep's start, value)."""
+    return tuple(
+        (step, value, round((BEGIN_S + at_s) * 1000))
+        for step, (at_s, value) in enumerate(pairs, start=1)
+    )
+
+
+def trial(number: int, state: str = "finished", **changes: Any) -> Trial:
+    return Trial(number, state, {"rate": number / 10}, **changes)
+
+
+def record(*trials: Trial, **changes: Any) -> Record:
+    facts: dict[str, Any] = {"config": config(), "policy": "fifo", "gpus": 1, **changes}
+    return Record("digits-1", started_s=BEGIN_S, trials=trials, **facts)
+
+
+# Two trials one after the other on one GPU: each starts for 3 s, trains 2 s an epoch, exits in
+# 0.5 s; the GPU is handed over in 1.5 s, and the first one begins 5 s after the sweep.
+FIRST = trial(
+    0, points=seen((10, 0.9), (12, 0.8)), segments=(piece(0, 0, 5, 12.5),), gpu_seconds=7.5
+)
+SECOND = trial(
+    1,
+    points=seen((19, 0.7), (21, 0.6)),
+    segments=(piece(1, 0, 14, 21.5),),
+    timings={"startup_s": 2.0},
+    gpu_seconds=7.5,
+)
+
+
+def work(found: Recorded, number: int) -> Work:
+    return next(w for w in found.workload.jobs if w.id == f"digits-1/{number}")
+
+
+def test_a_trial_trains_between_its_points_and_ends_when_its_script_has_exited() -> None:
+    found = recorded(record(FIRST, SECOND))
+    first = work(found, 0)
+    assert [p.seconds for p in first.curve] == [2.0, 4.0]
+    assert (first.seconds, first.total_steps, first.cut_short) == (4.5, 4, False)
+    assert first.configuration == (("rate", 0.0),)
+
+
+def test_what_no_trial_measures_of_a_switch_is_the_handover() -> None:
+    found = recorded(record(FIRST, SECOND))
+    # 1.5 s between the trials and 3 s of start, of which a trial knows 2 s.
+    assert found.costs == Costs(startup_s=2.0, handover_s=2.5)
+    assert (found.gap_s, work(found, 0).costs) == (1.5, found.costs)
+
+
+def test_trials_are_submitted_when_the_first_could_begin() -> None:
+    found = recorded(record(FIRST, SECOND))
+    # Training began at 8 s, after 4.5 s of handover and start.
+    assert {w.submitted_s for w in found.workload.jobs} == {3.5}
+
+
+def test_what_was_measured_counts_from_the_start_of_the_sweep() -> None:
+    found = recorded(record(FIRST, SECOND)).measured
+    assert (found.best, found.time_to_best_s, found.policy) == (1, 21.5, "fifo")
+    assert found.gpu_hours * 3600 == pytest.approx(15.0)
+
+
+def test_a_maximised_objective_is_turned_into_a_loss() -> None:
+    found = recorded(record(FIRST, SECOND, config=config(direction="maximize")))
+    assert (found.measured.best, work(found, 0).curve[0].loss) == (0, -0.9)
+
+
+def test_a_stop_costs_from_its_decision_to_the_next_trial() -> None:
+    stopped = replace(FIRST, segments=(piece(0, 0, 5, 12.5, "preempted"),), state="cancelled")
+    found = recorded(record(stopped, SECOND, stops=((0, BEGIN_S + 12.0),)))
+    # 0.5 s until it had left and 1.5 s of handover, which counts already.
+    assert found.costs.leave_s == pytest.approx(0.5)
+
+
+def test_a_trial_has_its_own_costs_where_it_measured_them() -> None:
+    slow = replace(FIRST, timings={"startup_s": 2.5, "checkpoint_s": 0.25})
+    found = recorded(record(slow, SECOND))
+    assert (found.costs.startup_s, work(found, 0).costs.startup_s) == (2.25, 2.5)
+    assert work(found, 1).costs.checkpoint_s == 0.25
+
+
+@pytest.mark.parametrize("state", ["stopped_early", "cancelled", "failed", "waiting"])
+def test_a_trial_that_did_not_finish_is_cut_short_at_its_last_point(state: str) -> None:
+    cut = work(recorded(record(replace(FIRST, state=state), SECOND)), 0)
+    assert (cut.cut_short, cut.seconds, cut.total_steps) == (True, 4.0, 4)
+
+
+def test_a_trial_that_was_never_opened_is_cut_short_before_its_first_step() -> None:
+    never = work(recorded(record(FIRST, Trial(1, "cancelled", None))), 1)
+    assert (never.cut_short, never.seconds, never.curve, never.configuration) == (True, 0.0, (), ())
+
+
+def test_a_trial_that_failed_at_a_value_that_is_not_finite_has_shown_all() -> None:
+    nan = replace(FIRST, state="failed", points=seen((10, 0.9), (12, float("nan"))))
+    found = recorded(record(nan, SECOND))
+    assert not work(found, 0).cut_short
+    assert found.measured.best == 1
+
+
+def test_a_sweep_of_nothing_but_unopened_trials_is_a_workload_too() -> None:
+    found = recorded(record(Trial(0, "cancelled", None)))
+    assert found.workload.jobs[0].seconds == 0.0
+    assert (found.costs, found.measured.time_to_best_s) == (Costs(), None)
