@@ -1,0 +1,215 @@
+"""2D-LAS: the job that has had the least GPU time goes first (Tiresias)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import floor, inf, isfinite
+from typing import ClassVar
+
+from hermes_ops.core.answer import answer
+from hermes_ops.core.fill import Chooser, consolidated, fill, grant, lowest
+from hermes_ops.core.levels import Levels, Queues, Service
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.core.order import submission
+
+ORDERS = ("start", "entry")
+PLACEMENTS = ("profile", "count")
+DEMOTIONS = ("exact", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class TwoDLas:
+    """Serve queues of attained service (GPUs x seconds) in order; each job that fits runs.
+
+    Queue i holds the jobs whose service is below `limits_gpu_s[i]`, the last all others; a job is
+    demoted when it reaches the limit. Every decision reads the queues from the top and gives each
+    job its GPUs if so many are left (greedy back-fill); who gets none is preempted.
+
+    Source: Gu et al., "Tiresias", NSDI 2019, sections 3.2 and 3.3. What it leaves open, or where
+    its public simulator (SymbioticLab/Tiresias) says more:
+
+    * The limits: those of the simulator, 3250 and 7200 GPU-s; the paper gives none.
+    * `order="start"`: within a queue those that run come first, in the order in which they
+      started, then those that wait, in the order in which they came (or were stopped): the
+      paper's "start time", as the simulator reads it. `order="entry"`: first come, first served,
+      whoever runs: many more preemptions.
+    * `promote_knob`: a job that has waited that many times as long as it has run since it was last
+      in the first queue goes back there, and both counts start anew; None: never.
+    * `placement="profile"`: a job of several GPUs whose largest tensor is more than `pack_limit`
+      of its model is consolidated, others go anywhere (0.3 splits the paper's models the same
+      way); "count": anywhere.
+    * `quantum_s`: if given there are no queues: every `quantum_s` those with the least service
+      run, ties by submission. The undiscretised form of the paper's three-job example.
+    * `demotion="late"`: look for demotions when the simulator does: its next look is due after
+      (limit - seconds run) / GPUs, rounded down, so jobs of several GPUs that were preempted are
+      demoted too late. For comparison with its figures only.
+    """
+
+    limits_gpu_s: tuple[float, ...] = (3_250.0, 7_200.0)
+    order: str = "start"
+    promote_knob: float | None = None
+    placement: str = "profile"
+    pack_limit: float = 0.3
+    quantum_s: float | None = None
+    demotion: str = "exact"
+    name: ClassVar[str] = "2d-las"
+    preempts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits_gpu_s", checked_limits(self.limits_gpu_s))
+        one_of("order", self.order, ORDERS)
+        one_of("placement", self.placement, PLACEMENTS)
+        one_of("demotion", self.demotion, DEMOTIONS)
+        positive("promote_knob", self.promote_knob)
+        positive("quantum_s", self.quantum_s)
+        if not 0 <= self.pack_limit <= 1:
+            raise ValueError("pack_limit is a share of a model's size, from 0 to 1")
+
+    def initial(self) -> Levels:
+        """Empty queues."""
+        return Levels()
+
+    def decide(self, snapshot: Snapshot, memory: Levels) -> tuple[Plan, Levels]:
+        """Bring the queues up to date, serve them, and ask for the next demotion that matters."""
+        if self.quantum_s is not None:
+            return self._least_first(snapshot, self.quantum_s), memory
+        queues = Queues(
+            snapshot,
+            memory,
+            self.limits_gpu_s,
+            keep_place=self.order == "entry",
+            promote_knob=self.promote_knob,
+        )
+        service, grants = seat(queues, self.chooser(snapshot))
+        after = queues.after(service)
+        explain = Explainer(queues)
+        plan = answer(snapshot, grants, explain.waiting(), explain, self._review_s(queues))
+        return plan, after
+
+    def chooser(self, snapshot: Snapshot) -> Chooser:
+        """Where a job goes: consolidated if its model is skewed and the placement asks for it."""
+        packed: list[Chooser] = []
+
+        def choose(job: Job, free: set[int] | frozenset[int]) -> tuple[int, ...] | None:
+            if job.min_gpus < 2 or job.tensor_skew is None or job.tensor_skew <= self.pack_limit:
+                return lowest(job, free)
+            if not packed:
+                packed.append(consolidated(snapshot.gpus))
+            return packed[0](job, free)
+
+        return choose if self.placement == "profile" else lowest  # type: ignore[return-value]
+
+    def _review_s(self, queues: Queues) -> float | None:
+        if self.demotion == "late":
+            at_s = min(_late_s(queues), queues.next_promotion_s())
+        elif queues.somebody_waits:
+            at_s = min(queues.next_demotion_s(), queues.next_promotion_s())
+        else:
+            return None
+        return at_s if at_s < inf else None
+
+    def _least_first(self, snapshot: Snapshot, quantum_s: float) -> Plan:
+        now_s = snapshot.time_s
+        jobs = (*snapshot.holding, *snapshot.queue)
+        order = sorted(jobs, key=lambda j: (j.attained_gpu_s(now_s), submission(j)))
+        grants = fill(snapshot, order, choose=self.chooser(snapshot))
+
+        def explain(job: Job, runs: bool) -> Reason:
+            terms = (Term("attained_gpu_s", job.attained_gpu_s(now_s)),)
+            if runs:
+                return Reason("runs: few have had less GPU time, or it fits beside them", terms)
+            return Reason("waits: others have had less GPU time", terms, None, "the next quantum")
+
+        review_s = (floor(now_s / quantum_s + 1e-9) + 1) * quantum_s
+        return answer(snapshot, grants, order, explain, review_s if jobs else None)
+
+
+def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
+    """Serve the queues; a job for which the chooser finds no place is passed over."""
+    snapshot, held = queues.snapshot, queues.snapshot.held
+    homeless: frozenset[JobId] = frozenset()
+    while True:
+        service = queues.serve(homeless)
+        if len(service.kept) == len(held):
+            grants = list(map(grant, held.keys(), held.values()))
+        else:
+            grants = [grant(job, gpus) for job, gpus in held.items() if job in service.kept]
+        if not service.starts:
+            return service, tuple(grants)
+        free = {gpu.index for gpu in snapshot.gpus}
+        free.difference_update(chain.from_iterable(given.gpus for given in grants))
+        for _, job in service.starts:
+            gpus = choose(job, free)
+            if gpus is None:
+                homeless |= {job.id}
+                break
+            free.difference_update(gpus)
+            grants.append(grant(job.id, gpus))
+        else:
+            return service, tuple(grants)
+
+
+class Explainer:
+    """Why a job runs or waits, by its queue."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._level: dict[JobId, int] = {}
+
+    def __call__(self, job: Job, runs: bool) -> Reason:
+        """The reason, with the queue (1 is served first) and the service as terms."""
+        if not self._level:
+            lanes = (*enumerate(self._queues.runs), *enumerate(self._queues.waits))
+            self._level.update((job_id, level) for level, lane in lanes for job_id in lane)
+        level = self._level.get(job.id, 0)
+        attained_gpu_s = self._queues.attained_gpu_s(job)
+        terms = (Term("queue", level + 1), Term("attained_gpu_s", attained_gpu_s))
+        if runs:
+            change = "a job of a higher queue" if level else ""
+            return Reason(f"runs: its turn in queue {level + 1}", terms, None, change)
+        text = f"waits in queue {level + 1}: the GPUs are taken by jobs before it"
+        return Reason(text, terms, None, "one of those ending, or being demoted")
+
+    def waiting(self) -> Iterator[Job]:
+        """The jobs of the queues that wait, first served first."""
+        index = self._queues.snapshot.index
+        return (index[job] for job in chain(*self._queues.waits) if job in index)
+
+
+def checked_limits(limits: object) -> tuple[float, ...]:
+    """The limits as numbers; ValueError or TypeError unless they are positive and ascending."""
+    if not isinstance(limits, tuple | list) or any(isinstance(x, bool | str) for x in limits):
+        raise TypeError("limits_gpu_s is a list of GPU-seconds, ascending")
+    numbers = tuple(float(limit) for limit in limits)
+    ascending = all(a < b for a, b in zip((0.0, *numbers), numbers, strict=False))
+    if not ascending or not all(map(isfinite, numbers)):
+        raise ValueError("limits_gpu_s are GPU-seconds above 0, ascending")
+    return numbers
+
+
+def one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError unless the value is one of these."""
+    if value not in allowed:
+        raise ValueError(f"{field} is one of {', '.join(allowed)}")
+
+
+def positive(field: str, value: float | None) -> None:
+    """Raise ValueError unless the value is None or a finite number above 0."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise ValueError(f"{field} is a number above 0, or left out")
+
+
+def _late_s(queues: Queues) -> float:
+    """When the public simulator would next look for a demotion."""
+    now_s, limits, index = queues.snapshot.time_s, queues.limits, queues.snapshot.index
+    due_s = [inf]
+    for _, level, job_id in queues.crossings:
+        if level < len(limits):
+            job = index[job_id]
+            ran_s = queues.attained_gpu_s(job) / job.min_gpus
+            due_s.append(now_s + max(floor((limits[level] - ran_s) / job.min_gpus), 1))
+    return min(due_s)
