@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_ops.core.model import Gpu, JobId, Point, SweepId
+from hermes_ops.errors import ConfigError, HermesError
+from hermes_ops.policies import make_policy
+from hermes_ops.simulator.completions import MOST_POINTS, completions
+from hermes_ops.simulator.engine import simulate
+from hermes_ops.simulator.metrics import time_to_best_s
+from hermes_ops.simulator.recorded import Measured, Recorded
+from hermes_ops.simulator.replay import Bounds, Choice, replay
+from hermes_ops.simulator.workload import Costs, Work, Workload
+from tests.unit.simulator.test_recorded import config
+
+SWEEP = "digits-1"
+FIFO = Choice("fifo", {})
+
+
+def work(number: int, losses: list[float], step_s: float = 1.0, **changes: Any) -> Work:
+    """A trial of the sweep with these losses, one a step; planned are 4 steps."""
+    facts: dict[str, Any] = {
+        "submitted_s": 0.0,
+        "seconds": len(losses) * step_s,
+        "sweep": SweepId(SWEEP),
+        "total_steps": 4,
+        "curve": tuple(Point(n, loss, n * step_s) for n, loss in enumerate(losses, start=1)),
+    }
+    return Work(JobId(f"{SWEEP}/{number}"), **{**facts, **changes})
+
+
+def cut(number: int, losses: list[float], step_s: float = 1.0, **changes: Any) -> Work:
+    return work(number, losses, step_s, cut_short=True, **changes)
+
+
+def sweep(*works: Work, gpus: int | None = 1, gap_s: float = 0.0, **changes: Any) -> Recorded:
+    measured = Measured("fifo", None, None, 0.0, 0)
+    costs = works[0].costs if works else Costs()
+    return Recorded(Workload(SWEEP, works), config(**changes), gpus, measured, costs, gap_s)
+
+
+def test_a_sweep_of_whole_curves_has_one_replay_and_points_for_results() -> None:
+    found = replay(sweep(work(0, [3, 2]), work(1, [3, 1]), work(2, [3, 2])), FIFO)
+    assert found.time_to_best_s == Bounds(4.0, 4.0)
+    assert found.gpu_hours == Bounds(6 / 3600, 6 / 3600)
+    assert (found.cut_short, found.needed, [name for name, _ in found.runs]) == ((), (), ["whole"])
+
+
+def test_a_missing_part_counts_for_nothing_at_the_least_and_for_all_its_steps_at_the_most() -> None:
+    found = replay(sweep(cut(0, [3], step_s=2.0), work(1, [3, 1])), FIFO)
+    # Trial 0 takes 2 s or all of its four steps, and can be the best one or not.
+    assert found.time_to_best_s == Bounds(2.0, 10.0)
+    assert found.makespan_s == Bounds(4.0, 10.0)
+    assert (found.cut_short, found.needed) == ((0,), (0,))
+
+
+def test_the_best_complete_trial_cannot_be_the_best_once_a_cut_short_one_has_shown_less() -> None:
+    found = replay(sweep(work(0, [3, 2]), cut(1, [3, 1])), FIFO)
+    assert found.time_to_best_s == Bounds(4.0, 6.0)
+
+
+def test_a_trial_without_a_recorded_step_may_need_all_of_them_at_the_slowest_pace() -> None:
+    found = replay(sweep(cut(0, []), work(1, [3, 2], step_s=1.0), work(2, [3], 5.0)), FIFO)
+    assert found.makespan_s == Bounds(7.0, 4 * 5.0 + 7.0)
+
+
+def test_the_slowest_recorded_step_is_the_pace_of_the_missing_ones() -> None:
+    uneven = cut(0, [3, 2], curve=(Point(1, 3.0, 1.0), Point(2, 2.0, 4.0)), seconds=4.0)
+    found = replay(sweep(uneven, work(1, [3, 1])), FIFO)
+    assert found.makespan_s == Bounds(6.0, 4.0 + 2 * 3.0 + 2.0)
+
+
+def test_a_missing_part_ends_with_the_longest_exit_of_the_sweep() -> None:
+    slow_exit = replace(work(1, [3, 1]), seconds=2.5)
+    found = replay(sweep(cut(0, [3]), slow_exit), FIFO)
+    assert found.makespan_s == Bounds(3.5, 4.5 + 2.5)
+
+
+def test_a_cut_short_trial_that_the_policy_never_takes_further_leaves_points() -> None:
+    # Median stopping ends the bad trial before its curve ends, in each of the simulations.
+    others = [work(n, [3, 2, 1, 1], submitted_s=0.0) for n in range(5)]
+    bad = cut(5, [9, 9, 9, 9], total_steps=6)
+    found = replay(sweep(*others, bad, early_stop="median", max_epochs=6), FIFO)
+    assert (found.cut_short, found.needed) == ((5,), ())
+    assert found.time_to_best_s == Bounds(4.0, 4.0)
+    assert found.makespan_s.low == found.makespan_s.high
+
+
+def test_nothing_is_said_of_a_sweep_in_which_no_step_was_ever_seen() -> None:
+    with pytest.raises(HermesError, match="no trial has shown how long a step takes"):
+        replay(sweep(cut(0, []), cut(1, [])), FIFO)
+
+
+def test_the_time_in_which_a_gpu_changes_hands_is_nobodys_gpu_time() -> None:
+    costs = Costs(startup_s=1.0, handover_s=2.0)
+    works = [work(n, [3, n], costs=costs) for n in range(2)]
+    found = replay(sweep(*works, gap_s=1.5), FIFO)
+    assert found.time_to_best_s == Bounds(5.0, 5.0)
+    assert found.gpu_hours.low == pytest.approx(2 * 3.5 / 3600)
+
+
+def test_a_given_switch_cost_stands_in_the_place_of_the_measured_ones() -> None:
+    works = [work(n, [3, n], costs=Costs(1.0, 1.0, 1.0, 1.0, 1.0)) for n in range(2)]
+    found = replay(sweep(*works, gap_s=1.0), replace(FIFO, switch_s=10.0))
+    assert found.makespan_s == Bounds(24.0, 24.0)
+    assert (found.costs, found.gpu_hours.low) == (Costs(startup_s=10.0), 24 / 3600)
+
+
+def test_the_policy_is_within_the_guards_of_a_live_pool_unless_they_are_taken_off() -> None:
+    costs = Costs(startup_s=0.5, restore_s=0.5, checkpoint_s=0.5)
+    falls = [[1 / (1 + (n + 1) * step) for step in range(1, 13)] for n in range(4)]
+    works = [work(n, fall, costs=costs, total_steps=12) for n, fall in enumerate(falls)]
+    guarded, bare, calm = (
+        replay(sweep(*works), Choice("hermes", options, guards=guards)).preemptions.low
+        for guards, options in ((True, {}), (False, {}), (True, {"guard_k": 1000}))
+    )
+    assert guarded is not None
+    assert bare is not None
+    assert bare > guarded
+    assert calm == 0
+
+
+def test_the_sweeps_own_limit_on_parallel_trials_holds() -> None:
+    works = [work(n, [3, n]) for n in range(4)]
+    free = replay(sweep(*works, gpus=4), FIFO)
+    limited = replay(sweep(*works, gpus=4, budget={"max_epochs": 4, "max_parallel": 1}), FIFO)
+    assert (free.makespan_s.high, limited.makespan_s.high) == (2.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice("fastest", {}),
+        Choice("fifo", {"colour": "red"}),
+        Choice("hermes", {"guard_k": "x"}),
+        Choice("fifo", {}, gpus=0),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused(choice: Choice) -> None:
+    with pytest.raises(ConfigError):
+        replay(sweep(work(0, [1])), choice)
+
+
+def test_an_unknown_number_of_gpus_must_be_given() -> None:
+    with pytest.raises(ConfigError, match="--gpus"):
+        replay(sweep(work(0, [1]), gpus=None), FIFO)
+    assert replay(sweep(work(0, [1]), gpus=None), replace(FIFO, gpus=2)).gpus == 2
+
+
+def test_a_long_missing_part_is_drawn_with_few_points_up_to_its_last_step() -> None:
+    planned = 10 * MOST_POINTS + 1
+    (_, slow, _) = completions(Workload(SWEEP, (cut(0, [3], total_steps=planned),)))
+    (job,) = slow.workload.jobs
+    assert len(job.curve) <= MOST_POINTS + 1
+    assert (job.curve[-1].step, job.seconds) == (planned, float(planned))
+
+
+# -- the truth lies within the bounds --------------------------------------------------------------
+
+
+@st.composite
+def sweeps(draw: st.DrawFn) -> tuple[Workload, Workload, int]:
+    """A sweep as it would have been, and as it was recorded with some of its curves cut short."""
+    planned, truth, known = draw(st.integers(1, 6)), [], []
+    size = draw(st.integers(1, 6))
+    losses = draw(st.permutations(range(size * planned)))
+    for number in range(size):
+        steps = draw(st.integers(1, planned))
+        own = [float(loss) for loss in losses[number * planned :][:steps]]
+        step_s = draw(st.sampled_from([0.5, 1.0, 1.5, 3.0]))
+        costs = Costs(startup_s=draw(st.sampled_from([0.0, 0.25])))
+        whole = work(number, own, step_s, total_steps=planned, costs=costs)
+        kept = draw(st.integers(0, steps))
+        recorded = work(number, own[:kept], step_s, total_steps=planned, costs=costs)
+        short = kept < steps or draw(st.booleans())
+        truth.append(whole)
+        known.append(replace(recorded, cut_short=True) if short else whole)
+    slow = work(size, [1e6], 3.0, total_steps=planned)  # some trial has shown the slowest step
+    return (
+        Workload(SWEEP, (*truth, slow)),
+        Workload(SWEEP, (*known, slow)),
+        draw(st.integers(1, 3)),
+    )
+
+
+@given(sweeps())
+def test_under_fifo_the_truth_lies_within_the_bounds(drawn: tuple[Workload, Workload, int]) -> None:
+    truth, known, slots = drawn
+    gpus = tuple(Gpu(index) for index in range(slots))
+    run = simulate(truth, gpus, make_policy("fifo", {}))
+    found = replay(replace(sweep(), workload=known, gpus=slots), FIFO)
+    hours = sum((s.end_s - s.begin_s) * len(s.gpus) for s in run.segments) / 3600
+    makespan_s = max(s.end_s for s in run.segments)
+    true = (time_to_best_s(run), hours, makespan_s)
+    for value, bounds in zip(
+        true, (found.time_to_best_s, found.gpu_hours, found.makespan_s), strict=True
+    ):
+        assert value is not None
+        assert bounds.low is not None
+        assert bounds.high is not None
+        assert bounds.low - 1e-9 <= value <= bounds.high + 1e-9
+
+
+@given(sweeps(), st.sampled_from(["fifo", "hermes"]))
+def test_a_sweep_with_nothing_missing_is_replayed_to_the_point(
+    drawn: tuple[Workload, Workload, int], policy: str
+) -> None:
+    truth, _, slots = drawn
+    found = replay(replace(sweep(), workload=truth, gpus=slots), Choice(policy, {}, guards=False))
+    run = simulate(truth, tuple(Gpu(i) for i in range(slots)), make_policy(policy, {}))
+    assert found.time_to_best_s == Bounds(time_to_best_s(run), time_to_best_s(run))
+    for bounds in (found.gpu_hours, found.preemptions, found.makespan_s):
+        assert bounds.low == bounds.high
