@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
+from itertools import islice
 
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Reason, Snapshot
+
+RANKED = 256
+"""So many waiting jobs a ranking names: more is never looked at."""
 
 Chooser = Callable[[Job, Collection[int]], tuple[int, ...] | None]
 """Which of the free GPUs (indices) a job gets, ascending; None: it does not fit on these."""
@@ -74,44 +78,77 @@ def fill(
     without, and for jobs that are not preemptible, they keep them. Without `backfill` the first
     job that does not fit blocks all queued ones after it. A job that stays keeps its very GPUs.
     """
-    held = snapshot.held
-    firm = [j for j in snapshot.holding if j.id in held and not (preempt and j.preemptible)]
-    left = len(snapshot.gpus) - sum(len(held[job.id]) for job in firm)
-    kept = {job.id: held[job.id] for job in firm}
+    stays = snapshot.stays
+    kept = dict(stays) if not preempt else _firm(snapshot)
+    left = len(snapshot.gpus) - sum([len(grant.gpus) for grant in kept.values()])
     starts: list[Job] = []
-    for job in order:
-        if job.id in kept:
+    for job in order if left > 0 else ():
+        job_id = job.id
+        if job_id in kept:
             continue
-        wanted = len(held[job.id]) if job.id in held else job.min_gpus
+        stay = stays.get(job_id)
+        wanted = job.min_gpus if stay is None else len(stay.gpus)
         if wanted > left:
             if not backfill and job.min_gpus <= len(snapshot.gpus):
                 break
             continue
         left -= wanted
-        if job.id in held:
-            kept[job.id] = held[job.id]
+        if stay is not None:
+            kept[job_id] = stay
         else:
             starts.append(job)
         if left == 0:
             break
-    return _granted(snapshot, kept, starts, choose)
+    return (*kept.values(), *_started(snapshot, kept, starts, choose))
 
 
-def _granted(
-    snapshot: Snapshot,
-    kept: dict[JobId, tuple[int, ...]],
-    starts: list[Job],
-    choose: Chooser,
-) -> tuple[Grant, ...]:
-    """Grants for who stays, then for who starts, if the chooser finds GPUs for it."""
-    grants = [grant(job, gpus) for job, gpus in kept.items()]
-    if starts:
-        free = {gpu.index for gpu in snapshot.gpus}
-        for gpus in kept.values():
+def _firm(snapshot: Snapshot) -> dict[JobId, Grant]:
+    """Who keeps its GPUs because it must not be stopped."""
+    stays = snapshot.stays
+    firm = [job.id for job in snapshot.holding if not job.preemptible]
+    return {job: stays[job] for job in firm if job in stays}
+
+
+def _started(
+    snapshot: Snapshot, kept: dict[JobId, Grant], starts: list[Job], choose: Chooser
+) -> list[Grant]:
+    """Grants for who starts, if the chooser finds GPUs for it."""
+    if not starts:
+        return []
+    free = {gpu.index for gpu in snapshot.gpus}
+    for stay in kept.values():
+        free.difference_update(stay.gpus)
+    grants: list[Grant] = []
+    for job in starts:
+        gpus = choose(job, free)
+        if gpus is not None:
             free.difference_update(gpus)
-        for job in starts:
-            gpus_or_none = choose(job, free)
-            if gpus_or_none is not None:
-                free.difference_update(gpus_or_none)
-                grants.append(grant(job.id, gpus_or_none))
-    return tuple(grants)
+            grants.append(grant(job.id, gpus))
+    return grants
+
+
+def in_line(
+    snapshot: Snapshot, order: Iterable[Job], grants: Collection[Grant]
+) -> tuple[JobId, ...]:
+    """The head of the line: the queued jobs of `order` without a grant that fit on the pool."""
+    granted = {grant.job for grant in grants}
+    size = len(snapshot.gpus)
+    waiting = (
+        job.id
+        for job in order
+        if job.id not in granted and not job.holds_gpus and job.min_gpus <= size
+    )
+    return tuple(islice(waiting, RANKED))
+
+
+def plain_reason(snapshot: Snapshot, job: Job) -> Reason | None:
+    """The reason of a job for which no policy has a choice; None for all others."""
+    if job.phase is Phase.ENDED:
+        return Reason("has ended")
+    if job.phase is Phase.STOPPING:
+        return Reason("is stopping: it waits from then on")
+    if job.holds_gpus and job.id not in snapshot.stays:
+        return Reason("stops: its GPUs left the pool or another job has them")
+    if not job.holds_gpus and job.min_gpus > len(snapshot.gpus):
+        return Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
+    return None

@@ -143,15 +143,17 @@ class Snapshot:
         queue: tuple[Job, ...],
         others: tuple[Job, ...] = (),
         index: Mapping[JobId, Job] | None = None,
+        stays: Mapping[JobId, Grant] | None = None,
+        held: Mapping[JobId, tuple[int, ...]] | None = None,
     ) -> Snapshot:
-        """A snapshot with its views: `holding` and `queue` as described there, `others` the rest.
+        """A snapshot with its views, as they are described there; `others` are the other jobs.
 
-        `index`, if given, has all of them by id and must never change afterwards.
+        The mappings may be left out; they must never change afterwards.
         """
         snapshot = cls(time_s, gpus, (*holding, *queue, *others))
+        views = {"index": index, "stays": stays, "held": held}
         snapshot.__dict__.update(holding=holding, queue=queue, others=others)
-        if index is not None:
-            snapshot.__dict__["index"] = index
+        snapshot.__dict__.update((name, view) for name, view in views.items() if view is not None)
         return snapshot
 
     @cached_property
@@ -177,7 +179,12 @@ class Snapshot:
 
     @cached_property
     def held(self) -> Mapping[JobId, tuple[int, ...]]:
-        """The GPUs, ascending, that each RUNNING or STARTING job can keep.
+        """The GPUs, ascending, that each RUNNING or STARTING job can keep: those of `stays`."""
+        return {job: grant.gpus for job, grant in self.stays.items()}
+
+    @cached_property
+    def stays(self) -> Mapping[JobId, Grant]:
+        """The grants by which RUNNING and STARTING jobs keep what they hold.
 
         A job whose GPUs have left the pool, whose number of GPUs is outside its range, or whose
         GPUs another claims beyond their capacity (a drift that a driver has still to repair) keeps
@@ -187,14 +194,14 @@ class Snapshot:
         left = {gpu.index: 1.0 for gpu in self.gpus}
         claimed = [gpu for job in self.holding for gpu in job.gpus_held]
         alone = len(set(claimed)) == len(claimed)
-        kept: dict[JobId, tuple[int, ...]] = {}
+        kept: dict[JobId, Grant] = {}
         for job in self.holding if alone else sorted(self.holding, key=_claim):
             gpus = job.gpus_held
             in_range = job.min_gpus <= len(gpus) <= job.max_gpus and len(set(gpus)) == len(gpus)
             if in_range and all(left.get(gpu, -inf) >= job.share_held - SHARE_EPS for gpu in gpus):
                 for gpu in gpus:
                     left[gpu] -= job.share_held
-                kept[job.id] = tuple(sorted(gpus))
+                kept[job.id] = Grant(job.id, tuple(sorted(gpus)), share=job.share_held)
         return kept
 
     def job(self, job_id: JobId) -> Job:

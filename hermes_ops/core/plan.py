@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from hermes_ops.core.model import (
     SHARE_EPS,
@@ -19,7 +21,6 @@ from hermes_ops.core.model import (
     Stop,
 )
 from hermes_ops.core.order import by_submission
-from hermes_ops.core.placement import holdings
 from hermes_ops.errors import PlanError
 
 _UNEXPLAINED = Reason("the policy gave no reason")
@@ -31,20 +32,25 @@ def check(snapshot: Snapshot, plan: Plan) -> None:
     Refused: an unknown job; a grant to a job that has ended, is stopping, is ended by the same
     plan or has another grant; a GPU that is not in the snapshot or is given twice; a number of
     GPUs outside the job's range; a non-preemptible running job dropped or moved, unless it is
-    ended or its GPUs cannot be kept (`holdings`).
+    ended or its GPUs cannot be kept (`Snapshot.stays`).
     """
-    jobs = snapshot.index
-    for job_id in (*(g.job for g in plan.grants), *plan.ends, *plan.ranking):
-        _require(job_id in jobs, f"{job_id} is not a job of the snapshot")
-    for job_id in plan.ends:
-        _require(jobs[job_id].phase is not Phase.ENDED, f"{job_id} is to be ended, but has ended")
-    _check_grants(snapshot, plan, jobs)
-    granted = {grant.job: tuple(sorted(grant.gpus)) for grant in plan.grants}
-    for job_id, gpus in holdings(snapshot).items():
-        job = jobs[job_id]
-        if job.phase is Phase.RUNNING and not job.preemptible and job_id not in plan.ends:
-            kept = granted.get(job_id) == gpus
-            _require(kept, f"{job_id} runs and is not preemptible, but loses GPUs {gpus}")
+    jobs, ends = snapshot.index, set(plan.ends)
+    fresh = _fresh(snapshot, plan)
+    known = jobs.__contains__
+    if not (all(map(known, plan.ranking)) and all(map(known, ends))):
+        _refuse_unknown(jobs, (*plan.ranking, *plan.ends))
+    for job_id in ends:
+        if jobs[job_id].phase is Phase.ENDED:
+            raise _impossible(f"{job_id} is to be ended, but has ended")
+    granted = {grant.job for grant in plan.grants}
+    if len(granted) < len(plan.grants):
+        raise _impossible(f"{_doubled(plan)} has two grants")
+    if not ends.isdisjoint(granted):
+        raise _impossible(f"{min(ends & granted)} has a grant and is to be ended")
+    _check_fresh(snapshot, fresh)
+    if fresh and not _fits_at_once(snapshot, plan):
+        _check_gpus(snapshot, plan)
+    _check_firm(snapshot, plan, fresh, ends)
 
 
 def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
@@ -54,14 +60,12 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
     a STARTING one too. Another number of GPUs gives Resize; as many but other GPUs give Stop, and
     the job starts on the new ones in a later round, once it waits.
     """
-    granted = {grant.job: grant for grant in plan.grants}
+    granted = {grant.job: grant for grant in _fresh(snapshot, plan)}
     ends = set(plan.ends)
     stops: list[Action] = []
     resizes: list[Action] = []
     starts: list[Action] = []
-    holding = {job.id for job in snapshot.holding}
-    fresh = [snapshot.index[j] for j in {*granted, *ends} if j not in holding]
-    for job in by_submission((*_touched(snapshot, granted, ends), *fresh)):
+    for job in by_submission(_affected(snapshot, plan, {*granted, *ends})):
         reason = plan.reasons.get(job.id, _UNEXPLAINED)
         grant = granted.get(job.id)
         if job.id in ends:
@@ -70,22 +74,29 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
             starts += [Start(g.job, g.gpus, reason, g.batch_size, g.share) for g in (grant,) if g]
         elif grant is None or _moved(job, grant):
             stops.append(Stop(job.id, reason))
-        else:
+        elif not (grant.share == job.share_held and _same(grant, job)):
             resizes.append(Resize(job.id, grant.gpus, reason, grant.batch_size, grant.share))
     return (*stops, *resizes, *starts)
 
 
-def _touched(snapshot: Snapshot, granted: Mapping[JobId, Grant], ends: set[JobId]) -> Iterator[Job]:
-    """The jobs that hold GPUs and for which the plan changes something."""
-    for job in snapshot.holding:
-        grant = granted.get(job.id)
-        kept = grant is not None and grant.share == job.share_held and job.id not in ends
-        if not (kept and grant and (grant.gpus == job.gpus_held or _same(grant, job))):
-            yield job
+def _fresh(snapshot: Snapshot, plan: Plan) -> list[Grant]:
+    """The grants that are not what a job keeps: most plans change little."""
+    stays = snapshot.stays
+    other = [grant for grant in plan.grants if stays.get(grant.job) is not grant]
+    return [grant for grant in other if stays.get(grant.job) != grant]
+
+
+def _affected(snapshot: Snapshot, plan: Plan, fresh: set[JobId]) -> Iterator[Job]:
+    """The jobs for which the plan changes something: `fresh`, and who loses its GPUs."""
+    index, stays = snapshot.index, snapshot.stays
+    lost = stays.keys() - {grant.job for grant in plan.grants}
+    if len(stays) < len(snapshot.holding):  # a drift: some hold what they cannot keep
+        lost |= {job.id for job in snapshot.holding if job.id not in stays}
+    return (index[job] for job in lost | fresh)
 
 
 def _same(grant: Grant, job: Job) -> bool:
-    return set(grant.gpus) == set(job.gpus_held)
+    return grant.gpus == job.gpus_held or set(grant.gpus) == set(job.gpus_held)
 
 
 def _moved(job: Job, grant: Grant) -> bool:
@@ -93,26 +104,62 @@ def _moved(job: Job, grant: Grant) -> bool:
     return same_number and not _same(grant, job)
 
 
-def _check_grants(snapshot: Snapshot, plan: Plan, jobs: Mapping[JobId, Job]) -> None:
-    left = {gpu.index: 1.0 for gpu in snapshot.gpus}
-    seen: set[JobId] = set()
-    for grant in plan.grants:
+def _refuse_unknown(jobs: Mapping[JobId, Job], named: Iterable[JobId]) -> None:
+    unknown = next(job_id for job_id in named if job_id not in jobs)
+    raise _impossible(f"{unknown} is not a job of the snapshot")
+
+
+def _doubled(plan: Plan) -> JobId:
+    counted = Counter(grant.job for grant in plan.grants)
+    return counted.most_common(1)[0][0]
+
+
+def _check_fresh(snapshot: Snapshot, fresh: Iterable[Grant]) -> None:
+    jobs = snapshot.index
+    for grant in fresh:
+        if grant.job not in jobs:
+            _refuse_unknown(jobs, (grant.job,))
         job = jobs[grant.job]
-        _require(job.id not in seen, f"{job.id} has two grants")
-        seen.add(job.id)
-        _require(job.id not in plan.ends, f"{job.id} has a grant and is to be ended")
-        leaving = job.phase in (Phase.ENDED, Phase.STOPPING)
-        _require(not leaving, f"{job.id} has a grant, but is {job.phase.value}")
-        in_range = job.min_gpus <= len(grant.gpus) <= job.max_gpus
-        allowed = f"{job.min_gpus} to {job.max_gpus}"
-        _require(in_range, f"{job.id} is given {len(grant.gpus)} GPUs, it takes {allowed}")
-        _require(0 < grant.share <= 1, f"{job.id} is given a share of {grant.share}")
+        if job.phase in (Phase.ENDED, Phase.STOPPING):
+            raise _impossible(f"{job.id} has a grant, but is {job.phase.value}")
+        if not job.min_gpus <= len(grant.gpus) <= job.max_gpus:
+            allowed = f"{job.min_gpus} to {job.max_gpus}"
+            raise _impossible(f"{job.id} is given {len(grant.gpus)} GPUs, it takes {allowed}")
+        if not 0 < grant.share <= 1:
+            raise _impossible(f"{job.id} is given a share of {grant.share}")
+
+
+def _fits_at_once(snapshot: Snapshot, plan: Plan) -> bool:
+    """True when no GPU is named twice and each is in the pool: then it need not be counted."""
+    given = list(chain.from_iterable([grant.gpus for grant in plan.grants]))
+    named = set(given)
+    return len(named) == len(given) and named.issubset([gpu.index for gpu in snapshot.gpus])
+
+
+def _check_gpus(snapshot: Snapshot, plan: Plan) -> None:
+    left = {gpu.index: 1.0 for gpu in snapshot.gpus}
+    for grant in plan.grants:
         for gpu in grant.gpus:
-            _require(gpu in left, f"{job.id} is given GPU {gpu}, which the pool does not have")
+            if gpu not in left:
+                raise _impossible(f"{grant.job} is given GPU {gpu}, which the pool does not have")
             left[gpu] -= grant.share
-            _require(left[gpu] >= -SHARE_EPS, f"{job.id} is given GPU {gpu}, which is given twice")
+            if left[gpu] < -SHARE_EPS:
+                raise _impossible(f"{grant.job} is given GPU {gpu}, which is given twice")
 
 
-def _require(condition: bool, fact: str) -> None:
-    if not condition:
-        raise PlanError(f"{fact}; nothing was applied: report this as a defect of the policy")
+def _check_firm(
+    snapshot: Snapshot, plan: Plan, fresh: Iterable[Grant], ends: Collection[JobId]
+) -> None:
+    """Refuse that a job which must not be stopped loses GPUs that it can keep."""
+    stays, jobs = snapshot.stays, snapshot.index
+    lost = stays.keys() - {grant.job for grant in plan.grants}
+    lost |= {g.job for g in fresh if g.job in stays and {*g.gpus} != {*stays[g.job].gpus}}
+    for job_id in lost.difference(ends):
+        job = jobs[job_id]
+        if job.phase is Phase.RUNNING and not job.preemptible:
+            gpus = stays[job_id].gpus
+            raise _impossible(f"{job_id} runs and is not preemptible, but loses GPUs {gpus}")
+
+
+def _impossible(fact: str) -> PlanError:
+    return PlanError(f"{fact}; nothing was applied: report this as a defect of the policy")

@@ -9,9 +9,16 @@ from hermes_ops.core.model import Policy
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies.asha import Asha
 from hermes_ops.policies.fifo import Fifo
+from hermes_ops.policies.fifo_backfill import FifoBackfill
+from hermes_ops.policies.flowcon import FlowCon
 from hermes_ops.policies.hermes import Hermes
 from hermes_ops.policies.hyperband import Hyperband
+from hermes_ops.policies.hypersched import HyperSched
 from hermes_ops.policies.median import Median
+from hermes_ops.policies.pop import Pop
+from hermes_ops.policies.slaq import Slaq
+from hermes_ops.policies.srsf import Srsf
+from hermes_ops.policies.srtf import Srtf
 from hermes_ops.policies.successive_halving import SuccessiveHalving
 from hermes_ops.policies.two_d_las import TwoDLas
 
@@ -19,9 +26,16 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "2d-las": TwoDLas,
     "asha": Asha,
     "fifo": Fifo,
+    "fifo-backfill": FifoBackfill,
+    "flowcon": FlowCon,
     "hermes": Hermes,
     "hyperband": Hyperband,
+    "hypersched": HyperSched,
     "median": Median,
+    "pop": Pop,
+    "slaq": Slaq,
+    "srsf": Srsf,
+    "srtf": Srtf,
     "successive-halving": SuccessiveHalving,
 }
 

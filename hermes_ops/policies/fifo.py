@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.model import Grant, JobId, Phase, Plan, Reason, Snapshot, Term
-from hermes_ops.core.order import by_submission
-from hermes_ops.core.placement import holdings
+from hermes_ops.core.fill import fill, in_line, plain_reason
+from hermes_ops.core.model import JobId, LazyReasons, Plan, Reason, Snapshot, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +25,31 @@ class Fifo:
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Keep what runs, then start the jobs at the head of the line."""
-        held = holdings(snapshot)
-        taken = {gpu for gpus in held.values() for gpu in gpus}
-        free = sorted(gpu.index for gpu in snapshot.gpus if gpu.index not in taken)
-        grants = [Grant(job, gpus) for job, gpus in held.items()]
-        reasons = {job: Reason("runs until it ends: fifo never stops a job") for job in held}
-        line: list[JobId] = []
-        for job in by_submission(j for j in snapshot.jobs if j.phase is not Phase.ENDED):
-            if job.holds_gpus and job.id not in held:
-                reasons[job.id] = Reason("stops: its GPUs left the pool or another job has them")
-            if job.phase not in (Phase.PENDING, Phase.WAITING):
-                continue
-            terms = (Term("place in line", len(line) + 1), Term("GPUs needed", job.min_gpus))
-            if job.min_gpus > len(snapshot.gpus):
-                reasons[job.id] = Reason("waits: it needs more GPUs than the pool has", terms)
-            elif line or job.min_gpus > len(free):
-                first = line[0] if line else None
-                text = (
-                    f"waits behind {first}" if first else "waits for GPUs at the head of the line"
-                )
-                reasons[job.id] = Reason(text, terms, first, "a running job ending")
-                line.append(job.id)
-            else:
-                grants.append(Grant(job.id, tuple(free[: job.min_gpus])))
-                free = free[job.min_gpus :]
-                reasons[job.id] = Reason("starts: it was submitted before all that wait", terms)
-        return Plan(tuple(grants), ranking=tuple(line), reasons=reasons), memory
+        grants = fill(snapshot, snapshot.queue, backfill=False, preempt=False)
+        ranking = in_line(snapshot, snapshot.queue, grants)
+        first = ranking[0] if ranking else None
+        starts = {grant.job for grant in grants}.difference(snapshot.stays)
+
+        def explain(job_id: JobId) -> Reason:
+            return _reason(snapshot, job_id, starts, first)
+
+        reasons = LazyReasons(snapshot.index, explain)
+        return Plan(grants, ranking=ranking, reasons=reasons), memory
+
+
+def _reason(snapshot: Snapshot, job_id: JobId, starts: set[JobId], first: JobId | None) -> Reason:
+    job = snapshot.index[job_id]
+    plain = plain_reason(snapshot, job)
+    if plain is not None:
+        return plain
+    if job.holds_gpus:
+        return Reason("runs until it ends: fifo never stops a job")
+    place = sum(
+        j.min_gpus <= len(snapshot.gpus) for j in snapshot.queue[: snapshot.queue.index(job)]
+    )
+    terms = (Term("place in line", place + 1 - len(starts)), Term("GPUs needed", job.min_gpus))
+    if job_id in starts:
+        return Reason("starts: it was submitted before all that wait", terms)
+    behind = first if job_id != first else None
+    text = f"waits behind {behind}" if behind else "waits for GPUs at the head of the line"
+    return Reason(text, terms, behind, "a running job ending")

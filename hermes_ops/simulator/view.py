@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot
 from hermes_ops.simulator.line import Line
 from hermes_ops.simulator.lives import Life
 
@@ -16,6 +16,8 @@ class View:
         self._dirty: dict[int, Life] = {}
         self._brief: list[Life] = []  # ended without a curve: seen once
         self._index: dict[JobId, Job] = {}
+        self._stays: dict[JobId, Grant] = {}
+        self._held: dict[JobId, tuple[int, ...]] = {}
 
     def changed(self, life: Life) -> None:
         """The facts of the job are no longer those that were last seen."""
@@ -38,12 +40,18 @@ class View:
             queue=self._queue.jobs(),
             others=self._others.jobs(),
             index=self._index.copy(),
+            stays=self._stays.copy(),
+            held=self._held.copy(),
         )
 
     def _refresh(self, life: Life) -> None:
         job = life.fact()
         self._index[life.id] = job
         line = self._line(life.phase)
+        if line is self._holding and life.grant is not None:
+            self._stays[life.id], self._held[life.id] = life.grant, life.grant.gpus
+        elif life.id in self._stays:
+            del self._stays[life.id], self._held[life.id]
         before = self._where.get(life.rank)
         if before is not None and before is not line:
             before.drop(life.rank)

@@ -1,0 +1,220 @@
+"""Traces of shared clusters: files (CSV, units in the header) and synthetic arrivals."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import random
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+
+from hermes_ops.core.model import JobId, Value
+from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.simulator.workload import Costs, Work, Workload
+
+REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
+OPTIONAL = (
+    *("model", "vc", "user", "weight", "deadline_s", "iterations"),
+    *("checkpoint_s", "restore_s", "startup_s"),
+    *("batch_size", "iteration_time_ms", "priority"),
+)
+NOTED = ("batch_size", "iteration_time_ms", "priority")  # numbers that go into `configuration`
+MOST_PROBLEMS = 20
+
+TENSOR_SKEWS = {
+    "vgg19": 0.717,
+    "vgg16": 0.744,
+    "vgg11": 0.774,
+    "alexnet": 0.611,
+    "resnet50": 0.112,
+    "resnet101": 0.075,
+    "resnet152": 0.060,
+    "inception3": 0.138,
+    "inception4": 0.044,
+}
+"""By model, the size of the largest tensor / of all tensors.
+
+Source: computed from the tensor lists of the public simulator SymbioticLab/Tiresias (959f9b0).
+"""
+
+
+def read_trace(path: Path) -> Workload:
+    """The jobs of a CSV file (`.csv`, or `.csv.gz`), named after the file.
+
+    Columns: job_id, submit_time_s, num_gpus, duration_s (alone on these GPUs); optional: model,
+    vc (virtual cluster), user, weight, deadline_s (as submit_time_s), iterations (its steps),
+    checkpoint_s, restore_s, startup_s, and batch_size, iteration_time_ms, priority, which stand in
+    the job's configuration. Optional cells may be empty. A known model brings its tensor skew.
+
+    Raises ConfigError, with the line numbers of up to 20 problems, for a file that cannot be read,
+    for unknown, missing or doubled columns and for bad rows.
+    """
+    try:
+        with _opened(path) as file:
+            works = _read(str(path), csv.reader(file, strict=True))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        problem = Problem(str(path), str(error), "a readable CSV file", "correct the path or file")
+        raise ConfigError("the trace", (problem,)) from error
+    return Workload(path.name.removesuffix(".gz").removesuffix(".csv"), works)
+
+
+def poisson(
+    jobs: int,
+    *,
+    mean_gap_s: float,
+    seed: int,
+    gpus: Sequence[tuple[int, float]] = ((1, 0.6), (2, 0.15), (4, 0.15), (8, 0.1)),
+    median_s: float = 600.0,
+    spread: float = 1.5,
+) -> Workload:
+    """So many jobs with exponential gaps between them; equal arguments give equal jobs.
+
+    `gpus` are (number, relative frequency). Durations are log-normal: half of them are shorter
+    than `median_s`, and `spread` is the standard deviation of their logarithm (a choice: traces
+    have heavy tails).
+    """
+    chance = random.Random(seed)  # noqa: S311  (no secret)
+    numbers, frequencies = zip(*gpus, strict=True)
+    works = []
+    at_s = 0.0
+    for number in range(jobs):
+        wanted = chance.choices(numbers, frequencies)[0]
+        seconds = median_s * chance.lognormvariate(0.0, spread)
+        works.append(Work(JobId(f"job/{number}"), at_s, seconds, wanted))
+        at_s += chance.expovariate(1.0 / mean_gap_s)
+    return Workload(f"poisson-{seed}", tuple(works))
+
+
+def _opened(path: Path) -> io.TextIOWrapper:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _read(source: str, rows: Iterator[list[str]]) -> tuple[Work, ...]:
+    header = [name.strip() for name in next(rows, [])]
+    problems = _header_problems(header)
+    if problems:
+        raise ConfigError(source, tuple(problems))
+    works: list[Work] = []
+    lines: dict[JobId, int] = {}
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        cells = _Cells(header, row)
+        work = cells.work()
+        if work.id in lines:
+            cells.refuse("job_id", f"the id of line {lines[work.id]}", "each id once")
+        lines[work.id] = number
+        works.append(work)
+        problems += [_in_line(number, problem) for problem in cells.problems]
+        if len(problems) >= MOST_PROBLEMS:
+            break
+    if not works:
+        problems.append(Problem("line 2", "no job", "at least one", "add the jobs"))
+    if problems:
+        raise ConfigError(source, tuple(problems[:MOST_PROBLEMS]))
+    return tuple(works)
+
+
+def _in_line(number: int, problem: Problem) -> Problem:
+    return Problem(f"line {number}, {problem.where}", problem.found, problem.allowed, problem.fix)
+
+
+def _header_problems(header: list[str]) -> list[Problem]:
+    known = (*REQUIRED, *OPTIONAL)
+    problems = []
+    for at, name in enumerate(header, start=1):
+        where = f"line 1, column {at}"
+        if name not in known:
+            fix = "remove or rename the column"
+            problems.append(Problem(where, repr(name), ", ".join(known), fix))
+        elif name in header[: at - 1]:
+            problems.append(Problem(where, f"{name} again", "each column once", "remove it"))
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        text = f"no column {', '.join(missing)}"
+        problems.append(Problem("line 1", text, ", ".join(REQUIRED), "add the columns"))
+    return problems
+
+
+class _Cells:
+    """The cells of one row, read into a job; what is wrong with them is collected."""
+
+    def __init__(self, header: list[str], row: list[str]) -> None:
+        self.problems: list[Problem] = []
+        if len(row) != len(header):
+            self.refuse("row", f"{len(row)} cells", f"{len(header)}, as in the header")
+            row = [*row, *[""] * len(header)]
+        self._cells = {n: cell.strip() for n, cell in zip(header, row, strict=False)}
+        self._whole = len(self.problems) == 0
+
+    def refuse(self, where: str, found: str, allowed: str) -> None:
+        """Remember a problem."""
+        self.problems.append(Problem(where, found, allowed, "correct the line"))
+
+    def work(self) -> Work:
+        """The job; with stand-ins where a problem has been found."""
+        model = self._cells.get("model") or None
+        if self._whole and not self._cells["job_id"]:
+            self.refuse("job_id", "nothing", "any text")
+        return Work(
+            id=JobId(self._cells["job_id"]),
+            submitted_s=self._number("submit_time_s"),
+            seconds=self._number("duration_s"),
+            gpus=self._whole_number("num_gpus") or 1,
+            user=self._cells.get("user", ""),
+            virtual_cluster=self._cells.get("vc", ""),
+            model_name=model,
+            tensor_skew=TENSOR_SKEWS.get(model.lower()) if model else None,
+            weight=self._optional("weight", 1.0) or self._refused("weight", 1.0),
+            deadline_s=self._number("deadline_s") if self._cells.get("deadline_s") else None,
+            total_steps=self._whole_number("iterations"),
+            configuration=self._noted(),
+            costs=self._costs(),
+        )
+
+    def _number(self, name: str) -> float:
+        """The cell as a finite number, 0 or more."""
+        text = self._cells[name]
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if isfinite(value) and value >= 0:
+            return value
+        return self._refused(name, 0.0)
+
+    def _refused(self, name: str, stand_in: float) -> float:
+        if self._whole:
+            allowed = "a number above 0" if stand_in else "a number of at least 0"
+            self.refuse(name, repr(self._cells[name]), allowed)
+        return stand_in
+
+    def _optional(self, name: str, otherwise: float) -> float:
+        return self._number(name) if self._cells.get(name) else otherwise
+
+    def _whole_number(self, name: str) -> int | None:
+        """The cell as a whole number above 0; None for an optional one that is empty."""
+        text = self._cells.get(name, "")
+        if not text and name not in REQUIRED:
+            return None
+        if text.isdecimal() and int(text) > 0:
+            return int(text)
+        if self._whole:
+            self.refuse(name, repr(text), "a whole number of at least 1")
+        return None
+
+    def _noted(self) -> tuple[tuple[str, Value], ...]:
+        return tuple((name, self._number(name)) for name in NOTED if self._cells.get(name))
+
+    def _costs(self) -> Costs:
+        names = ("startup_s", "restore_s", "checkpoint_s")
+        if not any(self._cells.get(name) for name in names):
+            return _FREE
+        return Costs(*(self._optional(name, 0.0) for name in names))
+
+
+_FREE = Costs()
