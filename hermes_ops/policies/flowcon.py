@@ -1,0 +1,199 @@
+"""FlowCon: all jobs run at once, with shares of their GPUs by growth efficiency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import floor, inf, isfinite
+from typing import ClassVar
+
+from hermes_ops.core.convergence import largest_drops
+from hermes_ops.core.curves import columns
+from hermes_ops.core.model import (
+    Grant,
+    Job,
+    JobId,
+    LazyReasons,
+    Phase,
+    Plan,
+    Reason,
+    Snapshot,
+    Term,
+)
+from hermes_ops.core.order import by_submission
+from hermes_ops.core.rungs import whole
+
+GRAIN = 10_000  # shares are whole parts of this: sums stay exact enough
+
+
+class Rank(Enum):
+    """The list of a job: how long it has been growing too slowly."""
+
+    NEW = "new"
+    WATCHING = "watching"
+    COMPLETING = "completing"
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A job's newest growth efficiency (None: not seen yet) and the list that it puts it on."""
+
+    efficiency: float | None
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCon:
+    """Divide each GPU among its jobs by growth efficiency; those that hardly grow get a floor.
+
+    Growth efficiency G is the change of the loss between two reports over the seconds of training
+    alone, which is progress over time and mean use of the GPU. A job is New, falls to Watching
+    when G < alpha, and to Completing when that happens again; New and Watching jobs get G over the
+    sum of G, Completing ones `floor`.
+
+    Source: Zheng et al., "FlowCon", ICPP 2019 (`papers.md` 5.3, where the formulas are from
+    memory). Ours: losses are divided by the largest drop of the sweep, G is multiplied by the
+    weight; alpha is a share of the job's own largest G, and a job whose G recovers is New again;
+    a job without G yet counts as the fastest; no limit falls below `floor` either, and all limits
+    of a GPU are scaled to fill it; a gang gets the smallest of its limits on all of its GPUs;
+    at most `jobs_a_gpu` jobs share a GPU (its memory), later ones wait in order of submission and
+    join the GPUs with the fewest; jobs never move; limits are renewed at every report, so there
+    is no check interval to back off.
+    """
+
+    alpha: float = 0.05
+    floor: float = 0.01
+    jobs_a_gpu: int = 16
+    name: ClassVar[str] = "flowcon"
+    preempts: ClassVar[bool] = False
+    shares: ClassVar[bool] = True  # it gives fractions of GPUs: a simulation only
+
+    def __post_init__(self) -> None:
+        whole("jobs_a_gpu", self.jobs_a_gpu, 1)
+        if not 0 <= self.alpha <= 1 or not 0 < self.floor <= 1:
+            raise ValueError("alpha and floor are shares, at most 1; floor is over 0")
+
+    def initial(self) -> None:
+        """None: lists are read off the newest points of the curves."""
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        """Seat whoever finds room, then set all limits."""
+        seats, waiting = self._seats(snapshot)
+        drops = largest_drops(snapshot.jobs)
+        jobs = [snapshot.index[job] for job in seats]
+        growths = {job.id: growth(job, drops.get(job.sweep, 0.0), self.alpha) for job in jobs}
+        limits = self._limits(jobs, seats, growths)
+        grants = tuple(Grant(job, gpus, share=limits[job]) for job, gpus in seats.items())
+        spoken = {job.id for job in snapshot.jobs if job.phase is not Phase.ENDED}
+
+        def explain(job: JobId) -> Reason:
+            return self._why(snapshot.index[job], growths.get(job), limits.get(job))
+
+        return Plan(grants, (), waiting, reasons=LazyReasons(spoken, explain)), memory
+
+    def _seats(self, snapshot: Snapshot) -> tuple[dict[JobId, tuple[int, ...]], tuple[JobId, ...]]:
+        """Where each job runs from now on, and who finds no room."""
+        seats = dict(snapshot.held)
+        load = {gpu.index: 0 for gpu in snapshot.gpus}
+        for gpus in seats.values():
+            for gpu in gpus:
+                load[gpu] += 1
+        waiting: list[JobId] = []
+        for job in snapshot.queue:
+            room = sorted((jobs, gpu) for gpu, jobs in load.items() if jobs < self.jobs_a_gpu)
+            if job.min_gpus > len(room):
+                waiting.append(job.id)
+                continue
+            found = tuple(sorted(gpu for _, gpu in room[: job.min_gpus]))
+            seats[job.id] = found
+            for gpu in found:
+                load[gpu] += 1
+        return seats, tuple(waiting)
+
+    def _limits(
+        self,
+        jobs: Sequence[Job],
+        seats: Mapping[JobId, tuple[int, ...]],
+        growths: Mapping[JobId, Growth],
+    ) -> dict[JobId, float]:
+        """The share that each job gets of each of its GPUs, over 0, at most 1 together."""
+        known = [g.efficiency for g in growths.values() if g.efficiency is not None]
+        fastest = max(known, default=0.0) or 1.0
+        on: dict[int, list[JobId]] = {}
+        for job in by_submission(jobs):
+            for gpu in seats[job.id]:
+                on.setdefault(gpu, []).append(job.id)
+        limits: dict[JobId, float] = {}
+        for there in on.values():
+            parts = self._parts([growths[job] for job in there], fastest)
+            for job_id, part in zip(there, parts, strict=True):
+                limits[job_id] = min(limits.get(job_id, 1.0), part)
+        return limits
+
+    def _parts(self, growths: Sequence[Growth], fastest: float) -> list[float]:
+        """The limits of the jobs of one GPU."""
+        rates = [fastest if g.efficiency is None else g.efficiency for g in growths]
+        grows = [g.rank is not Rank.COMPLETING for g in growths]
+        total = sum(rate for rate, grow in zip(rates, grows, strict=True) if grow)
+        raw = [
+            max(self.floor, rate / total) if grow and total > 0 else self.floor
+            for rate, grow in zip(rates, grows, strict=True)
+        ]
+        scale = sum(raw)
+        return [max(1, floor(GRAIN * part / scale + 1e-9)) / GRAIN for part in raw]
+
+    def _why(self, job: Job, grown: Growth | None, share: float | None) -> Reason:
+        if grown is None or share is None:
+            return _unseated(job, self.jobs_a_gpu)
+        terms = [Term("share", share), Term("alpha", self.alpha)]
+        if grown.efficiency is None:
+            return Reason(f"gets {share:.4g} of a GPU: new, not seen to grow yet", tuple(terms))
+        terms.append(Term("growth_efficiency_per_s", grown.efficiency))
+        change = f"growing by {self.alpha:g} of its fastest, or less"
+        text = f"gets {share:.4g} of a GPU: {grown.rank.value}, grows by {grown.efficiency:.3g}/s"
+        return Reason(text, tuple(terms), None, change)
+
+
+def growth(job: Job, largest_drop: float, alpha: float) -> Growth:
+    """The growth efficiency of the newest interval, and the list after the newest two.
+
+    Intervals between losses that are not finite count as no growth.
+    """
+    rates = _rates(job, largest_drop)
+    if not rates:
+        return Growth(None, Rank.NEW)
+    limit = alpha * max(rates)
+    slow = [rate < limit or rate == 0 for rate in rates[-2:]]
+    if not slow[-1]:
+        rank = Rank.NEW
+    else:
+        rank = Rank.COMPLETING if len(slow) == 2 and slow[0] else Rank.WATCHING
+    return Growth(rates[-1] * job.weight, rank)
+
+
+def _rates(job: Job, largest_drop: float) -> list[float]:
+    if len(job.curve) < 2:
+        return []
+    curve = columns(job.curve)
+    rates = []
+    for before, after, gap_s in zip(
+        curve.losses[:-1].tolist(),
+        curve.losses[1:].tolist(),
+        (curve.seconds[1:] - curve.seconds[:-1]).tolist(),
+        strict=True,
+    ):
+        change = abs(after - before)
+        counts = isfinite(change) and gap_s > 0 and 0 < largest_drop < inf
+        rates.append(change / largest_drop / gap_s if counts else 0.0)
+    return rates
+
+
+def _unseated(job: Job, jobs_a_gpu: int) -> Reason:
+    if job.phase is Phase.STOPPING:
+        return Reason("is stopping: it waits from then on")
+    if job.holds_gpus:
+        return Reason("stops: its GPUs left the pool or other jobs fill them")
+    text = f"waits: each GPU that it could take has {jobs_a_gpu} jobs"
+    return Reason(text, (), None, "a running job ending")

@@ -1,0 +1,130 @@
+"""SLAQ: the GPU goes where the loss is predicted to fall most within the next slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import median
+from typing import ClassVar
+
+import numpy as np
+
+from hermes_ops.core.convergence import finished_slice
+from hermes_ops.core.curve_fit import MIN_POINTS, Fitted, Memo
+from hermes_ops.core.curves import columns
+from hermes_ops.core.lines import serve
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.order import submission
+
+_FITS = Memo()
+
+
+@dataclass(frozen=True, slots=True)
+class Slaq:
+    """Run the jobs with the greatest predicted normalised drop of the loss in one slice.
+
+    The drop comes from an exponentially weighted fit of the job's lowest losses so far
+    (`core.curve_fit`), and is divided by the largest drop that the job has shown. A running job
+    may be replaced once it has run for a slice and reported a step.
+
+    Source: Zhang et al., "SLAQ", SoCC 2017, in the one-GPU form in which the Hermes paper takes it
+    as a baseline (`papers.md` 5.2). Ours: `slice_s` None makes a slice as long as the median step
+    of the jobs that have begun; a job with two points is predicted to go on as fast as between
+    them, one with fewer drops infinitely fast, so that each is seen before any is compared; a
+    newest loss that is not finite drops no more; drops are multiplied by the weight; ties go to
+    the job that runs, then to the earlier. Each job gets `min_gpus`.
+    """
+
+    slice_s: float | None = None
+    name: ClassVar[str] = "slaq"
+    preempts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.slice_s is not None and not 0 < self.slice_s < inf:
+            raise ValueError("slice_s is a number of seconds, over 0")
+
+    def initial(self) -> None:
+        """None: fits are made from the curves."""
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        """Serve who is within its slice, then the greatest drops."""
+        jobs = [j for j in snapshot.jobs if j.id in snapshot.held or not j.holds_gpus]
+        jobs = [j for j in jobs if j.phase not in (Phase.ENDED, Phase.STOPPING)]
+        slice_s = self.slice_s or _usual_step_s(jobs)
+        drops = predicted_drops(jobs, slice_s)
+        firm = {j.id for j in jobs if j.holds_gpus and not self._is_over(j, snapshot.time_s)}
+
+        def place(job: Job) -> tuple[object, ...]:
+            return (job.id not in firm, -drops[job.id], not job.holds_gpus, submission(job))
+
+        order = sorted(jobs, key=place)
+        best = next((j.id for j in order if not j.holds_gpus), None)
+        view = _View(drops, firm, slice_s, best)
+        return serve(snapshot, order, view.why), memory
+
+    def _is_over(self, job: Job, now_s: float) -> bool:
+        if job.phase is not Phase.RUNNING or not finished_slice(job):
+            return False
+        return (
+            self.slice_s is None or job.started_s is None or now_s >= job.started_s + self.slice_s
+        )
+
+
+def predicted_drops(jobs: Iterable[Job], slice_s: float) -> dict[JobId, float]:
+    """Weighted share of its largest drop that each job is predicted to win in a slice; inf: unseen.
+
+    At least 0. No job is predicted to run past its last step.
+    """
+    drops = {job.id: inf for job in jobs}
+    seen = [job for job in jobs if len(job.curve) >= 2]
+    for job, fitted in zip(seen, _FITS.fits(job.curve for job in seen), strict=True):
+        drops[job.id] = job.weight * _drop(job, fitted, slice_s)
+    return drops
+
+
+def _drop(job: Job, fitted: Fitted, slice_s: float) -> float:
+    curve = columns(job.curve)
+    best = curve.best[np.isfinite(curve.best)]
+    largest = float(best[0] - best[-1]) if len(best) else 0.0
+    last, seconds = float(curve.steps[-1]), float(curve.seconds[-1])
+    if largest <= 0 or not isfinite(curve.losses[-1]):
+        return 0.0
+    steps = slice_s * last / seconds if seconds > 0 else 1.0
+    if job.total_steps is not None:
+        steps = min(steps, max(0.0, job.total_steps - last))
+    if len(best) < MIN_POINTS:
+        interval = float(curve.steps[-1] - curve.steps[-2])
+        return steps / interval if interval > 0 else 0.0
+    return max(0.0, fitted.loss(last) - fitted.loss(last + steps)) / largest
+
+
+def _usual_step_s(jobs: Iterable[Job]) -> float:
+    found = [j.curve[-1].seconds / j.curve[-1].step for j in jobs if j.last_step > 0]
+    return median(found) if found else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A decision, for its explanation."""
+
+    drops: Mapping[JobId, float]
+    firm: set[JobId]
+    slice_s: float
+    best_waiting: JobId | None
+
+    def why(self, job: Job, on: bool) -> Reason:
+        """The reason for a job that has GPUs (`on`), or has none."""
+        drop = self.drops.get(job.id, 0.0)
+        terms = (Term("predicted_drop", drop), Term("slice_s", self.slice_s))
+        shown = "not seen yet" if drop == inf else f"predicted to win {drop:.3g} of its drop"
+        text = f"{shown} in {self.slice_s:.3g} s"
+        if not on:
+            change = "the prediction for a running job falling below its own"
+            return Reason(f"waits: {text}", terms, None, change)
+        if job.id in self.firm:
+            return Reason(f"runs until its slice is over: {text}", terms, self.best_waiting)
+        rival = self.best_waiting if self.best_waiting != job.id else None
+        change = f"a greater prediction for {rival}" if rival else ""
+        return Reason(f"{'runs' if job.holds_gpus else 'starts'}: {text}", terms, rival, change)
