@@ -25,19 +25,33 @@ class Connection:
     mlflow_url: str
 
 
-def connect(home: Path | None) -> Connection:
-    """Reach the stack of `home` ($HERMES_HOME, else ~/.hermes), or what the environment names."""
-    from hermes_ops.airflow.client import AirflowClient, Credentials
-    from hermes_ops.stack import client_environment
+def connect_tracker(home: Path | None) -> Tracker:
+    """Reach MLflow alone: that of the stack of `home`, or the one that the environment names."""
     from hermes_ops.tracking import Tracker
+
+    _take_environment(home, ("MLFLOW_TRACKING_URI",))
+    return Tracker(os.environ["MLFLOW_TRACKING_URI"])
+
+
+def _take_environment(home: Path | None, needed: tuple[str, ...]) -> None:
+    """Set the variables of the stack of `home`; StackError when neither it nor they are there."""
+    from hermes_ops.stack import client_environment
 
     try:
         os.environ.update(client_environment(home))
     except StackError:
-        if "HERMES_AIRFLOW_URL" not in os.environ or "MLFLOW_TRACKING_URI" not in os.environ:
+        if any(name not in os.environ for name in needed):
             raise
         if home is not None:
             os.environ["HERMES_HOME"] = str(home.absolute())
+
+
+def connect(home: Path | None) -> Connection:
+    """Reach the stack of `home` ($HERMES_HOME, else ~/.hermes), or what the environment names."""
+    from hermes_ops.airflow.client import AirflowClient, Credentials
+    from hermes_ops.tracking import Tracker
+
+    _take_environment(home, ("HERMES_AIRFLOW_URL", "MLFLOW_TRACKING_URI"))
     credentials = Credentials.from_environment()
     uri = os.environ["MLFLOW_TRACKING_URI"]
     return Connection(

@@ -159,6 +159,7 @@ def recorded(record: Record) -> Recorded:
             sweep=sweep,
             weight=record.config.weight,
             preemptible=record.config.trial.preemptible,
+            deadline_s=record.config.budget.wall_clock_seconds,
             total_steps=steps,
             curve=trained.curve,
             configuration=tuple((trial.config or {}).items()),

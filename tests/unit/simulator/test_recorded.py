@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.summary import Segment
-from hermes_ops.simulator.recorded import Record, Recorded, Trial, recorded
+from hermes_ops.errors import HermesError
+from hermes_ops.simulator.recorded import Record, Recorded, Trial, read, recorded
 from hermes_ops.simulator.workload import Costs, Work
+from hermes_ops.tracking import LatestMetric, SweepRef, SweepRun, TrialRun
 
 BEGIN_S = 1_000.0
 
@@ -136,3 +139,75 @@ def test_a_sweep_of_nothing_but_unopened_trials_is_a_workload_too() -> None:
     found = recorded(record(Trial(0, "cancelled", None)))
     assert found.workload.jobs[0].seconds == 0.0
     assert (found.costs, found.measured.time_to_best_s) == (Costs(), None)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class Mlflow:
+    """A tracker of one ended sweep of two finished trials, FIRST and SECOND."""
+
+    uri = "http://mlflow"
+
+    def __init__(self, state: str = "finished", second: str = "finished") -> None:
+        self.state = state
+        self.artifacts = self
+        facts = zip((FIRST, SECOND), ("finished", second), strict=True)
+        self.runs = tuple(self._run(t, kept) for t, kept in facts)
+
+    def _run(self, trial: Trial, state: str) -> TrialRun:
+        step, value, time_ms = trial.points[-1]
+        return TrialRun(
+            number=trial.number,
+            run_id=str(trial.number),
+            config=trial.config or {},
+            state=state,
+            tags={
+                "hermes.segment_log": json.dumps([s.to_json() for s in trial.segments]),
+                "hermes.gpu_seconds": str(trial.gpu_seconds),
+                **({"hermes.startup_s": "2.000"} if trial.timings else {}),
+            },
+            metrics={"loss": LatestMetric(value, step, time_ms)},
+            status="FINISHED",
+            started_ms=0,
+            ended_ms=1,
+        )
+
+    def find_sweep(self, sweep: str, experiment: str | None = None) -> SweepRef | None:
+        return SweepRef(sweep, "1", "parent") if sweep == "digits-1" else None
+
+    def sweep(self, ref: SweepRef) -> SweepRun:
+        tags = {"hermes.policy": "fifo", "hermes.pool_slots": "1"}
+        begin_ms = round(BEGIN_S * 1000)
+        return SweepRun(ref, ref.sweep_id, self.state, "FINISHED", tags, begin_ms, begin_ms + 1)
+
+    def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
+        return self.runs
+
+    def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
+        points = (FIRST, SECOND)[int(run_id)].points
+        return tuple(LatestMetric(value, step, time_ms) for step, value, time_ms in points)
+
+    def read(self, run_id: str, path: str) -> bytes:
+        return config().to_yaml().encode()
+
+    def read_decisions(self, run_id: str) -> tuple[dict[str, Any], ...]:
+        start = {"action": "start", "trial": 0, "time_s": BEGIN_S + 4.0}
+        return (start, {"action": "stop", "trial": 0, "time_s": BEGIN_S + 12.0})
+
+
+def test_a_sweep_is_read_from_mlflow_alone() -> None:
+    mlflow: Any = Mlflow()
+    found = read(mlflow, "digits-1")
+    unopened = tuple(Trial(n, "cancelled", None) for n in (2, 3))
+    facts = record(FIRST, SECOND, *unopened, stops=((0, BEGIN_S + 12.0),))
+    assert found == recorded(facts)
+    assert found.gpus == 1
+
+
+def test_a_sweep_that_runs_or_is_not_known_is_refused() -> None:
+    runs: Any = Mlflow(state="running")
+    with pytest.raises(HermesError, match="has not ended"):
+        read(runs, "digits-1")
+    with pytest.raises(HermesError, match="knows no sweep 'digits-2'"):
+        read(runs, "digits-2")

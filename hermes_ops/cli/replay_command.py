@@ -1,0 +1,174 @@
+"""`hermes replay`: a finished sweep under another policy."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hermes_ops.cli import simulating
+from hermes_ops.cli.stack_commands import Home
+
+if TYPE_CHECKING:
+    from hermes_ops.simulator.recorded import Recorded
+    from hermes_ops.simulator.replay import Bounds, Choice, Replay
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module to the application."""
+    app.command("replay")(replay)
+
+
+def replay(
+    sweep: Annotated[str, typer.Argument(help="The sweep's id; see `hermes sweep list`.")],
+    *,
+    policy: Annotated[str, typer.Option(help="The policy to replay it under.")],
+    policy_option: Annotated[
+        list[str] | None, typer.Option(help="A parameter of it.", metavar="NAME=VALUE")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Default: as many as it had.", metavar="N", min=1)
+    ] = None,
+    guards: Annotated[
+        bool, typer.Option("--guards/--no-guards", help="Within the guards of a live pool.")
+    ] = True,
+    switch_seconds: Annotated[
+        float | None,
+        typer.Option(help="Start-up of every segment; default: as measured.", metavar="S", min=0),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and pictures.", metavar="FOLDER")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+    home: Home = None,
+) -> None:
+    """Say what the trials of a finished sweep would have done under another policy."""
+    from hermes_ops.cli.connection import connect_tracker
+    from hermes_ops.simulator.recorded import read
+    from hermes_ops.simulator.replay import Choice
+
+    options = simulating.parameters(policy_option)
+    folder = simulating.folder_of(out)
+    recorded = read(connect_tracker(home), sweep)
+    found = _replayed(recorded, Choice(policy, options, guards, gpus, switch_seconds), folder)
+    told = json.dumps(document(recorded, found), indent=2)
+    if folder is not None:
+        (folder / "replay.json").write_text(told + "\n")
+    if as_json:
+        typer.echo(told)
+    else:
+        _print(recorded, found)
+
+
+def _replayed(recorded: Recorded, choice: Choice, folder: Path | None) -> Replay:
+    """The replay; with a folder, also the files of each of its simulations there."""
+    from hermes_ops.simulator import pictures
+    from hermes_ops.simulator.event_log import EventLog
+    from hermes_ops.simulator.replay import replay as replayed
+    from hermes_ops.simulator.tables import jobs_csv
+
+    if folder is None:
+        return replayed(recorded, choice)
+    with ExitStack() as files:
+
+        def log_of(name: str) -> EventLog:
+            file = files.enter_context((folder / f"{name}-events.jsonl").open("w"))
+            return EventLog(file.write)
+
+        found = replayed(recorded, choice, log_of=log_of)
+    for name, run in found.runs:
+        (folder / f"{name}-jobs.csv").write_text(jobs_csv(run))
+        (folder / f"{name}-gpus.png").write_bytes(pictures.gpu_timeline(run))
+    return found
+
+
+def document(recorded: Recorded, found: Replay) -> dict[str, Any]:
+    """The JSON of a replay. Every figure of it has its least and its most."""
+    measured, costs = recorded.measured, found.costs
+    return {
+        "sweep": recorded.workload.name,
+        "policy": found.choice.policy,
+        "options": dict(found.choice.options),
+        "guards": found.choice.guards,
+        "gpus": found.gpus,
+        "trials": len(recorded.workload.jobs),
+        "cut_short": list(found.cut_short),
+        "needed": list(found.needed),
+        "switch": {
+            "measured": found.choice.switch_s is None,
+            "startup_seconds": costs.startup_s,
+            "restore_seconds": costs.restore_s,
+            "checkpoint_seconds": costs.checkpoint_s,
+            "handover_seconds": costs.handover_s,
+            "leave_seconds": costs.leave_s,
+        },
+        "measured": {
+            "policy": measured.policy,
+            "best_trial": measured.best,
+            "time_to_best_seconds": measured.time_to_best_s,
+            "gpu_hours": measured.gpu_hours,
+            "preemptions": measured.preemptions,
+        },
+        "replayed": {
+            "time_to_best_seconds": found.time_to_best_s.document(),
+            "gpu_hours": found.gpu_hours.document(),
+            "preemptions": found.preemptions.document(),
+            "makespan_seconds": found.makespan_s.document(),
+        },
+    }
+
+
+def _print(recorded: Recorded, found: Replay) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    measured, console = recorded.measured, Console()
+    guards = "" if found.choice.guards else ", without guards"
+    title = f"{recorded.workload.name} on {found.gpus} GPUs{guards}"
+    table = Table(title=title)
+    table.add_column("figure")
+    table.add_column(f"measured ({measured.policy or 'unknown policy'})", justify="right")
+    table.add_column(f"replayed ({found.choice.policy})", justify="right")
+    hours = measured.gpu_hours
+    rows: tuple[tuple[str, float | None, Bounds], ...] = (
+        ("time to best, s", measured.time_to_best_s, found.time_to_best_s),
+        ("GPU time, s", 3600 * hours, _scaled(found.gpu_hours, 3600)),
+        ("preemptions", measured.preemptions, found.preemptions),
+    )
+    for name, value, bounds in rows:
+        table.add_row(name, _number(value), _range(bounds))
+    console.print(table)
+    if found.cut_short:
+        console.print(_missing(found), highlight=False)
+
+
+def _missing(found: Replay) -> str:
+    """What the curves that were cut short mean for the figures."""
+    cut = f"Cut short: {len(found.cut_short)} trials ({', '.join(map(str, found.cut_short))})."
+    if not found.needed:
+        return f"{cut} None of what is missing was needed."
+    needed = ", ".join(map(str, found.needed))
+    return f"{cut} Their missing parts were needed of {needed}: the figures are bounds."
+
+
+def _scaled(bounds: Bounds, factor: float) -> Bounds:
+    if bounds.low is None or bounds.high is None:
+        return bounds
+    return replace(bounds, low=factor * bounds.low, high=factor * bounds.high)
+
+
+def _range(bounds: Bounds) -> str:
+    low, high = _number(bounds.low), _number(bounds.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "never"
+    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
