@@ -1,9 +1,10 @@
-"""From grants and a line of waiting jobs to a plan that says why."""
+"""From grants and a line of jobs to a plan that says why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import attrgetter
 
 from hermes_ops.core.model import (
     Grant,
@@ -16,11 +17,13 @@ from hermes_ops.core.model import (
     Snapshot,
 )
 
-RANKED = 64  # a ranking's head: what may start next is there
+RANKED = 32  # a ranking's head: what may start next is there
 QUEUED = (Phase.PENDING, Phase.WAITING)
 
 Explain = Callable[[Job, bool], Reason]
 """Why a job has GPUs by this plan (True), or has none (False)."""
+
+_job = attrgetter("job")
 
 
 def answer(
@@ -30,30 +33,21 @@ def answer(
     explain: Explain,
     review_at_s: float | None = None,
 ) -> Plan:
-    """The plan with these grants; `line` is everybody in order of priority, and may be lazy.
+    """The plan with these grants; `line` has everybody who waits, next first, and may be lazy.
 
     `explain` is asked only for reasons that somebody reads.
     """
-    granted: set[JobId] = set()
-
-    def has(job: JobId) -> bool:
-        if not granted:
-            granted.update(grant.job for grant in grants)
-        return job in granted
-
-    waiting = (job.id for job in line if job.phase in QUEUED and not has(job.id))
+    granted: set[JobId] = set(map(_job, grants))
+    waiting = (job.id for job in line if job.phase in QUEUED and job.id not in granted)
     ranking = tuple(islice(waiting, RANKED))
 
     def reason(job_id: JobId) -> Reason:
         job = snapshot.index[job_id]
-        return plain(snapshot, job) or explain(job, has(job_id))
+        return plain(snapshot, job) or explain(job, job_id in granted)
 
-    return Plan(
-        grants,
-        ranking=ranking,
-        review_at_s=review_at_s,
-        reasons=LazyReasons(_ids(snapshot), reason),
-    )
+    index = snapshot.index
+    ids = index if isinstance(index, dict) else dict(index)
+    return Plan(grants, ranking=ranking, review_at_s=review_at_s, reasons=LazyReasons(ids, reason))
 
 
 def plain(snapshot: Snapshot, job: Job) -> Reason | None:
@@ -62,13 +56,8 @@ def plain(snapshot: Snapshot, job: Job) -> Reason | None:
         return Reason("has ended")
     if job.phase is Phase.STOPPING:
         return Reason("is stopping: it waits from then on")
-    if job.holds_gpus and job.id not in snapshot.held:
+    if job.holds_gpus and job.id not in snapshot.stays:
         return Reason("stops: its GPUs left the pool or another job has them")
     if not job.holds_gpus and job.min_gpus > len(snapshot.gpus):
         return Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
     return None
-
-
-def _ids(snapshot: Snapshot) -> dict[JobId, Job]:
-    index = snapshot.index
-    return index if isinstance(index, dict) else dict(index)

@@ -68,31 +68,31 @@ class Queues:
     ) -> None:
         self.snapshot = snapshot
         self.limits = limits
-        self._keep_place = keep_place
+        self.keep_place = keep_place
         self._knob = promote_knob
-        known = len(memory.runs) == len(limits) + 1
-        self.runs: list[list[JobId]] = [list(lane) for lane in memory.runs] if known else []
-        self.waits: list[list[JobId]] = [list(lane) for lane in memory.waits] if known else []
-        if not known:
-            self.runs = [[] for _ in range(len(limits) + 1)]
-            self.waits = [[] for _ in range(len(limits) + 1)]
+        if len(memory.runs) != len(limits) + 1 or len(memory.waits) != len(limits) + 1:
+            empty: tuple[Lane, ...] = ((),) * (len(limits) + 1)
+            memory = Levels(empty, empty)
+        self.runs = list(memory.runs)
+        self.waits = list(memory.waits)
         self.crossings: list[Crossing] = []
         self.clocks = {clock.job: clock for clock in memory.clocks}
         self._newest_s = memory.newest_s
         self._trusted = memory.trusted + 1
-        self._update(memory.crossings if known else ())
+        self._update(memory.crossings)
 
     # -- bringing up to date
 
     def _update(self, before: tuple[Crossing, ...]) -> None:
-        held, now_s = self.snapshot.held, self.snapshot.time_s
-        self.crossings = [c for c in before if c[2] in held and c[0] > now_s]
-        if len(self.crossings) < len(before):
-            self._leave([c for c in before if c[2] not in held])
+        held = self.snapshot.held
+        still = [crossing for crossing in before if crossing[2] in held]
+        if len(still) < len(before):
+            self._leave([crossing for crossing in before if crossing[2] not in held])
         if not self._arrive():
             self._rebuild()
-        due = [c for c in before if c[2] in held and c[0] <= now_s]
-        for crossing in due if len(due) < 2 else self._in_order(due):
+        due = bisect_right(still, (self.snapshot.time_s, len(self.runs), JobId("")))
+        self.crossings = still[due:]
+        for crossing in still[:due] if due < 2 else self._in_order(still[:due]):
             self._demote(crossing)
         if len(self.crossings) != len(held):
             self._adopt()
@@ -118,13 +118,21 @@ class Queues:
         """Jobs that have lost their GPUs wait, first in their queue; those that ended are out."""
         for _, level, job_id in reversed(gone):
             job = self.snapshot.index.get(job_id)
-            lane = self.waits[level] if self._keep_place else self.runs[level]
-            if job is None or job.phase is Phase.ENDED:
-                _drop(lane, job_id)
+            ended = job is None or job.phase is Phase.ENDED
+            if ended:
+                self._drop(level, job_id)
                 self.clocks.pop(job_id, None)
-            elif not self._keep_place and job_id in lane:
-                lane.remove(job_id)
-                self.waits[level].insert(0, job_id)
+            elif job_id in self.runs[level]:
+                self._drop(level, job_id)
+                self.waits[level] = (job_id, *self.waits[level])
+
+    def _drop(self, level: int, job: JobId) -> None:
+        """Take the job out of the queue, wherever it stands there."""
+        for lanes in (self.runs, self.waits):
+            lane = lanes[level]
+            if job in lane:
+                at = lane.index(job)
+                lanes[level] = lane[:at] + lane[at + 1 :]
 
     def _arrive(self) -> bool:
         """Take in the jobs that are new; False when the memory and the snapshot disagree."""
@@ -139,7 +147,7 @@ class Queues:
         if new != after:
             return False
         if new:
-            self.waits[0].extend(job.id for job in queue[len(queue) - new :])
+            self.waits[0] += tuple(job.id for job in queue[len(queue) - new :])
             self._newest_s = queue[-1].submitted_s
         return True
 
@@ -148,10 +156,10 @@ class Queues:
         alive = [job for job in self.snapshot.jobs if job.phase is not Phase.ENDED]
         ids = {job.id for job in alive}
         for lanes in (self.runs, self.waits):
-            lanes[:] = [[job for job in lane if job in ids] for lane in lanes]
+            lanes[:] = [tuple(job for job in lane if job in ids) for lane in lanes]
         known = set(chain(*self.runs, *self.waits))
         for job in by_submission(job for job in alive if job.id not in known):
-            self.waits[self.level_of(job)].append(job.id)
+            self.waits[self.level_of(job)] += (job.id,)
         self.clocks = {job: clock for job, clock in self.clocks.items() if job in ids}
         self._newest_s = max((job.submitted_s for job in alive), default=self._newest_s)
         self._trusted = 0
@@ -162,8 +170,7 @@ class Queues:
         job = self.snapshot.index[job_id]
         now_in = max(level, self.level_of(job))
         if now_in > level:
-            _drop(self.waits[level] if self._keep_place else self.runs[level], job_id)
-            self.waits[now_in].append(job_id)
+            self.relegate(level, job_id, now_in)
         insort(self.crossings, self.crossing(job, now_in))
 
     def _adopt(self) -> None:
@@ -178,6 +185,11 @@ class Queues:
             return
         for job in by_submission(index[job_id] for job_id in held.keys() - timed):
             insort(self.crossings, self.crossing(job, level_of[job.id]))
+
+    def relegate(self, level: int, job: JobId, belongs: int) -> None:
+        """Put a waiting job last in a lower queue."""
+        self._drop(level, job)
+        self.waits[belongs] += (job,)
 
     def crossing(self, job: Job, level: int) -> Crossing:
         """When the job, holding GPUs from now on, leaves this queue."""
@@ -216,9 +228,9 @@ class Queues:
     def _promote(self) -> None:
         """Put the jobs that have waited `promote_knob` times as long as they ran on top."""
         for job in by_submission(j for j in self._patient() if self._overdue_s(j) >= -1e-6):
-            for lane in self.waits[1:]:
-                _drop(lane, job.id)
-            self.waits[0].append(job.id)
+            for level in range(1, len(self.waits)):
+                self._drop(level, job.id)
+            self.waits[0] += (job.id,)
             attained = job.attained_gpu_s(self.snapshot.time_s)
             self.clocks[job.id] = Clock(job.id, inf, attained)
 
@@ -246,11 +258,10 @@ class Queues:
         Jobs that must not be stopped keep their GPUs. `banned` jobs are not started.
         """
         service = Service(self, banned)
-        for level, (runs, waits) in enumerate(zip(self.runs, self.waits, strict=True)):
-            if service.left:
-                service.keep(runs)
-            if service.left:
-                service.start(level, waits)
+        for level in range(len(self.runs)):
+            service.keep(self.runs[level])
+            if service.left or service.unplaced:
+                service.start(level, self.waits[level])
         if service.stale:
             self._rebuild()
             return self.serve(banned)
@@ -258,37 +269,33 @@ class Queues:
 
     def after(self, service: Service) -> Levels:
         """The memory once this is done: who starts passes those of his queue that wait."""
-        kept, held = service.kept, self.snapshot.held
-        if len(kept) < len(held):
-            self._step_back(kept)
-        if service.moves:
-            self._step_forward(service)
+        if service.stopped:
+            self._step_back(service.stopped)
+        for level, job_id in service.moves if not self.keep_place else ():
+            self._drop(level, job_id)
+            self.runs[level] += (job_id,)
+        for level, job in service.starts:
+            insort(self.crossings, self.crossing(job, level))
         if self._knob is not None:
             self._start_clocks(service.starts)
         return Levels(
-            tuple(map(tuple, self.runs)),
-            tuple(map(tuple, self.waits)),
+            tuple(self.runs),
+            tuple(self.waits),
             tuple(self.crossings),
             tuple(self.clocks.values()),
             self._newest_s,
             self._trusted,
         )
 
-    def _step_back(self, kept: set[JobId]) -> None:
-        lost = {c[2]: c[1] for c in self.crossings if c[2] not in kept}
-        self.crossings = [c for c in self.crossings if c[2] in kept]
-        for level in set(lost.values()):
-            stopped = [job for job in self.runs[level] if job in lost]
-            self.runs[level] = [job for job in self.runs[level] if job not in lost]
-            self.waits[level][:0] = stopped
-
-    def _step_forward(self, service: Service) -> None:
-        for level, job_id in service.moves:
-            if not self._keep_place:
-                self.waits[level].remove(job_id)
-                self.runs[level].append(job_id)
-        for level, job in service.starts:
-            insort(self.crossings, self.crossing(job, level))
+    def _step_back(self, stopped: set[JobId]) -> None:
+        levels = {crossing[1] for crossing in self.crossings if crossing[2] in stopped}
+        self.crossings = [c for c in self.crossings if c[2] not in stopped]
+        for level in levels:
+            lane = self.runs[level]
+            back = tuple(job for job in lane if job in stopped)
+            if back:
+                self.runs[level] = tuple(job for job in lane if job not in stopped)
+                self.waits[level] = back + self.waits[level]
 
     def _start_clocks(self, starts: Iterable[tuple[int, Job]]) -> None:
         for _, job in starts:
@@ -299,7 +306,11 @@ class Queues:
 
 
 class Service:
-    """Who is served, while the queues are read: who stays, who starts, who moves up."""
+    """Who is served, while the queues are read.
+
+    `stopped` lose their GPUs, `starts` get some, `moves` pass those of their queue that wait;
+    `left` GPUs are not given out yet, `unplaced` running jobs have not been reached yet.
+    """
 
     def __init__(self, queues: Queues, banned: frozenset[JobId]) -> None:
         snapshot = queues.snapshot
@@ -307,42 +318,51 @@ class Service:
         self._banned = banned
         self._held: Mapping[JobId, tuple[int, ...]] = snapshot.held
         firm = [j.id for j in snapshot.holding if not j.preemptible and j.id in self._held]
-        self.kept: set[JobId] = set(firm)
+        self._firm = set(firm)
+        self.stopped: set[JobId] = set()
         self.moves: list[tuple[int, JobId]] = []
         self.starts: list[tuple[int, Job]] = []
         self.stale = False  # a job of the queues is not in the snapshot
-        self.left = len(snapshot.gpus) - sum(len(self._held[job]) for job in firm)
+        self.left = len(snapshot.gpus) - sum([len(self._held[job]) for job in firm])
+        self.unplaced = len(self._held)
 
-    def keep(self, lane: list[JobId]) -> None:
+    def keep(self, lane: Lane) -> None:
         """Serve jobs that run in their place."""
-        held, left, kept = self._held, self.left, self.kept
+        if not lane:
+            return
+        held = self._held
+        self.unplaced -= len(lane)
+        if not self._firm:
+            wanted = sum(map(len, map(held.__getitem__, lane)))
+            if wanted <= self.left:
+                self.left -= wanted
+                return
         for job_id in lane:
-            gpus = held.get(job_id)
-            if gpus is not None and len(gpus) <= left and job_id not in kept:
-                left -= len(gpus)
-                kept.add(job_id)
-                if not left:
-                    break
-        self.left = left
+            self._keep(job_id, held[job_id])
 
-    def start(self, level: int, lane: list[JobId]) -> None:
+    def _keep(self, job_id: JobId, gpus: tuple[int, ...]) -> bool:
+        if job_id in self._firm:
+            return True
+        if len(gpus) > self.left:
+            self.stopped.add(job_id)
+            return False
+        self.left -= len(gpus)
+        return True
+
+    def start(self, level: int, lane: Lane) -> None:
         """Serve jobs that wait, or run but stand behind those of their queue that wait."""
-        late: list[tuple[JobId, int]] = []
+        held, late = self._held, list[tuple[JobId, int]]()
         for job_id in lane:
-            if not self.left:
-                break
-            gpus = self._held.get(job_id)
-            if gpus is None:
+            if self.unplaced and job_id in held:
+                self.unplaced -= 1
+                if self._keep(job_id, held[job_id]):
+                    self.moves.append((level, job_id))
+            elif self.left:
                 self._begin(level, job_id, late)
-            elif job_id in self.kept:
-                self.moves.append((level, job_id))
-            elif len(gpus) <= self.left:
-                self.left -= len(gpus)
-                self.kept.add(job_id)
-                self.moves.append((level, job_id))
+            elif not self.unplaced:
+                break
         for job_id, belongs in late:
-            lane.remove(job_id)
-            self._queues.waits[belongs].append(job_id)
+            self._queues.relegate(level, job_id, belongs)
 
     def _begin(self, level: int, job_id: JobId, late: list[tuple[JobId, int]]) -> None:
         job = self._queues.snapshot.index.get(job_id)
@@ -356,8 +376,3 @@ class Service:
             self.left -= job.min_gpus
             self.starts.append((level, job))
             self.moves.append((level, job_id))
-
-
-def _drop(lane: list[JobId], job: JobId) -> None:
-    if job in lane:
-        lane.remove(job)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import floor, inf, isfinite
+from operator import attrgetter
 from typing import ClassVar
 
 from hermes_ops.core.answer import answer
@@ -17,6 +18,7 @@ from hermes_ops.core.order import submission
 ORDERS = ("start", "entry")
 PLACEMENTS = ("profile", "count")
 DEMOTIONS = ("exact", "late")
+_index, _gpus = attrgetter("index"), attrgetter("gpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +130,27 @@ class TwoDLas:
 
 def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
     """Serve the queues; a job for which the chooser finds no place is passed over."""
-    snapshot, held = queues.snapshot, queues.snapshot.held
+    snapshot = queues.snapshot
     homeless: frozenset[JobId] = frozenset()
     while True:
         service = queues.serve(homeless)
-        if len(service.kept) == len(held):
-            grants = list(map(grant, held.keys(), held.values()))
-        else:
-            grants = [grant(job, gpus) for job, gpus in held.items() if job in service.kept]
+        stays: Collection[Grant] = snapshot.stays.values()
+        if service.stopped:
+            stays = [stay for stay in stays if stay.job not in service.stopped]
         if not service.starts:
-            return service, tuple(grants)
-        free = {gpu.index for gpu in snapshot.gpus}
-        free.difference_update(chain.from_iterable(given.gpus for given in grants))
+            return service, tuple(stays)
+        free = set(map(_index, snapshot.gpus))
+        free.difference_update(chain.from_iterable(map(_gpus, stays)))
+        starts: list[Grant] = []
         for _, job in service.starts:
             gpus = choose(job, free)
             if gpus is None:
                 homeless |= {job.id}
                 break
             free.difference_update(gpus)
-            grants.append(grant(job.id, gpus))
+            starts.append(grant(job.id, gpus))
         else:
-            return service, tuple(grants)
+            return service, (*stays, *starts)
 
 
 class Explainer:
@@ -174,8 +176,9 @@ class Explainer:
 
     def waiting(self) -> Iterator[Job]:
         """The jobs of the queues that wait, first served first."""
-        index = self._queues.snapshot.index
-        return (index[job] for job in chain(*self._queues.waits) if job in index)
+        queues = self._queues
+        index = queues.snapshot.index
+        return (index[job] for job in chain.from_iterable(queues.waits) if job in index)
 
 
 def checked_limits(limits: object) -> tuple[float, ...]:
