@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
-from itertools import islice
+from itertools import chain
+from operator import attrgetter
 
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Reason, Snapshot
 
-RANKED = 256
-"""So many waiting jobs a ranking names: more is never looked at."""
+_GPUS = attrgetter("gpus")
 
 Chooser = Callable[[Job, Collection[int]], tuple[int, ...] | None]
 """Which of the free GPUs (indices) a job gets, ascending; None: it does not fit on these."""
@@ -80,7 +80,7 @@ def fill(
     """
     stays = snapshot.stays
     kept = dict(stays) if not preempt else _firm(snapshot)
-    left = len(snapshot.gpus) - sum([len(grant.gpus) for grant in kept.values()])
+    left = len(snapshot.gpus) - sum(map(len, map(_GPUS, kept.values())))
     starts: list[Job] = []
     for job in order if left > 0 else ():
         job_id = job.id
@@ -116,8 +116,7 @@ def _started(
     if not starts:
         return []
     free = {gpu.index for gpu in snapshot.gpus}
-    for stay in kept.values():
-        free.difference_update(stay.gpus)
+    free.difference_update(chain.from_iterable(map(_GPUS, kept.values())))
     grants: list[Grant] = []
     for job in starts:
         gpus = choose(job, free)
@@ -125,20 +124,6 @@ def _started(
             free.difference_update(gpus)
             grants.append(grant(job.id, gpus))
     return grants
-
-
-def in_line(
-    snapshot: Snapshot, order: Iterable[Job], grants: Collection[Grant]
-) -> tuple[JobId, ...]:
-    """The head of the line: the queued jobs of `order` without a grant that fit on the pool."""
-    granted = {grant.job for grant in grants}
-    size = len(snapshot.gpus)
-    waiting = (
-        job.id
-        for job in order
-        if job.id not in granted and not job.holds_gpus and job.min_gpus <= size
-    )
-    return tuple(islice(waiting, RANKED))
 
 
 def plain_reason(snapshot: Snapshot, job: Job) -> Reason | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
 from hermes_ops.core.model import (
@@ -35,22 +35,18 @@ def check(snapshot: Snapshot, plan: Plan) -> None:
     ended or its GPUs cannot be kept (`Snapshot.stays`).
     """
     jobs, ends = snapshot.index, set(plan.ends)
-    fresh = _fresh(snapshot, plan)
+    fresh, lost = _changes(snapshot, plan)
     known = jobs.__contains__
     if not (all(map(known, plan.ranking)) and all(map(known, ends))):
         _refuse_unknown(jobs, (*plan.ranking, *plan.ends))
     for job_id in ends:
         if jobs[job_id].phase is Phase.ENDED:
             raise _impossible(f"{job_id} is to be ended, but has ended")
-    granted = {grant.job for grant in plan.grants}
-    if len(granted) < len(plan.grants):
-        raise _impossible(f"{_doubled(plan)} has two grants")
-    if not ends.isdisjoint(granted):
-        raise _impossible(f"{min(ends & granted)} has a grant and is to be ended")
-    _check_fresh(snapshot, fresh)
-    if fresh and not _fits_at_once(snapshot, plan):
-        _check_gpus(snapshot, plan)
-    _check_firm(snapshot, plan, fresh, ends)
+        if job_id not in lost and job_id in snapshot.stays:
+            raise _impossible(f"{job_id} has a grant and is to be ended")
+    if fresh:
+        _check_fresh(snapshot, plan, fresh, ends)
+    _check_firm(snapshot, fresh, lost.difference(ends))
 
 
 def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
@@ -60,12 +56,16 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
     a STARTING one too. Another number of GPUs gives Resize; as many but other GPUs give Stop, and
     the job starts on the new ones in a later round, once it waits.
     """
-    granted = {grant.job: grant for grant in _fresh(snapshot, plan)}
+    fresh, lost = _changes(snapshot, plan)
+    granted = {grant.job: grant for grant in fresh}
     ends = set(plan.ends)
     stops: list[Action] = []
     resizes: list[Action] = []
     starts: list[Action] = []
-    for job in by_submission(_affected(snapshot, plan, {*granted, *ends})):
+    affected = lost.union(granted, ends)
+    if len(snapshot.stays) < len(snapshot.holding):  # a drift: some hold what they cannot keep
+        affected.update(job.id for job in snapshot.holding if job.id not in snapshot.stays)
+    for job in by_submission(snapshot.index[job_id] for job_id in affected):
         reason = plan.reasons.get(job.id, _UNEXPLAINED)
         grant = granted.get(job.id)
         if job.id in ends:
@@ -79,20 +79,14 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
     return (*stops, *resizes, *starts)
 
 
-def _fresh(snapshot: Snapshot, plan: Plan) -> list[Grant]:
-    """The grants that are not what a job keeps: most plans change little."""
-    stays = snapshot.stays
-    other = [grant for grant in plan.grants if stays.get(grant.job) is not grant]
-    return [grant for grant in other if stays.get(grant.job) != grant]
-
-
-def _affected(snapshot: Snapshot, plan: Plan, fresh: set[JobId]) -> Iterator[Job]:
-    """The jobs for which the plan changes something: `fresh`, and who loses its GPUs."""
-    index, stays = snapshot.index, snapshot.stays
-    lost = stays.keys() - {grant.job for grant in plan.grants}
-    if len(stays) < len(snapshot.holding):  # a drift: some hold what they cannot keep
-        lost |= {job.id for job in snapshot.holding if job.id not in stays}
-    return (index[job] for job in lost | fresh)
+def _changes(snapshot: Snapshot, plan: Plan) -> tuple[list[Grant], set[JobId]]:
+    """The grants that are not what a job keeps, and who keeps nothing: most plans change little."""
+    stays, grants = snapshot.stays, plan.grants
+    if grants[: len(stays)] == tuple(stays.values()):  # quick: equal parts are the same objects
+        return list(grants[len(stays) :]), set()
+    fresh = [grant for grant in grants if stays.get(grant.job) is not grant]
+    fresh = [grant for grant in fresh if stays.get(grant.job) != grant]
+    return fresh, stays.keys() - {grant.job for grant in grants}
 
 
 def _same(grant: Grant, job: Job) -> bool:
@@ -109,24 +103,31 @@ def _refuse_unknown(jobs: Mapping[JobId, Job], named: Iterable[JobId]) -> None:
     raise _impossible(f"{unknown} is not a job of the snapshot")
 
 
-def _doubled(plan: Plan) -> JobId:
-    counted = Counter(grant.job for grant in plan.grants)
-    return counted.most_common(1)[0][0]
-
-
-def _check_fresh(snapshot: Snapshot, fresh: Iterable[Grant]) -> None:
-    jobs = snapshot.index
+def _check_fresh(
+    snapshot: Snapshot, plan: Plan, fresh: list[Grant], ends: Collection[JobId]
+) -> None:
+    granted = {grant.job for grant in plan.grants}
+    if len(granted) < len(plan.grants):
+        counted = Counter(grant.job for grant in plan.grants)
+        raise _impossible(f"{counted.most_common(1)[0][0]} has two grants")
     for grant in fresh:
-        if grant.job not in jobs:
-            _refuse_unknown(jobs, (grant.job,))
-        job = jobs[grant.job]
-        if job.phase in (Phase.ENDED, Phase.STOPPING):
-            raise _impossible(f"{job.id} has a grant, but is {job.phase.value}")
-        if not job.min_gpus <= len(grant.gpus) <= job.max_gpus:
-            allowed = f"{job.min_gpus} to {job.max_gpus}"
-            raise _impossible(f"{job.id} is given {len(grant.gpus)} GPUs, it takes {allowed}")
-        if not 0 < grant.share <= 1:
-            raise _impossible(f"{job.id} is given a share of {grant.share}")
+        if grant.job not in snapshot.index:
+            _refuse_unknown(snapshot.index, (grant.job,))
+        if grant.job in ends:
+            raise _impossible(f"{grant.job} has a grant and is to be ended")
+        _check_grant(snapshot.index[grant.job], grant)
+    if not _fits_at_once(snapshot, plan):
+        _check_gpus(snapshot, plan)
+
+
+def _check_grant(job: Job, grant: Grant) -> None:
+    if job.phase in (Phase.ENDED, Phase.STOPPING):
+        raise _impossible(f"{job.id} has a grant, but is {job.phase.value}")
+    if not job.min_gpus <= len(grant.gpus) <= job.max_gpus:
+        allowed = f"{job.min_gpus} to {job.max_gpus}"
+        raise _impossible(f"{job.id} is given {len(grant.gpus)} GPUs, it takes {allowed}")
+    if not 0 < grant.share <= 1:
+        raise _impossible(f"{job.id} is given a share of {grant.share}")
 
 
 def _fits_at_once(snapshot: Snapshot, plan: Plan) -> bool:
@@ -147,14 +148,11 @@ def _check_gpus(snapshot: Snapshot, plan: Plan) -> None:
                 raise _impossible(f"{grant.job} is given GPU {gpu}, which is given twice")
 
 
-def _check_firm(
-    snapshot: Snapshot, plan: Plan, fresh: Iterable[Grant], ends: Collection[JobId]
-) -> None:
+def _check_firm(snapshot: Snapshot, fresh: Iterable[Grant], lost: set[JobId]) -> None:
     """Refuse that a job which must not be stopped loses GPUs that it can keep."""
     stays, jobs = snapshot.stays, snapshot.index
-    lost = stays.keys() - {grant.job for grant in plan.grants}
-    lost |= {g.job for g in fresh if g.job in stays and {*g.gpus} != {*stays[g.job].gpus}}
-    for job_id in lost.difference(ends):
+    moved = (g.job for g in fresh if g.job in stays and {*g.gpus} != {*stays[g.job].gpus})
+    for job_id in lost.union(moved):
         job = jobs[job_id]
         if job.phase is Phase.RUNNING and not job.preemptible:
             gpus = stays[job_id].gpus

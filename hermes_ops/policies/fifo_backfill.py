@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.fill import fill, in_line, plain_reason
-from hermes_ops.core.model import JobId, LazyReasons, Plan, Reason, Snapshot, Term
+from hermes_ops.core.answer import answer
+from hermes_ops.core.fill import fill
+from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +28,13 @@ class FifoBackfill:
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Keep what runs, then start whoever fits, first submitted first."""
         grants = fill(snapshot, snapshot.queue, preempt=False)
-        ranking = in_line(snapshot, snapshot.queue, grants)
-        starts = {grant.job for grant in grants}.difference(snapshot.stays)
-
-        def explain(job_id: JobId) -> Reason:
-            return _reason(snapshot, job_id, starts)
-
-        reasons = LazyReasons(snapshot.index, explain)
-        return Plan(grants, ranking=ranking, reasons=reasons), memory
+        return answer(snapshot, grants, snapshot.queue, _reason), memory
 
 
-def _reason(snapshot: Snapshot, job_id: JobId, starts: set[JobId]) -> Reason:
-    job = snapshot.index[job_id]
-    plain = plain_reason(snapshot, job)
-    if plain is not None:
-        return plain
+def _reason(job: Job, runs: bool) -> Reason:
     if job.holds_gpus:
         return Reason("runs until it ends: fifo-backfill never stops a job")
     terms = (Term("GPUs needed", job.min_gpus),)
-    if job_id in starts:
+    if runs:
         return Reason("starts: it is the first submitted that fits", terms)
     return Reason("waits: fewer GPUs are idle than it needs", terms, None, "running jobs ending")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.fill import fill, in_line, plain_reason
-from hermes_ops.core.model import Job, JobId, LazyReasons, Plan, Reason, Snapshot, Term
+from hermes_ops.core.answer import answer
+from hermes_ops.core.fill import fill
+from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.order import by_submission
 
@@ -35,21 +36,18 @@ class Srsf:
         left = {job.id: self._left(job, snapshot.time_s) for job in jobs}
         order = sorted(jobs, key=lambda job: (left[job.id], job.min_gpus))
         grants = fill(snapshot, order)
-        ranking = in_line(snapshot, order, grants)
-        granted = {grant.job for grant in grants}
 
-        def explain(job_id: JobId) -> Reason:
-            plain = plain_reason(snapshot, snapshot.index[job_id])
-            return plain or _reason(left[job_id], job_id in granted)
+        def explain(job: Job, runs: bool) -> Reason:
+            return _reason(left[job.id], runs)
 
-        return Plan(grants, ranking=ranking, reasons=LazyReasons(snapshot.index, explain)), memory
+        return answer(snapshot, grants, order, explain), memory
 
     def _left(self, job: Job, now_s: float) -> float:
         return self.oracle.remaining_s(job, now_s) * job.min_gpus
 
 
-def _reason(left_gpu_s: float, serves: bool) -> Reason:
+def _reason(left_gpu_s: float, runs: bool) -> Reason:
     terms = (Term("remaining_gpu_s", left_gpu_s),)
-    if serves:
+    if runs:
         return Reason("runs: less GPU time is left of it than of those that wait", terms)
     return Reason("waits: jobs with less GPU time left go first", terms, None, "one of them ending")
