@@ -69,9 +69,8 @@ class HermesTrialMixin:
 
     number: int
 
-    def admit(self, store: Store) -> Lease:
+    def admit(self, store: Store, segment: Segment | None) -> Lease:
         """The lease that this entry may use; leaves the task when there is none."""
-        segment = decode(Segment, store.get(SEGMENT_KEY))
         lease = decode(Lease, store.get(LEASE_KEY))
         if lease is None or not is_active(lease, segment):
             self.step_aside("no lease: the GPUs belong to other trials")
@@ -143,9 +142,9 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
         last = decode(Segment, store.get(SEGMENT_KEY))
         if last is not None and last.final is not None:
             return self.leave(Ending(last.final, "it had ended before"))
-        lease = self.admit(store)
+        lease = self.admit(store, last)
         sweep = str(context["run_id"])
-        visit = Visit.begin(store, lease, TrialFolder.of(sweep, self.number))
+        visit = Visit.begin(store, lease, TrialFolder.of(sweep, self.number), last)
         try:
             if visit.result().get("outcome") == "finished":  # it ended while nobody looked
                 return self.end(visit, Ending("finished"))

@@ -1,4 +1,4 @@
-"""Imports for the scheduler, so that the workers that it forks need not make them again.
+"""Airflow's listener: imports before the first task, and what is left to do after a task.
 
 With LocalExecutor each task runs in a process forked from the scheduler's. What that has imported
 already costs the task nothing; the rest is paid at every start of every segment while a GPU idles.
@@ -11,6 +11,8 @@ import logging
 import sys
 
 from airflow.listeners import hookimpl
+
+from hermes_ops.airflow import afterwards
 
 log = logging.getLogger(__name__)
 
@@ -35,3 +37,9 @@ def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own sig
             importlib.import_module(name)
         except ImportError:  # the tasks will say so themselves; the scheduler must start
             log.warning("%s is not preloaded", name, exc_info=True)
+
+
+@hookimpl
+def before_stopping(component: object) -> None:  # noqa: ARG001 - the hook's own signature
+    """Called by Airflow in a task's process when the task's state has been reported."""
+    afterwards.run()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from hermes_ops.airflow import afterwards
 from hermes_ops.airflow.folders import Accounts, TrialFolder, controller_nudge
 from hermes_ops.airflow.metrics import Ending, MetricFeed
 from hermes_ops.airflow.records import (
@@ -42,9 +43,9 @@ class Visit:
     _said: Mapping[str, Any] | None = None
 
     @classmethod
-    def begin(cls, store: Store, lease: Lease, folder: TrialFolder) -> Visit:
-        """A visit under this lease; nothing is written yet."""
-        before = decode(Segment, store.get(SEGMENT_KEY)) or Segment(0, False, 0.0)
+    def begin(cls, store: Store, lease: Lease, folder: TrialFolder, last: Segment | None) -> Visit:
+        """A visit under this lease, after the segment `last`; nothing is written yet."""
+        before = last or Segment(0, False, 0.0)
         accounts = Accounts.of(folder.segments())
         record = replace(
             before,
@@ -93,7 +94,7 @@ class Visit:
             self.record = replace(self.record, failures=self.record.failures + 1)
         self._write()
         controller_nudge().give()
-        self.feed.pump_once(ended=True)
+        afterwards.do(lambda: self.feed.pump_once(ended=True))
 
     def end(self, ending: Ending) -> None:
         """The trial has ended for good."""

@@ -38,7 +38,8 @@ def visit_of(store: DictStore, epoch: int = 1, **result: Any) -> Visit:
     folder.path.mkdir(parents=True, exist_ok=True)
     if result:
         (folder.path / "result.json").write_text(json.dumps({"epoch": epoch, **result}))
-    visit = Visit.begin(store, lease(epoch, max_failures=2), folder)
+    last = decode(Segment, store.get(SEGMENT_KEY))
+    visit = Visit.begin(store, lease(epoch, max_failures=2), folder, last)
     feed: Any = FakeFeed()
     visit.feed = feed
     return visit
@@ -69,15 +70,13 @@ def test_a_task_without_a_valid_lease_is_sent_away_on_the_same_try(
     store = DictStore()
     if own is not None:
         store[LEASE_KEY] = encode(own)
-    if last is not None:
-        store[SEGMENT_KEY] = encode(last)
     with pytest.raises(AirflowRescheduleException) as told:
-        Task().admit(store)
+        Task().admit(store, last)
     assert told.value.reschedule_date > datetime.now(UTC) + timedelta(seconds=1)
 
 
 def test_a_valid_lease_is_admitted() -> None:
-    assert Task().admit(DictStore({LEASE_KEY: encode(lease(3))})) == lease(3)
+    assert Task().admit(DictStore({LEASE_KEY: encode(lease(3))}), None) == lease(3)
 
 
 def test_exit_0_with_its_result_finishes_the_trial() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.airflow import afterwards
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metrics import Ending
 from hermes_ops.airflow.records import SEGMENT_KEY, STOP_KEY, Segment, decode, encode
@@ -15,7 +16,8 @@ from tests.unit.airflow.worlds import SWEEP, DictStore, FakeFeed, flag, lease, s
 def begin(store: DictStore, epoch: int = 1) -> tuple[Visit, FakeFeed]:
     folder = TrialFolder.of(SWEEP, 0)
     folder.path.mkdir(parents=True, exist_ok=True)
-    visit, feed = Visit.begin(store, lease(epoch), folder), FakeFeed()
+    last = decode(Segment, store.get(SEGMENT_KEY))
+    visit, feed = Visit.begin(store, lease(epoch), folder, last), FakeFeed()
     outside: Any = feed
     visit.feed = outside
     return visit, feed
@@ -81,6 +83,8 @@ def test_a_pause_closes_the_segment_and_sends_what_is_there() -> None:
         {"epoch": 1, "end_s": 14.0, "last_step": 5, "outcome": "preempted"},
     )
     visit.pause("preempted")
+    assert feed.said == []
+    afterwards.run()
     found = stored(store)
     assert (found.running, found.outcome, found.final) == (False, "preempted", None)
     assert (found.spans, found.service_gpu_s, found.preemptions) == (((10.0, 14.0),), 4.0, 1)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow import afterwards, preload
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_pending() -> Iterator[None]:
+    afterwards.run()
+    yield
+    afterwards.run()
+
+
+def test_what_a_task_leaves_for_later_is_done_once_when_airflow_says_that_it_has_left() -> None:
+    done: list[str] = []
+    afterwards.do(lambda: done.append("sent"))
+    assert done == []
+    preload.before_stopping(component=None)
+    preload.before_stopping(component=None)
+    assert done == ["sent"]
+
+
+def test_work_that_hangs_does_not_keep_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(afterwards, "PATIENCE_S", 0.01)
+    released, entered = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        released.wait(30)
+
+    afterwards.do(hang)
+    afterwards.run()
+    assert entered.wait(30)
+    assert not released.is_set()
+    released.set()
+
+
+def test_a_trial_reads_its_dag_without_the_trigger_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes_ops.airflow import dag
+
+    def parsed_for(task: str | None) -> set[str]:
+        context: Any = type("Context", (), {"dag_id": "d", "task_id": task})()
+        monkeypatch.setattr(dag, "get_parsing_context", lambda: context)
+        return set(dag.sweep_dag("d").params)
+
+    assert parsed_for("trial") == set()
+    assert {"name", "search", "trial"} <= parsed_for("plan") == parsed_for(None)
