@@ -15,6 +15,7 @@ from hermes_ops.airflow.curves import CurveFeed
 from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.folders import Nudge, controller_nudge, home
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
+from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.airflow.publish import publish
 from hermes_ops.core.model import Action, Gpu, Snapshot, SweepId
 from hermes_ops.core.model import Plan as Allocation
@@ -49,6 +50,7 @@ class AirflowCluster:
     applier: Applier
     decisions: DecisionLog
     clock: Callable[[], float] = time.time
+    priors: PriorFeed | None = None
     books: dict[str, Book] = field(default_factory=dict)
     _plans: dict[str, Plan] = field(default_factory=dict)
     _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class AirflowCluster:
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id, force=True)
         self.curves.close()
+        if self.priors is not None:
+            self.priors.close()
         self.applier.client.close()
 
     def early_stop_rules(self) -> tuple[tuple[SweepId, str], ...]:
@@ -136,6 +140,8 @@ class AirflowCluster:
             ended = self._plans.pop(gone)
             self.decisions.upload(gone, ended.record.parent_run_id, force=True)
         self.curves.follow(self._plans)
+        if self.priors is not None:
+            self.priors.follow(self._plans)
         self.books = {
             s: Book.read(p, self.metadata, self.curves.curves(s)) for s, p in self._plans.items()
         }

@@ -28,13 +28,14 @@ from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.leader import Leadership
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metrics import tracking_uri
+from hermes_ops.airflow.priors import PriorFeed, Priors
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guards import guarded
 from hermes_ops.core.model import Policy
 from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.loop import tick
-from hermes_ops.policies import make_policy
+from hermes_ops.policies import check_live, make_policy, takes_prior
 from hermes_ops.tracking import Tracker
 
 log = logging.getLogger("hermes.controller")
@@ -78,10 +79,14 @@ class Choice:
         fresh.write_text(json.dumps({"policy": self.name, "options": self.options}))
         os.replace(fresh, path)
 
-    def build(self) -> Policy[Any]:
-        """The policy within its guards; ConfigError for an unknown name or option."""
+    def build(self, priors: Priors | None = None) -> Policy[Any]:
+        """The policy within its guards, knowing what earlier sweeps have shown.
+
+        ConfigError for an unknown name or option and for a policy that runs in a simulation only.
+        """
+        check_live(self.name)
         own = {k: v for k, v in self.options.items() if k not in GUARD_OPTIONS}
-        policy = make_policy(self.name, own)
+        policy = make_policy(self.name, own, {"prior": priors} if priors else None)
         guards = {**GUARD_OPTIONS, **self.options}
         try:
             return guarded(policy, k=float(guards["guard_k"]), quanta=int(guards["guard_quanta"]))
@@ -101,6 +106,7 @@ class Controller:
     _policy: Policy[Any] | None = None
     _memory: Any = None
     _complaint: str = ""
+    _prior_version: int = 0
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
@@ -130,6 +136,7 @@ class Controller:
             return
         except Exception:  # the controller must outlive a round that went wrong
             log.exception("This round failed; the next one starts from what is there")
+            self._forget_prior()
             self.stop.wait(RETRY_S)
             return
         self.cluster.wait(plan.review_at_s)
@@ -138,22 +145,46 @@ class Controller:
         """The policy that was chosen; while the choice is a bad one, the policy in force."""
         try:
             choice = Choice.read(self.policy_file)
-            if self._policy is not None and choice == self._choice:
-                return self._policy
-            policy = choice.build()
+            if self._policy is None or choice != self._choice:
+                self._adopt(choice)
         except HermesError as error:
             if self._policy is None:
                 raise
             if str(error) != self._complaint:
                 log.error("The pool's policy stays as it is: %s", error)
             self._complaint = str(error)
-            return self._policy
+        assert self._policy is not None
+        return self._informed(self._policy)
+
+    def _adopt(self, choice: Choice) -> None:
+        """Decide by this choice from now on, without a memory and as yet without a prior."""
+        policy = choice.build()
         self._policy, self._choice, self._complaint = policy, choice, ""
         self._memory = policy.initial()
+        self._prior_version = 0
         self.cluster.applier.policy_name = choice.name
         self.cluster.applier.options = choice.options
         log.info("The pool's policy is %s %s", choice.name, choice.options or "")
+
+    def _informed(self, policy: Policy[Any]) -> Policy[Any]:
+        """The policy with what earlier sweeps have shown by now; the one in force if that fails."""
+        choice, feed = self._choice, self.cluster.priors
+        if choice is None or feed is None or not takes_prior(choice.name):
+            return policy
+        feed.start()
+        version = feed.version
+        if version != self._prior_version:
+            self._prior_version = version
+            try:
+                self._policy = policy = choice.build(feed.priors())
+            except Exception:  # what is missing costs quality only
+                log.exception("What earlier sweeps have shown is left out")
         return policy
+
+    def _forget_prior(self) -> None:
+        """Decide without a prior until another one is read, should this one have been at fault."""
+        if self._choice is not None and self._prior_version:
+            self._policy = self._choice.build()
 
 
 def _object(text: str, source: str) -> dict[str, Any]:
@@ -175,7 +206,8 @@ def build(pool: str) -> Controller:
     curves = CurveFeed(tracker)
     client = AirflowClient(Credentials.from_environment())
     applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {})
-    cluster = AirflowCluster(pool, metadata, curves, applier, decisions)
+    priors = PriorFeed(tracker)
+    cluster = AirflowCluster(pool, metadata, curves, applier, decisions, priors=priors)
     controller = Controller(cluster, Leadership(metadata.engine, pool), Choice.file())
     Choice.read(controller.policy_file).build()
     curves.start()

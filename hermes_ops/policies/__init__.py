@@ -88,6 +88,11 @@ def needs_shares(name: str) -> bool:
     return bool(getattr(POLICIES[name], "shares", False))
 
 
+def takes_prior(name: str) -> bool:
+    """True for a policy that has a use for what earlier sweeps have shown."""
+    return "prior" in _parameters(POLICIES[name])
+
+
 def check_live(name: str) -> None:
     """Raise ConfigError, with the reason, for a policy that runs in a simulation only."""
     if name in POLICIES and needs_oracle(name):
