@@ -1,8 +1,8 @@
-# make demo | test | test-heavy | bench | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-heavy | bench | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-heavy demo bench lock clean
+.PHONY: setup check test test-heavy demo bench compare-live lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -51,6 +51,10 @@ demo: .venv/.ready
 
 bench: setup
 	$(BIN)/python -m bench
+
+# Real sweeps under five policies beside their replays; at most 40 minutes.
+compare-live: setup
+	$(BIN)/python -m bench compare_live
 
 # Every version and hash, no index address: whoever installs chooses where from.
 lock: .venv/.ready

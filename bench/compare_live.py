@@ -1,0 +1,124 @@
+"""One sweep of Keras trials under several policies, live, and each replayed from its own record."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from bench import stack
+from bench.measure import QUICK, ROOT, Figures, NotMeasuredError
+
+if TYPE_CHECKING:
+    from hermes_ops.cli.connection import Connection
+    from hermes_ops.tracking import Tracker
+
+SLOTS = 2
+TRIALS = 4 if QUICK else 24
+EPOCHS = 4 if QUICK else 12
+SEED = 7
+POLICIES = ("fifo", "hermes") if QUICK else ("fifo", "fair", "slaq", "hermes", "frontrunner")
+SWEEP_TIMEOUT_S = 900.0
+POLL_S = 2.0
+TARGET = 0.05
+
+
+def run() -> Figures:
+    """Measured and simulated seconds until the best trial has finished, policy by policy.
+
+    One stack serves all sweeps, one after the other; its policy is changed in between. The sweeps
+    have the same configurations and training seeds, and names of their own, so that none learns
+    from another. A short one first, not measured, teaches the standby interpreters their imports.
+    """
+    from hermes_ops.cli.connection import connect
+
+    with stack.running(SLOTS) as own:
+        connection = connect(own.home)
+        _swept(own, connection, "fifo", config("warm-up", trials=SLOTS, epochs=1))
+        found = {}
+        for policy in POLICIES:
+            sweep = _swept(own, connection, policy, config(f"live-{policy}"))
+            found[policy] = compared(connection.tracker, sweep, policy)
+    return {
+        "policies": found,
+        "trials": TRIALS,
+        "epochs": EPOCHS,
+        "slots": SLOTS,
+        "target_relative": TARGET,
+        "within_target": all(abs(f["relative"]) <= TARGET for f in found.values()),
+    }
+
+
+def config(name: str, trials: int = TRIALS, epochs: int = EPOCHS) -> Figures:
+    """examples/digits/sweep.yaml with so many random configurations, always the same ones."""
+    import yaml
+
+    folder = ROOT / "examples/digits"
+    made: Figures = yaml.safe_load((folder / "sweep.yaml").read_text())
+    made["name"] = name
+    made["search"].update(algorithm="random", seed=SEED, max_trials=trials)
+    made["search"].pop("startup_trials", None)
+    command = made["trial"]["command"]
+    command[command.index("--epochs") + 1] = str(epochs)
+    made["trial"]["directory"] = str(folder)
+    made["budget"] = {"max_epochs": epochs}
+    return made
+
+
+def _swept(own: stack.Stack, connection: Connection, policy: str, file: Figures) -> str:
+    """Run a sweep to its end under the policy; its id."""
+    own.hermes("policy", policy)
+    sweep = own.start(file)
+    deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
+    state = ""
+    while state not in ("success", "failed"):
+        if time.monotonic() > deadline_s:
+            raise NotMeasuredError(f"{sweep.id}: not ended within {SWEEP_TIMEOUT_S:g} s")
+        time.sleep(POLL_S)
+        state = (connection.airflow.dag_run("hermes_sweep", sweep.id) or {}).get("state", "")
+    return sweep.id
+
+
+def compared(tracker: Tracker, sweep: str, policy: str) -> Figures:
+    """What was measured of a sweep beside its replay under the policy that it ran under.
+
+    `relative`: how far the simulated time to best lies from the measured one, as a part of it;
+    of bounds the nearer end, 0 between them.
+    """
+    from hermes_ops.simulator.recorded import read
+    from hermes_ops.simulator.replay import Choice, replay
+
+    recorded = read(tracker, sweep)
+    found = replay(recorded, Choice(policy, {}))
+    measured, time_to_best = recorded.measured, found.time_to_best_s
+    if measured.time_to_best_s is None or time_to_best.low is None or time_to_best.high is None:
+        raise NotMeasuredError(f"{sweep}: no trial has finished with a value")
+    nearest_s = min(max(measured.time_to_best_s, time_to_best.low), time_to_best.high)
+    off_s = (
+        nearest_s - measured.time_to_best_s
+        if time_to_best.low < time_to_best.high
+        else time_to_best.low - measured.time_to_best_s
+    )
+    costs = found.costs
+    return {
+        "sweep": sweep,
+        "best_trial": measured.best,
+        "measured_time_to_best_s": round(measured.time_to_best_s, 2),
+        "simulated_time_to_best_s": _rounded(time_to_best.document(), 2),
+        "relative": round(off_s / measured.time_to_best_s, 4),
+        "measured_gpu_s": round(3600 * measured.gpu_hours, 1),
+        "simulated_gpu_s": _rounded(found.gpu_hours.document(), 1, 3600.0),
+        "measured_preemptions": measured.preemptions,
+        "simulated_preemptions": found.preemptions.document(),
+        "switch_s": {
+            "startup": round(costs.startup_s, 3),
+            "restore": round(costs.restore_s, 3),
+            "checkpoint": round(costs.checkpoint_s, 3),
+            "handover": round(costs.handover_s, 3),
+            "leave": round(costs.leave_s, 3),
+        },
+        "cut_short": list(found.cut_short),
+    }
+
+
+def _rounded(values: dict[str, float | None], digits: int, factor: float = 1.0) -> Figures:
+    return {k: None if v is None else round(factor * v, digits) for k, v in values.items()}
