@@ -15,14 +15,20 @@ divided by the training seconds of the slice and by the largest drop seen in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import inf, isfinite
+from collections.abc import Iterable, Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
 
 SLICE_STEPS = 3
 MIN_SLICE_S = 1e-3  # two points of one clock tick: no rate is infinite
 UNSEEN = inf
+_UNRATED = (Phase.PENDING, Phase.ENDED)
+
+Floats = NDArray[np.float64]
 
 
 def convergence(curve: Sequence[Point], largest_drop: float) -> float:
@@ -33,41 +39,31 @@ def convergence(curve: Sequence[Point], largest_drop: float) -> float:
     """
     if len(curve) < 2:
         return UNSEEN
-    if not isfinite(curve[-1].loss) or largest_drop <= 0:
-        return 0.0
-    start = max(0, len(curve) - 1 - SLICE_STEPS)
-    before = _best(curve[: start + 1])
-    drop = before - min(before, _best(curve[start + 1 :]))
-    if not isfinite(drop):
-        return 0.0
-    seconds = max(curve[-1].seconds - curve[start].seconds, MIN_SLICE_S)
-    return drop / largest_drop / seconds
+    return float(_rates(_Curves((curve,)), np.array([largest_drop]))[0])
 
 
 def largest_drops(jobs: Iterable[Job]) -> dict[SweepId, float]:
     """Largest finite loss minus smallest, over all curves of a sweep (ended jobs count)."""
-    highest: dict[SweepId, float] = {}
-    lowest: dict[SweepId, float] = {}
-    for job in jobs:
-        losses = [p.loss for p in job.curve]
-        if not isfinite(sum(losses)):  # one test for the usual curve: large sweeps have many points
-            losses = [loss for loss in losses if isfinite(loss)]
-        if losses:
-            highest[job.sweep] = max(highest.get(job.sweep, -inf), *losses)
-            lowest[job.sweep] = min(lowest.get(job.sweep, inf), *losses)
-    return {sweep: highest[sweep] - lowest[sweep] for sweep in highest}
+    shown = [job for job in jobs if job.curve]
+    sweeps, drops = _drops(shown, _Curves([job.curve for job in shown]))
+    return {sweep: drop for sweep, drop in zip(sweeps, drops.tolist(), strict=True) if drop >= 0}
 
 
-def weighted_convergences(jobs: Sequence[Job]) -> Mapping[JobId, float]:
+def weighted_convergences(jobs: Iterable[Job]) -> dict[JobId, float]:
     """Convergence times weight of every job that has not ended; +inf for those not seen yet."""
-    drops = largest_drops(jobs)
-    return {
-        job.id: UNSEEN
-        if job.phase is Phase.PENDING
-        else convergence(job.curve, drops.get(job.sweep, 0.0)) * job.weight
-        for job in jobs
-        if job.phase is not Phase.ENDED
-    }
+    jobs = tuple(jobs)
+    shown = [job for job in jobs if job.curve]
+    found = {job.id: UNSEEN for job in jobs if job.phase is not Phase.ENDED}
+    if not shown:
+        return found
+    curves = _Curves([job.curve for job in shown])
+    sweeps, drops = _drops(shown, curves)
+    own = drops[[sweeps[job.sweep] for job in shown]]
+    rates = _rates(curves, own) * np.array([job.weight for job in shown])
+    for job, rate in zip(shown, rates.tolist(), strict=True):
+        if len(job.curve) > 1 and job.phase not in _UNRATED:
+            found[job.id] = rate
+    return found
 
 
 def finished_slice(job: Job) -> bool:
@@ -82,5 +78,45 @@ def finished_slice(job: Job) -> bool:
     return job.last_step > job.steps_at_start
 
 
-def _best(points: Iterable[Point]) -> float:
-    return min((p.loss for p in points if isfinite(p.loss)), default=inf)
+class _Curves:
+    """Many curves of at least one point, side by side: large sweeps have 100,000 points.
+
+    `highest`, and the lowest `before` and `after` the newest slice begins, are of finite losses;
+    infinite where there is none.
+    """
+
+    def __init__(self, curves: Sequence[Sequence[Point]]) -> None:
+        losses = np.array([point.loss for curve in curves for point in curve])
+        lengths = np.array([len(curve) for curve in curves])
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        cuts = np.minimum(np.maximum(starts + 1, ends - SLICE_STEPS), ends - 1)
+        finite = np.isfinite(losses)
+        low = losses if finite.all() else np.where(finite, losses, inf)
+        high = losses if finite.all() else np.where(finite, losses, -inf)
+        best = np.minimum.reduceat(low, np.stack((starts, cuts), axis=1).ravel())
+        self.before, self.after = best[0::2], best[1::2]
+        self.highest = np.maximum.reduceat(high, starts)
+        self.is_finite_now = finite[ends - 1]
+        slices = (curve[-1 - SLICE_STEPS :] for curve in curves)
+        self.slice_s = np.maximum([s[-1].seconds - s[0].seconds for s in slices], MIN_SLICE_S)
+
+
+def _rates(curves: _Curves, largest_drops: Floats) -> Floats:
+    """`convergence` of each curve; a curve of one point has 0."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        drops = curves.before - np.minimum(curves.before, curves.after)
+        rates = drops / largest_drops / curves.slice_s
+    able = curves.is_finite_now & np.isfinite(drops) & (largest_drops > 0)
+    return np.where(able, rates, 0.0)
+
+
+def _drops(jobs: Sequence[Job], curves: _Curves) -> tuple[dict[SweepId, int], Floats]:
+    """The number of each sweep, and by that number its largest drop (-inf: no finite loss)."""
+    sweeps: dict[SweepId, int] = {}
+    numbers = [sweeps.setdefault(job.sweep, len(sweeps)) for job in jobs]
+    highest, lowest = np.full(len(sweeps), -inf), np.full(len(sweeps), inf)
+    np.maximum.at(highest, numbers, curves.highest)
+    np.minimum.at(lowest, numbers, np.minimum(curves.before, curves.after))
+    with np.errstate(over="ignore"):
+        return sweeps, highest - lowest

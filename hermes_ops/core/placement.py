@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, nsmallest
 
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot, SweepId
 from hermes_ops.core.order import SubmissionKey, by_submission, submission
@@ -34,13 +35,42 @@ def least_loaded(load: Mapping[int, int], number: int, threshold: int) -> tuple[
 
     None when there are not so many. Source: Hermes, Algorithm 2 (`number` is 1 there).
     """
-    room = sorted((jobs, gpu) for gpu, jobs in load.items() if jobs < threshold)
-    if number > len(room):
-        return None
-    return tuple(sorted(gpu for _, gpu in room[:number]))
+    room = nsmallest(number, ((jobs, gpu) for gpu, jobs in load.items() if jobs < threshold))
+    return tuple(sorted(gpu for _, gpu in room)) if len(room) == number else None
 
 
-def place(snapshot: Snapshot, held: Places, memory: Queues, threshold: int) -> Places:
+class Loads:
+    """How many jobs stand in the queue of each GPU, at most `threshold` in each, as jobs join."""
+
+    def __init__(self, gpus: Iterable[int], places: Places, threshold: int) -> None:
+        self.jobs = dict.fromkeys(gpus, 0)
+        self._threshold = threshold
+        for taken in places.values():
+            for gpu in taken:
+                self.jobs[gpu] += 1
+        self._heap = [(jobs, gpu) for gpu, jobs in self.jobs.items() if jobs < threshold]
+        heapify(self._heap)
+
+    @property
+    def has_room(self) -> bool:
+        """True when some queue holds fewer than `threshold` jobs."""
+        return bool(self._heap)
+
+    def join(self, number: int) -> tuple[int, ...] | None:
+        """Join the queues of the `least_loaded` GPUs; None, and nothing changes, without room."""
+        if number > len(self._heap):
+            return None
+        chosen = [heappop(self._heap) for _ in range(number)]
+        for jobs, gpu in chosen:
+            self.jobs[gpu] = jobs + 1
+            if jobs + 1 < self._threshold:
+                heappush(self._heap, (jobs + 1, gpu))
+        return tuple(sorted(gpu for _, gpu in chosen))
+
+
+def place(
+    snapshot: Snapshot, held: Mapping[JobId, tuple[int, ...]], memory: Queues, threshold: int
+) -> Places:
     """The queues in which each job stands now: Hermes, Algorithm 1.
 
     Open jobs stay where they run, else where the memory has them, else join the least loaded
@@ -49,51 +79,48 @@ def place(snapshot: Snapshot, held: Places, memory: Queues, threshold: int) -> P
     not behind another's whole queue (a choice).
     """
     places = _remembered(snapshot, held, memory)
-    load = {gpu.index: 0 for gpu in snapshot.gpus}
-    for gpus in places.values():
-        for gpu in gpus:
-            load[gpu] += 1
-    for job in by_submission(j for j in snapshot.jobs if j.is_open and j.id not in places):
-        _enqueue(job, places, load, threshold)
-    _place_pending(snapshot, places, load, threshold)
+    loads = Loads((gpu.index for gpu in snapshot.gpus), places, threshold)
+    if loads.has_room:
+        _place_open(snapshot, places, loads)
+        _place_pending(snapshot, places, loads, threshold)
     return places
 
 
-def _remembered(snapshot: Snapshot, held: Places, memory: Queues) -> Places:
+def _remembered(
+    snapshot: Snapshot, held: Mapping[JobId, tuple[int, ...]], memory: Queues
+) -> Places:
     indices = {gpu.index for gpu in snapshot.gpus}
-    known = dict(memory.places)
     places = dict(held)
-    for job in snapshot.jobs:
-        gpus = known.get(job.id, ())
-        fits = len(gpus) == job.min_gpus and indices.issuperset(gpus)
-        if job.is_open and job.id not in places and fits:
-            places[job.id] = tuple(sorted(gpus))
+    jobs = snapshot.index
+    for job_id, gpus in memory.places:
+        job = jobs.get(job_id)
+        fits = job is not None and len(gpus) == job.min_gpus and indices.issuperset(gpus)
+        if fits and job is not None and job.is_open and job_id not in places:
+            places[job_id] = tuple(sorted(gpus))
     return places
 
 
-def _enqueue(job: Job, places: Places, load: dict[int, int], threshold: int) -> bool:
-    gpus = least_loaded(load, job.min_gpus, threshold)
-    if gpus is None:
-        return False
-    places[job.id] = gpus
-    for gpu in gpus:
-        load[gpu] += 1
-    return True
+def _place_open(snapshot: Snapshot, places: Places, loads: Loads) -> None:
+    lost = (j for j in snapshot.jobs if j.is_open and j.id not in places)
+    for job in by_submission(lost):
+        gpus = loads.join(job.min_gpus)
+        if gpus is not None:
+            places[job.id] = gpus
 
 
-def _place_pending(
-    snapshot: Snapshot, places: Places, load: dict[int, int], threshold: int
-) -> None:
+def _place_pending(snapshot: Snapshot, places: Places, loads: Loads, threshold: int) -> None:
     """Place pending jobs in the order of `Shares`, at most up to threshold x GPUs open ones.
 
     That bound is checked on its own: a queue may be over the threshold when another has room
     (jobs change queues, GPUs leave).
     """
+    left = threshold * len(loads.jobs) - sum(job.is_open for job in snapshot.jobs)
     shares = Shares(snapshot)
-    left = threshold * len(load) - sum(job.is_open for job in snapshot.jobs)
-    while shares and left > 0 and any(jobs < threshold for jobs in load.values()):
+    while shares and left > 0 and loads.has_room:
         job = shares.pop()
-        if _enqueue(job, places, load, threshold):
+        gpus = loads.join(job.min_gpus)
+        if gpus is not None:
+            places[job.id] = gpus
             shares.count(job)
             left -= 1
 
@@ -108,24 +135,35 @@ class Shares:
     def __init__(self, snapshot: Snapshot) -> None:
         self._open: Counter[SweepId] = Counter(j.sweep for j in snapshot.jobs if j.is_open)
         self._lines: dict[SweepId, deque[Job]] = {}
-        for job in by_submission(j for j in snapshot.jobs if j.phase is Phase.PENDING):
-            self._lines.setdefault(job.sweep, deque()).append(job)
+        for job in snapshot.queue:
+            if job.phase is Phase.PENDING:
+                self._lines.setdefault(job.sweep, deque()).append(job)
+        self._heap = [(self._key(sweep), sweep) for sweep in self._lines]
+        heapify(self._heap)
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
     def pop(self) -> Job:
         """Take the next job out of its line."""
-        sweep = min(self._lines, key=self._key)
+        key, sweep = heappop(self._heap)
+        while sweep not in self._lines or key != self._key(sweep):  # it has had another key since
+            key, sweep = heappop(self._heap)
         line = self._lines[sweep]
         job = line.popleft()
         if not line:
             del self._lines[sweep]
+        self._push(sweep)
         return job
 
     def count(self, job: Job) -> None:
         """Count the job as open: its sweep's next one comes later."""
         self._open[job.sweep] += 1
+        self._push(job.sweep)
+
+    def _push(self, sweep: SweepId) -> None:
+        if sweep in self._lines:
+            heappush(self._heap, (self._key(sweep), sweep))
 
     def _key(self, sweep: SweepId) -> tuple[float, SubmissionKey]:
         job = self._lines[sweep][0]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from hermes_ops.core.model import JobId, Snapshot
-from hermes_ops.core.placement import holders
+from hermes_ops.core.model import OPEN_PHASES, JobId, Snapshot, SweepId
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,37 +26,46 @@ class Quantum:
         if not (0 <= self.k < inf and 0 <= self.default_switch_s < inf):
             raise ValueError("k and default_switch_s are finite and not negative")
 
-    def costs_s(self, snapshot: Snapshot) -> dict[JobId, float]:
-        """The switch cost of each open job, in seconds."""
-        largest: dict[str, float] = {}
-        for job in snapshot.jobs:
-            if job.switch_s is not None:
-                largest[job.sweep] = max(largest.get(job.sweep, 0.0), job.switch_s)
-        return {
-            job.id: largest.get(job.sweep, self.default_switch_s)
-            if job.switch_s is None
-            else job.switch_s
-            for job in snapshot.jobs
-            if job.is_open
-        }
-
     def ends_s(self, snapshot: Snapshot) -> dict[JobId, float]:
         """When the quantum of each job that keeps its GPUs ends; only those that it still protects.
 
         A job without a known start begins its quantum now.
         """
-        costs = self.costs_s(snapshot)
+        held = snapshot.held
         ends: dict[JobId, float] = {}
-        for job in holders(snapshot):
-            cost = costs[job.id]
-            lead = cost if job.switch_s is None else cost - (job.checkpoint_s or 0.0)
+        largest: dict[SweepId, float] | None = None
+        for job in snapshot.holding:
+            cost, checkpoint_s = job.switch_s, job.checkpoint_s or 0.0
+            if cost is None:
+                largest = _largest_s(snapshot) if largest is None else largest
+                cost, checkpoint_s = largest.get(job.sweep, self.default_switch_s), 0.0
             started = snapshot.time_s if job.started_s is None else job.started_s
-            end = started + self.k * cost + lead
-            if end > snapshot.time_s:
+            end = started + self.k * cost + (cost - checkpoint_s)
+            if end > snapshot.time_s and job.id in held:
                 ends[job.id] = end
         return ends
 
     def longest_s(self, snapshot: Snapshot) -> float:
         """k + 1 times the largest switch cost of an open job: a quantum with its own switch."""
-        costs = self.costs_s(snapshot).values()
-        return (self.k + 1) * max(costs, default=self.default_switch_s)
+        most, unmeasured = -1.0, set[SweepId]()
+        for job in snapshot.jobs:
+            if job.phase in OPEN_PHASES:
+                cost = job.switch_s
+                if cost is None:
+                    unmeasured.add(job.sweep)
+                elif cost > most:
+                    most = cost
+        if unmeasured:
+            largest = _largest_s(snapshot)
+            most = max(most, *(largest.get(s, self.default_switch_s) for s in unmeasured))
+        return (self.k + 1) * (most if most >= 0 else self.default_switch_s)
+
+
+def _largest_s(snapshot: Snapshot) -> dict[SweepId, float]:
+    """The largest measured switch cost of each sweep that has one."""
+    largest: dict[SweepId, float] = {}
+    for job in snapshot.jobs:
+        cost = job.switch_s
+        if cost is not None and cost > largest.get(job.sweep, -1.0):
+            largest[job.sweep] = cost
+    return largest

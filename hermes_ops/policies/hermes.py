@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import ClassVar
 
 from hermes_ops.core.convergence import finished_slice, weighted_convergences
-from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Snapshot
-from hermes_ops.core.order import by_submission, submission
-from hermes_ops.core.placement import Places, Queues, Shares, holdings, place
+from hermes_ops.core.fill import grant
+from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Snapshot
+from hermes_ops.core.order import by_submission
+from hermes_ops.core.placement import Places, Queues, Shares, place
 from hermes_ops.policies import hermes_reasons as why
 
 
@@ -52,7 +54,7 @@ class Hermes:
 
     def decide(self, snapshot: Snapshot, memory: Queues) -> tuple[Plan, Queues]:
         """One pass of Algorithms 1 to 3 over all GPUs."""
-        held = holdings(snapshot)
+        held = snapshot.held
         places = place(snapshot, held, memory, self.threshold)
         board = _Board(snapshot, held, places, weighted_convergences(snapshot.jobs))
         waiting = board.ranked()
@@ -65,7 +67,7 @@ class Hermes:
     def _plan(self, snapshot: Snapshot, board: _Board, waiting: Sequence[Job]) -> Plan:
         view = why.View(
             time_s=snapshot.time_s,
-            jobs={job.id: job for job in snapshot.jobs},
+            jobs=snapshot.index,
             scores=board.scores,
             places=board.places,
             held=board.held,
@@ -75,10 +77,11 @@ class Hermes:
             threshold=self.threshold,
             pool_size=len(snapshot.gpus),
         )
-        grants = tuple(Grant(job, gpus) for job, gpus in sorted(board.seats.items()))
+        grants = tuple(grant(job, gpus) for job, gpus in sorted(board.seats.items()))
         line = dict.fromkeys(view.waiting)
         line.update(dict.fromkeys(job.id for job in board.pending() if job.id not in board.seats))
-        return Plan(grants, ranking=tuple(line), reasons=why.reasons(view))
+        reasons = LazyReasons(board.scores, view.explain)
+        return Plan(grants, ranking=tuple(line), reasons=reasons)
 
 
 @dataclass(slots=True)
@@ -86,16 +89,16 @@ class _Board:
     """Who sits where while one decision is being made."""
 
     snapshot: Snapshot
-    held: Places
+    held: Mapping[JobId, tuple[int, ...]]
     places: Places
-    scores: Mapping[JobId, float]
+    scores: dict[JobId, float]
     seats: Places = field(init=False)
     displaced: dict[JobId, JobId] = field(default_factory=dict)  # victim: the job that takes over
     owner: dict[int, Job] = field(init=False)  # jobs that held the GPU before this decision
     idle: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        jobs = {job.id: job for job in self.snapshot.jobs}
+        jobs = self.snapshot.index
         self.seats = dict(self.held)
         self.owner = {gpu: jobs[job] for job, gpus in self.held.items() for gpu in gpus}
         self.idle = {gpu.index for gpu in self.snapshot.gpus} - self.owner.keys()
@@ -103,16 +106,13 @@ class _Board:
     def ranked(self) -> list[Job]:
         """Waiting jobs and pending jobs with a place, best first; ties to open, then to older."""
         order = {job: number for number, job in enumerate(self.places)}
-        jobs = [
-            job
-            for job in self.snapshot.jobs
-            if job.phase is Phase.WAITING or (job.phase is Phase.PENDING and job.id in order)
-        ]
-        return sorted(jobs, key=lambda j: (-self.scores[j.id], *self._tie(j, order)))
+        jobs = [j for j in self.snapshot.queue if j.phase is Phase.WAITING]
+        jobs += sorted((j for j in self.pending() if j.id in order), key=lambda j: order[j.id])
+        return sorted(jobs, key=lambda j: -self.scores[j.id])  # stable
 
     def pending(self) -> list[Job]:
         """Pending jobs, in order of submission."""
-        return by_submission(job for job in self.snapshot.jobs if job.phase is Phase.PENDING)
+        return [job for job in self.snapshot.queue if job.phase is Phase.PENDING]
 
     def beatable(self, gpus: Iterable[int], job: Job) -> bool:
         """True when each GPU is idle or held by a job that this one may preempt."""
@@ -136,7 +136,7 @@ class _Board:
         if own and self.idle.issuperset(own):
             self.seat(job, own)
         elif job.min_gpus <= len(self.idle):
-            self.seat(job, tuple(sorted(self.idle)[: job.min_gpus]))
+            self.seat(job, tuple(nsmallest(job.min_gpus, self.idle)))
         return job.id in self.seats
 
     def _beats(self, job: Job, gpu: int) -> bool:
@@ -145,11 +145,6 @@ class _Board:
             return False
         may_stop = runs.preemptible and finished_slice(runs)
         return may_stop and self.scores[job.id] > self.scores[runs.id]
-
-    def _tie(self, job: Job, order: Mapping[JobId, int]) -> tuple[object, ...]:
-        if job.phase is Phase.PENDING:
-            return (1, order[job.id])
-        return (0, 0, submission(job))
 
 
 def _serve_own_queues(board: _Board, waiting: Sequence[Job]) -> None:
@@ -165,7 +160,7 @@ def _serve_own_queues(board: _Board, waiting: Sequence[Job]) -> None:
 def _preempt(board: _Board, waiting: Sequence[Job]) -> None:
     """Algorithm 3, best job of all queues first; an idle GPU elsewhere spares the preemption."""
     for job in waiting:
-        if job.id in board.seats or board.seat_if_idle(job):
+        if job.id in board.seats or (board.idle and board.seat_if_idle(job)):
             continue
         own = board.places.get(job.id, ())
         if own and board.beatable(own, job):
@@ -195,6 +190,6 @@ def _admit(board: _Board, most_open: int) -> None:
 
 def _remember(snapshot: Snapshot, board: _Board) -> Queues:
     """The places of all jobs that are open after this decision, in order of submission."""
-    placed = (job for job in snapshot.jobs if job.id in board.places)
+    placed = (snapshot.index[job] for job in board.places)
     after = by_submission(job for job in placed if job.is_open or job.id in board.seats)
     return Queues(tuple((job.id, board.places[job.id]) for job in after))

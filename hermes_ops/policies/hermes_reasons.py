@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, isinf
 
 from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.model import Job, JobId, Phase, Reason, Term
-from hermes_ops.core.placement import Places
 
 _NO_ROOM = Reason(
     "waits: the queue of each GPU is full",
@@ -18,61 +19,62 @@ _NO_ROOM = Reason(
 _TOO_LARGE = Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
-    """A decision that has been made, with all that it was made from."""
+    """A decision that has been made, with all that it was made from.
+
+    What several reasons share is worked out when the first of them is asked for.
+    """
 
     time_s: float
     jobs: Mapping[JobId, Job]
     scores: Mapping[JobId, float]
-    places: Places
-    held: Places
-    seats: Places
+    places: Mapping[JobId, tuple[int, ...]]
+    held: Mapping[JobId, tuple[int, ...]]
+    seats: Mapping[JobId, tuple[int, ...]]
     displaced: Mapping[JobId, JobId]
     waiting: tuple[JobId, ...]  # left without GPUs, best first
     threshold: int
     pool_size: int
 
+    @cached_property
+    def rivals(self) -> Mapping[int, JobId]:
+        """The best waiting job of each GPU's queue."""
+        worst_first = ((job, self.places.get(job, ())) for job in reversed(self.waiting))
+        return {gpu: job for job, gpus in worst_first for gpu in gpus}
 
-def reasons(view: View) -> dict[JobId, Reason]:
-    """One reason for every job that has not ended."""
-    rivals: dict[int, JobId] = {}  # best waiting job of each GPU's queue
-    load: dict[int, int] = {}
-    for job_id in view.waiting:
-        for gpu in view.places.get(job_id, ()):
-            rivals.setdefault(gpu, job_id)
-    for gpus in view.places.values():
-        for gpu in gpus:
-            load[gpu] = load.get(gpu, 0) + 1
-    owners = {gpu: job_id for job_id, gpus in view.seats.items() for gpu in gpus}
-    return {
-        job.id: _reason(view, job, rivals, owners, load)
-        for job in view.jobs.values()
-        if job.phase is not Phase.ENDED
-    }
+    @cached_property
+    def owners(self) -> Mapping[int, JobId]:
+        """Who has each GPU from now on."""
+        return {gpu: job for job, gpus in self.seats.items() for gpu in gpus}
 
+    @cached_property
+    def load(self) -> Mapping[int, int]:
+        """How many jobs stand in each GPU's queue."""
+        return Counter(gpu for gpus in self.places.values() for gpu in gpus)
 
-def _reason(
-    view: View,
-    job: Job,
-    rivals: Mapping[int, JobId],
-    owners: Mapping[int, JobId],
-    load: Mapping[int, int],
-) -> Reason:
-    terms = _terms(view, job, load)
-    if job.id in view.displaced:
-        return _stopped(view, job, view.displaced[job.id], terms)
-    if job.id in view.seats:
-        rival = _best(view, {rivals[g] for g in view.seats[job.id] if g in rivals})
-        return (_kept if job.id in view.held else _started)(view, job, rival, terms)
-    if job.phase is Phase.STOPPING:
-        return Reason("is stopping: it waits from then on", terms)
-    if job.holds_gpus:
-        return Reason("stops: its GPUs left the pool or are held by another job", terms)
-    if job.id not in view.places:
-        return _TOO_LARGE if job.min_gpus > view.pool_size else _NO_ROOM
-    ahead = _best(view, {owners[g] for g in view.places[job.id] if g in owners})
-    return _waits(view, job, ahead, terms)
+    @cached_property
+    def victims(self) -> Mapping[JobId, JobId]:
+        """For each job that takes over, the one that leaves for it; of several the least id."""
+        return {self.displaced[job]: job for job in sorted(self.displaced, reverse=True)}
+
+    def explain(self, job_id: JobId) -> Reason:
+        """Why this job, which has not ended, runs, waits or leaves."""
+        job = self.jobs[job_id]
+        terms = _terms(self, job)
+        if job.id in self.displaced:
+            return _stopped(self, job, self.displaced[job.id], terms)
+        if job.id in self.seats:
+            rival = _best(self, {self.rivals[g] for g in self.seats[job.id] if g in self.rivals})
+            return (_kept if job.id in self.held else _started)(self, job, rival, terms)
+        if job.phase is Phase.STOPPING:
+            return Reason("is stopping: it waits from then on", terms)
+        if job.holds_gpus:
+            return Reason("stops: its GPUs left the pool or are held by another job", terms)
+        if job.id not in self.places:
+            return _TOO_LARGE if job.min_gpus > self.pool_size else _NO_ROOM
+        ahead = {self.owners[g] for g in self.places[job.id] if g in self.owners}
+        return _waits(self, job, _best(self, ahead), terms)
 
 
 def _kept(view: View, job: Job, rival: JobId | None, terms: tuple[Term, ...]) -> Reason:
@@ -92,13 +94,12 @@ def _kept(view: View, job: Job, rival: JobId | None, terms: tuple[Term, ...]) ->
 
 
 def _started(view: View, job: Job, rival: JobId | None, terms: tuple[Term, ...]) -> Reason:
-    victims = [v for v, winner in view.displaced.items() if winner == job.id]
+    victim = view.victims.get(job.id)
     rate = _rate(view.scores[job.id])
     verb = "starts" if job.phase is Phase.PENDING else "resumes"
-    if not victims:
+    if victim is None:
         change = f"{rival} being faster" if rival else ""
         return Reason(f"{verb} on an idle GPU: {rate}", terms, rival, change)
-    victim = min(victims)
     beaten = f"{victim} ({_rate(view.scores[victim])})"
     return Reason(f"{verb}: {rate}, faster than {beaten}", terms, victim, f"{victim} being faster")
 
@@ -120,12 +121,12 @@ def _waits(view: View, job: Job, ahead: JobId | None, terms: tuple[Term, ...]) -
     return Reason(text, terms, ahead, f"{ahead} falling below {_rate(mine)}, or its end")
 
 
-def _terms(view: View, job: Job, load: Mapping[int, int]) -> tuple[Term, ...]:
+def _terms(view: View, job: Job) -> tuple[Term, ...]:
     gpus = view.places.get(job.id, ())
     terms = [
         Term("convergence_per_s", view.scores[job.id]),
         Term("weight", job.weight),
-        Term("queue_length", float(max((load[g] for g in gpus), default=0))),
+        Term("queue_length", float(max((view.load[g] for g in gpus), default=0))),
         Term("threshold", float(view.threshold)),
         Term("preemptions", float(job.preemptions)),
     ]

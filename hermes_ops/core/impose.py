@@ -1,0 +1,133 @@
+"""Put grants into a plan that it has not made, and repair what they displace."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+from math import inf
+
+from hermes_ops.core.convergence import finished_slice
+from hermes_ops.core.model import SHARE_EPS, Gpu, Grant, Job, JobId, Plan, Snapshot
+from hermes_ops.core.placement import holders
+
+
+class Room:
+    """What is left of each GPU while grants are taken out of it."""
+
+    def __init__(self, gpus: Iterable[Gpu]) -> None:
+        self._left = {gpu.index: 1.0 for gpu in gpus}
+
+    def fits(self, grant: Grant) -> bool:
+        """True when each GPU of the grant has its share left."""
+        needed = grant.share - SHARE_EPS
+        return all(self._left[gpu] >= needed for gpu in grant.gpus)
+
+    def take(self, grant: Grant) -> None:
+        """Take the grant's share out of its GPUs."""
+        for gpu in grant.gpus:
+            self._left[gpu] -= grant.share
+
+
+def impose(
+    snapshot: Snapshot,
+    plan: Plan,
+    first: Collection[Grant],
+    reserved: Collection[int] = frozenset(),
+) -> Plan:
+    """The plan with the grants of `first` in force and no new start on reserved GPUs.
+
+    Grants that find no room are withdrawn; a job that had lost its GPUs to a withdrawn grant gets
+    them back if they are free. Who has GPUs now is out of the ranking.
+    """
+    held = snapshot.held
+    wins = {grant.job for grant in first}
+    room = Room(snapshot.gpus)
+    for grant in first:
+        room.take(grant)
+    grants, withdrawn, kept_free = list(first), set[int](), set(reserved)
+    for grant in plan.grants:
+        stays = held.get(grant.job) == grant.gpus
+        if grant.job in wins:
+            withdrawn.update(grant.gpus)
+        elif room.fits(grant) and (stays or kept_free.isdisjoint(grant.gpus)):
+            room.take(grant)
+            grants.append(grant)
+        else:
+            withdrawn.update(grant.gpus, held.get(grant.job, ()))
+    out = {grant.job for grant in grants}.union(plan.ends)
+    grants += _restored(snapshot, room, out, withdrawn)
+    granted = {grant.job for grant in grants}
+    ranking = tuple(job for job in plan.ranking if job not in granted)
+    return replace(plan, grants=tuple(grants), ranking=ranking)
+
+
+def _restored(
+    snapshot: Snapshot, room: Room, out: Collection[JobId], withdrawn: set[int]
+) -> list[Grant]:
+    """Grants to the jobs that had to leave for a withdrawn grant and whose GPUs nobody takes."""
+    back = []
+    for job in holders(snapshot):
+        grant = as_held(snapshot, job)
+        if job.id not in out and not withdrawn.isdisjoint(grant.gpus) and room.fits(grant):
+            room.take(grant)
+            back.append(grant)
+    return back
+
+
+def as_held(snapshot: Snapshot, job: Job) -> Grant:
+    """The grant of what the job holds."""
+    return Grant(job.id, snapshot.held[job.id], share=job.share_held)
+
+
+class Line:
+    """The overdue jobs' turn: which GPUs they take from the plan, or reserve."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan, protected: Mapping[JobId, float]) -> None:
+        self.served: list[Grant] = []
+        self.reserved: set[int] = set()
+        self._granted = {grant.job: grant for grant in plan.grants}
+        self._room = Room(snapshot.gpus)
+        fixed, blocked = set[int](), set[int]()
+        for job in holders(snapshot):
+            if not job.preemptible:
+                fixed.update(job.gpus_held)
+            stays = not job.preemptible or job.id in protected or not finished_slice(job)
+            if stays and job.id not in plan.ends:
+                blocked.update(job.gpus_held)
+        self._obtainable = sum(gpu.index not in fixed for gpu in snapshot.gpus)
+        costs = _costs(snapshot, plan)
+        available = (gpu.index for gpu in snapshot.gpus if gpu.index not in blocked)
+        self._available = dict.fromkeys(sorted(available, key=lambda gpu: costs[gpu]))
+
+    def serve(self, job: Job) -> bool:
+        """Grant the job GPUs, or reserve what it could take; False: nobody after it may take any.
+
+        A job that cannot fit beside the non-preemptible ones is passed over.
+        """
+        grant = self._granted.get(job.id)
+        if grant is None or not self._room.fits(grant):
+            if job.min_gpus > len(self._available):
+                if job.min_gpus > self._obtainable:
+                    return True
+                self.reserved.update(self._available)
+                return False
+            grant = Grant(job.id, tuple(sorted(islice(self._available, job.min_gpus))))
+        self._room.take(grant)
+        self.served.append(grant)
+        for gpu in grant.gpus:
+            self._available.pop(gpu, None)
+        return True
+
+
+def _costs(snapshot: Snapshot, plan: Plan) -> dict[int, tuple[int, float, int]]:
+    """Unused GPUs first, then those of a job that has not started, then the oldest segment."""
+    costs = {gpu.index: (0, 0.0, gpu.index) for gpu in snapshot.gpus}
+    jobs, held = snapshot.index, snapshot.held
+    for grant in plan.grants:
+        started_s = jobs[grant.job].started_s
+        since_s = -inf if started_s is None else started_s
+        for gpu in grant.gpus:
+            runs = gpu in held.get(grant.job, ())
+            costs[gpu] = (2, since_s, gpu) if runs else (1, 0.0, gpu)
+    return costs
