@@ -20,9 +20,11 @@ from hermes_ops.policies.slaq import Slaq
 from hermes_ops.policies.srsf import Srsf
 from hermes_ops.policies.srtf import Srtf
 from hermes_ops.policies.successive_halving import SuccessiveHalving
+from hermes_ops.policies.two_d_gittins import TwoDGittins
 from hermes_ops.policies.two_d_las import TwoDLas
 
 POLICIES: dict[str, Callable[..., Policy[Any]]] = {
+    "2d-gittins": TwoDGittins,
     "2d-las": TwoDLas,
     "asha": Asha,
     "fifo": Fifo,

@@ -84,11 +84,7 @@ class TwoDLas:
             keep_place=self.order == "entry",
             promote_knob=self.promote_knob,
         )
-        service, grants = seat(queues, self.chooser(snapshot))
-        after = queues.after(service)
-        explain = Explainer(queues)
-        plan = answer(snapshot, grants, explain.waiting(), explain, self._review_s(queues))
-        return plan, after
+        return served(queues, self)
 
     def chooser(self, snapshot: Snapshot) -> Chooser:
         """Where a job goes: consolidated if its model is skewed and the placement asks for it."""
@@ -103,7 +99,8 @@ class TwoDLas:
 
         return choose if self.placement == "profile" else lowest  # type: ignore[return-value]
 
-    def _review_s(self, queues: Queues) -> float | None:
+    def review_s(self, queues: Queues) -> float | None:
+        """When the next demotion or promotion is due that can make a difference."""
         if self.demotion == "late":
             at_s = min(_late_s(queues), queues.next_promotion_s())
         elif queues.somebody_waits:
@@ -126,6 +123,15 @@ class TwoDLas:
 
         review_s = (floor(now_s / quantum_s + 1e-9) + 1) * quantum_s
         return answer(snapshot, grants, order, explain, review_s if jobs else None)
+
+
+def served(queues: Queues, policy: TwoDLas) -> tuple[Plan, Levels]:
+    """The plan that serves these queues by the policy's placement, and the queues afterwards."""
+    service, grants = seat(queues, policy.chooser(queues.snapshot))
+    after = queues.after(service)
+    explain = Explainer(queues)
+    review_s = policy.review_s(queues)
+    return answer(queues.snapshot, grants, explain.waiting(), explain, review_s), after
 
 
 def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
