@@ -103,8 +103,13 @@ def check_live(name: str) -> None:
         raise _only_simulated(name, "it gives fractions of a GPU to several trials at a time")
 
 
+def live_policies() -> tuple[str, ...]:
+    """The names of those that `check_live` lets pass, sorted."""
+    return tuple(n for n in sorted(POLICIES) if not (needs_oracle(n) or needs_shares(n)))
+
+
 def _only_simulated(name: str, reason: str) -> ConfigError:
-    live = ", ".join(n for n in sorted(POLICIES) if not (needs_oracle(n) or needs_shares(n)))
+    live = ", ".join(live_policies())
     fact = f"{name!r}, which runs in a simulation only: {reason}"
     problem = Problem("policy", fact, live, "name one of these, or use `hermes simulate`")
     return ConfigError("the pool's policy", (problem,))
