@@ -185,7 +185,7 @@ def policy(
     """Show or change the pool's policy while it runs."""
     from hermes_ops.airflow.controller import Choice
     from hermes_ops.cli.connection import connect
-    from hermes_ops.policies import POLICIES
+    from hermes_ops.policies import live_policies
     from hermes_ops.stack.settings import parse_options
 
     connection = connect(home)
@@ -193,7 +193,7 @@ def policy(
     if name is None:
         choice = Choice.read(path)
         typer.echo(f"{choice.name} {json.dumps(choice.options) if choice.options else ''}".strip())
-        typer.echo(f"There are: {', '.join(sorted(POLICIES))}.")
+        typer.echo(f"There are: {', '.join(live_policies())}.")
         return
     choice = Choice(name, dict(parse_options(option)) if option else {})
     choice.build()

@@ -95,6 +95,16 @@ def test_an_unknown_policy_or_option_is_refused_with_those_that_there_are() -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "reason"), [("srtf", "how long each job"), ("flowcon", "fractions of a GPU")]
+)
+def test_a_policy_that_only_a_simulation_can_run_is_refused_with_the_reason(
+    name: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"simulation only.*{reason}.*hermes simulate"):
+        Choice(name).build()
+
+
+@pytest.mark.parametrize(
     "options", [{"guard_k": "x"}, {"guard_k": -1}, {"guard_quanta": "x"}, {"guard_quanta": None}]
 )
 def test_a_bad_option_of_the_guards_is_refused(options: dict[str, Any]) -> None:

@@ -145,6 +145,8 @@ def test_a_bad_policy_changes_nothing(
 ) -> None:
     for arguments in (
         ("fastest",),
+        ("srtf",),
+        ("flowcon",),
         ("hermes", "--option", "colour=red"),
         ("hermes", "--option", "guard_k=x"),
         ("hermes", "--option", "guard_k"),

@@ -85,6 +85,14 @@ def test_an_unknown_policy_is_refused_before_anything_starts(tmp_path: Path) -> 
         preflight.check_policy(resolve(tmp_path, {"policy": "no-such-policy"}, {}))
 
 
+@pytest.mark.parametrize("policy", ["srsf", "flowcon"])
+def test_a_policy_that_only_a_simulation_can_run_is_refused_before_anything_starts(
+    tmp_path: Path, policy: str
+) -> None:
+    with pytest.raises(ConfigError, match="simulation only"):
+        preflight.check_policy(resolve(tmp_path, {"policy": policy}, {}))
+
+
 def test_the_guards_options_are_not_the_policys(tmp_path: Path) -> None:
     options = {"policy": "fifo", "policy_options": {"guard_k": 2.0}}
     preflight.check_policy(resolve(tmp_path, options, {}))
