@@ -128,8 +128,16 @@ class Sweep:
         )
 
 
-def stub_sweep(name: str, trials: int, *arguments: object) -> Figures:
-    """A sweep file of so many stubs, all different."""
+def stub_sweep(
+    name: str, trials: int, *arguments: object, pause_s: tuple[float, float] | float
+) -> Figures:
+    """A sweep file of so many stubs, all different; `pause_s` are the seconds of an epoch."""
+    space: Figures = {"rate": {"type": "uniform", "low": 0.5, "high": 1.5}}
+    pause = str(pause_s)
+    if isinstance(pause_s, tuple):
+        space["pause"] = {"type": "uniform", "low": pause_s[0], "high": pause_s[1]}
+        pause = "{pause}"
+    command = ["python", "stub.py", "--rate", "{rate}", "--pause", pause, *map(str, arguments)]
     return {
         "name": name,
         "objective": {"metric": "loss"},
@@ -137,12 +145,9 @@ def stub_sweep(name: str, trials: int, *arguments: object) -> Figures:
             "algorithm": "random",
             "seed": 1,
             "max_trials": trials,
-            "space": {"rate": {"type": "uniform", "low": 0.5, "high": 1.5}},
+            "space": space,
         },
-        "trial": {
-            "command": ["python", "stub.py", "--rate", "{rate}", *map(str, arguments)],
-            "directory": str(SCRIPTS),
-        },
+        "trial": {"command": command, "directory": str(SCRIPTS)},
         "budget": {"max_epochs": 1_000_000},  # never the reason to end: the script ends by itself
     }
 

@@ -15,6 +15,8 @@ WAITING = 6 if QUICK else 40
 STUB_SWITCHES = 10 if QUICK else 100
 KERAS_TRIALS = 4 if QUICK else 8
 KERAS_SWITCHES = 3 if QUICK else 20
+# Different for each trial: two slots that switch in step would wait for each other's processes.
+EPOCH_S = (0.3, 0.5) if QUICK else (2.0, 4.0)
 WAIT_S = 240.0 if QUICK else 1_200.0
 
 # No quantum, and patience enough that all trials are opened before the first has waited too long:
@@ -52,7 +54,7 @@ class Course:
 def run() -> Figures:
     """Stubs, 40 of them waiting, on SQLite and on PostgreSQL: decision → next first line."""
     course, trials = Course("line_s"), SLOTS + WAITING
-    config = stack.stub_sweep("switch", trials, "--epochs", 1_000_000, "--pause", 0.3)
+    config = stack.stub_sweep("switch", trials, "--epochs", 1_000_000, pause_s=EPOCH_S)
     options = _policy(trials, RESTLESS)
     found = {"sqlite": _measured(config, options, STUB_SWITCHES, course)}
     with postgres.server() as server:

@@ -19,9 +19,7 @@ SECONDS_A_TRIAL = 10.0
 def run() -> Figures:
     """Trials a second, and the share of the slots' time in which no script ran."""
     with stack.running(SLOTS) as own:
-        sweep = own.start(
-            stack.stub_sweep("thousand", TRIALS, "--pause", PAUSE_S, "--no-checkpoint")
-        )
+        sweep = own.start(stack.stub_sweep("thousand", TRIALS, "--no-checkpoint", pause_s=PAUSE_S))
         await_(
             lambda: _results(sweep) >= TRIALS, 120.0 + TRIALS * SECONDS_A_TRIAL, "all trials", 2.0
         )

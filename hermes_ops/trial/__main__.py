@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +70,7 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     books.close_lost_segment(folder, MetricsFile(folder.metrics).last_step())
     folder.result.unlink(missing_ok=True)
     books.keep_reserve(folder.reserve)
-    token = uuid.uuid4().hex
+    token = os.urandom(16).hex()
     segment = Segment(options, folder, token, parent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, segment.request_stop)
