@@ -13,7 +13,12 @@ def assemble() -> typer.Typer:
     """Return the application with all its commands; each module adds its own by `register`."""
     import typer
 
-    from hermes_ops.cli import stack_commands, sweep_commands
+    from hermes_ops.cli import (
+        replay_command,
+        simulation_commands,
+        stack_commands,
+        sweep_commands,
+    )
 
     app = typer.Typer(
         name="hermes",
@@ -24,6 +29,8 @@ def assemble() -> typer.Typer:
     )
     stack_commands.register(app)
     sweep_commands.register(app)
+    simulation_commands.register(app)
+    replay_command.register(app)
     return app
 
 

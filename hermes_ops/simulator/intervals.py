@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from functools import lru_cache
+from math import exp, log
+
+import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
+RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +24,31 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of one value a seed, and Student's t interval around it (95 %).
+    """The mean of one value a seed, and its 95 % bootstrap interval (percentiles of resamples).
 
-    One value, or none that differs, is its own interval. ValueError when there is no value.
+    It lies within the values; of one value, or of equal ones, it is the value. The resamples are
+    seeded: the same values always give the same interval. ValueError when there is no value.
     """
     if not values:
         raise ValueError("there is no value to take the mean of")
-    mean = sum(values) / len(values)
     if min(values) == max(values):
         return Interval(values[0], values[0], values[0])
-    from scipy.stats import t
+    found = np.asarray(values, dtype=np.float64)
+    mean = float(found.mean())
+    ends = ((1 - CONFIDENCE) / 2 * 100, (1 + CONFIDENCE) / 2 * 100)
+    low, high = np.percentile(found[_resamples(len(found))].mean(axis=1), ends)
+    return Interval(mean, min(mean, float(low)), max(mean, float(high)))
 
-    spread = sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    margin = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread / sqrt(len(values))
-    return Interval(mean, mean - margin, mean + margin)
+
+@lru_cache(maxsize=4)
+def _resamples(size: int) -> NDArray[np.int64]:
+    return np.random.default_rng(size).integers(size, size=(RESAMPLES, size))
 
 
 def ratio_interval(values: Sequence[float], base: Sequence[float]) -> Interval | None:
     """The geometric mean of base / value over seeds, pair by pair: above 1 is sooner than `base`.
 
-    The interval is Student's t of the logarithms. None when a value or its partner is not above 0.
+    The interval is that of the mean logarithm. None when a value or its partner is not above 0.
     """
     if not values or min(*values, *base) <= 0:
         return None

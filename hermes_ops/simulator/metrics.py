@@ -68,7 +68,7 @@ def measure(run: Run) -> Metrics:
         makespan_seconds=makespan_s(run),
         utilisation=utilisation(run),
         gpu_seconds=sum(o.service_gpu_s for o in run.outcomes),
-        lost_gpu_seconds=sum(o.lost_gpu_s for o in run.outcomes),
+        lost_gpu_seconds=max(0.0, sum(o.lost_gpu_s for o in run.outcomes)),  # float rounding
         preemptions=sum(o.preemptions for o in run.outcomes),
         fairness_mean=_mean(rho),
         fairness_max=max(rho, default=None),

@@ -1,0 +1,219 @@
+"""`hermes simulate` and `hermes compare`: policies in virtual time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hermes_ops.cli import simulating
+from hermes_ops.cli.simulating import Asked
+
+if TYPE_CHECKING:
+    from hermes_ops.core.model import Gpu
+    from hermes_ops.simulator.compare import Comparison, Contender
+    from hermes_ops.simulator.workload import Run
+
+WIDTH = 200  # as wide as the table of policies may become, also where there is no terminal
+
+Trace = Annotated[Path | None, typer.Option(help="CSV of jobs.", metavar="FILE")]
+CurvesFile = Annotated[Path | None, typer.Option(help=".npz of learning curves.", metavar="FILE")]
+Poisson = Annotated[int | None, typer.Option(help="So many random jobs.", metavar="N")]
+Gap = Annotated[float | None, typer.Option(help="Mean gap of their arrivals; 60.", metavar="S")]
+Length = Annotated[float | None, typer.Option(help="Their median length; 600.", metavar="S")]
+Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.", metavar="N")]
+Nodes = Annotated[str | None, typer.Option(help="Nodes x GPUs, as 16x4.", metavar="NODESxGPUS")]
+Trials = Annotated[int | None, typer.Option(help="Configurations drawn; 64.", metavar="N")]
+Priors = Annotated[int | None, typer.Option(help="Earlier sweeps to learn from.", metavar="N")]
+Good = Annotated[int | None, typer.Option(help="Trials within 1 % of the best.", metavar="N")]
+Switch = Annotated[
+    float, typer.Option(help="Start-up seconds of every segment, the first too.", metavar="S")
+]
+Guards = Annotated[bool, typer.Option("--guards", help="Within the guards of a live pool.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for tables and pictures.", metavar="FOLDER")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the application."""
+    app.command("simulate")(simulate)
+    app.command("compare")(compare)
+
+
+def simulate(
+    *,
+    trace: Trace = None,
+    curves: CurvesFile = None,
+    poisson: Poisson = None,
+    gap_seconds: Gap = None,
+    job_seconds: Length = None,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "hermes",
+    policy_option: Annotated[
+        list[str] | None, typer.Option(help="A parameter of it.", metavar="NAME=VALUE")
+    ] = None,
+    guards: Guards = False,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.", min=0)] = 0,
+    trials: Trials = None,
+    prior_sweeps: Priors = None,
+    good: Good = None,
+    switch_seconds: Switch = 0.0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate one policy on a trace, on recorded learning curves, or on random jobs."""
+    from hermes_ops.simulator.compare import Contender
+
+    asked = Asked(
+        trace=trace, curves=curves, poisson=poisson, trials=trials, prior_sweeps=prior_sweeps,
+        good=good, gap_seconds=gap_seconds, job_seconds=job_seconds, switch_seconds=switch_seconds,
+    )  # fmt: skip
+    options = tuple(simulating.parameters(policy_option).items())
+    pool = simulating.gpus_of(gpus, nodes)
+    run = _simulated(asked, pool, Contender(policy, options, guards), seed, out)
+    if as_json:
+        typer.echo(json.dumps(_facts(run), indent=2))
+    else:
+        _print_run(run)
+
+
+def compare(
+    *,
+    trace: Trace = None,
+    curves: CurvesFile = None,
+    poisson: Poisson = None,
+    gap_seconds: Gap = None,
+    job_seconds: Length = None,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    policies: Annotated[str, typer.Option(help="Parted by commas.", metavar="A,B,…")],
+    policy_option: Annotated[
+        list[str] | None, typer.Option(help="A parameter of one.", metavar="POLICY.NAME=VALUE")
+    ] = None,
+    guards: Guards = False,
+    seeds: Annotated[int, typer.Option(help="How many workloads.", metavar="N", min=1)] = 1,
+    first_seed: Annotated[int, typer.Option(help="The first seed.", metavar="N", min=0)] = 0,
+    trials: Trials = None,
+    prior_sweeps: Priors = None,
+    good: Good = None,
+    switch_seconds: Switch = 0.0,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes; the cores.", metavar="N", min=1)
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Compare policies on the same workloads, one for each seed, with confidence intervals."""
+    from hermes_ops.simulator.compare import compare as compared
+
+    asked = Asked(
+        trace=trace, curves=curves, poisson=poisson, trials=trials, prior_sweeps=prior_sweeps,
+        good=good, gap_seconds=gap_seconds, job_seconds=job_seconds, switch_seconds=switch_seconds,
+    )  # fmt: skip
+    pool = simulating.gpus_of(gpus, nodes)
+    chosen = simulating.contenders(policies, policy_option, guards=guards)
+    folder = simulating.folder_of(out)
+    numbers = range(first_seed, first_seed + seeds)
+    found = compared(asked.task(), pool, chosen, numbers, jobs=jobs)
+    _report(found, folder, as_json=as_json)
+
+
+def _simulated(
+    asked: Asked, pool: tuple[Gpu, ...], contender: Contender, seed: int, out: Path | None
+) -> Run:
+    """The run; with a folder, also its files there."""
+    from time import process_time
+
+    from hermes_ops.simulator.compare import check_fits
+    from hermes_ops.simulator.engine import simulate as simulated
+    from hermes_ops.simulator.event_log import EventLog
+
+    draw = asked.task().draw(seed)
+    check_fits(draw.workload, pool)
+    chosen = contender.make(draw)
+    folder = simulating.folder_of(out)
+    if folder is None:
+        return simulated(draw.workload, pool, chosen, clock=process_time)
+    with (folder / "events.jsonl").open("w") as file:
+        log = EventLog(file.write)
+        run = simulated(draw.workload, pool, chosen, clock=process_time, log=log)
+    _write_run(run, folder, contender.name)
+    return run
+
+
+def _write_run(run: Run, folder: Path, policy: str) -> None:
+    from hermes_ops.simulator import pictures
+    from hermes_ops.simulator.metrics import regret
+    from hermes_ops.simulator.tables import jobs_csv
+
+    (folder / "jobs.csv").write_text(jobs_csv(run))
+    (folder / "metrics.json").write_text(json.dumps(_facts(run), indent=2) + "\n")
+    completions = [o.completion_s for o in run.outcomes if o.completion_s is not None]
+    (folder / "completion.png").write_bytes(pictures.completion_cdf({policy: completions}))
+    (folder / "gpus.png").write_bytes(pictures.gpu_timeline(run))
+    if steps := regret(run):
+        (folder / "regret.png").write_bytes(pictures.regret_curves({policy: [steps]}))
+
+
+def _facts(run: Run) -> dict[str, object]:
+    from hermes_ops.simulator.metrics import measure
+
+    return {
+        "policy": run.policy,
+        "workload": run.workload.name,
+        "gpus": len(run.gpus),
+        "metrics": measure(run).document(),
+    }
+
+
+def _print_run(run: Run) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hermes_ops.simulator.metrics import measure
+    from hermes_ops.simulator.tables import metric_rows
+
+    title = f"{run.workload.name} on {len(run.gpus)} GPUs under {run.policy}"
+    table = Table("figure", "value", title=title)
+    for name, value in metric_rows(measure(run)):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _report(found: Comparison, folder: Path | None, *, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hermes_ops.simulator.tables import comparison_rows, document
+
+    told = json.dumps(document(found), indent=2)
+    if folder is not None:
+        (folder / "comparison.json").write_text(told + "\n")
+        _write_pictures(found, folder)
+    if as_json:
+        typer.echo(told)
+        return
+    header, rows = comparison_rows(found)
+    seeds = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else f"seed {found.seeds[0]}"
+    table = Table(title=f"{found.workload} on {found.gpus} GPUs, {seeds}")
+    for column in header:
+        table.add_column(column, justify="left" if column == header[0] else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell.replace(" (", "\n(") for cell in row))
+    Console(width=max(Console().width, WIDTH)).print(table)
+    if len(found.seeds) > 1:
+        typer.echo("Means over seeds with 95 % bootstrap intervals; speed-ups are geometric means.")
+
+
+def _write_pictures(found: Comparison, folder: Path) -> None:
+    from hermes_ops.simulator import pictures
+
+    every = {policy: found.of(policy) for policy in found.policies}
+    completions = {p: [c for r in results for c in r.completions_s] for p, results in every.items()}
+    (folder / "completion.png").write_bytes(pictures.completion_cdf(completions))
+    regrets = {policy: [r.regret for r in results] for policy, results in every.items()}
+    if any(steps for found_steps in regrets.values() for steps in found_steps):
+        (folder / "regret.png").write_bytes(pictures.regret_curves(regrets))
