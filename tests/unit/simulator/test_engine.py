@@ -296,7 +296,7 @@ def test_a_policy_that_moves_jobs_for_ever_is_refused() -> None:
                 grants.append(Grant(JobId(name), (sum(seats) - seat if moves else seat,)))
             return Plan(tuple(grants), review_at_s=0.5), None
 
-    with pytest.raises(PlanError, match="moves jobs without end at 0.5"):
+    with pytest.raises(PlanError, match=r"moves jobs without end at 0\.5"):
         simulate(workload(work("a", 1.0), work("b", 1.0)), layout("4"), Restless({}))
 
 
