@@ -9,9 +9,11 @@ The losses may have any scale and sign, so d has no bound from below (a choice: 
 or above 0); a and the others then follow the scale: the fit of s x l + t is s x the fit + t. Newer
 points weigh more: each is worth 1/decay of the one before it.
 
-Each form is started from a grid over its one parameter that is not linear, then polished by a
-damped Gauss-Newton method (Levenberg-Marquardt) that keeps to the bounds; of the forms the one
-with the smaller weighted squared error is kept. All of this is ours; the papers name the forms.
+Each form has one parameter that is not linear: the gap g between the lowest loss and d, or the rate
+r. It is searched on a grid, then between the neighbours of the best, again and again. For each
+value the others follow by least squares with bounds: of 1/(l - d) with weights (l - d)^4, which
+makes its residuals those of l to first order, or of l itself. What has the smallest weighted
+squared error of l is kept. All of this is ours; the papers name the forms.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from hermes_ops.core.model import Point
 
 MIN_POINTS = 3
 DECAY = 0.9
-ITERATIONS = 20
 MEMO_SIZE = 1 << 15
-GAPS = np.geomspace(1e-3, 1e2, 12)  # from the lowest loss to the asymptote, in ranges of the loss
-RATES = np.geomspace(0.1, 100.0, 12)  # of an exponential, over the whole curve
+GAPS = np.geomspace(1e-3, 1e2, 16)  # from the lowest loss to the asymptote, in ranges of the loss
+RATES = np.geomspace(0.1, 100.0, 16)  # of an exponential, over the whole curve
+ROUNDS = 6
+ZOOM = 16  # values between the neighbours of the best in each round after the first
 TINY = 1e-12
-Model = Callable[[Floats, Floats], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +86,13 @@ def fit(
     if not rows:
         return found
     table = _Table.of([steps[n] for n in rows], [losses[n] for n in rows], decay)
-    fits = [_polished(_reciprocal, _first_reciprocal(table, squared=False), table, fixed=True)]
-    if squared:
-        fits.append(_polished(_reciprocal, _first_reciprocal(table, squared=True), table))
+    fits = [_searched(_squared if squared else _linear, GAPS, table)]
     if exponential:
-        fits.append(_polished(_exponential, _first_exponential(table), table))
-    errors = np.array([error for _, error in fits])
-    best = np.argmin(errors, axis=0)
+        fits.append(_searched(_exponential, RATES, table))
+    best = np.argmin(np.array([error for _, error in fits]), axis=0)
     for place, row in enumerate(rows):
-        form = int(best[place])
-        found[row] = table.unscaled(place, fits[form][0][place], float(errors[form, place]))
+        parameters, errors = fits[int(best[place])]
+        found[row] = table.unscaled(place, parameters[place], float(errors[place]))
     return found
 
 
@@ -152,11 +151,21 @@ class _Table:
         """The fit in steps and losses as they came."""
         last, low, span = float(self.last[row]), float(self.low[row]), float(self.range[row])
         *shape, gap = parameters.tolist()
-        floor, rms = low - gap * span, span * error**0.5
+        rest = (_rounded(low - gap * span), _rounded(span * error**0.5))
         if len(shape) == 2:
-            return Fitted(0.0, 0.0, inf, shape[0] * span, shape[1] / last, floor, rms)
-        a, b, c = shape
-        return Fitted(a / last**2 / span, b / last / span, c / span, 0.0, 0.0, floor, rms)
+            return Fitted(0.0, 0.0, inf, *map(_rounded, (shape[0] * span, shape[1] / last)), *rest)
+        a, b, c = map(
+            _rounded, (shape[0] / last**2 / span, shape[1] / last / span, shape[2] / span)
+        )
+        return Fitted(a, b, c, 0.0, 0.0, *rest)
+
+
+def _rounded(value: float) -> float:
+    """To ten digits: the same curve gives the same fit, whatever others were fitted beside it."""
+    return float(f"{value:.10g}")
+
+
+Form = Callable[[_Table, Floats], tuple[Floats, Floats]]
 
 
 def _has_shape(losses: Floats) -> bool:
@@ -174,48 +183,60 @@ def _flat(losses: Floats) -> Fitted:
     return Fitted(0.0, 0.0, inf, 0.0, 0.0, level, 0.0)
 
 
-def _first_reciprocal(table: _Table, *, squared: bool) -> Floats:
-    """[rows, 4]: a, b, c and the gap, the best over a grid of gaps.
+def _searched(form: Form, grid: Floats, table: _Table) -> tuple[Floats, Floats]:
+    """The best parameters [rows, parameters] of a form, and their weighted squared errors."""
+    rows = np.arange(len(table.x))
+    tried = np.broadcast_to(np.log(grid), (len(rows), len(grid)))
+    for _ in range(ROUNDS):
+        parameters, values = form(table, np.exp(tried))
+        errors = (table.weight[:, None, :] * (values - table.y[:, None, :]) ** 2).sum(-1)
+        best = np.argmin(errors, axis=1)
+        low = tried[rows, np.maximum(best - 1, 0)]
+        high = tried[rows, np.minimum(best + 1, tried.shape[1] - 1)]
+        found = parameters[rows, best], errors[rows, best]
+        tried = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, ZOOM)
+    return found
 
-    For a given gap 1/(y + gap) is linear in a, b, c; weights of (y + gap)^4 make its residuals
-    those of y, to first order.
-    """
-    z = table.y[:, None, :] + GAPS[None, :, None]
+
+def _squared(table: _Table, gaps: Floats) -> tuple[Floats, Floats]:
+    """For [rows, gaps]: a, b, c and the gap in the last axis; the values at the points."""
+    return _reciprocal(table, gaps, (2, 1, 0))
+
+
+def _linear(table: _Table, gaps: Floats) -> tuple[Floats, Floats]:
+    """As `_squared`, with a = 0."""
+    return _reciprocal(table, gaps, (1, 0))
+
+
+def _reciprocal(table: _Table, gaps: Floats, powers: tuple[int, ...]) -> tuple[Floats, Floats]:
+    z = table.y[:, None, :] + gaps[:, :, None]
     weight = table.weight[:, None, :] * z**3
-    powers = np.stack([table.x**n for n in range(5)], axis=2)
-    moments = np.matmul(weight * z, powers)
-    sides = np.matmul(weight, powers[:, :, :3])
-    order = [2, 1, 0] if squared else [1, 0]
-    gram = np.stack([np.stack([moments[..., i + j] for j in order], -1) for i in order], -2)
-    solved = _not_negative(gram, np.stack([sides[..., i] for i in order], -1))
-    full = np.zeros((*solved.shape[:2], 4))
-    full[..., 3 - len(order) : 3] = solved
-    full[..., 3] = GAPS
-    return _best_start(_reciprocal, full, table)
+    columns = np.stack([table.x**n for n in range(2 * powers[0] + 1)], axis=2)
+    moments = np.matmul(weight * z, columns)
+    sides = np.matmul(weight, columns)
+    gram = np.stack([np.stack([moments[..., i + j] for j in powers], -1) for i in powers], -2)
+    solved = _not_negative(gram, sides[..., list(powers)])
+    below = np.matmul(solved, columns[:, :, list(powers)].transpose(0, 2, 1))
+    absent = np.zeros((*gaps.shape, 3 - len(powers)))
+    parameters = np.concatenate((absent, solved, gaps[..., None]), axis=-1)
+    return parameters, 1 / np.maximum(below, TINY) - gaps[:, :, None]
 
 
-def _first_exponential(table: _Table) -> Floats:
-    """[rows, 3]: amplitude, rate and the gap, the best over a grid of rates."""
-    falls = np.exp(-RATES[None, :, None] * table.x[:, None, :])
+def _exponential(table: _Table, rates: Floats) -> tuple[Floats, Floats]:
+    """For [rows, rates]: amplitude, rate and gap in the last axis; the values at the points."""
+    falls = np.exp(-rates[:, :, None] * table.x[:, None, :])
     weight = table.weight[:, None, :]
     cross = -(weight * falls).sum(-1)
-    one = np.ones_like(cross)
+    ones = np.ones_like(cross)
     gram = np.stack(
-        [np.stack([(weight * falls**2).sum(-1), cross], -1), np.stack([cross, one], -1)], -2
+        [np.stack([(weight * falls**2).sum(-1), cross], -1), np.stack([cross, ones], -1)], -2
     )
     y = table.y[:, None, :]
-    side = np.stack([(weight * falls * y).sum(-1), -(weight * y).sum(-1) * one], -1)
-    solved = _not_negative(gram, side)
-    full = np.stack([solved[..., 0], np.broadcast_to(RATES, cross.shape), solved[..., 1]], -1)
-    return _best_start(_exponential, full, table)
-
-
-def _best_start(model: Model, starts: Floats, table: _Table) -> Floats:
-    """Of [rows, starts, parameters] the best start of each row."""
-    x, y, weight = (part[:, None, :] for part in (table.x, table.y, table.weight))
-    errors = (weight * (model(starts, x)[0] - y) ** 2).sum(-1)
-    best: Floats = starts[np.arange(len(starts)), np.argmin(errors, axis=1)]
-    return best
+    sides = np.stack([(weight * falls * y).sum(-1), -(weight * y).sum(-1) * ones], -1)
+    solved = _not_negative(gram, sides)
+    amplitude, gap = solved[..., 0], solved[..., 1]
+    values = amplitude[..., None] * falls - gap[..., None]
+    return np.stack([amplitude, rates, gap], -1), values
 
 
 def _not_negative(gram: Floats, side: Floats) -> Floats:
@@ -223,8 +244,9 @@ def _not_negative(gram: Floats, side: Floats) -> Floats:
     size = side.shape[-1]
     best = np.zeros_like(side)
     value = np.zeros(side.shape[:-1])
-    ridge = TINY * np.trace(gram, axis1=-2, axis2=-1)[..., None, None] * np.eye(size)
-    gram = gram + ridge
+    scale = np.sqrt(np.maximum(np.einsum("...pp->...p", gram), 1e-300))
+    gram = gram / scale[..., :, None] / scale[..., None, :] + TINY * np.eye(size)
+    side = side / scale
     for count in range(1, size + 1):
         for chosen in combinations(range(size), count):
             part = gram[..., chosen, :][..., :, chosen]
@@ -235,64 +257,4 @@ def _not_negative(gram: Floats, side: Floats) -> Floats:
             full = np.zeros_like(side)
             full[..., chosen] = solved
             best = np.where(better[..., None], full, best)
-    return best
-
-
-def _polished(
-    model: Model, start: Floats, table: _Table, *, fixed: bool = False
-) -> tuple[Floats, Floats]:
-    """Parameters ≥ 0 and weighted squared errors after damped Gauss-Newton steps.
-
-    `fixed` keeps the first parameter where it is. A step that does not lower the error is undone.
-    """
-    now = start
-    values, slopes = model(now, table.x)
-    errors = (table.weight * (values - table.y) ** 2).sum(-1)
-    damping = np.full(len(now), 1e-3)
-    for _ in range(ITERATIONS):
-        down = slopes * table.weight[..., None]
-        gradient = np.matmul(down.transpose(0, 2, 1), (values - table.y)[..., None])[..., 0]
-        square = np.matmul(down.transpose(0, 2, 1), slopes)
-        held = (now <= 0) & (gradient > 0)
-        held[:, 0] |= fixed
-        tried = np.maximum(0.0, now - _step(square, gradient, held, damping))
-        new_values, new_slopes = model(tried, table.x)
-        new_errors = (table.weight * (new_values - table.y) ** 2).sum(-1)
-        better = new_errors < errors
-        gained = np.where(better, errors - new_errors, 0.0)
-        damping = np.where(better, damping / 10, np.minimum(damping * 10, 1e12))
-        now = np.where(better[:, None], tried, now)
-        values = np.where(better[:, None], new_values, values)
-        slopes = np.where(better[:, None, None], new_slopes, slopes)
-        settled = (gained <= 1e-9 * errors) & (better | (damping > 1e3))
-        errors = np.where(better, new_errors, errors)
-        if settled.all():
-            break
-    return now, errors
-
-
-def _step(square: Floats, gradient: Floats, held: np.ndarray, damping: Floats) -> Floats:
-    free = ~held
-    square = square * free[:, :, None] * free[:, None, :]
-    diagonal = np.einsum("npp->np", square)
-    scale = np.maximum(diagonal, TINY * diagonal.max(axis=1, keepdims=True) + 1e-300)
-    extra = scale * damping[:, None] + np.where(held, 1.0, 0.0)
-    matrix = square + np.eye(square.shape[1]) * extra[:, :, None]
-    step: Floats = np.linalg.solve(matrix, (gradient * free)[..., None])[..., 0]
-    return step
-
-
-def _reciprocal(parameters: Floats, x: Floats) -> tuple[Floats, Floats]:
-    """1/(a x² + b x + c) - gap, and its slopes in the last axis."""
-    a, b, c, gap = (parameters[..., n, None] for n in range(4))
-    value = 1 / np.maximum((a * x + b) * x + c, 1e-9)
-    slope = -(value**2)
-    return value - gap, np.stack([slope * x * x, slope * x, slope, -np.ones_like(value)], -1)
-
-
-def _exponential(parameters: Floats, x: Floats) -> tuple[Floats, Floats]:
-    """amplitude x exp(-rate x) - gap, and its slopes in the last axis."""
-    amplitude, rate, gap = (parameters[..., n, None] for n in range(3))
-    falls = np.exp(-rate * x)
-    value = amplitude * falls
-    return value - gap, np.stack([falls, -x * value, -np.ones_like(value)], -1)
+    return best / scale

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import inf
 
 import numpy as np
@@ -13,6 +12,8 @@ from numpy.typing import NDArray
 from hermes_ops.core.model import Point
 
 Floats = NDArray[np.float64]
+KEPT = 1 << 15
+_KEPT: dict[int, tuple[tuple[Point, ...], Curve]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,12 +32,23 @@ class Curve:
 
     def index(self, step: float) -> int:
         """The number of points up to that step."""
-        return int(np.searchsorted(self.steps, step, side="right"))
+        return int(self.steps.searchsorted(step, side="right"))
 
 
 def columns(curve: tuple[Point, ...]) -> Curve:
-    """The arrays of a curve; the same object for the same curve, as long as it is in use."""
-    return _columns(_Same(curve))
+    """The arrays of a curve; the same object for the same curve, as long as it is in use.
+
+    A curve is known by its identity, as it never changes: to hash its points would cost more than
+    to convert them. Keeping the curve beside its arrays keeps its identity from being used again.
+    """
+    kept = _KEPT.get(id(curve))
+    if kept is not None and kept[0] is curve:
+        return kept[1]
+    while len(_KEPT) >= KEPT:
+        _KEPT.pop(next(iter(_KEPT)), None)
+    made = _columns(curve)
+    _KEPT[id(curve)] = (curve, made)
+    return made
 
 
 def best_by(curve: tuple[Point, ...], step: float) -> float:
@@ -51,27 +63,11 @@ def best(curve: Sequence[Point]) -> float:
     return float(columns(tuple(curve)).best[-1]) if curve else inf
 
 
-class _Same:
-    """A curve as a key by identity: hashing all of its points would cost more than it spares."""
-
-    __slots__ = ("curve",)
-
-    def __init__(self, curve: tuple[Point, ...]) -> None:
-        self.curve = curve
-
-    def __hash__(self) -> int:
-        return id(self.curve)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.curve is self.curve
-
-
-@lru_cache(maxsize=1 << 15)
-def _columns(key: _Same) -> Curve:
-    count = len(key.curve)
-    steps = np.fromiter((p.step for p in key.curve), float, count)
-    losses = np.fromiter((p.loss for p in key.curve), float, count)
-    seconds = np.fromiter((p.seconds for p in key.curve), float, count)
+def _columns(curve: tuple[Point, ...]) -> Curve:
+    count = len(curve)
+    steps = np.fromiter((p.step for p in curve), float, count)
+    losses = np.fromiter((p.loss for p in curve), float, count)
+    seconds = np.fromiter((p.seconds for p in curve), float, count)
     finite = np.isfinite(losses)
     best_so_far = np.minimum.accumulate(np.where(finite, losses, inf))
     number = np.arange(1, count + 1)

@@ -65,8 +65,9 @@ def standings(jobs: Sequence[Job], first: int, eta: int) -> dict[JobId, Standing
     """
     found = {job.id: Standing(following=_next(job, 0, first, eta)) for job in jobs if _lives(job)}
     deepest = max((job.last_step for job in jobs), default=0)
+    there = list(jobs)
     for rung in levels(first, eta, deepest):
-        there = [job for job in jobs if job.last_step >= rung]
+        there = [job for job in there if job.last_step >= rung]
         figures = np.array([best_by(job.curve, rung) for job in there])
         order = np.argsort(figures, kind="stable")
         places = len(there) // eta

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import floor, inf, isfinite
+from math import floor, inf
 from typing import ClassVar
 
+import numpy as np
+
 from hermes_ops.core.convergence import largest_drops
-from hermes_ops.core.curves import columns
+from hermes_ops.core.curves import Floats, columns
 from hermes_ops.core.model import (
     Grant,
     Job,
@@ -162,32 +164,29 @@ def growth(job: Job, largest_drop: float, alpha: float) -> Growth:
     Intervals between losses that are not finite count as no growth.
     """
     rates = _rates(job, largest_drop)
-    if not rates:
+    if not len(rates):
         return Growth(None, Rank.NEW)
-    limit = alpha * max(rates)
-    slow = [rate < limit or rate == 0 for rate in rates[-2:]]
+    limit = alpha * float(rates.max())
+    slow = [rate < limit or rate == 0 for rate in rates[-2:].tolist()]
     if not slow[-1]:
         rank = Rank.NEW
     else:
         rank = Rank.COMPLETING if len(slow) == 2 and slow[0] else Rank.WATCHING
-    return Growth(rates[-1] * job.weight, rank)
+    return Growth(float(rates[-1]) * job.weight, rank)
 
 
-def _rates(job: Job, largest_drop: float) -> list[float]:
+def _rates(job: Job, largest_drop: float) -> Floats:
+    """Part of the largest drop changed in each second, for each interval of the curve."""
     if len(job.curve) < 2:
-        return []
+        return np.empty(0)
     curve = columns(job.curve)
-    rates = []
-    for before, after, gap_s in zip(
-        curve.losses[:-1].tolist(),
-        curve.losses[1:].tolist(),
-        (curve.seconds[1:] - curve.seconds[:-1]).tolist(),
-        strict=True,
-    ):
-        change = abs(after - before)
-        counts = isfinite(change) and gap_s > 0 and 0 < largest_drop < inf
-        rates.append(change / largest_drop / gap_s if counts else 0.0)
-    return rates
+    gaps_s = np.diff(curve.seconds)
+    if not 0 < largest_drop < inf:
+        return np.zeros(len(gaps_s))
+    with np.errstate(invalid="ignore", over="ignore"):
+        changes = np.abs(np.diff(curve.losses)) / largest_drop
+        counts = np.isfinite(changes) & (gaps_s > 0)
+        return np.where(counts, changes, 0.0) / np.where(counts, gaps_s, 1.0)
 
 
 def _unseated(job: Job, jobs_a_gpu: int) -> Reason:
