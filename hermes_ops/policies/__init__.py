@@ -8,6 +8,7 @@ from typing import Any
 from hermes_ops.core.model import Policy
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies.asha import Asha
+from hermes_ops.policies.fair import Fair
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.fifo_backfill import FifoBackfill
 from hermes_ops.policies.flowcon import FlowCon
@@ -22,11 +23,13 @@ from hermes_ops.policies.srtf import Srtf
 from hermes_ops.policies.successive_halving import SuccessiveHalving
 from hermes_ops.policies.two_d_gittins import TwoDGittins
 from hermes_ops.policies.two_d_las import TwoDLas
+from hermes_ops.policies.yarn_cs import YarnCs
 
 POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "2d-gittins": TwoDGittins,
     "2d-las": TwoDLas,
     "asha": Asha,
+    "fair": Fair,
     "fifo": Fifo,
     "fifo-backfill": FifoBackfill,
     "flowcon": FlowCon,
@@ -39,6 +42,7 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "srsf": Srsf,
     "srtf": Srtf,
     "successive-halving": SuccessiveHalving,
+    "yarn-cs": YarnCs,
 }
 
 

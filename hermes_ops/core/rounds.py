@@ -1,0 +1,101 @@
+"""Time-sharing in rounds: who has had the fewest quanta is next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, inf
+
+from hermes_ops.core.model import Job, JobId, Snapshot
+from hermes_ops.core.order import by_submission, submission
+
+EPSILON = 1e-9  # of a quantum: clocks are floats
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The round in which each open job joined."""
+
+    joined: tuple[tuple[JobId, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quanta:
+    """What a quantum is: `seconds` on a grid that all jobs share, or `steps` of the job's own.
+
+    On the grid all slices end at the same instant, so that a job of several GPUs finds them free
+    together; whoever starts between has a shorter first slice.
+    """
+
+    seconds: float = 60.0
+    steps: int | None = None
+
+    def had(self, job: Job, now_s: float) -> float:
+        """The quanta that the job has had, by its weight."""
+        if self.steps is not None:
+            return job.last_step / self.steps / job.weight
+        return job.attained_gpu_s(now_s) / job.min_gpus / self.seconds / job.weight
+
+    def in_slice(self, job: Job, now_s: float) -> bool:
+        """True while a job that has GPUs has still some of its slice to go."""
+        if self.steps is not None:
+            return job.last_step - job.steps_at_start < self.steps
+        if job.started_s is None:
+            return False
+        return self._grid(now_s) == self._grid(job.started_s)
+
+    def ends_s(self, now_s: float) -> float | None:
+        """When the slices of the grid end next; None for slices of steps: they are seen to end."""
+        return None if self.steps is not None else (self._grid(now_s) + 1) * self.seconds
+
+    def _grid(self, at_s: float) -> int:
+        return floor(at_s / self.seconds + EPSILON)
+
+
+class Turns:
+    """The rounds that each open job has had, and the order that follows."""
+
+    def __init__(self, snapshot: Snapshot, memory: Rounds, quanta: Quanta) -> None:
+        self._now_s = snapshot.time_s
+        self._quanta = quanta
+        self._jobs = (*snapshot.holding, *snapshot.queue)
+        joined = dict(memory.joined)
+        known = [job for job in self._jobs if job.id in joined]
+        rounds = {job.id: joined[job.id] + self._whole(job) for job in known}
+        present = min(rounds.values(), default=0)
+        for job in self._jobs:
+            if job.id not in rounds:
+                joined[job.id] = present if self._whole(job) == 0 else 0
+                rounds[job.id] = joined[job.id] + self._whole(job)
+        self.rounds = rounds
+        self._stopping = tuple(job.id for job in snapshot.others if job.is_open)
+        self._joined = joined
+
+    def _whole(self, job: Job) -> int:
+        return floor(self._quanta.had(job, self._now_s) + 0.5)
+
+    def memory(self) -> Rounds:
+        """The rounds to remember, in order of submission."""
+        kept = {*self.rounds, *self._stopping}
+        open_jobs = (job.id for job in by_submission(self._jobs))
+        ids = (*open_jobs, *sorted(self._stopping))
+        return Rounds(
+            tuple((job, self._joined[job]) for job in ids if job in self._joined and job in kept)
+        )
+
+    def in_slice(self, job: Job) -> bool:
+        """True for a job that has GPUs and goes on with them."""
+        return job.holds_gpus and self._quanta.in_slice(job, self._now_s)
+
+    def key(self, job: Job) -> tuple[object, ...]:
+        """Sort key: fewest rounds, then who waits, the longest first, then submission."""
+        since_s = job.started_s if job.holds_gpus else job.waiting_since_s
+        return (
+            self.rounds[job.id],
+            job.holds_gpus,
+            -inf if since_s is None else since_s,
+            submission(job),
+        )
+
+    def order(self) -> list[Job]:
+        """Who is in his slice, then all others by their turn."""
+        return sorted(self._jobs, key=lambda job: (not self.in_slice(job), *self.key(job)))

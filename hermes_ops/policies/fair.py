@@ -1,0 +1,77 @@
+"""Fair time-sharing: every job gets one quantum a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hermes_ops.core.answer import answer
+from hermes_ops.core.fill import fill
+from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
+from hermes_ops.core.rounds import Quanta, Rounds, Turns
+from hermes_ops.policies.two_d_las import positive
+
+
+@dataclass(frozen=True, slots=True)
+class Fair:
+    """Serve who has had the fewest quanta since it joined; of equals, who has waited longest.
+
+    Processor sharing by quantum. A job keeps its GPUs for its slice, unless it ends; a job of
+    weight w has w quanta a round; one that joins starts in the present round. A quantum is
+    `quantum_s` on a grid that all jobs share, or `quantum_steps` reported steps of the job's own:
+    with one epoch this is the round robin (RR) to which the Hermes paper compares.
+
+    Our choices: quanta are counted in run time, whatever the number of GPUs, to the nearest whole
+    one, so that a slice that ends a little early or late does not change the turn. GPUs that would
+    idle in mid-round go to the next that fits. With slices of steps, which end one by one, no job
+    starts before one of several GPUs whose turn it is.
+    """
+
+    quantum_s: float = 60.0
+    quantum_steps: int | None = None
+    name: ClassVar[str] = "fair"
+    preempts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive("quantum_s", self.quantum_s)
+        positive("quantum_steps", self.quantum_steps)
+
+    def initial(self) -> Rounds:
+        """The first round."""
+        return Rounds()
+
+    def decide(self, snapshot: Snapshot, memory: Rounds) -> tuple[Plan, Rounds]:
+        """Let slices go on, then serve the turns."""
+        quanta = Quanta(self.quantum_s, self.quantum_steps)
+        turns = Turns(snapshot, memory, quanta)
+        order = turns.order()
+        grants = fill(
+            snapshot, order if self.quantum_steps is None else _held_back(snapshot, order)
+        )
+
+        def explain(job: Job, runs: bool) -> Reason:
+            terms = (Term("rounds", turns.rounds[job.id]),)
+            if runs:
+                text = "runs: its slice goes on" if turns.in_slice(job) else "runs: it is its turn"
+                return Reason(text, terms, None, "the end of its slice")
+            return Reason("waits for its turn", terms, None, "the end of a running job's slice")
+
+        full = len(grants) == len(turns.rounds)
+        review_s = None if full else quanta.ends_s(snapshot.time_s)
+        return answer(snapshot, grants, order, explain, review_s), turns.memory()
+
+
+def _held_back(snapshot: Snapshot, order: list[Job]) -> Iterator[Job]:
+    """The order, without those that wait behind a job of several GPUs that does not fit yet."""
+    left, blocked = len(snapshot.gpus), False
+    for job in order:
+        stay = snapshot.stays.get(job.id)
+        if stay is None and (blocked or job.min_gpus > len(snapshot.gpus)):
+            continue
+        wanted = job.min_gpus if stay is None else len(stay.gpus)
+        if wanted <= left:
+            left -= wanted
+        elif stay is None:
+            blocked = True
+        yield job
