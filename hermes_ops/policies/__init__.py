@@ -17,6 +17,7 @@ from hermes_ops.policies.hyperband import Hyperband
 from hermes_ops.policies.hypersched import HyperSched
 from hermes_ops.policies.median import Median
 from hermes_ops.policies.pop import Pop
+from hermes_ops.policies.qssf import Qssf
 from hermes_ops.policies.slaq import Slaq
 from hermes_ops.policies.srsf import Srsf
 from hermes_ops.policies.srtf import Srtf
@@ -38,6 +39,7 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "hypersched": HyperSched,
     "median": Median,
     "pop": Pop,
+    "qssf": Qssf,
     "slaq": Slaq,
     "srsf": Srsf,
     "srtf": Srtf,
