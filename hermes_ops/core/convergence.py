@@ -45,6 +45,8 @@ def convergence(curve: Sequence[Point], largest_drop: float) -> float:
 def largest_drops(jobs: Iterable[Job]) -> dict[SweepId, float]:
     """Largest finite loss minus smallest, over all curves of a sweep (ended jobs count)."""
     shown = [job for job in jobs if job.curve]
+    if not shown:
+        return {}
     sweeps, drops = _drops(shown, _Curves([job.curve for job in shown]))
     return {sweep: drop for sweep, drop in zip(sweeps, drops.tolist(), strict=True) if drop >= 0}
 

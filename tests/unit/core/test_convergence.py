@@ -66,6 +66,11 @@ def test_the_largest_drop_is_taken_over_the_sweep_and_its_ended_trials() -> None
     assert largest_drops(jobs) == {"s": 2.0, "t": 0.0}
 
 
+def test_jobs_without_any_curve_have_no_drop_and_are_unseen() -> None:
+    assert largest_drops([job("s/0")]) == {}
+    assert weighted_convergences([job("s/0"), job("s/1", phase=Phase.ENDED)]) == {"s/0": inf}
+
+
 def test_two_trials_of_a_sweep_with_one_drop_each_differ() -> None:
     found = weighted_convergences([job("s/0", 3.0, 1.0), job("s/1", 3.0, 2.9)])
     assert found[JobId("s/0")] > found[JobId("s/1")] > 0
@@ -74,6 +79,14 @@ def test_two_trials_of_a_sweep_with_one_drop_each_differ() -> None:
 def test_the_scale_of_the_loss_does_not_matter_between_sweeps() -> None:
     found = weighted_convergences([job("s/0", 3.0, 1.0), job("t/0", 300.0, 100.0)])
     assert found[JobId("s/0")] == found[JobId("t/0")]
+
+
+@given(st.lists(st.lists(st.floats(), max_size=8), max_size=5))
+def test_many_curves_at_once_give_what_each_gives_alone(losses: list[list[float]]) -> None:
+    jobs = [job(f"s/{n}", *shown) for n, shown in enumerate(losses)]
+    drop = largest_drops(jobs).get(SweepId("s"), 0.0)
+    alone = {this.id: convergence(this.curve, drop) for this in jobs}
+    assert weighted_convergences(jobs) == alone
 
 
 def test_weight_multiplies_and_ended_jobs_have_no_convergence() -> None:
