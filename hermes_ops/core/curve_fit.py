@@ -151,13 +151,12 @@ class _Table:
         """The fit in steps and losses as they came."""
         last, low, span = float(self.last[row]), float(self.low[row]), float(self.range[row])
         *shape, gap = parameters.tolist()
-        rest = (_rounded(low - gap * span), _rounded(span * error**0.5))
         if len(shape) == 2:
-            return Fitted(0.0, 0.0, inf, *map(_rounded, (shape[0] * span, shape[1] / last)), *rest)
-        a, b, c = map(
-            _rounded, (shape[0] / last**2 / span, shape[1] / last / span, shape[2] / span)
-        )
-        return Fitted(a, b, c, 0.0, 0.0, *rest)
+            values = [0.0, 0.0, inf, shape[0] * span, shape[1] / last]
+        else:
+            a, b, c = shape
+            values = [a / last**2 / span, b / last / span, c / span, 0.0, 0.0]
+        return Fitted(*map(_rounded, (*values, low - gap * span, span * error**0.5)))
 
 
 def _rounded(value: float) -> float:
@@ -257,4 +256,5 @@ def _not_negative(gram: Floats, side: Floats) -> Floats:
             full = np.zeros_like(side)
             full[..., chosen] = solved
             best = np.where(better[..., None], full, best)
-    return best / scale
+    unscaled: Floats = best / scale
+    return unscaled
