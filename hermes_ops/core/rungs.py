@@ -92,8 +92,8 @@ def standings(jobs: Sequence[Job], first: int, eta: int) -> dict[JobId, Standing
 class Bracket:
     """One synchronous halving: who has to reach `rung` now, and who was left behind where.
 
-    `rung` is None when those that are left run to their ends. `runs` have still to reach it,
-    `rests` have and wait for the others. `cut` are (trial, rung, rank, size) of those left behind,
+    `rung` is None when those that are left run to their ends. `runs` have still to reach it, the
+    better at the rung before first, `rests` have and wait for the others. `cut` are (trial, rung, rank, size) of those left behind,
     the last to be cut first, the better first. `size` counts `runs`, `rests` and ended ones.
     """
 
@@ -111,12 +111,14 @@ def bracket(members: Sequence[Job], rungs: Sequence[int], eta: int) -> Bracket:
     go on. A trial that has ended counts as having reached every rung.
     """
     left = list(members)
+    number = {job.id: place for place, job in enumerate(members)}
     cut: list[tuple[Job, int, int, int]] = []
     for rung in rungs:
         if len(left) < 2:
             break
         there = [job for job in left if not _lives(job) or job.last_step >= rung]
-        there.sort(key=lambda job: best_by(job.curve, rung))
+        figures = {job.id: (best_by(job.curve, rung), number[job.id]) for job in there}
+        there.sort(key=lambda job: figures[job.id])
         if len(there) < len(left):
             runs = tuple(job for job in left if _lives(job) and job.last_step < rung)
             rests = tuple(filter(_lives, there))
@@ -125,8 +127,7 @@ def bracket(members: Sequence[Job], rungs: Sequence[int], eta: int) -> Bracket:
         ranked = enumerate(there[keep:], start=keep + 1)
         losers = [(job, rung, rank, len(there)) for rank, job in ranked if _lives(job)]
         cut = losers + cut
-        kept = {job.id for job in there[:keep]}
-        left = [job for job in left if job.id in kept]
+        left = there[:keep]
     return Bracket(None, tuple(filter(_lives, left)), (), tuple(cut), len(left))
 
 
