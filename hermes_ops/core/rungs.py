@@ -93,8 +93,9 @@ class Bracket:
     """One synchronous halving: who has to reach `rung` now, and who was left behind where.
 
     `rung` is None when those that are left run to their ends. `runs` have still to reach it, the
-    better at the rung before first, `rests` have and wait for the others. `cut` are (trial, rung, rank, size) of those left behind,
-    the last to be cut first, the better first. `size` counts `runs`, `rests` and ended ones.
+    better at the rung before first; `rests` have and wait for the others. `cut` are (trial, rung,
+    rank, size) of those left behind, the last to be cut first, the better first. `size` counts
+    `runs`, `rests` and ended ones.
     """
 
     rung: int | None

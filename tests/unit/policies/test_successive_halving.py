@@ -43,7 +43,7 @@ def test_the_best_third_goes_on_once_all_have_reached_the_rung() -> None:
     found = plan(*rung, trial(6, 0.8, gpu=0))
     assert granted(found) == ["s/2"]
     assert granted(plan(*rung, trial(6, 0.8), gpus=2)) == ["s/2", "s/3"]
-    assert "number 4 of 6 at rung 1" in found.reasons[JobId("s/1")].text
+    assert "number 3 of 6 at rung 1" in found.reasons[JobId("s/1")].text
 
 
 def test_one_of_the_best_third_does_not_leave_its_gpu_for_another() -> None:
