@@ -25,6 +25,7 @@ from hermes_ops.core.model import (
     SweepId,
 )
 from hermes_ops.core.plan import check, diff
+from hermes_ops.policies import POLICIES, make_policy
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.hermes import Hermes
 
@@ -200,7 +201,7 @@ def _count_line(cluster: VirtualCluster) -> None:
 QUANTUM_S = (K + 1) * SWITCH_S
 PATIENCE_S = QUANTA * QUANTUM_S
 ROUND_S = QUANTUM_S + 2 * LOOK_EACH_S  # the cluster looks once for the stop, once for the start
-POLICIES: list[Policy[Any]] = [Hermes(), Hermes(4), Contrary(), Deaf()]
+WILD: list[Policy[Any]] = [Hermes(), Hermes(4), Contrary(), Deaf()]
 GUARDS: dict[str, Any] = {"k": K, "quanta": QUANTA, "default_switch_s": SWITCH_S}
 
 
@@ -211,7 +212,7 @@ def waited(cluster: VirtualCluster) -> list[tuple[float, int]]:
     return done + [(cluster.now_s - (t.job.waiting_since_s or 0), t.worst_line) for t in still]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("policy", WILD, ids=lambda p: type(p).__name__)
 @given(cluster=clusters())
 @settings(max_examples=15, deadline=None)
 def test_waiting_and_switching_stay_within_their_bounds(
@@ -223,7 +224,7 @@ def test_waiting_and_switching_stay_within_their_bounds(
     assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("policy", WILD, ids=lambda p: type(p).__name__)
 @given(cluster=clusters(largest=2))
 @settings(max_examples=15, deadline=None)
 def test_waiting_and_switching_stay_within_their_bounds_with_gangs(
@@ -232,6 +233,41 @@ def test_waiting_and_switching_stay_within_their_bounds_with_gangs(
     play(guarded(policy, **GUARDS), cluster)
     for waited_s, line in waited(cluster):
         assert waited_s <= PATIENCE_S + line * ROUND_S + LOOK_EACH_S
+    assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
+
+
+@dataclass(frozen=True)
+class Future:
+    """The cluster's future, for the policies that need to know it."""
+
+    cluster: VirtualCluster
+
+    def remaining_s(self, job: Job, now_s: float) -> float:
+        trial = self.cluster.trials[job.id]
+        return max(0.0, trial.steps * trial.step_s - trial.trained_s)
+
+    def final_loss(self, job: Job) -> float:
+        trial = self.cluster.trials[job.id]
+        return 1 / (1 + trial.fall * trial.steps)
+
+
+def preempting() -> list[str]:
+    """The policies that stop jobs; the others promise nothing and are left alone."""
+    return [name for name, policy in POLICIES.items() if getattr(policy, "preempts", True)]
+
+
+@pytest.mark.parametrize("name", preempting())
+@given(data=st.data(), largest=st.sampled_from([1, 1, 2]))
+@settings(max_examples=8, deadline=None)
+def test_both_bounds_hold_for_each_policy_that_preempts(
+    name: str, data: st.DataObject, largest: int
+) -> None:
+    cluster = data.draw(clusters(largest))
+    policy = make_policy(name, {}, {"oracle": Future(cluster)})
+    play(guarded(policy, **GUARDS), cluster)
+    for waited_s, line in waited(cluster):
+        rounds = ceil(line / cluster.gpus) if largest == 1 else line
+        assert waited_s <= PATIENCE_S + rounds * ROUND_S + LOOK_EACH_S
     assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
 
 
