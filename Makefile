@@ -1,8 +1,8 @@
-# make demo | test | test-heavy | bench | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-heavy | bench | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-heavy demo bench compare-live lock clean
+.PHONY: setup check test test-heavy demo bench compare compare-live lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -10,6 +10,7 @@ UV := $(BIN)/uv
 SLOTS ?= 2
 UP ?=
 PYTEST ?=
+COMPARE ?=
 
 # Without bytecode every process would compile every package anew: twice the start of TensorFlow.
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,6 +52,10 @@ demo: .venv/.ready
 
 bench: setup
 	$(BIN)/python -m bench
+
+# Every policy on public traces and learning curves: writes docs/comparison.md, in about an hour.
+compare: .venv/.ready
+	$(BIN)/python -m bench.comparison $(COMPARE)
 
 # Real sweeps under five policies beside their replays; at most 40 minutes.
 compare-live: setup

@@ -1,0 +1,44 @@
+"""docs/comparison.md: every policy on public data, each table with the command that prints it.
+
+`python -m bench.comparison` computes all sections and writes the page. With names of sections it
+computes those and takes the others from the last time; `--reuse` takes all that is known already.
+HERMES_DATA names another folder with `traces/` and `curves/` than examples/.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from bench.comparison_case import ROOT
+from bench.comparison_sections import SECTIONS
+
+PAGE = ROOT / "docs" / "comparison.md"
+HEAD = """# Comparison
+
+Written by `make compare`. Above each table stands the command that prints its figures; seeds,
+data and policies are the same on every machine, so the figures are, but for `decision ms` (CPU
+time). Policies run bare, without the guards of a live pool. Means over seeds have 95 % bootstrap
+intervals in brackets; speed-ups are geometric means of the seeds' ratios. [Simulate](simulate.md)
+explains the columns. Data: [traces](../examples/traces/README.md), [learning
+curves](../examples/curves/README.md).
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compute, then write the page; 2 for a name that is no section."""
+    names = [a for a in arguments if a != "--reuse"]
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SECTIONS)}", file=sys.stderr)
+        return 2
+    texts = []
+    for name, write in SECTIONS.items():
+        reuse = "--reuse" in arguments or (bool(names) and name not in names)
+        texts.append(write(reuse))
+    PAGE.write_text("\n".join([HEAD, *texts]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
