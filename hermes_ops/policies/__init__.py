@@ -12,6 +12,7 @@ from hermes_ops.policies.fair import Fair
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.fifo_backfill import FifoBackfill
 from hermes_ops.policies.flowcon import FlowCon
+from hermes_ops.policies.gandiva import Gandiva
 from hermes_ops.policies.hermes import Hermes
 from hermes_ops.policies.hyperband import Hyperband
 from hermes_ops.policies.hypersched import HyperSched
@@ -34,6 +35,7 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "fifo": Fifo,
     "fifo-backfill": FifoBackfill,
     "flowcon": FlowCon,
+    "gandiva": Gandiva,
     "hermes": Hermes,
     "hyperband": Hyperband,
     "hypersched": HyperSched,
