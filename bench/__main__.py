@@ -23,6 +23,7 @@ from bench.measure import QUICK, Figures, machine
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS = {
     "decide": "bench.decide:run",
+    "curve_fit": "bench.curve_fit:run",
     "up": "bench.up:run",
     "switch": "bench.switch:run",
     "keras_switch": "bench.switch:run_keras",
