@@ -114,6 +114,7 @@ def compared(tracker: Tracker, sweep: str, policy: str) -> Figures:
             "restore": round(costs.restore_s, 3),
             "checkpoint": round(costs.checkpoint_s, 3),
             "handover": round(costs.handover_s, 3),
+            "warm_up": round(costs.warm_s, 3),
             "leave": round(costs.leave_s, 3),
         },
         "cut_short": list(found.cut_short),

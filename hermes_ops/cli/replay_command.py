@@ -106,6 +106,7 @@ def document(recorded: Recorded, found: Replay) -> dict[str, Any]:
             "restore_seconds": costs.restore_s,
             "checkpoint_seconds": costs.checkpoint_s,
             "handover_seconds": costs.handover_s,
+            "warm_up_seconds": costs.warm_s,
             "leave_seconds": costs.leave_s,
         },
         "measured": {

@@ -14,27 +14,20 @@ STOPPED = ("preempted", "interrupted")
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """The seconds of a segment before it trained: interpreter, framework, restore, first trace."""
-
-    resumed: bool
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Training:
     """What the recorded points and segments of one trial say of its training.
 
     `step_s`: the typical seconds of a step, and `slowest_step_s` the longest of one, both from
-    points that follow each other within a segment; None without such. `leads`: of the segments
-    where it can be told. `tail_s`: from the last point to the end of the segment that finished
-    the trial; None when none did.
+    points that follow each other within a segment; None without such. `leads_s`: of each segment
+    in order, the seconds before it trained (interpreter, framework, restore, first trace), None
+    where that cannot be told. `tail_s`: from the last point to the end of the segment that
+    finished the trial; None when none did.
     """
 
     curve: tuple[Point, ...]
     step_s: float | None
     slowest_step_s: float | None
-    leads: tuple[Lead, ...]
+    leads_s: tuple[float | None, ...]
     tail_s: float | None
 
 
@@ -65,7 +58,7 @@ def training(
         tuple(walk.curve),
         median(own) if own else None,
         max(own, default=None),
-        tuple(walk.leads),
+        tuple(walk.leads_s),
         walk.tail_s,
     )
 
@@ -106,40 +99,40 @@ class _Walk:
         self, sign: float, pace_s: float | None, startup_s: float | None, leave_s: float
     ) -> None:
         self.curve: list[Point] = []
-        self.leads: list[Lead] = []
+        self.leads_s: list[float | None] = []
         self.tail_s: float | None = None
         self._sign, self._pace_s, self._startup_s = sign, pace_s, startup_s
         self._leave_s = leave_s
         self._trained_s = 0.0
         self._ahead_s: float | None = 0.0  # trained since the last point; None: not known
-        self._begun = False
 
     def take(self, part: _Part) -> None:
         """Go on with a segment."""
-        if part.points:
-            self._first(part)
-            for earlier, later in pairwise(part.points):
-                self._trained_s += max(0.0, (later[2] - earlier[2]) / 1000.0)
-                self._see(later)
+        lead_s = self._first(part) if part.points else None
+        if part.segment is not None:
+            self.leads_s.append(lead_s)
+        for earlier, later in pairwise(part.points):
+            self._trained_s += max(0.0, (later[2] - earlier[2]) / 1000.0)
+            self._see(later)
         self._leave(part)
-        self._begun = True
 
-    def _first(self, part: _Part) -> None:
-        first = part.points[0]
+    def _first(self, part: _Part) -> float | None:
+        """Take the first point of a segment; its lead, if that can be told."""
+        first, lead_s = part.points[0], None
         if part.segment is None:
             self._see(first)
-            return
+            return None
         passed_s = max(0.0, first[2] / 1000.0 - part.segment.start_s)
         steps = max(1, first[0] - (self.curve[-1].step if self.curve else 0))
         if self._pace_s is not None:
             ahead_s = min(self._ahead_s or 0.0, steps * self._pace_s)
-            lead_s = min(passed_s, max(0.0, passed_s - (steps * self._pace_s - ahead_s)))
             if self._ahead_s is not None:
-                self.leads.append(Lead(self._begun, lead_s))
+                lead_s = max(0.0, passed_s - (steps * self._pace_s - ahead_s))
             self._trained_s += steps * self._pace_s
         else:
             self._trained_s += max(0.0, passed_s - (self._startup_s or 0.0))
         self._see(first)
+        return lead_s
 
     def _see(self, point: tuple[int, float, int]) -> None:
         step, value, _ = point

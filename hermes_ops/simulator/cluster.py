@@ -10,6 +10,7 @@ from hermes_ops.core.model import (
     Action,
     Gpu,
     Grant,
+    JobId,
     Phase,
     Plan,
     Reason,
@@ -37,7 +38,7 @@ MOST_AT_ONE_INSTANT = 1_000
 """So many decisions on end may move jobs without any time passing."""
 
 _What = Life | Interference | str
-_JOB, _CALM, _TROUBLE = range(3)  # of events at one instant, the order in which they are handled
+_JOB, _CALM, _TROUBLE, _SIGHT = range(4)  # the order of events at one instant
 
 
 class VirtualCluster:
@@ -59,6 +60,7 @@ class VirtualCluster:
     ) -> None:
         self.now_s = 0.0
         self.history = History(log)
+        self._sight_s = workload.sight_s
         self._machines = Machines(gpus, dict(workload.spread_speeds))
         works = sorted(workload.jobs, key=lambda w: (w.submitted_s, natural(w.id), w.id))
         self._lives = [Life(work, rank, work.submitted_s) for rank, work in enumerate(works)]
@@ -215,9 +217,9 @@ class VirtualCluster:
             life.begin(self.now_s, grant.gpus, grant.share)
             self._active[life.rank] = life
             self.history.began(self.now_s, life)
-            costs = life.work.costs
-            lead_s = costs.handover_s + costs.startup_s
-            lead_s += costs.restore_s if life.trained_s else 0.0
+            resumed = life.trained_s > 0
+            lead_s, _ = life.work.start_of(life.segment, resumed=resumed)
+            lead_s += life.work.costs.handover_s
             if lead_s > 0:
                 self._push(self.now_s + lead_s, _JOB, self._train, life, life.version)
             else:
@@ -228,7 +230,7 @@ class VirtualCluster:
         """The start-up is over."""
         costs = life.work.costs
         life.phase = Phase.RUNNING
-        life.startup_s = costs.startup_s
+        _, life.startup_s = life.work.start_of(life.segment, resumed=life.trained_s > 0)
         if life.trained_s:
             life.restore_s = costs.restore_s
         life.training_since_s = self.now_s
@@ -254,11 +256,21 @@ class VirtualCluster:
         while life.seen < len(curve) and curve[life.seen].seconds <= life.trained_s:
             self.history.seen(self.now_s, life)
             life.seen += 1
+            if self._sight_s > 0:
+                self._push(self.now_s + self._sight_s, _SIGHT, self._show, life.id)
+            else:
+                life.shown = life.seen
             life.saved_s = life.trained_s
         if life.trained_s >= life.work.seconds:
             self._end(life, "finished")
         else:
             self._repace(life)
+
+    def _show(self, job: str) -> None:
+        """A policy sees the next point of the curve."""
+        life = self._by_id[JobId(job)]
+        life.shown += 1
+        self._view.changed(life)
 
     def _stop(self, life: Life, reason: Reason, final: bool) -> None:
         self.history.told(self.now_s, life, reason)

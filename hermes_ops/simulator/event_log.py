@@ -89,6 +89,8 @@ def _work(fields: Mapping[str, Any]) -> Work:
         known["configuration"] = tuple((name, value) for name, value in known["configuration"])
     if "costs" in known:
         known["costs"] = Costs(*known["costs"])
+    if "starts" in known:
+        known["starts"] = tuple((whole_s, startup_s) for whole_s, startup_s in known["starts"])
     return Work(**known)
 
 

@@ -45,7 +45,9 @@ class Life:
     training_since_s: float | None = None  # `trained_s` holds for this instant
     speed: float = 0.0
     seen: int = 0  # points of the curve that have been reached
+    shown: int = 0  # those of them that a policy sees by now
     # the current segment
+    segment: int = -1  # how many came before it
     begin_s: float = 0.0
     held_since_s: float = 0.0  # service is settled up to here
     held_s: float = 0.0  # of this segment, times the share
@@ -78,6 +80,7 @@ class Life:
         if self.first_start_s is None:
             self.first_start_s = now_s
         self.gpus, self.share = gpus, share
+        self.segment += 1
         self.begin_s = self.held_since_s = now_s
         self.held_s = 0.0
         self.trained_before_s = self.trained_s
@@ -160,10 +163,10 @@ class Life:
             service_gpu_s=self.service_gpu_s,
             service_at_s=self.held_since_s if occupied and holds else None,
             configuration=work.configuration,
-            curve=work.curve[: self.seen],
+            curve=work.curve[: self.shown],
             step_seconds=self._step_seconds(),
             preemptions=self.preemptions,
-            started_s=self.begin_s if holds else None,
+            started_s=self.begin_s + work.costs.handover_s if holds else None,
             waiting_since_s=self.waiting_since_s if queued else None,
             steps_at_start=self.steps_at_start,
             checkpoint_s=self.checkpoint_s,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -20,6 +20,10 @@ from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS
 from hermes_ops.tracking.summary import collect, find
 
 FINISHED = "finished"
+
+SIGHT_S = 1.4
+"""How much later than it is reported a live policy sees a value: it is sent each 0.4 s, read from
+MLflow each second, and looked at each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +73,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A sweep as a workload, with what was measured; `costs` are the sweep's typical ones.
-
-    `gap_s`: seconds in which a GPU changes hands and nobody is charged for it live.
-    """
+    """A sweep as a workload, with what was measured; `costs` are the sweep's typical ones."""
 
     workload: Workload
     config: SweepConfig
     gpus: int | None
     measured: Measured
     costs: Costs
-    gap_s: float
 
 
 def read(tracker: Tracker, sweep: str) -> Recorded:
@@ -139,10 +139,11 @@ def recorded(record: Record) -> Recorded:
     """The workload that a sweep was, in seconds since its start, configurations as they were.
 
     A trial trains as long as its points say; time between segments, starts and restores are no
-    training but `costs` (its own where measured, else the sweep's median). What of a switch no
-    trial measures by itself (Airflow's part, imports of the script, the first traced batch) is the
-    sweep's median, as `handover_s` and `leave_s`. A finished trial ends after its last point by
-    what its script took to exit. All trials are submitted when the first one could begin.
+    training but `costs` (its own where measured, else the sweep's median; of its first segments
+    what each of them took). What of a switch no trial measures by itself (Airflow's part, the first
+    traced batch) is the sweep's median, as `handover_s`, `warm_s` and `leave_s`. A finished trial
+    ends after its last point by what its script took to exit. All trials are submitted when the
+    first one could begin, and values are seen as late as live (`SIGHT_S`).
 
     `cut_short`: a trial that did not finish, except one that failed at a value that was not finite
     (it would do so again).
@@ -165,12 +166,13 @@ def recorded(record: Record) -> Recorded:
             configuration=tuple((trial.config or {}).items()),
             costs=clock.costs_of(trial),
             cut_short=is_cut_short(trial),
+            starts=tuple(clock.starts_of(trial, trained)),
         )
         for trial, trained in clock.trained
     )
-    workload = Workload(record.sweep, jobs)
+    workload = Workload(record.sweep, jobs, sight_s=SIGHT_S)
     measured = _measured(record)
-    return Recorded(workload, record.config, record.gpus, measured, clock.costs, clock.gap_s)
+    return Recorded(workload, record.config, record.gpus, measured, clock.costs)
 
 
 def is_cut_short(trial: Trial) -> bool:
@@ -215,7 +217,6 @@ class _Clock:
 
     trained: tuple[tuple[Trial, Training], ...]
     costs: Costs
-    gap_s: float
     tail_s: float
     submitted_s: float
 
@@ -230,35 +231,47 @@ class _Clock:
             _trained(t, record, step_s or None, typical["startup_s"], tail_s) for t in record.trials
         ]
         handed = _Handed.of(record)
-        hidden_s = [
-            lead.seconds - typical["startup_s"] - (typical["restore_s"] if lead.resumed else 0.0)
-            for found in trained
-            for lead in found.leads
-        ]
+        told = list(_told(record, trained, typical))
+        first_batch_s = max(0.0, _median([lead_s - startup_s for lead_s, startup_s in told]))
+        if not told:  # nobody measured a start-up: it is all that came before the first batch
+            typical["startup_s"] = _median([s for t in trained for s in t.leads_s if s is not None])
         after_stop_s = handed.stop_s + handed.gap_after_stop_s
         costs = Costs(
-            **typical,
-            handover_s=max(0.0, handed.gap_s + _median(hidden_s)),
+            startup_s=typical["startup_s"],
+            restore_s=typical["restore_s"],
+            checkpoint_s=typical["checkpoint_s"],
+            handover_s=handed.gap_s,
+            warm_s=first_batch_s,
             leave_s=max(0.0, after_stop_s - handed.gap_s - typical["checkpoint_s"]),
         )
-        begins_s = [s.start_s for s in _firsts(_segments(record))]
-        lead_s = _median([lead.seconds for found in trained for lead in found.leads])
-        training_s = _median(begins_s) + lead_s - record.started_s if begins_s else 0.0
-        submitted_s = max(0.0, training_s - costs.handover_s - costs.startup_s)
-        pairs = tuple(zip(record.trials, trained, strict=True))
-        return cls(pairs, costs, handed.gap_s, tail_s, submitted_s)
+        begins_s = [s.start_s - record.started_s for s in _firsts(_segments(record))]
+        return cls(
+            trained=tuple(zip(record.trials, trained, strict=True)),
+            costs=costs,
+            tail_s=tail_s,
+            submitted_s=max(0.0, _median(begins_s) - handed.gap_s),
+        )
 
     def costs_of(self, trial: Trial) -> Costs:
         """The trial's own costs where it has measured them."""
-        own = trial.timings or {}
-        typical = self.costs
-        return Costs(
-            startup_s=own.get("startup_s", typical.startup_s),
-            restore_s=own.get("restore_s", typical.restore_s),
-            checkpoint_s=own.get("checkpoint_s", typical.checkpoint_s),
-            handover_s=typical.handover_s,
-            leave_s=typical.leave_s,
-        )
+        return replace(self.costs, **(trial.timings or {}))
+
+    def starts_of(self, trial: Trial, trained: Training) -> Iterator[tuple[float, float]]:
+        """Of each segment of the trial, its lead and what of it the trial measured.
+
+        A trial has told that of its last segment only; of others it is what neither the restore nor
+        the usual first batch explains.
+        """
+        costs, last = self.costs_of(trial), len(trained.leads_s) - 1
+        told = "startup_s" in (trial.timings or {})
+        for segment, lead_s in enumerate(trained.leads_s):
+            restore_s = costs.restore_s if segment else 0.0
+            if lead_s is None:
+                yield costs.startup_s + restore_s + costs.warm_s, costs.startup_s
+            elif told and segment == last:
+                yield lead_s, costs.startup_s
+            else:
+                yield lead_s, max(0.0, lead_s - costs.warm_s - restore_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +317,17 @@ def _trained(
         startup_s=(trial.timings or {}).get("startup_s", startup_s),
         leave_s=leave_s,
     )
+
+
+def _told(
+    record: Record, trained: Sequence[Training], typical: Mapping[str, float]
+) -> Iterator[tuple[float, float]]:
+    """Of each trial's last segment: its lead, and what of that the trial itself measured."""
+    for trial, found in zip(record.trials, trained, strict=True):
+        own = {**typical, **(trial.timings or {})}
+        if found.leads_s and (lead_s := found.leads_s[-1]) is not None and trial.timings:
+            resumed = len(found.leads_s) > 1
+            yield lead_s, own["startup_s"] + (own["restore_s"] if resumed else 0.0)
 
 
 def _timings(record: Record, name: str) -> list[float]:

@@ -90,7 +90,7 @@ def replay(
     Raises ConfigError for an unknown policy or option or an unknown number of GPUs.
     """
     gpus = tuple(Gpu(index) for index in range(_gpus(recorded, choice)))
-    workload, costs, gap_s = _workload(recorded, choice)
+    workload, costs = _workload(recorded, choice)
     runs = [
         (c.name, _simulated(recorded, c, gpus, choice, log_of(c.name)))
         for c in completions(workload)
@@ -103,7 +103,7 @@ def replay(
         gpus=len(gpus),
         costs=costs,
         time_to_best_s=_bounds([end for ends in whole_s for end in ends]),
-        gpu_hours=_bounds(_gpu_hours(run, gap_s) for _, run in runs),
+        gpu_hours=_bounds(_gpu_hours(run, costs.handover_s) for _, run in runs),
         preemptions=_bounds(float(sum(o.preemptions for o in run.outcomes)) for _, run in runs),
         makespan_s=_bounds(max((s.end_s for s in run.segments), default=0.0) for _, run in runs),
         cut_short=_numbers(cut),
@@ -122,13 +122,13 @@ def _gpus(recorded: Recorded, choice: Choice) -> int:
     return gpus
 
 
-def _workload(recorded: Recorded, choice: Choice) -> tuple[Workload, Costs, float]:
-    """The workload with the costs of the choice, the typical ones, and the uncharged seconds."""
+def _workload(recorded: Recorded, choice: Choice) -> tuple[Workload, Costs]:
+    """The workload with the costs of the choice, and the typical ones."""
     if choice.switch_s is None:
-        return recorded.workload, recorded.costs, recorded.gap_s
+        return recorded.workload, recorded.costs
     costs = Costs(startup_s=choice.switch_s)
-    jobs = tuple(replace(work, costs=costs) for work in recorded.workload.jobs)
-    return replace(recorded.workload, jobs=jobs), costs, 0.0
+    jobs = tuple(replace(work, costs=costs, starts=()) for work in recorded.workload.jobs)
+    return replace(recorded.workload, jobs=jobs), costs
 
 
 def _simulated(
@@ -194,9 +194,11 @@ def _recorded_lowest(outcome: Outcome, cut: Mapping[JobId, float]) -> float:
     return min(shown, default=float("inf"))
 
 
-def _gpu_hours(run: Run, gap_s: float) -> float:
+def _gpu_hours(run: Run, handover_s: float) -> float:
     """As a live sweep counts them: the time in which a GPU changes hands is nobody's."""
-    return sum(max(0.0, s.end_s - s.begin_s - gap_s) * len(s.gpus) for s in run.segments) / 3600.0
+    return (
+        sum(max(0.0, s.end_s - s.begin_s - handover_s) * len(s.gpus) for s in run.segments) / 3600.0
+    )
 
 
 def _bounds(values: Iterable[float]) -> Bounds:

@@ -16,15 +16,17 @@ TRACE = SweepId("trace")  # the sweep of jobs that belong to none
 class Costs:
     """What a segment costs beside training, in seconds during which the job holds its GPUs.
 
-    Every segment begins with `handover_s` and `startup_s`, every resumed one also with
-    `restore_s`; one that is stopped ends with `checkpoint_s` and `leave_s`. No job measures the
-    handover and the leaving by itself, so a policy does not see them, as it does not live.
+    Every segment begins with `handover_s`, `startup_s` and `warm_s`, every resumed one also with
+    `restore_s`; one that is stopped ends with `checkpoint_s` and `leave_s`. Handover, warming up
+    and leaving are what no job measures by itself: a policy does not see them, as it does not live,
+    and takes the end of the handover for the segment's begin.
     """
 
     startup_s: float = 0.0
     restore_s: float = 0.0
     checkpoint_s: float = 0.0
     handover_s: float = 0.0
+    warm_s: float = 0.0
     leave_s: float = 0.0
 
 
@@ -34,7 +36,9 @@ class Work:
 
     `curve` holds its whole learning curve (seconds cumulative, the last at most `seconds`); a
     policy sees of it what has been trained. `cut_short`: it was recorded no further than its
-    curve, so nothing is known of what would have come after.
+    curve, so nothing is known of what would have come after. `starts`: of its first segments, where
+    that is known of each, the seconds from the end of the handover until they trained, and what of
+    them it measured as its start-up.
     """
 
     id: JobId
@@ -54,6 +58,14 @@ class Work:
     configuration: tuple[tuple[str, Value], ...] = ()
     costs: Costs = Costs()
     cut_short: bool = False
+    starts: tuple[tuple[float, float], ...] = ()
+
+    def start_of(self, segment: int, *, resumed: bool) -> tuple[float, float]:
+        """Seconds from handover to training of that segment (from 0), its start-up as measured."""
+        if segment < len(self.starts):
+            return self.starts[segment]
+        restore_s = self.costs.restore_s if resumed else 0.0
+        return self.costs.startup_s + restore_s + self.costs.warm_s, self.costs.startup_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +92,15 @@ class Workload:
     """Jobs and disturbances, with a name for reports.
 
     `spread_speeds`: by model name, the part in (0, 1] of its pace at which a job trains on more
-    nodes than its GPUs need; a model that is not named is not slowed down.
+    nodes than its GPUs need; a model that is not named is not slowed down. `sight_s`: how much
+    later than it is reached a policy sees a point of a curve.
     """
 
     name: str
     jobs: tuple[Work, ...]
     disturbances: tuple[NodeFailure | Interference, ...] = ()
     spread_speeds: tuple[tuple[str, float], ...] = ()
+    sight_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class Session:
     def on_begin(self, callbacks: Any) -> None:
         """All callbacks have begun: put back what was, and take SIGTERM over."""
         self.callbacks = callbacks
+        restore_s = 0.0
         if self.checkpoint is not None:
             started_s = time.monotonic()
             if not self.backend.build(self):
@@ -90,7 +91,8 @@ class Session:
             self._restore(self.checkpoint)
             if not self.skipping:
                 self._report_history()
-            send({"kind": "restored", "seconds": time.monotonic() - started_s})
+            restore_s = time.monotonic() - started_s
+            send({"kind": "restored", "seconds": restore_s})
         self.begun = True
         if self.skipping:
             return
@@ -101,7 +103,8 @@ class Session:
             )
         self.runtime.listen()
         started = os.environ.get("HERMES_STARTED_S")
-        startup_s = time.time() - float(started) if started and self.number == 0 else None
+        is_first = started is not None and self.number == 0
+        startup_s = time.time() - float(started or 0.0) - restore_s if is_first else None
         reason = self.boundary_reason if self.checkpoint is None else None
         event = {"kind": "hook", "preemptible": reason is None, "reason": reason or ""}
         send({**event, "startup_s": startup_s})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hermes_ops.core.model import Point
 from hermes_ops.core.summary import Segment
-from hermes_ops.core.training import Lead, training
+from hermes_ops.core.training import training
 
 
 def points(*pairs: tuple[int, float]) -> tuple[tuple[int, float, int], ...]:
@@ -27,7 +27,7 @@ def seconds(curve: tuple[Point, ...]) -> list[float]:
 def test_the_start_up_before_the_first_point_is_not_training() -> None:
     found = training(points((1, 107.0), (2, 109.0), (3, 111.0)), [held(100, 112.5, "finished")])
     assert seconds(found.curve) == [2.0, 4.0, 6.0]
-    assert found.leads == (Lead(False, 5.0),)
+    assert found.leads_s == (5.0,)
     assert (found.step_s, found.tail_s) == (2.0, 1.5)
 
 
@@ -35,7 +35,7 @@ def test_the_time_between_segments_and_the_second_start_up_are_not_training() ->
     curve = points((1, 105.0), (2, 107.0), (3, 504.0), (4, 506.0))
     found = training(curve, [held(100, 107.0), held(500, 506.0, "finished")])
     assert seconds(found.curve) == [2.0, 4.0, 6.0, 8.0]
-    assert found.leads == (Lead(False, 3.0), Lead(True, 2.0))
+    assert found.leads_s == (3.0, 2.0)
 
 
 def test_a_part_of_an_epoch_before_a_stop_is_credited_to_its_end_after_it() -> None:
@@ -44,7 +44,7 @@ def test_a_part_of_an_epoch_before_a_stop_is_credited_to_its_end_after_it() -> N
     segments = [held(100, 108.5), held(500, 506.0, "finished")]
     found = training(curve, segments, leave_s=0.5)
     assert seconds(found.curve) == [2.0, 4.0, 6.0, 8.0]
-    assert found.leads == (Lead(False, 3.0), Lead(True, 2.0))
+    assert found.leads_s == (3.0, 2.0)
 
 
 def test_a_trial_of_one_point_a_segment_goes_by_the_sweeps_pace() -> None:
@@ -52,12 +52,12 @@ def test_a_trial_of_one_point_a_segment_goes_by_the_sweeps_pace() -> None:
     segments = [held(100, 105.0), held(200, 204.0, "finished")]
     found = training(curve, segments, typical_step_s=2.0)
     assert seconds(found.curve) == [2.0, 4.0]
-    assert (found.step_s, found.leads) == (None, (Lead(False, 3.0), Lead(True, 2.0)))
+    assert (found.step_s, found.leads_s) == (None, (3.0, 2.0))
 
 
 def test_without_any_pace_the_measured_start_up_is_taken_off() -> None:
     found = training(points((1, 105.0)), [held(100, 105.0)], startup_s=4.0)
-    assert (seconds(found.curve), found.leads) == ([1.0], ())
+    assert (seconds(found.curve), found.leads_s) == ([1.0], (None,))
     assert seconds(training(points((1, 105.0)), [held(100, 105.0)]).curve) == [5.0]
 
 
@@ -66,7 +66,7 @@ def test_a_segment_without_a_point_counts_as_no_training_and_spoils_the_next_lea
     segments = [held(100, 107.0), held(200, 205.0), held(300, 303.0, "finished")]
     found = training(curve, segments)
     assert seconds(found.curve) == [2.0, 4.0, 6.0]
-    assert found.leads == (Lead(False, 3.0),)
+    assert found.leads_s == (3.0, None, None)
 
 
 def test_points_that_are_not_at_every_step_are_spread_over_their_steps() -> None:
@@ -114,4 +114,4 @@ def test_whatever_the_stops_a_steady_trial_has_a_steady_curve(
     wanted = [step_s * p.step for p in found.curve]
     assert [p.seconds for p in found.curve] == pytest.approx(wanted, abs=0.01 + 0.001 * step)
     leads = [lead_s for lead_s, _, _ in parts]
-    assert [lead.seconds for lead in found.leads] == pytest.approx(leads, abs=0.02 * (step + 1))
+    assert list(found.leads_s) == pytest.approx(leads, abs=0.02 * (step + 1))

@@ -82,8 +82,27 @@ def test_a_trial_trains_between_its_points_and_ends_when_its_script_has_exited()
 def test_what_no_trial_measures_of_a_switch_is_the_handover() -> None:
     found = recorded(record(FIRST, SECOND))
     # 1.5 s between the trials and 3 s of start, of which a trial knows 2 s.
-    assert found.costs == Costs(startup_s=2.0, handover_s=2.5)
-    assert (found.gap_s, work(found, 0).costs) == (1.5, found.costs)
+    assert found.costs == Costs(startup_s=2.0, handover_s=1.5, warm_s=1.0)
+    assert (work(found, 0).costs, work(found, 0).starts) == (found.costs, ((3.0, 2.0),))
+
+
+def test_each_start_of_a_trial_is_kept_and_later_ones_are_as_it_measured_the_last() -> None:
+    again = replace(
+        FIRST,
+        points=seen((14, 0.9), (16, 0.8), (33, 0.7), (35, 0.6)),
+        segments=(piece(0, 0, 5, 16, "preempted"), piece(0, 0, 30, 35.5)),
+        timings={"startup_s": 0.25, "restore_s": 0.5},
+    )
+    kept = work(recorded(record(again)), 0)
+    # 7 s before the first step at first and 1 s later, of which it measured 0.75 s, so that
+    # 0.25 s are those of a first batch.
+    assert kept.starts == ((7.0, 6.75), (1.0, 0.25))
+    assert kept.start_of(2, resumed=True) == (0.25 + 0.5 + 0.25, 0.25)
+
+
+def test_a_start_up_that_nobody_measured_is_all_that_came_before_the_first_step() -> None:
+    found = recorded(record(FIRST, replace(SECOND, timings=None)))
+    assert (found.costs.startup_s, found.costs.handover_s) == (3.0, 1.5)
 
 
 def test_trials_are_submitted_when_the_first_could_begin() -> None:
