@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -32,7 +34,14 @@ from hermes_ops.core.placement import holdings
 from hermes_ops.core.plan import check, diff
 from hermes_ops.errors import ConfigError
 from hermes_ops.memory import decode, encode
-from hermes_ops.policies import POLICIES, make_policy, needs_shares
+from hermes_ops.policies import (
+    GIVEN,
+    POLICIES,
+    live_policies,
+    make_policy,
+    needs_oracle,
+    needs_shares,
+)
 from hermes_ops.simulator.engine import layout, oracle, simulate
 from hermes_ops.simulator.workload import Costs, Run, Work, Workload
 
@@ -266,6 +275,23 @@ def comparable(decision: tuple[Plan, Any]) -> Any:
         {job: repr(reason) for job, reason in plan.reasons.items()},
         memory,
     )
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Each policy of the table on docs/policies.md: where it runs, and its parameters."""
+    text = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+    table = text.partition("## All of them")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): (row[3], set(re.findall(r"`(\w+)`", row[4]))) for row in rows}
+
+
+@each_name
+def test_the_documentation_says_where_a_policy_runs_and_what_it_takes(name: str) -> None:
+    where, parameters = documented()[name]
+    needs = {"oracle": needs_oracle(name), "shares": needs_shares(name)}
+    assert where == next((f"simulation: {need}" for need in needs if needs[need]), "live")
+    assert parameters == set(signature(POLICIES[name]).parameters) - set(GIVEN)
+    assert (where == "live") == (name in live_policies())
 
 
 def test_the_policy_of_the_documentation_works() -> None:
