@@ -117,7 +117,7 @@ def fairness(run: Run) -> dict[JobId, float]:
 
     Shared: its completion time. Independent: its service alone on its share of the GPUs, of which
     it uses no more than it asks for; 1 is fair, less is better. The share is GPUs / n, with n the
-    mean number of unfinished jobs during its stay (at least 1).
+    mean number of unfinished jobs during its stay, itself among them.
     Source: Mahajan et al., "Themis", NSDI 2020, section 3; counting n as a mean over the stay,
     and leaving out that a job can be slower on fewer GPUs, are our choices.
     """
@@ -131,7 +131,7 @@ def fairness(run: Run) -> dict[JobId, float]:
 
 def _rho(outcome: Outcome, contending: float, gpus: int) -> float:
     work = outcome.work
-    share = min(gpus / max(1.0, contending), work.gpus)
+    share = min(gpus / contending, work.gpus)
     return (outcome.completion_s or 0.0) / (work.seconds * work.gpus / share)
 
 

@@ -116,6 +116,16 @@ def test_a_shared_gpu_counts_once() -> None:
     assert utilisation(seen) == 0.5
 
 
+def test_time_within_a_longer_segment_counts_once() -> None:
+    jobs = [work(n, 5.0) for n in range(3)]
+    seen = run(
+        [outcome(j, 0.0, 10.0) for j in jobs],
+        [segment(0, (0,), 0.0, 10.0), segment(1, (0,), 1.0, 2.0), segment(2, (0,), 3.0, 4.0)],
+        gpus=2,
+    )
+    assert utilisation(seen) == 0.5
+
+
 pieces = st.lists(
     st.tuples(st.integers(0, 3), st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=20
 )
@@ -199,6 +209,13 @@ def test_a_negative_loss_has_its_one_percent_above_it() -> None:
 
 def test_regret_falls_with_each_better_loss() -> None:
     assert regret(learning()) == ((1.0, 3.0), (2.0, pytest.approx(0.01)), (3.0, 0.0))
+
+
+def test_a_loss_as_low_as_the_best_so_far_is_no_fall() -> None:
+    job = work(0, 3.0, curve=(Point(1, 4.0, 1.0), Point(2, 4.0, 2.0), Point(3, 3.0, 3.0)))
+    sights = tuple(Sight(job.id, p.step, p.loss, p.seconds) for p in job.curve)
+    found = regret(run([outcome(job, 0.0, 3.0)], [], sights=sights))
+    assert found == ((1.0, 1.0), (3.0, 0.0))
 
 
 def test_a_diverged_loss_is_no_best_and_no_sight() -> None:
