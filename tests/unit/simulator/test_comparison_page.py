@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import comparison_case
+from bench.comparison_case import Case
+from bench.comparison_sections import _off, _quoted, pooled, three_jobs
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("HERMES_DATA", raising=False)
+    monkeypatch.setattr(comparison_case, "KEPT", tmp_path)
+    monkeypatch.setattr(comparison_case, "JOBS", 1)
+    return tmp_path
+
+
+THREE = Case("traces/three_jobs.csv", "2", ("fifo", "srsf"))
+
+
+def test_the_command_of_a_table_has_all_that_decides_its_figures() -> None:
+    curves = Case("curves/x.npz", "2x4", ("fifo", "asha"), ("asha.eta=4",), 20, 16, 1, 3.0)
+    assert curves.command == (
+        "hermes compare --curves examples/curves/x.npz --nodes 2x4 --policies fifo,asha "
+        "--policy-option asha.eta=4 --seeds 20 --good 16 --prior-sweeps 1 --switch-seconds 3"
+    )
+    assert THREE.command == (
+        "hermes compare --trace examples/traces/three_jobs.csv --gpus 2 --policies fifo,srsf"
+    )
+
+
+def test_a_policy_that_does_not_exist_is_left_out_with_its_options() -> None:
+    case = Case("", "4", ("fifo", "none-such", "oracle-best"), ("none-such.a=1", "fifo.b=2"))
+    assert case.known() == Case("", "4", ("fifo", "oracle-best"), ("fifo.b=2",))
+
+
+def test_figures_are_computed_once_and_read_after_that(
+    monkeypatch: pytest.MonkeyPatch, kept: Path
+) -> None:
+    found = THREE.results(reuse=True)
+    assert [r.policy for r in found.results] == ["fifo", "srsf"]
+    assert len(list(kept.iterdir())) == 2
+    monkeypatch.setattr(comparison_case, "compare", lambda *_, **__: pytest.fail("simulated"))
+    again = THREE.results(reuse=True)
+    assert [r.metrics for r in again.results] == [r.metrics for r in found.results]
+    assert again.of("srsf")[0].completions_s == (2.0, 10.0, 16.0)
+
+
+def test_without_reuse_they_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    THREE.results(reuse=True)
+
+    def simulated(*_: object, **__: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(comparison_case, "compare", simulated)
+    with pytest.raises(InterruptedError):
+        THREE.results(reuse=False)
+
+
+def test_the_three_jobs_are_those_of_the_paper() -> None:
+    text = three_jobs(reuse=False)
+    for row in ("| srsf | 2, 10, 16 | 2, 10, 16 | 9.33 |",
+                "| 2d-gittins | 2, 12, 16 | 2, 12, 16 | 10.00 |",
+                "| 2d-las | 5, 14, 16 | 5, 14, 16 | 11.67 |"):  # fmt: skip
+        assert row in text
+
+
+def test_equal_means_as_many_digits_as_were_published() -> None:
+    assert _off(1556.4833, 1556.48, 2) == "equal"
+    assert _off(1556.4893, 1556.48, 2) == "+0.00 %"
+    assert _off(225_904.4, 225_904, 0) == "equal"
+    assert _off(98.0, 100, 0) == "-2.00 %"
+
+
+def test_several_files_count_alike_in_a_pooled_speed_up() -> None:
+    found = THREE.results(reuse=True)
+    one = found.speed_up("srsf", "mean_completion_seconds", "fifo")
+    both = pooled([found, found], "srsf", "mean_completion_seconds", "fifo")
+    assert one is not None
+    assert both is not None
+    assert both.mean == pytest.approx(one.mean)
+
+
+def test_brackets_are_no_pattern_for_the_shell() -> None:
+    line = _quoted("hermes compare --policy-option 2d-las.limits_gpu_s=[4,8] --gpus 2")
+    assert line == "hermes compare --policy-option '2d-las.limits_gpu_s=[4,8]' --gpus 2"
