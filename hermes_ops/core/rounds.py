@@ -29,11 +29,13 @@ class Quanta:
     seconds: float = 60.0
     steps: int | None = None
 
-    def had(self, job: Job, now_s: float) -> float:
-        """The quanta that the job has had, by its weight."""
+    def rounds(self, job: Job, now_s: float) -> int:
+        """The rounds of which the job has had its part: `weight` quanta each, to the nearest."""
         if self.steps is not None:
-            return job.last_step / self.steps / job.weight
-        return job.attained_gpu_s(now_s) / job.min_gpus / self.seconds / job.weight
+            quanta = job.last_step / self.steps
+        else:
+            quanta = job.attained_gpu_s(now_s) / job.min_gpus / self.seconds
+        return floor(floor(quanta + 0.5) / job.weight + EPSILON)
 
     def in_slice(self, job: Job, now_s: float) -> bool:
         """True while a job that has GPUs has still some of its slice to go."""
@@ -71,7 +73,7 @@ class Turns:
         self._joined = joined
 
     def _whole(self, job: Job) -> int:
-        return floor(self._quanta.had(job, self._now_s) + 0.5)
+        return self._quanta.rounds(job, self._now_s)
 
     def memory(self) -> Rounds:
         """The rounds to remember, in order of submission."""
