@@ -271,9 +271,8 @@ class Queues:
         """The memory once this is done: who starts passes those of his queue that wait."""
         if service.stopped:
             self._step_back(service.stopped)
-        for level, job_id in service.moves if not self.keep_place else ():
-            self._drop(level, job_id)
-            self.runs[level] += (job_id,)
+        if not self.keep_place:
+            self._step_forward(service.moves)
         for level, job in service.starts:
             insort(self.crossings, self.crossing(job, level))
         if self._knob is not None:
@@ -296,6 +295,16 @@ class Queues:
             if back:
                 self.runs[level] = tuple(job for job in lane if job not in stopped)
                 self.waits[level] = back + self.waits[level]
+
+    def _step_forward(self, moves: list[tuple[int, JobId]]) -> None:
+        for level in {level for level, _ in moves}:
+            moved = tuple(job for at, job in moves if at == level)
+            if len(moved) == 1:
+                self._drop(level, moved[0])
+            else:
+                gone = set(moved)
+                self.waits[level] = tuple(job for job in self.waits[level] if job not in gone)
+            self.runs[level] += moved
 
     def _start_clocks(self, starts: Iterable[tuple[int, Job]]) -> None:
         for _, job in starts:
