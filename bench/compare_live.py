@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from bench import stack
 from bench.measure import QUICK, ROOT, Figures, NotMeasuredError
+from hermes_ops.errors import Unavailable
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
@@ -17,6 +19,7 @@ TRIALS = 4 if QUICK else 24
 EPOCHS = 4 if QUICK else 12
 SEED = 7
 POLICIES = ("fifo", "hermes") if QUICK else ("fifo", "fair", "slaq", "hermes", "frontrunner")
+OPTIONS = {"fair": {"quantum_steps": 1}}  # with a quantum of one epoch it is the papers' RR
 SWEEP_TIMEOUT_S = 900.0
 POLL_S = 2.0
 TARGET = 0.05
@@ -66,7 +69,8 @@ def config(name: str, trials: int = TRIALS, epochs: int = EPOCHS) -> Figures:
 
 def _swept(own: stack.Stack, connection: Connection, policy: str, file: Figures) -> str:
     """Run a sweep to its end under the policy; its id."""
-    own.hermes("policy", policy)
+    options = [f"--option={name}={value}" for name, value in OPTIONS.get(policy, {}).items()]
+    own.hermes("policy", policy, *options)
     sweep = own.start(file)
     deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
     state = ""
@@ -74,7 +78,9 @@ def _swept(own: stack.Stack, connection: Connection, policy: str, file: Figures)
         if time.monotonic() > deadline_s:
             raise NotMeasuredError(f"{sweep.id}: not ended within {SWEEP_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
-        state = (connection.airflow.dag_run("hermes_sweep", sweep.id) or {}).get("state", "")
+        with contextlib.suppress(Unavailable):  # a busy Airflow answers the next time
+            run = connection.airflow.dag_run("hermes_sweep", sweep.id) or {}
+            state = str(run.get("state", ""))
     return sweep.id
 
 
@@ -88,7 +94,7 @@ def compared(tracker: Tracker, sweep: str, policy: str) -> Figures:
     from hermes_ops.simulator.replay import Choice, replay
 
     recorded = read(tracker, sweep)
-    found = replay(recorded, Choice(policy, {}))
+    found = replay(recorded, Choice(policy, OPTIONS.get(policy, {})))
     measured, time_to_best = recorded.measured, found.time_to_best_s
     if measured.time_to_best_s is None or time_to_best.low is None or time_to_best.high is None:
         raise NotMeasuredError(f"{sweep}: no trial has finished with a value")

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Gpu, JobId, Point, SweepId
+from hermes_ops.core.model import Gpu, JobId, Plan, Point, Snapshot, SweepId
+from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.policies import make_policy
 from hermes_ops.simulator.completions import MOST_POINTS, completions
@@ -15,7 +16,7 @@ from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import time_to_best_s
 from hermes_ops.simulator.recorded import Measured, Recorded
 from hermes_ops.simulator.replay import Bounds, Choice, replay
-from hermes_ops.simulator.workload import Costs, Work, Workload
+from hermes_ops.simulator.workload import Costs, Run, Work, Workload
 from tests.unit.simulator.test_recorded import config
 
 SWEEP = "digits-1"
@@ -216,3 +217,53 @@ def test_a_sweep_with_nothing_missing_is_replayed_to_the_point(
     assert found.time_to_best_s == Bounds(time_to_best_s(run), time_to_best_s(run))
     for bounds in (found.gpu_hours, found.preemptions, found.makespan_s):
         assert bounds.low == bounds.high
+
+
+# -- what only recorded sweeps ask of the simulator ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Watched(Wrapper[None]):
+    """Keeps what the policy sees."""
+
+    seen: list[Snapshot] = field(default_factory=list)
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        self.seen.append(snapshot)
+        return self.policy.decide(snapshot, memory)
+
+
+def watched(workload: Workload) -> tuple[Run, list[Snapshot]]:
+    policy = Watched(make_policy("fifo", {}))
+    return simulate(workload, (Gpu(0),), policy), policy.seen
+
+
+def test_a_policy_sees_a_point_as_late_as_live_and_the_trial_reaches_it_in_time() -> None:
+    run, seen = watched(Workload(SWEEP, (work(0, [3, 2]), work(1, [3])), sight_s=0.25))
+    points = {s.time_s: len(s.index[JobId(f"{SWEEP}/0")].curve) for s in seen}
+    assert (points[1.0], points[1.25], points[2.0], points[2.25]) == (0, 1, 1, 2)
+    assert [s.at_s for s in run.sights] == [1.0, 2.0, 3.0]
+
+
+def test_the_handover_and_the_first_batch_cost_time_that_no_policy_sees() -> None:
+    costs = Costs(startup_s=1.0, handover_s=2.0, warm_s=4.0)
+    run, seen = watched(Workload(SWEEP, (work(0, [3, 2], costs=costs),)))
+    (job,) = seen[-2].jobs
+    assert (job.started_s, job.startup_s, job.switch_s) == (2.0, 1.0, 1.0)
+    assert [s.at_s for s in run.sights] == [8.0, 9.0]
+
+
+def test_a_start_that_was_recorded_costs_what_it_did_and_later_ones_the_usual() -> None:
+    trial = work(0, [3], starts=((5.0, 2.0),), costs=Costs(startup_s=1.0, restore_s=0.5, warm_s=3))
+    assert trial.start_of(0, resumed=False) == (5.0, 2.0)
+    assert trial.start_of(1, resumed=True) == (4.5, 1.0)
+    run, _ = watched(Workload(SWEEP, (trial,)))
+    assert [s.at_s for s in run.sights] == [6.0]
+
+
+def test_leaving_keeps_the_gpu_after_the_checkpoint() -> None:
+    costs = Costs(checkpoint_s=0.5, leave_s=1.5)
+    works = tuple(work(n, [3, 2, 1, 0], costs=costs, total_steps=4) for n in range(2))
+    run = simulate(Workload(SWEEP, works), (Gpu(0),), make_policy("fair", {"quantum_steps": 2}))
+    first, second = run.segments[:2]
+    assert (first.end_s, first.outcome, second.begin_s) == (4.0, "preempted", 4.0)
