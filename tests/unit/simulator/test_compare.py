@@ -213,4 +213,5 @@ def test_numbers_read_well() -> None:
     shown = [number(v) for v in (0, 0.0, 3, 0.01234, 1.5, 999.994, 12345.6, 2e6)]
     assert shown == ["0", "0", "3", "0.0123", "1.50", "999.99", "12,346", "2,000,000"]
     assert cell(None) == "–"
+    assert cell(Interval(2.0, 2.0, 2.0)) == "2.00"
     assert cell(Interval(2.0, 1.0, 3.0)) == "2.00 (1.00–3.00)"
