@@ -198,6 +198,7 @@ def job(
         steps_at_start=segment.steps_at_start if segment else 0,
         checkpoint_s=segment.checkpoint_s if segment else None,
         restore_s=segment.restore_s if segment else None,
+        tensor_skew=segment.tensor_skew if segment else None,
         startup_s=segment.startup_s if segment else None,
         since_checkpoint_s=_since_checkpoint_s(segment, now_s),
     )

@@ -108,6 +108,7 @@ class Segment:
     checkpoint_s: float | None = None
     restore_s: float | None = None
     startup_s: float | None = None
+    tensor_skew: float | None = None
     spans: tuple[tuple[float, float], ...] = ()
     service_gpu_s: float = 0.0
     segments: int = 1

@@ -29,6 +29,7 @@ class Status:
     checkpoint_step: int | None = None
     checkpointed_s: float | None = None
     step_offset: int = 0
+    tensor_skew: float | None = None  # the largest tensor's share of the model
     timings: dict[str, float | None] = field(
         default_factory=lambda: {"startup_s": None, "restore_s": None, "checkpoint_s": None}
     )
@@ -43,6 +44,7 @@ def continued(folder: Folder, epoch: int, has_checkpoint: bool) -> Status:
     status = Status(epoch=epoch, pid=os.getpid(), started_s=time.time())
     last = read_json(folder.status) or {}
     status.step_offset = int(last.get("step_offset") or 0)
+    status.tensor_skew = last.get("tensor_skew")
     timings = last.get("timings")
     if isinstance(timings, dict):
         status.timings.update({k: v for k, v in timings.items() if k in status.timings})

@@ -170,6 +170,7 @@ class Segment:
             "trained": self._on_trained,
             "bad_value": self._on_bad_value,
             "import": self._on_import,
+            "model": self._on_model,
         }
         handler = handlers.get(str(event.get("kind")))
         if handler is not None:
@@ -196,6 +197,10 @@ class Segment:
 
     def _on_restored(self, event: dict[str, Any]) -> None:
         self.status.timings["restore_s"] = float(event["seconds"])
+
+    def _on_model(self, event: dict[str, Any]) -> None:
+        if event.get("tensor_skew") is not None:
+            self.status.tensor_skew = float(event["tensor_skew"])
 
     def _on_trained(self, _: dict[str, Any]) -> None:
         self._trained_to_end = True

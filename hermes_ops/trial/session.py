@@ -246,6 +246,7 @@ class Session:
             "best_value": self.runtime.best,
         }
         data = pickle.dumps(objects, protocol=4)
+        send({"kind": "model", "tensor_skew": state.tensor_skew(self.model)})
         self.runtime.writer.submit(header, arrays, data, time.monotonic() - started_s)
 
     def on_return(self) -> None:

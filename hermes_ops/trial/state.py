@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import pickle
 import random
 import sys
@@ -97,6 +98,19 @@ def _reachable(model: Any) -> Iterator[tuple[str, Any]]:
         children = getattr(thing, "_trackable_children", None)
         if children is not None:
             queue.extend((f"{path}/{name}", child) for name, child in children().items())
+
+
+def tensor_skew(model: Any) -> float | None:
+    """The largest tensor's share of all trainable weights, from 0 to 1; None without any.
+
+    Source: Tiresias (NSDI 2019), section 3.3: the skew by which it places jobs of several GPUs.
+    """
+    try:
+        weights = list(model.trainable_weights)
+    except ValueError:  # Keras 2: it is not built yet
+        return None
+    sizes = [math.prod(int(n) for n in weight.shape) for weight in weights]
+    return max(sizes) / sum(sizes) if sum(sizes) else None
 
 
 def read(found: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -108,6 +108,7 @@ def test_a_stopped_and_resumed_trial_has_the_same_curve(
     assert_same(run, whole)
     assert (run.folder / "model" / "model.keras").exists()
     assert run.status["timings"]["restore_s"] > 0
+    assert 0 < run.status["tensor_skew"] <= 1
 
 
 def test_callbacks_go_on_where_they_were(

@@ -48,9 +48,11 @@ def test_what_the_trial_says_is_passed_on_once() -> None:
     write(visit, "status.json", {
         "epoch": 1, "step": 3, "preemptible": False, "preemptible_reason": "no checkpoint",
         "checkpointed_s": 9.0, "timings": {"startup_s": 4.0, "restore_s": None},
+        "tensor_skew": 0.75,
     })  # fmt: skip
     visit.relay()
     found = stored(store)
+    assert found.tensor_skew == 0.75
     assert (found.step, found.preemptible, found.checkpointed_s) == (3, False, 9.0)
     assert (found.startup_s, found.restore_s) == (4.0, None)
     store.clear()
