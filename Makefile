@@ -53,7 +53,7 @@ demo: .venv/.ready
 bench: setup
 	$(BIN)/python -m bench
 
-# Every policy on public traces and learning curves: writes docs/comparison.md, in about an hour.
+# Every policy on public traces and learning curves: writes docs/comparison.md; an hour on four cores.
 compare: .venv/.ready
 	$(BIN)/python -m bench.comparison $(COMPARE)
 
