@@ -54,6 +54,8 @@ def run(policy: Policy[M], cluster: Cluster, memory: M, until: Callable[[Snapsho
             snapshot, plan, memory = tick(policy, cluster, memory)
             if until(snapshot):
                 return memory
-            cluster.wait(plan.review_at_s)
+            review_at_s = plan.review_at_s
+            del snapshot, plan  # a driver need not keep for us what it goes on with
+            cluster.wait(review_at_s)
     finally:
         cluster.close()

@@ -150,11 +150,20 @@ class Snapshot:
 
         The mappings may be left out; they must never change afterwards.
         """
-        snapshot = cls(time_s, gpus, (*holding, *queue, *others))
+        snapshot = cls.__new__(cls)  # without `jobs`: see `__getattr__`
         views = {"index": index, "stays": stays, "held": held}
+        snapshot.__dict__.update(time_s=time_s, gpus=gpus)
         snapshot.__dict__.update(holding=holding, queue=queue, others=others)
         snapshot.__dict__.update((name, view) for name, view in views.items() if view is not None)
         return snapshot
+
+    def __getattr__(self, name: str) -> tuple[Job, ...]:
+        """The `jobs` of a prepared snapshot, put together when they are first asked for."""
+        if name != "jobs":
+            raise AttributeError(name)
+        jobs = (*self.holding, *self.queue, *self.others)
+        self.__dict__["jobs"] = jobs
+        return jobs
 
     @cached_property
     def index(self) -> Mapping[JobId, Job]:
@@ -258,6 +267,9 @@ class LazyReasons(Mapping[JobId, "Reason"]):
         if job not in self._ids:
             raise KeyError(job)
         return self._explain(job)
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._ids
 
     def __iter__(self) -> Iterator[JobId]:
         return iter(self._ids)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot
 from hermes_ops.simulator.line import Line
 from hermes_ops.simulator.lives import Life
 
 
 class View:
-    """What a policy sees, kept up to date by `changed`."""
+    """What a policy sees, kept up to date by `changed`.
+
+    The mappings are copied before they change only if somebody still has a snapshot that they
+    were given to.
+    """
 
     def __init__(self) -> None:
         self._holding, self._queue, self._others = Line(), Line(), Line()
@@ -18,6 +24,7 @@ class View:
         self._index: dict[JobId, Job] = {}
         self._stays: dict[JobId, Grant] = {}
         self._held: dict[JobId, tuple[int, ...]] = {}
+        self._lent: list[ref[Snapshot]] = []  # who was given these very mappings
 
     def changed(self, life: Life) -> None:
         """The facts of the job are no longer those that were last seen."""
@@ -25,24 +32,33 @@ class View:
 
     def snapshot(self, now_s: float, pool: tuple[Gpu, ...]) -> Snapshot:
         """The pool as it is now."""
-        for life in self._brief:
-            self._where.pop(life.rank).drop(life.rank)
-            del self._index[life.id]
-        self._brief = []
-        if self._dirty:
-            for life in self._dirty.values():
-                self._refresh(life)
-            self._dirty = {}
-        return Snapshot.prepared(
+        if self._brief or self._dirty:
+            if any(snapshot() is not None for snapshot in self._lent):
+                self._index = self._index.copy()
+                self._stays, self._held = self._stays.copy(), self._held.copy()
+            self._lent = []
+            self._update()
+        snapshot = Snapshot.prepared(
             now_s,
             pool,
             holding=self._holding.jobs(),
             queue=self._queue.jobs(),
             others=self._others.jobs(),
-            index=self._index.copy(),
-            stays=self._stays.copy(),
-            held=self._held.copy(),
+            index=self._index,
+            stays=self._stays,
+            held=self._held,
         )
+        self._lent = [*(lent for lent in self._lent if lent() is not None), ref(snapshot)]
+        return snapshot
+
+    def _update(self) -> None:
+        for life in self._brief:
+            self._where.pop(life.rank).drop(life.rank)
+            del self._index[life.id]
+        self._brief = []
+        for life in self._dirty.values():
+            self._refresh(life)
+        self._dirty = {}
 
     def _refresh(self, life: Life) -> None:
         job = life.fact()

@@ -318,6 +318,17 @@ def test_the_oracle_knows_what_is_left_in_spite_of_costs_and_shares() -> None:
     assert future.final_loss(script.seen[0].jobs[0]) == 0.5
 
 
+def test_a_snapshot_that_is_kept_does_not_change_with_the_world() -> None:
+    script = Script({0.0: {}, 1.0: {}, 2.0: {"a": (0,)}, 3.0: {"b": (0,)}, 4.0: {}})
+    simulate(workload(work("a", 9.0), work("b", 9.0)), ONE, script)
+    del script.seen[1]  # of two snapshots between which nothing changed, one is kept
+    for snapshot in script.seen:
+        again = Snapshot(snapshot.time_s, snapshot.gpus, snapshot.jobs)
+        assert again == snapshot
+        for view in ("index", "queue", "holding", "others", "held", "stays"):
+            assert getattr(again, view) == getattr(snapshot, view)
+
+
 # -- machines
 
 
