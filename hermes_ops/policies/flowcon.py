@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from heapq import heapify, heappop, heappush
 from math import floor, inf
 from typing import ClassVar
 
@@ -102,16 +103,18 @@ class FlowCon:
         for gpus in seats.values():
             for gpu in gpus:
                 load[gpu] += 1
+        room = [(jobs, gpu) for gpu, jobs in load.items() if jobs < self.jobs_a_gpu]
+        heapify(room)
         waiting: list[JobId] = []
         for job in snapshot.queue:
-            room = sorted((jobs, gpu) for gpu, jobs in load.items() if jobs < self.jobs_a_gpu)
             if job.min_gpus > len(room):
                 waiting.append(job.id)
                 continue
-            found = tuple(sorted(gpu for _, gpu in room[: job.min_gpus]))
-            seats[job.id] = found
-            for gpu in found:
-                load[gpu] += 1
+            found = [heappop(room) for _ in range(job.min_gpus)]
+            seats[job.id] = tuple(sorted(gpu for _, gpu in found))
+            for jobs, gpu in found:
+                if jobs + 1 < self.jobs_a_gpu:
+                    heappush(room, (jobs + 1, gpu))
         return seats, tuple(waiting)
 
     def _limits(
