@@ -8,17 +8,17 @@ by comparison with the snapshot; where that is not conclusive the queues are reb
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
 
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot
 from hermes_ops.core.order import by_submission, submission
+from hermes_ops.core.service import Service
 
 SLACK_GPU_S = 1e-3  # a limit counts as reached so little before it: clocks are floats
 TRUSTED_DECISIONS = 64  # so often the memory is believed where counts agree, then compared whole
-QUEUED = (Phase.PENDING, Phase.WAITING)
 
 Crossing = tuple[float, int, JobId]
 """When a job that holds GPUs reaches its queue's limit (inf: never), its queue, its id."""
@@ -234,6 +234,14 @@ class Queues:
             attained = job.attained_gpu_s(self.snapshot.time_s)
             self.clocks[job.id] = Clock(job.id, inf, attained)
 
+    def waiting(self) -> Iterator[JobId]:
+        """Who waits, first served first."""
+        line = chain.from_iterable(self.waits)
+        if not self.keep_place:
+            return line
+        running = {crossing[2] for crossing in self.crossings}
+        return (job for job in line if job not in running)
+
     @property
     def somebody_waits(self) -> bool:
         """True when not all jobs have GPUs."""
@@ -312,76 +320,3 @@ class Queues:
             if clock is None or clock.ran_at_s == inf:
                 reset_gpu_s = clock.reset_gpu_s if clock else 0.0
                 self.clocks[job.id] = Clock(job.id, self.snapshot.time_s, reset_gpu_s)
-
-
-class Service:
-    """Who is served, while the queues are read.
-
-    `stopped` lose their GPUs, `starts` get some, `moves` pass those of their queue that wait;
-    `left` GPUs are not given out yet, `unplaced` running jobs have not been reached yet.
-    """
-
-    def __init__(self, queues: Queues, banned: frozenset[JobId]) -> None:
-        snapshot = queues.snapshot
-        self._queues = queues
-        self._banned = banned
-        self._held: Mapping[JobId, tuple[int, ...]] = snapshot.held
-        firm = [j.id for j in snapshot.holding if not j.preemptible and j.id in self._held]
-        self._firm = set(firm)
-        self.stopped: set[JobId] = set()
-        self.moves: list[tuple[int, JobId]] = []
-        self.starts: list[tuple[int, Job]] = []
-        self.stale = False  # a job of the queues is not in the snapshot
-        self.left = len(snapshot.gpus) - sum([len(self._held[job]) for job in firm])
-        self.unplaced = len(self._held)
-
-    def keep(self, lane: Lane) -> None:
-        """Serve jobs that run in their place."""
-        if not lane:
-            return
-        held = self._held
-        self.unplaced -= len(lane)
-        if not self._firm:
-            wanted = sum(map(len, map(held.__getitem__, lane)))
-            if wanted <= self.left:
-                self.left -= wanted
-                return
-        for job_id in lane:
-            self._keep(job_id, held[job_id])
-
-    def _keep(self, job_id: JobId, gpus: tuple[int, ...]) -> bool:
-        if job_id in self._firm:
-            return True
-        if len(gpus) > self.left:
-            self.stopped.add(job_id)
-            return False
-        self.left -= len(gpus)
-        return True
-
-    def start(self, level: int, lane: Lane) -> None:
-        """Serve jobs that wait, or run but stand behind those of their queue that wait."""
-        held, late = self._held, list[tuple[JobId, int]]()
-        for job_id in lane:
-            if self.unplaced and job_id in held:
-                self.unplaced -= 1
-                if self._keep(job_id, held[job_id]):
-                    self.moves.append((level, job_id))
-            elif self.left:
-                self._begin(level, job_id, late)
-            elif not self.unplaced:
-                break
-        for job_id, belongs in late:
-            self._queues.relegate(level, job_id, belongs)
-
-    def _begin(self, level: int, job_id: JobId, late: list[tuple[JobId, int]]) -> None:
-        job = self._queues.snapshot.index.get(job_id)
-        if job is None or job.phase is Phase.ENDED:
-            self.stale = True
-        elif job.min_gpus <= self.left and job.phase in QUEUED and job_id not in self._banned:
-            belongs = self._queues.level_of(job)
-            if belongs > level:  # it went on while it wrote its checkpoint
-                late.append((job_id, belongs))
-                return
-            self.left -= job.min_gpus
-            self.starts.append((level, job))
-            self.moves.append((level, job_id))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from math import floor, inf, isfinite
 from operator import attrgetter
 from typing import ClassVar
 
-from hermes_ops.core.answer import answer
+from hermes_ops.core.answer import QUEUED, RANKED, answer, plain
 from hermes_ops.core.fill import Chooser, consolidated, fill, grant, lowest
 from hermes_ops.core.levels import Levels, Queues, Service
-from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Grant, Job, JobId, LazyReasons, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
 
 ORDERS = ("start", "entry")
@@ -129,9 +129,13 @@ def served(queues: Queues, policy: TwoDLas) -> tuple[Plan, Levels]:
     """The plan that serves these queues by the policy's placement, and the queues afterwards."""
     service, grants = seat(queues, policy.chooser(queues.snapshot))
     after = queues.after(service)
-    explain = Explainer(queues)
+    index = queues.snapshot.index
+    ids = index if isinstance(index, dict) else dict(index)
+    head = islice(queues.waiting(), RANKED)
+    ranking = tuple(job for job in head if job in index and index[job].phase in QUEUED)
+    reasons = LazyReasons(ids, Explainer(queues, grants))
     review_s = policy.review_s(queues)
-    return answer(queues.snapshot, grants, explain.waiting(), explain, review_s), after
+    return Plan(grants, ranking=ranking, review_at_s=review_s, reasons=reasons), after
 
 
 def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
@@ -162,29 +166,30 @@ def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
 class Explainer:
     """Why a job runs or waits, by its queue."""
 
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
+    def __init__(self, queues: Queues, grants: tuple[Grant, ...]) -> None:
+        self._queues, self._grants = queues, grants
         self._level: dict[JobId, int] = {}
+        self._granted: set[JobId] = set()
 
-    def __call__(self, job: Job, runs: bool) -> Reason:
+    def __call__(self, job_id: JobId) -> Reason:
         """The reason, with the queue (1 is served first) and the service as terms."""
+        snapshot = self._queues.snapshot
+        job = snapshot.index[job_id]
+        return plain(snapshot, job) or self._by_queue(job)
+
+    def _by_queue(self, job: Job) -> Reason:
         if not self._level:
             lanes = (*enumerate(self._queues.runs), *enumerate(self._queues.waits))
             self._level.update((job_id, level) for level, lane in lanes for job_id in lane)
+            self._granted.update(grant.job for grant in self._grants)
         level = self._level.get(job.id, 0)
         attained_gpu_s = self._queues.attained_gpu_s(job)
         terms = (Term("queue", level + 1), Term("attained_gpu_s", attained_gpu_s))
-        if runs:
+        if job.id in self._granted:
             change = "a job of a higher queue" if level else ""
             return Reason(f"runs: its turn in queue {level + 1}", terms, None, change)
         text = f"waits in queue {level + 1}: the GPUs are taken by jobs before it"
         return Reason(text, terms, None, "one of those ending, or being demoted")
-
-    def waiting(self) -> Iterator[Job]:
-        """The jobs of the queues that wait, first served first."""
-        queues = self._queues
-        index = queues.snapshot.index
-        return (index[job] for job in chain.from_iterable(queues.waits) if job in index)
 
 
 def checked_limits(limits: object) -> tuple[float, ...]:
