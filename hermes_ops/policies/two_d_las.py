@@ -11,9 +11,10 @@ from typing import ClassVar
 
 from hermes_ops.core.answer import QUEUED, RANKED, answer, plain
 from hermes_ops.core.fill import Chooser, consolidated, fill, grant, lowest
-from hermes_ops.core.levels import Levels, Queues, Service
+from hermes_ops.core.levels import Levels, Queues
 from hermes_ops.core.model import Grant, Job, JobId, LazyReasons, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
+from hermes_ops.core.service import Service
 
 ORDERS = ("start", "entry")
 PLACEMENTS = ("profile", "count")
