@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
+from typing import TypeVar
 
 from bench.measure import QUICK, Figures, figures
 from hermes_ops.core.guards import guarded
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, SweepId
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Policy, Snapshot, SweepId
 from hermes_ops.core.plan import check, diff
 from hermes_ops.policies import make_policy
 
@@ -17,28 +19,42 @@ JOBS_A_GPU = 10
 POINTS = 30
 SWEEPS = 4
 NOW_S = 1_000_000.0
+LATER_S = 15.0
+STEP_S = 3.0
+
+M = TypeVar("M")
 
 
 def run() -> Figures:
     """CPU milliseconds from the jobs to the actions, within the guards, as the controller does it.
 
-    Every job is open and has a curve. In each round the snapshot is new and the memory is that of
-    the decision before.
+    Every job is open and has a curve; in each round the snapshot is new. `first`: the controller
+    has just started, it remembers nothing and changes half the pool. `next`: that was applied, and
+    a while later it is asked again.
     """
-    return {
-        policy: {f"jobs_{jobs}_ms": _decision_ms(policy, jobs) for jobs in JOBS}
-        for policy in POLICIES
-    } | {"jobs_a_gpu": JOBS_A_GPU, "points_a_curve": POINTS}
+    return {name: _figures(name) for name in POLICIES} | {
+        "jobs_a_gpu": JOBS_A_GPU,
+        "points_a_curve": POINTS,
+    }
 
 
-def _decision_ms(name: str, jobs: int) -> Figures:
-    policy = guarded(make_policy(name, {}), k=3.0, quanta=8)
-    gpus, made = _world(jobs)
-    _, memory = policy.decide(Snapshot(NOW_S, gpus, made), policy.initial())
+def _figures(name: str) -> Figures:
+    policy, found = guarded(make_policy(name, {}), k=3.0, quanta=8), {}
+    for jobs in JOBS:
+        gpus, made = _world(jobs)
+        seen = Snapshot(NOW_S, gpus, made)
+        plan, memory = policy.decide(seen, policy.initial())
+        later = Snapshot(NOW_S + LATER_S, gpus, _applied(seen, plan))
+        found[f"jobs_{jobs}_first_ms"] = _decision_ms(policy, seen, policy.initial())
+        found[f"jobs_{jobs}_next_ms"] = _decision_ms(policy, later, memory)
+    return found
+
+
+def _decision_ms(policy: Policy[M], state: Snapshot, memory: M) -> Figures:
     took = []
     for _ in range(3 if QUICK else 15):
         started_s = time.process_time()
-        seen = Snapshot(NOW_S, gpus, made)
+        seen = Snapshot(state.time_s, state.gpus, state.jobs)
         plan, _ = policy.decide(seen, memory)
         check(seen, plan)
         diff(seen, plan)
@@ -46,8 +62,40 @@ def _decision_ms(name: str, jobs: int) -> Figures:
     return figures(took, 3)
 
 
+def _applied(seen: Snapshot, plan: Plan) -> tuple[Job, ...]:
+    """The jobs once the plan is in force and those with GPUs have trained until the next look."""
+    gpus = {grant.job: grant.gpus for grant in plan.grants}
+    return tuple(_trained(seen, job, gpus.get(job.id, ())) for job in seen.jobs)
+
+
+def _trained(seen: Snapshot, job: Job, gpus: tuple[int, ...]) -> Job:
+    if not gpus:
+        since_s = seen.time_s if job.gpus_held else job.waiting_since_s
+        return replace(
+            job, phase=Phase.WAITING, gpus_held=(), started_s=None, waiting_since_s=since_s
+        )
+    rate = 2.0 / job.curve[0].loss - 1.0
+    last = len(job.curve) + int(LATER_S / STEP_S)
+    new = tuple(_point(step, rate) for step in range(len(job.curve) + 1, last + 1))
+    stays = job.gpus_held == gpus
+    return replace(
+        job,
+        phase=Phase.RUNNING,
+        gpus_held=gpus,
+        service_gpu_s=job.service_gpu_s + LATER_S,
+        curve=(*job.curve, *new),
+        started_s=job.started_s if stays else seen.time_s,
+        waiting_since_s=None,
+        steps_at_start=job.steps_at_start if stays else len(job.curve),
+    )
+
+
+def _point(step: int, rate: float) -> Point:
+    return Point(step, 2.0 / (1.0 + rate * step), STEP_S * step)
+
+
 def _world(jobs: int) -> tuple[tuple[Gpu, ...], tuple[Job, ...]]:
-    """A busy pool: a job on every GPU, nine waiting for it, of which some have waited too long."""
+    """A busy pool: a job on every GPU and nine waiting; one in a hundred has waited too long."""
     chance = random.Random(1)
     gpus = max(2, jobs // JOBS_A_GPU)
     made = tuple(_job(number, gpus, chance) for number in range(jobs))
@@ -56,7 +104,7 @@ def _world(jobs: int) -> tuple[tuple[Gpu, ...], tuple[Job, ...]]:
 
 def _job(number: int, gpus: int, chance: random.Random) -> Job:
     sweep, running = SweepId(f"s{number % SWEEPS}"), number < gpus
-    rate, since_s = chance.uniform(0.01, 0.3), NOW_S - chance.uniform(1.0, 120.0)
+    rate, since_s = chance.uniform(0.01, 0.3), NOW_S - chance.uniform(1.0, 113.0)
     service_gpu_s = chance.uniform(10.0, 20_000.0)
     return Job(
         JobId(f"{sweep}/{number}"),
@@ -65,7 +113,7 @@ def _job(number: int, gpus: int, chance: random.Random) -> Job:
         Phase.RUNNING if running else Phase.WAITING,
         gpus_held=(number,) if running else (),
         service_gpu_s=service_gpu_s,
-        curve=tuple(Point(s, 2.0 / (1.0 + rate * s), 3.0 * s) for s in range(1, POINTS + 1)),
+        curve=tuple(_point(step, rate) for step in range(1, POINTS + 1)),
         started_s=since_s if running else None,
         waiting_since_s=None if running else since_s,
         steps_at_start=POINTS // 2,

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
 
 SLICE_STEPS = 3
+_BACK = SLICE_STEPS + 1
 MIN_SLICE_S = 1e-3  # two points of one clock tick: no rate is infinite
 UNSEEN = inf
-_UNRATED = (Phase.PENDING, Phase.ENDED)
+_ENDED, _UNRATED = Phase.ENDED, (Phase.PENDING, Phase.ENDED)
 
 Floats = NDArray[np.float64]
 
@@ -47,23 +48,25 @@ def largest_drops(jobs: Iterable[Job]) -> dict[SweepId, float]:
     shown = [job for job in jobs if job.curve]
     if not shown:
         return {}
-    sweeps, drops = _drops(shown, _Curves([job.curve for job in shown]))
-    return {sweep: drop for sweep, drop in zip(sweeps, drops.tolist(), strict=True) if drop >= 0}
+    sweeps, numbers = _sweeps(shown)
+    drops = _drops(numbers, _Curves([job.curve for job in shown])).tolist()
+    return {sweep: drop for sweep, drop in zip(sweeps, drops, strict=True) if drop >= 0}
 
 
 def weighted_convergences(jobs: Iterable[Job]) -> dict[JobId, float]:
     """Convergence times weight of every job that has not ended; +inf for those not seen yet."""
     jobs = tuple(jobs)
+    found = {job.id: UNSEEN for job in jobs if job.phase is not _ENDED}
     shown = [job for job in jobs if job.curve]
-    found = {job.id: UNSEEN for job in jobs if job.phase is not Phase.ENDED}
     if not shown:
         return found
     curves = _Curves([job.curve for job in shown])
-    sweeps, drops = _drops(shown, curves)
-    own = drops[[sweeps[job.sweep] for job in shown]]
-    rates = _rates(curves, own) * np.array([job.weight for job in shown])
+    numbers = _sweeps(shown)[1]
+    rates = _rates(curves, _drops(numbers, curves)[numbers])
+    rates *= np.array([job.weight for job in shown])
+    rates[curves.lengths < 2] = UNSEEN
     for job, rate in zip(shown, rates.tolist(), strict=True):
-        if len(job.curve) > 1 and job.phase not in _UNRATED:
+        if job.phase not in _UNRATED:
             found[job.id] = rate
     return found
 
@@ -89,9 +92,9 @@ class _Curves:
 
     def __init__(self, curves: Sequence[Sequence[Point]]) -> None:
         losses = np.array([point.loss for curve in curves for point in curve])
-        lengths = np.array([len(curve) for curve in curves])
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
+        self.lengths = np.array(list(map(len, curves)))
+        ends = np.cumsum(self.lengths)
+        starts = ends - self.lengths
         cuts = np.minimum(np.maximum(starts + 1, ends - SLICE_STEPS), ends - 1)
         finite = np.isfinite(losses)
         low = losses if finite.all() else np.where(finite, losses, inf)
@@ -100,8 +103,9 @@ class _Curves:
         self.before, self.after = best[0::2], best[1::2]
         self.highest = np.maximum.reduceat(high, starts)
         self.is_finite_now = finite[ends - 1]
-        slices = (curve[-1 - SLICE_STEPS :] for curve in curves)
-        self.slice_s = np.maximum([s[-1].seconds - s[0].seconds for s in slices], MIN_SLICE_S)
+        begun = np.array([curve[-_BACK:][0].seconds for curve in curves])
+        newest = np.array([curve[-1].seconds for curve in curves])
+        self.slice_s = np.maximum(newest - begun, MIN_SLICE_S)
 
 
 def _rates(curves: _Curves, largest_drops: Floats) -> Floats:
@@ -113,12 +117,18 @@ def _rates(curves: _Curves, largest_drops: Floats) -> Floats:
     return np.where(able, rates, 0.0)
 
 
-def _drops(jobs: Sequence[Job], curves: _Curves) -> tuple[dict[SweepId, int], Floats]:
-    """The number of each sweep, and by that number its largest drop (-inf: no finite loss)."""
+def _sweeps(jobs: Iterable[Job]) -> tuple[dict[SweepId, int], NDArray[np.int64]]:
+    """A number for each sweep, and that of each job."""
     sweeps: dict[SweepId, int] = {}
-    numbers = [sweeps.setdefault(job.sweep, len(sweeps)) for job in jobs]
-    highest, lowest = np.full(len(sweeps), -inf), np.full(len(sweeps), inf)
+    return sweeps, np.array([sweeps.setdefault(job.sweep, len(sweeps)) for job in jobs])
+
+
+def _drops(numbers: NDArray[np.int64], curves: _Curves) -> Floats:
+    """The largest drop of each sweep, by its number; -inf where no loss is finite."""
+    sweeps = int(numbers.max()) + 1
+    highest, lowest = np.full(sweeps, -inf), np.full(sweeps, inf)
     np.maximum.at(highest, numbers, curves.highest)
     np.minimum.at(lowest, numbers, np.minimum(curves.before, curves.after))
     with np.errstate(over="ignore"):
-        return sweeps, highest - lowest
+        drops: Floats = highest - lowest
+    return drops

@@ -19,6 +19,7 @@ from hermes_ops.core.quantum import Quantum
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
+_WAITING, _LEAVING = Phase.WAITING, (Phase.STOPPING, Phase.ENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,9 @@ class Aging(Wrapper[M]):
         patience_s, ends, next_due = self.quanta * self._quantum_s(snapshot), set(plan.ends), inf
         overdue: list[Job] = []
         for job in snapshot.queue:
-            if job.phase is Phase.WAITING and job.id not in ends:
-                due_s = _waits_since(job) + patience_s
+            if job.phase is _WAITING and job.id not in ends:
+                since_s = job.waiting_since_s
+                due_s = (job.submitted_s if since_s is None else since_s) + patience_s
                 if due_s <= snapshot.time_s:
                     overdue.append(job)
                 elif due_s < next_due:
@@ -149,7 +151,7 @@ def _masked(snapshot: Snapshot, protected: Collection[JobId]) -> Snapshot:
         replace(job, preemptible=False) if job.preemptible and job.id in protected else job
         for job in snapshot.holding
     )
-    others = (job for job in snapshot.jobs if job.phase in (Phase.STOPPING, Phase.ENDED))
+    others = (job for job in snapshot.jobs if job.phase in _LEAVING)
     return Snapshot.prepared(
         snapshot.time_s,
         snapshot.gpus,

@@ -21,9 +21,14 @@ def natural(text: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(p)) if p.isdecimal() else (1, p) for p in parts)
 
 
+@lru_cache(maxsize=131_072)
+def _tie(text: str) -> tuple[tuple[int, int | str], ...]:
+    return (*natural(text), (2, str(text)))
+
+
 def submission(job: Job) -> SubmissionKey:
     """Sort key: submission time, then natural order of the id, then the id itself."""
-    return (job.submitted_s, (*natural(job.id), (2, str(job.id))))
+    return (job.submitted_s, _tie(job.id))
 
 
 def by_submission(jobs: Iterable[Job]) -> list[Job]:

@@ -49,12 +49,11 @@ class Quantum:
         """k + 1 times the largest switch cost of an open job: a quantum with its own switch."""
         most, unmeasured = -1.0, set[SweepId]()
         for job in snapshot.jobs:
-            if job.phase in OPEN_PHASES:
-                cost = job.switch_s
-                if cost is None:
-                    unmeasured.add(job.sweep)
-                elif cost > most:
-                    most = cost
+            cost = (job.checkpoint_s or 0.0) + (job.restore_s or 0.0) + (job.startup_s or 0.0)
+            if cost > most and job.phase in OPEN_PHASES:
+                most = cost
+            if cost == 0.0 and job.switch_s is None and job.phase in OPEN_PHASES:
+                unmeasured.add(job.sweep)
         if unmeasured:
             largest = _largest_s(snapshot)
             most = max(most, *(largest.get(s, self.default_switch_s) for s in unmeasured))

@@ -14,6 +14,8 @@ from hermes_ops.core.order import by_submission
 from hermes_ops.core.placement import Places, Queues, Shares, place
 from hermes_ops.policies import hermes_reasons as why
 
+_PENDING, _WAITING = Phase.PENDING, Phase.WAITING  # looked up for 10,000 jobs in every decision
+
 
 @dataclass(frozen=True, slots=True)
 class Hermes:
@@ -106,13 +108,14 @@ class _Board:
     def ranked(self) -> list[Job]:
         """Waiting jobs and pending jobs with a place, best first; ties to open, then to older."""
         order = {job: number for number, job in enumerate(self.places)}
-        jobs = [j for j in self.snapshot.queue if j.phase is Phase.WAITING]
+        jobs = [job for job in self.snapshot.queue if job.phase is _WAITING]
         jobs += sorted((j for j in self.pending() if j.id in order), key=lambda j: order[j.id])
-        return sorted(jobs, key=lambda j: -self.scores[j.id])  # stable
+        scores = self.scores
+        return sorted(jobs, key=lambda job: -scores[job.id])  # stable
 
     def pending(self) -> list[Job]:
         """Pending jobs, in order of submission."""
-        return [job for job in self.snapshot.queue if job.phase is Phase.PENDING]
+        return [job for job in self.snapshot.queue if job.phase is _PENDING]
 
     def beatable(self, gpus: Iterable[int], job: Job) -> bool:
         """True when each GPU is idle or held by a job that this one may preempt."""
@@ -150,6 +153,8 @@ class _Board:
 def _serve_own_queues(board: _Board, waiting: Sequence[Job]) -> None:
     """Run the head of each idle GPU's own queue; a gang gets its full try at its own rank."""
     for job in waiting:
+        if not board.idle and job.min_gpus == 1:
+            continue
         own = board.places.get(job.id, ())
         if own and board.idle.issuperset(own):
             board.seat(job, own)
@@ -160,9 +165,9 @@ def _serve_own_queues(board: _Board, waiting: Sequence[Job]) -> None:
 def _preempt(board: _Board, waiting: Sequence[Job]) -> None:
     """Algorithm 3, best job of all queues first; an idle GPU elsewhere spares the preemption."""
     for job in waiting:
-        if job.id in board.seats or (board.idle and board.seat_if_idle(job)):
-            continue
         own = board.places.get(job.id, ())
+        if (not own and not board.idle) or job.id in board.seats or board.seat_if_idle(job):
+            continue
         if own and board.beatable(own, job):
             board.seat(job, own)
 
@@ -178,6 +183,8 @@ def _fill(board: _Board, waiting: Sequence[Job]) -> None:
 
 def _admit(board: _Board, most_open: int) -> None:
     """Open pending jobs without a place on idle GPUs, up to the bound of open jobs."""
+    if not board.idle:
+        return
     started = {job.id for job in board.pending() if job.id in board.seats}
     opened = sum(job.is_open for job in board.snapshot.jobs) + len(started)
     shares = Shares(board.snapshot)
