@@ -49,6 +49,18 @@ def test_a_trial_that_is_not_worse_keeps_its_gpu() -> None:
     assert granted(plan(trial(1, *GOOD, gpu=0), trial(2), *OTHERS)) == ["s/1"]
 
 
+def test_a_trial_at_the_median_keeps_its_gpu() -> None:
+    others = [trial(n, 0.5, 0.5, 0.5, phase=Phase.ENDED) for n in (11, 12, 13, 14)]
+    assert granted(plan(trial(1, 0.5, 0.5, 0.5, gpu=0), trial(2), *others)) == ["s/1"]
+
+
+def test_a_trial_does_not_count_among_the_others() -> None:
+    """With itself the median would be 0.6."""
+    losses = ((11, 0.2), (12, 0.2), (13, 0.9), (14, 0.9))
+    others = [trial(n, loss, loss, loss, phase=Phase.ENDED) for n, loss in losses]
+    assert granted(plan(trial(1, 0.6, 0.6, 0.6, gpu=0), trial(2), *others)) == ["s/2"]
+
+
 def test_nobody_is_judged_before_the_grace_steps() -> None:
     assert granted(plan(trial(1, 0.95, 0.95, gpu=0), trial(2), *OTHERS)) == ["s/1"]
     assert granted(plan(trial(1, 0.95, 0.95, gpu=0), trial(2), *OTHERS, grace_steps=2)) == ["s/2"]

@@ -75,6 +75,10 @@ def test_p_star_gives_the_most_slots_that_are_desired_and_deserved() -> None:
     assert division.promising == ("s/1", "s/0")
 
 
+def test_of_divisions_with_as_many_slots_the_higher_p_star_counts() -> None:
+    assert divided([0.9, 0.25], gpus=4).threshold == 0.9
+
+
 def test_a_gang_desires_all_its_gpus() -> None:
     assert divided([0.9, 0.8], gpus=4, needs=2).promising == ("s/0",)
 

@@ -51,6 +51,12 @@ def test_one_of_the_best_third_does_not_leave_its_gpu_for_another() -> None:
     assert granted(plan(*rung, trial(6, 0.2, gpu=0))) == ["s/6"]
 
 
+def test_of_two_trials_one_goes_on() -> None:
+    found = plan(trial(1, 0.5), trial(2, 0.1))
+    assert found.reasons[JobId("s/2")].text == "runs to rung 3, with 1 of 1"
+    assert found.reasons[JobId("s/1")].text == "paused: number 2 of 2 at rung 1"
+
+
 def test_equal_losses_go_on_in_order_of_submission() -> None:
     found = plan(*(trial(n, 0.5, submitted_s=-float(n)) for n in (1, 2, 3)))
     assert granted(found) == ["s/3"]
