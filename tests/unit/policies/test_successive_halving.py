@@ -53,7 +53,7 @@ def test_one_of_the_best_third_does_not_leave_its_gpu_for_another() -> None:
 
 def test_of_two_trials_one_goes_on() -> None:
     found = plan(trial(1, 0.5), trial(2, 0.1))
-    assert found.reasons[JobId("s/2")].text == "runs to rung 3, with 1 of 1"
+    assert found.reasons[JobId("s/2")].text == "runs to its end, with 1 of 1"
     assert found.reasons[JobId("s/1")].text == "paused: number 2 of 2 at rung 1"
 
 
