@@ -59,7 +59,8 @@ def make_policy(
     """The policy of that name with these parameters, without guards.
 
     `given` is what a driver can hand over: an `oracle` (a simulation only), a `prior` of earlier
-    sweeps; a policy takes those that it has a field for.
+    sweeps, `sizes_gpu_s` of past jobs; a policy takes those that it has a field for. What a user
+    may set as well is taken from the parameters if it is there.
 
     Raises ConfigError for an unknown name, an unknown parameter, a value that is not allowed, or
     an oracle that the policy needs and does not get.
@@ -70,7 +71,8 @@ def make_policy(
         raise ConfigError("the pool's policy", (problem,))
     fields = _parameters(POLICIES[name])
     allowed = tuple(field for field in fields if field not in GIVEN)
-    handed = {key: value for key, value in (given or {}).items() if key in fields}
+    fitting = {key: value for key, value in (given or {}).items() if key in fields}
+    handed = {key: value for key, value in fitting.items() if key not in parameters}
     if needs_oracle(name) and "oracle" not in handed:
         raise _only_simulated(name, "it has to know how long each job will still run")
     unknown = [p for p in parameters if p not in allowed]

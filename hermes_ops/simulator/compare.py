@@ -169,12 +169,14 @@ class Contender:
         """The policy for this workload; ConfigError for an unknown name or parameter.
 
         A policy that needs an oracle gets the workload's; one that has a use for earlier sweeps
-        gets those. "oracle-best" is the bound of `OracleBest`.
+        gets those; one that knows the sizes of past jobs (2D-Gittins) gets the workload's own, as
+        in Tiresias' simulation. "oracle-best" is the bound of `OracleBest`.
         """
         future = oracle(draw.workload)
         if self.policy == OracleBest.name:
             return OracleBest(future)
-        given = {"oracle": future, "prior": draw.prior}
+        sizes_gpu_s = tuple(work.seconds * work.gpus for work in draw.workload.jobs)
+        given = {"oracle": future, "prior": draw.prior, "sizes_gpu_s": sizes_gpu_s}
         policy = make_policy(self.policy, dict(self.parameters), given)
         return guarded(policy) if self.guards else policy
 

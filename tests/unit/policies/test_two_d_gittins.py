@@ -9,6 +9,7 @@ import pytest
 
 from hermes_ops.core.gittins import MOST_LEARNT, Sizes
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.policies import make_policy
 from hermes_ops.policies.two_d_gittins import History, TwoDGittins
 
 
@@ -71,6 +72,14 @@ def test_sizes_are_learnt_from_the_jobs_that_end_once_each() -> None:
     _, memory = policy.decide(Snapshot(101.0, (Gpu(0),), (job(2),)), memory)
     assert memory.sizes_gpu_s == (40.0,)
     assert memory.counted == ()
+
+
+def test_a_user_who_gives_sizes_overrules_the_drivers() -> None:
+    driver = {"sizes_gpu_s": (1.0,)}
+    handed, own = (make_policy("2d-gittins", p, driver) for p in ({}, {"sizes_gpu_s": (2.0,)}))
+    assert isinstance(handed, TwoDGittins)
+    assert isinstance(own, TwoDGittins)
+    assert (handed.known.gpu_s, own.known.gpu_s) == ((1.0,), (2.0,))
 
 
 def test_learnt_sizes_decide_and_are_not_without_bound() -> None:
