@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL server on loopback, as durable as PostgreSQL is by default."""
+"""A throw-away PostgreSQL server on loopback, for benchmarks and for integration tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from bench.measure import NotMeasuredError, await_, child
 
@@ -43,27 +44,33 @@ class Server:
         return True
 
     def _address(self, database: str) -> str:
-        return f"postgresql://hermes:{self.password}@127.0.0.1:{self.port}/{database}"
+        password = quote(self.password, safe="")
+        return f"postgresql://hermes:{password}@127.0.0.1:{self.port}/{database}"
 
 
 @contextlib.contextmanager
-def server() -> Iterator[Server]:
-    """Start a server; stopped and removed at the end. NotMeasuredError without its programs."""
+def server(password: str = "", *, durable: bool = True) -> Iterator[Server]:
+    """Start a server; stopped and removed at the end. NotMeasuredError without its programs.
+
+    The password is random unless it is given. `durable`: as PostgreSQL is by default; else it
+    spares the disk.
+    """
     programs = _programs()
     # PostgreSQL refuses to run as root.
     user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
     with tempfile.TemporaryDirectory(prefix="hermes-bench-pg-", ignore_cleanup_errors=True) as name:
         place = Path(name)
-        found = Server(_free_port(), os.urandom(8).hex())
+        found = Server(_free_port(), password or os.urandom(8).hex())
         (place / "password").write_text(found.password)
         for path in (place, place / "password"):
             shutil.chown(path, user)
-        _initialise(programs, place, user)
+        _initialise(programs, place, user, durable)
         command = _as(user, programs / "postgres", "-D", place / "data", "-p", found.port)
         options = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": str(place),
             "max_connections": "200",
+            "fsync": "on" if durable else "off",
         }
         flags = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
         with child([*command, *flags], dict(os.environ), cwd=place):
@@ -71,8 +78,9 @@ def server() -> Iterator[Server]:
             yield found
 
 
-def _initialise(programs: Path, place: Path, user: str) -> None:
+def _initialise(programs: Path, place: Path, user: str, durable: bool) -> None:
     options = ["-U", "hermes", "--encoding=UTF8", "--locale=C", "--auth=scram-sha-256"]
+    options += [] if durable else ["--no-sync"]
     command = [programs / "initdb", "-D", place / "data", *options]
     subprocess.run(
         [str(part) for part in _as(user, *command, f"--pwfile={place / 'password'}")],

@@ -5,14 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import pwd
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from bench.measure import NotMeasuredError
+from bench.postgres import Server, server
 
 HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 360
@@ -128,107 +126,14 @@ def lab(stack: Stack, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
     shared.close()
 
 
-@dataclass(frozen=True)
-class Postgres:
-    """A PostgreSQL server on loopback; its password has characters that need escaping."""
-
-    port: int
-
-    def url(self, database: str) -> str:
-        """Create `database` and return its address."""
-        import psycopg2
-
-        with contextlib.closing(psycopg2.connect(self._address("postgres"))) as connection:
-            connection.autocommit = True
-            connection.cursor().execute(f'CREATE DATABASE "{database}"')
-        return self._address(database)
-
-    def _address(self, database: str) -> str:
-        return f"postgresql://hermes:pass%25word@127.0.0.1:{self.port}/{database}"
-
-
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    programs = _postgres_programs()
-    # PostgreSQL refuses to run as root.
-    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
-    folder = Path(tempfile.mkdtemp(prefix="hermes-pg-", dir="/tmp"))
-    password = folder / "password"
-    password.write_text("pass%word")
-    for path in (folder, password):
-        shutil.chown(path, user)
-    port = _free_port()
-    _run_as(user, programs / "initdb", *_initdb_options(folder, password))
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            [str(programs / "postgres"), *_server_options(folder, port)],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            user=user if os.getuid() == 0 else None,
-        )
-    try:
-        _await_postgres(Postgres(port), server)
-        yield Postgres(port)
-    finally:
-        server.terminate()
-        server.wait(30)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _postgres_programs() -> Path:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    on_path = shutil.which("postgres")
-    if on_path:
-        found.append(Path(on_path).resolve())
-    if not found:
-        if os.environ.get("CI"):
-            pytest.fail("PostgreSQL's server programs are not installed: .ci/run installs them")
-        pytest.skip("PostgreSQL's server programs are not installed")
-    return found[-1].parent
-
-
-def _initdb_options(folder: Path, password: Path) -> list[str]:
-    data = ["-D", str(folder / "data"), "-U", "hermes", "--encoding=UTF8", "--locale=C"]
-    return [*data, "--auth=scram-sha-256", f"--pwfile={password}", "--no-sync"]
-
-
-def _server_options(folder: Path, port: int) -> list[str]:
-    options = {
-        "listen_addresses": "127.0.0.1",
-        "unix_socket_directories": str(folder),
-        "fsync": "off",
-        "max_connections": "200",
-    }
-    flags = [part for k, v in options.items() for part in ("-c", f"{k}={v}")]
-    return ["-D", str(folder / "data"), "-p", str(port), *flags]
-
-
-def _run_as(user: str, *command: object) -> None:
-    subprocess.run(
-        [str(part) for part in command],
-        cwd="/tmp",
-        check=True,
-        stdout=subprocess.DEVNULL,
-        user=user if os.getuid() == 0 else None,
-    )
-
-
-def _await_postgres(server: Postgres, process: subprocess.Popen[bytes]) -> None:
-    import psycopg2
-
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s and process.poll() is None:
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL server on loopback; its password has a character that needs escaping."""
+    with contextlib.ExitStack() as stack:
         try:
-            psycopg2.connect(server._address("postgres")).close()
-        except psycopg2.OperationalError:
-            time.sleep(0.1)
-        else:
-            return
-    pytest.fail("PostgreSQL did not start")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+            running = stack.enter_context(server("pass%word", durable=False))
+        except NotMeasuredError as error:
+            if os.environ.get("CI"):
+                pytest.fail(f"{error} (.ci/run installs them)")
+            pytest.skip(str(error))
+        yield running
