@@ -22,6 +22,7 @@ POLICIES = ("fifo", "hermes") if QUICK else ("fifo", "fair", "slaq", "hermes", "
 OPTIONS = {"fair": {"quantum_steps": 1}}  # with a quantum of one epoch it is the papers' RR
 SWEEP_TIMEOUT_S = 900.0
 POLL_S = 2.0
+SETTLE_S = 5.0 if QUICK else 20.0
 TARGET = 0.05
 
 
@@ -33,10 +34,14 @@ def run() -> Figures:
     from another. A short one first, not measured, teaches the standby interpreters their imports.
     """
     from hermes_ops.cli.connection import connect
+    from hermes_ops.policies import make_policy
 
+    for policy in POLICIES:  # a name that is wrong is found before half an hour has passed
+        make_policy(policy, OPTIONS.get(policy, {}))
     with stack.running(SLOTS) as own:
         connection = connect(own.home)
-        _swept(own, connection, "fifo", config("warm-up", trials=SLOTS, epochs=1))
+        _swept(own, connection, "fifo", config("warm-up", trials=2 * SLOTS, epochs=1))
+        stack.settle(SETTLE_S)
         found = {}
         for policy in POLICIES:
             sweep = _swept(own, connection, policy, config(f"live-{policy}"))

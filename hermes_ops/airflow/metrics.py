@@ -113,6 +113,8 @@ def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
             first_step=int(s.get("first_step") or 0),
             last_step=s.get("last_step"),
             outcome=str(s.get("outcome") or ""),
+            startup_s=s.get("startup_s"),
+            restore_s=s.get("restore_s"),
         )
         for s in folder.segments()
     ]

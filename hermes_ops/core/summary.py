@@ -15,7 +15,10 @@ CurvePoints = tuple[tuple[int, float, int], ...]  # (step, value, Unix milliseco
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a trial's training. Unix seconds; `end_s` and `last_step` None while it runs."""
+    """A stretch of a trial's training. Unix seconds; `end_s` and `last_step` None while it runs.
+
+    `startup_s` and `restore_s` are what its trial measured of its start, None where it did not.
+    """
 
     trial: int
     epoch: int
@@ -25,6 +28,8 @@ class Segment:
     first_step: int = 0
     last_step: int | None = None
     outcome: str = ""
+    startup_s: float | None = None
+    restore_s: float | None = None
 
     def to_json(self) -> list[Any]:
         """Return a short JSON value: the fields but the trial, in their order."""
@@ -36,13 +41,15 @@ class Segment:
             self.first_step,
             self.last_step,
             self.outcome,
+            self.startup_s,
+            self.restore_s,
         ]
 
     @classmethod
     def from_json(cls, trial: int, value: list[Any]) -> Segment:
-        """Undo `to_json`."""
-        epoch, gpus, start_s, end_s, first_step, last_step, outcome = value
-        return cls(trial, epoch, tuple(gpus), start_s, end_s, first_step, last_step, outcome)
+        """Undo `to_json`; the last fields may be missing."""
+        epoch, gpus, *others = value
+        return cls(trial, epoch, tuple(gpus), *others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class _Clock:
             _trained(t, record, step_s or None, typical["startup_s"], tail_s) for t in record.trials
         ]
         handed = _Handed.of(record)
-        told = list(_told(record, trained, typical))
+        told = list(_told(record, trained))
         first_batch_s = max(0.0, _median([lead_s - startup_s for lead_s, startup_s in told]))
         if not told:  # nobody measured a start-up: it is all that came before the first batch
             typical["startup_s"] = _median([s for t in trained for s in t.leads_s if s is not None])
@@ -257,21 +257,25 @@ class _Clock:
         return replace(self.costs, **(trial.timings or {}))
 
     def starts_of(self, trial: Trial, trained: Training) -> Iterator[tuple[float, float]]:
-        """Of each segment of the trial, its lead and what of it the trial measured.
+        """Of each segment of the trial, its lead and what of it the trial measured as start-up.
 
-        A trial has told that of its last segment only; of others it is what neither the restore nor
-        the usual first batch explains.
+        Where no measurement was kept it is what neither the restore nor the usual first batch
+        explains.
         """
-        costs, last = self.costs_of(trial), len(trained.leads_s) - 1
-        told = "startup_s" in (trial.timings or {})
-        for segment, lead_s in enumerate(trained.leads_s):
-            restore_s = costs.restore_s if segment else 0.0
+        costs = self.costs_of(trial)
+        segments = sorted(trial.segments, key=lambda s: s.start_s)
+        for number, (segment, lead_s) in enumerate(zip(segments, trained.leads_s, strict=True)):
+            restore_s = segment.restore_s
+            if restore_s is None:
+                restore_s = costs.restore_s if number else 0.0
+            startup_s = segment.startup_s
             if lead_s is None:
-                yield costs.startup_s + restore_s + costs.warm_s, costs.startup_s
-            elif told and segment == last:
-                yield lead_s, costs.startup_s
-            else:
+                known_s = costs.startup_s if startup_s is None else startup_s
+                yield known_s + restore_s + costs.warm_s, known_s
+            elif startup_s is None:
                 yield lead_s, max(0.0, lead_s - costs.warm_s - restore_s)
+            else:
+                yield lead_s, startup_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,15 +323,13 @@ def _trained(
     )
 
 
-def _told(
-    record: Record, trained: Sequence[Training], typical: Mapping[str, float]
-) -> Iterator[tuple[float, float]]:
-    """Of each trial's last segment: its lead, and what of that the trial itself measured."""
+def _told(record: Record, trained: Sequence[Training]) -> Iterator[tuple[float, float]]:
+    """Of each segment with a measured start: its lead, and what of that was measured."""
     for trial, found in zip(record.trials, trained, strict=True):
-        own = {**typical, **(trial.timings or {})}
-        if found.leads_s and (lead_s := found.leads_s[-1]) is not None and trial.timings:
-            resumed = len(found.leads_s) > 1
-            yield lead_s, own["startup_s"] + (own["restore_s"] if resumed else 0.0)
+        segments = sorted(trial.segments, key=lambda s: s.start_s)
+        for segment, lead_s in zip(segments, found.leads_s, strict=True):
+            if lead_s is not None and segment.startup_s is not None:
+                yield lead_s, segment.startup_s + (segment.restore_s or 0.0)
 
 
 def _timings(record: Record, name: str) -> list[float]:

@@ -167,7 +167,10 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
     if ending.outcome is Outcome.FAILED:
         print(f"hermes-trial: failed: {ending.reason}", flush=True)
     with contextlib.suppress(OSError):
-        books.close_segment(folder, options.epoch, time.time(), status.step, ending.outcome.value)
+        outcome = ending.outcome.value
+        books.close_segment(
+            folder, options.epoch, time.time(), status.step, outcome, segment.timings
+        )
     books.write_result(
         folder,
         ending,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,17 @@ def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -
     append_lines(folder.segments, [start])
 
 
-def close_segment(folder: Folder, epoch: int, end_s: float, step: int, outcome: str) -> None:
-    """Write the line of a segment's end."""
+def close_segment(
+    folder: Folder,
+    epoch: int,
+    end_s: float,
+    step: int,
+    outcome: str,
+    timings: Mapping[str, float] | None = None,
+) -> None:
+    """Write the line of a segment's end, with what was measured in it."""
     end = {"epoch": epoch, "end_s": end_s, "last_step": step, "outcome": outcome}
-    append_lines(folder.segments, [end])
+    append_lines(folder.segments, [{**(timings or {}), **end}])
 
 
 def close_lost_segment(folder: Folder, step: int) -> None:

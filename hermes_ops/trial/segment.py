@@ -42,6 +42,7 @@ class Segment:
         has_checkpoint = books.newest_checkpoint_s(folder) is not None
         self.status = books.continued(folder, options.epoch, has_checkpoint)
         self.status.step = self._before
+        self.timings: dict[str, float] = {}  # those measured in this very segment
         self._lines = LineReader()
         first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
         self._reader = MetricReader(
@@ -184,7 +185,7 @@ class Segment:
         if self.on_training is not None:
             self.on_training()
         if event.get("startup_s") is not None:
-            self.status.timings["startup_s"] = float(event["startup_s"])
+            self._measured("startup_s", event["startup_s"])
 
     def _on_report(self, event: dict[str, Any]) -> None:
         self._reported.update(str(name) for name in event.get("names", ()))
@@ -193,10 +194,13 @@ class Segment:
         self.status.checkpoint_step = int(event["step"])
         self.status.checkpointed_s = time.time()
         self.status.preemptible, self.status.preemptible_reason = True, ""
-        self.status.timings["checkpoint_s"] = float(event["seconds"])
+        self._measured("checkpoint_s", event["seconds"])
 
     def _on_restored(self, event: dict[str, Any]) -> None:
-        self.status.timings["restore_s"] = float(event["seconds"])
+        self._measured("restore_s", event["seconds"])
+
+    def _measured(self, name: str, seconds: Any) -> None:  # noqa: ANN401 - from JSON
+        self.status.timings[name] = self.timings[name] = float(seconds)
 
     def _on_model(self, event: dict[str, Any]) -> None:
         if event.get("tensor_skew") is not None:

@@ -30,10 +30,15 @@ def config(**changes: Any) -> SweepConfig:
 
 
 def piece(
-    trial: int, gpu: int, start_s: float, end_s: float | None, outcome: str = "finished"
+    trial: int,
+    gpu: int,
+    start_s: float,
+    end_s: float | None,
+    outcome: str = "finished",
+    **measured: float,
 ) -> Segment:
     end = None if end_s is None else BEGIN_S + end_s
-    return Segment(trial, 1, (gpu,), BEGIN_S + start_s, end, outcome=outcome)
+    return Segment(trial, 1, (gpu,), BEGIN_S + start_s, end, outcome=outcome, **measured)
 
 
 def seen(*pairs: tuple[float, float]) -> tuple[tuple[int, float, int], ...]:
@@ -61,7 +66,7 @@ FIRST = trial(
 SECOND = trial(
     1,
     points=seen((19, 0.7), (21, 0.6)),
-    segments=(piece(1, 0, 14, 21.5),),
+    segments=(piece(1, 0, 14, 21.5, startup_s=2.0),),
     timings={"startup_s": 2.0},
     gpu_seconds=7.5,
 )
@@ -90,7 +95,10 @@ def test_each_start_of_a_trial_is_kept_and_later_ones_are_as_it_measured_the_las
     again = replace(
         FIRST,
         points=seen((14, 0.9), (16, 0.8), (33, 0.7), (35, 0.6)),
-        segments=(piece(0, 0, 5, 16, "preempted"), piece(0, 0, 30, 35.5)),
+        segments=(
+            piece(0, 0, 5, 16, "preempted"),
+            piece(0, 0, 30, 35.5, startup_s=0.25, restore_s=0.5),
+        ),
         timings={"startup_s": 0.25, "restore_s": 0.5},
     )
     kept = work(recorded(record(again)), 0)
@@ -101,7 +109,8 @@ def test_each_start_of_a_trial_is_kept_and_later_ones_are_as_it_measured_the_las
 
 
 def test_a_start_up_that_nobody_measured_is_all_that_came_before_the_first_step() -> None:
-    found = recorded(record(FIRST, replace(SECOND, timings=None)))
+    silent = replace(SECOND, timings=None, segments=(piece(1, 0, 14, 21.5),))
+    found = recorded(record(FIRST, silent))
     assert (found.costs.startup_s, found.costs.handover_s) == (3.0, 1.5)
 
 
