@@ -8,7 +8,7 @@ the driver's clock (Unix time live, zero-based virtual time in a simulation). A 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -139,16 +139,16 @@ class Snapshot:
         time_s: float,
         gpus: tuple[Gpu, ...],
         *,
-        holding: tuple[Job, ...],
-        queue: tuple[Job, ...],
-        others: tuple[Job, ...] = (),
+        holding: Sequence[Job],
+        queue: Sequence[Job],
+        others: Sequence[Job] = (),
         index: Mapping[JobId, Job] | None = None,
         stays: Mapping[JobId, Grant] | None = None,
         held: Mapping[JobId, tuple[int, ...]] | None = None,
     ) -> Snapshot:
         """A snapshot with its views, as they are described there; `others` are the other jobs.
 
-        The mappings may be left out; they must never change afterwards.
+        The mappings may be left out. What is given must not change while the snapshot exists.
         """
         snapshot = cls.__new__(cls)  # without `jobs`: see `__getattr__`
         views = {"index": index, "stays": stays, "held": held}
@@ -171,18 +171,18 @@ class Snapshot:
         return {job.id: job for job in self.jobs}
 
     @cached_property
-    def holding(self) -> tuple[Job, ...]:
+    def holding(self) -> Sequence[Job]:
         """The RUNNING and STARTING jobs, in order of submission."""
         return tuple(by_submission(job for job in self.jobs if job.holds_gpus))
 
     @cached_property
-    def queue(self) -> tuple[Job, ...]:
+    def queue(self) -> Sequence[Job]:
         """The PENDING and WAITING jobs, in order of submission."""
         queued = (Phase.PENDING, Phase.WAITING)
         return tuple(by_submission(job for job in self.jobs if job.phase in queued))
 
     @cached_property
-    def others(self) -> tuple[Job, ...]:
+    def others(self) -> Sequence[Job]:
         """The STOPPING and ENDED jobs."""
         return tuple(job for job in self.jobs if job.phase in (Phase.STOPPING, Phase.ENDED))
 

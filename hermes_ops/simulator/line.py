@@ -8,31 +8,26 @@ from hermes_ops.core.model import Job
 
 
 class Line:
-    """Jobs by their rank; `jobs()` is the same tuple until something changes."""
+    """Jobs by their rank. `jobs` itself changes: `part` before somebody else is to keep it."""
 
     def __init__(self) -> None:
         self._ranks: list[int] = []
-        self._jobs: list[Job] = []
-        self._tuple: tuple[Job, ...] | None = ()
+        self.jobs: list[Job] = []
 
     def put(self, rank: int, job: Job) -> None:
         """Insert the job at its rank, in the place of an earlier fact about it."""
         at = bisect_left(self._ranks, rank)
         if at < len(self._ranks) and self._ranks[at] == rank:
-            self._jobs[at] = job
+            self.jobs[at] = job
         else:
             self._ranks.insert(at, rank)
-            self._jobs.insert(at, job)
-        self._tuple = None
+            self.jobs.insert(at, job)
 
     def drop(self, rank: int) -> None:
         """Remove the job of that rank, which must be there."""
         at = bisect_left(self._ranks, rank)
-        del self._ranks[at], self._jobs[at]
-        self._tuple = None
+        del self._ranks[at], self.jobs[at]
 
-    def jobs(self) -> tuple[Job, ...]:
-        """The jobs, first submitted first."""
-        if self._tuple is None:
-            self._tuple = tuple(self._jobs)
-        return self._tuple
+    def part(self) -> None:
+        """Go on with a copy of `jobs`; who was given the former list keeps it as it is."""
+        self.jobs = self.jobs.copy()

@@ -72,7 +72,11 @@ class Machines:
             return 1.0
         nodes = {self._node[gpu] for gpu in gpus}
         pace = min((self._pace(node) for node in nodes), default=1.0)
-        if model in self._spread_speeds and len(nodes) > self._fewest(len(gpus)):
+        if (
+            model is not None
+            and model in self._spread_speeds
+            and len(nodes) > self._fewest(len(gpus))
+        ):
             pace *= self._spread_speeds[model]
         return pace
 

@@ -12,8 +12,7 @@ from hermes_ops.simulator.lives import Life
 class View:
     """What a policy sees, kept up to date by `changed`.
 
-    The mappings are copied before they change only if somebody still has a snapshot that they
-    were given to.
+    What a snapshot is given is copied before it changes only if somebody still has the snapshot.
     """
 
     def __init__(self) -> None:
@@ -24,7 +23,7 @@ class View:
         self._index: dict[JobId, Job] = {}
         self._stays: dict[JobId, Grant] = {}
         self._held: dict[JobId, tuple[int, ...]] = {}
-        self._lent: list[ref[Snapshot]] = []  # who was given these very mappings
+        self._lent: list[ref[Snapshot]] = []  # who was given these very views
 
     def changed(self, life: Life) -> None:
         """The facts of the job are no longer those that were last seen."""
@@ -34,22 +33,28 @@ class View:
         """The pool as it is now."""
         if self._brief or self._dirty:
             if any(snapshot() is not None for snapshot in self._lent):
-                self._index = self._index.copy()
-                self._stays, self._held = self._stays.copy(), self._held.copy()
+                self._part()
             self._lent = []
             self._update()
         snapshot = Snapshot.prepared(
             now_s,
             pool,
-            holding=self._holding.jobs(),
-            queue=self._queue.jobs(),
-            others=self._others.jobs(),
+            holding=self._holding.jobs,
+            queue=self._queue.jobs,
+            others=self._others.jobs,
             index=self._index,
             stays=self._stays,
             held=self._held,
         )
         self._lent = [*(lent for lent in self._lent if lent() is not None), ref(snapshot)]
         return snapshot
+
+    def _part(self) -> None:
+        """Go on with copies."""
+        self._index = self._index.copy()
+        self._stays, self._held = self._stays.copy(), self._held.copy()
+        for line in (self._holding, self._queue, self._others):
+            line.part()
 
     def _update(self) -> None:
         for life in self._brief:
