@@ -13,15 +13,12 @@ def gpus_of_live_trials(home: Path) -> list[tuple[int, ...]]:
     """The GPU indices of each live `hermes-trial` of this home, from its processes alone."""
     import psutil
 
-    from hermes_ops.stack.processes import members
+    from hermes_ops.stack.processes import leaders, members
 
-    guards = {m.pid: m.process for m in members(home) if m.supervises_trial}
     held: list[tuple[int, ...]] = []
-    for process in guards.values():
+    for leader in leaders(members(home)):
         try:
-            if process.ppid() in guards:  # a helper of the same trial
-                continue
-            gpus = process.environ().get("HERMES_GPUS", "")
+            gpus = leader.process.environ().get("HERMES_GPUS", "")
         except (psutil.Error, OSError):  # it has just ended
             continue
         held.append(tuple(int(g) for g in gpus.split(",") if g))

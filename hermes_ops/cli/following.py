@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
 
 ENDED = ("success", "failed")
+UNKNOWN = "unknown"
 PERIOD_S = 0.5
+SILENCE_S = 30.0  # then the user is told that Airflow does not answer
 STATE_PERIOD_S = 2.0  # Airflow is asked less often than the view is read: it has trials to serve
 ROWS = 40
 STYLES = {"running": "bold green", "starting": "green", "stopping": "yellow", "ended": "dim"}
@@ -53,9 +56,11 @@ def _until_the_end(connection: Connection, sweep: str, quiet: bool) -> None:
         shown.start()
     try:
         asked_at, state = 0.0, ""
+        silence = Silence(sweep, time.monotonic())
         while state not in ENDED:
             if time.monotonic() - asked_at >= STATE_PERIOD_S:
                 asked_at, state = time.monotonic(), _state(connection, sweep)
+                _tell(silence.heard(asked_at, state))
             view = read_view(connection.pool)
             if view is not None and sweep in view.get("sweeps", {}):
                 if live:
@@ -69,13 +74,41 @@ def _until_the_end(connection: Connection, sweep: str, quiet: bool) -> None:
             shown.stop()
 
 
+@dataclass(slots=True)
+class Silence:
+    """How long Airflow has not answered, by a monotonic clock; says so once each time."""
+
+    sweep: str
+    since_s: float
+    said: bool = False
+
+    def heard(self, now_s: float, state: str) -> str | None:
+        """What to tell the user now, if anything, after this answer ("unknown": none)."""
+        if state != UNKNOWN:
+            self.since_s, self.said = now_s, False
+            return None
+        if self.said or now_s - self.since_s < SILENCE_S:
+            return None
+        self.said = True
+        return (
+            f"Airflow has not answered for {now_s - self.since_s:.0f} s: waiting for it. "
+            "If the stack was shut down, `hermes up` brings it back and the sweep goes on; "
+            f"Ctrl-C ends this view only, `hermes sweep watch {self.sweep}` shows it again."
+        )
+
+
+def _tell(words: str | None) -> None:
+    if words is not None:
+        Console(stderr=True).print(words)
+
+
 def _state(connection: Connection, sweep: str) -> str:
     from hermes_ops.cli.sweep_commands import DAG_ID
 
     try:
         found = connection.airflow.dag_run(DAG_ID, sweep)
     except Unavailable:  # it is being restarted; the sweep goes on without us
-        return "unknown"
+        return UNKNOWN
     if found is None:
         raise HermesError(f"the sweep {sweep!r} has been deleted in Airflow.")
     return str(found["state"])

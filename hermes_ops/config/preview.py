@@ -23,10 +23,14 @@ class CostBound:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The resolved sweep file, the first trials with their numbers from 0, and the cost bound."""
+    """The resolved sweep file, the first trials with their numbers from 0, and the cost bound.
+
+    The first `certain` trials depend on no result; the others are what would come without any.
+    """
 
     resolved_yaml: str
     trials: tuple[Config, ...]
+    certain: int
     note: str
     cost: CostBound
 
@@ -35,13 +39,14 @@ class Preview:
         lines = [self.resolved_yaml.rstrip(), "", "First trials:"]
         for number, config in enumerate(self.trials):
             values = "  ".join(f"{name}={text(value)}" for name, value in config.items())
-            lines.append(f"  {number}: {values}")
+            mark = "" if number < self.certain else "  (depends on the results)"
+            lines.append(f"  {number}: {values}{mark}")
         lines += [f"  {self.note}", "", "At most:", *_cost_lines(self.cost)]
         return "\n".join(lines) + "\n"
 
 
 def check_preview(config: SweepConfig, count: int = 10) -> Preview:
-    """Ask the sweep's sampler for its first `count` trials, as far as they depend on no result."""
+    """Ask the sweep's sampler for its first `count` trials, with no result told."""
     from hermes_ops.search import make_sampler
 
     search = config.search
@@ -53,9 +58,10 @@ def check_preview(config: SweepConfig, count: int = 10) -> Preview:
         search.points_to_evaluate,
         search.max_trials,
     )
-    known = min(count, config.trial_count, _independent(config))
-    trials = tuple(sampler.ask(number, ()) for number in range(known))
-    return Preview(config.to_yaml(), trials, _note(config, known), cost_bound(config))
+    shown = min(count, config.trial_count)
+    certain = min(shown, _independent(config))
+    trials = tuple(sampler.ask(number, ()) for number in range(shown))
+    return Preview(config.to_yaml(), trials, certain, _note(config, shown), cost_bound(config))
 
 
 def _independent(config: SweepConfig) -> int:
@@ -66,13 +72,12 @@ def _independent(config: SweepConfig) -> int:
     return max(search.startup_trials, len(search.points_to_evaluate))
 
 
-def _note(config: SweepConfig, known: int) -> str:
-    left = config.trial_count - known
-    if left == 0:
-        return "These are all the trials."
-    if config.search.algorithm is Algorithm.TPE and known >= _independent(config):
-        return f"{left} more trials: from number {known} on they depend on the results."
-    return f"{left} more trials."
+def _note(config: SweepConfig, shown: int) -> str:
+    left = config.trial_count - shown
+    text = f"{left} more trials." if left else "These are all the trials."
+    if _independent(config) < config.trial_count:
+        text += f" From number {_independent(config)} on they depend on the results."
+    return text
 
 
 def cost_bound(config: SweepConfig) -> CostBound:

@@ -237,8 +237,13 @@ def _drain(layout: Layout, supervisor: Supervisor, timeout_s: float, say: Say) -
     states = {state.name: state.state for state in supervisor.states()}
     live = processes.trials(processes.members(layout.home))
     if live:
-        leaders = sum(member.supervises_trial for member in live)
-        say(f"Stopping {leaders} running trials with their checkpoints …")
+        running = len(processes.leaders(live))
+        trials = (
+            "1 running trial with its checkpoint"
+            if running == 1
+            else (f"{running} running trials with their checkpoints")
+        )
+        say(f"Stopping {trials} …")
     deadline_s = time.monotonic() + (timeout_s if states.get("controller") == RUNNING else 0.0)
     while live and time.monotonic() < deadline_s:
         time.sleep(POLL_S)

@@ -72,6 +72,19 @@ def trials(found: Iterable[Member]) -> list[Member]:
     return [member for member in found if member.trial]
 
 
+def leaders(found: Iterable[Member]) -> list[Member]:
+    """Return one process for each trial: `hermes-trial` itself, without its own helper."""
+    guards = {member.pid: member for member in found if member.supervises_trial}
+    return [member for member in guards.values() if _parent(member) not in guards]
+
+
+def _parent(member: Member) -> int:
+    try:
+        return int(member.process.ppid())
+    except psutil.Error:  # it has just ended
+        return 0
+
+
 def end(home: Path, belongs: Callable[[Member], bool] = lambda _: True) -> int:
     """End the processes of `home` that `belongs` picks and return how many there were.
 

@@ -65,10 +65,12 @@ def test_an_end_sends_the_rest_before_it_closes_the_run() -> None:
 
 @pytest.mark.parametrize("trouble", [Unavailable("away"), Refused("the run was deleted")])
 def test_trouble_with_mlflow_is_never_the_trials(trouble: HermesError) -> None:
-    feed = feed_of(Mlflow(trouble))
+    mlflow = Mlflow(trouble)
+    feed = feed_of(mlflow)
     feed.pump_once(ended=True)
     feed.finish(Ending("finished"), segment())
     feed.close()
+    assert mlflow.said == ["pump", "drain"]  # nothing else was taken
 
 
 def test_a_feed_without_an_address_leaves_the_metrics_on_disk(

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hermes_ops.cli.following import progress_line, table
+from hermes_ops.cli.following import Silence, progress_line, table
 
 
 def job(number: int, phase: str = "running", **changes: Any) -> dict[str, Any]:
@@ -60,3 +60,17 @@ def test_the_reason_of_the_end_is_shown() -> None:
 
 def test_brackets_in_a_reason_are_text() -> None:
     assert "[/bold] leads [red]" in shown(view(job(0, reason="[/bold] leads [red]")))
+
+
+def test_an_airflow_that_is_silent_is_told_once_with_the_way_out() -> None:
+    silence = Silence("digits-1", since_s=100.0)
+    assert silence.heard(129.0, "unknown") is None
+    words = silence.heard(130.0, "unknown")
+    assert words is not None
+    assert "30 s" in words
+    assert "hermes up" in words
+    assert "Ctrl-C" in words
+    assert silence.heard(200.0, "unknown") is None
+    assert silence.heard(201.0, "running") is None
+    assert silence.heard(230.0, "unknown") is None
+    assert silence.heard(231.0, "unknown") is not None

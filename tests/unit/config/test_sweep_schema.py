@@ -94,10 +94,15 @@ def test_a_preview_lists_the_whole_of_a_small_grid_and_its_cost() -> None:
     assert preview.cost.wall_clock_seconds is None
 
 
-def test_a_preview_of_tpe_stops_where_results_decide() -> None:
+def test_a_preview_of_tpe_marks_the_trials_that_results_decide() -> None:
     preview = check_preview(grid(algorithm="tpe", startup_trials=3))
-    assert len(preview.trials) == 3
-    assert preview.note == "6 more trials: from number 3 on they depend on the results."
+    assert len(preview.trials) == 9
+    assert preview.note == (
+        "These are all the trials. From number 3 on they depend on the results."
+    )
+    marked = [n for n in range(9) if f"  {n}: " in preview.render()]
+    assert marked == list(range(9))
+    assert preview.render().count("(depends on the results)") == 6
 
 
 def test_a_preview_of_random_search_has_as_many_trials_as_asked_for() -> None:

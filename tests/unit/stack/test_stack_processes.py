@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -59,6 +61,16 @@ def _end_of(process: subprocess.Popen[str]) -> str:
 def test_a_process_with_our_marks_is_ours(tmp_path: Path, start: Start) -> None:
     ours = start(HERMES_HOME=str(tmp_path), HERMES_PROGRAM="mlflow")
     assert [(m.pid, m.program) for m in processes.members(tmp_path)] == [(ours.pid, "mlflow")]
+
+
+def test_a_trial_counts_once_with_its_helper_and_its_script() -> None:
+    def member(pid: int, parent: int, supervises: bool = True) -> processes.Member:
+        process: Any = SimpleNamespace(pid=pid, ppid=lambda: parent)
+        return processes.Member(process, "", "0", supervises)
+
+    first = [member(10, 1), member(11, 10), member(12, 11, supervises=False)]
+    second = [member(20, 1), member(21, 20)]
+    assert [m.pid for m in processes.leaders([*first, *second])] == [10, 20]
 
 
 def test_a_shell_that_only_exports_the_home_is_not_ours(tmp_path: Path, start: Start) -> None:
