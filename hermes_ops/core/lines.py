@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain
 
+from hermes_ops.core.answer import Explain, answer
 from hermes_ops.core.fill import fill
-from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Reason, Snapshot, SweepId
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, overlay
 from hermes_ops.core.order import SubmissionKey, by_submission, submission
-
-RANKED = 1_000  # a ranking's head: more is never looked at
-
-Explain = Callable[[Job, bool], Reason]
-"""Why a job has GPUs by this plan (True), or has none (False)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +86,10 @@ def serve(
     drawn: list[Job] = []
     source = (job for job in order if job.id not in ends)
     grants = fill(_without(snapshot, ends), _noted(source, drawn))
-    granted = {grant.job for grant in grants}
-    waiting = (j for j in (*drawn, *islice(source, RANKED)) if j.id not in granted)
-    ranking = tuple(job.id for job in waiting if not job.holds_gpus)
-
-    def reason(job_id: JobId) -> Reason:
-        if job_id in ends:
-            return ends[job_id]
-        job = snapshot.index[job_id]
-        return _plain(snapshot, job) or explain(job, job_id in granted)
-
-    spoken = {job.id for job in snapshot.jobs if job.phase is not Phase.ENDED}
-    return Plan(grants, tuple(ends), ranking, reasons=LazyReasons(spoken, reason))
+    plan = answer(snapshot, grants, chain(drawn, source), explain)
+    if not ends:
+        return plan
+    return replace(plan, ends=tuple(ends), reasons=overlay(plan.reasons, ends))
 
 
 def _without(snapshot: Snapshot, ends: Mapping[JobId, Reason]) -> Snapshot:
@@ -115,17 +103,6 @@ def _noted(jobs: Iterable[Job], drawn: list[Job]) -> Iterator[Job]:
     for job in jobs:
         drawn.append(job)
         yield job
-
-
-def _plain(snapshot: Snapshot, job: Job) -> Reason | None:
-    """The reasons that no policy can change."""
-    if job.phase is Phase.STOPPING:
-        return Reason("is stopping: it waits from then on")
-    if job.holds_gpus and job.id not in snapshot.held:
-        return Reason("stops: its GPUs left the pool or another job has them")
-    if not job.holds_gpus and job.min_gpus > len(snapshot.gpus):
-        return Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
-    return None
 
 
 def _entry(job: Job, gpus: int, number: int) -> tuple[float, SubmissionKey, int]:

@@ -11,19 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from hermes_ops.core.answer import answer
 from hermes_ops.core.convergence import largest_drops
 from hermes_ops.core.curves import Floats, columns
-from hermes_ops.core.model import (
-    Grant,
-    Job,
-    JobId,
-    LazyReasons,
-    Phase,
-    Plan,
-    Reason,
-    Snapshot,
-    Term,
-)
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import by_submission
 from hermes_ops.core.rungs import whole
 
@@ -83,21 +74,20 @@ class FlowCon:
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Seat whoever finds room, then set all limits."""
-        seats, waiting = self._seats(snapshot)
+        seats = self._seats(snapshot)
         drops = largest_drops(snapshot.jobs)
         jobs = [snapshot.index[job] for job in seats]
         growths = {job.id: growth(job, drops.get(job.sweep, 0.0), self.alpha) for job in jobs}
         limits = self._limits(jobs, seats, growths)
         grants = tuple(Grant(job, gpus, share=limits[job]) for job, gpus in seats.items())
-        spoken = {job.id for job in snapshot.jobs if job.phase is not Phase.ENDED}
 
-        def explain(job: JobId) -> Reason:
-            return self._why(snapshot.index[job], growths.get(job), limits.get(job))
+        def explain(job: Job, on: bool) -> Reason:
+            return self._runs(growths[job.id], limits[job.id]) if on else self._waits()
 
-        return Plan(grants, (), waiting, reasons=LazyReasons(spoken, explain)), memory
+        return answer(snapshot, grants, snapshot.queue, explain), memory
 
-    def _seats(self, snapshot: Snapshot) -> tuple[dict[JobId, tuple[int, ...]], tuple[JobId, ...]]:
-        """Where each job runs from now on, and who finds no room."""
+    def _seats(self, snapshot: Snapshot) -> dict[JobId, tuple[int, ...]]:
+        """Where each job runs from now on; who finds no room is left out."""
         seats = dict(snapshot.held)
         load = {gpu.index: 0 for gpu in snapshot.gpus}
         for gpus in seats.values():
@@ -105,17 +95,15 @@ class FlowCon:
                 load[gpu] += 1
         room = [(jobs, gpu) for gpu, jobs in load.items() if jobs < self.jobs_a_gpu]
         heapify(room)
-        waiting: list[JobId] = []
         for job in snapshot.queue:
             if job.min_gpus > len(room):
-                waiting.append(job.id)
                 continue
             found = [heappop(room) for _ in range(job.min_gpus)]
             seats[job.id] = tuple(sorted(gpu for _, gpu in found))
             for jobs, gpu in found:
                 if jobs + 1 < self.jobs_a_gpu:
                     heappush(room, (jobs + 1, gpu))
-        return seats, tuple(waiting)
+        return seats
 
     def _limits(
         self,
@@ -149,9 +137,11 @@ class FlowCon:
         scale = sum(raw)
         return [max(1, floor(GRAIN * part / scale + 1e-9)) / GRAIN for part in raw]
 
-    def _why(self, job: Job, grown: Growth | None, share: float | None) -> Reason:
-        if grown is None or share is None:
-            return _unseated(job, self.jobs_a_gpu)
+    def _waits(self) -> Reason:
+        text = f"waits: each GPU that it could take has {self.jobs_a_gpu} jobs"
+        return Reason(text, (), None, "a running job ending")
+
+    def _runs(self, grown: Growth, share: float) -> Reason:
         terms = [Term("share", share), Term("alpha", self.alpha)]
         if grown.efficiency is None:
             return Reason(f"gets {share:.4g} of a GPU: new, not seen to grow yet", tuple(terms))
@@ -190,12 +180,3 @@ def _rates(job: Job, largest_drop: float) -> Floats:
         changes = np.abs(np.diff(curve.losses)) / largest_drop
         counts = np.isfinite(changes) & (gaps_s > 0)
         return np.where(counts, changes, 0.0) / np.where(counts, gaps_s, 1.0)
-
-
-def _unseated(job: Job, jobs_a_gpu: int) -> Reason:
-    if job.phase is Phase.STOPPING:
-        return Reason("is stopping: it waits from then on")
-    if job.holds_gpus:
-        return Reason("stops: its GPUs left the pool or other jobs fill them")
-    text = f"waits: each GPU that it could take has {jobs_a_gpu} jobs"
-    return Reason(text, (), None, "a running job ending")
