@@ -28,9 +28,10 @@ from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.leader import Leadership
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metrics import tracking_uri
-from hermes_ops.airflow.priors import PriorFeed, Priors
+from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guards import guarded
+from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Policy
 from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
@@ -79,14 +80,14 @@ class Choice:
         fresh.write_text(json.dumps({"policy": self.name, "options": self.options}))
         os.replace(fresh, path)
 
-    def build(self, priors: Priors | None = None) -> Policy[Any]:
+    def build(self, prior: tuple[PastTrial, ...] = ()) -> Policy[Any]:
         """The policy within its guards, knowing what earlier sweeps have shown.
 
         ConfigError for an unknown name or option and for a policy that runs in a simulation only.
         """
         check_live(self.name)
         own = {k: v for k, v in self.options.items() if k not in GUARD_OPTIONS}
-        policy = make_policy(self.name, own, {"prior": priors} if priors else None)
+        policy = make_policy(self.name, own, {"prior": prior} if prior else None)
         guards = {**GUARD_OPTIONS, **self.options}
         try:
             return guarded(policy, k=float(guards["guard_k"]), quanta=int(guards["guard_quanta"]))
@@ -176,7 +177,7 @@ class Controller:
         if version != self._prior_version:
             self._prior_version = version
             try:
-                self._policy = policy = choice.build(feed.priors())
+                self._policy = policy = choice.build(feed.prior())
             except Exception:  # what is missing costs quality only
                 log.exception("What earlier sweeps have shown is left out")
         return policy

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hermes_ops.core.history import PastTrial
-from hermes_ops.core.model import SweepId
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 """How long an MLflow that did not answer is left alone."""
-
-Priors = Mapping[SweepId, tuple[PastTrial, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class PriorFeed:
 
     tracker: Tracker
     version: int = 0
-    """Counts the changes of `priors`."""
+    """Counts the changes of `prior`."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -68,7 +65,7 @@ class PriorFeed:
             self._thread.start()
 
     def follow(self, plans: Mapping[str, Plan]) -> None:
-        """Keep the priors of exactly these sweeps from now on."""
+        """Keep the past trials of exactly these sweeps from now on."""
         with self._lock:
             gone = [self._kinds.pop(sweep) for sweep in set(self._kinds) - set(plans)]
             fresh = {s: _Kind.of(p) for s, p in plans.items() if s not in self._kinds}
@@ -80,11 +77,14 @@ class PriorFeed:
             if self._due and (gone or fresh):
                 self._wake.set()
 
-    def priors(self) -> Priors:
-        """The past trials for each followed sweep that has some."""
+    def prior(self) -> tuple[PastTrial, ...]:
+        """The past trials of all kinds of sweeps that are followed.
+
+        One policy serves several sweeps; it tells theirs by the names of the hyper-parameters.
+        """
         with self._lock:
-            found = ((SweepId(s), self._held.get(kind)) for s, kind in self._kinds.items())
-            return {sweep: past for sweep, past in found if past}
+            kinds = dict.fromkeys(self._kinds[sweep] for sweep in sorted(self._kinds))
+            return tuple(past for kind in kinds for past in self._held.get(kind, ()))
 
     def read_once(self) -> None:
         """Read what is due; of what MLflow does not give now it stays due."""

@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.airflow.books import Plan
 from hermes_ops.airflow.cluster import AirflowCluster
 from hermes_ops.airflow.controller import Choice, Controller
-from hermes_ops.airflow.priors import PriorFeed, Priors
+from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Plan as Allocation
 from hermes_ops.core.model import Point, Snapshot
@@ -56,9 +56,9 @@ def plan(**changes: Any) -> Plan:
 def test_a_sweep_has_no_prior_until_it_is_read(archive: Archive) -> None:
     mine = feed()
     mine.follow({SWEEP: plan()})
-    assert mine.priors() == {}
+    assert mine.prior() == ()
     mine.read_once()
-    assert mine.priors() == {SWEEP: (PAST,)}
+    assert mine.prior() == (PAST,)
 
 
 def test_earlier_sweeps_of_the_same_name_space_and_objective_are_asked_for(
@@ -89,7 +89,7 @@ def test_they_are_read_once_until_a_sweep_of_their_kind_ends(archive: Archive) -
     mine.follow({"digits-2": plan()})
     mine.read_once()
     assert len(archive.asked) == 2
-    assert mine.priors() == {"digits-2": (PAST, PAST)}
+    assert mine.prior() == (PAST, PAST)
     assert mine.version > before
 
 
@@ -97,11 +97,24 @@ def test_a_sweep_that_has_gone_is_forgotten_and_read_anew_when_its_like_comes(
     archive: Archive,
 ) -> None:
     mine = feed()
-    for plans in ({SWEEP: plan()}, {}, {"digits-2": plan()}):
-        mine.follow(plans)
-        mine.read_once()
+    mine.follow({SWEEP: plan()})
+    mine.read_once()
+    mine.follow({})
+    assert mine.prior() == ()
+    mine.follow({"digits-2": plan()})
+    mine.read_once()
     assert len(archive.asked) == 2
-    assert set(mine.priors()) == {"digits-2"}
+    assert mine.prior() == (PAST,)
+
+
+def test_sweeps_of_one_kind_share_what_was_read_and_others_bring_their_own(
+    archive: Archive,
+) -> None:
+    mine = feed()
+    other = plan(objective={"metric": "score", "direction": "maximize"})
+    mine.follow({SWEEP: plan(), "digits-2": plan(), "digits-3": other})
+    mine.read_once()
+    assert (len(archive.asked), mine.prior()) == (2, (PAST, PAST))
 
 
 def test_an_mlflow_that_is_away_leaves_what_is_known_and_is_asked_again(archive: Archive) -> None:
@@ -111,10 +124,10 @@ def test_an_mlflow_that_is_away_leaves_what_is_known_and_is_asked_again(archive:
     archive.away = True
     mine.follow({SWEEP: plan()})
     mine.read_once()
-    assert mine.priors() == {SWEEP: (PAST,)}
+    assert mine.prior() == (PAST,)
     archive.away, archive.found = False, ()
     mine.read_once()
-    assert (mine.priors(), len(archive.asked)) == ({}, 3)
+    assert (mine.prior(), len(archive.asked)) == ((), 3)
 
 
 def test_the_background_work_ends_when_it_is_told_to(archive: Archive) -> None:
@@ -133,7 +146,7 @@ def test_the_background_work_ends_when_it_is_told_to(archive: Archive) -> None:
 class Learner(Fifo):
     """fifo that takes a prior."""
 
-    prior: Priors | tuple[()] = ()
+    prior: tuple[PastTrial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +193,7 @@ def test_a_policy_gets_the_prior_once_it_is_read_and_keeps_its_memory(
     assert made.cluster.priors is not None
     made.cluster.priors.read_once()
     made._memory = "kept"
-    assert prior_of(made._current_policy()) == {SWEEP: (PAST,)}
+    assert prior_of(made._current_policy()) == (PAST,)
     assert made._current_policy() is made._current_policy()
     assert made._memory == "kept"
 
