@@ -34,6 +34,7 @@ class Mlflow:
 
     def save_segments(self, run_id: str, rows: Sequence[Any]) -> None:
         self._say("segments", run_id, [(r.trial, r.epoch, r.gpus, r.end_s) for r in rows])
+        self.starts = [(r.startup_s, r.restore_s) for r in rows]
 
     def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
         self._say("finish", run_id, state, dict(tags))
@@ -92,7 +93,7 @@ def test_segments_are_stored_with_their_gpus_those_under_way_without_an_end() ->
     folder.path.mkdir(parents=True)
     lines = [
         {"epoch": 1, "gpus": [0, 1], "start_s": 1.0, "first_step": 0},
-        {"epoch": 1, "end_s": 5.0, "last_step": 2, "outcome": "preempted"},
+        {"epoch": 1, "end_s": 5.0, "last_step": 2, "outcome": "preempted", "startup_s": 1.5},
         {"epoch": 2, "gpus": [1], "start_s": 7.0, "first_step": 2},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -100,6 +101,7 @@ def test_segments_are_stored_with_their_gpus_those_under_way_without_an_end() ->
     mlflow: Any = Mlflow()
     save_segments(mlflow, "run-3", folder)
     assert mlflow.said == [("segments", "run-3", [(3, 1, (0, 1), 5.0), (3, 2, (1,), None)])]
+    assert mlflow.starts == [(1.5, None), (None, None)]
 
 
 def test_a_run_is_closed_with_its_accounts_and_of_a_failure_its_last_lines() -> None:

@@ -128,6 +128,24 @@ def test_metrics_of_a_plain_script_are_written_and_it_finishes(trial: Trial) -> 
     assert (start["first_step"], end["last_step"], end["outcome"]) == (0, 3, "finished")
 
 
+def test_a_segment_keeps_what_was_measured_of_its_own_start(trial: Trial) -> None:
+    lines = [
+        "from hermes_ops.trial.channel import send",
+        "send({'kind': 'hook', 'startup_s': 1.5})",
+        "send({'kind': 'restored', 'seconds': 0.25})",
+        "raise SystemExit(1)",
+    ]
+    trial.write("\n".join(lines))
+    trial.run()
+    trial.epoch = 2
+    trial.write("raise SystemExit(1)")
+    trial.run()
+    _, first, _, second = trial.lines("segments.jsonl")
+    assert (first["startup_s"], first["restore_s"]) == (1.5, 0.25)
+    assert "startup_s" not in second
+    assert trial.status["timings"]["startup_s"] == 1.5
+
+
 def test_a_preempted_script_resumes_and_no_step_is_twice_or_missing(trial: Trial) -> None:
     trial.write(CHECKPOINTING)
     process = trial.start("--objective", "loss")
