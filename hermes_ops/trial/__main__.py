@@ -169,7 +169,7 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
     with contextlib.suppress(OSError):
         outcome = ending.outcome.value
         books.close_segment(
-            folder, options.epoch, time.time(), status.step, outcome, segment.timings
+            folder, options.epoch, time.time(), status.step, outcome, timings=segment.timings
         )
     books.write_result(
         folder,

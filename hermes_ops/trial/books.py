@@ -88,6 +88,7 @@ def close_segment(
     end_s: float,
     step: int,
     outcome: str,
+    *,
     timings: Mapping[str, float] | None = None,
 ) -> None:
     """Write the line of a segment's end, with what was measured in it."""
