@@ -1,0 +1,103 @@
+"""A sweep's curves as a table: one row a trial, one column a depth that grows geometrically."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hermes_ops.core.curves import columns
+from hermes_ops.core.history import PastTrial
+from hermes_ops.core.model import Job, Phase, Point
+from hermes_ops.policies.frontrunner_features import features
+
+Floats = NDArray[np.float64]
+FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
+LAST_SHARE = 0.85  # a depth nearer to the end than this is left out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """N trials of the sweep, then those of earlier sweeps; K depths in steps, the last the end.
+
+    `losses[M, K]`: the lowest finite loss so far (inf when none was finite), NaN where the trial
+    has not been. `seconds[M, K]`: training seconds from the start. `reached[N]`:
+    depths that a trial has passed. `over[N]`: it will not run on. `features[M, F]`: see there.
+    """
+
+    depths: tuple[int, ...]
+    losses: Floats
+    seconds: Floats
+    reached: NDArray[np.intp]
+    over: NDArray[np.bool_]
+    features: Floats
+
+    @property
+    def trials(self) -> int:
+        """How many trials belong to this sweep."""
+        return len(self.reached)
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Where `losses` has a value."""
+        return ~np.isnan(self.losses)
+
+
+def depths(jobs: Sequence[Job]) -> tuple[int, ...]:
+    """The depths, in steps, at which the trials of a sweep are judged.
+
+    The first is the usual interval of reports, the last the longest trial's end; without any
+    known, twice as deep as the sweep has been.
+    """
+    starts = [job.curve[0].step for job in jobs if job.curve and job.curve[0].step > 0]
+    first = max(1, round(median(starts))) if starts else 1
+    deepest = max((job.last_step for job in jobs), default=0)
+    totals = [job.total_steps for job in jobs if job.total_steps is not None]
+    end = max(max(totals, default=2 * deepest), deepest, first)
+    found = [1]
+    reports = max(1, -(-end // first))
+    while found[-1] < reports * LAST_SHARE:
+        found.append(max(found[-1] + 1, round(found[-1] * FACTOR)))
+    return (*(number * first for number in found[:-1]), end)
+
+
+def table(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> Table:
+    """The table of these jobs; of earlier trials only those with a whole curve tell anything."""
+    at = depths(jobs)
+    past = [trial for trial in prior if trial.curve and trial.curve[-1].step >= at[-1]]
+    curves = [job.curve for job in jobs] + [trial.curve for trial in past]
+    filled = [_row(curve, at) for curve in curves]
+    losses = np.array([row[0] for row in filled])
+    known = ~np.isnan(losses[: len(jobs)])
+    return Table(
+        depths=at,
+        losses=losses,
+        seconds=np.array([row[1] for row in filled]),
+        reached=known.sum(axis=1),
+        over=np.array([is_over(job) for job in jobs]),
+        features=features(
+            (*(tuple(job.configuration) for job in jobs), *(t.configuration for t in past))
+        ),
+    )
+
+
+def is_over(job: Job) -> bool:
+    """True for a job that will train no more."""
+    done = job.total_steps is not None and job.last_step >= job.total_steps
+    return job.phase is Phase.ENDED or done
+
+
+def _row(curve: tuple[Point, ...], at: Sequence[int]) -> tuple[Floats, Floats]:
+    losses, seconds = np.full(len(at), np.nan), np.full(len(at), np.nan)
+    if not curve:
+        return losses, seconds
+    made = columns(curve)
+    for number, depth in enumerate(at):
+        if made.steps[-1] < depth:
+            break
+        last = max(made.index(depth), 1) - 1
+        losses[number], seconds[number] = made.best[last], made.seconds[last]
+    return losses, seconds
