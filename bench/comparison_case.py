@@ -25,6 +25,9 @@ KEPT = Path(__file__).parent / "results" / "comparison"
 JOBS = int(os.environ.get("HERMES_COMPARE_JOBS", "0")) or None
 
 
+_FRESH: set[str] = set()  # computed by this process: several tables may show the same figures
+
+
 def data() -> Path:
     """Where the traces and the curves are."""
     return Path(os.environ.get("HERMES_DATA", ROOT / "examples"))
@@ -76,7 +79,7 @@ class Case:
         options = tuple(o for o in self.options if o.startswith(f"{policy}."))
         alone = replace(self, policies=(policy,), options=options)
         kept = KEPT / f"{sha256(alone.command.encode()).hexdigest()[:16]}.json"
-        if reuse and kept.exists():
+        if kept.exists() and (reuse or kept.name in _FRESH):
             return _read(kept)
         began_s = monotonic()
         path, trace = data() / self.file, self.file.startswith("traces/")
@@ -92,6 +95,7 @@ class Case:
         chosen = contenders(policy, options, guards=False)
         found = compare(asked.task(), pool, chosen, range(self.seeds), jobs=JOBS)
         _write(kept, found, alone.command)
+        _FRESH.add(kept.name)
         print(f"{monotonic() - began_s:7.1f} s  {alone.command}", file=sys.stderr, flush=True)
         return found
 

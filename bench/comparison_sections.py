@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.comparison_case import Case
 from hermes_ops.simulator.compare import Comparison
 from hermes_ops.simulator.intervals import Interval, ratio_interval
-from hermes_ops.simulator.tables import cell, markdown, number
+from hermes_ops.simulator.tables import cell, markdown
 
 FILES = ("lcbench_fashion_mnist", "nb301", "lcbench_adult", "lcbench_sylvine")
 SEEDS = 20
@@ -185,7 +185,7 @@ times shorter times than FIFO, RR and SLAQ on its own testbed.
         header = ("policy", "best finished, s", "speed-up over FIFO", "within 1 %, s",
                   "speed-up over FIFO", "decision, ms")  # fmt: skip
         parts.append(f"### {name}\n\n{_commands([command])}\n{markdown(header, rows)}")
-    parts.append(f"### All four files\n\n{_over_all([f for _, f in every.values()])}")
+    parts.append(f"### All {len(every)} files\n\n{_over_all([f for _, f in every.values()])}")
     return "\n".join(parts)
 
 
@@ -265,7 +265,7 @@ what was lost.
         case = Case("", "4", LEARNERS, seeds=SEEDS, switch_seconds=switch_s)
         every = _files(case, reuse)
         found = {name: one for name, (_, one) in every.items()}
-        parts.append(f"### {number(switch_s)} s\n")
+        parts.append(f"### {switch_s:g} s\n")
         parts.append(_commands([command for command, _ in every.values()]))
         parts.append(_by_file(found, BEST))
         lost = {p: [one.interval(p, "lost_gpu_seconds") for one in found.values()]

@@ -212,13 +212,14 @@ def _with_good(
         problem = Problem("good", f"{good} of {trials}", allowed, "ask for another number")
         raise ConfigError(curves.name, (problem,))
     able = able[np.argsort(lowest[able], kind="stable")]
-    chance = np.random.default_rng((seed, good))
-    leader = able[chance.integers(max(1, int(len(able) * BEST_PART)))]
+    first = max(1, int(len(able) * BEST_PART))
+    leader = able[np.random.default_rng((seed, good)).integers(first)]
     others = shuffled[shuffled != leader]
     loss = lowest[others]
     close = others[(loss >= lowest[leader]) & (loss <= limit[leader])][: good - 1]
     far = others[loss > limit[leader]][: trials - good]
-    chosen = chance.permutation(np.concatenate(([leader], close, far)))
+    places = np.random.default_rng((seed, good, int(leader)))  # files differ in where it stands
+    chosen = places.permutation(np.concatenate(([leader], close, far)))
     return np.concatenate((chosen, shuffled[~np.isin(shuffled, chosen)]))
 
 

@@ -14,6 +14,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("HERMES_DATA", raising=False)
     monkeypatch.setattr(comparison_case, "KEPT", tmp_path)
     monkeypatch.setattr(comparison_case, "JOBS", 1)
+    monkeypatch.setattr(comparison_case, "_FRESH", set())
     return tmp_path
 
 
@@ -48,13 +49,17 @@ def test_figures_are_computed_once_and_read_after_that(
     assert again.of("srsf")[0].completions_s == (2.0, 10.0, 16.0)
 
 
-def test_without_reuse_they_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    THREE.results(reuse=True)
+def test_without_reuse_they_are_computed_again_but_once_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = THREE.results(reuse=False)
 
     def simulated(*_: object, **__: object) -> None:
         raise InterruptedError
 
     monkeypatch.setattr(comparison_case, "compare", simulated)
+    assert THREE.results(reuse=False).results[0].metrics == first.results[0].metrics
+    monkeypatch.setattr(comparison_case, "_FRESH", set())  # another call of the program
     with pytest.raises(InterruptedError):
         THREE.results(reuse=False)
 
