@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
+from itertools import chain, compress
+from operator import attrgetter, is_not
 
 from hermes_ops.core.model import (
     SHARE_EPS,
@@ -23,6 +24,7 @@ from hermes_ops.core.model import (
 from hermes_ops.core.order import by_submission
 from hermes_ops.errors import PlanError
 
+_JOB, _GPUS, _INDEX = attrgetter("job"), attrgetter("gpus"), attrgetter("index")
 _UNEXPLAINED = Reason("the policy gave no reason")
 
 
@@ -80,13 +82,27 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
 
 
 def _changes(snapshot: Snapshot, plan: Plan) -> tuple[list[Grant], set[JobId]]:
-    """The grants that are not what a job keeps, and who keeps nothing: most plans change little."""
-    stays, grants = snapshot.stays, plan.grants
+    """The grants that are not what a job keeps, and who keeps nothing: most plans change little.
+
+    Kept with the snapshot, beside its views, as `check` and `diff` both ask for it.
+    """
+    grants, before = plan.grants, snapshot.__dict__.get("changes")
+    if before is not None and before[0] is grants:
+        found: tuple[list[Grant], set[JobId]] = before[1]
+        return found
+    found = _compared(snapshot.stays, grants)
+    snapshot.__dict__["changes"] = (grants, found)
+    return found
+
+
+def _compared(
+    stays: Mapping[JobId, Grant], grants: tuple[Grant, ...]
+) -> tuple[list[Grant], set[JobId]]:
     if grants[: len(stays)] == tuple(stays.values()):  # quick: equal parts are the same objects
         return list(grants[len(stays) :]), set()
-    fresh = [grant for grant in grants if stays.get(grant.job) is not grant]
-    fresh = [grant for grant in fresh if stays.get(grant.job) != grant]
-    return fresh, stays.keys() - {grant.job for grant in grants}
+    named = list(map(_JOB, grants))
+    fresh = compress(grants, map(is_not, grants, map(stays.get, named)))
+    return [grant for grant in fresh if stays.get(grant.job) != grant], stays.keys() - set(named)
 
 
 def _same(grant: Grant, job: Job) -> bool:
@@ -106,8 +122,7 @@ def _refuse_unknown(jobs: Mapping[JobId, Job], named: Iterable[JobId]) -> None:
 def _check_fresh(
     snapshot: Snapshot, plan: Plan, fresh: list[Grant], ends: Collection[JobId]
 ) -> None:
-    granted = {grant.job for grant in plan.grants}
-    if len(granted) < len(plan.grants):
+    if len(set(map(_JOB, plan.grants))) < len(plan.grants):
         counted = Counter(grant.job for grant in plan.grants)
         raise _impossible(f"{counted.most_common(1)[0][0]} has two grants")
     for grant in fresh:
@@ -132,9 +147,9 @@ def _check_grant(job: Job, grant: Grant) -> None:
 
 def _fits_at_once(snapshot: Snapshot, plan: Plan) -> bool:
     """True when no GPU is named twice and each is in the pool: then it need not be counted."""
-    given = list(chain.from_iterable([grant.gpus for grant in plan.grants]))
+    given = list(chain.from_iterable(map(_GPUS, plan.grants)))
     named = set(given)
-    return len(named) == len(given) and named.issubset([gpu.index for gpu in snapshot.gpus])
+    return len(named) == len(given) and named.issubset(map(_INDEX, snapshot.gpus))
 
 
 def _check_gpus(snapshot: Snapshot, plan: Plan) -> None:

@@ -18,8 +18,9 @@ from hermes_ops.core.service import Service
 
 ORDERS = ("start", "entry")
 PLACEMENTS = ("profile", "count")
+MANY = 16  # so many reasons are asked for when somebody reads them all
 DEMOTIONS = ("exact", "late")
-_index, _gpus = attrgetter("index"), attrgetter("gpus")
+_index, _gpus, _job = attrgetter("index"), attrgetter("gpus"), attrgetter("job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,7 @@ class Explainer:
         self._queues, self._grants = queues, grants
         self._level: dict[JobId, int] = {}
         self._granted: set[JobId] = set()
+        self._asked = 0
 
     def __call__(self, job_id: JobId) -> Reason:
         """The reason, with the queue (1 is served first) and the service as terms."""
@@ -178,15 +180,24 @@ class Explainer:
         job = snapshot.index[job_id]
         return plain(snapshot, job) or self._by_queue(job)
 
-    def _by_queue(self, job: Job) -> Reason:
+    def _found(self, job: JobId) -> tuple[int, bool]:
+        """The job's queue, and whether it has GPUs; a table pays only for many questions."""
+        self._asked += 1
+        lanes = (*enumerate(self._queues.waits), *enumerate(self._queues.runs))
+        if self._asked < MANY:
+            level = next((level for level, lane in lanes if job in lane), 0)
+            return level, job in map(_job, self._grants)
         if not self._level:
-            lanes = (*enumerate(self._queues.runs), *enumerate(self._queues.waits))
-            self._level.update((job_id, level) for level, lane in lanes for job_id in lane)
+            for level, lane in reversed(lanes):
+                self._level.update(dict.fromkeys(lane, level))
             self._granted.update(grant.job for grant in self._grants)
-        level = self._level.get(job.id, 0)
+        return self._level.get(job, 0), job in self._granted
+
+    def _by_queue(self, job: Job) -> Reason:
+        level, runs = self._found(job.id)
         attained_gpu_s = self._queues.attained_gpu_s(job)
         terms = (Term("queue", level + 1), Term("attained_gpu_s", attained_gpu_s))
-        if job.id in self._granted:
+        if runs:
             change = "a job of a higher queue" if level else ""
             return Reason(f"runs: its turn in queue {level + 1}", terms, None, change)
         text = f"waits in queue {level + 1}: the GPUs are taken by jobs before it"
