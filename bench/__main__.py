@@ -23,6 +23,7 @@ from bench.measure import QUICK, Figures, machine
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS = {
     "decide": "bench.decide:run",
+    "trace": "bench.trace:run",
     "curve_fit": "bench.curve_fit:run",
     "up": "bench.up:run",
     "switch": "bench.switch:run",
