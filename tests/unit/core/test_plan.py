@@ -66,6 +66,7 @@ PENDING = job("p", Phase.PENDING)
         ("not preemptible", world(FIXED), plan(("a", (1,)))),
         ("not preemptible", world(FIXED), plan(("a", (0, 1)))),
         ("is to be ended", world(PENDING), plan(("p", (0,)), ends=("p",))),
+        ("is to be ended", world(runs("a", 0)), plan(("a", (0,)), ends=("a",))),
     ],
 )
 def test_an_impossible_plan_is_refused(fact: str, snapshot: Snapshot, bad: Plan) -> None:
@@ -135,3 +136,14 @@ def test_the_actions_are_exactly_the_difference(
 ) -> None:
     check(snapshot, target)
     assert actions(snapshot, target) == expected, what
+
+
+def test_another_plan_for_the_same_snapshot_is_compared_anew() -> None:
+    snapshot = world(runs("a", 0), PENDING)
+    kept = plan(("a", (0,)))
+    check(snapshot, kept)
+    assert diff(snapshot, kept) == ()
+    moved = plan(("a", (1,)), reasons={JobId("a"): WHY})
+    assert diff(snapshot, moved) == (Stop(JobId("a"), WHY),)
+    with pytest.raises(PlanError, match="two grants"):
+        check(snapshot, plan(("a", (0,)), ("p", (1,)), ("p", (1,))))

@@ -372,6 +372,20 @@ def test_interference_slows_its_node_for_its_time() -> None:
     assert run.outcomes[0].lost_gpu_s == 2.5
 
 
+def test_a_gang_trains_at_the_pace_of_its_slowest_node() -> None:
+    troubles = (Interference(0.0, "node-1", 99.0, 0.5), Interference(0.0, "node-0", 99.0, 0.8))
+    jobs = workload(work("a", 10.0, gpus=2), disturbances=troubles)
+    assert ends(simulate(jobs, layout("2x1"), make_policy("fifo", {}))) == {"a": 20.0}
+
+
+def test_what_was_trained_before_an_interference_is_lost_with_the_node_too() -> None:
+    troubles = (Interference(4.0, "node-0", 99.0, 0.5), NodeFailure(6.0, "node-0", 7.0))
+    jobs = workload(work("a", 10.0), disturbances=troubles)
+    run = simulate(jobs, ONE, make_policy("fifo", {}))
+    assert run.segments[0].lost_s == 6.0
+    assert ends(run) == {"a": 27.0}
+
+
 def test_a_model_that_is_spread_over_more_nodes_than_it_needs_is_slower() -> None:
     together, apart = (
         work("a", 10.0, gpus=2, model_name="vgg16"),
@@ -416,7 +430,7 @@ def worlds(draw: st.DrawFn) -> Workload:
     for number in range(draw(st.integers(1, 7))):
         seconds = draw(st.sampled_from([0.0, 1.0, 5.0, 12.5, 40.0]))
         points = draw(st.integers(0, 4))
-        costs = Costs(*(draw(st.sampled_from([0.0, 0.0, 1.5])) for _ in range(3)))
+        costs = Costs(*(draw(st.sampled_from([0.0, 0.0, 1.5, 0.7])) for _ in range(3)))
         jobs.append(
             Work(
                 JobId(f"s/{number}"),
