@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 Configuration = tuple[tuple[str, Value], ...]
 DIRECTIONS = 10
 WIDTH = 0.7  # of the exponent, at the median squared distance of two configurations
+WIDTHS = (0.35, 1.2)  # of the similarities between which the data choose
 LANDMARKS = 256  # so many configurations span the directions of a larger sweep
 _NUMBER = re.compile(r"\d+$")
 
@@ -49,6 +50,22 @@ def features(configurations: tuple[Configuration, ...]) -> Floats:
     size = np.sqrt((found**2).sum(axis=1).mean())
     made[:, : len(top)] = found / size if size > 0 else 0.0
     return made
+
+
+@lru_cache(maxsize=4)
+def similarities(configurations: tuple[Configuration, ...]) -> Floats:
+    """W x N x N kernels, half linear, half Gaussian of each width; none where all are alike."""
+    columns, _ = _columns(configurations)
+    none = np.zeros((0, len(configurations), len(configurations)))
+    if columns is None or len(configurations) < 3:
+        return none
+    square = _distances(columns, columns)
+    middle = float(np.median(square[np.triu_indices(len(columns), 1)]))
+    if middle <= 0:
+        return none
+    linear = columns @ columns.T
+    linear /= np.diag(linear).mean()
+    return np.stack([(np.exp(-width * square / middle) + linear) / 2 for width in WIDTHS])
 
 
 def _kernel(columns: Floats, marks: Floats, middle: float, numeric: bool) -> Floats:

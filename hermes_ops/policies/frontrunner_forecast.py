@@ -7,7 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
+from hermes_ops.policies.frontrunner_pooling import Estimates, pooled
 from hermes_ops.policies.frontrunner_regression import SAMPLES, Belief, Fit, draw, fit
 from hermes_ops.policies.frontrunner_table import Table
 
@@ -18,11 +20,11 @@ STAGE_SCALES = (0.03, 0.5, 1.5)  # of hyper-parameter effects, over the residual
 FIRST_SCALES = (0.05, 0.5, 1.5)
 PACE_SCALES = (0.3, 1.0, 3.0)
 FIRST_NOISE = 0.1  # of the first stage, over the spread of first losses
-GROWTH = 1.5  # of the expected residual from one stage to the next
+GROWTH = 1.2  # of the expected residual from one stage to the next
 BELIEF_WEIGHT = 3.0
 PERSISTENCE = (0.35, 20.0)  # of residuals from stage to stage: believed, worth so many pairs
-SPREADS = ((1.0, 0.7), (2.0, 0.18), (4.0, 0.09), (8.0, 0.03))  # inflation, chance
-SLOW_GAIN = 2.5  # of a trial one deviation slower a step, over the mean of two recorded families
+SPREADS = ((1.0, 0.9), (2.0, 0.06), (4.0, 0.03), (8.0, 0.01))  # inflation, chance
+SLOW_GAIN = 3.0  # of a trial one deviation slower a step, over the mean of two recorded families
 UNSEEN = 0.05  # samples that a trial is granted without having won them
 KEPT_OF_PRIOR = 0.5  # of earlier trials, at each stage those with the lower losses
 
@@ -145,7 +147,27 @@ class _Simulation:
             slope = (paths[stage] - paths[stage - 1]) / np.float32(self._ratio(stage))
             ahead = np.isnan(self.scaled[:count, stage]) & ~self.table.over
             np.minimum(best, paths[stage], out=best, where=ahead)
-        return Forecast(_chance(best, self.table.over), left_s, _insight(paths, best))
+        insight = _insight(paths, best)
+        return Forecast(_chance(self._corrected(best), self.table.over), left_s, insight)
+
+    def _corrected(self, best: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The samples, moved and stretched to what similar configurations came to."""
+        count = self.table.trials
+        ends = np.fmin.reduce(self.scaled[count:], axis=1)
+        before = Estimates(
+            np.concatenate([best.mean(axis=0), ends]).astype(np.float64),
+            np.concatenate([best.std(axis=0), np.zeros(len(ends))]).astype(np.float64),
+        )
+        after = pooled(before, self.table.seen[:, 0], self.table.kernels)
+        runs = ~self.table.over
+        stretch = np.ones(count)
+        wide = runs & (before.sd[:count] > 1e-6)
+        stretch[wide] = after.sd[:count][wide] / before.sd[:count][wide]
+        centre = np.where(runs, after.mean[:count], before.mean[:count])
+        moved: NDArray[np.float32] = (centre + (best - before.mean[:count]) * stretch).astype(
+            np.float32
+        )
+        return moved
 
     def _ratio(self, stage: int) -> float:
         depths = self.table.depths
@@ -249,16 +271,21 @@ def _belief(stage: int, depths: tuple[int, ...], noise: float) -> Belief:
 
 
 def _chance(best: NDArray[np.float32], over: NDArray[np.bool_]) -> Floats:
-    """Shares of the samples that each trial wins, over several inflations of their spread.
+    """Each trial's chance to end as the best of those that run on, given that one of them does.
 
-    The model is least right about the very best, so some of the belief is in errors several times
-    as large; where those who are over win nearly all samples, that is what is left.
+    Half of it are shares of samples won, half the smoother chances of one trial's normal
+    distribution against the best of the others. The model is least right about the very best, so
+    some of the belief is in errors several times as large; where those who are over win nearly
+    all samples, that is what is left.
     """
     centre = best.mean(axis=0)
+    sd = np.maximum(best.std(axis=0), 1e-4)
     found = np.zeros(best.shape[1])
     for spread, odds in SPREADS:
-        winners = (centre + np.float32(spread) * (best - centre)).argmin(axis=1)
-        found += odds * np.bincount(winners, minlength=len(found)) / len(best)
+        ends = centre + np.float32(spread) * (best - centre)
+        winners = ends.argmin(axis=1)
+        won = np.bincount(winners, minlength=len(found)) / len(best)
+        found += odds * (won + _against_best(ends, winners, centre, spread * sd)) / 2
     found[over] = 0.0
     runs = ~over
     if found.sum() <= 0:
@@ -266,6 +293,23 @@ def _chance(best: NDArray[np.float32], over: NDArray[np.bool_]) -> Floats:
     found /= max(found.sum(), 1e-300)
     found[runs] = (found[runs] * SAMPLES + UNSEEN) / (SAMPLES + UNSEEN * runs.sum())
     return found
+
+
+def _against_best(
+    ends: NDArray[np.float32],
+    winners: NDArray[np.intp],
+    centre: NDArray[np.float32],
+    sd: NDArray[np.float32],
+) -> Floats:
+    """The mean chance of each trial to end below the lowest of the others."""
+    if len(centre) < 2:
+        return np.ones(len(centre))
+    first, second = np.partition(ends, 1, axis=1)[:, :2].T
+    rows = np.arange(len(ends))
+    lowest = np.broadcast_to(first[:, None], ends.shape).copy()
+    lowest[rows, winners] = second
+    shares = ndtr((lowest - centre) / sd).mean(axis=0)
+    return np.asarray(shares, dtype=np.float64)
 
 
 def _insight(paths: NDArray[np.float32], best: NDArray[np.float32]) -> Floats:

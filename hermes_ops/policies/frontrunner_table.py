@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hermes_ops.core.curves import columns
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Job, Phase, Point
-from hermes_ops.policies.frontrunner_features import features
+from hermes_ops.policies.frontrunner_features import features, similarities
 
 Floats = NDArray[np.float64]
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
@@ -25,7 +25,8 @@ class Table:
 
     `losses[M, K]`: the lowest finite loss so far (inf when none was finite), NaN where the trial
     has not been. `seconds[M, K]`: training seconds from the start. `reached[N]`:
-    depths that a trial has passed. `over[N]`: it will not run on. `features[M, F]`: see there.
+    depths that a trial has passed. `over[N]`: it will not run on. `features[M, F]` and
+    `kernels[W, M, M]`: of the hyper-parameters; the kernels only with earlier trials.
     """
 
     depths: tuple[int, ...]
@@ -34,6 +35,7 @@ class Table:
     reached: NDArray[np.intp]
     over: NDArray[np.bool_]
     features: Floats
+    kernels: Floats
 
     @property
     def trials(self) -> int:
@@ -72,15 +74,15 @@ def table(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> Table:
     filled = [_row(curve, at) for curve in curves]
     losses = np.array([row[0] for row in filled])
     known = ~np.isnan(losses[: len(jobs)])
+    given = (*(tuple(job.configuration) for job in jobs), *(t.configuration for t in past))
     return Table(
         depths=at,
         losses=losses,
         seconds=np.array([row[1] for row in filled]),
         reached=known.sum(axis=1),
         over=np.array([is_over(job) for job in jobs]),
-        features=features(
-            (*(tuple(job.configuration) for job in jobs), *(t.configuration for t in past))
-        ),
+        features=features(given),
+        kernels=similarities(given) if past else np.zeros((0, 0, 0)),
     )
 
 
