@@ -20,7 +20,7 @@ from hermes_ops.policies.frontrunner_forecast import Forecast, forecast
 from hermes_ops.policies.frontrunner_regression import Floats, normal_levels
 from hermes_ops.policies.frontrunner_table import Table, depths, is_over, table
 
-CONTENDERS = 256  # trials of a sweep that are compared; a cost of the square of this
+CONTENDERS = 128  # trials of a sweep that are compared: a decision costs the cube of it
 
 
 @dataclass(frozen=True, slots=True)

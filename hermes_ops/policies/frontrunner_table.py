@@ -16,6 +16,7 @@ from hermes_ops.policies.frontrunner_features import features, similarities
 
 Floats = NDArray[np.float64]
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
+PAST = 128  # earlier trials that are learnt from, the last ones handed over
 LAST_SHARE = 0.85  # a depth nearer to the end than this is left out
 
 
@@ -26,7 +27,7 @@ class Table:
     `losses[M, K]`: the lowest finite loss so far (inf when none was finite), NaN where the trial
     has not been. `seconds[M, K]`: training seconds from the start. `reached[N]`:
     depths that a trial has passed. `over[N]`: it will not run on. `features[M, F]` and
-    `kernels[W, M, M]`: of the hyper-parameters; the kernels only with earlier trials.
+    `kernels[W, M, M]` say what hyper-parameters have in common.
     """
 
     depths: tuple[int, ...]
@@ -69,7 +70,7 @@ def depths(jobs: Sequence[Job]) -> tuple[int, ...]:
 def table(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> Table:
     """The table of these jobs; of earlier trials only those with a whole curve tell anything."""
     at = depths(jobs)
-    past = [trial for trial in prior if trial.curve and trial.curve[-1].step >= at[-1]]
+    past = [trial for trial in prior if trial.curve and trial.curve[-1].step >= at[-1]][-PAST:]
     curves = [job.curve for job in jobs] + [trial.curve for trial in past]
     filled = [_row(curve, at) for curve in curves]
     losses = np.array([row[0] for row in filled])
@@ -82,7 +83,7 @@ def table(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> Table:
         reached=known.sum(axis=1),
         over=np.array([is_over(job) for job in jobs]),
         features=features(given),
-        kernels=similarities(given) if past else np.zeros((0, 0, 0)),
+        kernels=similarities(given),
     )
 
 
