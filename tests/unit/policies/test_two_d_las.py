@@ -76,12 +76,12 @@ def test_service_counts_gpus_times_seconds() -> None:
 
 
 def test_the_review_is_at_the_very_next_demotion() -> None:
-    plan = decide(world(running(0, (0, 1), 3_000.0), job(1), gpus=2))
+    plan = decide(world(running(0, (0, 1), 3_000.0), job(1), gpus=2), demotion="exact")
     assert plan.review_at_s == NOW_S + 250.0 / 2
 
 
 def test_no_review_when_nobody_waits() -> None:
-    assert decide(world(running(0, (0,), 3_000.0))).review_at_s is None
+    assert decide(world(running(0, (0,), 3_000.0)), demotion="exact").review_at_s is None
 
 
 def test_a_demotion_puts_the_job_behind_those_that_wait_in_the_lower_queue() -> None:
@@ -223,7 +223,8 @@ def workloads(draw: st.DrawFn) -> list[Work]:
 def test_remembered_queues_give_what_plain_lists_give(works: list[Work]) -> None:
     """Limits at whole multiples of every size: the plain program looks at whole seconds only."""
     limits = (12.0, 40.0)
-    run = simulate(Workload("w", tuple(works)), layout("4"), TwoDLas(limits))
+    policy = TwoDLas(limits, demotion="exact")
+    run = simulate(Workload("w", tuple(works)), layout("4"), policy)
     assert [outcome.ended_s for outcome in run.outcomes] == plain_completions(works, 4, limits)
 
 
