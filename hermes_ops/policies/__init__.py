@@ -12,6 +12,7 @@ from hermes_ops.policies.fair import Fair
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.fifo_backfill import FifoBackfill
 from hermes_ops.policies.flowcon import FlowCon
+from hermes_ops.policies.frontrunner import Frontrunner
 from hermes_ops.policies.gandiva import Gandiva
 from hermes_ops.policies.hermes import Hermes
 from hermes_ops.policies.hyperband import Hyperband
@@ -35,6 +36,7 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "fifo": Fifo,
     "fifo-backfill": FifoBackfill,
     "flowcon": FlowCon,
+    "frontrunner": Frontrunner,
     "gandiva": Gandiva,
     "hermes": Hermes,
     "hyperband": Hyperband,
@@ -48,7 +50,6 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "successive-halving": SuccessiveHalving,
     "yarn-cs": YarnCs,
 }
-
 
 GIVEN = ("oracle", "prior")  # handed over by a driver, never by a user
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hermes_ops.core.curves import columns
 from hermes_ops.core.history import PastTrial
-from hermes_ops.core.model import Job, Phase, Point
+from hermes_ops.core.model import Job, Phase, Point, Value
 from hermes_ops.policies.frontrunner_features import features, similarities
 
 Floats = NDArray[np.float64]
@@ -68,9 +68,14 @@ def depths(jobs: Sequence[Job]) -> tuple[int, ...]:
 
 
 def table(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> Table:
-    """The table of these jobs; of earlier trials only those with a whole curve tell anything."""
+    """The table of these jobs; earlier trials tell something if they have a whole curve.
+
+    Those of another space (other names of hyper-parameters) are left out.
+    """
     at = depths(jobs)
-    past = [trial for trial in prior if trial.curve and trial.curve[-1].step >= at[-1]][-PAST:]
+    spaces = {_names(job.configuration) for job in jobs if job.configuration}
+    whole = (trial for trial in prior if trial.curve and trial.curve[-1].step >= at[-1])
+    past = [trial for trial in whole if not spaces or _names(trial.configuration) in spaces][-PAST:]
     curves = [job.curve for job in jobs] + [trial.curve for trial in past]
     filled = [_row(curve, at) for curve in curves]
     losses = np.array([row[0] for row in filled])
@@ -91,6 +96,10 @@ def is_over(job: Job) -> bool:
     """True for a job that will train no more."""
     done = job.total_steps is not None and job.last_step >= job.total_steps
     return job.phase is Phase.ENDED or done
+
+
+def _names(configuration: Sequence[tuple[str, Value]]) -> frozenset[str]:
+    return frozenset(name for name, _ in configuration)
 
 
 def _row(curve: tuple[Point, ...], at: Sequence[int]) -> tuple[Floats, Floats]:

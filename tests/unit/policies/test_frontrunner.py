@@ -139,8 +139,10 @@ def test_an_earlier_sweep_says_which_new_trial_is_first() -> None:
 
 
 def test_an_earlier_sweep_cut_short_is_passed_over() -> None:
-    prior = (PastTrial((("x", 0.5),), points(losses(0.2, 9)), TOTAL),)
-    assert len(table([near(0, 0.5)], prior).losses) == 1
+    alike = near(0, 0.5)
+    short, whole = (points(losses(0.2, steps)) for steps in (9, TOTAL))
+    assert len(table([alike], (PastTrial(alike.configuration, whole, TOTAL),)).losses) == 2
+    assert len(table([alike], (PastTrial(alike.configuration, short, TOTAL),)).losses) == 1
 
 
 @settings(max_examples=20, deadline=None)
@@ -234,3 +236,8 @@ def test_the_regression_finds_the_line_and_draws_about_it() -> None:
     made, size = draw(found, 3)
     np.testing.assert_allclose(made.mean(axis=0), found.mean, atol=0.02)
     assert (size > 0).all()
+
+
+def test_an_earlier_sweep_of_another_space_teaches_nothing() -> None:
+    other = PastTrial((("y", 0.5),), points(losses(0.2, TOTAL)), TOTAL)
+    assert len(table([near(0, 0.5)], (other,)).losses) == 1
