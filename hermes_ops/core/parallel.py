@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, SweepId, overlay
+from hermes_ops.core.model import (
+    Grant,
+    Job,
+    JobId,
+    Phase,
+    Plan,
+    Reason,
+    Snapshot,
+    SweepId,
+    overlay,
+)
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
+
+_EARLY = Reason("waits until a trial of its sweep has left its GPUs", would_change="that")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +31,9 @@ class MaxParallel(Wrapper[M]):
     taken out of its sight, those that hold GPUs last, and it is asked again: so the GPUs go to
     other sweeps instead of idling, and which trials of the sweep train is still the policy's
     choice. Put it outside of the guards; a trial within its quantum holds GPUs and stays.
+
+    A trial that leaves its GPUs counts until it has left: whoever follows it starts in a later
+    round, or the two would train at the same time on different GPUs.
     """
 
     limits: tuple[tuple[SweepId, int], ...]
@@ -32,7 +47,7 @@ class MaxParallel(Wrapper[M]):
             plan, after = self.policy.decide(replace(snapshot, jobs=seen), memory)
             surplus = _surplus(snapshot, plan, limits)
             if not surplus:
-                return _explained(plan, hidden), after
+                return _without_early(snapshot, _explained(plan, hidden), limits), after
             hidden |= surplus
 
 
@@ -48,6 +63,27 @@ def _surplus(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> dict
         for sweep, jobs in granted.items()
         for _, _, job in sorted(jobs, key=lambda entry: entry[:2])[limits[sweep] :]
     }
+
+
+def _without_early(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> Plan:
+    """The plan without the starts that have to wait until others of their sweep have left."""
+    room = dict(limits)
+    for job in snapshot.jobs:
+        occupies = job.phase is Phase.STOPPING or job.holds_gpus
+        if job.sweep in room and occupies:
+            room[job.sweep] -= 1
+    early: dict[JobId, Reason] = {}
+    for job in (snapshot.index[grant.job] for grant in plan.grants):
+        if job.sweep in room and not job.holds_gpus:
+            room[job.sweep] -= 1
+            if room[job.sweep] < 0:
+                early[job.id] = _EARLY
+    if not early:
+        return plan
+    grants = tuple(grant for grant in plan.grants if grant.job not in early)
+    ranking = (*early, *plan.ranking)
+    reasons = overlay(plan.reasons, early)
+    return replace(plan, grants=grants, ranking=ranking, reasons=reasons)
 
 
 def _stays(job: Job, grant: Grant) -> bool:

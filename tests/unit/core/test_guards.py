@@ -20,6 +20,7 @@ from hermes_ops.core.model import (
     Plan,
     Point,
     Policy,
+    Resize,
     Snapshot,
     Start,
     SweepId,
@@ -102,6 +103,9 @@ class VirtualCluster:
             trial = self.trials[action.job]
             if isinstance(action, Start):
                 self._start(trial, action.gpus)
+                trial.job = replace(trial.job, share_held=action.share)
+            elif isinstance(action, Resize) and action.gpus == trial.job.gpus_held:
+                trial.job = replace(trial.job, share_held=action.share)  # nothing is stopped
             else:
                 self._stop(trial)
 

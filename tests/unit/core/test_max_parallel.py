@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, Start, SweepId
 from hermes_ops.core.parallel import MaxParallel
-from hermes_ops.core.plan import check
+from hermes_ops.core.plan import check, diff
 from hermes_ops.policies import make_policy
 
 
@@ -40,6 +42,47 @@ def test_a_trial_beyond_the_limit_is_told_why_it_waits() -> None:
     policy = limited("fifo", {"a": 1})
     plan, _ = policy.decide(world({"a": 2}, gpus=2), policy.initial())
     assert "at most 1 trials at once" in plan.reasons[JobId("a/1")].text
+
+
+def holding(number: int, phase: Phase, *losses: float) -> Job:
+    curve = tuple(Point(n, loss, float(n)) for n, loss in enumerate(losses, start=1))
+    gpus = () if phase is Phase.STOPPING else (0,)
+    return replace(pending("a", number), phase=phase, gpus_held=gpus, curve=curve)
+
+
+def test_who_follows_a_trial_of_its_sweep_starts_once_that_has_left() -> None:
+    policy = limited("hermes", {"a": 1})
+    follower = pending("a", 1)
+
+    def granted(*jobs: Job) -> list[JobId]:
+        plan, _ = policy.decide(Snapshot(10.0, (Gpu(0), Gpu(1)), jobs), policy.initial())
+        return [grant.job for grant in plan.grants]
+
+    assert granted(holding(0, Phase.STOPPING, 1.0, 1.0), follower) == []
+    assert len(granted(replace(holding(0, Phase.WAITING, 1.0), gpus_held=()), follower)) == 1
+
+
+@settings(max_examples=60)
+@given(
+    jobs=st.lists(st.sampled_from([Phase.PENDING, Phase.RUNNING, Phase.STOPPING]), max_size=6),
+    limit=st.integers(1, 3),
+    name=st.sampled_from(["hermes", "fifo", "asha", "fair"]),
+)
+def test_no_start_makes_more_trials_hold_gpus_than_the_limit_before_others_have_left(
+    jobs: list[Phase], limit: int, name: str
+) -> None:
+    made = []
+    for number, phase in enumerate(jobs):
+        job = holding(number, phase, 1.0, 0.9, 0.8) if phase is not Phase.PENDING else None
+        held = (number,) if phase is Phase.RUNNING else ()
+        made.append(replace(job, gpus_held=held) if job else pending("a", number))
+    snapshot = Snapshot(100.0, tuple(Gpu(i) for i in range(8)), tuple(made))
+    policy = limited(name, {"a": limit})
+    plan, _ = policy.decide(snapshot, policy.initial())
+    check(snapshot, plan)
+    occupied = sum(phase is not Phase.PENDING for phase in jobs)
+    starts = sum(isinstance(action, Start) for action in diff(snapshot, plan))
+    assert starts == 0 or occupied + starts <= limit
 
 
 @settings(max_examples=60)
