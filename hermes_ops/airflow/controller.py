@@ -32,8 +32,9 @@ from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guards import guarded
 from hermes_ops.core.history import PastTrial
-from hermes_ops.core.model import Policy
+from hermes_ops.core.model import Plan, Policy, Snapshot
 from hermes_ops.core.parallel import MaxParallel
+from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.loop import tick
 from hermes_ops.policies import check_live, make_policy, takes_prior
@@ -128,8 +129,7 @@ class Controller:
 
     def _tick(self) -> None:
         try:
-            limited = MaxParallel(self._current_policy(), self.cluster.parallel_limits())
-            policy = EarlyStop(limited, self.cluster.early_stop_rules())
+            policy = _OfSweeps(self._current_policy(), self.cluster)
             _, plan, self._memory = tick(policy, self.cluster, self._memory)
         except Unavailable as error:
             log.warning("This round is skipped: %s", error)
@@ -186,6 +186,18 @@ class Controller:
         """Decide without a prior until another one is read, should this one have been at fault."""
         if self._choice is not None and self._prior_version:
             self._policy = self._choice.build()
+
+
+@dataclass(frozen=True, slots=True)
+class _OfSweeps(Wrapper[Any]):
+    """The pool's policy within what each sweep asks for: known only once the round has observed."""
+
+    cluster: AirflowCluster
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401 - any memory
+        """The policy's plan, by the limits and rules of the sweeps that the snapshot shows."""
+        limited = MaxParallel(self.policy, self.cluster.parallel_limits())
+        return EarlyStop(limited, self.cluster.early_stop_rules()).decide(snapshot, memory)
 
 
 def _object(text: str, source: str) -> dict[str, Any]:
