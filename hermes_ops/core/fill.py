@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Reason, Snapshot
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
 
 _GPUS = attrgetter("gpus")
 
@@ -124,16 +124,3 @@ def _started(
             free.difference_update(gpus)
             grants.append(grant(job.id, gpus))
     return grants
-
-
-def plain_reason(snapshot: Snapshot, job: Job) -> Reason | None:
-    """The reason of a job for which no policy has a choice; None for all others."""
-    if job.phase is Phase.ENDED:
-        return Reason("has ended")
-    if job.phase is Phase.STOPPING:
-        return Reason("is stopping: it waits from then on")
-    if job.holds_gpus and job.id not in snapshot.stays:
-        return Reason("stops: its GPUs left the pool or another job has them")
-    if not job.holds_gpus and job.min_gpus > len(snapshot.gpus):
-        return Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
-    return None

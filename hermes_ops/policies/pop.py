@@ -39,7 +39,7 @@ class Pop:
     Trials with p >= p* are promising, the most probable first, then the soonest; they get that
     many slots. A trial with p below `poor` pauses (`kill` ends it).
 
-    Source: Rasley et al., "HyperDrive", Middleware 2017 (`papers.md` 5.7). Ours: the target is
+    Source: Rasley et al., "HyperDrive", Middleware 2017. Ours: the target is
     `target_loss`, else the lowest loss that the sweep has shown, so that promising means: may
     become the best; the model is `core.curve_fit` on the lowest losses so far with a normal error,
     of half the predicted further drop and the error of the fit; without `total_steps` a trial is

@@ -19,9 +19,8 @@ class SuccessiveHalving:
     Rungs are at `first_rung`, times `eta`, times `eta`² ... steps; those that are left after the
     last one run to their ends.
 
-    Source: Jamieson and Talwalkar, AISTATS 2016, in the form of `papers.md` 5.8: keep
-    floor(n/eta). Ours: at least one is kept; while stragglers leave a GPU idle, and when the best
-    have ended, the trials that rest at the rung, then those that were left behind, are resumed,
+    Source: Jamieson and Talwalkar, AISTATS 2016, keeping floor(n/eta) as Hyperband (JMLR 2018)
+    does. Ours: at least one is kept; while stragglers leave a GPU idle, and when the best have ended, the trials that rest at the rung, then those that were left behind, are resumed,
     the last to be left behind first (they give way again), so that all finish and no GPU idles;
     `kill` ends those that were left behind instead; a trial that has ended counts as having
     reached each rung; a sweep's trials are those that it has now, so one that arrives late is

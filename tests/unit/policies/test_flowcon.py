@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import nan
 from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
-from hermes_ops.core.plan import check
+from hermes_ops.core.model import Job, JobId, Plan
 from hermes_ops.policies.flowcon import FlowCon, Rank, growth
+from tests.unit.policies import tiny
+from tests.unit.policies.tiny import decided
 
-
-def trial(number: int, *losses: float, gpu: int | None = None, **facts: Any) -> Job:
-    """A trial with these losses: on a GPU, else waiting, or pending when it has none."""
-    phase = Phase.RUNNING if gpu is not None else Phase.WAITING if losses else Phase.PENDING
-    curve = tuple(Point(n, loss, 2.0 * n) for n, loss in enumerate(losses, start=1))
-    held = () if gpu is None else (gpu,)
-    known: dict[str, Any] = {"sweep": SweepId("s"), "submitted_s": 0.0, "phase": phase}
-    known |= {"gpus_held": held, "curve": curve, "share_held": 0.25}
-    return Job(JobId(f"s/{number}"), **(known | facts))
+trial = partial(tiny.trial, share_held=0.25)
 
 
 def plan(*jobs: Job, gpus: int = 1, now_s: float = 100.0, **parameters: Any) -> Plan:
-    snapshot = Snapshot(now_s, tuple(Gpu(n) for n in range(gpus)), jobs)
-    found, _ = FlowCon(**parameters).decide(snapshot, None)
-    check(snapshot, found)
-    return found
+    return decided(FlowCon(**parameters), *jobs, gpus=gpus, now_s=now_s)
 
 
 def shares(found: Plan) -> dict[str, float]:

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
-from hermes_ops.core.plan import check
+from hermes_ops.core.model import Job, JobId, Phase, Plan
 from hermes_ops.policies.hyperband import Hyperband, shapes
+from tests.unit.policies import tiny
+from tests.unit.policies.tiny import decided
 
-
-def trial(number: int, *losses: float, gpu: int | None = None, **facts: Any) -> Job:
-    """A trial of 9 steps with these losses: on a GPU, else waiting, or pending without any."""
-    phase = Phase.RUNNING if gpu is not None else Phase.WAITING if losses else Phase.PENDING
-    curve = tuple(Point(n, loss, 2.0 * n) for n, loss in enumerate(losses, start=1))
-    held = () if gpu is None else (gpu,)
-    known: dict[str, Any] = {"sweep": SweepId("s"), "submitted_s": 0.0, "phase": phase}
-    known |= {"gpus_held": held, "curve": curve, "total_steps": 9}
-    return Job(JobId(f"s/{number}"), **(known | facts))
+trial = partial(tiny.trial, total_steps=9)
 
 
 def plan(*jobs: Job, gpus: int = 1, **parameters: Any) -> Plan:
-    snapshot = Snapshot(100.0, tuple(Gpu(n) for n in range(gpus)), jobs)
-    found, _ = Hyperband(**parameters).decide(snapshot, None)
-    check(snapshot, found)
-    return found
+    return decided(Hyperband(**parameters), *jobs, gpus=gpus)
 
 
 def granted(found: Plan) -> list[str]:

@@ -6,30 +6,13 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
-from hermes_ops.core.plan import check
+from hermes_ops.core.model import Job, JobId, Phase, Plan
 from hermes_ops.policies.hypersched import HyperSched
-
-
-def trial(number: int, *losses: float, gpu: int | None = None, **facts: Any) -> Job:
-    """A trial with these losses: on a GPU, else waiting, or pending when it has none."""
-    phase = Phase.RUNNING if gpu is not None else Phase.WAITING if losses else Phase.PENDING
-    curve = tuple(Point(n, loss, 2.0 * n) for n, loss in enumerate(losses, start=1))
-    held = () if gpu is None else (gpu,)
-    known: dict[str, Any] = {"sweep": SweepId("s"), "submitted_s": 0.0, "phase": phase}
-    known |= {"gpus_held": held, "curve": curve}
-    return Job(JobId(f"s/{number}"), **(known | facts))
+from tests.unit.policies.tiny import decided, granted, trial
 
 
 def plan(*jobs: Job, gpus: int = 1, now_s: float = 100.0, **parameters: Any) -> Plan:
-    snapshot = Snapshot(now_s, tuple(Gpu(n) for n in range(gpus)), jobs)
-    found, _ = HyperSched(**parameters).decide(snapshot, None)
-    check(snapshot, found)
-    return found
-
-
-def granted(found: Plan) -> list[str]:
-    return sorted(grant.job for grant in found.grants)
+    return decided(HyperSched(**parameters), *jobs, gpus=gpus, now_s=now_s)
 
 
 def test_a_new_trial_is_opened_while_there_is_time_for_it() -> None:
