@@ -46,13 +46,13 @@ class FlowCon:
     when G < alpha, and to Completing when that happens again; New and Watching jobs get G over the
     sum of G, Completing ones `floor`.
 
-    Source: Zheng et al., "FlowCon", ICPP 2019; the full text was not at hand, so the formulas are
-    a reconstruction. Ours: losses are divided by the largest drop of the sweep, G is multiplied by
-    the weight; alpha is a share of the job's own largest G, and a job whose G recovers is New again;
-    a job without G yet counts as the fastest; no limit falls below `floor` either, and all limits
-    of a GPU are scaled to fill it; a gang gets the smallest of its limits on all of its GPUs;
-    at most `jobs_a_gpu` jobs share a GPU (its memory), later ones wait in order of submission and
-    join the GPUs with the fewest; jobs never move; limits are renewed at every report, so there
+    Source: Zheng et al., "FlowCon", ICPP 2019; the full text was not at hand, so the formulas are a
+    reconstruction. Ours: losses are divided by the largest drop of the sweep, G is multiplied by
+    the weight; alpha is a share of the job's own largest G, and a job whose G recovers is New
+    again; a job without G yet counts as the fastest; no limit falls below `floor` either, and all
+    limits of a GPU are scaled to fill it; a gang gets the smallest of its limits on all of its
+    GPUs; at most `jobs_a_gpu` jobs share a GPU (its memory), later ones wait in order of submission
+    and join the GPUs with the fewest; jobs never move; limits are renewed at every report, so there
     is no check interval to back off.
     """
 

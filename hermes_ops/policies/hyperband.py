@@ -22,11 +22,11 @@ class Hyperband:
     ceil((s_max + 1) eta^s / (s + 1)) trials, in order of submission, and brings them to
     R eta^-s, R eta^(1-s), ... R steps, keeping floor(n/eta) at each.
 
-    Source: Li et al., "Hyperband", JMLR 2018. Ours: R is the largest `total_steps`
-    of the sweep, `max_steps` where that is not known; rungs are rounded down to whole steps, at
-    least 1; more trials than the brackets hold begin another round of brackets; an idle GPU serves
-    the next bracket, then trials that were left behind, so that all finish (`kill` ends those
-    instead); what `successive-halving` chooses holds here too.
+    Source: Li et al., "Hyperband", JMLR 2018. Ours: R is the largest `total_steps` of the sweep,
+    `max_steps` where that is not known; rungs are rounded down to whole steps, at least 1; more
+    trials than the brackets hold begin another round of brackets; an idle GPU serves the next
+    bracket, then trials that were left behind, so that all finish (`kill` ends those instead); what
+    `successive-halving` chooses holds here too.
     """
 
     eta: int = 3

@@ -21,12 +21,12 @@ class HyperSched:
     No trial is opened once the time left is less than the smaller of eta x the longest training
     so far and the steps of a whole trial x the median seconds a step.
 
-    Source: Liaw et al., "HyperSched", SoCC 2019, and its published code. Ours:
-    the deadline is `deadline_s` seconds after the sweep's first submission, else the earliest
-    `Job.deadline_s` (an instant) of the sweep, else none: then this is `asha`; trials that are not
-    opened in time come behind all that are open, so that all finish; training seconds are those
-    of the curves, without start-ups; the choices of `asha` hold here too. The paper also gives
-    trials more GPUs near the end; a policy of one size does not.
+    Source: Liaw et al., "HyperSched", SoCC 2019, and its published code. Ours: the deadline is
+    `deadline_s` seconds after the sweep's first submission, else the earliest `Job.deadline_s` (an
+    instant) of the sweep, else none: then this is `asha`; trials that are not opened in time come
+    behind all that are open, so that all finish; training seconds are those of the curves, without
+    start-ups; the choices of `asha` hold here too. The paper also gives trials more GPUs near the
+    end; a policy of one size does not.
     """
 
     eta: int = 4

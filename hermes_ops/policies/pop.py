@@ -39,14 +39,14 @@ class Pop:
     Trials with p >= p* are promising, the most probable first, then the soonest; they get that
     many slots. A trial with p below `poor` pauses (`kill` ends it).
 
-    Source: Rasley et al., "HyperDrive", Middleware 2017. Ours: the target is
-    `target_loss`, else the lowest loss that the sweep has shown, so that promising means: may
-    become the best; the model is `core.curve_fit` on the lowest losses so far with a normal error,
-    of half the predicted further drop and the error of the fit; without `total_steps` a trial is
-    taken to run twice as far as the sweep's deepest; nobody is judged before `grace_steps`;
-    opportunistic trials run `slice_steps` steps at a time, those with the fewest slices first;
-    paused ones are resumed when nothing else is left, the most probable first; one p* for the
-    pool, and sweeps share the GPUs by (GPUs + 1) / weight.
+    Source: Rasley et al., "HyperDrive", Middleware 2017. Ours: the target is `target_loss`, else
+    the lowest loss that the sweep has shown, so that promising means: may become the best; the
+    model is `core.curve_fit` on the lowest losses so far with a normal error, of half the predicted
+    further drop and the error of the fit; without `total_steps` a trial is taken to run twice as
+    far as the sweep's deepest; nobody is judged before `grace_steps`; opportunistic trials run
+    `slice_steps` steps at a time, those with the fewest slices first; paused ones are resumed when
+    nothing else is left, the most probable first; one p* for the pool, and sweeps share the GPUs by
+    (GPUs + 1) / weight.
     """
 
     target_loss: float | None = None

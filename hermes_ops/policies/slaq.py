@@ -30,10 +30,10 @@ class Slaq:
 
     Source: Zhang et al., "SLAQ", SoCC 2017, in the one-GPU form in which the Hermes paper takes it
     as a baseline. Ours: `slice_s` None makes a slice as long as the median step of the jobs that
-    have begun; a job with two points is predicted to go on as fast as between
-    them, one with fewer drops infinitely fast, so that each is seen before any is compared; a
-    newest loss that is not finite drops no more; drops are multiplied by the weight; ties go to
-    the job that runs, then to the earlier. Each job gets `min_gpus`.
+    have begun; a job with two points is predicted to go on as fast as between them, one with fewer
+    drops infinitely fast, so that each is seen before any is compared; a newest loss that is not
+    finite drops no more; drops are multiplied by the weight; ties go to the job that runs, then to
+    the earlier. Each job gets `min_gpus`.
     """
 
     slice_s: float | None = None

@@ -20,11 +20,12 @@ class SuccessiveHalving:
     last one run to their ends.
 
     Source: Jamieson and Talwalkar, AISTATS 2016, keeping floor(n/eta) as Hyperband (JMLR 2018)
-    does. Ours: at least one is kept; while stragglers leave a GPU idle, and when the best have ended, the trials that rest at the rung, then those that were left behind, are resumed,
-    the last to be left behind first (they give way again), so that all finish and no GPU idles;
-    `kill` ends those that were left behind instead; a trial that has ended counts as having
-    reached each rung; a sweep's trials are those that it has now, so one that arrives late is
-    waited for; sweeps share the GPUs by (GPUs + 1) / weight.
+    does. Ours: at least one is kept; while stragglers leave a GPU idle, and when the best have
+    ended, the trials that rest at the rung, then those that were left behind, are resumed, the last
+    to be left behind first (they give way again), so that all finish and no GPU idles; `kill` ends
+    those that were left behind instead; a trial that has ended counts as having reached each rung;
+    a sweep's trials are those that it has now, so one that arrives late is waited for; sweeps share
+    the GPUs by (GPUs + 1) / weight.
     """
 
     eta: int = 3
