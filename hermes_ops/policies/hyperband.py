@@ -8,10 +8,9 @@ from itertools import cycle
 from math import ceil
 from typing import ClassVar
 
-from hermes_ops.core.lines import by_sweep, in_turn, serve
-from hermes_ops.core.model import Job, JobId, Plan, Snapshot
-from hermes_ops.core.rungs import Bracket, bracket, whole
-from hermes_ops.policies.successive_halving import Because, brackets_line, ends_of
+from hermes_ops.core.model import Job, Plan, Snapshot
+from hermes_ops.core.rungs import whole
+from hermes_ops.policies.successive_halving import serve_brackets
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +44,7 @@ class Hyperband:
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Serve the first bracket that has something to do, then the next."""
-        of: dict[JobId, Bracket] = {}
-        every: list[Bracket] = []
-        lines = {}
-        for sweep, jobs in by_sweep(snapshot).items():
-            found = []
-            for trials, rungs in self.deal(jobs):
-                found.append(bracket(trials, rungs, self.eta))
-                of.update(dict.fromkeys((job.id for job in trials), found[-1]))
-            lines[sweep] = brackets_line(snapshot, found)
-            every += found
-        ends = ends_of(every) if self.kill else {}
-        return serve(snapshot, in_turn(lines), Because(of), ends), memory
+        return serve_brackets(snapshot, self.deal, self.eta, kill=self.kill), memory
 
     def deal(self, jobs: Sequence[Job]) -> list[tuple[Sequence[Job], tuple[int, ...]]]:
         """Each bracket's trials with its rungs, the last of which (R) is left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +10,9 @@ from hermes_ops.core.curves import best
 from hermes_ops.core.lines import Line, by_sweep, in_turn, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.rungs import Bracket, bracket, levels, whole
+
+Deal = Callable[[Sequence[Job]], Sequence[tuple[Sequence[Job], Sequence[int]]]]
+"""A sweep's jobs, in order of submission, as the (trials, rungs) of its brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +47,29 @@ class SuccessiveHalving:
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Serve those that have still to reach the present rung."""
-        of: dict[JobId, Bracket] = {}
-        every: list[Bracket] = []
-        lines = {}
-        for sweep, jobs in by_sweep(snapshot).items():
-            found = bracket(jobs, self._rungs(jobs), self.eta)
-            of.update(dict.fromkeys((job.id for job in jobs), found))
-            every.append(found)
-            lines[sweep] = brackets_line(snapshot, (found,))
-        ends = ends_of(every) if self.kill else {}
-        return serve(snapshot, in_turn(lines), Because(of), ends), memory
+        return serve_brackets(snapshot, self.deal, self.eta, kill=self.kill), memory
 
-    def _rungs(self, jobs: Sequence[Job]) -> tuple[int, ...]:
+    def deal(self, jobs: Sequence[Job]) -> list[tuple[Sequence[Job], tuple[int, ...]]]:
+        """One bracket of all trials, with its rungs."""
         known = [job.total_steps for job in jobs if job.total_steps is not None]
         deepest = max((job.last_step for job in jobs), default=0)
         last = max(known) - 1 if len(known) == len(jobs) else max(deepest, 1) * self.eta
-        return tuple(levels(self.first_rung, self.eta, last))
+        return [(jobs, tuple(levels(self.first_rung, self.eta, last)))]
+
+
+def serve_brackets(snapshot: Snapshot, deal: Deal, eta: int, *, kill: bool) -> Plan:
+    """The plan that serves each sweep's brackets; `kill` ends who was left behind in them."""
+    of: dict[JobId, Bracket] = {}
+    every: list[Bracket] = []
+    lines = {}
+    for sweep, jobs in by_sweep(snapshot).items():
+        found = []
+        for trials, rungs in deal(jobs):
+            found.append(bracket(trials, rungs, eta))
+            of.update(dict.fromkeys((job.id for job in trials), found[-1]))
+        lines[sweep] = brackets_line(snapshot, found)
+        every += found
+    return serve(snapshot, in_turn(lines), Because(of), ends_of(every) if kill else {})
 
 
 def brackets_line(snapshot: Snapshot, brackets: Sequence[Bracket]) -> Line:
