@@ -45,9 +45,8 @@ def answer(
         job = snapshot.index[job_id]
         return plain(snapshot, job) or explain(job, job_id in granted)
 
-    index = snapshot.index
-    ids = index if isinstance(index, dict) else dict(index)
-    return Plan(grants, ranking=ranking, review_at_s=review_at_s, reasons=LazyReasons(ids, reason))
+    reasons = LazyReasons(snapshot.index, reason)
+    return Plan(grants, ranking=ranking, review_at_s=review_at_s, reasons=reasons)
 
 
 def plain(snapshot: Snapshot, job: Job) -> Reason | None:

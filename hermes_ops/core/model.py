@@ -8,7 +8,7 @@ the driver's clock (Unix time live, zero-based virtual time in a simulation). A 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -257,11 +257,10 @@ class Grant:
 
 
 class LazyReasons(Mapping[JobId, "Reason"]):
-    """The reasons of `ids`, each made when it is asked for: most are never looked at."""
+    """The reasons of the keys of `ids`, each made when asked for: most are never looked at."""
 
-    def __init__(self, ids: Collection[JobId], explain: Callable[[JobId], Reason]) -> None:
-        self._ids = ids if isinstance(ids, dict | set | frozenset) else dict.fromkeys(ids)
-        self._explain = explain
+    def __init__(self, ids: Mapping[JobId, object], explain: Callable[[JobId], Reason]) -> None:
+        self._ids, self._explain = ids, explain
 
     def __getitem__(self, job: JobId) -> Reason:
         if job not in self._ids:

@@ -133,10 +133,9 @@ def served(queues: Queues, policy: TwoDLas) -> tuple[Plan, Levels]:
     service, grants = seat(queues, policy.chooser(queues.snapshot))
     after = queues.after(service)
     index = queues.snapshot.index
-    ids = index if isinstance(index, dict) else dict(index)
     head = islice(queues.waiting(), RANKED)
     ranking = tuple(job for job in head if job in index and index[job].phase in QUEUED)
-    reasons = LazyReasons(ids, Explainer(queues, grants))
+    reasons = LazyReasons(index, Explainer(queues, grants))
     review_s = policy.review_s(queues)
     return Plan(grants, ranking=ranking, review_at_s=review_s, reasons=reasons), after
 
