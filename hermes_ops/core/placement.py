@@ -20,11 +20,6 @@ class Queues:
     places: tuple[tuple[JobId, tuple[int, ...]], ...] = ()
 
 
-def holdings(snapshot: Snapshot) -> Places:
-    """The GPUs that each RUNNING or STARTING job can keep: a copy of `Snapshot.held`."""
-    return dict(snapshot.held)
-
-
 def holders(snapshot: Snapshot) -> list[Job]:
     """The jobs that keep their GPUs, first submitted first."""
     return [job for job in snapshot.holding if job.id in snapshot.held]

@@ -30,7 +30,6 @@ from hermes_ops.core.model import (
 )
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.parallel import MaxParallel
-from hermes_ops.core.placement import holdings
 from hermes_ops.core.plan import check, diff
 from hermes_ops.errors import ConfigError
 from hermes_ops.memory import decode, encode
@@ -183,7 +182,7 @@ def test_a_policy_that_does_not_preempt_stops_nothing_that_can_stay(
     policy = built(name, "guarded")
     snapshot, memory = data.draw(histories(name, policy))
     plan, _ = policy.decide(snapshot, memory)
-    assert all(plan.gpus_of(job) == gpus for job, gpus in holdings(snapshot).items())
+    assert all(plan.gpus_of(job) == gpus for job, gpus in snapshot.held.items())
 
 
 @each_name
@@ -196,7 +195,7 @@ def test_no_running_job_is_stopped_for_nobody(name: str, data: st.DataObject) ->
     plan, _ = policy.decide(snapshot, memory)
     used = {gpu for grant in plan.grants for gpu in grant.gpus}
     stays = {grant.job for grant in plan.grants}.union(plan.ends)
-    for job, gpus in holdings(snapshot).items():
+    for job, gpus in snapshot.held.items():
         assert job in stays or used.intersection(gpus)
 
 
