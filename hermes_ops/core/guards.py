@@ -19,7 +19,7 @@ from hermes_ops.core.quantum import Quantum
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
-_WAITING, _LEAVING = Phase.WAITING, (Phase.STOPPING, Phase.ENDED)
+_WAITING = Phase.WAITING
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,12 @@ def _masked(snapshot: Snapshot, protected: Collection[JobId]) -> Snapshot:
         replace(job, preemptible=False) if job.preemptible and job.id in protected else job
         for job in snapshot.holding
     )
-    others = (job for job in snapshot.jobs if job.phase in _LEAVING)
     return Snapshot.prepared(
         snapshot.time_s,
         snapshot.gpus,
         holding=holding,
         queue=snapshot.queue,
-        others=tuple(others),
+        others=snapshot.others,
         index={**snapshot.index, **{job.id: job for job in holding}},
     )
 
