@@ -135,7 +135,7 @@ def test_the_sweep_that_is_mutated_is_valid() -> None:
 
 @settings(PATIENT, max_examples=400)
 @given(TREES | mutations())
-def test_any_tree_and_any_mutation_is_a_sweep_or_refused(data: object) -> None:
+def test_any_tree_is_a_sweep_or_refused(data: object) -> None:
     before = repr(data)
     config = parsed(data)
     assert holds(config) if isinstance(config, SweepConfig) else config
