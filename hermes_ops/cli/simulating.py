@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
 
 from hermes_ops.errors import ConfigError, HermesError, Problem
 
@@ -29,15 +33,21 @@ SOURCE = "the command line"
 class Asked:
     """The options that say what is simulated; None where one was not given."""
 
-    trace: Path | None = None
-    curves: Path | None = None
-    poisson: int | None = None
-    trials: int | None = None
-    prior_sweeps: int | None = None
-    good: int | None = None
-    gap_seconds: float | None = None
-    job_seconds: float | None = None
-    switch_seconds: float = 0.0
+    trace: Annotated[Path | None, Option(help="CSV of jobs.", metavar="FILE")] = None
+    curves: Annotated[Path | None, Option(help=".npz of learning curves.", metavar="FILE")] = None
+    poisson: Annotated[int | None, Option(help="So many random jobs.", metavar="N")] = None
+    gap_seconds: Annotated[
+        float | None, Option(help="Mean gap of their arrivals; 60.", metavar="S")
+    ] = None
+    job_seconds: Annotated[float | None, Option(help="Median length; 600.", metavar="S")] = None
+    trials: Annotated[int | None, Option(help="Configurations drawn; 64.", metavar="N")] = None
+    prior_sweeps: Annotated[
+        int | None, Option(help="Earlier sweeps to learn from.", metavar="N")
+    ] = None
+    good: Annotated[int | None, Option(help="Trials within 1 % of the best.", metavar="N")] = None
+    switch_seconds: Annotated[
+        float, Option(help="Start-up seconds of every segment, the first too.", metavar="S")
+    ] = 0.0
 
     def task(self) -> Task:
         """Where the workloads come from; ConfigError when it is not one source, or not this one."""
@@ -73,6 +83,22 @@ class Asked:
             value = getattr(self, name)
             if value is not None and not least <= value < inf:
                 raise refused(_option(name), str(value), f"at least {least}", "correct it")
+
+
+def asks(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of `Asked`; it gets them together, as `asked`."""
+    fields = signature(Asked, eval_str=True).parameters
+    own = signature(command, eval_str=True).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:  # noqa: ANN401 - what each option holds
+        command(asked=Asked(**{name: given.pop(name) for name in fields}), **given)
+
+    every = {**fields, **own}
+    del every["asked"]
+    options = [option.replace(kind=Parameter.KEYWORD_ONLY) for option in every.values()]
+    run.__signature__ = Signature(options)  # type: ignore[attr-defined]  # what Typer reads
+    return run
 
 
 def _option(name: str) -> str:

@@ -18,19 +18,8 @@ if TYPE_CHECKING:
 
 WIDTH = 200  # as wide as the table of policies may become, also where there is no terminal
 
-Trace = Annotated[Path | None, typer.Option(help="CSV of jobs.", metavar="FILE")]
-CurvesFile = Annotated[Path | None, typer.Option(help=".npz of learning curves.", metavar="FILE")]
-Poisson = Annotated[int | None, typer.Option(help="So many random jobs.", metavar="N")]
-Gap = Annotated[float | None, typer.Option(help="Mean gap of their arrivals; 60.", metavar="S")]
-Length = Annotated[float | None, typer.Option(help="Their median length; 600.", metavar="S")]
 Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.", metavar="N")]
 Nodes = Annotated[str | None, typer.Option(help="Nodes x GPUs, as 16x4.", metavar="NODESxGPUS")]
-Trials = Annotated[int | None, typer.Option(help="Configurations drawn; 64.", metavar="N")]
-Priors = Annotated[int | None, typer.Option(help="Earlier sweeps to learn from.", metavar="N")]
-Good = Annotated[int | None, typer.Option(help="Trials within 1 % of the best.", metavar="N")]
-Switch = Annotated[
-    float, typer.Option(help="Start-up seconds of every segment, the first too.", metavar="S")
-]
 Guards = Annotated[bool, typer.Option("--guards", help="Within the guards of a live pool.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for tables and pictures.", metavar="FOLDER")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -38,17 +27,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to the application."""
-    app.command("simulate")(simulate)
-    app.command("compare")(compare)
+    app.command("simulate")(simulating.asks(simulate))
+    app.command("compare")(simulating.asks(compare))
 
 
 def simulate(
     *,
-    trace: Trace = None,
-    curves: CurvesFile = None,
-    poisson: Poisson = None,
-    gap_seconds: Gap = None,
-    job_seconds: Length = None,
+    asked: Asked,
     gpus: Gpus = None,
     nodes: Nodes = None,
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "hermes",
@@ -57,20 +42,12 @@ def simulate(
     ] = None,
     guards: Guards = False,
     seed: Annotated[int, typer.Option(help="Of what is drawn.", min=0)] = 0,
-    trials: Trials = None,
-    prior_sweeps: Priors = None,
-    good: Good = None,
-    switch_seconds: Switch = 0.0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Simulate one policy on a trace, on recorded learning curves, or on random jobs."""
     from hermes_ops.simulator.compare import Contender
 
-    asked = Asked(
-        trace=trace, curves=curves, poisson=poisson, trials=trials, prior_sweeps=prior_sweeps,
-        good=good, gap_seconds=gap_seconds, job_seconds=job_seconds, switch_seconds=switch_seconds,
-    )  # fmt: skip
     options = tuple(simulating.parameters(policy_option).items())
     pool = simulating.gpus_of(gpus, nodes)
     run = _simulated(asked, pool, Contender(policy, options, guards), seed, out)
@@ -82,11 +59,7 @@ def simulate(
 
 def compare(
     *,
-    trace: Trace = None,
-    curves: CurvesFile = None,
-    poisson: Poisson = None,
-    gap_seconds: Gap = None,
-    job_seconds: Length = None,
+    asked: Asked,
     gpus: Gpus = None,
     nodes: Nodes = None,
     policies: Annotated[str, typer.Option(help="Parted by commas.", metavar="A,B,…")],
@@ -96,10 +69,6 @@ def compare(
     guards: Guards = False,
     seeds: Annotated[int, typer.Option(help="How many workloads.", metavar="N", min=1)] = 1,
     first_seed: Annotated[int, typer.Option(help="The first seed.", metavar="N", min=0)] = 0,
-    trials: Trials = None,
-    prior_sweeps: Priors = None,
-    good: Good = None,
-    switch_seconds: Switch = 0.0,
     jobs: Annotated[
         int | None, typer.Option(help="Processes; the cores.", metavar="N", min=1)
     ] = None,
@@ -109,10 +78,6 @@ def compare(
     """Compare policies on the same workloads, one for each seed, with confidence intervals."""
     from hermes_ops.simulator.compare import compare as compared
 
-    asked = Asked(
-        trace=trace, curves=curves, poisson=poisson, trials=trials, prior_sweeps=prior_sweeps,
-        good=good, gap_seconds=gap_seconds, job_seconds=job_seconds, switch_seconds=switch_seconds,
-    )  # fmt: skip
     pool = simulating.gpus_of(gpus, nodes)
     chosen = simulating.contenders(policies, policy_option, guards=guards)
     folder = simulating.folder_of(out)
