@@ -22,7 +22,7 @@ from hermes_ops.core.model import (
 from hermes_ops.core.order import natural
 from hermes_ops.errors import ConfigError, PlanError, Problem
 from hermes_ops.simulator.event_log import EventLog
-from hermes_ops.simulator.history import History
+from hermes_ops.simulator.journal import Journal
 from hermes_ops.simulator.lives import Life
 from hermes_ops.simulator.machines import Machines
 from hermes_ops.simulator.view import View
@@ -59,7 +59,7 @@ class VirtualCluster:
         self, workload: Workload, gpus: tuple[Gpu, ...], *, log: EventLog | None = None
     ) -> None:
         self.now_s = 0.0
-        self.history = History(log)
+        self.journal = Journal(log)
         self._sight_s = workload.sight_s
         self._machines = Machines(gpus, dict(workload.spread_speeds))
         works = sorted(workload.jobs, key=lambda w: (w.submitted_s, natural(w.id), w.id))
@@ -139,8 +139,8 @@ class VirtualCluster:
             self._advance(next_s)
 
     def close(self) -> None:
-        """Close the history: jobs that are still paused have no time of their end."""
-        self.history.closed(self.now_s)
+        """Close the journal: jobs that are still paused have no time of their end."""
+        self.journal.closed(self.now_s)
 
     # -- time
 
@@ -173,7 +173,7 @@ class VirtualCluster:
         ):
             life = self._lives[self._arrived]
             self._arrived += 1
-            self.history.submitted(life.work.submitted_s, life)
+            self.journal.submitted(life.work.submitted_s, life)
             self._view.changed(life)
 
     # -- jobs
@@ -185,7 +185,7 @@ class VirtualCluster:
             self._again |= _rests(life)
             return
         life.grant = Grant(life.id, gpus, action.batch_size, action.share)
-        self.history.granted(self.now_s, life, life.grant, action.reason)
+        self.journal.granted(self.now_s, life, life.grant, action.reason)
         if not life.gpus:
             life.phase = Phase.STARTING
             life.begin_s = self.now_s
@@ -211,12 +211,12 @@ class VirtualCluster:
         if life.gpus:
             life.account(self.now_s)
             life.share = grant.share
-            self.history.shared(self.now_s, life)
+            self.journal.shared(self.now_s, life)
             self._repace(life)
         else:
             life.begin(self.now_s, grant.gpus, grant.share)
             self._active[life.rank] = life
-            self.history.began(self.now_s, life)
+            self.journal.began(self.now_s, life)
             resumed = life.trained_s > 0
             lead_s, _ = life.work.start_of(life.segment, resumed=resumed)
             lead_s += life.work.costs.handover_s
@@ -234,7 +234,7 @@ class VirtualCluster:
         if life.trained_s:
             life.restore_s = costs.restore_s
         life.training_since_s = self.now_s
-        self.history.trains(self.now_s, life)
+        self.journal.trains(self.now_s, life)
         self._repace(life)
 
     def _repace(self, life: Life) -> None:
@@ -254,7 +254,7 @@ class VirtualCluster:
         life.training_since_s = self.now_s
         curve = life.work.curve
         while life.seen < len(curve) and curve[life.seen].seconds <= life.trained_s:
-            self.history.seen(self.now_s, life)
+            self.journal.seen(self.now_s, life)
             life.seen += 1
             if self._sight_s > 0:
                 self._push(self.now_s + self._sight_s, _SIGHT, self._show, life.id)
@@ -273,7 +273,7 @@ class VirtualCluster:
         self._view.changed(life)
 
     def _stop(self, life: Life, reason: Reason, final: bool) -> None:
-        self.history.told(self.now_s, life, reason)
+        self.journal.told(self.now_s, life, reason)
         life.settle(self.now_s)
         life.account(self.now_s)
         self._view.changed(life)
@@ -308,7 +308,7 @@ class VirtualCluster:
         self._due.pop(life.rank, None)
         del self._active[life.rank]
         self._machines.occupy(life.gpus, -life.share)
-        self.history.left(life.leave(self.now_s, outcome), life)
+        self.journal.left(life.leave(self.now_s, outcome), life)
         self._view.changed(life)
 
     def _end(self, life: Life, state: str) -> None:
@@ -318,7 +318,7 @@ class VirtualCluster:
         life.grant = None
         life.end(self.now_s, state)
         self._open -= 1
-        self.history.ended(self.now_s, life)
+        self.journal.ended(self.now_s, life)
         self._view.changed(life)
         self._begin_due()
 

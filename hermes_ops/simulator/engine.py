@@ -42,8 +42,8 @@ def simulate(
         gpus=gpus,
         policy=policy.name,
         outcomes=cluster.outcomes(),
-        segments=tuple(cluster.history.segments),
-        sights=tuple(cluster.history.sights),
+        segments=tuple(cluster.journal.segments),
+        sights=tuple(cluster.journal.sights),
         decisions=counted.count[0],
         decision_s=tuple(counted.took_s),
     )

@@ -8,7 +8,7 @@ from hermes_ops.simulator.lives import Life
 from hermes_ops.simulator.workload import Segment, Sight
 
 
-class History:
+class Journal:
     """Collects what came of the jobs, and tells the log, if there is one."""
 
     def __init__(self, log: EventLog | None) -> None:
