@@ -106,6 +106,22 @@ class Trial:
             return Phase.RUNNING if self.runs else Phase.STARTING
         return Phase.WAITING if self.row.state in READY_STATES else Phase.STOPPING
 
+    @property
+    def started_s(self) -> float | None:
+        """When its segment began, of a STARTING trial its grant; None while it holds no GPUs."""
+        if self.phase is Phase.RUNNING and self.segment is not None:
+            return self.segment.started_s
+        return self.lease.granted_s if self.phase is Phase.STARTING and self.lease else None
+
+    def service_gpu_s(self, now_s: float) -> float:
+        """GPU-seconds of its whole life up to `now_s`."""
+        if self.segment is None:
+            return 0.0
+        ended_gpu_s, gpus = self.segment.service_gpu_s, max(1, len(self.segment.gpus))
+        if not self.under_way:
+            return ended_gpu_s
+        return ended_gpu_s + max(0.0, now_s - self.segment.started_s) * gpus
+
 
 def training_seconds(
     moment_s: float, spans: Sequence[tuple[float, float]], started_s: float | None
@@ -163,15 +179,10 @@ def job(
 
     Its service holds for `now_s`.
     """
-    segment, phase = trial.segment, trial.phase
-    under_way = segment if segment is not None and segment.running else None
+    phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
-    started = under_way.started_s if under_way and phase is Phase.RUNNING else None
-    if phase is Phase.STARTING and trial.lease is not None:
-        started = trial.lease.granted_s
-    service = segment.service_gpu_s if segment else 0.0
-    if under_way is not None and trial.under_way:
-        service += max(0.0, now_s - under_way.started_s) * max(1, len(under_way.gpus))
+    trains_since_s = segment.started_s if segment.running else None
+    checkpointed_s = segment.checkpointed_s
     return Job(
         id=job_id(facts.sweep, trial.number),
         sweep=facts.sweep,
@@ -184,30 +195,24 @@ def job(
         total_steps=facts.total_steps,
         deadline_s=facts.deadline_s,
         configuration=configuration(trial, foreseen),
-        preemptible=facts.preemptible and (segment is None or segment.preemptible),
-        service_gpu_s=service,
-        curve=curve(
-            points,
-            facts.sign,
-            segment.spans if segment else (),
-            under_way.started_s if under_way else None,
-        ),
-        preemptions=segment.preemptions if segment else 0,
-        started_s=started,
-        waiting_since_s=None if holds else (segment.ended_s if segment else facts.submitted_s),
-        steps_at_start=segment.steps_at_start if segment else 0,
-        checkpoint_s=segment.checkpoint_s if segment else None,
-        restore_s=segment.restore_s if segment else None,
-        tensor_skew=segment.tensor_skew if segment else None,
-        startup_s=segment.startup_s if segment else None,
-        since_checkpoint_s=_since_checkpoint_s(segment, now_s),
+        preemptible=facts.preemptible and segment.preemptible,
+        service_gpu_s=trial.service_gpu_s(now_s),
+        curve=curve(points, facts.sign, segment.spans, trains_since_s),
+        preemptions=segment.preemptions,
+        started_s=trial.started_s,
+        waiting_since_s=None if holds else segment.ended_s,
+        steps_at_start=segment.steps_at_start,
+        checkpoint_s=segment.checkpoint_s,
+        restore_s=segment.restore_s,
+        tensor_skew=segment.tensor_skew,
+        startup_s=segment.startup_s,
+        since_checkpoint_s=now_s - checkpointed_s if checkpointed_s else None,
     )
 
 
-def _since_checkpoint_s(segment: Segment | None, now_s: float) -> float | None:
-    if segment is None or not segment.checkpointed_s:
-        return None
-    return now_s - segment.checkpointed_s
+def _before_the_first(facts: SweepFacts) -> Segment:
+    """In the place of a trial's segment before it has one: it waits since its submission."""
+    return Segment(0, running=False, started_s=facts.submitted_s, ended_s=facts.submitted_s)
 
 
 def job_id(sweep: str, number: int) -> JobId:
