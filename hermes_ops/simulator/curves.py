@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -141,20 +141,19 @@ def sample(
     *,
     prior_sweeps: int = 0,
     costs: Costs | None = None,
-    arrivals_s: Sequence[float] | None = None,
     good: int | None = None,
 ) -> tuple[Workload, tuple[PastTrial, ...]]:
     """Draw a sweep of `trials` configurations, and the earlier sweeps of as many others.
 
     The same seed draws the same sweep, however many earlier ones are asked for. All trials are
-    submitted at 0, or at `arrivals_s` (one time for each). With `good`, exactly that many trials
-    have a lowest loss within 1 % of the set's best; the best one is then drawn from the best 5 %
-    of all configurations that have enough others near and enough worse ones.
+    submitted at 0. With `good`, exactly that many trials have a lowest loss within 1 % of the set's
+    best; the best one is then drawn from the best 5 % of all configurations that have enough others
+    near and enough worse ones.
 
     Raises ConfigError when there are not enough configurations for what is asked.
     """
     needed = trials * (1 + prior_sweeps)
-    _at_least(curves, "trials", trials, 1, len(curves))
+    _within(curves, "trials", trials, 1, len(curves))
     if needed > len(curves):
         found = f"{trials} trials and {prior_sweeps} earlier sweeps of as many"
         allowed = f"{len(curves)} configurations in all"
@@ -162,38 +161,31 @@ def sample(
         raise ConfigError(curves.name, (problem,))
     shuffled = np.random.default_rng(seed).permutation(len(curves))
     if good is not None:
-        _at_least(curves, "good", good, 1, trials)
+        _within(curves, "good", good, 1, trials)
         shuffled = _with_good(curves, trials, good, shuffled, seed)
-    arrivals = tuple(arrivals_s) if arrivals_s is not None else (0.0,) * trials
-    if len(arrivals) != trials:
-        problem = Problem("arrivals", f"{len(arrivals)} times", str(trials), "give each trial one")
-        raise ConfigError(curves.name, (problem,))
     sweep = SweepId(f"{curves.name}-{seed}")
+    rows = shuffled[:needed].tolist()
     jobs = (
-        replace(
-            _work(curves, int(row)),
-            id=JobId(f"{sweep}/{number}"),
-            sweep=sweep,
-            submitted_s=float(arrivals[number]),
-            costs=costs or Costs(),
-        )
-        for number, row in enumerate(shuffled[:trials])
+        _work(curves, row, JobId(f"{sweep}/{number}"), sweep, costs or Costs())
+        for number, row in enumerate(rows[:trials])
     )
     past = (
-        PastTrial(curves.configuration(int(row)), curves.curve(int(row)), curves.epochs)
-        for row in shuffled[trials:needed]
+        PastTrial(curves.configuration(row), curves.curve(row), curves.epochs)
+        for row in rows[trials:]
     )
     return Workload(str(sweep), tuple(jobs)), tuple(past)
 
 
-def _work(curves: Curves, row: int) -> Work:
+def _work(curves: Curves, row: int, job: JobId, sweep: SweepId, costs: Costs) -> Work:
     return Work(
-        id=JobId(str(row)),
+        id=job,
         submitted_s=0.0,
         seconds=float(curves.elapsed_s[row, -1]),
+        sweep=sweep,
         total_steps=curves.epochs,
         curve=curves.curve(row),
         configuration=curves.configuration(row),
+        costs=costs,
     )
 
 
@@ -223,7 +215,7 @@ def _with_good(
     return np.concatenate((chosen, shuffled[~np.isin(shuffled, chosen)]))
 
 
-def _at_least(curves: Curves, name: str, value: int, low: int, high: int) -> None:
+def _within(curves: Curves, name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         problem = Problem(name, str(value), f"{low} to {high}", "ask for another number")
         raise ConfigError(curves.name, (problem,))

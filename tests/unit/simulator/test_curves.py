@@ -157,18 +157,12 @@ def test_another_seed_draws_another_sweep() -> None:
     assert len(drawn) == 5
 
 
-def test_late_trials_are_submitted_when_it_is_said() -> None:
-    workload, _ = sample(curves(), 3, 0, arrivals_s=(0.0, 5.0, 60.0))
-    assert [w.submitted_s for w in workload.jobs] == [0.0, 5.0, 60.0]
-
-
 @pytest.mark.parametrize(
     ("ask", "named"),
     [
         ({"trials": 0}, "trials: found 0"),
         ({"trials": 13}, "trials: found 13; allowed: 1 to 12"),
         ({"trials": 5, "prior_sweeps": 2}, "5 trials and 2 earlier sweeps"),
-        ({"trials": 3, "arrivals_s": (1.0,)}, "arrivals: found 1 times"),
         ({"trials": 3, "good": 4}, "good: found 4; allowed: 1 to 3"),
         ({"trials": 12, "good": 12}, "good: found 12 of 12"),
     ],
