@@ -100,16 +100,11 @@ def compared(tracker: Tracker, sweep: str, policy: str) -> Figures:
 
     recorded = read(tracker, sweep)
     found = replay(recorded, Choice(policy, OPTIONS.get(policy, {})))
-    measured, time_to_best = recorded.measured, found.time_to_best_s
+    measured, time_to_best, costs = recorded.measured, found.time_to_best_s, found.costs
     if measured.time_to_best_s is None or time_to_best.low is None or time_to_best.high is None:
         raise NotMeasuredError(f"{sweep}: no trial has finished with a value")
     nearest_s = min(max(measured.time_to_best_s, time_to_best.low), time_to_best.high)
-    off_s = (
-        nearest_s - measured.time_to_best_s
-        if time_to_best.low < time_to_best.high
-        else time_to_best.low - measured.time_to_best_s
-    )
-    costs = found.costs
+    off_s = nearest_s - measured.time_to_best_s
     return {
         "sweep": sweep,
         "best_trial": measured.best,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.cli import simulating
+from hermes_ops.cli.simulating import Json, Out
 from hermes_ops.cli.stack_commands import Home
 
 if TYPE_CHECKING:
@@ -40,12 +41,8 @@ def replay(
         float | None,
         typer.Option(help="Start-up of every segment; default: as measured.", metavar="S", min=0),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and pictures.", metavar="FOLDER")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    out: Out = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Say what the trials of a finished sweep would have done under another policy."""

@@ -28,6 +28,9 @@ LEAST = {
 }  # fmt: skip
 SOURCE = "the command line"
 
+Out = Annotated[Path | None, Option(help="Folder for tables and pictures.", metavar="FOLDER")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document and nothing else.")]
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:

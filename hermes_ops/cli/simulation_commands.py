@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hermes_ops.cli import simulating
-from hermes_ops.cli.simulating import Asked
+from hermes_ops.cli.simulating import Asked, Json, Out
 
 if TYPE_CHECKING:
     from hermes_ops.core.model import Gpu
@@ -21,8 +21,6 @@ WIDTH = 200  # as wide as the table of policies may become, also where there is 
 Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.", metavar="N")]
 Nodes = Annotated[str | None, typer.Option(help="Nodes x GPUs, as 16x4.", metavar="NODESxGPUS")]
 Guards = Annotated[bool, typer.Option("--guards", help="Within the guards of a live pool.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for tables and pictures.", metavar="FOLDER")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +34,7 @@ def simulate(
     asked: Asked,
     gpus: Gpus = None,
     nodes: Nodes = None,
-    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "hermes",
+    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "frontrunner",
     policy_option: Annotated[
         list[str] | None, typer.Option(help="A parameter of it.", metavar="NAME=VALUE")
     ] = None,
