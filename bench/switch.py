@@ -81,7 +81,7 @@ def run_keras() -> Figures:
 def _policy(trials: int, guards: tuple[str, ...]) -> tuple[object, ...]:
     """Options of `hermes up` under which all trials are open at once and take turns."""
     pairs = (f"threshold={trials // SLOTS}", *guards)
-    return tuple(part for pair in pairs for part in ("--policy-option", pair))
+    return ("--policy", "hermes", *(p for pair in pairs for p in ("--policy-option", pair)))
 
 
 def _digits() -> Figures:

@@ -66,12 +66,17 @@ class Plan:
         )
         return cls(run, record, config, sampler, facts)
 
+    @property
+    def learns(self) -> bool:
+        """True when a configuration depends on the results so far: not with grid and random."""
+        return self.config.search.algorithm not in (Algorithm.GRID, Algorithm.RANDOM)
+
     def foresee(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Any]]:
         """Configurations that trials will be opened with, by number; more of them at each call.
 
-        Only where no result plays a part in them: with grid and random search.
+        Only where no result plays a part in them.
         """
-        if self.config.search.algorithm in (Algorithm.GRID, Algorithm.RANDOM):
+        if not self.learns:
             unknown = (n for n in numbers if n < FORESEEN and n not in self._foreseen)
             for number in islice(unknown, FORESEEN_A_ROUND):
                 self._foreseen[number] = self.sampler.ask(number, ())

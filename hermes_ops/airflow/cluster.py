@@ -63,7 +63,6 @@ class AirflowCluster:
         self._read_books()
         for book in self.books.values():
             self.applier.settle(book, now)
-            self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
         jobs = tuple(j for b in self.books.values() for j in b.jobs(now))
         own = [
             (b.plan.run.dag_id, b.plan.run.run_id, b.plan.record.trial_task)
@@ -89,7 +88,12 @@ class AirflowCluster:
         publish(self.pool, snapshot, plan, self.books, self.applier.policy_name)
 
     def wait(self, until_s: float | None) -> None:
-        """Sleep until the next round is due: a second, or earlier if nudged or woken."""
+        """Send decisions that are done, then sleep until the next round is due.
+
+        That is after a second, or earlier if nudged or woken.
+        """
+        for book in self.books.values():
+            self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
         due_s = self.clock() + PERIOD_S
         due_s = due_s if until_s is None else min(due_s, until_s)
         while not self._wake.wait(NUDGE_PERIOD_S):
@@ -115,6 +119,10 @@ class AirflowCluster:
         return tuple(
             (SweepId(s), b.plan.config.early_stop.value) for s, b in sorted(self.books.items())
         )
+
+    def learning_sweeps(self) -> frozenset[SweepId]:
+        """The sweeps whose trials get their configurations from earlier results."""
+        return frozenset(SweepId(s) for s, book in self.books.items() if book.plan.learns)
 
     def parallel_limits(self) -> tuple[tuple[SweepId, int], ...]:
         """Each sweep's own limit on trials that train at once, where it has one."""

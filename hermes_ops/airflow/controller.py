@@ -1,7 +1,7 @@
 """`hermes controller`: the pool-slot scheduler, one long-running process a pool.
 
 SIGTERM ends it and touches no trial. While HERMES_HOME/drain exists it stops every running trial
-with its checkpoint and grants nothing. HERMES_HOME/policy.json (`{"policy": "hermes", "options":
+with its checkpoint and grants nothing. HERMES_HOME/policy.json (`{"policy": "fifo", "options":
 {}}`) chooses the pool's policy and is read again whenever it changes; without it the variables
 HERMES_POLICY and HERMES_POLICY_OPTIONS (JSON) do.
 """
@@ -30,8 +30,9 @@ from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metrics import tracking_uri
 from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.core.early_stop import EarlyStop
-from hermes_ops.core.guards import guarded
+from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.history import PastTrial
+from hermes_ops.core.learning import PER_GPU, OpenForLearning
 from hermes_ops.core.model import Plan, Policy, Snapshot
 from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.core.wrapper import Wrapper
@@ -42,8 +43,7 @@ from hermes_ops.tracking import Tracker
 
 log = logging.getLogger("hermes.controller")
 
-DEFAULT_POLICY = "hermes"
-GUARD_OPTIONS = {"guard_k": 3.0, "guard_quanta": 8}
+DEFAULT_POLICY = "frontrunner"
 RETRY_S = 1.0
 
 
@@ -87,13 +87,14 @@ class Choice:
         ConfigError for an unknown name or option and for a policy that runs in a simulation only.
         """
         check_live(self.name)
-        own = {k: v for k, v in self.options.items() if k not in GUARD_OPTIONS}
-        policy = make_policy(self.name, own, {"prior": prior} if prior else None)
-        guards = {**GUARD_OPTIONS, **self.options}
-        try:
-            return guarded(policy, k=float(guards["guard_k"]), quanta=int(guards["guard_quanta"]))
-        except (TypeError, ValueError) as error:
-            raise HermesError(f"guard_k or guard_quanta is wrong ({error}): correct it.") from None
+        given = {"prior": prior} if prior else None
+        policy = make_policy(self.name, without_guards(self.options), given)
+        return self.guards.around(policy)
+
+    @property
+    def guards(self) -> GuardOptions:
+        """What stands around the policy; ConfigError for a bad option of it."""
+        return GuardOptions.of(self.options)
 
 
 @dataclass(slots=True)
@@ -109,6 +110,7 @@ class Controller:
     _memory: Any = None
     _complaint: str = ""
     _prior_version: int = 0
+    _open_per_gpu: int = PER_GPU
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
@@ -129,7 +131,7 @@ class Controller:
 
     def _tick(self) -> None:
         try:
-            policy = _OfSweeps(self._current_policy(), self.cluster)
+            policy = _OfSweeps(self._current_policy(), self.cluster, self._open_per_gpu)
             _, plan, self._memory = tick(policy, self.cluster, self._memory)
         except Unavailable as error:
             log.warning("This round is skipped: %s", error)
@@ -163,6 +165,7 @@ class Controller:
         self._policy, self._choice, self._complaint = policy, choice, ""
         self._memory = policy.initial()
         self._prior_version = 0
+        self._open_per_gpu = choice.guards.open
         self.cluster.applier.policy_name = choice.name
         self.cluster.applier.options = choice.options
         log.info("The pool's policy is %s %s", choice.name, choice.options or "")
@@ -193,10 +196,12 @@ class _OfSweeps(Wrapper[Any]):
     """The pool's policy within what each sweep asks for: known only once the round has observed."""
 
     cluster: AirflowCluster
+    open_per_gpu: int
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401 - any memory
         """The policy's plan, by the limits and rules of the sweeps that the snapshot shows."""
-        limited = MaxParallel(self.policy, self.cluster.parallel_limits())
+        taught = OpenForLearning(self.policy, self.cluster.learning_sweeps(), self.open_per_gpu)
+        limited = MaxParallel(taught, self.cluster.parallel_limits())
         return EarlyStop(limited, self.cluster.early_stop_rules()).decide(snapshot, memory)
 
 

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from hermes_ops.core.early_stop import EarlyStop
-from hermes_ops.core.guards import guarded
+from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.model import Gpu, JobId, Policy, SweepId
 from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.errors import ConfigError, Problem
@@ -19,8 +19,6 @@ from hermes_ops.simulator.event_log import EventLog
 from hermes_ops.simulator.metrics import lowest_loss
 from hermes_ops.simulator.recorded import Recorded
 from hermes_ops.simulator.workload import Costs, Outcome, Run, Workload
-
-GUARD_OPTIONS = ("guard_k", "guard_quanta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +142,14 @@ def _simulated(
 
 def _policy(recorded: Recorded, workload: Workload, choice: Choice) -> Policy[Any]:
     """As the controller of a pool builds it: guards, then the sweep's own limits."""
-    own = {k: v for k, v in choice.options.items() if k not in GUARD_OPTIONS}
-    policy = make_policy(choice.policy, own, {"oracle": oracle(workload), "prior": ()})
+    own, given = without_guards(choice.options), {"oracle": oracle(workload), "prior": ()}
+    policy = make_policy(choice.policy, own, given)
     if choice.guards:
-        policy = _guarded(policy, choice.options)
+        policy = GuardOptions.of(choice.options).around(policy)
     sweep = SweepId(recorded.workload.name)
     most = recorded.config.budget.max_parallel
     limited = policy if most is None else MaxParallel(policy, ((sweep, most),))
     return EarlyStop(limited, ((sweep, recorded.config.early_stop.value),))
-
-
-def _guarded(policy: Policy[Any], options: Mapping[str, Any]) -> Policy[Any]:
-    try:
-        k, quanta = float(options.get("guard_k", 3.0)), int(options.get("guard_quanta", 8))
-        return guarded(policy, k=k, quanta=quanta)
-    except (TypeError, ValueError) as error:
-        problem = Problem("guard_k or guard_quanta", str(error), "a number", "correct it")
-        raise ConfigError("the replay", (problem,)) from error
 
 
 def _needs(outcome: Outcome, cut: Mapping[JobId, float]) -> bool:

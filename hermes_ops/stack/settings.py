@@ -25,7 +25,7 @@ class Settings(BaseModel):
     home: Path
     slots: int | None = Field(default=None, ge=1, le=4096)
     pool: str = Field(default="gpus", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    policy: str = "hermes"
+    policy: str = "frontrunner"
     policy_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     airflow_port: int = Field(default=8080, ge=0, le=65535)
     mlflow_port: int = Field(default=5000, ge=0, le=65535)

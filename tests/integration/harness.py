@@ -211,7 +211,7 @@ class Lab:
         try:
             yield
         finally:
-            assert self.hermes("policy", "hermes").returncode == 0
+            assert self.hermes("policy", "frontrunner").returncode == 0
 
     def runs(self, sweep: str) -> list[dict[str, Any]]:
         """Every MLflow run of a sweep, its parent included, with its tags as a mapping."""

@@ -24,7 +24,8 @@ def contested(
     request: pytest.FixtureRequest, own_stack: Any, harness: Any, tmp_path: Path
 ) -> Iterator[Any]:
     """A sweep of equal trials that take turns as fast as Airflow allows, after its end."""
-    options = ["--policy-option", "guard_k=0", "--policy-option", "threshold=4"]
+    options = ["--policy", "hermes"]
+    options += ["--policy-option", "guard_k=0", "--policy-option", "threshold=4"]
     if request.param == "postgresql":
         options += ["--airflow-db", request.getfixturevalue("postgres").url("race")]
     started = own_stack.up(*options)

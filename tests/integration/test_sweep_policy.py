@@ -56,7 +56,7 @@ def test_fifo_runs_the_trials_in_order_without_preemption(lab: Any, harness: Any
     assert all(a[0]["end_s"] <= b[0]["start_s"] for a, b in pairwise(segments))
     assert {sweep.tag(n, "hermes.preemptions") for n in range(3)} == {"0"}
     assert {d["policy"] for d in sweep.decisions()} == {"fifo"}
-    assert lab.hermes("policy").stdout.startswith("hermes")
+    assert lab.hermes("policy").stdout.startswith("frontrunner")
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def test_usable_gpus_never_exceed_the_pool_and_keep_what_is_held(
 def test_without_a_file_the_environment_chooses_the_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Choice.read(Choice.file()) == Choice("hermes", {})
+    assert Choice.read(Choice.file()) == Choice("frontrunner", {})
     monkeypatch.setenv("HERMES_POLICY", "fifo")
     monkeypatch.setenv("HERMES_POLICY_OPTIONS", '{"guard_k": 2}')
     assert Choice.read(Choice.file()) == Choice("fifo", {"guard_k": 2})
@@ -105,11 +105,35 @@ def test_a_policy_that_only_a_simulation_can_run_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    "options", [{"guard_k": "x"}, {"guard_k": -1}, {"guard_quanta": "x"}, {"guard_quanta": None}]
+    "options",
+    [
+        {"guard_k": "x"},
+        {"guard_k": -1},
+        {"guard_quanta": "x"},
+        {"guard_quanta": None},
+        {"guard_open": 0},
+        {"guard_colour": 1},
+    ],
 )
-def test_a_bad_option_of_the_guards_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(HermesError, match="guard_k or guard_quanta"):
+def test_a_bad_option_of_the_guards_is_refused_by_its_name(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=rf"{name}=.*allowed"):
         Choice("fifo", options).build()
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    [
+        ({}, 2),
+        ({"threshold": 5}, 5),
+        ({"guard_open": 3}, 3),
+        ({"threshold": 5, "guard_open": 1}, 1),
+    ],
+)
+def test_the_threshold_of_hermes_bounds_open_trials_unless_an_option_of_its_own_does(
+    options: dict[str, int], opened: int
+) -> None:
+    assert Choice("hermes", options).guards.open == opened
 
 
 @pytest.fixture

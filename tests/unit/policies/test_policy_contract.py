@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guards import Aging, AntiThrash, guarded
+from hermes_ops.core.learning import OpenForLearning
 from hermes_ops.core.model import (
     Gpu,
     Job,
@@ -55,6 +56,7 @@ WRAPPERS: dict[str, Any] = {
     "aging": lambda policy: Aging(policy, quanta=1),
     "guarded": guarded,
     "max-parallel": lambda policy: MaxParallel(guarded(policy), ((SWEEPS[0], 1),)),
+    "learning": lambda policy: OpenForLearning(guarded(policy), frozenset(SWEEPS[:1]), 1),
     "early-stop": lambda policy: EarlyStop(guarded(policy), tuple((s, "median") for s in SWEEPS)),
 }
 each_name = pytest.mark.parametrize("name", POLICIES)
