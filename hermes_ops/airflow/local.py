@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -102,6 +103,7 @@ class LocalSegment:
     emit: Callable[[str], None]
     _process: subprocess.Popen[bytes] = field(init=False)
     _reader: threading.Thread = field(init=False)
+    _exited: IO[bytes] = field(init=False)  # becomes readable when the process exits
     _patience_ends_s: float = inf
 
     def start(self) -> None:
@@ -127,6 +129,7 @@ class LocalSegment:
             )
         except OSError as error:
             raise HermesError(f"the trial's process cannot be started: {error}") from error
+        self._exited = os.fdopen(os.pidfd_open(self._process.pid), "rb", buffering=0)
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
 
@@ -140,10 +143,9 @@ class LocalSegment:
         if time.monotonic() >= self._patience_ends_s:
             self._patience_ends_s = inf
             self.stop()  # a second time: the guard then waits no longer
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
+        if self._process.poll() is None:
+            select.select([self._exited], [], [], seconds)
+        return self._process.poll()
 
     def stop(self) -> None:
         """Tell it to checkpoint and exit."""
@@ -161,6 +163,7 @@ class LocalSegment:
             if self.wait(GRACE_S + 5.0) is None:
                 self._process.kill()
                 self._process.wait()
+        self._exited.close()
         self._reader.join(timeout=5.0)
 
     def _forward(self) -> None:

@@ -37,7 +37,8 @@ from hermes_ops.airflow.timing import configured_reschedule_delay_s
 from hermes_ops.airflow.visit import Store, Visit
 from hermes_ops.errors import HermesError
 
-POLL_S = 0.05
+POLL_S = 0.02
+"""How often a running segment is looked after; its exit is noticed at once."""
 FLAG_PERIOD_S = 1.0
 """How often the state store is asked for the stop flag when no nudge says that there is one."""
 STATUS_PERIOD_S = 0.5

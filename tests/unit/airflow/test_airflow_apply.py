@@ -70,11 +70,11 @@ def kinds(outside: Journal) -> list[tuple[str, Any]]:
     ]  # fmt: skip
 
 
-def test_a_preemption_writes_the_lease_then_the_rank_then_the_stop_flag() -> None:
+def test_a_preemption_writes_the_stop_flag_then_the_lease_then_the_rank() -> None:
     outside = Journal()
     carry_out(outside.applier(), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
-    assert kinds(outside) == [("hermes_lease", 1), ("rank", 1), ("hermes_stop", 0)]
-    (_, _, _, granted), (_, _, _, told) = outside.of("put")
+    assert kinds(outside) == [("hermes_stop", 0), ("hermes_lease", 1), ("rank", 1)]
+    (_, _, _, told), (_, _, _, granted) = outside.of("put")
     assert (granted["epoch"], granted["gpus"], granted["revoked"]) == (2, [0], False)
     assert (told["epoch"], told["final"]) == (1, None)
     assert outside.of("rank") == [("rank", 1, LEASED_WEIGHT, 1)]
@@ -252,7 +252,7 @@ def test_an_mlflow_that_is_away_opens_nothing_and_says_nothing_was_started() -> 
 def test_an_mlflow_that_is_away_does_not_hinder_a_preemption() -> None:
     outside = Journal(mlflow_away=True)
     carry_out(outside.applier(), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
-    assert kinds(outside) == [("hermes_lease", 1), ("rank", 1), ("hermes_stop", 0)]
+    assert kinds(outside) == [("hermes_stop", 0), ("hermes_lease", 1), ("rank", 1)]
     assert [d["action"] for d in read_local(SWEEP)] == ["stop", "start"]
 
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import subprocess
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -78,33 +77,26 @@ def test_options_that_the_lease_does_not_have_are_left_out() -> None:
 
 def test_a_missing_working_directory_is_named_with_its_remedy(tmp_path: Path) -> None:
     said: list[str] = []
-    own: Any = lease(directory=str(tmp_path / "gone"))
+    own = lease(directory=str(tmp_path / "gone"))
     with pytest.raises(HermesError, match=r"gone does not exist: correct trial\.directory"):
         LocalSegment(own, TrialFolder(tmp_path), "s", 0, "gpus", said.append).start()
 
 
-class Deaf:
-    """A process that goes on whatever it is told."""
-
-    told = 0
-
-    def wait(self, seconds: float) -> int:
-        raise subprocess.TimeoutExpired("train", seconds)
-
-    def terminate(self) -> None:
-        self.told += 1
-
-
 def test_a_script_that_outlives_its_trial_is_told_once_more_when_patience_ends(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_ops.airflow.local.FINAL_GRACE_S", 0.0)
-    own: Any = LocalSegment(lease(), FOLDER, "s", 3, "gpus", print)
-    own._process = Deaf()
-    own.stop()
-    assert (own.wait(0.0), own._process.told) == (None, 1)
-    own.hurry()
-    assert (own.wait(0.0), own.wait(0.0), own._process.told) == (None, None, 2)
+    told: list[str] = []
+    monkeypatch.setattr(LocalSegment, "stop", lambda _: told.append("stop"))
+    patient = replace(lease(), directory=str(tmp_path), command=("sleep", "60"))
+    own = LocalSegment(patient, TrialFolder(tmp_path / "trial"), "s", 3, "gpus", print)
+    own.start()
+    try:
+        own.hurry()
+        assert (own.wait(0.0), own.wait(0.0), told) == (None, None, ["stop"])
+    finally:
+        monkeypatch.undo()
+        own.finish()
 
 
 @given(st.floats(0, 600))
