@@ -24,7 +24,8 @@ from hermes_ops.config.fields import (
     ValueField,
 )
 from hermes_ops.config.parameters import SpaceSpec
-from hermes_ops.search.space import Space, grid_size
+from hermes_ops.search.space import Space
+from hermes_ops.search.tree import grid_size
 
 MOST_TRIALS = 100_000
 DEFAULT_STARTUP_TRIALS = 5

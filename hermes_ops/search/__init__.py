@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hermes_ops.search.constraint import Constraint
     from hermes_ops.search.interface import Sampler
     from hermes_ops.search.space import Space
 
@@ -19,25 +20,29 @@ def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
     startup_trials: int = 5,
     points_to_evaluate: Sequence[Mapping[str, object]] = (),
     max_trials: int | None = None,
+    constraints: Sequence[Constraint] = (),
 ) -> Sampler:
     """The sampler of a sweep, for trials 0 to `max_trials` - 1 (None: without a limit).
 
     The points to evaluate are the first trials of every algorithm; for TPE they count among its
-    start-up trials. Raises ValueError for an algorithm or a point that the sweep model refuses.
+    start-up trials. Every configuration satisfies the constraints. Raises ValueError for an
+    algorithm, a point or constraints that the sweep model refuses.
     """
+    from hermes_ops.search.feasible import Feasible
     from hermes_ops.search.grid import GridSampler
     from hermes_ops.search.known import KnownFirst, Limited
     from hermes_ops.search.random import RandomSampler
     from hermes_ops.search.tpe import TpeSampler
 
+    feasible = Feasible(space, tuple(constraints))
     sampler: Sampler
     if algorithm == "grid":
-        sampler = GridSampler(space, points_to_evaluate)
+        sampler = GridSampler(feasible, points_to_evaluate)
     elif algorithm == "random":
-        sampler = KnownFirst(RandomSampler(space, seed), space, points_to_evaluate)
+        sampler = KnownFirst(RandomSampler(feasible, seed), feasible, points_to_evaluate)
     elif algorithm == "tpe":
-        tpe = TpeSampler(space, seed, startup_trials)
-        sampler = KnownFirst(tpe, space, points_to_evaluate)
+        tpe = TpeSampler(feasible, seed, startup_trials)
+        sampler = KnownFirst(tpe, feasible, points_to_evaluate)
     else:
         raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     return sampler if max_trials is None else Limited(sampler, max_trials)

@@ -1,61 +1,48 @@
-"""Grid search: every combination once, by scikit-learn's `ParameterGrid`."""
+"""Grid search: every combination once."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
+from hermes_ops.search.combinations import Combinations
+from hermes_ops.search.feasible import Feasible, positions
 from hermes_ops.search.interface import Observation
-from hermes_ops.search.space import Config, Discrete, Space, canonical, grid_size
+from hermes_ops.search.space import Config
 
 
 class GridSampler:
-    """Try the points to evaluate, then all other combinations in `ParameterGrid`'s order.
+    """Try the points to evaluate, then all other combinations that satisfy the constraints.
 
-    That order is the parameters' names ascending, the last one changing fastest. The history plays
-    no part.
+    The order is that of `Combinations`. The history plays no part.
     """
 
-    def __init__(self, space: Space, points: Sequence[Mapping[str, object]] = ()) -> None:
-        """Raise ValueError for a continuous parameter or a point outside the space."""
-        size = grid_size(space)
-        if size is None:
-            raise ValueError("a grid needs parameters whose values can be counted")
-        self._space = space
-        self._size = size
-        self._points = tuple(canonical(space, point) for point in points)
-        self._taken = sorted({self._position(point) for point in self._points})
+    def __init__(self, feasible: Feasible, points: Sequence[Mapping[str, object]] = ()) -> None:
+        """Raise ValueError for a continuous parameter, a point outside, or nothing to try."""
+        self._positions = positions(feasible)
+        if not self._positions:
+            raise ValueError("no combination satisfies the constraints")
+        self._combinations = Combinations(feasible.space)
+        self._points = tuple(feasible.canonical(point) for point in points)
+        places = {self._combinations.position(point) for point in self._points}
+        self._taken = sorted(bisect_left(self._positions, place) for place in places)
 
     @property
     def size(self) -> int:
         """The number of combinations."""
-        return self._size
+        return len(self._positions)
 
     def exhausted(self, number: int) -> bool:
         """True behind the last combination."""
-        return number >= self._size
+        return number >= self.size
 
     def ask(self, number: int, history: Sequence[Observation]) -> Config:  # noqa: ARG002 - interface
         """The combination of that number."""
         if self.exhausted(number):
-            raise IndexError(f"the grid has {self._size} combinations, none of number {number}")
+            raise IndexError(f"the grid has {self.size} combinations, none of number {number}")
         if number < len(self._points):
             return dict(self._points[number])
-        position = number - len(self._points)
+        place = number - len(self._points)
         for taken in self._taken:  # ascending: each one at or before us shifts us by one
-            position += taken <= position
-        return self._at(position)
-
-    def _at(self, position: int) -> Config:
-        from sklearn.model_selection import ParameterGrid
-
-        axes = {name: range(cast(Discrete, p).cardinality) for name, p in self._space}
-        indices: dict[str, Any] = ParameterGrid(axes)[position]
-        return {name: cast(Discrete, p).at(int(indices[name])) for name, p in self._space}
-
-    def _position(self, config: Config) -> int:
-        position = 0
-        for name, parameter in sorted(self._space, key=lambda item: item[0]):
-            axis = cast(Discrete, parameter)
-            position = position * axis.cardinality + axis.index_of(config[name])
-        return position
+            place += taken <= place
+        return self._combinations.at(self._positions[place])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hermes_ops.search.feasible import Feasible
 from hermes_ops.search.interface import Observation, Sampler
-from hermes_ops.search.space import Config, Space, canonical
+from hermes_ops.search.space import Config
 
 
 class KnownFirst:
     """Give the listed points to the first trials; `inner` goes on with the numbers after them."""
 
     def __init__(
-        self, inner: Sampler, space: Space, points: Sequence[Mapping[str, object]]
+        self, inner: Sampler, feasible: Feasible, points: Sequence[Mapping[str, object]]
     ) -> None:
-        """Raise ValueError or KeyError for a point outside the space."""
+        """Raise ValueError or KeyError for a point outside the space and its constraints."""
         self._inner = inner
-        self._points = tuple(canonical(space, point) for point in points)
+        self._points = tuple(feasible.canonical(point) for point in points)
 
     @property
     def size(self) -> int | None:

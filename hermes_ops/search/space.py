@@ -8,7 +8,6 @@ a logarithmic parameter is logarithmic for all of them. Values are plain Python 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
@@ -263,13 +262,21 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the listed values, all equally likely and without an order."""
+    """One of the listed values, all equally likely and without an order.
+
+    `spaces`: for each value the parameters that only it has; empty when no value has any.
+    """
 
     values: tuple[Value, ...]
+    spaces: tuple[Space, ...] = ()
+
+    def space_of(self, value: Value) -> Space:
+        """The parameters that this value brings with it."""
+        return self.spaces[self.index_of(value)] if self.spaces else ()
 
     @property
     def cardinality(self) -> int:
-        """The number of listed values."""
+        """The number of listed values, whatever they bring with them."""
         return len(self.values)
 
     def at(self, index: int) -> Value:
@@ -302,23 +309,3 @@ class Choice:
 
 def _decimal(number: float) -> Decimal:
     return Decimal(repr(number))
-
-
-def grid_size(space: Space) -> int | None:
-    """The number of configurations of a space; None with a continuous parameter in it."""
-    size = 1
-    for _, parameter in space:
-        if parameter.cardinality is None:
-            return None
-        size *= parameter.cardinality
-    return size
-
-
-def from_units(space: Space, units: Mapping[str, float]) -> Config:
-    """The configuration at those quantiles, in the order of the space."""
-    return {name: parameter.from_unit(float(units[name])) for name, parameter in space}
-
-
-def canonical(space: Space, config: Mapping[str, object]) -> Config:
-    """A configuration as the space itself would produce it; ValueError or KeyError if never."""
-    return {name: parameter.canonical(config[name]) for name, parameter in space}

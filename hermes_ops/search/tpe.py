@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from hermes_ops.search.feasible import Feasible, approach
 from hermes_ops.search.interface import Observation
 from hermes_ops.search.random import RandomSampler, seed_of
 from hermes_ops.search.space import (
@@ -19,6 +21,12 @@ from hermes_ops.search.space import (
     Quantised,
     Space,
 )
+from hermes_ops.search.tree import axes, branching, brought, from_units, to_units
+
+ATTEMPTS = 10
+"""Suggestions for one trial; each takes about 10 ms."""
+
+Shape = tuple[tuple[str, int, Any], ...]
 
 
 class TpeSampler:
@@ -29,6 +37,11 @@ class TpeSampler:
     (a constant liar), so that their neighbourhood is not tried a second time meanwhile. Failed
     trials enter as failures, behind every other. While no loss at all is known, trials are random.
 
+    Parameters that a choice brings with it are learned from the trials that had them, by the
+    nesting of hyperopt's own `hp.choice`. A suggestion that does not satisfy the constraints is
+    made anew, `ATTEMPTS` times at most; then the last one is approached from the trial's random
+    draw, which does satisfy them (our choice).
+
     hyperopt sees axes named p0, p1, ... and numbers, never a user's text.
 
     Source: Bergstra et al., "Algorithms for hyper-parameter optimization", NIPS 2011, section 4;
@@ -37,12 +50,14 @@ class TpeSampler:
 
     size = None
 
-    def __init__(self, space: Space, seed: int, startup_trials: int) -> None:
+    def __init__(self, feasible: Feasible, seed: int, startup_trials: int) -> None:
         """`startup_trials`: trials of a lower number are drawn at random."""
-        self._space = space
+        self._feasible = feasible
+        self._space = feasible.space
         self._seed = seed
         self._startup_trials = startup_trials
-        self._random = RandomSampler(space, seed)
+        self._random = RandomSampler(feasible, seed)
+        self._labels = {name: f"p{axis}" for axis, (name, _) in enumerate(axes(self._space))}
 
     def exhausted(self, number: int) -> bool:  # noqa: ARG002 - interface
         """Never."""
@@ -54,40 +69,57 @@ class TpeSampler:
         losses = [o.loss for o in others if o.loss is not None and _counts(o)]
         if number < self._startup_trials or not losses:
             return self._random.ask(number, history)
-        return self._suggest(number, others, max(losses))
+        docs = [self._document(o, max(losses)) for o in others]
+        config: Config = {}
+        for attempt in range(ATTEMPTS):
+            config = self._suggest(number, attempt, docs)
+            if self._feasible.holds(config):
+                return config
+        wanted = to_units(self._space, config)
+        reached = approach(self._feasible, self._random.units(number), wanted)
+        return from_units(self._space, reached)
 
-    def _suggest(self, number: int, history: Sequence[Observation], worst: float) -> Config:
+    def _suggest(self, number: int, attempt: int, docs: list[dict[str, Any]]) -> Config:
         from hyperopt import tpe
         from hyperopt.base import trials_from_docs
 
-        domain = _domain(tuple(_kind(parameter) for _, parameter in self._space))
-        docs = [self._document(o, worst) for o in history]
         suggestions = tpe.suggest(
             [number],
-            domain,
+            _domain(_shape(self._space)),
             trials_from_docs(docs, validate=False),
-            seed_of(self._seed, number),
+            seed_of(self._seed, number, attempt) if attempt else seed_of(self._seed, number),
             n_startup_jobs=0,
             verbose=False,
         )
-        drawn = suggestions[0]["misc"]["vals"]
-        return {
-            name: _decode(parameter, float(drawn[f"p{axis}"][0]))
-            for axis, (name, parameter) in enumerate(self._space)
-        }
+        return self._decoded(self._space, suggestions[0]["misc"]["vals"])
+
+    def _decoded(self, space: Space, drawn: Mapping[str, Sequence[float]]) -> Config:
+        config: Config = {}
+        for name, parameter in space:
+            config[name] = _decode(parameter, float(drawn[self._labels[name]][0]))
+            config |= self._decoded(brought(parameter, config[name]), drawn)
+        return config
 
     def _document(self, seen: Observation, worst: float) -> dict[str, Any]:
         tid = seen.number
         vals = {
-            f"p{axis}": [_encode(parameter, seen.config[name])]
-            for axis, (name, parameter) in enumerate(self._space)
+            self._labels[name]: [_encode(parameter, seen.config[name])]
+            if name in seen.config
+            else []
+            for name, parameter in axes(self._space)
         }
+        idxs = {label: [tid] * len(held) for label, held in vals.items()}
         return {
             "state": 2,  # hyperopt's JOB_STATE_DONE: provisional losses are told as results
             "tid": tid,
             "spec": None,
             "result": _result(seen, worst),
-            "misc": {"tid": tid, "cmd": None, "idxs": {k: [tid] for k in vals}, "vals": vals},
+            "misc": {
+                "tid": tid,
+                "cmd": None,
+                "idxs": idxs,
+                "vals": vals,
+            },
             "exp_key": None,
             "owner": None,
             "version": 0,
@@ -117,22 +149,40 @@ def _kind(parameter: Parameter) -> tuple[str, int]:
     return "unit", 0
 
 
+def _shape(space: Space) -> Shape:
+    """A space as far as hyperopt sees it: for each axis its kind, its levels, what it brings."""
+    return tuple((*_kind(p), _below(p)) for _, p in space)
+
+
+def _below(parameter: Parameter) -> tuple[Shape, ...]:
+    if not isinstance(parameter, Choice) or not branching(parameter):
+        return ()
+    return tuple(_shape(space) for space in parameter.spaces)
+
+
 @functools.lru_cache(maxsize=64)
-def _domain(kinds: tuple[tuple[str, int], ...]) -> Any:  # noqa: ANN401 - hyperopt is untyped
-    from hyperopt import hp
+def _domain(shape: Shape) -> Any:  # noqa: ANN401 - hyperopt is untyped
     from hyperopt.base import Domain
 
-    def axes() -> Iterable[tuple[str, Any]]:
-        for axis, (kind, levels) in enumerate(kinds):
-            label = f"p{axis}"
-            if kind == "choice":
-                yield label, hp.randint(label, levels)
-            elif kind == "levels":
-                yield label, hp.quniform(label, -0.5, levels - 0.5, 1)
-            else:
-                yield label, hp.uniform(label, 0.0, 1.0)
+    return Domain(_never_called, _nodes(shape, itertools.count()))
 
-    return Domain(_never_called, dict(axes()))
+
+def _nodes(shape: Shape, numbers: Iterator[int]) -> dict[str, Any]:
+    """hyperopt's own nodes by label, numbered in the order of `axes`."""
+    from hyperopt import hp
+
+    nodes: dict[str, Any] = {}
+    for kind, levels, below in shape:
+        label = f"p{next(numbers)}"
+        if below:
+            nodes[label] = hp.choice(label, [_nodes(part, numbers) for part in below])
+        elif kind == "choice":
+            nodes[label] = hp.randint(label, levels)
+        elif kind == "levels":
+            nodes[label] = hp.quniform(label, -0.5, levels - 0.5, 1)
+        else:
+            nodes[label] = hp.uniform(label, 0.0, 1.0)
+    return nodes
 
 
 def _never_called(_config: object) -> float:

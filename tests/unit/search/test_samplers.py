@@ -21,8 +21,8 @@ from hermes_ops.search.space import (
     Quantised,
     Space,
     Uniform,
-    canonical,
 )
+from hermes_ops.search.tree import canonical
 
 DISCRETE: Space = (
     ("filters", Integer(8, 11)),

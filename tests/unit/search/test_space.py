@@ -16,9 +16,9 @@ from hermes_ops.search.space import (
     Parameter,
     Quantised,
     Uniform,
-    grid_size,
     text,
 )
+from hermes_ops.search.tree import grid_size
 
 UNIT = st.floats(0.0, 1.0)
 PARAMETERS: list[tuple[Parameter, type]] = [
