@@ -182,7 +182,6 @@ def job(
     phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
     trains_since_s = segment.started_s if segment.running else None
-    checkpointed_s = segment.checkpointed_s
     return Job(
         id=job_id(facts.sweep, trial.number),
         sweep=facts.sweep,
@@ -206,7 +205,6 @@ def job(
         restore_s=segment.restore_s,
         tensor_skew=segment.tensor_skew,
         startup_s=segment.startup_s,
-        since_checkpoint_s=now_s - checkpointed_s if checkpointed_s else None,
     )
 
 

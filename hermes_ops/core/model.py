@@ -65,7 +65,6 @@ class Job:
     weight: float = 1.0
     user: str = ""
     virtual_cluster: str = ""
-    batch_size_range: tuple[int, int] | None = None
     model_name: str | None = None
     tensor_skew: float | None = None
     total_steps: int | None = None
@@ -83,7 +82,6 @@ class Job:
     checkpoint_s: float | None = None  # measured seconds to write a checkpoint
     restore_s: float | None = None  # measured seconds to read it back
     startup_s: float | None = None  # measured seconds until Python and the framework train
-    since_checkpoint_s: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -213,10 +211,6 @@ class Snapshot:
                 kept[job.id] = Grant(job.id, tuple(sorted(gpus)), share=job.share_held)
         return kept
 
-    def job(self, job_id: JobId) -> Job:
-        """The job of that id; KeyError when there is none."""
-        return self.index[job_id]
-
 
 SHARE_EPS = 1e-9  # shares of a GPU that add up to 1 in floating point
 
@@ -252,7 +246,6 @@ class Grant:
 
     job: JobId
     gpus: tuple[int, ...]
-    batch_size: int | None = None
     share: float = 1.0
 
 
@@ -319,7 +312,6 @@ class Start:
     job: JobId
     gpus: tuple[int, ...]
     reason: Reason
-    batch_size: int | None = None
     share: float = 1.0
 
 
@@ -330,7 +322,6 @@ class Resize:
     job: JobId
     gpus: tuple[int, ...]
     reason: Reason
-    batch_size: int | None = None
     share: float = 1.0
 
 

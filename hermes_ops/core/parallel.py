@@ -55,7 +55,7 @@ def _surplus(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> dict
     """The granted jobs beyond their sweep's limit, with that limit."""
     granted: dict[SweepId, list[tuple[bool, int, Job]]] = {}
     for place, grant in enumerate(plan.grants):
-        job = snapshot.job(grant.job)
+        job = snapshot.index[grant.job]
         if job.sweep in limits:
             granted.setdefault(job.sweep, []).append((not _stays(job, grant), place, job))
     return {

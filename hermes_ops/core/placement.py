@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot, SweepId
 from hermes_ops.core.order import SubmissionKey, by_submission, submission
@@ -23,15 +23,6 @@ class Queues:
 def holders(snapshot: Snapshot) -> list[Job]:
     """The jobs that keep their GPUs, first submitted first."""
     return [job for job in snapshot.holding if job.id in snapshot.held]
-
-
-def least_loaded(load: Mapping[int, int], number: int, threshold: int) -> tuple[int, ...] | None:
-    """The `number` GPUs with the fewest jobs, each with fewer than `threshold`; ties to the first.
-
-    None when there are not so many. Source: Hermes, Algorithm 2 (`number` is 1 there).
-    """
-    room = nsmallest(number, ((jobs, gpu) for gpu, jobs in load.items() if jobs < threshold))
-    return tuple(sorted(gpu for _, gpu in room)) if len(room) == number else None
 
 
 class Loads:
@@ -52,7 +43,10 @@ class Loads:
         return bool(self._heap)
 
     def join(self, number: int) -> tuple[int, ...] | None:
-        """Join the queues of the `least_loaded` GPUs; None, and nothing changes, without room."""
+        """Join the shortest queues, ties to the first; None, and nothing changes, without room.
+
+        Source: Hermes, Algorithm 2 (`number` is 1 there).
+        """
         if number > len(self._heap):
             return None
         chosen = [heappop(self._heap) for _ in range(number)]

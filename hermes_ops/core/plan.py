@@ -73,11 +73,11 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
         if job.id in ends:
             stops.append(Stop(job.id, reason, final=True))
         elif not job.holds_gpus:
-            starts += [Start(g.job, g.gpus, reason, g.batch_size, g.share) for g in (grant,) if g]
+            starts += [Start(g.job, g.gpus, reason, g.share) for g in (grant,) if g]
         elif grant is None or _moved(job, grant):
             stops.append(Stop(job.id, reason))
         elif not (grant.share == job.share_held and _same(grant, job)):
-            resizes.append(Resize(job.id, grant.gpus, reason, grant.batch_size, grant.share))
+            resizes.append(Resize(job.id, grant.gpus, reason, grant.share))
     return (*stops, *resizes, *starts)
 
 

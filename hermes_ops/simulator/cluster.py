@@ -184,7 +184,7 @@ class VirtualCluster:
             self._stop(life, action.reason, final=False)
             self._again |= _rests(life)
             return
-        life.grant = Grant(life.id, gpus, action.batch_size, action.share)
+        life.grant = Grant(life.id, gpus, action.share)
         self.journal.granted(self.now_s, life, life.grant, action.reason)
         if not life.gpus:
             life.phase = Phase.STARTING
