@@ -52,11 +52,21 @@ class Asked:
         float, Option(help="Start-up seconds of every segment, the first too.", metavar="S")
     ] = 0.0
 
+    disturbances: Annotated[
+        Path | None, Option(help="CSV of nodes that fail or slow down.", metavar="FILE")
+    ] = None
+
     def task(self) -> Task:
         """Where the workloads come from; ConfigError when it is not one source, or not this one."""
-        from hermes_ops.simulator.compare import CurvesTask, PoissonTask, TraceTask
+        from hermes_ops.simulator.compare import DisturbedTask
 
         self._check()
+        source = self._source()
+        return DisturbedTask(source, self.disturbances) if self.disturbances else source
+
+    def _source(self) -> Task:
+        from hermes_ops.simulator.compare import CurvesTask, PoissonTask, TraceTask
+
         if self.trace is not None:
             return TraceTask(self.trace, self.switch_seconds)
         if self.curves is not None:

@@ -39,7 +39,9 @@ def up(
         int | None, typer.Option(help="Trials that may run at once; default: the number of GPUs.")
     ] = None,
     pool: Annotated[str | None, typer.Option(help="Airflow pool; default gpus.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Scheduling policy; default frontrunner.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Scheduling policy; default frontrunner.")
+    ] = None,
     policy_option: Annotated[
         list[str] | None, typer.Option(help="A parameter of the policy.", metavar="NAME=VALUE")
     ] = None,

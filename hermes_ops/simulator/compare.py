@@ -21,6 +21,7 @@ from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies import make_policy
 from hermes_ops.simulator.bounds import OracleBest
 from hermes_ops.simulator.curves import Curves, read_curves, sample
+from hermes_ops.simulator.disturbances import read_disturbances
 from hermes_ops.simulator.engine import oracle, simulate
 from hermes_ops.simulator.intervals import Interval, mean_interval, ratio_interval
 from hermes_ops.simulator.metrics import Metrics, measure, regret
@@ -125,6 +126,30 @@ class PoissonTask:
         """The arrivals of this seed."""
         made = poisson(self.jobs, mean_gap_s=self.mean_gap_s, seed=seed, median_s=self.median_s)
         return Draw(_with_startup(made, self.startup_s))
+
+
+@dataclass(frozen=True, slots=True)
+class DisturbedTask:
+    """Another task's workloads, whose nodes fail and slow down as a file says."""
+
+    task: Task
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The other task's."""
+        return self.task.name
+
+    @property
+    def varies(self) -> bool:
+        """As the other task."""
+        return self.task.varies
+
+    def draw(self, seed: int) -> Draw:
+        """The other task's workload with the disturbances."""
+        made = self.task.draw(seed)
+        disturbances = read_disturbances(self.path)
+        return replace(made, workload=replace(made.workload, disturbances=disturbances))
 
 
 @lru_cache(maxsize=4)  # one reading for all seeds of a process
