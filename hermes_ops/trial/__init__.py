@@ -8,10 +8,15 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hermes_ops.trial.metrics import MetricsFile
 
 __all__ = ["checkpoint_dir", "report"]
 
 _announced: set[str] = set()
+_files: dict[str, MetricsFile] = {}  # each knows how far it has read its file
 
 
 def report(step: int, **metrics: float) -> None:
@@ -35,7 +40,8 @@ def report(step: int, **metrics: float) -> None:
     if fresh:
         send({"kind": "report", "names": fresh})
         _announced.update(fresh)
-    MetricsFile(Path(path)).append(Metric(n, v, int(step)) for n, v in values.items())
+    file = _files.setdefault(path, MetricsFile(Path(path)))
+    file.append(Metric(n, v, int(step)) for n, v in values.items())
     bad_values({n: v for n, v in values.items() if not math.isfinite(v)}, int(step))
 
 

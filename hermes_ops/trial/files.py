@@ -144,15 +144,13 @@ class Follower:
                 return
             with open(self.path, "rb") as stream:
                 stream.seek(self.offset)
-                data = stream.read()
+                while (line := stream.readline()).endswith(b"\n"):
+                    self.offset += len(line)
+                    document = _parse(line)
+                    if document is not None:
+                        yield document
         except OSError:
             return
-        whole = data.rfind(b"\n") + 1
-        self.offset += whole
-        for line in data[:whole].splitlines():
-            document = _parse(line)
-            if document is not None:
-                yield document
 
     def skip(self) -> None:
         """Take what is there now as read."""

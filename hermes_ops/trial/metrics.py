@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_ops.trial.files import Follower, decode_value, drop_torn_line, encode_value, now_ms
+from hermes_ops.trial.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._follower = Follower(path)
-        self._seen: set[tuple[str, int]] = set()
+        self._seen: dict[str, Steps] = {}
 
     def append(self, metrics: Iterable[Metric]) -> list[Metric]:
         """Append what is new, whole lines at once, and return it.
@@ -38,43 +39,52 @@ class MetricsFile:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             end = drop_torn_line(handle)
-            self.refresh()
+            self._catch_up()
             fresh = self._unseen(metrics)
             data = "".join(_line(m) for m in fresh).encode()
             if data and os.write(handle, data) != len(data):
                 os.ftruncate(handle, end)
                 raise OSError(28, "No space left on device", str(self._path))
-            self._seen.update((m.name, m.step) for m in fresh)
+            for metric in fresh:
+                self._note(metric)
             return fresh
         finally:
             os.close(handle)
 
     def refresh(self) -> list[Metric]:
         """Return what anybody has appended since the last look (this object's own lines too)."""
-        found = []
+        return list(self._new())
+
+    def _new(self) -> Iterator[Metric]:
         for document in self._follower.new():
             metric = parse(document)
             if metric is not None:
-                self._seen.add((metric.name, metric.step))
-                found.append(metric)
-        return found
+                self._note(metric)
+                yield metric
+
+    def _catch_up(self) -> None:
+        for _ in self._new():
+            pass
 
     def last_step(self, name: str | None = None) -> int:
         """The highest step in the file, of one metric or of all; 0 without any."""
-        self.refresh()
-        return max((step for n, step in self._seen if name is None or n == name), default=0)
+        self._catch_up()
+        known = self._seen.items()
+        return max((steps.highest for n, steps in known if name is None or n == name), default=0)
 
     def names(self) -> set[str]:
         """The names of the metrics in the file."""
-        self.refresh()
-        return {name for name, _ in self._seen}
+        self._catch_up()
+        return set(self._seen)
+
+    def _note(self, metric: Metric) -> None:
+        self._seen.setdefault(metric.name, Steps()).add(metric.step)
 
     def _unseen(self, metrics: Iterable[Metric]) -> list[Metric]:
         fresh: dict[tuple[str, int], Metric] = {}
         for metric in metrics:
-            key = (metric.name, metric.step)
-            if key not in self._seen:
-                fresh.setdefault(key, metric)
+            if metric.step not in self._seen.get(metric.name, ()):
+                fresh.setdefault((metric.name, metric.step), metric)
         return list(fresh.values())
 
 

@@ -1,4 +1,4 @@
-"""Passes a script's output on, byte for byte, without ever waiting for a slow reader."""
+"""Passes a script's output on, secrets masked, without ever waiting for a slow reader."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from hermes_ops.trial.masks import Mask
+
 _BLOCK_BYTES = 65_536
 _ATOMIC_BYTES = 4096  # a pipe that is ready takes so many bytes without blocking (PIPE_BUF)
 _BACKLOG_BYTES = 1_048_576
@@ -17,14 +19,22 @@ _BACKLOG_BYTES = 1_048_576
 class Relay:
     """From the script's output to our own, showing each block to `listen` on the way.
 
+    What is passed on is the script's, byte for byte, but for the secrets in it.
     At most a MiB waits for a slow reader; then the script waits. If our reader has gone, the
     output is still read, so that the script does not die of it.
     """
 
-    def __init__(self, source: int, listen: Callable[[bytes], None], target: int = 1) -> None:
+    def __init__(
+        self,
+        source: int,
+        listen: Callable[[bytes], None],
+        target: int = 1,
+        mask: Mask | None = None,
+    ) -> None:
         self._source: int | None = source
         self._target: int | None = target
         self._listen = listen
+        self._masked = (mask or Mask()).stream()
         self._backlog = bytearray()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -57,12 +67,12 @@ class Relay:
     def _read(self) -> None:
         assert self._source is not None
         data = os.read(self._source, _BLOCK_BYTES)
-        if not data:
+        if data:
+            self._listen(data)
+        else:
             self._source = None
-            return
-        self._listen(data)
         if self._target is not None:
-            self._backlog += data
+            self._backlog += self._masked.feed(data) if data else self._masked.close()
 
     def _write(self) -> None:
         assert self._target is not None

@@ -13,10 +13,11 @@ from typing import Any
 
 from hermes_ops.trial import books
 from hermes_ops.trial.files import Folder, Follower, write_json
+from hermes_ops.trial.masks import Mask, secret_values
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.options import Options
 from hermes_ops.trial.outcome import PREEMPTED, Ending, Facts, judge
-from hermes_ops.trial.output import LineReader, MetricReader
+from hermes_ops.trial.output import MetricReader, OutputReader
 from hermes_ops.trial.process import Child, sweep_up
 from hermes_ops.trial.relay import Relay
 
@@ -43,11 +44,12 @@ class Segment:
         self.status = books.continued(folder, options.epoch, has_checkpoint)
         self.status.step = self._before
         self.timings: dict[str, float] = {}  # those measured in this very segment
-        self._lines = LineReader()
+        self._mask = Mask(secret_values(os.environ))
         first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
-        self._reader = MetricReader(
+        reader = MetricReader(
             options.objective, options.metric_pattern, first_step, self.status.step_offset
         )
+        self._output = OutputReader(reader, self._mask)
         self.imports: dict[str, bool] = {}  # by name: whether it may be done ahead of the script
         self.on_training: Callable[[], None] | None = None
         self._reported: set[str] = set()  # metrics that do not come from the output
@@ -70,7 +72,7 @@ class Segment:
         """Watch the child to its end; return the ending and the script's exit code."""
         started_s = time.monotonic()
         limit_s = self._time_left_s()
-        relay = Relay(child.output, self._take_output)
+        relay = Relay(child.output, self._take_output, mask=self._mask)
         code = child.poll()
         while code is None:
             relay.pump(POLL_S)
@@ -80,14 +82,14 @@ class Segment:
         child.kill_group()
         sweep_up(self._token, wait_s=_DRAIN_S)
         relay.drain(_DRAIN_S)
-        self._read_lines(self._lines.close())
+        self._take(self._output.close())
         self._observe(final=True)
         return judge(self._facts(code)), code
 
     @property
     def tail(self) -> list[str]:
         """The last lines of the output."""
-        return self._lines.tail
+        return self._output.tail
 
     def _time_left_s(self) -> float | None:
         limit_s = self._options.time_limit_s
@@ -96,13 +98,10 @@ class Segment:
     # -- observing -----------------------------------------------------------------------------
 
     def _take_output(self, data: bytes) -> None:
-        self._read_lines(self._lines.feed(data))
+        self._take(self._output.feed(data))
 
-    def _read_lines(self, lines: list[str]) -> None:
-        found: list[Metric] = []
-        for line in lines:
-            found.extend(self._reader.read(line))
-        found = [m for m in found if m.name not in self._reported]
+    def _take(self, metrics: list[Metric]) -> None:
+        found = [m for m in metrics if m.name not in self._reported]
         if found:
             self._judge_values(found)
             self._append(found)
@@ -144,7 +143,7 @@ class Segment:
         if not self._hooked and (final or now_s >= self._scan_at_s):
             self._scan_at_s = now_s + 1.0
             self._look_for_checkpoint(final)
-        self.status.step_offset = self._reader.step_offset
+        self.status.step_offset = self._output.step_offset
         self.write_status()
 
     def _look_for_checkpoint(self, final: bool) -> None:

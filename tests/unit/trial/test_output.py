@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hermes_ops.trial.files import Follower, append_lines, decode_value, encode_value
+from hermes_ops.trial.lines import LINE_LIMIT_BYTES, TAIL_LINE_CHARACTERS, Line, LineReader
+from hermes_ops.trial.masks import Mask
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.outcome import Ending, Facts, Outcome, judge
-from hermes_ops.trial.output import LINE_LIMIT_BYTES, LineReader, MetricReader
+from hermes_ops.trial.output import MOST_NAMES, MetricReader, OutputReader
 
 
 def read(line: str, objective: str | None = "loss", pattern: str | None = None) -> list[Metric]:
@@ -55,9 +62,9 @@ def test_a_pattern_without_a_name_means_the_objective() -> None:
 def test_lines_are_cut_across_blocks_and_long_ones_shortened() -> None:
     reader = LineReader()
     assert reader.feed(b"a") == []
-    assert reader.feed(b"b\nc\r\nd") == ["ab", "c"]
-    assert reader.close() == ["d"]
-    assert len(reader.feed(b"x" * 100_000 + b"\n")[0]) == LINE_LIMIT_BYTES
+    assert reader.feed(b"b\nc\r\nd") == [Line("ab"), Line("c")]
+    assert reader.close() == [Line("d")]
+    assert len(reader.feed(b"x" * 100_000 + b"\n")[0].text) == LINE_LIMIT_BYTES
 
 
 def test_the_tail_shows_the_last_state_of_a_progress_bar() -> None:
@@ -135,3 +142,159 @@ def test_the_outcome_follows_from_what_was_seen(changes: dict, outcome: Outcome,
 
 def test_failures_carry_the_last_line() -> None:
     assert judge(facts(exit_code=3)).reason == "exit code 3: last words"
+
+
+# -- JSON, colours, progress lines -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"epoch": 3, "val_loss": 0.2}',
+        '12:00 INFO x {"epoch": 3, "val_loss": 0.2} done {not json}',
+        '{"epoch": "3", "val_loss": "0.2", "message": "lr=0.1", "ok": true}',
+        '{broken {"epoch": 3, "val_loss": 0.2}',
+        "{'val_loss': 0.2, 'epoch': 3}",
+        "{'val_loss': 0.2, 'epoch': 3.0}",
+        'epoch=3 {"val_loss": 0.2}',
+        "\x1b[1;32mepoch\x1b[0m=\x1b[31m3\x1b[m val_loss=\x1b]8;;x\x1b\\0.2\x1b(B",
+        "\0epoch=\0003 val_loss=0.2\x08",
+    ],
+)
+def test_a_line_says_its_epoch_and_its_loss_in_many_ways(line: str) -> None:
+    data = line.encode() + b"\n"
+    assert OutputReader(MetricReader("val_loss", None, 0)).feed(data) == [
+        Metric("val_loss", 0.2, 3)
+    ]
+
+
+def test_numbers_inside_an_object_are_named_by_its_key() -> None:
+    assert read('{"val": {"loss": 1, "n": {"a": 2}}, "step": 4}', "val/loss") == [
+        Metric("val/loss", 1.0, 4),
+        Metric("val/n/a", 2.0, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"version": 3, "batch_size": 32}',
+        '{"loss": [1, 2], "a": {"loss": null}}',
+        '{"a":' * 20_000,
+        "{" * 60_000,
+        '{"' + "x" * 300 + '": 1, "step": 1}',
+        '{"\x00": 1, "step": 1}',
+    ],
+)
+def test_other_objects_hold_no_metric(line: str) -> None:
+    assert read(line) == []
+
+
+def test_a_number_of_json_that_no_float_can_hold_is_infinite() -> None:
+    assert read('{"loss": -1' + "0" * 400 + "}") == [Metric("loss", -math.inf, 1)]
+    assert math.isnan(read('{"loss": NaN}')[0].value)
+
+
+def metrics_of(*pieces: bytes, objective: str = "loss") -> list[tuple[str, float, int]]:
+    reader = OutputReader(MetricReader(objective, None, 0))
+    found = [m for piece in pieces for m in reader.feed(piece)]
+    return [(m.name, m.value, m.step) for m in (*found, *reader.close())]
+
+
+def test_a_progress_line_counts_once_in_its_last_state() -> None:
+    bar = b"  0%|   | loss=3\r 50%|#  | loss=2\r100%|###| loss=1\n"
+    assert metrics_of(bar, b"\r" + bar) == [("loss", 1.0, 1), ("loss", 1.0, 2)]
+    assert metrics_of(bar[:-1]) == metrics_of(bar[:-1], b"\r") == [("loss", 1.0, 1)]
+    assert metrics_of(bar[:-1], b"\r        \r", b"done\n") == [("loss", 1.0, 1)]
+
+
+def test_a_progress_line_over_epochs_counts_once_for_each() -> None:
+    data = b"loss=3, epoch=1\rloss=2, epoch=1\rloss=9, epoch=2\rloss=1, epoch=2\r\n"
+    assert metrics_of(data) == [("loss", 2.0, 1), ("loss", 1.0, 2)]
+
+
+def test_lines_that_end_as_on_windows_are_no_progress_lines() -> None:
+    assert metrics_of(b"loss=3\r", b"\nloss=2\r\r\n", b"loss=1\r\n") == [
+        ("loss", 3.0, 1),
+        ("loss", 2.0, 2),
+        ("loss", 1.0, 3),
+    ]
+
+
+OUTPUTS = st.lists(
+    st.sampled_from(
+        [
+            *(b"\r", b"\n", b"\r\n", b"epoch=2 loss=1", b"loss=2", b'{"loss": 3}', b"{'loss': 4}"),
+            *(b"\x1b[31m", b"\0", b"\xff", b"\xe2\x82\xac", b"x" * 70_000, b" "),
+        ]
+    ),
+    max_size=12,
+).map(b"".join)
+
+
+@settings(deadline=None, max_examples=60)
+@given(OUTPUTS, st.lists(st.integers(0, 200)))
+def test_any_split_of_the_output_gives_the_same_metrics_and_tail(
+    data: bytes, cuts: list[int]
+) -> None:
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    whole, parts = (OutputReader(MetricReader("loss", None, 0)) for _ in range(2))
+    expected = [*whole.feed(data), *whole.close()]
+    found = [m for a, b in pairwise(places) for m in parts.feed(data[a:b])]
+    assert [*found, *parts.close()] == expected
+    assert parts.tail == whole.tail
+
+
+# -- hostile output --------------------------------------------------------------------------------
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b"x" * 65_536, b"\ra" * 4_096, b"\n" * 4_096, b"\0\xff\x1b[" * 16_384, b'{"a":' * 13_000],
+    ids=["no newline", "returns", "newlines", "binary", "open objects"],
+)
+def test_memory_is_bounded_whatever_comes(block: bytes) -> None:
+    def work() -> None:
+        reader = OutputReader(MetricReader("loss", None, 0))
+        for _ in range(3):
+            reader.feed(block)
+        reader.close()
+
+    assert peak_bytes(work) < 8_000_000
+
+
+def test_names_are_bounded_and_the_objective_is_read_all_the_same() -> None:
+    reader = MetricReader("loss", None, 0)
+    found = [m for n in range(3000) for m in reader.read(f"epoch=1 m{n}=1")]
+    assert len(found) == MOST_NAMES
+    assert reader.read("epoch=1 loss=1 m5000=2 m1=3") == [
+        Metric("loss", 1.0, 1),
+        Metric("m1", 3.0, 1),
+    ]
+
+
+def test_what_was_stored_takes_no_memory_for_each_step(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "m")
+
+    def work() -> None:
+        for start in range(1, 3_001, 100):
+            file.append([Metric("loss", 1.0, start + i) for i in range(100)])
+
+    assert peak_bytes(work) < 150_000
+    assert MetricsFile(tmp_path / "m").last_step("loss") == 3_000
+
+
+def test_the_tail_holds_no_secret_even_where_a_long_line_is_cut() -> None:
+    reader = LineReader(Mask(["open sesame"]))
+    line = "x" * (TAIL_LINE_CHARACTERS - 4) + "open sesame, said Ali\n"
+    reader.feed(line.encode() + b"it is open sesame\n")
+    assert reader.tail == ["x" * (TAIL_LINE_CHARACTERS - 4) + "***,", "it is ***"]

@@ -444,3 +444,21 @@ def test_the_environment_names_the_trials_files(trial: Trial) -> None:
     trial.write("import os; print(os.environ['HERMES_METRICS_FILE']); print('loss=1')")
     _, output = trial.run("--gpus", "1", "--gpu-locks", str(trial.base))
     assert output.splitlines()[0].decode() == os.fspath(trial.folder / "metrics.jsonl")
+
+
+def test_a_secret_of_the_environment_is_in_no_output_no_tail_and_no_reason(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_swordfish")
+    trial.write(
+        "import os, sys\nhalf = os.environ['HF_TOKEN']\n"
+        "sys.stdout.write('a ' + half[:5]); sys.stdout.flush()\n"
+        "sys.stdout.write(half[5:] + ' b\\nloss=1\\n'); sys.stdout.flush()\n"
+        "raise SystemExit('refused: ' + half)\n"
+    )
+    code, output = trial.run("--objective", "loss")
+    assert code == 1
+    assert output.splitlines()[0] == b"a *** b"
+    assert trial.result["reason"] == "exit code 1: refused: ***"
+    written = b"".join(p.read_bytes() for p in trial.folder.rglob("*") if p.is_file())
+    assert b"swordfish" not in output + written
