@@ -41,14 +41,6 @@ class Standing:
         return self.rank <= self.places and isfinite(self.loss)
 
 
-def whole(name: str, value: object, least: int) -> None:
-    """Raise TypeError or ValueError unless the value is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number, at least {least}")
-    if value < least:
-        raise ValueError(f"{name} is at least {least}")
-
-
 def levels(first: int, eta: int, last: int) -> Iterator[int]:
     """The rungs first, first x eta, first x eta², ... up to `last` steps."""
     rung = first

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import inf, isfinite, isnan
 from typing import ClassVar
 
+from hermes_ops.core.checks import whole
 from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
-from hermes_ops.core.rungs import Standing, standings, whole
+from hermes_ops.core.rungs import Standing, standings
 
 
 @dataclass(frozen=True, slots=True)

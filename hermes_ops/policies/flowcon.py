@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.answer import answer
+from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import largest_drops
 from hermes_ops.core.curves import Floats, columns
 from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import by_submission
-from hermes_ops.core.rungs import whole
 
 GRAIN = 10_000  # shares are whole parts of this: sums stay exact enough
 

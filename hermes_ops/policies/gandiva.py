@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hermes_ops.core.answer import answer
+from hermes_ops.core.checks import positive
 from hermes_ops.core.fill import consolidated, lowest
 from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
 from hermes_ops.core.packing import Pair, Unit, interfering, renewed, units
 from hermes_ops.core.rounds import Quanta, Rounds, Turns
-from hermes_ops.policies.two_d_las import positive
 
 MOST_APART = 256  # pairs that are remembered as interfering
 

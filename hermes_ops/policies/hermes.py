@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import ClassVar
 
+from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import finished_slice, weighted_convergences
 from hermes_ops.core.fill import grant
 from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Snapshot
@@ -45,10 +46,7 @@ class Hermes:
     preempts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.threshold, bool) or not isinstance(self.threshold, int):
-            raise TypeError("threshold is a whole number of jobs for each GPU, at least 1")
-        if self.threshold < 1:
-            raise ValueError("threshold is at least 1")
+        whole("threshold", self.threshold, 1)
 
     def initial(self) -> Queues:
         """Empty queues."""

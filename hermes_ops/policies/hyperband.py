@@ -8,8 +8,8 @@ from itertools import cycle
 from math import ceil
 from typing import ClassVar
 
+from hermes_ops.core.checks import whole
 from hermes_ops.core.model import Job, Plan, Snapshot
-from hermes_ops.core.rungs import whole
 from hermes_ops.policies.successive_halving import serve_brackets
 
 

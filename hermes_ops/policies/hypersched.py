@@ -8,9 +8,10 @@ from math import inf
 from statistics import median
 from typing import ClassVar
 
+from hermes_ops.core.checks import whole
 from hermes_ops.core.lines import by_sweep, in_turn, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term
-from hermes_ops.core.rungs import Standing, standings, whole
+from hermes_ops.core.rungs import Standing, standings
 from hermes_ops.policies import asha
 
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.curves import best, best_by, columns
 from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
-from hermes_ops.core.rungs import whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import erf, floor, hypot, inf, isfinite, sqrt
 from typing import ClassVar
 
-from hermes_ops.core.curve_fit import Fitted, Memo
-from hermes_ops.core.curves import best
+from hermes_ops.core.checks import whole
+from hermes_ops.core.curve_fit import Fitted, lowest_fits
+from hermes_ops.core.curves import Memo, best
 from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Point, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
-from hermes_ops.core.rungs import whole
 
-_FITS = Memo()
+_FITS = Memo[tuple[Point, ...], Fitted](lowest_fits)
 EXTRAPOLATION = 0.5  # of a predicted further drop is its standard error
 NOISE = 0.01  # of the sweep's largest drop: no prediction is more exact
 
@@ -95,11 +95,8 @@ class Pop:
         open_now = (j for j in jobs if j.is_open and j.phase is not Phase.STOPPING)
         judged = [job for job in open_now if job.last_step >= self.grace_steps]
         deepest = max((job.last_step for job in jobs), default=0)
-        fits = _FITS.fits(job.curve for job in judged)
-        return {
-            job.id: forecast(job, fitted, target, NOISE * spread, 2 * deepest)
-            for job, fitted in zip(judged, fits, strict=True)
-        }
+        forecasts = _FORECASTS.of(judged, target, NOISE * spread, 2 * deepest)
+        return {job.id: found for job, found in zip(judged, forecasts, strict=True)}
 
 
 def forecast(job: Job, fitted: Fitted, target: float, noise: float, horizon: int) -> Forecast:
@@ -119,6 +116,16 @@ def forecast(job: Job, fitted: Fitted, target: float, noise: float, horizon: int
     error = max(hypot(fitted.error, EXTRAPOLATION * (now - final), noise), 1e-300)
     chance = 0.5 * (1 + erf((target - final) / error / sqrt(2)))
     return Forecast(chance, (_reaches(fitted, target, last, end) - last) * step_s, final, target)
+
+
+def _forecasts(
+    jobs: Sequence[Job], target: float, noise: float, horizon: int
+) -> Iterator[Forecast]:
+    for job, fitted in zip(jobs, _FITS.of(job.curve for job in jobs), strict=True):
+        yield forecast(job, fitted, target, noise, horizon)
+
+
+_FORECASTS = Memo[Job, Forecast](_forecasts)
 
 
 def _reaches(fitted: Fitted, target: float, last: int, end: int) -> int:

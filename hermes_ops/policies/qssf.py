@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from hermes_ops.core.answer import answer
+from hermes_ops.core.checks import one_of, positive
 from hermes_ops.core.ended import newly_ended
 from hermes_ops.core.fill import Chooser, consolidated, fill, lowest
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
 from hermes_ops.policies.durations import Past, Training, historical_s, learnt_s, past
-from hermes_ops.policies.two_d_las import one_of, positive
 
 PLACEMENTS = ("consolidated", "count")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import median
@@ -11,13 +11,11 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.convergence import finished_slice
-from hermes_ops.core.curve_fit import MIN_POINTS, Fitted, Memo
-from hermes_ops.core.curves import columns
+from hermes_ops.core.curve_fit import MIN_POINTS, Fitted, lowest_fits
+from hermes_ops.core.curves import Memo, columns
 from hermes_ops.core.lines import serve
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Point, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
-
-_FITS = Memo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +77,55 @@ def predicted_drops(jobs: Iterable[Job], slice_s: float) -> dict[JobId, float]:
     """
     drops = {job.id: inf for job in jobs}
     seen = [job for job in jobs if len(job.curve) >= 2]
-    for job, fitted in zip(seen, _FITS.fits(job.curve for job in seen), strict=True):
-        drops[job.id] = job.weight * _drop(job, fitted, slice_s)
+    for job, shown in zip(seen, _SHOWN.of(job.curve for job in seen), strict=True):
+        drops[job.id] = job.weight * shown.drop(slice_s, job.total_steps)
     return drops
 
 
-def _drop(job: Job, fitted: Fitted, slice_s: float) -> float:
-    curve = columns(job.curve)
-    best = curve.best[np.isfinite(curve.best)]
-    largest = float(best[0] - best[-1]) if len(best) else 0.0
-    last, seconds = float(curve.steps[-1]), float(curve.seconds[-1])
-    if largest <= 0 or not isfinite(curve.losses[-1]):
-        return 0.0
-    steps = slice_s * last / seconds if seconds > 0 else 1.0
-    if job.total_steps is not None:
-        steps = min(steps, max(0.0, job.total_steps - last))
-    if len(best) < MIN_POINTS:
-        interval = float(curve.steps[-1] - curve.steps[-2])
-        return steps / interval if interval > 0 else 0.0
-    return max(0.0, fitted.loss(last) - fitted.loss(last + steps)) / largest
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a curve of at least two points says of the next slice."""
+
+    fitted: Fitted
+    fitted_now: float  # the fit at the newest step
+    finite: int  # points with a finite loss at them or before
+    falls: bool  # the loss has fallen, and is finite now
+    largest: float  # drop so far
+    last: float  # step
+    interval: float  # steps between the newest two points
+    seconds: float
+
+    def drop(self, slice_s: float, total_steps: int | None) -> float:
+        """Share of the largest drop that a slice is predicted to win."""
+        if not self.falls:
+            return 0.0
+        steps = slice_s * self.last / self.seconds if self.seconds > 0 else 1.0
+        if total_steps is not None:
+            steps = min(steps, max(0.0, total_steps - self.last))
+        if self.finite < MIN_POINTS:
+            return steps / self.interval if self.interval > 0 else 0.0
+        return max(0.0, self.fitted_now - self.fitted.loss(self.last + steps)) / self.largest
+
+
+def _shown(curves: Sequence[tuple[Point, ...]]) -> Iterator[_Shown]:
+    for points, fitted in zip(curves, lowest_fits(curves), strict=True):
+        curve = columns(points)
+        best = curve.best[np.isfinite(curve.best)]
+        largest = float(best[0] - best[-1]) if len(best) else 0.0
+        last = float(curve.steps[-1])
+        yield _Shown(
+            fitted=fitted,
+            fitted_now=fitted.loss(last),
+            finite=len(best),
+            falls=largest > 0 and isfinite(curve.losses[-1]),
+            largest=largest,
+            last=last,
+            interval=last - float(curve.steps[-2]),
+            seconds=float(curve.seconds[-1]),
+        )
+
+
+_SHOWN = Memo[tuple[Point, ...], _Shown](_shown)
 
 
 def _usual_step_s(jobs: Iterable[Job]) -> float:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hermes_ops.core.checks import whole
 from hermes_ops.core.curves import best
 from hermes_ops.core.lines import Line, by_sweep, in_turn, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
-from hermes_ops.core.rungs import Bracket, bracket, levels, whole
+from hermes_ops.core.rungs import Bracket, bracket, levels
 
 Deal = Callable[[Sequence[Job]], Sequence[tuple[Sequence[Job], Sequence[int]]]]
 """A sweep's jobs, in order of submission, as the (trials, rungs) of its brackets."""

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
+from hermes_ops.core.checks import ascending, one_of, positive
 from hermes_ops.core.ended import newly_ended
 from hermes_ops.core.gittins import Sizes, learnt, sizes
 from hermes_ops.core.levels import Levels, Queues
 from hermes_ops.core.model import JobId, Plan, Snapshot
 from hermes_ops.core.order import submission
-from hermes_ops.policies.two_d_las import TwoDLas, checked_limits, one_of, positive, served
+from hermes_ops.policies.two_d_las import TwoDLas, served
 
 INDICES = ("published", "textbook")
 
@@ -54,7 +55,7 @@ class TwoDGittins:
     preempts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limits_gpu_s", checked_limits(self.limits_gpu_s))
+        object.__setattr__(self, "limits_gpu_s", ascending("limits_gpu_s", self.limits_gpu_s))
         object.__setattr__(self, "known", Sizes(tuple(map(float, self.sizes_gpu_s))))
         one_of("index", self.index, INDICES)
         positive("delta_gpu_s", self.delta_gpu_s)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain, islice
-from math import floor, inf, isfinite
+from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar
 
 from hermes_ops.core.answer import QUEUED, RANKED, answer, plain
+from hermes_ops.core.checks import ascending, one_of, positive
 from hermes_ops.core.fill import Chooser, consolidated, fill, grant, lowest
 from hermes_ops.core.levels import Levels, Queues
 from hermes_ops.core.model import Grant, Job, JobId, LazyReasons, Plan, Reason, Snapshot, Term
@@ -63,7 +64,7 @@ class TwoDLas:
     preempts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limits_gpu_s", checked_limits(self.limits_gpu_s))
+        object.__setattr__(self, "limits_gpu_s", ascending("limits_gpu_s", self.limits_gpu_s))
         one_of("order", self.order, ORDERS)
         one_of("placement", self.placement, PLACEMENTS)
         one_of("demotion", self.demotion, DEMOTIONS)
@@ -202,31 +203,6 @@ class Explainer:
             return Reason(f"runs: its turn in queue {level + 1}", terms, None, change)
         text = f"waits in queue {level + 1}: the GPUs are taken by jobs before it"
         return Reason(text, terms, None, "one of those ending, or being demoted")
-
-
-def checked_limits(limits: object) -> tuple[float, ...]:
-    """The limits as numbers; ValueError or TypeError unless they are positive and ascending."""
-    if not isinstance(limits, tuple | list) or any(isinstance(x, bool | str) for x in limits):
-        raise TypeError("limits_gpu_s is a list of GPU-seconds, ascending")
-    numbers = tuple(float(limit) for limit in limits)
-    ascending = all(a < b for a, b in zip((0.0, *numbers), numbers, strict=False))
-    if not ascending or not all(map(isfinite, numbers)):
-        raise ValueError("limits_gpu_s are GPU-seconds above 0, ascending")
-    return numbers
-
-
-def one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError unless the value is one of these."""
-    if value not in allowed:
-        raise ValueError(f"{field} is one of {', '.join(allowed)}")
-
-
-def positive(field: str, value: float | None) -> None:
-    """Raise ValueError unless the value is None or a finite number above 0."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise ValueError(f"{field} is a number above 0, or left out")
 
 
 def _late_s(queues: Queues) -> float:

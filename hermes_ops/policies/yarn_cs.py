@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hermes_ops.core.answer import answer
+from hermes_ops.core.checks import one_of
 from hermes_ops.core.fill import fill
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
-from hermes_ops.policies.two_d_las import one_of
 
 BY = ("virtual_cluster", "user")
 
