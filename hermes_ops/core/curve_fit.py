@@ -18,10 +18,10 @@ squared error of l is kept. All of this is ours; the papers name the forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import exp, inf
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -30,12 +30,17 @@ from hermes_ops.core.model import Point
 
 MIN_POINTS = 3
 DECAY = 0.9
-MEMO_SIZE = 1 << 15
 GAPS = np.geomspace(1e-3, 1e2, 16)  # from the lowest loss to the asymptote, in ranges of the loss
 RATES = np.geomspace(0.1, 100.0, 16)  # of an exponential, over the whole curve
 ROUNDS = 6
-ZOOM = 16  # values between the neighbours of the best in each round after the first
+ZOOM = np.linspace(0, 1, 16)  # tried between the neighbours of the best in each later round
 TINY = 1e-12
+RIDGE = TINY * np.eye(3)
+# Three numbers in two blocks, or in one; each set of them that need not be 0 is a block of one.
+SPLITS = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0], [1, 1, 1]])
+BLOCKS = SPLITS[:, :, None] == SPLITS[:, None, :]
+USED = np.array([[1, 0, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 1, 1], [0, 0, 1, 0, 1, 1, 1]])[..., None]
+SPLIT = np.array([0, 1, 2, 2, 1, 0, 3])  # where each set of USED is a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,9 @@ class Fitted:
         return rest + self.amplitude * exp(-self.rate * step) + self.floor
 
 
+_CONSTANT = Fitted(0.0, 0.0, inf, 0.0, 0.0, inf, 0.0)
+
+
 def fit(
     steps: Sequence[Floats],
     losses: Sequence[Floats],
@@ -81,59 +89,44 @@ def fit(
     """
     if not 0 < decay <= 1:
         raise ValueError("decay is over 0, at most 1")
-    found = [_flat(loss) for loss in losses]
     rows = [n for n, one in enumerate(losses) if _has_shape(one)]
+    shaped = set(rows)
+    found = [_flat(one) if n not in shaped else _CONSTANT for n, one in enumerate(losses)]
     if not rows:
         return found
     table = _Table.of([steps[n] for n in rows], [losses[n] for n in rows], decay)
-    fits = [_searched(_squared if squared else _linear, GAPS, table)]
+    forms: list[_Form] = [_Reciprocal(2 if squared else 1)]
     if exponential:
-        fits.append(_searched(_exponential, RATES, table))
-    best = np.argmin(np.array([error for _, error in fits]), axis=0)
-    for place, row in enumerate(rows):
-        parameters, errors = fits[int(best[place])]
-        found[row] = table.unscaled(place, parameters[place], float(errors[place]))
+        forms.append(_Exponential())
+    for row, one in zip(rows, _searched(forms, table), strict=True):
+        found[row] = one
     return found
 
 
-class Memo:
-    """Fits that are kept as long as the same curve comes again; only new curves are fitted.
-
-    It changes no result, only its price: a curve is known by its identity, and never changes.
-    """
-
-    def __init__(self, size: int = MEMO_SIZE) -> None:
-        self._kept: dict[int, tuple[tuple[Point, ...], Fitted]] = {}
-        self._size = size
-
-    def fits(self, curves: Iterable[tuple[Point, ...]]) -> list[Fitted]:
-        """The fit of each curve's lowest losses so far, by its steps."""
-        wanted = list(curves)
-        new = {id(curve): curve for curve in wanted if id(curve) not in self._kept}
-        found = [columns(curve) for curve in new.values()]
-        fresh = fit([one.steps for one in found], [one.best for one in found])
-        answers = {key: one for key, one in zip(new, fresh, strict=True)}
-        result = [answers[id(c)] if id(c) in answers else self._kept[id(c)][1] for c in wanted]
-        self._kept |= {key: (new[key], one) for key, one in answers.items()}
-        for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
-            del self._kept[key]
-        return result
+def lowest_fits(curves: Sequence[tuple[Point, ...]]) -> list[Fitted]:
+    """The fit of each curve's lowest losses so far, by its steps."""
+    found = [columns(curve) for curve in curves]
+    return fit([one.steps for one in found], [one.best for one in found])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Curves side by side, padded with weight 0: steps to (0, 1], losses to [0, 1]."""
+    """Curves side by side, padded with weight 0: steps to (0, 1], losses to [0, 1].
+
+    By [curve, 1, point]; `powers` by [curve, point, power], `last`, `low` and `range` by [curve].
+    """
 
     x: Floats
     y: Floats
     weight: Floats  # sums to 1 in each row
+    powers: Floats  # of x, from 0 to 4
     last: Floats
     low: Floats
     range: Floats
 
     @classmethod
     def of(cls, steps: Sequence[Floats], losses: Sequence[Floats], decay: float) -> _Table:
-        shape = (len(losses), max(map(len, losses)))
+        shape = (len(losses), 1, max(map(len, losses)))
         x, y, weight = np.ones(shape), np.zeros(shape), np.zeros(shape)
         last, low, span = (np.ones(len(losses)) for _ in range(3))
         for row, (step, loss) in enumerate(zip(steps, losses, strict=True)):
@@ -141,22 +134,26 @@ class _Table:
             kept, count = loss[good], int(good.sum())
             low[row], last[row] = kept.min(), max(float(step[good][-1]), 1.0)
             span[row] = kept.max() - low[row]
-            x[row, :count] = step[good] / last[row]
-            y[row, :count] = (kept - low[row]) / span[row]
-            weight[row, :count] = decay ** np.arange(count - 1, -1, -1)
-        weight /= weight.sum(axis=1, keepdims=True)
-        return cls(x, y, weight, last, low, span)
+            x[row, 0, :count] = step[good] / last[row]
+            y[row, 0, :count] = (kept - low[row]) / span[row]
+            weight[row, 0, :count] = decay ** np.arange(count - 1, -1, -1)
+        weight /= weight.sum(axis=2, keepdims=True)
+        powers = np.stack([x[:, 0] ** n for n in range(5)], axis=2)
+        return cls(x, y, weight, powers, last, low, span)
 
-    def unscaled(self, row: int, parameters: Floats, error: float) -> Fitted:
+    def unscaled(self, row: int, fitted: Fitted) -> Fitted:
         """The fit in steps and losses as they came."""
         last, low, span = float(self.last[row]), float(self.low[row]), float(self.range[row])
-        *shape, gap = parameters.tolist()
-        if len(shape) == 2:
-            values = [0.0, 0.0, inf, shape[0] * span, shape[1] / last]
-        else:
-            a, b, c = shape
-            values = [a / last**2 / span, b / last / span, c / span, 0.0, 0.0]
-        return Fitted(*map(_rounded, (*values, low - gap * span, span * error**0.5)))
+        values = (
+            fitted.a / last**2 / span,
+            fitted.b / last / span,
+            fitted.c / span,
+            fitted.amplitude * span,
+            fitted.rate / last,
+            low + fitted.floor * span,
+            span * fitted.error**0.5,
+        )
+        return Fitted(*map(_rounded, values))
 
 
 def _rounded(value: float) -> float:
@@ -164,97 +161,137 @@ def _rounded(value: float) -> float:
     return float(f"{value:.10g}")
 
 
-Form = Callable[[_Table, Floats], tuple[Floats, Floats]]
-
-
 def _has_shape(losses: Floats) -> bool:
     kept = losses[np.isfinite(losses)]
     if len(kept) < MIN_POINTS:
         return False
-    with np.errstate(over="ignore"):
-        span = float(kept.max() - kept.min())
-    return TINY * max(1e-300, float(np.abs(kept).max())) < span < inf
+    low, high = float(kept.min()), float(kept.max())
+    return TINY * max(1e-300, abs(low), abs(high)) < high - low < inf
 
 
 def _flat(losses: Floats) -> Fitted:
     kept = losses[np.isfinite(losses)]
-    level = float(kept[-1]) if len(kept) else inf
-    return Fitted(0.0, 0.0, inf, 0.0, 0.0, level, 0.0)
+    return replace(_CONSTANT, floor=float(kept[-1])) if len(kept) else _CONSTANT
 
 
-def _searched(form: Form, grid: Floats, table: _Table) -> tuple[Floats, Floats]:
-    """The best parameters [rows, parameters] of a form, and their weighted squared errors."""
-    rows = np.arange(len(table.x))
-    tried = np.broadcast_to(np.log(grid), (len(rows), len(grid)))
-    for _ in range(ROUNDS):
-        parameters, values = form(table, np.exp(tried))
-        errors = (table.weight[:, None, :] * (values - table.y[:, None, :]) ** 2).sum(-1)
-        best = np.argmin(errors, axis=1)
-        low = tried[rows, np.maximum(best - 1, 0)]
-        high = tried[rows, np.minimum(best + 1, tried.shape[1] - 1)]
-        found = parameters[rows, best], errors[rows, best]
-        tried = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, ZOOM)
-    return found
+class _Form(Protocol):
+    """One value is tried, three others are solved for: by [curve, value] in all arrays."""
+
+    @property
+    def grid(self) -> Floats:
+        """The values that are tried first."""
+        ...
+
+    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> None:
+        """Write the least-squares problems, over zeros."""
+        ...
+
+    def values(self, table: _Table, tried: Floats, solved: Floats) -> Floats:
+        """The values at the points."""
+        ...
+
+    def fitted(self, tried: float, solved: Sequence[float], error: float) -> Fitted:
+        """The fit of losses from 0 to 1 by steps up to 1, with its squared error."""
+        ...
 
 
-def _squared(table: _Table, gaps: Floats) -> tuple[Floats, Floats]:
-    """For [rows, gaps]: a, b, c and the gap in the last axis; the values at the points."""
-    return _reciprocal(table, gaps, (2, 1, 0))
+def _searched(forms: Sequence[_Form], table: _Table) -> list[Fitted]:
+    """The best fit of each curve; all forms are searched side by side."""
+    rows, each = np.arange(len(table.x))[:, None], np.arange(len(forms))
+    grids = np.log([form.grid for form in forms])
+    logs = np.broadcast_to(grids, (len(rows), *grids.shape))
+    for left in range(ROUNDS - 1, -1, -1):
+        tried = np.exp(logs)
+        solved, errors = _tried(forms, table, tried)
+        best = errors.argmin(axis=2)
+        if left:
+            low = logs[rows, each, np.maximum(best - 1, 0)]
+            high = logs[rows, each, np.minimum(best + 1, logs.shape[2] - 1)]
+            logs = low[..., None] + (high - low)[..., None] * ZOOM
+    least = errors[rows, each, best].argmin(axis=1)
+    found = rows[:, 0], least, best[rows[:, 0], least]
+    facts = zip(tried[found].tolist(), solved[found].tolist(), errors[found].tolist(), strict=True)
+    fits = (forms[n].fitted(*one) for n, one in zip(least.tolist(), facts, strict=True))
+    return [table.unscaled(row, fitted) for row, fitted in enumerate(fits)]
 
 
-def _linear(table: _Table, gaps: Floats) -> tuple[Floats, Floats]:
-    """As `_squared`, with a = 0."""
-    return _reciprocal(table, gaps, (1, 0))
+def _tried(forms: Sequence[_Form], table: _Table, tried: Floats) -> tuple[Floats, Floats]:
+    """By [curve, form, value]: what is solved for it, and the weighted squared error."""
+    gram, side = np.zeros((*tried.shape, 3, 3)), np.zeros((*tried.shape, 3))
+    for n, form in enumerate(forms):
+        form.pose(table, tried[:, n], gram[:, n], side[:, n])
+    solved = _not_negative(gram, side)
+    off = np.empty((*tried.shape, table.x.shape[2]))
+    for n, form in enumerate(forms):
+        np.subtract(form.values(table, tried[:, n], solved[:, n]), table.y, out=off[:, n])
+    off *= off
+    off *= table.weight[:, None]
+    return solved, off.sum(-1)
 
 
-def _reciprocal(table: _Table, gaps: Floats, powers: tuple[int, ...]) -> tuple[Floats, Floats]:
-    z = table.y[:, None, :] + gaps[:, :, None]
-    weight = table.weight[:, None, :] * z**3
-    columns = np.stack([table.x**n for n in range(2 * powers[0] + 1)], axis=2)
-    moments = np.matmul(weight * z, columns)
-    sides = np.matmul(weight, columns)
-    gram = np.stack([np.stack([moments[..., i + j] for j in powers], -1) for i in powers], -2)
-    solved = _not_negative(gram, sides[..., list(powers)])
-    below = np.matmul(solved, columns[:, :, list(powers)].transpose(0, 2, 1))
-    absent = np.zeros((*gaps.shape, 3 - len(powers)))
-    parameters = np.concatenate((absent, solved, gaps[..., None]), axis=-1)
-    return parameters, 1 / np.maximum(below, TINY) - gaps[:, :, None]
+@dataclass(frozen=True, slots=True)
+class _Reciprocal:
+    """For a gap: a, b and c; without a where `power` is 1."""
+
+    power: int
+    grid: ClassVar[Floats] = GAPS
+
+    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> None:
+        z = table.y + tried[:, :, None]
+        weight = table.weight * z**3
+        powers, falling = table.powers[..., : 2 * self.power + 1], np.arange(self.power, -1, -1)
+        left = 2 - self.power
+        gram[..., left:, left:] = np.matmul(weight * z, powers)[..., falling[:, None] + falling]
+        side[..., left:] = np.matmul(weight, powers)[..., self.power :: -1]
+
+    def values(self, table: _Table, tried: Floats, solved: Floats) -> Floats:
+        below = np.matmul(solved, table.powers[..., 2::-1].transpose(0, 2, 1))
+        values: Floats = 1 / np.maximum(below, TINY) - tried[:, :, None]
+        return values
+
+    def fitted(self, tried: float, solved: Sequence[float], error: float) -> Fitted:
+        a, b, c = solved
+        return Fitted(a, b, c, 0.0, 0.0, -tried, error)
 
 
-def _exponential(table: _Table, rates: Floats) -> tuple[Floats, Floats]:
-    """For [rows, rates]: amplitude, rate and gap in the last axis; the values at the points."""
-    falls = np.exp(-rates[:, :, None] * table.x[:, None, :])
-    weight = table.weight[:, None, :]
-    cross = -(weight * falls).sum(-1)
-    ones = np.ones_like(cross)
-    gram = np.stack(
-        [np.stack([(weight * falls**2).sum(-1), cross], -1), np.stack([cross, ones], -1)], -2
-    )
-    y = table.y[:, None, :]
-    sides = np.stack([(weight * falls * y).sum(-1), -(weight * y).sum(-1) * ones], -1)
-    solved = _not_negative(gram, sides)
-    amplitude, gap = solved[..., 0], solved[..., 1]
-    values = amplitude[..., None] * falls - gap[..., None]
-    return np.stack([amplitude, rates, gap], -1), values
+@dataclass(frozen=True, slots=True)
+class _Exponential:
+    """For a rate: amplitude and gap, and a 0."""
+
+    grid: ClassVar[Floats] = RATES
+
+    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> None:
+        falls = np.exp(-tried[:, :, None] * table.x)
+        weighted = table.weight * falls
+        gram[..., 0, 0] = (table.weight * falls**2).sum(-1)
+        gram[..., 0, 1] = gram[..., 1, 0] = -weighted.sum(-1)
+        gram[..., 1, 1] = 1.0
+        side[..., 0] = (weighted * table.y).sum(-1)
+        side[..., 1] = -(table.weight * table.y).sum(-1)
+
+    def values(self, table: _Table, tried: Floats, solved: Floats) -> Floats:
+        falls = np.exp(-tried[:, :, None] * table.x)
+        return solved[..., :1] * falls - solved[..., 1:2]
+
+    def fitted(self, tried: float, solved: Sequence[float], error: float) -> Fitted:
+        amplitude, gap, _ = solved
+        return Fitted(0.0, 0.0, inf, amplitude, tried, -gap, error)
 
 
 def _not_negative(gram: Floats, side: Floats) -> Floats:
-    """Minimise ½ xᵀ gram x - side·x over x ≥ 0: the best feasible one over all sets of zeros."""
-    size = side.shape[-1]
-    best = np.zeros_like(side)
-    value = np.zeros(side.shape[:-1])
+    """Minimise ½ xᵀ gram x - side·x over x ≥ 0: the best feasible one over all sets of zeros.
+
+    All sets are tried; one and what it leaves out are solved as one system of two blocks.
+    """
     scale = np.sqrt(np.maximum(np.einsum("...pp->...p", gram), 1e-300))
-    gram = gram / scale[..., :, None] / scale[..., None, :] + TINY * np.eye(size)
-    side = side / scale
-    for count in range(1, size + 1):
-        for chosen in combinations(range(size), count):
-            part = gram[..., chosen, :][..., :, chosen]
-            solved = np.linalg.solve(part, side[..., chosen, None])[..., 0]
-            gain = (side[..., chosen] * solved).sum(-1)
-            better = (solved >= 0).all(-1) & (gain > value)
-            value = np.where(better, gain, value)
-            full = np.zeros_like(side)
-            full[..., chosen] = solved
-            best = np.where(better[..., None], full, best)
-    unscaled: Floats = best / scale
+    flat = (side / scale).reshape(-1, 1, 3)
+    scaled = gram / scale[..., :, None] / scale[..., None, :] + RIDGE
+    systems = scaled.reshape(-1, 1, 3, 3) * BLOCKS
+    sides = flat.repeat(len(BLOCKS), 1)
+    solved = np.ascontiguousarray(np.linalg.solve(systems, sides[..., None])[..., 0].T)
+    tried = solved[:, SPLIT] * USED
+    gains = np.where((tried >= 0).all(0), (flat.T * tried).sum(0), 0.0)
+    best, each = gains.argmax(0), np.arange(len(flat))
+    found = np.where(gains[best, each] > 0, tried[:, best, each], 0.0)
+    unscaled: Floats = found.T.reshape(side.shape) / scale
     return unscaled

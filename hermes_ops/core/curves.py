@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from hermes_ops.core.model import Point
 
 Floats = NDArray[np.float64]
 KEPT = 1 << 15
+F = TypeVar("F")
+T = TypeVar("T")
 _KEPT: dict[int, tuple[tuple[Point, ...], Curve]] = {}
 
 
@@ -49,6 +52,32 @@ def columns(curve: tuple[Point, ...]) -> Curve:
     made = _columns(curve)
     _KEPT[id(curve)] = (curve, made)
     return made
+
+
+class Memo(Generic[F, T]):
+    """What was made of facts (curves, jobs), kept as long as the same ones come again.
+
+    It changes no result, only its price. A fact is known by its identity, as it never changes: it
+    is kept beside what was made of it, so its identity is not used again.
+    """
+
+    def __init__(self, make: Callable[..., Iterable[T]], size: int = KEPT) -> None:
+        self._make = make
+        self._size = size
+        self._kept: dict[tuple[int, tuple[object, ...]], tuple[F, T]] = {}
+
+    def of(self, facts: Iterable[F], *about: object) -> list[T]:
+        """What `make(facts, *about)` gives, made only of facts that are new with this `about`."""
+        kept, asked = self._kept, [(fact, (id(fact), about)) for fact in facts]
+        new = {key: fact for fact, key in asked if key not in kept}
+        if new:
+            made = self._make(list(new.values()), *about)
+            for (key, fact), one in zip(new.items(), made, strict=True):
+                kept[key] = fact, one
+        found = [kept[key][1] for _, key in asked]
+        while len(kept) > self._size:
+            kept.pop(next(iter(kept)), None)
+        return found
 
 
 def best_by(curve: tuple[Point, ...], step: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from hermes_ops.core.model import Grant, Job, JobId, Phase
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Point
 from hermes_ops.simulator.workload import Outcome, Segment, Work
 
 
@@ -46,6 +46,7 @@ class Life:
     speed: float = 0.0
     seen: int = 0  # points of the curve that have been reached
     shown: int = 0  # those of them that a policy sees by now
+    sight: tuple[Point, ...] = ()  # these points: one object while no more are shown
     # the current segment
     segment: int = -1  # how many came before it
     begin_s: float = 0.0
@@ -143,6 +144,8 @@ class Life:
         holds = self.phase in (Phase.STARTING, Phase.RUNNING)
         queued = self.phase in (Phase.PENDING, Phase.WAITING)
         training = self.training_since_s is not None and holds
+        if len(self.sight) < self.shown:
+            self.sight = work.curve[: self.shown]
         return VirtualJob(
             id=work.id,
             sweep=work.sweep,
@@ -163,7 +166,7 @@ class Life:
             service_gpu_s=self.service_gpu_s,
             service_at_s=self.held_since_s if occupied and holds else None,
             configuration=work.configuration,
-            curve=work.curve[: self.shown],
+            curve=self.sight,
             step_seconds=self._step_seconds(),
             preemptions=self.preemptions,
             started_s=self.begin_s + work.costs.handover_s if holds else None,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.curve_fit import Fitted, Memo, fit
-from hermes_ops.core.curves import Floats
+from hermes_ops.core.curve_fit import Fitted, fit, lowest_fits
+from hermes_ops.core.curves import Floats, Memo
 from hermes_ops.core.model import Point
 
 STEPS = np.arange(1.0, 41.0)
@@ -118,11 +118,38 @@ def test_a_decay_over_one_is_refused() -> None:
         one(STEPS, decay=1.5)
 
 
-def test_the_memo_fits_the_lowest_losses_so_far_and_gives_the_same_again() -> None:
+def test_what_is_fitted_are_the_lowest_losses_so_far() -> None:
     curve = tuple(Point(n, 1 / n if n != 5 else 9.0, float(n)) for n in range(1, 11))
-    memo = Memo(size=1)
-    first, second = memo.fits([curve]), memo.fits([curve, curve[:5], curve])
-    assert second[0] is second[2] is first[0]
     lowest = np.minimum.accumulate([p.loss for p in curve])
-    assert first == fit([np.arange(1.0, 11.0)], [lowest])
-    assert isfinite(memo.fits([curve[:5]])[0].error)
+    found = lowest_fits([curve, curve[:5]])
+    assert found[:1] == fit([np.arange(1.0, 11.0)], [lowest])
+    assert isfinite(found[1].error)
+
+
+def test_a_memo_makes_each_fact_once_whatever_else_is_asked_beside_it() -> None:
+    made = []
+
+    def make(facts: list[tuple[int, ...]], factor: int) -> list[list[int]]:
+        made.append((facts, factor))
+        return [[factor * sum(fact)] for fact in facts]
+
+    memo = Memo[tuple[int, ...], list[int]](make, size=3)
+    one, two = (1, 2), (3, 4)
+    first, other = memo.of([one], 10), memo.of([one], 20)
+    again = memo.of([two, one, two], 10)
+    assert again == [[70], [30], [70]]
+    assert again[1] is first[0]
+    assert other == [[60]]
+    assert made == [([one], 10), ([one], 20), ([two], 10)]
+
+
+def test_a_memo_forgets_the_oldest_beyond_its_size() -> None:
+    memo = Memo[tuple[int, ...], list[int]](lambda facts: map(list, facts), size=2)
+    facts = [(1,), (2,), (3,)]
+    first = memo.of(facts)
+    later = memo.of(facts[1:]) + memo.of(facts[:1])
+    assert [kept is made for kept, made in zip(later, (*first[1:], first[0]), strict=True)] == [
+        True,
+        True,
+        False,
+    ]

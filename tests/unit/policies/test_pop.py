@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.curve_fit import Memo
+from hermes_ops.core.curve_fit import lowest_fits
 from hermes_ops.core.model import Gpu, Job, JobId, Plan, Snapshot
 from hermes_ops.policies.pop import Division, Forecast, Pop, divide, forecast
 from tests.unit.policies.tiny import decided, granted, trial
@@ -21,7 +21,7 @@ def falling(floor: float, points: int = 8) -> list[float]:
 
 
 def known(job: Job, target: float, horizon: int = 40) -> Forecast:
-    return forecast(job, Memo().fits([job.curve])[0], target, 0.01, horizon)
+    return forecast(job, lowest_fits([job.curve])[0], target, 0.01, horizon)
 
 
 def divided(chances: list[float], gpus: int, needs: int = 1) -> Division:
