@@ -7,6 +7,7 @@ from itertools import islice
 from operator import attrgetter
 
 from hermes_ops.core.model import (
+    QUEUED_PHASES,
     Grant,
     Job,
     JobId,
@@ -18,7 +19,6 @@ from hermes_ops.core.model import (
 )
 
 RANKED = 32  # a ranking's head: what may start next is there
-QUEUED = (Phase.PENDING, Phase.WAITING)
 
 Explain = Callable[[Job, bool], Reason]
 """Why a job has GPUs by this plan (True), or has none (False)."""
@@ -38,7 +38,7 @@ def answer(
     `explain` is asked only for reasons that somebody reads.
     """
     granted: set[JobId] = set(map(_job, grants))
-    waiting = (job.id for job in line if job.phase in QUEUED and job.id not in granted)
+    waiting = (job.id for job in line if job.phase in QUEUED_PHASES and job.id not in granted)
     ranking = tuple(islice(waiting, RANKED))
 
     def reason(job_id: JobId) -> Reason:

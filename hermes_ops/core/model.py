@@ -117,6 +117,7 @@ class Job:
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+QUEUED_PHASES = (Phase.PENDING, Phase.WAITING)
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,7 @@ class Snapshot:
     @cached_property
     def queue(self) -> Sequence[Job]:
         """The PENDING and WAITING jobs, in order of submission."""
-        queued = (Phase.PENDING, Phase.WAITING)
-        return tuple(by_submission(job for job in self.jobs if job.phase in queued))
+        return tuple(by_submission(job for job in self.jobs if job.phase in QUEUED_PHASES))
 
     @cached_property
     def others(self) -> Sequence[Job]:

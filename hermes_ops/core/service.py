@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hermes_ops.core.model import Job, JobId, Phase
+from hermes_ops.core.model import QUEUED_PHASES, Job, JobId, Phase
 
 if TYPE_CHECKING:
     from hermes_ops.core.levels import Lane, Queues
-
-QUEUED = (Phase.PENDING, Phase.WAITING)
 
 
 class Service:
@@ -78,7 +76,7 @@ class Service:
     def _begin(self, level: int, job: Job | None, late: list[tuple[JobId, int]]) -> None:
         if job is None or job.phase is Phase.ENDED:
             self.stale = True
-        elif job.phase in QUEUED and job.id not in self._banned:
+        elif job.phase in QUEUED_PHASES and job.id not in self._banned:
             belongs = self._queues.level_of(job)
             if belongs > level:  # it went on while it wrote its checkpoint
                 late.append((job.id, belongs))

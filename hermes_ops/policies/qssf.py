@@ -10,7 +10,7 @@ from hermes_ops.core.answer import answer
 from hermes_ops.core.checks import one_of, positive
 from hermes_ops.core.ended import newly_ended
 from hermes_ops.core.fill import Chooser, consolidated, fill, lowest
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
 from hermes_ops.policies.durations import Past, Training, historical_s, learnt_s, past
 
@@ -112,8 +112,7 @@ def _heads(snapshot: Snapshot, order: Iterable[Job]) -> Iterable[Job]:
     left = len(snapshot.gpus) - sum(len(stay.gpus) for stay in snapshot.stays.values())
     blocked: set[str] = set()
     for job in order:
-        fits = job.min_gpus <= len(snapshot.gpus) and job.phase in (Phase.PENDING, Phase.WAITING)
-        if not fits or job.virtual_cluster in blocked:
+        if job.min_gpus > len(snapshot.gpus) or job.virtual_cluster in blocked:
             continue
         if job.min_gpus > left:
             blocked.add(job.virtual_cluster)

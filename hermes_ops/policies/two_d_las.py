@@ -9,11 +9,21 @@ from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar
 
-from hermes_ops.core.answer import QUEUED, RANKED, answer, plain
+from hermes_ops.core.answer import RANKED, answer, plain
 from hermes_ops.core.checks import ascending, one_of, positive
 from hermes_ops.core.fill import Chooser, consolidated, fill, grant, lowest
 from hermes_ops.core.levels import Levels, Queues
-from hermes_ops.core.model import Grant, Job, JobId, LazyReasons, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import (
+    QUEUED_PHASES,
+    Grant,
+    Job,
+    JobId,
+    LazyReasons,
+    Plan,
+    Reason,
+    Snapshot,
+    Term,
+)
 from hermes_ops.core.order import submission
 from hermes_ops.core.service import Service
 
@@ -135,7 +145,7 @@ def served(queues: Queues, policy: TwoDLas) -> tuple[Plan, Levels]:
     after = queues.after(service)
     index = queues.snapshot.index
     head = islice(queues.waiting(), RANKED)
-    ranking = tuple(job for job in head if job in index and index[job].phase in QUEUED)
+    ranking = tuple(job for job in head if job in index and index[job].phase in QUEUED_PHASES)
     reasons = LazyReasons(index, Explainer(queues, grants))
     review_s = policy.review_s(queues)
     return Plan(grants, ranking=ranking, review_at_s=review_s, reasons=reasons), after

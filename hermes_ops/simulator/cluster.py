@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from hermes_ops.core.model import (
+    QUEUED_PHASES,
     Action,
     Gpu,
     Grant,
@@ -374,7 +375,7 @@ def _leaving_s(life: Life) -> float:
 
 def _rests(life: Life) -> bool:
     """True for a job that was stopped and has already left."""
-    return life.phase in (Phase.PENDING, Phase.WAITING)
+    return life.phase in QUEUED_PHASES
 
 
 def _check(workload: Workload, nodes: set[str], different: int) -> None:

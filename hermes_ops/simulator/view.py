@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import ref
 
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot
+from hermes_ops.core.model import QUEUED_PHASES, Gpu, Grant, Job, JobId, Phase, Snapshot
 from hermes_ops.simulator.line import Line
 from hermes_ops.simulator.lives import Life
 
@@ -82,6 +82,6 @@ class View:
             self._brief.append(life)
 
     def _line(self, phase: Phase) -> Line:
-        if phase in (Phase.PENDING, Phase.WAITING):
+        if phase in QUEUED_PHASES:
             return self._queue
         return self._holding if phase in (Phase.STARTING, Phase.RUNNING) else self._others
