@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.answer import answer
-from hermes_ops.core.fill import fill
-from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job, Plan, Snapshot
 from hermes_ops.core.oracle import Oracle
-from hermes_ops.core.order import by_submission
+from hermes_ops.policies.srtf import shortest_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +30,9 @@ class Srsf:
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Serve the jobs in the order of what is left of them."""
-        jobs = by_submission((*snapshot.holding, *snapshot.queue))
-        left = {job.id: self._left(job, snapshot.time_s) for job in jobs}
-        order = sorted(jobs, key=lambda job: (left[job.id], job.min_gpus))
-        grants = fill(snapshot, order)
 
-        def explain(job: Job, runs: bool) -> Reason:
-            return _reason(left[job.id], runs)
+        def left(job: Job) -> tuple[float, int]:
+            left_s = self.oracle.remaining_s(job, snapshot.time_s)
+            return left_s * job.min_gpus, job.min_gpus
 
-        return answer(snapshot, grants, order, explain), memory
-
-    def _left(self, job: Job, now_s: float) -> float:
-        return self.oracle.remaining_s(job, now_s) * job.min_gpus
-
-
-def _reason(left_gpu_s: float, runs: bool) -> Reason:
-    terms = (Term("remaining_gpu_s", left_gpu_s),)
-    if runs:
-        return Reason("runs: less GPU time is left of it than of those that wait", terms)
-    return Reason("waits: jobs with less GPU time left go first", terms, None, "one of them ending")
+        return shortest_first(snapshot, left, "GPU time", "remaining_gpu_s"), memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,22 +31,29 @@ class Srtf:
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Serve the jobs in the order of what is left of them."""
-        jobs = by_submission((*snapshot.holding, *snapshot.queue))
-        left = {job.id: self._left(job, snapshot.time_s) for job in jobs}
-        order = sorted(jobs, key=lambda job: left[job.id])
-        grants = fill(snapshot, order)
 
-        def explain(job: Job, runs: bool) -> Reason:
-            return _reason(left[job.id], runs)
+        def left(job: Job) -> tuple[float]:
+            return (self.oracle.remaining_s(job, snapshot.time_s),)
 
-        return answer(snapshot, grants, order, explain), memory
-
-    def _left(self, job: Job, now_s: float) -> float:
-        return self.oracle.remaining_s(job, now_s)
+        return shortest_first(snapshot, left, "time", "remaining_s"), memory
 
 
-def _reason(left_s: float, runs: bool) -> Reason:
-    terms = (Term("remaining_s", left_s),)
-    if runs:
-        return Reason("runs: less time is left of it than of those that wait", terms)
-    return Reason("waits: jobs with less time left go first", terms, None, "one of them ending")
+def shortest_first(
+    snapshot: Snapshot, left: Callable[[Job], tuple[float, ...]], what: str, term: str
+) -> Plan:
+    """The plan that serves the jobs in the order of `left`; ties go to the first submitted.
+
+    The first number of `left` is how much of `what` is left of the job, shown as `term`.
+    """
+    jobs = by_submission((*snapshot.holding, *snapshot.queue))
+    keys = {job.id: left(job) for job in jobs}
+    order = sorted(jobs, key=lambda job: keys[job.id])
+
+    def explain(job: Job, runs: bool) -> Reason:
+        terms = (Term(term, keys[job.id][0]),)
+        if runs:
+            return Reason(f"runs: less {what} is left of it than of those that wait", terms)
+        text = f"waits: jobs with less {what} left go first"
+        return Reason(text, terms, None, "one of them ending")
+
+    return answer(snapshot, fill(snapshot, order), order, explain)
