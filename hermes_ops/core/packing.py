@@ -47,10 +47,10 @@ class Unit:
         """The unit, with a second job on its GPU."""
         return Unit((*self.jobs, job), self.gpus)
 
-    def grants(self, gpus: tuple[int, ...]) -> list[Grant]:
-        """What the jobs get on these GPUs."""
+    def grants(self) -> list[Grant]:
+        """What the jobs get of its GPUs."""
         share = 1.0 if len(self.jobs) == 1 else HALF
-        return [Grant(job.id, gpus, share=share) for job in self.jobs]
+        return [Grant(job.id, self.gpus, share=share) for job in self.jobs]
 
 
 def units(snapshot: Snapshot, apart: frozenset[frozenset[JobId]]) -> list[Unit]:

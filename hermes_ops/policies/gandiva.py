@@ -56,7 +56,8 @@ class Gandiva:
 
     def decide(self, snapshot: Snapshot, memory: Slices) -> tuple[Plan, Slices]:
         """Serve the turns, pack who is left over, else spread out."""
-        turns = Turns(snapshot, memory.rounds, Quanta(self.slice_s))
+        quanta = Quanta(self.slice_s)
+        turns = Turns(snapshot, memory.rounds, quanta)
         bad = tuple((p.first, p.second) for p in interfering(snapshot, memory.pairs))
         apart = (*memory.apart, *bad)[-MOST_APART:]
         table = _Table(snapshot, turns, frozenset(map(frozenset, apart)))
@@ -65,9 +66,9 @@ class Gandiva:
             table.pack()
         if not table.waiting and self.migration:
             table.spread()
-        grants = tuple(table.grants)
-        review_s = Quanta(self.slice_s).ends_s(snapshot.time_s) if _unfair(table) else None
-        plan = answer(snapshot, grants, table.waiting, _explain(table, turns), review_s)
+        review_s = quanta.ends_s(snapshot.time_s) if _unfair(table) else None
+        explain = _Explainer(table.served, turns)
+        plan = answer(snapshot, table.grants(), table.waiting, explain, review_s)
         pairs = renewed(snapshot, memory.pairs, table.served)
         return plan, Slices(turns.memory(), pairs, apart)
 
@@ -83,7 +84,6 @@ class _Table:
         self._units = sorted(found, key=self._turn)
         self.served: list[Unit] = []
         self.waiting: list[Job] = []
-        self.grants: list[Grant] = []
 
     def _turn(self, unit: Unit) -> tuple[object, ...]:
         goes_on = bool(unit.gpus) and any(map(self._turns.in_slice, unit.jobs))
@@ -111,7 +111,6 @@ class _Table:
                 self._free.difference_update(gpus)
             placed.append(Unit(unit.jobs, gpus))
         self.served = placed
-        self._give()
 
     def pack(self) -> None:
         """Let jobs of one GPU that wait join one that is served, those first with most rounds."""
@@ -126,7 +125,6 @@ class _Table:
                 continue
             hosts.remove(host)
             self.served[host] = self.served[host].joined(job)
-        self._give()
 
     def _get_on(self, unit: Unit, job: Job) -> bool:
         return frozenset((unit.jobs[0].id, job.id)) not in self._apart
@@ -138,7 +136,6 @@ class _Table:
                 target = (min(self._free),)
                 self.served[number] = Unit(unit.jobs[:1], unit.gpus)
                 self.served.append(Unit(unit.jobs[1:], target))
-                self._give()
                 return
         self._defragment()
 
@@ -153,20 +150,16 @@ class _Table:
             better = together(job, self._free) if len(unit.gpus) == job.min_gpus else None
             if better and len({node[gpu] for gpu in better}) < nodes:
                 self.served[number] = Unit(unit.jobs, better)
-                self._give()
                 return
 
-    def _give(self) -> None:
-        self.grants = [grant for unit in self.served for grant in unit.grants(unit.gpus)]
+    def grants(self) -> tuple[Grant, ...]:
+        """What those that are served get."""
+        return tuple(grant for unit in self.served for grant in unit.grants())
 
 
 def _unfair(table: _Table) -> bool:
     """True when somebody waits, or has half a GPU only: turns matter."""
     return bool(table.waiting) or any(len(unit.jobs) > 1 for unit in table.served)
-
-
-def _explain(table: _Table, turns: Turns) -> _Explainer:
-    return _Explainer(table.served, turns)
 
 
 class _Explainer:
