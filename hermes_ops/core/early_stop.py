@@ -13,6 +13,7 @@ from math import inf, isfinite
 from statistics import fmean, median
 from typing import TypeVar
 
+from hermes_ops.core.curves import best_by
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term, overlay
 from hermes_ops.core.order import by_submission
 from hermes_ops.core.wrapper import Wrapper
@@ -50,7 +51,7 @@ def median_rule(jobs: Sequence[Job]) -> Ends:
         others = [mean for other, mean in means[step].items() if other != job.id]
         if step < MEDIAN_GRACE_STEPS or len(others) < MEDIAN_MIN_OTHERS:
             continue
-        best, limit = _best(job, step), median(others)
+        best, limit = best_by(job.curve, step), median(others)
         if best > limit:
             text = f"stopped early: best loss {best:.4g} at step {step} is over the median"
             terms = _numbers(best_loss=best, median_loss=limit, step=step, others=len(others))
@@ -76,10 +77,11 @@ def asha_rule(jobs: Sequence[Job]) -> Ends:
         if rung is None:
             continue
         if rung not in rungs:
-            rungs[rung] = sorted((_best(o, rung), o.id) for o in jobs if o.last_step >= rung)
+            there = (o for o in jobs if o.last_step >= rung)
+            rungs[rung] = sorted((best_by(o.curve, rung), o.id) for o in there)
         at_rung = rungs[rung]
         places = len(at_rung) // ASHA_ETA
-        mine = _best(job, rung)
+        mine = best_by(job.curve, rung)
         if places and mine > at_rung[places - 1][0]:
             limit, rival = at_rung[places - 1]
             text = f"stopped early: loss {mine:.4g} at rung {rung} is not in the best third"
@@ -134,10 +136,6 @@ def _rung(job: Job) -> int | None:
     while rung * ASHA_ETA <= job.last_step:
         rung *= ASHA_ETA
     return None if job.total_steps is not None and rung >= job.total_steps else rung
-
-
-def _best(job: Job, step: int) -> float:
-    return min((p.loss for p in job.curve if p.step <= step and isfinite(p.loss)), default=inf)
 
 
 def _mean(job: Job, step: int) -> float:

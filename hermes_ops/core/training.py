@@ -140,10 +140,8 @@ class _Walk:
 
     def _leave(self, part: _Part) -> None:
         segment = part.segment
-        if segment is None or segment.end_s is None:
-            self._ahead_s = None
-        elif not part.points:
-            self._ahead_s = None  # its start-up and its training cannot be told apart
+        if segment is None or segment.end_s is None or not part.points:
+            self._ahead_s = None  # without a point, start-up and training cannot be told apart
         else:
             rest_s = max(0.0, segment.end_s - part.points[-1][2] / 1000.0)
             self._ahead_s = max(0.0, rest_s - self._leave_s) if segment.outcome in STOPPED else 0.0
