@@ -1,6 +1,7 @@
 """What runs beside the user's script, and what the script may call: `report`, `checkpoint_dir`.
 
-Standard library only: this package is loaded in the user's interpreter, whatever that holds.
+Standard library only: this package is loaded in the user's interpreter, whatever that holds. What
+starts with every segment imports little: no dataclasses, for instance, which import `inspect`.
 """
 
 from __future__ import annotations

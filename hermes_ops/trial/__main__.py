@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hermes_ops.trial import books
 from hermes_ops.trial.files import Folder, read_json
@@ -33,8 +33,7 @@ _GPU_WAIT_S = 10.0
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """How the script ended, and what it said last."""
 
     ending: Ending

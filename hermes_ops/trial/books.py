@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,22 @@ _UNFINISHED = (".tmp", ".part", ".partial", ".temp", "~")
 _RESERVE_BYTES = 65_536
 
 
-@dataclass
 class Status:
     """status.json: what the trial is doing now."""
 
-    epoch: int
-    pid: int
-    started_s: float
-    preemptible: bool = False
-    preemptible_reason: str = "it has not written a checkpoint to $HERMES_CHECKPOINT_DIR yet"
-    step: int = 0
-    checkpoint_step: int | None = None
-    checkpointed_s: float | None = None
-    step_offset: int = 0
-    tensor_skew: float | None = None  # the largest tensor's share of the model
-    timings: dict[str, float | None] = field(
-        default_factory=lambda: {"startup_s": None, "restore_s": None, "checkpoint_s": None}
-    )
+    def __init__(self, epoch: int, pid: int, started_s: float) -> None:
+        self.epoch = epoch
+        self.pid = pid
+        self.started_s = started_s
+        self.preemptible = False
+        self.preemptible_reason = "it has not written a checkpoint to $HERMES_CHECKPOINT_DIR yet"
+        self.step = 0
+        self.checkpoint_step: int | None = None
+        self.checkpointed_s: float | None = None
+        self.step_offset = 0
+        self.tensor_skew: float | None = None  # the largest tensor's share of the model
+        names = ("startup_s", "restore_s", "checkpoint_s")
+        self.timings: dict[str, float | None] = dict.fromkeys(names)
 
     def document(self) -> dict[str, Any]:
         """The JSON of it."""

@@ -8,15 +8,13 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(NamedTuple):
     """The paths inside one trial's folder."""
 
     root: Path

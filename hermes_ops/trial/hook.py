@@ -6,9 +6,7 @@ Nothing is imported here that the script does not import itself.
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import os
 import random
 import sys
@@ -80,7 +78,7 @@ def _patch_keras_2(training: ModuleType) -> None:
     patch(training)
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
+class _AfterImport:
     """Calls a function once a named module has been imported."""
 
     def __init__(self, targets: dict[str, Callable[[ModuleType], None]]) -> None:
@@ -98,13 +96,15 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         action = self._targets.pop(name, None)
         if action is None:
             return None
+        import importlib.util  # with all that it imports itself, only for scripts that need it
+
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, action)
+            spec.loader = _Loader(spec.loader, action)  # type: ignore[assignment]  # it acts as one
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """A loader that has something to do afterwards."""
 
     def __init__(self, loader: Any, action: Callable[[ModuleType], None]) -> None:  # noqa: ANN401

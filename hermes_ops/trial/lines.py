@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hermes_ops.trial.masks import Mask
 
@@ -28,8 +28,7 @@ def plain(text: str) -> str:
     return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line's text; `rewritten`: a carriage return ended it, and what follows is in its place."""
 
     text: str

@@ -6,15 +6,14 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hermes_ops.trial.files import Follower, decode_value, drop_torn_line, encode_value, now_ms
 from hermes_ops.trial.steps import Steps
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """One reported value; `step` counts completed epochs (or reports), from 1."""
 
     name: str

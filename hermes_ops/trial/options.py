@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """One segment of one trial: where it lives, what it may use, what it runs."""
 
     folder: Path

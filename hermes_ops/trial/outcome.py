@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 FINISHED, PREEMPTED, INFRASTRUCTURE = 0, 75, 70
 _NO_SPACE = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
@@ -20,8 +20,7 @@ class Outcome(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What the supervisor knows when the script has gone."""
 
     exit_code: int  # negative: killed by that signal
@@ -35,8 +34,7 @@ class Facts:
     tail: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """The outcome, its reason for a person, and the exit code of hermes-trial."""
 
     outcome: Outcome

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hermes_ops.trial.lines import Line, LineReader
 from hermes_ops.trial.masks import Mask
@@ -25,8 +25,7 @@ _ITEM = re.compile(r"'([^'\s]{1,250})'\s{0,4}:\s{0,4}(" + _NUMBER + r")(?![\w.])
 _STEP_NAMES = ("epoch", "step", "iteration", "global_step")
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A value in the output; `step` as the script says it, None if it does not."""
 
     name: str

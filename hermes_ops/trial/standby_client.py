@@ -10,9 +10,8 @@ import shutil
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.process import kill_group
@@ -22,8 +21,7 @@ _CONNECT_S = 0.5
 _ANSWER_S = 3.0
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """What a standby interpreter is to become: `python script arguments` in a folder."""
 
     python: str

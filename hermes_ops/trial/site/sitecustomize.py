@@ -9,11 +9,12 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def _chain() -> None:
     """Run the sitecustomize that this one hides."""
     import importlib.machinery
-    import importlib.util
 
     others = [p for p in sys.path if os.path.abspath(p or os.getcwd()) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
+        import importlib.util
+
         module = importlib.util.module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
