@@ -13,7 +13,7 @@ from math import inf
 from typing import TypeVar
 
 from hermes_ops.core.guard_reasons import Quanta, served_reasons
-from hermes_ops.core.impose import Line, as_held, impose
+from hermes_ops.core.impose import Line, impose
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Policy, Snapshot, overlay
 from hermes_ops.core.quantum import Quantum
 from hermes_ops.core.wrapper import Wrapper
@@ -168,7 +168,7 @@ def _with_kept(snapshot: Snapshot, plan: Plan, protected: Collection[JobId]) -> 
     lost = [job for job in protected if job not in kept and job not in ends]
     if not lost:
         return plan
-    kept |= {job: as_held(snapshot, snapshot.index[job]) for job in lost}
+    kept |= {job: snapshot.stays[job] for job in lost}
     return impose(snapshot, plan, tuple(kept.values()))
 
 

@@ -8,8 +8,8 @@ from itertools import islice
 from math import inf
 
 from hermes_ops.core.convergence import finished_slice
+from hermes_ops.core.lines import seated
 from hermes_ops.core.model import SHARE_EPS, Gpu, Grant, Job, JobId, Plan, Snapshot
-from hermes_ops.core.placement import holders
 
 
 class Room:
@@ -67,17 +67,12 @@ def _restored(
 ) -> list[Grant]:
     """Grants to the jobs that had to leave for a withdrawn grant and whose GPUs nobody takes."""
     back = []
-    for job in holders(snapshot):
-        grant = as_held(snapshot, job)
+    for job in seated(snapshot, snapshot.holding):
+        grant = snapshot.stays[job.id]
         if job.id not in out and not withdrawn.isdisjoint(grant.gpus) and room.fits(grant):
             room.take(grant)
             back.append(grant)
     return back
-
-
-def as_held(snapshot: Snapshot, job: Job) -> Grant:
-    """The grant of what the job holds."""
-    return Grant(job.id, snapshot.held[job.id], share=job.share_held)
 
 
 class Line:
@@ -89,7 +84,7 @@ class Line:
         self._granted = {grant.job: grant for grant in plan.grants}
         self._room = Room(snapshot.gpus)
         fixed, blocked = set[int](), set[int]()
-        for job in holders(snapshot):
+        for job in seated(snapshot, snapshot.holding):
             if not job.preemptible:
                 fixed.update(job.gpus_held)
             stays = not job.preemptible or job.id in protected or not finished_slice(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -18,11 +18,6 @@ class Queues:
     """The queue of each GPU, written as the GPUs in whose queues a job stands (a gang: several)."""
 
     places: tuple[tuple[JobId, tuple[int, ...]], ...] = ()
-
-
-def holders(snapshot: Snapshot) -> list[Job]:
-    """The jobs that keep their GPUs, first submitted first."""
-    return [job for job in snapshot.holding if job.id in snapshot.held]
 
 
 class Loads:
@@ -57,9 +52,7 @@ class Loads:
         return tuple(sorted(gpu for _, gpu in chosen))
 
 
-def place(
-    snapshot: Snapshot, held: Mapping[JobId, tuple[int, ...]], memory: Queues, threshold: int
-) -> Places:
+def place(snapshot: Snapshot, memory: Queues, threshold: int) -> Places:
     """The queues in which each job stands now: Hermes, Algorithm 1.
 
     Open jobs stay where they run, else where the memory has them, else join the least loaded
@@ -67,7 +60,7 @@ def place(
     has no place. Pending jobs are placed anew each time, so that a sweep that arrives later is
     not behind another's whole queue (a choice).
     """
-    places = _remembered(snapshot, held, memory)
+    places = _remembered(snapshot, memory)
     loads = Loads((gpu.index for gpu in snapshot.gpus), places, threshold)
     if loads.has_room:
         _place_open(snapshot, places, loads)
@@ -75,11 +68,9 @@ def place(
     return places
 
 
-def _remembered(
-    snapshot: Snapshot, held: Mapping[JobId, tuple[int, ...]], memory: Queues
-) -> Places:
+def _remembered(snapshot: Snapshot, memory: Queues) -> Places:
     indices = {gpu.index for gpu in snapshot.gpus}
-    places = dict(held)
+    places = dict(snapshot.held)
     jobs = snapshot.index
     for job_id, gpus in memory.places:
         job = jobs.get(job_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import ClassVar
@@ -54,9 +54,8 @@ class Hermes:
 
     def decide(self, snapshot: Snapshot, memory: Queues) -> tuple[Plan, Queues]:
         """One pass of Algorithms 1 to 3 over all GPUs."""
-        held = snapshot.held
-        places = place(snapshot, held, memory, self.threshold)
-        board = _Board(snapshot, held, places, weighted_convergences(snapshot.jobs))
+        places = place(snapshot, memory, self.threshold)
+        board = _Board(snapshot, places, weighted_convergences(snapshot.jobs))
         waiting = board.ranked()
         _serve_own_queues(board, waiting)
         _preempt(board, waiting)
@@ -66,16 +65,13 @@ class Hermes:
 
     def _plan(self, snapshot: Snapshot, board: _Board, waiting: Sequence[Job]) -> Plan:
         view = why.View(
-            time_s=snapshot.time_s,
-            jobs=snapshot.index,
+            snapshot=snapshot,
             scores=board.scores,
             places=board.places,
-            held=board.held,
             seats=board.seats,
             displaced=board.displaced,
             waiting=tuple(job.id for job in waiting if job.id not in board.seats),
             threshold=self.threshold,
-            pool_size=len(snapshot.gpus),
         )
         grants = tuple(grant(job, gpus) for job, gpus in sorted(board.seats.items()))
         line = dict.fromkeys(view.waiting)
@@ -89,7 +85,6 @@ class _Board:
     """Who sits where while one decision is being made."""
 
     snapshot: Snapshot
-    held: Mapping[JobId, tuple[int, ...]]
     places: Places
     scores: dict[JobId, float]
     seats: Places = field(init=False)
@@ -98,9 +93,9 @@ class _Board:
     idle: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        jobs = self.snapshot.index
-        self.seats = dict(self.held)
-        self.owner = {gpu: jobs[job] for job, gpus in self.held.items() for gpu in gpus}
+        jobs, held = self.snapshot.index, self.snapshot.held
+        self.seats = dict(held)
+        self.owner = {gpu: jobs[job] for job, gpus in held.items() for gpu in gpus}
         self.idle = {gpu.index for gpu in self.snapshot.gpus} - self.owner.keys()
 
     def ranked(self) -> list[Job]:

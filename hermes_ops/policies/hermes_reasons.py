@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isinf
 
+from hermes_ops.core.answer import plain
 from hermes_ops.core.convergence import finished_slice
-from hermes_ops.core.model import Job, JobId, Phase, Reason, Term
+from hermes_ops.core.model import Job, JobId, Phase, Reason, Snapshot, Term
 
 _NO_ROOM = Reason(
     "waits: the queue of each GPU is full",
     would_change="an open trial ending, or its sweep's weight or the threshold being raised",
 )
-
-_TOO_LARGE = Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,13 @@ class View:
     What several reasons share is worked out when the first of them is asked for.
     """
 
-    time_s: float
-    jobs: Mapping[JobId, Job]
+    snapshot: Snapshot
     scores: Mapping[JobId, float]
     places: Mapping[JobId, tuple[int, ...]]
-    held: Mapping[JobId, tuple[int, ...]]
     seats: Mapping[JobId, tuple[int, ...]]
     displaced: Mapping[JobId, JobId]
     waiting: tuple[JobId, ...]  # left without GPUs, best first
     threshold: int
-    pool_size: int
 
     @cached_property
     def rivals(self) -> Mapping[int, JobId]:
@@ -60,19 +56,18 @@ class View:
 
     def explain(self, job_id: JobId) -> Reason:
         """Why this job, which has not ended, runs, waits or leaves."""
-        job = self.jobs[job_id]
+        job = self.snapshot.index[job_id]
+        return plain(self.snapshot, job) or self._chosen(job)
+
+    def _chosen(self, job: Job) -> Reason:
         terms = _terms(self, job)
         if job.id in self.displaced:
             return _stopped(self, job, self.displaced[job.id], terms)
         if job.id in self.seats:
             rival = _best(self, {self.rivals[g] for g in self.seats[job.id] if g in self.rivals})
-            return (_kept if job.id in self.held else _started)(self, job, rival, terms)
-        if job.phase is Phase.STOPPING:
-            return Reason("is stopping: it waits from then on", terms)
-        if job.holds_gpus:
-            return Reason("stops: its GPUs left the pool or are held by another job", terms)
+            return (_kept if job.holds_gpus else _started)(self, job, rival, terms)
         if job.id not in self.places:
-            return _TOO_LARGE if job.min_gpus > self.pool_size else _NO_ROOM
+            return _NO_ROOM
         ahead = {self.owners[g] for g in self.places[job.id] if g in self.owners}
         return _waits(self, job, _best(self, ahead), terms)
 
@@ -131,9 +126,9 @@ def _terms(view: View, job: Job) -> tuple[Term, ...]:
         Term("preemptions", float(job.preemptions)),
     ]
     if job.started_s is not None and job.holds_gpus:
-        terms.append(Term("ran_s", view.time_s - job.started_s))
+        terms.append(Term("ran_s", view.snapshot.time_s - job.started_s))
     if job.waiting_since_s is not None and not job.holds_gpus:
-        terms.append(Term("waited_s", view.time_s - job.waiting_since_s))
+        terms.append(Term("waited_s", view.snapshot.time_s - job.waiting_since_s))
     return tuple(terms)
 
 
