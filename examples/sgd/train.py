@@ -20,6 +20,10 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--alpha", type=float, default=0.0001)
     parser.add_argument("--eta0", type=float, default=0.01)
+    parser.add_argument("--penalty", choices=("l2", "l1", "elasticnet"), default="l2")
+    parser.add_argument("--l1-ratio", type=float, default=0.15, help="of elasticnet alone")
+    parser.add_argument("--schedule", choices=("constant", "invscaling"), default="constant")
+    parser.add_argument("--power-t", type=float, default=0.25, help="of invscaling alone")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seconds-per-epoch", type=float, default=0.3)
     return parser.parse_args()
@@ -43,7 +47,10 @@ def main():
             loss="log_loss",
             alpha=arguments.alpha,
             eta0=arguments.eta0,
-            learning_rate="constant",
+            penalty=arguments.penalty,
+            l1_ratio=arguments.l1_ratio,
+            learning_rate=arguments.schedule,
+            power_t=arguments.power_t,
             random_state=0,
         )
         epoch, order = 0, np.random.RandomState(0)

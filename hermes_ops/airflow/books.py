@@ -15,7 +15,6 @@ from hermes_ops.airflow.pool import SweepFacts, Trial, job
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
 from hermes_ops.config import Algorithm, SweepConfig, parse, render_command, render_environment
 from hermes_ops.core.model import Job, Phase, SweepId
-from hermes_ops.search import make_sampler
 from hermes_ops.search.interface import Observation, Sampler
 
 Points = Sequence[tuple[int, float, int]]
@@ -46,14 +45,7 @@ class Plan:
         if record is None:
             return None
         config = parse(record.config, source=run.run_id, base=None)
-        sampler = make_sampler(
-            config.search.algorithm,
-            config.search.to_space(),
-            config.search.seed,
-            config.search.startup_trials,
-            config.search.points_to_evaluate,
-            config.search.max_trials,
-        )
+        sampler = config.search.to_sampler()
         facts = SweepFacts(
             sweep=SweepId(run.run_id),
             submitted_s=run.started_s,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from hermes_ops.config.fields import (
+    ConstraintText,
     Cron,
     EnvironmentName,
     MetricPattern,
@@ -23,11 +24,17 @@ from hermes_ops.config.fields import (
     Text,
     ValueField,
 )
-from hermes_ops.config.parameters import SpaceSpec
+from hermes_ops.config.parameters import SpaceSpec, to_space
+from hermes_ops.search import make_sampler
+from hermes_ops.search.constraint import Constraint
+from hermes_ops.search.feasible import Feasible, positions
 from hermes_ops.search.space import Space
-from hermes_ops.search.tree import grid_size
+
+if TYPE_CHECKING:
+    from hermes_ops.search.interface import Sampler
 
 MOST_TRIALS = 100_000
+MOST_CONSTRAINTS = 50
 DEFAULT_STARTUP_TRIALS = 5
 
 
@@ -92,13 +99,40 @@ class Search(Model):
     points_to_evaluate: Annotated[
         tuple[Point, ...], Field(strict=False, examples=[[{"learning_rate": 0.001}]])
     ] = ()
-    """Known configurations that are tried first; each names every parameter of the space."""
+    """Known configurations that are tried first; each names every parameter that it has."""
+    constraints: Annotated[
+        tuple[ConstraintText, ...],
+        Field(
+            strict=False,
+            max_length=MOST_CONSTRAINTS,
+            examples=[["batch_size * accumulation <= 512"]],
+        ),
+    ] = ()
+    """Conditions between parameters that every configuration satisfies; one that names a parameter
+    which a configuration does not have is satisfied."""
     space: SpaceSpec
     """Parameters by name; each has a type and its bounds or values."""
 
     def to_space(self) -> Space:
         """The space that `make_sampler` takes, in the order of the file."""
-        return tuple((name, spec.to_axis()) for name, spec in self.space.items())
+        return to_space(self.space)
+
+    def to_feasible(self) -> Feasible:
+        """The space with its constraints."""
+        return Feasible(self.to_space(), tuple(Constraint.of(text) for text in self.constraints))
+
+    def to_sampler(self) -> Sampler:
+        """The sampler of the sweep."""
+        feasible = self.to_feasible()
+        return make_sampler(
+            self.algorithm.value,
+            feasible.space,
+            self.seed,
+            self.startup_trials,
+            self.points_to_evaluate,
+            self.max_trials,
+            feasible.constraints,
+        )
 
 
 class TrialSpec(Model):
@@ -176,11 +210,10 @@ class SweepConfig(Model):
 
     @property
     def trial_count(self) -> int:
-        """How many trials there are: max_trials, or the whole grid if that is less."""
+        """How many trials there are: max_trials, or those of the whole grid if that is less."""
         if self.search.algorithm is not Algorithm.GRID:
             return self.search.max_trials
-        size = grid_size(self.search.to_space())
-        return self.search.max_trials if size is None else min(size, self.search.max_trials)
+        return min(len(positions(self.search.to_feasible())), self.search.max_trials)
 
     def to_json(self) -> str:
         """The resolved config, one line of JSON that `parse` reads back to an equal one."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from hermes_ops.config.declared import DEEPEST_SPACE, MOST_PARAMETERS, declared
 from hermes_ops.config.fields import (
     GREATEST_INTEGER,
     LogBound,
@@ -20,7 +23,18 @@ from hermes_ops.config.fields import (
 from hermes_ops.search import space as axes
 from hermes_ops.search.space import Value
 
-MOST_PARAMETERS = 1_000
+
+def _bounded(space: object) -> object:
+    """Refuse a space that is too deep or too wide before it is looked at closer."""
+    found = tuple(islice(declared(space), MOST_PARAMETERS + 1))
+    if any(parameter.depth > DEEPEST_SPACE for parameter in found):
+        deeper = f"choices inside one another deeper than {DEEPEST_SPACE} levels"
+        allowed = f"parameters under at most {DEEPEST_SPACE} choices"
+        raise refusal(allowed, "bring some of the parameters further up", deeper)
+    if len(found) > MOST_PARAMETERS:
+        allowed = f"at most {MOST_PARAMETERS} parameters, those under choices included"
+        raise refusal(allowed, "remove some", "more parameters")
+    return space
 
 
 class _Range(Model):
@@ -127,31 +141,63 @@ class QuantisedSpec(_Range):
         return axes.Quantised(self.low, self.high, self.step)
 
 
+class OptionSpec(Model):
+    """A value of a choice with the parameters that only it has."""
+
+    value: Annotated[ValueField, Field(examples=["sgd"])]
+    """The value itself: a text, a number, true, false or null."""
+    space: Annotated[
+        dict[ParameterName, ParameterSpec],
+        Field(
+            max_length=MOST_PARAMETERS,
+            examples=[{"momentum": {"type": "uniform", "low": 0.0, "high": 0.99}}],
+        ),
+    ] = Field(default_factory=dict)
+    """Parameters that a trial has only with this value."""
+
+
+def _form(value: object) -> str:
+    return "option" if isinstance(value, Mapping | OptionSpec) else "value"
+
+
 class ChoiceSpec(Model):
     """One of the listed values."""
 
     type: Literal["choice"]
     """choice"""
     values: Annotated[
-        tuple[ValueField, ...],
+        tuple[
+            Annotated[
+                Annotated[ValueField, Tag("value")] | Annotated[OptionSpec, Tag("option")],
+                Discriminator(_form),
+            ],
+            ...,
+        ],
         Field(strict=False, min_length=1, max_length=10_000, examples=[["adam", "sgd"]]),
     ]
-    """Texts, numbers, true, false or null; null reaches the trial as an empty text."""
+    """Texts, numbers, true, false or null, which reaches the trial as an empty text; or {value:
+    ..., space: ...} for a value that brings parameters of its own with it."""
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         seen: dict[str, Value] = {}
-        for value in self.values:
-            same = axes.text(value)
+        for option in self._options():
+            same = axes.text(option.value)
             if same in seen:
-                found = f"{seen[same]!r} and {value!r}, the same text for the trial"
+                found = f"{seen[same]!r} and {option.value!r}, the same text for the trial"
                 raise refusal("each value once", "remove one of them", found)
-            seen[same] = value
+            seen[same] = option.value
         return self
+
+    def _options(self) -> tuple[OptionSpec, ...]:
+        given = self.values
+        return tuple(v if isinstance(v, OptionSpec) else OptionSpec(value=v) for v in given)
 
     def to_axis(self) -> axes.Parameter:
         """The search parameter."""
-        return axes.Choice(self.values)
+        options = self._options()
+        spaces = tuple(to_space(option.space) for option in options)
+        return axes.Choice(tuple(o.value for o in options), spaces if any(spaces) else ())
 
 
 ParameterSpec = Annotated[
@@ -160,9 +206,17 @@ ParameterSpec = Annotated[
 ]
 SpaceSpec = Annotated[
     dict[ParameterName, ParameterSpec],
+    BeforeValidator(_bounded),
     Field(
         min_length=1,
         max_length=MOST_PARAMETERS,
         examples=[{"learning_rate": {"type": "loguniform", "low": 0.0001, "high": 0.1}}],
     ),
 ]
+OptionSpec.model_rebuild()
+ChoiceSpec.model_rebuild()
+
+
+def to_space(space: Mapping[str, ParameterSpec]) -> axes.Space:
+    """The space of search parameters, in the order of the file."""
+    return tuple((name, spec.to_axis()) for name, spec in space.items())

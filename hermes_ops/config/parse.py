@@ -8,10 +8,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hermes_ops.config.checks import Sound, connections
+from hermes_ops.config.checks import connections
 from hermes_ops.config.files import KeyPath, dotted, line_of, read
 from hermes_ops.config.model import SweepConfig
 from hermes_ops.config.problems import translated
+from hermes_ops.config.sound import Sound
 from hermes_ops.errors import ConfigError, Problem
 
 MOST_PROBLEMS = 50

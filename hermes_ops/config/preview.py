@@ -47,17 +47,7 @@ class Preview:
 
 def check_preview(config: SweepConfig, count: int = 10) -> Preview:
     """Ask the sweep's sampler for its first `count` trials, with no result told."""
-    from hermes_ops.search import make_sampler
-
-    search = config.search
-    sampler = make_sampler(
-        search.algorithm.value,
-        search.to_space(),
-        search.seed,
-        search.startup_trials,
-        search.points_to_evaluate,
-        search.max_trials,
-    )
+    sampler = config.search.to_sampler()
     shown = min(count, config.trial_count)
     certain = min(shown, _independent(config))
     trials = tuple(sampler.ask(number, ()) for number in range(shown))

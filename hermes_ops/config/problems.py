@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from hermes_ops.config import model
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
-from hermes_ops.config.parameters import ParameterSpec
+from hermes_ops.config.parameters import OptionSpec, ParameterSpec
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
 
@@ -30,6 +30,7 @@ PARAMETERS: dict[str, type[BaseModel]] = {
     get_args(spec.model_fields["type"].annotation)[0]: spec
     for spec in get_args(get_args(ParameterSpec)[0])
 }
+SPACE: KeyPath = ("search", "space")
 SECRET: KeyPath = ("trial", "environment")
 NAMES = {
     PARAMETER_PATTERN: "a name of up to 64 letters, digits, '.', '_' and '-' after a letter or '_'",
@@ -71,12 +72,26 @@ def listed(words: Iterable[str]) -> str:
 
 def path_of(error: ErrorDetails) -> KeyPath:
     """Where in the file an error stands, without pydantic's own additions to the path."""
-    path = tuple(part for part in error["loc"] if part != "[key]")
-    if path[:2] == ("search", "space") and len(path) > 3 and path[3] in PARAMETERS:
-        path = path[:3] + path[4:]
-    if error["type"].startswith("union_tag"):
-        path = (*path, "type")
-    return path
+    path, _ = _placed(tuple(part for part in error["loc"] if part != "[key]"))
+    return (*path, "type") if error["type"].startswith("union_tag") else path
+
+
+def _placed(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
+    """A location without the names of pydantic's unions, and the model that holds its last key."""
+    if loc[:2] != SPACE or len(loc) == 2:
+        return loc, SECTIONS.get(loc[:-1])
+    path, rest = loc[:2], loc[2:]
+    while rest:  # a parameter: its name, its type, a key; of a choice the index and form of a value
+        kind = PARAMETERS.get(str(rest[1])) if len(rest) > 1 else None
+        path, rest = path + rest[:1], rest[2:]
+        holder = kind if len(rest) == 1 else None
+        if rest[:1] != ("values",) or len(rest) < 3:
+            return path + rest, holder
+        path, form, rest = path + rest[:2], rest[2], rest[3:]
+        if rest[:1] != ("space",) or len(rest) == 1:
+            return path + rest, OptionSpec if form == "option" and len(rest) == 1 else None
+        path, rest = path + rest[:1], rest[1:]
+    return path, None
 
 
 def problem_of(error: ErrorDetails) -> Problem:
@@ -84,7 +99,7 @@ def problem_of(error: ErrorDetails) -> Problem:
     path = path_of(error)
     match error["type"]:
         case "extra_forbidden":
-            return _unknown(path, _section(error))
+            return _unknown(path, _placed(error["loc"])[1])
         case "missing":
             return _missing(path, _field(error))
         case "union_tag_invalid" | "union_tag_not_found":
@@ -114,16 +129,8 @@ def _found(path: KeyPath, error: ErrorDetails) -> str:
     return show(error["input"])
 
 
-def _section(error: ErrorDetails) -> type[BaseModel] | None:
-    """The model that holds the last key of the error's location."""
-    loc = error["loc"][:-1]
-    if loc[:2] == ("search", "space") and len(loc) == 4:
-        return PARAMETERS.get(str(loc[3]))
-    return SECTIONS.get(loc)
-
-
 def _field(error: ErrorDetails) -> FieldInfo | None:
-    section = _section(error) if error["loc"] else None
+    section = _placed(error["loc"])[1] if error["loc"] else None
     return None if section is None else section.model_fields.get(str(error["loc"][-1]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hermes_ops.config.model import SweepConfig
@@ -12,6 +12,10 @@ from hermes_ops.search.space import Value, text
 
 INTERPRETERS = ("python", "python3")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+_OPTION = re.compile(r"--?[^-=\s{}][^=\s{}]*")
+_OPTION_VALUE = re.compile(r"--?[^-=\s{}][^=\s{}]*=")
+_KEY_VALUE = re.compile(r"[^-=\s{}][^=\s{}]*=")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,37 @@ def render_command(config: SweepConfig, params: Mapping[str, Value]) -> list[str
 
     A leading `python` or `python3` becomes `trial.python`, or the interpreter that runs this.
     Floats are written so that they round-trip, booleans as true and false, null as empty text.
+    Arguments that name a parameter which the configuration does not have are left out.
     """
-    command = [_render(argument, params) for argument in config.trial.command]
-    if config.trial.command[0] in INTERPRETERS:
+    given = config.trial.command
+    gone = {
+        place
+        for index, argument in enumerate(given)
+        if any(p.name is not None and p.name not in params for p in pieces(argument))
+        for place in left_out(given, index)
+    }
+    command = [_render(a, params) for index, a in enumerate(given) if index not in gone]
+    if given[0] in INTERPRETERS:
         command[0] = config.trial.python or sys.executable
     return command
+
+
+def left_out(command: Sequence[str], index: int) -> range:
+    """The places that go when the argument there names a parameter that a configuration lacks.
+
+    `--option={name}` goes alone, `{name}` with the option before it, and `key={name}` alone unless
+    an option stands before it, whose value it might be. The range is empty for any other argument:
+    what would be left of the command cannot be told.
+    """
+    argument = command[index]
+    after_option = index > 1 and _OPTION.fullmatch(command[index - 1]) is not None
+    if index > 0 and _OPTION_VALUE.match(argument):
+        return range(index, index + 1)
+    if after_option and _PLACEHOLDER.fullmatch(argument):
+        return range(index - 1, index + 1)
+    if index > 0 and not after_option and _KEY_VALUE.match(argument):
+        return range(index, index + 1)
+    return range(0)
 
 
 def _render(argument: str, params: Mapping[str, Value]) -> str:

@@ -45,17 +45,23 @@ def dag_params_schema() -> dict[str, dict[str, Any]]:
     return params
 
 
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Definitions in place of references; `discriminator` refers to them and is dropped."""
+def _inlined(schema: Any, definitions: dict[str, Any], around: frozenset[str] = frozenset()) -> Any:  # noqa: ANN401 - JSON of any shape
+    """Definitions in place of references; `discriminator` refers to them and is dropped.
+
+    A definition inside itself (the parameters under a choice) is any object: what is in it is
+    checked when the sweep is started.
+    """
     if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
+        return [_inlined(item, definitions, around) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        target = definitions[schema["$ref"].rpartition("/")[2]]
+        name = schema["$ref"].rpartition("/")[2]
+        target = {"type": "object"} if name in around else definitions[name]
         rest = {key: value for key, value in schema.items() if key != "$ref"}
-        return _inlined({**target, **rest}, definitions)
-    return {k: _inlined(v, definitions) for k, v in schema.items() if k != "discriminator"}
+        return _inlined({**target, **rest}, definitions, around | {name})
+    kept = {key: value for key, value in schema.items() if key != "discriminator"}
+    return {key: _inlined(value, definitions, around) for key, value in kept.items()}
 
 
 def _flat(schema: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,11 @@ from hermes_ops.config.problems import PARAMETERS, SECTIONS
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = (ROOT / "docs/sweep-file.md").read_text()
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", REFERENCE, re.DOTALL | re.MULTILINE)
+FENCES = re.findall(r"^```yaml\n(.*?)^```", REFERENCE, re.DOTALL | re.MULTILINE)
+WHOLE, CHOICE, CONSTRAINTS, SHORTEST = (
+    next(text for text in FENCES if text.startswith(first))
+    for first in ("name: digits", "optimizer:", "constraints:", "name: shortest")
+)
 
 
 def grid(**search: Any) -> SweepConfig:
@@ -52,13 +56,27 @@ def test_the_exported_schema_is_the_models() -> None:
     )
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["whole", "shortest"])
+@pytest.mark.parametrize("example", [WHOLE, SHORTEST], ids=["whole", "shortest"])
 def test_the_examples_of_the_reference_are_valid(tmp_path: Path, example: str) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(example)
     config = load_file(path)
     assert check_preview(config).trials
     jsonschema.validate(json.loads(config.to_json()), json_schema())
+
+
+def test_the_choice_and_the_constraints_of_the_reference_are_valid() -> None:
+    numbers = ["batch_size", "accumulation", "learning_rate", "warmup", "layers", "heads"]
+    space = {name: {"type": "integer", "low": 0, "high": 64} for name in numbers}
+    search = {"space": {**space, **yaml.safe_load(CHOICE)}, **yaml.safe_load(CONSTRAINTS)}
+    config = grid(algorithm="tpe", **search)
+    assert list(config.search.constraints) == yaml.safe_load(CONSTRAINTS)["constraints"]
+    assert check_preview(config).trials
+
+
+def test_the_sweep_with_conditions_among_the_examples_is_valid() -> None:
+    trials = check_preview(load_file(ROOT / "examples/sgd/conditional.yaml")).trials
+    assert {"l1_ratio" in trial for trial in trials} == {True, False}
 
 
 def test_the_reference_speaks_of_every_key_and_every_type() -> None:
