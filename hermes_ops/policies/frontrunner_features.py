@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from hermes_ops.core.model import Value
 
@@ -125,6 +124,8 @@ def _one_hot(values: Sequence[Value | None]) -> list[Floats]:
 
 
 def _ranks(values: Sequence[Value | None]) -> Floats | None:
+    from scipy.stats import rankdata  # a second to import: only who learns from settings pays it
+
     numbers = np.array([np.nan if v is None else float(v) for v in values])
     seen = ~np.isnan(numbers)
     column = np.zeros(len(numbers))
