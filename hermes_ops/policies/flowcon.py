@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -14,8 +14,8 @@ import numpy as np
 from hermes_ops.core.answer import answer
 from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import largest_drops
-from hermes_ops.core.curves import Floats, columns
-from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.core.curves import Floats, Memo, columns
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Point, Reason, Snapshot, Term
 from hermes_ops.core.order import by_submission
 
 GRAIN = 10_000  # shares are whole parts of this: sums stay exact enough
@@ -156,23 +156,39 @@ def growth(job: Job, largest_drop: float, alpha: float) -> Growth:
 
     Intervals between losses that are not finite count as no growth.
     """
-    rates = _rates(job, largest_drop)
-    if not len(rates):
-        return Growth(None, Rank.NEW)
-    limit = alpha * float(rates.max())
-    slow = [rate < limit or rate == 0 for rate in rates[-2:].tolist()]
+    (found,) = _GROWTHS.of((job.curve,), largest_drop, alpha)
+    if found.efficiency is None:
+        return found
+    return Growth(found.efficiency * job.weight, found.rank)
+
+
+def _growths(
+    curves: Sequence[tuple[Point, ...]], largest_drop: float, alpha: float
+) -> Iterator[Growth]:
+    """The same for weight 1."""
+    for points in curves:
+        rates = _rates(points, largest_drop)
+        yield _grown(rates.tolist(), alpha) if len(rates) else Growth(None, Rank.NEW)
+
+
+_GROWTHS = Memo[tuple[Point, ...], Growth](_growths)
+
+
+def _grown(rates: Sequence[float], alpha: float) -> Growth:
+    limit = alpha * max(rates)
+    slow = [rate < limit or rate == 0 for rate in rates[-2:]]
     if not slow[-1]:
         rank = Rank.NEW
     else:
         rank = Rank.COMPLETING if len(slow) == 2 and slow[0] else Rank.WATCHING
-    return Growth(float(rates[-1]) * job.weight, rank)
+    return Growth(rates[-1], rank)
 
 
-def _rates(job: Job, largest_drop: float) -> Floats:
+def _rates(points: tuple[Point, ...], largest_drop: float) -> Floats:
     """Part of the largest drop changed in each second, for each interval of the curve."""
-    if len(job.curve) < 2:
+    if len(points) < 2:
         return np.empty(0)
-    curve = columns(job.curve)
+    curve = columns(points)
     gaps_s = np.diff(curve.seconds)
     if not 0 < largest_drop < inf:
         return np.zeros(len(gaps_s))
