@@ -13,7 +13,7 @@ from math import inf
 from typing import TypeVar
 
 from hermes_ops.core.guard_reasons import Quanta, served_reasons
-from hermes_ops.core.impose import Line, impose
+from hermes_ops.core.impose import Overdue, impose
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Policy, Snapshot, overlay
 from hermes_ops.core.quantum import Quantum
 from hermes_ops.core.wrapper import Wrapper
@@ -99,13 +99,13 @@ class Aging(Wrapper[M]):
         if not overdue:
             return _review(plan, next_due), memory
         protected = self._quantum().ends_s(snapshot)
-        line = Line(snapshot, plan, protected)
+        turn = Overdue(snapshot, plan, protected)
         for job in overdue:
-            if not line.serve(job):
+            if not turn.serve(job):
                 break
-        new = impose(snapshot, plan, line.served, line.reserved)
-        turns = {job.id: snapshot.time_s - _waits_since(job) for job in overdue}
-        reasons = served_reasons(snapshot, plan, new, turns, line.served)
+        new = impose(snapshot, plan, turn.served, turn.reserved)
+        waited_s = {job.id: snapshot.time_s - _waits_since(job) for job in overdue}
+        reasons = served_reasons(snapshot, plan, new, waited_s, turn.served)
         new = replace(new, reasons=overlay(plan.reasons, reasons))
         return _review(new, min(next_due, min(protected.values(), default=inf))), memory
 

@@ -75,8 +75,8 @@ def _restored(
     return back
 
 
-class Line:
-    """The overdue jobs' turn: which GPUs they take from the plan, or reserve."""
+class Overdue:
+    """The turn of the jobs that are overdue: which GPUs they take from the plan, or reserve."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan, protected: Mapping[JobId, float]) -> None:
         self.served: list[Grant] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weakref import ref
 
 from hermes_ops.core.model import QUEUED_PHASES, Gpu, Grant, Job, JobId, Phase, Snapshot
-from hermes_ops.simulator.line import Line
+from hermes_ops.simulator.by_rank import ByRank
 from hermes_ops.simulator.lives import Life
 
 
@@ -16,8 +16,8 @@ class View:
     """
 
     def __init__(self) -> None:
-        self._holding, self._queue, self._others = Line(), Line(), Line()
-        self._where: dict[int, Line] = {}
+        self._holding, self._queue, self._others = ByRank(), ByRank(), ByRank()
+        self._where: dict[int, ByRank] = {}
         self._dirty: dict[int, Life] = {}
         self._brief: list[Life] = []  # ended without a curve: seen once
         self._index: dict[JobId, Job] = {}
@@ -81,7 +81,7 @@ class View:
         if life.phase is Phase.ENDED and not life.work.curve:
             self._brief.append(life)
 
-    def _line(self, phase: Phase) -> Line:
+    def _line(self, phase: Phase) -> ByRank:
         if phase in QUEUED_PHASES:
             return self._queue
         return self._holding if phase in (Phase.STARTING, Phase.RUNNING) else self._others

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from hermes_ops.core.model import Job
 
 
-class Line:
+class ByRank:
     """Jobs by their rank. `jobs` itself changes: `part` before somebody else is to keep it."""
 
     def __init__(self) -> None:
