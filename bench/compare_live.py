@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench import stack
 from bench.measure import QUICK, ROOT, Figures, NotMeasuredError
+from hermes_ops.cli.connection import DAG_ID, ENDED
 from hermes_ops.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -79,12 +80,12 @@ def _swept(own: stack.Stack, connection: Connection, policy: str, file: Figures)
     sweep = own.start(file)
     deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
     state = ""
-    while state not in ("success", "failed"):
+    while state not in ENDED:
         if time.monotonic() > deadline_s:
             raise NotMeasuredError(f"{sweep.id}: not ended within {SWEEP_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
         with contextlib.suppress(Unavailable):  # a busy Airflow answers the next time
-            run = connection.airflow.dag_run("hermes_sweep", sweep.id) or {}
+            run = connection.airflow.dag_run(DAG_ID, sweep.id) or {}
             state = str(run.get("state", ""))
     return sweep.id
 

@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_ops.cli.census import Census
+from hermes_ops.cli.connection import DAG_ID, ENDED
 from hermes_ops.errors import HermesError, Unavailable
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
 
-ENDED = ("success", "failed")
 UNKNOWN = "unknown"
 PERIOD_S = 0.5
 SILENCE_S = 30.0  # then the user is told that Airflow does not answer
@@ -103,8 +103,6 @@ def _tell(words: str | None) -> None:
 
 
 def _state(connection: Connection, sweep: str) -> str:
-    from hermes_ops.cli.sweep_commands import DAG_ID
-
     try:
         found = connection.airflow.dag_run(DAG_ID, sweep)
     except Unavailable:  # it is being restarted; the sweep goes on without us

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from hermes_ops.cli.connection import DAG_ID
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.errors import HermesError
 
@@ -17,7 +18,6 @@ def planned(connection: Connection, sweep: str) -> SweepConfig | None:
     """The resolved config of a sweep; None before its plan task has run."""
     from hermes_ops.airflow.client import TaskKey
     from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
-    from hermes_ops.cli.sweep_commands import DAG_ID
 
     stored = connection.airflow.get_state(TaskKey(DAG_ID, sweep, "plan"), SWEEP_KEY)
     record = decode(SweepRecord, stored)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hermes_ops.cli.connection import DAG_ID, ENDED
 from hermes_ops.cli.stack_commands import Home
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
 
-DAG_ID = "hermes_sweep"
 SweepId = Annotated[str, typer.Argument(help="The sweep's id; see `hermes sweep list`.")]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML or JSON).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")]
@@ -116,7 +116,7 @@ def stop(
 
     connection = connect(home)
     state = _known(connection, sweep)["state"]
-    if state in ("success", "failed"):
+    if state in ENDED:
         typer.echo(f"Sweep {sweep} has already ended ({state}).")
         return
     close = CloseRecord(reason=reason, at_s=time.time())
