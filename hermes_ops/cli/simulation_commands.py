@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,7 @@ from hermes_ops.cli.simulating import Asked, Json, Out
 
 if TYPE_CHECKING:
     from hermes_ops.core.model import Gpu
-    from hermes_ops.simulator.compare import Comparison, Contender
+    from hermes_ops.simulator.compare import Comparison, Contender, Result
     from hermes_ops.simulator.workload import Run
 
 WIDTH = 200  # as wide as the table of policies may become, also where there is no terminal
@@ -48,11 +50,11 @@ def simulate(
 
     options = tuple(simulating.parameters(policy_option).items())
     pool = simulating.gpus_of(gpus, nodes)
-    run = _simulated(asked, pool, Contender(policy, options, guards), seed, out)
+    run, result = _simulated(asked, pool, Contender(policy, options, guards), seed, out)
     if as_json:
-        typer.echo(json.dumps(_facts(run), indent=2))
+        typer.echo(json.dumps(_facts(run, result), indent=2))
     else:
-        _print_run(run)
+        _print_run(run, result)
 
 
 def compare(
@@ -86,11 +88,11 @@ def compare(
 
 def _simulated(
     asked: Asked, pool: tuple[Gpu, ...], contender: Contender, seed: int, out: Path | None
-) -> Run:
-    """The run; with a folder, also its files there."""
+) -> tuple[Run, Result]:
+    """The run and its figures; with a folder, also its files there."""
     from time import process_time
 
-    from hermes_ops.simulator.compare import check_fits
+    from hermes_ops.simulator.compare import Result, check_fits
     from hermes_ops.simulator.engine import simulate as simulated
     from hermes_ops.simulator.event_log import EventLog
 
@@ -98,50 +100,45 @@ def _simulated(
     check_fits(draw.workload, pool)
     chosen = contender.make(draw)
     folder = simulating.folder_of(out)
-    if folder is None:
-        return simulated(draw.workload, pool, chosen, clock=process_time)
-    with (folder / "events.jsonl").open("w") as file:
-        log = EventLog(file.write)
+    with ExitStack() as files:
+        log = None
+        if folder is not None:
+            log = EventLog(files.enter_context((folder / "events.jsonl").open("w")).write)
         run = simulated(draw.workload, pool, chosen, clock=process_time, log=log)
-    _write_run(run, folder, contender.name)
-    return run
+    result = Result.of(run, contender.name, seed)
+    if folder is not None:
+        _write_run(run, result, folder)
+    return run, result
 
 
-def _write_run(run: Run, folder: Path, policy: str) -> None:
+def _write_run(run: Run, result: Result, folder: Path) -> None:
     from hermes_ops.simulator import pictures
-    from hermes_ops.simulator.metrics import regret
     from hermes_ops.simulator.tables import jobs_csv
 
     (folder / "jobs.csv").write_text(jobs_csv(run))
-    (folder / "metrics.json").write_text(json.dumps(_facts(run), indent=2) + "\n")
-    completions = [o.completion_s for o in run.outcomes if o.completion_s is not None]
-    (folder / "completion.png").write_bytes(pictures.completion_cdf({policy: completions}))
+    (folder / "metrics.json").write_text(json.dumps(_facts(run, result), indent=2) + "\n")
     (folder / "gpus.png").write_bytes(pictures.gpu_timeline(run))
-    if steps := regret(run):
-        (folder / "regret.png").write_bytes(pictures.regret_curves({policy: [steps]}))
+    _write_pictures({result.policy: (result,)}, folder)
 
 
-def _facts(run: Run) -> dict[str, object]:
-    from hermes_ops.simulator.metrics import measure
-
+def _facts(run: Run, result: Result) -> dict[str, object]:
     return {
         "policy": run.policy,
         "workload": run.workload.name,
         "gpus": len(run.gpus),
-        "metrics": measure(run).document(),
+        "metrics": result.metrics.document(),
     }
 
 
-def _print_run(run: Run) -> None:
+def _print_run(run: Run, result: Result) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hermes_ops.simulator.metrics import measure
     from hermes_ops.simulator.tables import metric_rows
 
     title = f"{run.workload.name} on {len(run.gpus)} GPUs under {run.policy}"
     table = Table("figure", "value", title=title)
-    for name, value in metric_rows(measure(run)):
+    for name, value in metric_rows(result.metrics):
         table.add_row(name, value)
     Console().print(table)
 
@@ -155,7 +152,7 @@ def _report(found: Comparison, folder: Path | None, *, as_json: bool) -> None:
     told = json.dumps(document(found), indent=2)
     if folder is not None:
         (folder / "comparison.json").write_text(told + "\n")
-        _write_pictures(found, folder)
+        _write_pictures({policy: found.of(policy) for policy in found.policies}, folder)
     if as_json:
         typer.echo(told)
         return
@@ -171,10 +168,9 @@ def _report(found: Comparison, folder: Path | None, *, as_json: bool) -> None:
         typer.echo("Means over seeds with 95 % bootstrap intervals; speed-ups are geometric means.")
 
 
-def _write_pictures(found: Comparison, folder: Path) -> None:
+def _write_pictures(every: Mapping[str, Sequence[Result]], folder: Path) -> None:
     from hermes_ops.simulator import pictures
 
-    every = {policy: found.of(policy) for policy in found.policies}
     completions = {p: [c for r in results for c in r.completions_s] for p, results in every.items()}
     (folder / "completion.png").write_bytes(pictures.completion_cdf(completions))
     regrets = {policy: [r.regret for r in results] for policy, results in every.items()}
