@@ -14,6 +14,7 @@ from hermes_ops.trial.masks import Mask
 _BLOCK_BYTES = 65_536
 _ATOMIC_BYTES = 4096  # a pipe that is ready takes so many bytes without blocking (PIPE_BUF)
 _BACKLOG_BYTES = 1_048_576
+_PIPE_BYTES = 1_048_576  # the most that a pipe holds, for an ordinary user
 
 
 class Relay:
@@ -59,6 +60,12 @@ class Relay:
         deadline_s = time.monotonic() + timeout_s
         while (self._source is not None or self._backlog) and time.monotonic() < deadline_s:
             self.pump(min(0.05, timeout_s))
+        self._target = None  # too slow; what the script has written is still read for its metrics
+        self._backlog.clear()
+        for _ in range(_PIPE_BYTES // _BLOCK_BYTES):
+            if self._source is None or not select.select([self._source], [], [], 0)[0]:
+                break
+            self._read()
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
         os.close(self._wake)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hermes_ops.trial import books
+from hermes_ops.trial import board, books
 from hermes_ops.trial.files import Folder, Follower, write_json
 from hermes_ops.trial.masks import Mask, secret_values
 from hermes_ops.trial.metrics import Metric, MetricsFile
@@ -50,6 +50,7 @@ class Segment:
             options.objective, options.metric_pattern, first_step, self.status.step_offset
         )
         self._output = OutputReader(reader, self._mask)
+        self._board = board.of_trial(os.environ, options, folder)
         self.imports: dict[str, bool] = {}  # by name: whether it may be done ahead of the script
         self.on_training: Callable[[], None] | None = None
         self._reported: set[str] = set()  # metrics that do not come from the output
@@ -76,6 +77,7 @@ class Segment:
         code = child.poll()
         while code is None:
             relay.pump(POLL_S)
+            self._read_board(child.pid)
             self._observe()
             self._act(child, time.monotonic() - started_s, limit_s)
             code = child.poll()
@@ -83,6 +85,7 @@ class Segment:
         sweep_up(self._token, wait_s=_DRAIN_S)
         relay.drain(_DRAIN_S)
         self._take(self._output.close())
+        self._read_board(child.pid, final=True)
         self._observe(final=True)
         return judge(self._facts(code)), code
 
@@ -101,10 +104,19 @@ class Segment:
         self._take(self._output.feed(data))
 
     def _take(self, metrics: list[Metric]) -> None:
-        found = [m for m in metrics if m.name not in self._reported]
-        if found:
-            self._judge_values(found)
-            self._append(found)
+        self._store([m for m in metrics if m.name not in self._reported])
+
+    def _read_board(self, pid: int, final: bool = False) -> None:
+        """Store what the script has written for TensorBoard; its output then says no more of it."""
+        if self._board is not None:
+            found = self._board.look(pid, final)
+            self._reported.update(m.name for m in found)
+            self._store(found)
+
+    def _store(self, metrics: list[Metric]) -> None:
+        if metrics:
+            self._judge_values(metrics)
+            self._append(metrics)
             self._scan_at_s = 0.0
 
     def _append(self, metrics: list[Metric]) -> None:

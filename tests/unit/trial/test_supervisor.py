@@ -462,3 +462,32 @@ def test_a_secret_of_the_environment_is_in_no_output_no_tail_and_no_reason(
     assert trial.result["reason"] == "exit code 1: refused: ***"
     written = b"".join(p.read_bytes() for p in trial.folder.rglob("*") if p.is_file())
     assert b"swordfish" not in output + written
+
+
+EVENTS = """
+import os, socket, struct, sys
+from hermes_ops.trial.event_files import masked_crc
+name = f"events.out.tfevents.1700000000.{socket.gethostname()}.{os.getpid()}.0"
+os.makedirs("runs/now", exist_ok=True)
+def write(data):
+    length = struct.pack("<Q", len(data))
+    sums = [struct.pack("<I", masked_crc(part)) for part in (length, data)]
+    with open("runs/now/" + name, "ab") as stream:
+        stream.write(length + sums[0] + data + sums[1])
+for epoch in range(3):
+    value = b"\\n\\x08val_loss\\x15" + struct.pack("<f", 0.5 / (epoch + 1))
+    summary = b"\\n" + bytes([len(value)]) + value
+    write(b"\\x10" + bytes([epoch]) + b"\\x2a" + bytes([len(summary)]) + summary)
+    print(f"step={epoch} loss=7", flush=True)
+"""
+
+
+def test_event_files_of_tensorboard_are_metrics(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_TENSORBOARD_DIR", "runs")
+    trial.write(EVENTS)
+    code, output = trial.run("--objective", "val_loss", "--directory", str(trial.base))
+    assert code == 0, output
+    curve = [(value, step) for name, value, step in trial.metrics if name == "val_loss"]
+    assert curve == [(0.5, 1), (0.25, 2), (pytest.approx(0.5 / 3), 3)]
