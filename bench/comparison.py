@@ -1,8 +1,11 @@
 """docs/comparison.md: every policy on public data, each table with the command that prints it.
 
-`python -m bench.comparison` computes all sections and writes the page. With names of sections it
-computes those and takes the others from the last time; `--reuse` takes all that is known already.
-HERMES_DATA names another folder with `traces/` and `curves/` than examples/.
+`python -m bench.comparison` computes what is not known of this program and data, and writes the
+page. With names of sections it computes those alone; the others are written from figures that are
+kept, of whatever program, or left out where some are missing. `--reuse` computes only what is not
+known at all. Kept figures, with their times of decisions, are in bench/results/comparison.
+HERMES_DATA names another folder with `traces/` and `curves/` than examples/, HERMES_COMPARE_JOBS
+a number of processes (default: cores).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from bench.comparison_case import ROOT
+from bench.comparison_case import ROOT, NotKept, Take
 from bench.comparison_sections import SECTIONS
 
 PAGE = ROOT / "docs" / "comparison.md"
@@ -32,10 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     if unknown:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SECTIONS)}", file=sys.stderr)
         return 2
+    wanted = Take.KNOWN if "--reuse" in arguments else Take.SAME
     texts = []
     for name, write in SECTIONS.items():
-        reuse = "--reuse" in arguments or (bool(names) and name not in names)
-        texts.append(write(reuse))
+        try:
+            texts.append(write(wanted if not names or name in names else Take.KEPT))
+        except NotKept as missing:
+            print(f"{name} is left out, without figures of: {missing}", file=sys.stderr)
     PAGE.write_text("\n".join([HEAD, *texts]))
     return 0
 

@@ -1,23 +1,29 @@
 """One table of docs/comparison.md: its command, and the figures that the command prints.
 
-Figures are kept in bench/results/comparison, policy by policy, so that a section can be written
-again without its simulations.
+Figures are kept in bench/results/comparison as soon as a policy is done, and are taken from there
+as long as program and data are the same: a call that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
+from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 
+from bench.comparison_version import version
 from hermes_ops.cli.simulating import Asked, contenders, gpus_of
 from hermes_ops.policies import POLICIES
 from hermes_ops.simulator.bounds import OracleBest
-from hermes_ops.simulator.compare import Comparison, Result, compare
+from hermes_ops.simulator.compare import Comparison, Result, compare, workers
 from hermes_ops.simulator.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +31,16 @@ KEPT = Path(__file__).parent / "results" / "comparison"
 JOBS = int(os.environ.get("HERMES_COMPARE_JOBS", "0")) or None
 
 
-_FRESH: set[str] = set()  # computed by this process: several tables may show the same figures
+class Take(Enum):
+    """Which kept figures are taken."""
+
+    SAME = "those of this program and data; others are computed"
+    KNOWN = "all that are known, of whatever program; others are computed"
+    KEPT = "all that are known; `NotKept` for others"
+
+
+class NotKept(LookupError):
+    """Figures that are not known, and are not to be computed."""
 
 
 def data() -> Path:
@@ -69,19 +84,28 @@ class Case:
         options = tuple(o for o in self.options if o.partition(".")[0] in there)
         return replace(self, policies=there, options=options)
 
-    def results(self, *, reuse: bool) -> Comparison:
-        """The comparison; with `reuse` each policy from an earlier call where there is one."""
-        parts = [self._one(policy, reuse) for policy in self.policies]
+    def results(self, take: Take) -> Comparison:
+        """The comparison, policy by policy."""
+        parts = [self._one(policy, take) for policy in self.policies]
         results = tuple(result for part in parts for result in part.results)
         return replace(parts[0], policies=self.policies, results=results)
 
-    def _one(self, policy: str, reuse: bool) -> Comparison:
+    def _one(self, policy: str, take: Take) -> Comparison:
         options = tuple(o for o in self.options if o.startswith(f"{policy}."))
         alone = replace(self, policies=(policy,), options=options)
         kept = KEPT / f"{sha256(alone.command.encode()).hexdigest()[:16]}.json"
-        if kept.exists() and (reuse or kept.name in _FRESH):
-            return _read(kept)
-        began_s = monotonic()
+        program = version(policy, data() / self.file)
+        found = _read(kept, program if take is Take.SAME else None)
+        if found is None and take is Take.KEPT:
+            raise NotKept(alone.command)
+        if found is None:
+            began_s = monotonic()
+            found = alone._computed(policy)
+            _write(kept, found, alone.command, program)
+            print(f"{monotonic() - began_s:7.1f} s  {alone.command}", file=sys.stderr, flush=True)
+        return found
+
+    def _computed(self, policy: str) -> Comparison:
         path, trace = data() / self.file, self.file.startswith("traces/")
         asked = Asked(
             trace=path if trace else None,
@@ -92,16 +116,21 @@ class Case:
         )
         wide = "x" in self.gpus
         pool = gpus_of(None if wide else int(self.gpus), self.gpus if wide else None)
-        chosen = contenders(policy, options, guards=False)
-        found = compare(asked.task(), pool, chosen, range(self.seeds), jobs=JOBS)
-        _write(kept, found, alone.command)
-        _FRESH.add(kept.name)
-        print(f"{monotonic() - began_s:7.1f} s  {alone.command}", file=sys.stderr, flush=True)
-        return found
+        chosen = contenders(policy, self.options, guards=False)
+        several = _workers() if self.seeds > 1 and JOBS != 1 else None
+        return compare(asked.task(), pool, chosen, range(self.seeds), jobs=JOBS, pool=several)
 
 
-def _write(path: Path, found: Comparison, command: str) -> None:
-    """Keep the figures, and which seeds they are of; curves of regret are not kept."""
+@cache
+def _workers() -> Executor:
+    """The same processes for all tables: each has read its modules and data once."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(workers(JOBS))
+
+
+def _write(path: Path, found: Comparison, command: str, program: str) -> None:
+    """Keep the figures, whole or not at all; curves of regret are not kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     results = [
         {
@@ -112,13 +141,18 @@ def _write(path: Path, found: Comparison, command: str) -> None:
         }
         for r in found.results
     ]
-    facts = {"command": command, "workload": found.workload, "gpus": found.gpus,
+    facts = {"command": command, "version": program, "workload": found.workload, "gpus": found.gpus,
              "seeds": found.seeds, "policies": found.policies, "results": results}  # fmt: skip
-    path.write_text(json.dumps(facts))
+    whole = path.with_suffix(".part")
+    whole.write_text(json.dumps(facts))
+    whole.replace(path)
 
 
-def _read(path: Path) -> Comparison:
-    facts = json.loads(path.read_text())
+def _read(path: Path, program: str | None) -> Comparison | None:
+    """The kept figures; None when there are none, or they are not of this `program`."""
+    facts = json.loads(path.read_text()) if path.exists() else {}
+    if not facts or program not in (None, facts.get("version")):
+        return None
     results = tuple(
         Result(r["policy"], r["seed"], Metrics(**r["metrics"]), tuple(r["completions_s"]), ())
         for r in facts["results"]

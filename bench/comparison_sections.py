@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from bench.comparison_case import Case
+from bench.comparison_case import Case, Take
 from hermes_ops.simulator.compare import Comparison
 from hermes_ops.simulator.intervals import Interval, ratio_interval
 from hermes_ops.simulator.tables import cell, markdown
@@ -50,7 +50,7 @@ LIMITS = {  # (queue limits, promote knob): mean completion, preemptions
 }
 
 
-def traces(reuse: bool) -> str:
+def traces(take: Take) -> str:
     """Mean completion and makespan on the public traces beside the published ones."""
     text = """## Traces
 
@@ -67,11 +67,11 @@ as many digits as they have.
         case = Case(f"traces/{name}.csv", nodes, tuple(published), LATE).known()
         exact = Case(f"traces/{name}.csv", nodes, ("2d-las",), EXACT).known()
         commands += [case.command, exact.command]
-        found = case.results(reuse=reuse)
+        found = case.results(take)
         for policy in case.policies:
             label = "2d-las, late" if policy == "2d-las" else policy
             rows.append(_trace_row(f"{name}, {nodes}", label, found, policy, published))
-        alone = exact.results(reuse=reuse)
+        alone = exact.results(take)
         rows.append(_trace_row(f"{name}, {nodes}", "2d-las, exact", alone, "2d-las", published))
     header = ("trace, nodes", "policy", "mean completion, s", "published", "off",
               "makespan, s", "published", "off")  # fmt: skip
@@ -106,12 +106,12 @@ def _off(value: float, wanted: float, decimals: int) -> str:
     return f"{100 * (value / wanted - 1):+.2f} %"
 
 
-def three_jobs(reuse: bool) -> str:
+def three_jobs(take: Take) -> str:
     """Tiresias' example of three jobs on two GPUs."""
     options = ("2d-gittins.limits_gpu_s=[4,8]", "2d-gittins.sizes_gpu_s=[4,8,12]",
                "2d-las.quantum_s=1")  # fmt: skip
     case = Case("traces/three_jobs.csv", "2", tuple(THREE_JOBS), options).known()
-    found = case.results(reuse=reuse)
+    found = case.results(take)
     rows = []
     for policy in case.policies:
         (result,) = found.of(policy)
@@ -128,7 +128,7 @@ Two GPUs; jobs of 2 GPUs x 2, 1 x 8 and 2 x 6 units of time (Gu et al., "Tiresia
 {markdown(header, rows)}"""
 
 
-def limits(reuse: bool) -> str:
+def limits(take: Take) -> str:
     """2D-LAS with lower queue limits, where jobs of the 60-job trace are demoted at all."""
     rows, commands = [], []
     for (queues, knob), (mean_s, preempted) in LIMITS.items():
@@ -137,7 +137,7 @@ def limits(reuse: bool) -> str:
         case = Case("traces/tiresias_60_job.csv", "2x4", ("2d-las",), tuple(options)).known()
         if not case.policies:
             return ""
-        (result,) = case.results(reuse=reuse).results
+        (result,) = case.results(take).results
         commands.append(case.command)
         ours = result.metrics.mean_completion_seconds or 0.0
         rows.append((queues, str(knob or "off"), f"{ours:.1f}", f"{mean_s:.1f}",
@@ -157,10 +157,10 @@ is in `test_2d_gittins_gives_the_public_simulators_figures_with_its_table_of_siz
 # -- sweeps --------------------------------------------------------------------------------------
 
 
-def best(reuse: bool) -> str:
+def best(take: Take) -> str:
     """How soon the best trial has finished, file by file and over all files."""
     case = Case("", "4", (*PAPER, "oracle-best"), (ROUND_ROBIN,), SEEDS)
-    every = _files(case, reuse)
+    every = _files(case, take)
     parts = [
         f"""## The best of 64 configurations, soonest
 
@@ -213,12 +213,12 @@ def pooled(found: Sequence[Comparison], policy: str, metric: str, base: str) -> 
     return ratio_interval(*zip(*known, strict=True)) if len(known) == len(pairs) else None
 
 
-def _files(case: Case, reuse: bool) -> dict[str, tuple[str, Comparison]]:
+def _files(case: Case, take: Take) -> dict[str, tuple[str, Comparison]]:
     cases = {name: replace(case, file=f"curves/{name}.npz").known() for name in FILES}
-    return {name: (one.command, one.results(reuse=reuse)) for name, one in cases.items()}
+    return {name: (one.command, one.results(take)) for name, one in cases.items()}
 
 
-def good(reuse: bool) -> str:
+def good(take: Take) -> str:
     """The same with few and with many good configurations in the set."""
     text = f"""## Few and many good configurations
 
@@ -230,7 +230,7 @@ ones have a worse best. Speed-up over FIFO, file by file, and the geometric mean
     parts = [text]
     for number_good in (FEW, MANY):
         case = Case("", "4", PAPER, (ROUND_ROBIN,), SEEDS, good=number_good)
-        every = _files(case, reuse)
+        every = _files(case, take)
         for what, metric in (("best finished", BEST), ("within 1 %", GOOD)):
             parts.append(f"### {number_good} good of 64: {what}\n")
             parts.append(_commands([command for command, _ in every.values()]))
@@ -252,7 +252,7 @@ def _by_file(every: Mapping[str, Comparison], metric: str, base: str = "fifo") -
     return markdown(header, rows)
 
 
-def switches(reuse: bool) -> str:
+def switches(take: Take) -> str:
     """What a switch cost changes."""
     parts = [
         """## Switch costs
@@ -264,7 +264,7 @@ what was lost.
     ]
     for switch_s in SWITCHES_S:
         case = Case("", "4", LEARNERS, seeds=SEEDS, switch_seconds=switch_s)
-        every = _files(case, reuse)
+        every = _files(case, take)
         found = {name: one for name, (_, one) in every.items()}
         parts.append(f"### {switch_s:g} s\n")
         parts.append(_commands([command for command, _ in every.values()]))
@@ -277,12 +277,12 @@ what was lost.
     return "\n".join(parts)
 
 
-def priors(reuse: bool) -> str:
+def priors(take: Take) -> str:
     """What one earlier sweep teaches; nothing without a policy that learns from it."""
     case = Case("", "4", ("fifo", "frontrunner"), seeds=SEEDS, prior_sweeps=1)
     if "frontrunner" not in case.known().policies:
         return ""
-    every = _files(case, reuse)
+    every = _files(case, take)
     table = _by_file({name: found for name, (_, found) in every.items()}, BEST)
     return f"""## With one earlier sweep
 
@@ -293,13 +293,12 @@ the same file. Time until the best trial has finished, speed-up over FIFO.
 {table}"""
 
 
-def reached(reuse: bool) -> str:
+def reached(take: Take) -> str:
     """What was published or wanted beside what came out; from the sections before."""
-    del reuse  # they have just been computed
     every = {
         name: found
         for name, (_, found) in _files(
-            Case("", "4", (*PAPER, "oracle-best"), (ROUND_ROBIN,), SEEDS), reuse=True
+            Case("", "4", (*PAPER, "oracle-best"), (ROUND_ROBIN,), SEEDS), take
         ).items()
     }
     rows = [
@@ -307,7 +306,7 @@ def reached(reuse: bool) -> str:
         for base, label in (("fifo", "FIFO"), ("fair", "RR"), ("slaq", "SLAQ"))
         if base in next(iter(every.values())).policies
     ]
-    rows += _frontrunner(every)
+    rows += _frontrunner(every, take)
     return f"""## Reached and not
 
 Time until the best trial has finished, geometric means. Where the tables above say how far a figure
@@ -326,7 +325,7 @@ def _largest(
     return (f"{policy} over {label}, most on a file", wanted, f"{cell(most)} on {name}")
 
 
-def _frontrunner(every: Mapping[str, Comparison]) -> list[tuple[str, str, str]]:
+def _frontrunner(every: Mapping[str, Comparison], take: Take) -> list[tuple[str, str, str]]:
     """The aims of our own policy."""
     policy = "frontrunner"
     found = list(every.values())
@@ -336,7 +335,7 @@ def _frontrunner(every: Mapping[str, Comparison]) -> list[tuple[str, str, str]]:
         (one.speed_up(policy, BEST, "asha") for one in found), key=lambda i: i.mean if i else 0.0
     )
     taught = Case("", "4", ("fifo", policy), seeds=SEEDS, prior_sweeps=1)
-    with_prior = [one for _, one in _files(taught, reuse=True).values()]
+    with_prior = [one for _, one in _files(taught, take).values()]
     return [
         (f"{policy} over FIFO", "at least 2.4", cell(pooled(found, policy, BEST, "fifo"))),
         (f"{policy} over ASHA", "at least 1.25", cell(pooled(found, policy, BEST, "asha"))),
@@ -359,7 +358,7 @@ def _quoted(line: str) -> str:
     return " ".join(f"'{word}'" if "[" in word else word for word in line.split(" "))
 
 
-SECTIONS: Mapping[str, Callable[[bool], str]] = {
+SECTIONS: Mapping[str, Callable[[Take], str]] = {
     "traces": traces,
     "three_jobs": three_jobs,
     "limits": limits,

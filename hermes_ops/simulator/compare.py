@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -280,11 +280,13 @@ def compare(
     seeds: Sequence[int],
     *,
     jobs: int | None = None,
+    pool: Executor | None = None,
 ) -> Comparison:
     """Simulate every policy on the workload of every seed, in `jobs` processes (default: cores).
 
-    A workload that is the same for every seed is simulated once, and counts for the first seed
-    alone. Bad input (ConfigError) is found before a process is started.
+    With a `pool` of `workers` those do it. A workload that is the same for every seed is simulated
+    once, and counts for the first seed alone. Bad input (ConfigError) is found before a process is
+    started.
     """
     kept = tuple(seeds) if task.varies else tuple(seeds[:1])
     first = task.draw(kept[0])
@@ -292,9 +294,23 @@ def compare(
     for contender in contenders:
         contender.make(first)
     wanted = [(task, gpus, contender, seed) for contender, seed in product(contenders, kept)]
-    results = tuple(_played(wanted, min(jobs or os.cpu_count() or 1, len(wanted))))
+    if pool is not None:
+        results = tuple(pool.map(play, *zip(*wanted, strict=True)))
+    else:
+        results = tuple(_played(wanted, min(jobs or os.cpu_count() or 1, len(wanted))))
     names = tuple(contender.name for contender in contenders)
     return Comparison(task.name, len(gpus), kept, names, results)
+
+
+@contextmanager
+def workers(jobs: int | None = None) -> Iterator[Executor]:
+    """So many processes (default: cores) for several comparisons, each in one thread."""
+    context = get_context("spawn")  # numpy reads the number of threads when it is first imported
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(jobs or os.cpu_count() or 1, mp_context=context) as pool,
+    ):
+        yield pool
 
 
 def _played(
@@ -305,8 +321,7 @@ def _played(
     if jobs <= 1:
         yield from map(play, *columns)
         return
-    context = get_context("spawn")  # numpy reads the number of threads when it is first imported
-    with _one_thread_each(), ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with workers(jobs) as pool:
         yield from pool.map(play, *columns)
 
 

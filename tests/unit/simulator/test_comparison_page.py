@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench import comparison_case
-from bench.comparison_case import Case
+from bench import comparison_case, comparison_version
+from bench.comparison_case import Case, NotKept, Take
 from bench.comparison_sections import _off, _quoted, pooled, three_jobs
+from bench.comparison_version import version
+from hermes_ops.core.model import Gpu
+from hermes_ops.simulator.compare import Comparison, Contender, Task, compare
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +20,6 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("HERMES_DATA", raising=False)
     monkeypatch.setattr(comparison_case, "KEPT", tmp_path)
     monkeypatch.setattr(comparison_case, "JOBS", 1)
-    monkeypatch.setattr(comparison_case, "_FRESH", set())
     return tmp_path
 
 
@@ -40,32 +45,82 @@ def test_a_policy_that_does_not_exist_is_left_out_with_its_options() -> None:
 def test_figures_are_computed_once_and_read_after_that(
     monkeypatch: pytest.MonkeyPatch, kept: Path
 ) -> None:
-    found = THREE.results(reuse=True)
+    found = THREE.results(Take.KNOWN)
     assert [r.policy for r in found.results] == ["fifo", "srsf"]
     assert len(list(kept.iterdir())) == 2
     monkeypatch.setattr(comparison_case, "compare", lambda *_, **__: pytest.fail("simulated"))
-    again = THREE.results(reuse=True)
+    again = THREE.results(Take.KNOWN)
     assert [r.metrics for r in again.results] == [r.metrics for r in found.results]
     assert again.of("srsf")[0].completions_s == (2.0, 10.0, 16.0)
 
 
-def test_without_reuse_they_are_computed_again_but_once_a_call(
+def test_figures_of_another_program_are_taken_only_where_all_known_ones_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = THREE.results(reuse=False)
-
-    def simulated(*_: object, **__: object) -> None:
-        raise InterruptedError
-
-    monkeypatch.setattr(comparison_case, "compare", simulated)
-    assert THREE.results(reuse=False).results[0].metrics == first.results[0].metrics
-    monkeypatch.setattr(comparison_case, "_FRESH", set())  # another call of the program
+    first = THREE.results(Take.SAME)
+    monkeypatch.setattr(comparison_case, "compare", _interrupted)
+    assert THREE.results(Take.SAME).results[0].metrics == first.results[0].metrics
+    monkeypatch.setattr(comparison_case, "version", lambda *_: "another")
+    for take in (Take.KNOWN, Take.KEPT):
+        assert THREE.results(take).results[0].metrics == first.results[0].metrics
     with pytest.raises(InterruptedError):
-        THREE.results(reuse=False)
+        THREE.results(Take.SAME)
+
+
+def test_an_interrupted_call_goes_on_behind_the_policies_that_it_had_done(
+    monkeypatch: pytest.MonkeyPatch, kept: Path
+) -> None:
+    replace(THREE, policies=("fifo",)).results(Take.SAME)
+    simulated: list[str] = []
+
+    def noted(task: Task, gpus: tuple[Gpu, ...], chosen: Sequence[Contender], *args: Any,
+              **rest: Any) -> Comparison:  # fmt: skip
+        simulated.extend(one.name for one in chosen)
+        return compare(task, gpus, chosen, *args, **rest)
+
+    monkeypatch.setattr(comparison_case, "compare", noted)
+    THREE.results(Take.SAME)
+    assert simulated == ["srsf"]
+    assert sorted(path.suffix for path in kept.iterdir()) == [".json", ".json"]
+
+
+def test_figures_that_are_not_kept_are_not_computed_where_only_kept_ones_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparison_case, "compare", _interrupted)
+    with pytest.raises(NotKept, match="--policies fifo"):
+        THREE.results(Take.KEPT)
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise InterruptedError
+
+
+def test_a_version_changes_with_the_data_and_differs_by_policy(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    one.write_text("1")
+    two.write_text("2")
+    assert version("fifo", one) != version("fifo", two)
+    assert version("fifo", one) != version("slaq", one)
+
+
+def test_a_policy_depends_on_the_modules_that_it_imports_and_on_no_other_policy() -> None:
+    fifo, slaq = (
+        set(
+            comparison_version._modules(
+                ["hermes_ops.simulator.compare", f"hermes_ops.policies.{p}"]
+            )
+        )
+        for p in ("fifo", "slaq")
+    )
+    assert {"hermes_ops.core.curve_fit", "hermes_ops.simulator.cluster"} <= slaq
+    assert not any(
+        name.startswith("hermes_ops.policies") for name in fifo - {"hermes_ops.policies.fifo"}
+    )
 
 
 def test_the_three_jobs_are_those_of_the_paper() -> None:
-    text = three_jobs(reuse=False)
+    text = three_jobs(Take.SAME)
     for row in ("| srsf | 2, 10, 16 | 2, 10, 16 | 9.33 |",
                 "| 2d-gittins | 2, 12, 16 | 2, 12, 16 | 10.00 |",
                 "| 2d-las | 5, 14, 16 | 5, 14, 16 | 11.67 |"):  # fmt: skip
@@ -80,7 +135,7 @@ def test_equal_means_as_many_digits_as_were_published() -> None:
 
 
 def test_several_files_count_alike_in_a_pooled_speed_up() -> None:
-    found = THREE.results(reuse=True)
+    found = THREE.results(Take.KNOWN)
     one = found.speed_up("srsf", "mean_completion_seconds", "fifo")
     both = pooled([found, found], "srsf", "mean_completion_seconds", "fifo")
     assert one is not None
