@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from hermes_ops.airflow.metrics import tracking_uri
+from hermes_ops.airflow.published import published
 from hermes_ops.airflow.records import OUTCOMES, SWEEP_KEY, SweepRecord, encode
 from hermes_ops.config import parse
 from hermes_ops.errors import ConfigError
@@ -44,7 +45,7 @@ class PlanOperator(BaseOperator):
         sweep = tracker.ensure_sweep(
             config.name,
             run_id,
-            config.to_yaml(),
+            published(config).to_yaml(),
             {"hermes.sampler": config.search.algorithm.value, "hermes.name": config.name},
         )
         record = SweepRecord(

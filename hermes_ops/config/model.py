@@ -165,7 +165,15 @@ class TrialSpec(Model):
         Field(examples=["(?P<name>\\w+): (?P<value>\\S+)"]),
     ] = None
     """Regular expression for the output's lines, with the groups name and value, optionally step;
-    null: name=value pairs."""
+    null: name=value pairs and JSON objects."""
+    tensorboard: Annotated[Text, Field(min_length=1, examples=["runs"])] | None = None
+    """Folder below which the script writes event files of TensorBoard, relative to directory;
+    their scalars are metrics. null: they are not read."""
+    secrets: Annotated[
+        tuple[EnvironmentName, ...], Field(strict=False, max_length=1_000, examples=[["LICENCE"]])
+    ] = ()
+    """Environment variables whose values are masked in logs and results, beside those whose names
+    say so (TOKEN, PASSWORD, ...)."""
     time_limit_seconds: Annotated[Seconds | None, Field(examples=[3600])] = None
     """Training time of a trial, all segments together, after which it has failed."""
     max_failures: Annotated[int, Field(ge=0, le=1_000, examples=[2])] = 2

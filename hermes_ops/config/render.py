@@ -82,9 +82,17 @@ def _render(argument: str, params: Mapping[str, Value]) -> str:
 
 
 def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict[str, str]:
-    """The sweep's own variables, as they stand, and HERMES_PARAM_<NAME> for each parameter."""
+    """The sweep's own variables, as they stand, and HERMES_PARAM_<NAME> for each parameter.
+
+    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR and HERMES_SECRETS, where the sweep has them.
+    """
     values = {variable(name): text(value) for name, value in params.items()}
-    return {**config.trial.environment, **values}
+    trial = config.trial
+    ours = {
+        "HERMES_TENSORBOARD_DIR": trial.tensorboard or "",
+        "HERMES_SECRETS": ",".join(trial.secrets),
+    }
+    return {**trial.environment, **values, **{k: v for k, v in ours.items() if v}}
 
 
 def variable(name: str) -> str:

@@ -16,12 +16,14 @@ class Mlflow:
     """MLflow; keeps which sweeps it was asked to open."""
 
     opened: list[tuple[str, str]]
+    stored: list[str]
 
     def __init__(self, uri: str) -> None:
         assert uri == "http://mlflow"
 
     def ensure_sweep(self, name: str, sweep: str, config: str, tags: Any) -> Any:
         self.opened.append((name, sweep))
+        self.stored.append(config)
         return SimpleNamespace(parent_run_id="parent", experiment_id="7")
 
 
@@ -29,7 +31,7 @@ class Mlflow:
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Mlflow]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
     monkeypatch.setattr(tasks, "Tracker", Mlflow)
-    Mlflow.opened = []
+    Mlflow.opened, Mlflow.stored = [], []
     return Mlflow
 
 
@@ -47,6 +49,24 @@ def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlfl
     assert mlflow.opened == [("digits", SWEEP)]
     assert operator.execute(given) == list(range(8))  # a second try changes nothing
     assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
+
+
+def test_the_configuration_in_mlflow_holds_no_secret(mlflow: type[Mlflow]) -> None:
+    trial = {
+        "command": ["python", "train.py", "--token=swordfish"],
+        "directory": "/work",
+        "environment": {"HF_TOKEN": "swordfish", "LICENCE": "salmon", "DATA": "/data"},
+        "secrets": ["LICENCE"],
+    }
+    given = context(sweep_file(trial=trial))
+    PlanOperator(task_id="plan", trial_task="trial").execute(given)
+    assert "swordfish" not in mlflow.stored[0]
+    assert "salmon" not in mlflow.stored[0]
+    assert "--token=***" in mlflow.stored[0]
+    assert "DATA: /data" in mlflow.stored[0]
+    record = decode(SweepRecord, given["task_state_store"][SWEEP_KEY])
+    assert record is not None
+    assert record.config["trial"]["environment"]["HF_TOKEN"] == "swordfish"
 
 
 def relative() -> dict[str, Any]:

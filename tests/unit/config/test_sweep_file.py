@@ -462,6 +462,13 @@ def test_a_leading_python_is_the_interpreter_of_the_trial() -> None:
     assert render_command(_rendering("./python"), {}) == ["./python"]
 
 
+def test_where_metrics_and_secrets_are_is_told_by_the_environment() -> None:
+    config = parse(sweep(trial__tensorboard="runs", trial__secrets=["A", "B"]), "test", None)
+    found = render_environment(config, {})
+    assert found == {"HERMES_TENSORBOARD_DIR": "runs", "HERMES_SECRETS": "A,B"}
+    assert problems(sweep(trial__secrets=["A,B"]))["trial.secrets[0]"]
+
+
 def test_parameters_are_environment_variables_beside_the_users_own() -> None:
     config = parse(sweep(trial__environment={"DATA": "{rate}"}), "test", None)
     assert render_environment(config, {"rate": 0.5, "l2.weight-decay": None}) == {

@@ -19,9 +19,9 @@ from hermes_ops.errors import ConfigError
 KEY_NAMES = (
     "name objective metric direction search algorithm startup_trials seed max_trials space type low"
     " high step values points_to_evaluate trial python command directory environment gpus"
-    " preemptible metric_pattern time_limit_seconds max_failures budget max_epochs"
-    " wall_clock_seconds gpu_seconds failed_trials max_parallel weight early_stop pool schedule"
-    " rate units"
+    " preemptible metric_pattern tensorboard secrets time_limit_seconds max_failures budget"
+    " max_epochs wall_clock_seconds gpu_seconds failed_trials max_parallel weight early_stop pool"
+    " schedule rate units"
 )
 SOME_WORDS = (
     "grid random tpe uniform loguniform integer log_integer quantised choice minimize maximize"
@@ -72,6 +72,8 @@ VALID: dict[str, Any] = {
         "gpus": 2,
         "preemptible": False,
         "metric_pattern": "(?P<name>a)=(?P<value>b)",
+        "tensorboard": "runs",
+        "secrets": ["DATA"],
         "time_limit_seconds": 60,
         "max_failures": 0,
     },
