@@ -32,6 +32,7 @@ BENCHMARKS = {
     "overhead": "bench.overhead:run",
     "paper_table": "bench.paper:run",
     "thousand": "bench.thousand:run",
+    "ten_thousand": "bench.ten_thousand:run",
 }
 BY_NAME_ONLY = {"compare_live": "bench.compare_live:run"}
 
