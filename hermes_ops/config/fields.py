@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from hermes_ops.search.expression import MOST_CHARACTERS, ConstraintError, parse
+from hermes_ops.search.expression import ConstraintError, parse
 from hermes_ops.search.space import Value
 
 GREATEST_INTEGER = 2**53  # beyond it a JSON reader may lose digits
@@ -129,7 +129,7 @@ LogBound = Annotated[
 Number = Annotated[int | float, PlainValidator(_bound), WithJsonSchema({"type": "number"})]
 Cron = Annotated[Text, Field(max_length=100), AfterValidator(_cron)]
 MetricPattern = Annotated[Text, Field(max_length=1_000), AfterValidator(_metric_pattern)]
-ConstraintText = Annotated[Text, Field(max_length=MOST_CHARACTERS), AfterValidator(_constraint)]
+ConstraintText = Annotated[Text, AfterValidator(_constraint)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 ParameterName = Annotated[str, Field(pattern=PARAMETER_PATTERN)]

@@ -113,7 +113,11 @@ def problem_of(error: ErrorDetails) -> Problem:
 
 
 def translated(errors: Sequence[ErrorDetails]) -> list[tuple[KeyPath, Problem]]:
-    """All errors with their paths; a list is not called too short when its items are to blame."""
+    """All errors with their paths; a list is not called too short when its items are to blame.
+
+    A default that follows from a key with an error is no error of its own.
+    """
+    errors = [error for error in errors if error["type"] != "default_factory_not_called"]
     paths = [path_of(error) for error in errors]
     return [
         (path, problem_of(error))

@@ -48,8 +48,8 @@ def dag_params_schema() -> dict[str, dict[str, Any]]:
 def _inlined(schema: Any, definitions: dict[str, Any], around: frozenset[str] = frozenset()) -> Any:  # noqa: ANN401 - JSON of any shape
     """Definitions in place of references; `discriminator` refers to them and is dropped.
 
-    A definition inside itself (the parameters under a choice) is any object: what is in it is
-    checked when the sweep is started.
+    A definition inside itself (a choice under a choice) is any object with its keys: what is in it
+    is checked when the sweep is started.
     """
     if isinstance(schema, list):
         return [_inlined(item, definitions, around) for item in schema]
@@ -57,11 +57,17 @@ def _inlined(schema: Any, definitions: dict[str, Any], around: frozenset[str] = 
         return schema
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        target = {"type": "object"} if name in around else definitions[name]
+        target = definitions[name] if name not in around else _outline(definitions[name])
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         return _inlined({**target, **rest}, definitions, around | {name})
     kept = {key: value for key, value in schema.items() if key != "discriminator"}
     return {key: _inlined(value, definitions, around) for key, value in kept.items()}
+
+
+def _outline(definition: dict[str, Any]) -> dict[str, Any]:
+    """An object with the constant keys of a definition, which tell it from others."""
+    constant = {k: v for k, v in definition["properties"].items() if "const" in v}
+    return {"type": "object", "properties": constant, "required": definition["required"]}
 
 
 def _flat(schema: dict[str, Any]) -> dict[str, Any]:
