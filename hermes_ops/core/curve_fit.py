@@ -35,11 +35,12 @@ RATES = np.geomspace(0.1, 100.0, 16)  # of an exponential, over the whole curve
 ROUNDS = 6
 ZOOM = np.linspace(0, 1, 16)  # tried between the neighbours of the best in each later round
 TINY = 1e-12
+SUMS = np.array([[4, 3, 2], [3, 2, 1], [2, 1, 0]])  # of the powers 2, 1 and 0
 RIDGE = TINY * np.eye(3)
 # Three numbers in two blocks, or in one; each set of them that need not be 0 is a block of one.
 SPLITS = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0], [1, 1, 1]])
-BLOCKS = SPLITS[:, :, None] == SPLITS[:, None, :]
-USED = np.array([[1, 0, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 1, 1], [0, 0, 1, 0, 1, 1, 1]])[..., None]
+BLOCKS = (SPLITS[:, :, None] == SPLITS[:, None, :]).astype(float)
+USED = np.array([[1.0, 0, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 1, 1], [0, 0, 1, 0, 1, 1, 1]])[..., None]
 SPLIT = np.array([0, 1, 2, 2, 1, 0, 3])  # where each set of USED is a block
 
 
@@ -120,6 +121,7 @@ class _Table:
     y: Floats
     weight: Floats  # sums to 1 in each row
     powers: Floats  # of x, from 0 to 4
+    mean: Floats  # of y, by [curve, 1]
     last: Floats
     low: Floats
     range: Floats
@@ -139,7 +141,7 @@ class _Table:
             weight[row, 0, :count] = decay ** np.arange(count - 1, -1, -1)
         weight /= weight.sum(axis=2, keepdims=True)
         powers = np.stack([x[:, 0] ** n for n in range(5)], axis=2)
-        return cls(x, y, weight, powers, last, low, span)
+        return cls(x, y, weight, powers, (weight * y).sum(-1), last, low, span)
 
     def unscaled(self, row: int, fitted: Fitted) -> Fitted:
         """The fit in steps and losses as they came."""
@@ -175,18 +177,21 @@ def _flat(losses: Floats) -> Fitted:
 
 
 class _Form(Protocol):
-    """One value is tried, three others are solved for: by [curve, value] in all arrays."""
+    """One value is tried, three others are solved for: by [curve, value] in all arrays.
+
+    What `pose` returns is handed to `values`.
+    """
 
     @property
     def grid(self) -> Floats:
         """The values that are tried first."""
         ...
 
-    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> None:
+    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> Floats:
         """Write the least-squares problems, over zeros."""
         ...
 
-    def values(self, table: _Table, tried: Floats, solved: Floats) -> Floats:
+    def values(self, table: _Table, posed: Floats, solved: Floats) -> Floats:
         """The values at the points."""
         ...
 
@@ -218,12 +223,11 @@ def _searched(forms: Sequence[_Form], table: _Table) -> list[Fitted]:
 def _tried(forms: Sequence[_Form], table: _Table, tried: Floats) -> tuple[Floats, Floats]:
     """By [curve, form, value]: what is solved for it, and the weighted squared error."""
     gram, side = np.zeros((*tried.shape, 3, 3)), np.zeros((*tried.shape, 3))
-    for n, form in enumerate(forms):
-        form.pose(table, tried[:, n], gram[:, n], side[:, n])
+    posed = [form.pose(table, tried[:, n], gram[:, n], side[:, n]) for n, form in enumerate(forms)]
     solved = _not_negative(gram, side)
     off = np.empty((*tried.shape, table.x.shape[2]))
     for n, form in enumerate(forms):
-        np.subtract(form.values(table, tried[:, n], solved[:, n]), table.y, out=off[:, n])
+        np.subtract(form.values(table, posed[n], solved[:, n]), table.y, out=off[:, n])
     off *= off
     off *= table.weight[:, None]
     return solved, off.sum(-1)
@@ -236,17 +240,18 @@ class _Reciprocal:
     power: int
     grid: ClassVar[Floats] = GAPS
 
-    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> None:
-        z = table.y + tried[:, :, None]
+    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> Floats:
+        gap = tried[:, :, None]
+        z = table.y + gap
         weight = table.weight * z**3
-        powers, falling = table.powers[..., : 2 * self.power + 1], np.arange(self.power, -1, -1)
-        left = 2 - self.power
-        gram[..., left:, left:] = np.matmul(weight * z, powers)[..., falling[:, None] + falling]
+        powers, left = table.powers[..., : 2 * self.power + 1], 2 - self.power
+        gram[..., left:, left:] = np.matmul(weight * z, powers).take(SUMS[left:, left:], axis=2)
         side[..., left:] = np.matmul(weight, powers)[..., self.power :: -1]
+        return gap
 
-    def values(self, table: _Table, tried: Floats, solved: Floats) -> Floats:
+    def values(self, table: _Table, posed: Floats, solved: Floats) -> Floats:
         below = np.matmul(solved, table.powers[..., 2::-1].transpose(0, 2, 1))
-        values: Floats = 1 / np.maximum(below, TINY) - tried[:, :, None]
+        values: Floats = 1 / np.maximum(below, TINY) - posed
         return values
 
     def fitted(self, tried: float, solved: Sequence[float], error: float) -> Fitted:
@@ -260,18 +265,23 @@ class _Exponential:
 
     grid: ClassVar[Floats] = RATES
 
-    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> None:
+    def pose(self, table: _Table, tried: Floats, gram: Floats, side: Floats) -> Floats:
         falls = np.exp(-tried[:, :, None] * table.x)
         weighted = table.weight * falls
         gram[..., 0, 0] = (table.weight * falls**2).sum(-1)
         gram[..., 0, 1] = gram[..., 1, 0] = -weighted.sum(-1)
         gram[..., 1, 1] = 1.0
         side[..., 0] = (weighted * table.y).sum(-1)
-        side[..., 1] = -(table.weight * table.y).sum(-1)
+        side[..., 1] = -table.mean
+        return falls
 
-    def values(self, table: _Table, tried: Floats, solved: Floats) -> Floats:
-        falls = np.exp(-tried[:, :, None] * table.x)
-        return solved[..., :1] * falls - solved[..., 1:2]
+    def values(
+        self,
+        table: _Table,  # noqa: ARG002  (the basis is `posed`)
+        posed: Floats,
+        solved: Floats,
+    ) -> Floats:
+        return solved[..., :1] * posed - solved[..., 1:2]
 
     def fitted(self, tried: float, solved: Sequence[float], error: float) -> Fitted:
         amplitude, gap, _ = solved
@@ -283,13 +293,13 @@ def _not_negative(gram: Floats, side: Floats) -> Floats:
 
     All sets are tried; one and what it leaves out are solved as one system of two blocks.
     """
-    scale = np.sqrt(np.maximum(np.einsum("...pp->...p", gram), 1e-300))
+    scale = np.sqrt(np.maximum(gram.diagonal(0, -2, -1), 1e-300))
     flat = (side / scale).reshape(-1, 1, 3)
     scaled = gram / scale[..., :, None] / scale[..., None, :] + RIDGE
     systems = scaled.reshape(-1, 1, 3, 3) * BLOCKS
     sides = flat.repeat(len(BLOCKS), 1)
     solved = np.ascontiguousarray(np.linalg.solve(systems, sides[..., None])[..., 0].T)
-    tried = solved[:, SPLIT] * USED
+    tried = solved.take(SPLIT, axis=1) * USED
     gains = np.where((tried >= 0).all(0), (flat.T * tried).sum(0), 0.0)
     best, each = gains.argmax(0), np.arange(len(flat))
     found = np.where(gains[best, each] > 0, tried[:, best, each], 0.0)
