@@ -6,15 +6,13 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hermes_ops.trial.event_files import EventFile, Restart, Scalar
-from hermes_ops.trial.files import Folder, read_json, write_json
+from hermes_ops.trial.files import read_json, write_json
 from hermes_ops.trial.metrics import Metric
-from hermes_ops.trial.options import Options
 
-VARIABLE = "HERMES_TENSORBOARD_DIR"
 PERIOD_S = 1.0
 MOST_NAMES = 1000
 MOST_STEPS = 1_000_000
@@ -154,15 +152,6 @@ class Board:
             else:
                 entries.append((prefix + entry.tag, entry))
         return entries
-
-
-def of_trial(environment: Mapping[str, str], options: Options, folder: Folder) -> Board | None:
-    """The board of a trial, None if its sweep names no folder for TensorBoard."""
-    root = environment.get(VARIABLE)
-    if not root or options.objective is None:
-        return None
-    directory = options.directory or os.getcwd()
-    return Board(Path(directory, root), options.objective, folder.root / "event_files.json")
 
 
 def event_files(root: Path, since_s: float) -> Iterator[str]:

@@ -9,9 +9,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hermes_ops.trial import board, books
+from hermes_ops.trial import books
 from hermes_ops.trial.files import Folder, Follower, write_json
 from hermes_ops.trial.masks import Mask, secret_values
 from hermes_ops.trial.metrics import Metric, MetricsFile
@@ -21,10 +22,14 @@ from hermes_ops.trial.output import MetricReader, OutputReader
 from hermes_ops.trial.process import Child, sweep_up
 from hermes_ops.trial.relay import Relay
 
+if TYPE_CHECKING:
+    from hermes_ops.trial.board import Board
+
 POLL_S = 0.1
 _DRAIN_S = 2.0
 _OUTPUT_LAG_S = 0.15  # a line and a checkpoint written together are seen within this
 _FAILED_GRACE_S = 3.0
+_BOARD_VARIABLE = "HERMES_TENSORBOARD_DIR"
 
 
 class Segment:
@@ -50,7 +55,7 @@ class Segment:
             options.objective, options.metric_pattern, first_step, self.status.step_offset
         )
         self._output = OutputReader(reader, self._mask)
-        self._board = board.of_trial(os.environ, options, folder)
+        self._board = _board(options, folder)
         self.imports: dict[str, bool] = {}  # by name: whether it may be done ahead of the script
         self.on_training: Callable[[], None] | None = None
         self._reported: set[str] = set()  # metrics that do not come from the output
@@ -278,3 +283,14 @@ class Segment:
             trained_to_end=self._trained_to_end,
             tail=self.tail,
         )
+
+
+def _board(options: Options, folder: Folder) -> Board | None:
+    """What follows the script's event files; None if its sweep names no folder of them."""
+    root = os.environ.get(_BOARD_VARIABLE)
+    if not root or options.objective is None:
+        return None
+    from hermes_ops.trial.board import Board
+
+    place = Path(options.directory or os.getcwd(), root)
+    return Board(place, options.objective, folder.root / "event_files.json")

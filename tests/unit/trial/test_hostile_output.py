@@ -128,7 +128,7 @@ def test_a_script_waits_for_a_reader_that_is_slow_and_nothing_is_lost(trial: Tri
 
 
 def test_the_last_metrics_count_even_if_nobody_reads_the_output(trial: Trial) -> None:
-    script = "out.write(b'x\\n' * 560_000 + b'epoch=1 loss=0.25\\n')\nout.flush()\n"
+    script = "out.write((b'x' * 999 + b'\\n') * 1_179 + b'epoch=1 loss=0.25\\n')\nout.flush()\n"
     reading, writing = os.pipe()
     try:
         process = trial.start(script, writing)

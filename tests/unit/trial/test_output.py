@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.trial import metrics, report
 from hermes_ops.trial.files import Follower, append_lines, decode_value, encode_value
 from hermes_ops.trial.lines import LINE_LIMIT_BYTES, TAIL_LINE_CHARACTERS, Line, LineReader
 from hermes_ops.trial.masks import Mask
-from hermes_ops.trial.metrics import Metric, MetricsFile
+from hermes_ops.trial.metrics import Metric, MetricsFile, parse
 from hermes_ops.trial.outcome import Ending, Facts, Outcome, judge
 from hermes_ops.trial.output import MOST_NAMES, MetricReader, OutputReader
 
@@ -291,6 +292,17 @@ def test_what_was_stored_takes_no_memory_for_each_step(tmp_path: Path) -> None:
 
     assert peak_bytes(work) < 150_000
     assert MetricsFile(tmp_path / "m").last_step("loss") == 3_000
+
+
+def test_a_report_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_back = []
+    monkeypatch.setenv("HERMES_METRICS_FILE", str(tmp_path / "m"))
+    monkeypatch.setattr(metrics, "parse", lambda d: read_back.append(d) or parse(d))
+    for step in range(1, 41):
+        report(step, loss=1.0)
+        report(step, loss=2.0)
+    assert len(read_back) == 40
+    assert MetricsFile(tmp_path / "m").refresh() == [Metric("loss", 1.0, s) for s in range(1, 41)]
 
 
 def test_the_tail_holds_no_secret_even_where_a_long_line_is_cut() -> None:

@@ -1,0 +1,99 @@
+"""The way of a script's output past its supervisor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from hermes_ops.trial.masks import Mask
+from hermes_ops.trial.relay import Relay
+
+MOST_WAITING_BYTES = 1_048_576 + 3 * 65_536  # ours, and what the two pipes and a block hold
+
+
+@dataclass
+class Pipes:
+    """A script that writes all it can and a reader that reads when it is asked to."""
+
+    heard: bytearray = field(default_factory=bytearray)
+    read: bytearray = field(default_factory=bytearray)
+    written: int = 0
+    mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        self.source, self.script = os.pipe2(os.O_NONBLOCK)
+        self.reader, self.target = os.pipe2(os.O_NONBLOCK)
+        self.relay = Relay(self.source, self.heard.extend, self.target, self.mask)
+
+    def write(self, data: bytes) -> None:
+        try:
+            self.written += os.write(self.script, data)
+        except BlockingIOError:
+            return
+
+    def take(self) -> None:
+        try:
+            self.read += os.read(self.reader, 1 << 20)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        for handle in (self.source, self.script, self.reader, self.target):
+            try:
+                os.close(handle)
+            except OSError:
+                continue
+
+
+@pytest.fixture
+def pipes() -> Iterator[Pipes]:
+    pipes = Pipes()
+    yield pipes
+    pipes.close()
+
+
+def test_a_script_can_write_no_more_than_a_little_ahead_of_its_reader(pipes: Pipes) -> None:
+    for _ in range(200):
+        pipes.write(b"x" * 65_536)
+        pipes.relay.pump(0.0)
+    assert 1_048_576 < pipes.written <= MOST_WAITING_BYTES
+    os.close(pipes.script)
+    while len(pipes.read) < pipes.written:
+        pipes.relay.pump(0.0)
+        pipes.take()
+    assert len(pipes.heard) == pipes.written
+    pipes.relay.drain(1.0)
+
+
+def test_what_a_script_has_written_is_heard_when_its_reader_sleeps(pipes: Pipes) -> None:
+    for _ in range(200):
+        pipes.write(b"x" * 65_536)
+        pipes.relay.pump(0.0)
+    pipes.relay.drain(0.0)
+    assert len(pipes.heard) == pipes.written
+
+
+def test_a_reader_that_has_gone_does_not_stop_the_script(pipes: Pipes) -> None:
+    os.close(pipes.reader)
+    for _ in range(200):
+        pipes.write(b"x" * 65_536)
+        pipes.relay.pump(0.0)
+    assert pipes.written > 2 * MOST_WAITING_BYTES
+    os.close(pipes.script)
+    pipes.relay.drain(1.0)
+
+
+def test_secrets_are_masked_on_the_way_and_heard_as_they_are() -> None:
+    pipes = Pipes(mask=Mask(["swordfish"]))
+    for piece in (b"say sword", b"fish, or sword"):
+        pipes.write(piece)
+        pipes.relay.pump(0.0)
+    os.close(pipes.script)
+    pipes.relay.drain(1.0)
+    pipes.take()
+    assert pipes.read == b"say ***, or sword"
+    assert pipes.heard == b"say swordfish, or sword"
+    pipes.close()
