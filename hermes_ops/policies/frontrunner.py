@@ -45,7 +45,7 @@ class Frontrunner:
     """Run the trials with the largest chance to end as the best per second spent on them.
 
     All curves of a sweep are extended together (`frontrunner_forecast`): drops between depths that
-    grow geometrically, learnt from the trials that are further, from hyper-parameters and pace.
+    grow geometrically, learnt from the trials that are further; ends also from hyper-parameters.
     The index of a trial is the best ratio, over all plans "train to that depth, go on only if it
     then looks well enough", of the chance that this finishes the best trial to the seconds it
     takes on average (Gittins). Whoever gets a GPU keeps it to the next depth, and at least as long

@@ -1,4 +1,4 @@
-"""Bayesian linear regression in closed form, with joint samples of its coefficients."""
+"""Bayesian linear regression in closed form."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaincinv, ndtri
+from scipy.special import ndtri
 
 Floats = NDArray[np.float64]
-SAMPLES = 160
+LEVELS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,42 +79,12 @@ def fit(rows: Floats, values: Floats, belief: Belief) -> Fit:
     return Fit(odds / odds.sum(), means, roots, shape, rates)
 
 
-def draw(found: Fit, stream: int) -> tuple[Floats, Floats]:
-    """Samples of the coefficients (SAMPLES x D) and of the residual's size (SAMPLES).
-
-    The same `stream` uses the same random numbers at every call: what changes between two calls
-    changes because of the data alone.
-    """
-    normal, share, quantile = _numbers(stream, found.means.shape[1])
-    part = np.minimum(np.searchsorted(np.cumsum(found.odds), share), len(found.odds) - 1)
-    size = np.sqrt(found.rates[part] / _gamma(found.shape)[quantile])
-    made = np.empty_like(normal)
-    for number in range(len(found.odds)):
-        mine = part == number
-        made[mine] = found.means[number] + size[mine, None] * (normal[mine] @ found.roots[number])
-    return made, size
-
-
-@lru_cache(maxsize=256)
-def _numbers(stream: int, width: int) -> tuple[Floats, Floats, NDArray[np.intp]]:
-    random = np.random.default_rng((2, stream))
-    spread = (np.arange(SAMPLES) + 0.5) / SAMPLES
-    share = spread[random.permutation(SAMPLES)]
-    return random.standard_normal((SAMPLES, width)), share, random.permutation(SAMPLES)
-
-
-@lru_cache(maxsize=4096)
-def _gamma(shape: float) -> Floats:
-    quantiles: Floats = gammaincinv(shape, (np.arange(SAMPLES) + 0.5) / SAMPLES)
-    return quantiles
-
-
 @lru_cache(maxsize=1)
 def _levels() -> Floats:
-    levels: Floats = ndtri((np.arange(24) + 0.5) / 24)
+    levels: Floats = ndtri((np.arange(LEVELS) + 0.5) / LEVELS)
     return levels
 
 
 def normal_levels() -> Floats:
-    """24 equally probable values of a standard normal, ascending."""
+    """LEVELS equally probable values of a standard normal, ascending."""
     return _levels()

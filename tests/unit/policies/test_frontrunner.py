@@ -18,7 +18,7 @@ from hermes_ops.memory import decode, encode
 from hermes_ops.policies.frontrunner import Commitments, Frontrunner
 from hermes_ops.policies.frontrunner_features import features
 from hermes_ops.policies.frontrunner_forecast import forecast
-from hermes_ops.policies.frontrunner_regression import Belief, draw, fit
+from hermes_ops.policies.frontrunner_regression import Belief, fit
 from hermes_ops.policies.frontrunner_table import depths, table
 
 TOTAL = 51
@@ -227,15 +227,13 @@ def test_missing_and_constant_hyperparameters_tell_nothing() -> None:
     assert not made.any()
 
 
-def test_the_regression_finds_the_line_and_draws_about_it() -> None:
+def test_the_regression_finds_the_line() -> None:
     x = np.linspace(-1, 1, 40)
     rows = np.stack([np.ones(40), x], axis=1)
     belief = Belief(np.zeros(2), np.ones(2), (1.0,), 0.1, 2.0)
     found = fit(rows, 0.5 + 2 * x + 0.01 * np.sin(97 * x), belief)
     np.testing.assert_allclose(found.mean, [0.5, 2.0], atol=0.02)
-    made, size = draw(found, 3)
-    np.testing.assert_allclose(made.mean(axis=0), found.mean, atol=0.02)
-    assert (size > 0).all()
+    assert 0 < found.noise < 0.1
 
 
 def test_an_earlier_sweep_of_another_space_teaches_nothing() -> None:

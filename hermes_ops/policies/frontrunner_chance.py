@@ -1,0 +1,44 @@
+"""From what is expected of each final loss to the chance of ending as the best."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+Floats = NDArray[np.float64]
+DOUBTS = ((0.0, 0.4), (0.5, 0.2), (1.0, 0.2), (2.0, 0.2))  # error of the model, its chance
+BINS = 48
+UNSEEN = 3e-4  # the chance that a trial is granted whatever the model says
+
+
+def chances(mean: Floats, sd: Floats, runs: NDArray[np.bool_], record: float) -> Floats:
+    """Each trial's chance to end as the best of those that run, given that one of them is.
+
+    `record`: the lowest loss of those that run no more. The model is least right about the very
+    best, so part of the belief is in an error that all trials share alike, as large as DOUBTS times
+    their usual standard deviation; the harder the record is to beat, the more that part counts.
+    """
+    found = np.zeros(len(mean))
+    if not runs.any():
+        return found
+    centre, own = mean[runs], np.maximum(sd[runs], 1e-4)
+    usual = np.sqrt((own**2).mean())
+    wins = sum(odds * _wins(centre, np.hypot(own, doubt * usual), record) for doubt, odds in DOUBTS)
+    total = float(np.sum(wins))
+    share = wins / total if total > 1e-300 else np.full(len(centre), 1 / len(centre))
+    found[runs] = (share + UNSEEN) / (1 + UNSEEN * len(centre))
+    return found
+
+
+def _wins(centre: Floats, sd: Floats, record: float) -> Floats:
+    """The chance of each to end below the record and all others, by summing over the lowest."""
+    low = float((centre - 4 * sd).min())
+    high = min(float((centre + 3 * sd).min()), record)
+    high = high if high > low else low + 1e-3
+    edges = np.linspace(low, high, BINS + 1)
+    below = ndtr((edges - centre[:, None]) / sd[:, None])
+    above = np.maximum(1 - (below[:, 1:] + below[:, :-1]) / 2, 1e-6)
+    others = np.exp(np.log(above).sum(axis=0))
+    wins: Floats = (np.diff(below, axis=1) / above) @ others
+    return wins
