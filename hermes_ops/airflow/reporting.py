@@ -18,7 +18,9 @@ from hermes_ops.config import SweepConfig
 from hermes_ops.core.lifecycle import TrialState, is_final
 from hermes_ops.core.summary import TrialSummary
 from hermes_ops.errors import Unavailable
+from hermes_ops.simulator.reported import background
 from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
+from hermes_ops.tracking.columns import log_columns
 from hermes_ops.tracking.summary import Collected, collect, find
 
 log = logging.getLogger(__name__)
@@ -50,8 +52,9 @@ def close_sweep(
         direction=config.objective.direction.value,
         max_trials=config.trial_count,
     )
-    _upload(tracker, ref, sweep, collected)
+    log_columns(tracker, collected)
     DecisionLog(tracker).upload(sweep, ref.parent_run_id, force=True)
+    _upload(tracker, ref, sweep, config, collected)
     _free(sweep, collected)
     return collected.summary.to_document()
 
@@ -79,17 +82,29 @@ def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
     finish_run(tracker, run.run_id, Ending(final, "settled after the sweep's end"), record)
 
 
-def _upload(tracker: Tracker, ref: SweepRef, sweep: str, collected: Collected) -> None:
+def _upload(
+    tracker: Tracker, ref: SweepRef, sweep: str, config: SweepConfig, collected: Collected
+) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        report.write(folder, collected.summary, collected.curves, collected.segments)
-        local = sweep_folder(sweep) / "report"
-        shutil.copytree(folder, local, dirs_exist_ok=True)
+        _write(folder, tracker, sweep, config, collected)
         tracker.log_folder(ref.parent_run_id, folder, "report")
     best = collected.summary.best
     if best is not None and (model := _model(sweep, best)) is not None:
         tracker.log_folder(ref.parent_run_id, model, "model")
         tracker.set_tags(ref.parent_run_id, {"hermes.best_trial": str(best.number)})
+
+
+def _write(
+    folder: Path, tracker: Tracker, sweep: str, config: SweepConfig, collected: Collected
+) -> None:
+    """Write the report there and beside the trials; a failure is logged and costs the report."""
+    try:
+        told = background(tracker, config, collected)
+        report.write(folder, collected.summary, collected.curves, collected.segments, told)
+        shutil.copytree(folder, sweep_folder(sweep) / "report", dirs_exist_ok=True)
+    except Exception:  # trials that have trained for days must not be lost to a picture of them
+        log.exception("The report of %s could not be written.", sweep)
 
 
 def _model(sweep: str, best: TrialSummary) -> Path | None:

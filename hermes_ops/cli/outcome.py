@@ -24,13 +24,19 @@ def planned(connection: Connection, sweep: str) -> SweepConfig | None:
     return None if record is None else parse(record.config, source=sweep, base=None)
 
 
+def configured(connection: Connection, sweep: str) -> SweepConfig:
+    """The resolved config of a sweep; HermesError before its plan task has run."""
+    config = planned(connection, sweep)
+    if config is None:
+        raise HermesError(f"the sweep {sweep!r} has not been planned: see its plan task's log.")
+    return config
+
+
 def collected(connection: Connection, sweep: str, max_slots_used: int | None = None) -> Collected:
     """Everything that MLflow holds of a sweep."""
     from hermes_ops.tracking.summary import collect, find
 
-    config = planned(connection, sweep)
-    if config is None:
-        raise HermesError(f"the sweep {sweep!r} has not been planned: see its plan task's log.")
+    config = configured(connection, sweep)
     return collect(
         connection.tracker,
         find(connection.tracker, sweep, config.name),

@@ -142,21 +142,24 @@ def report(
     sweep: SweepId,
     *,
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("report"),
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser.")
+    ] = False,
     home: Home = None,
 ) -> None:
     """Write a sweep's report (page, pictures, tables) from what MLflow holds now."""
-    from hermes_ops import report as pages
     from hermes_ops.cli.connection import connect
-    from hermes_ops.cli.outcome import collected
+    from hermes_ops.cli.reporting import open_in_browser, write
 
     if out.exists() and not out.is_dir():
         raise HermesError(f"{out} is a file: name a folder with --out.")
     connection = connect(home)
     _known(connection, sweep)
-    facts = collected(connection, sweep)
-    files = pages.write(out, facts.summary, facts.curves, facts.segments)
+    files = write(connection, sweep, out)
     for file in files:
         typer.echo(str(file))
+    if open_page:
+        open_in_browser(files)
 
 
 def explain(

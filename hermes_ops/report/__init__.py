@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_ops.report.bundle import write
+from hermes_ops.report.background import Alternative, Background, Course, Ending
+from hermes_ops.report.bundle import PAGE, write
 
-__all__ = ["write"]
+__all__ = ["PAGE", "Alternative", "Background", "Course", "Ending", "write"]

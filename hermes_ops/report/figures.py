@@ -10,16 +10,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
-from hermes_ops.report.canvas import TEXT, figure_of, png, unit_of
+from hermes_ops.report.canvas import (
+    DARK,
+    RED,
+    TEXT,
+    TOO_GREAT,
+    figure_of,
+    is_wide,
+    plain,
+    say_empty,
+    unit_of,
+)
+from hermes_ops.report.thinning import thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FEW = 20  # so many trials get a legend and marks of their own
-_DARK, _RED = "#111111", "#d62728"
 _GOLDEN = 0.6180339887498949
-_TOO_GREAT = 1e100  # matplotlib places no ticks near the largest double; NaN fails the test too
+_MOST_POINTS = 240  # of a curve: more cannot be told apart, and a page of them would be heavy
+_MOST_SHAPES = 2_000  # bars, beyond which a vector picture holds them as pixels
 Colour = tuple[float, float, float]
 
 
@@ -32,17 +43,18 @@ def colour_of(number: int) -> Colour:
 
 def learning_curves(
     summary: SweepSummary, curves: Mapping[int, CurvePoints], segments: Sequence[Segment]
-) -> bytes:
-    """Draw the objective by step and by time, and return the PNG.
+) -> Figure:
+    """Draw the objective by step and by time.
 
     A ring stands where a trial was stopped and resumed later; by time, the line is broken while it
     waited and a dotted line leads over. The best trial is drawn thick and last. With more than 20
-    trials the others are thin, and marks and legend are left to the best.
+    trials the others are thin, their rings small and by step alone, and the legend is left to the
+    best. Of a long curve its ends, and the least and the most of each stretch are drawn.
     """
     best = summary.best.number if summary.best else None
     by_trial = _by_trial(segments)
     drawn = {n: _finite(points) for n, points in sorted(curves.items())}
-    drawn = {n: points for n, points in drawn.items() if points}
+    drawn = {n: _thin(points, by_trial.get(n, ())) for n, points in drawn.items() if points}
     origin_s = _origin_s(drawn.values(), segments)
     unit, unit_s = unit_of(_end_s(drawn.values(), segments) - origin_s)
     few = len(drawn) <= _FEW
@@ -51,7 +63,7 @@ def learning_curves(
         style = _style(number, number == best, few)
         own = by_trial.get(number, [])
         with_marks = few or number == best
-        _draw_by_step(by_step, points, own if with_marks else [], style)
+        _draw_by_step(by_step, points, own, style, with_marks)
         placed = [
             [((ms / 1_000 - origin_s) / unit_s, value) for _, value, ms in stretch]
             for stretch in _stretches(points, own)
@@ -60,11 +72,11 @@ def learning_curves(
     _finish_curves(summary, drawn, (by_step, by_time), unit)
     if drawn:
         _legend(figure, by_step, few)
-    return png(figure)
+    return figure
 
 
-def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> bytes:
-    """Draw who held which GPU when, one row a GPU and one bar a segment, and return the PNG.
+def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> Figure:
+    """Draw who held which GPU when, one row a GPU and one bar a segment.
 
     A bar has its trial's colour, and its number where it fits; a red edge ends a segment that was
     preempted; the best trial's bars have a dark frame. A segment without an end reaches to the
@@ -84,8 +96,8 @@ def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> bytes:
     axes.set_xlabel(f"time since the first segment ({unit})")
     axes.grid(axis="y", visible=False)
     if not segments:
-        _say_empty(axes, "No segment has been recorded.")
-    return png(figure)
+        say_empty(axes, "No segment has been recorded.")
+    return figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +126,15 @@ def _draw_bars(axes: Axes, bars: Sequence[_Bar], whole: float, best: int) -> Non
             left=[b.left for b in chosen],
             height=0.78,
             color=[colour_of(b.trial) for b in chosen],
-            edgecolor=_DARK if wanted_best else "white",
+            edgecolor=DARK if wanted_best else "white",
             linewidth=1.4 if wanted_best else 0.4,
+            rasterized=len(bars) > _MOST_SHAPES,
         )
     cut = [b for b in bars if b.preempted]
     rows = [b.row for b in cut]
     ends = [b.right for b in cut]
-    axes.vlines(ends, [r - 0.39 for r in rows], [r + 0.39 for r in rows], _RED, linewidth=1.4)
-    for bar in bars:
+    axes.vlines(ends, [r - 0.39 for r in rows], [r + 0.39 for r in rows], RED, linewidth=1.4)
+    for bar in bars if len(bars) <= _MOST_SHAPES else ():
         if bar.right - bar.left > whole * 0.0075 * len(str(bar.trial)):
             middle = (bar.left + bar.right) / 2
             place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5}
@@ -144,24 +157,28 @@ def _style(number: int, is_best: bool, few: bool) -> dict[str, Any]:
         label = f"trial {number} (best)"
         from matplotlib.patheffects import withStroke
 
-        frame = [withStroke(linewidth=4.4, foreground=_DARK)]
+        frame = [withStroke(linewidth=4.4, foreground=DARK)]
         look = {"color": colour_of(number), "linewidth": 2.6, "path_effects": frame}
         return {**look, "zorder": 5, "label": label}
     return {
         "color": colour_of(number),
-        "linewidth": 1.3 if few else 0.7,
-        "alpha": 0.9 if few else 0.45,
+        "linewidth": 1.3 if few else 0.8,
+        "alpha": 0.9 if few else 0.6,
         "zorder": 2,
         "label": f"trial {number}",
     }
 
 
 def _draw_by_step(
-    axes: Axes, points: CurvePoints, segments: Sequence[Segment], style: dict[str, Any]
+    axes: Axes,
+    points: CurvePoints,
+    segments: Sequence[Segment],
+    style: dict[str, Any],
+    with_marks: bool,
 ) -> None:
     axes.plot([p[0] for p in points], [p[1] for p in points], **style, **_dot(points))
     ends = {s.last_step for s in segments[:-1]}
-    _ring(axes, [(p[0], p[1]) for p in points if p[0] in ends], style)
+    _ring(axes, [(p[0], p[1]) for p in points if p[0] in ends], style, 26 if with_marks else 7)
 
 
 def _draw_by_time(
@@ -182,7 +199,7 @@ def _draw_by_time(
             [before[-1][1], after[0][1]],
             **quiet,
         )
-    _ring(axes, [stretch[-1] for stretch in placed[:-1]], style)
+    _ring(axes, [stretch[-1] for stretch in placed[:-1]], style, 26)
 
 
 def _dot(points: Sequence[object]) -> dict[str, Any]:
@@ -190,9 +207,14 @@ def _dot(points: Sequence[object]) -> dict[str, Any]:
     return {"marker": "o", "markersize": 3} if len(points) == 1 else {}
 
 
-def _ring(axes: Axes, places: Sequence[tuple[float, float]], style: dict[str, Any]) -> None:
+def _ring(
+    axes: Axes, places: Sequence[tuple[float, float]], style: dict[str, Any], size: float
+) -> None:
+    if not places:
+        return
     xs, ys = [x for x, _ in places], [y for _, y in places]
-    axes.scatter(xs, ys, s=26, facecolors="white", edgecolors=[style["color"]], zorder=6)
+    look: dict[str, Any] = {"facecolors": "white", "edgecolors": [style["color"]]}
+    axes.scatter(xs, ys, s=size, linewidths=0.04 * size**0.5 + 0.6, zorder=6, **look)
 
 
 def _stretches(points: CurvePoints, segments: Sequence[Segment]) -> list[CurvePoints]:
@@ -209,14 +231,14 @@ def _finish_curves(
 ) -> None:
     both[0].locator_params(axis="x", integer=True)
     values = [p[1] for points in drawn.values() for p in points]
-    spread = bool(values) and min(values) > 0 and max(values) / min(values) > 30
+    spread = is_wide(values)
     for axes, label in zip(both, ("step", f"time since the first segment ({unit})"), strict=True):
         axes.set_xlabel(label)
-        axes.set_ylabel(_plain(summary.metric))
+        axes.set_ylabel(plain(summary.metric))
         if spread:
             axes.set_yscale("log")
         if not values:
-            _say_empty(axes, f"No trial has reported {_plain(summary.metric)}.")
+            say_empty(axes, f"No trial has reported {plain(summary.metric)}.")
 
 
 def _legend(figure: Figure, axes: Axes, few: bool) -> None:
@@ -236,18 +258,13 @@ def _legend(figure: Figure, axes: Axes, few: bool) -> None:
     )
 
 
-def _say_empty(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=TEXT)
-
-
-def _plain(text: str) -> str:
-    """Return the text such that matplotlib reads no formula in it, and not too long."""
-    short = text if len(text) <= 60 else f"{text[:59]}…"
-    return short.replace("$", r"\$")
+def _thin(points: CurvePoints, segments: Sequence[Segment]) -> CurvePoints:
+    ends = {s.last_step for s in segments if s.last_step is not None}
+    return thinned(points, _MOST_POINTS, ends)
 
 
 def _finite(points: CurvePoints) -> CurvePoints:
-    return tuple(p for p in points if abs(p[1]) < _TOO_GREAT)
+    return tuple(p for p in points if abs(p[1]) < TOO_GREAT)
 
 
 def _by_trial(segments: Sequence[Segment]) -> dict[int, list[Segment]]:

@@ -1,122 +1,198 @@
-"""The report as one HTML page: no script, no network, everything from users escaped."""
+"""The report as one HTML page: nothing from the network, everything from users escaped."""
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any
 
-from hermes_ops.core.summary import SweepSummary, TrialSummary
+from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
+from hermes_ops.report.background import Background, Range
+from hermes_ops.report.duration import duration
+from hermes_ops.report.pictures import pictures
+from hermes_ops.report.switching import switching_gpu_s
 from hermes_ops.report.table import FACTS, parameters, rows, shown
+from hermes_ops.report.words import number_range, story
 
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; margin: 2rem auto; max-width: 76rem;
-       padding: 0 1.5rem; }
-h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.1rem;
-     margin: 2rem 0 .5rem; }
-.facts { display: flex; flex-wrap: wrap; gap: .75rem; padding: 0; list-style: none; }
-.facts li { background: #f3f5f8; border-radius: .5rem; padding: .5rem .9rem; }
-.facts b { display: block; font-size: 1.15rem; } .facts span { color: #5b6675; font-size: .85rem; }
-img { max-width: 100%; height: auto; border: 1px solid #e3e7ed; border-radius: .5rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .88rem; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #e3e7ed;
-         max-width: 20rem; overflow-wrap: anywhere; }
-th { position: sticky; top: 0; background: #fff; color: #5b6675; font-weight: 600; }
-td { font-variant-numeric: tabular-nums; } .text { text-align: left; }
-tr.best td { background: #fff4d6; font-weight: 600; }
-.state { border-radius: 1rem; padding: .1rem .6rem; font-size: .8rem; white-space: nowrap;
-         background: #e8ebf0; }
-.finished { background: #d9f0df; } .failed { background: #f9d9d6; }
-.running { background: #d8e8fb; }
-.stopped_early { background: #fdeacb; }
-"""
-_HEADINGS = {
-    "number": "trial",
-    "preemptions": "preempted",
-    "gpu_seconds": "GPU-seconds",
-}
+_ASSETS = Path(__file__).parent / "assets"
+_HEADINGS = {"number": "trial", "preemptions": "preempted", "gpu_seconds": "GPU-seconds"}
+_COMPARED = ("time to best, s", "GPU-seconds", "preemptions", "end of the last trial, s")
+_UNREADABLE = "The sweep's story could not be told"
 
 
-def page(summary: SweepSummary, curves_png: bytes, gpus_png: bytes) -> str:
-    """Return the page; the pictures are PNG and become part of it."""
-    title = escape(summary.sweep)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<title>{title} – Hermes Ops</title><style>{_STYLE}</style></head>
-<body><h1>{title}</h1>
-<ul class="facts">{_facts(summary)}</ul>
-{_best(summary)}
-<h2>Learning curves</h2>{_image(curves_png, "Learning curves of all trials")}
-<h2>Who held which GPU</h2>{_image(gpus_png, "GPUs over time, one bar for each segment")}
-<h2>Trials</h2><div class="wide">{_table(summary)}</div>
-</body></html>
-"""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of the table of trials: its text, what it is sorted by, and of a state its name."""
+
+    text: str
+    key: str
+    state: str = ""
 
 
-def _facts(summary: SweepSummary) -> str:
+def page(
+    summary: SweepSummary,
+    curves: Mapping[int, CurvePoints],
+    segments: Sequence[Segment],
+    background: Background,
+) -> str:
+    """Return the page. Its one script sorts the table of trials; the page's policy allows no other.
+
+    Pictures are SVG by matplotlib, which is here for PNG anyway: some 20 to 500 kB each. Plotly
+    would make them interactive, by 4 MB of script in each report and a dependency more.
+    """
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=True, loader=FileSystemLoader(_ASSETS), trim_blocks=True, lstrip_blocks=True
+    )
+    script = (_ASSETS / "sort.js").read_text("utf-8")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return environment.get_template("report.html.j2").render(
+        title=summary.sweep,
+        style=Markup((_ASSETS / "report.css").read_text("utf-8")),  # noqa: S704  # our own files
+        script=Markup(script),  # noqa: S704
+        script_hash=Markup(f"sha256-{digest}"),  # noqa: S704
+        metric=summary.metric,
+        objective=_objective(summary, background),
+        facts=_facts(summary, background),
+        best=_best(summary),
+        **_story(summary, curves, segments, background),
+        compared=_compared(summary, background),
+        pictures=pictures(summary, curves, segments, background),
+        header=[_HEADINGS.get(f, f) for f in FACTS] + list(parameters(summary)),
+        trials=_trials(summary),
+        endings=_endings(summary, background),
+    )
+
+
+def _objective(summary: SweepSummary, background: Background) -> str:
+    text = f"Objective: {summary.direction} {summary.metric}."
+    if background.config is not None:
+        text += f" Search: {background.config.search.algorithm.value}."
+        if (stop := background.config.early_stop.value) != "none":
+            text += f" Early stopping: {stop}."
+    return f"{text} Ended because: {background.closed}" if background.closed else text
+
+
+def _facts(summary: SweepSummary, background: Background) -> list[tuple[str, str]]:
     states = Counter(t.state for t in summary.trials)
     ends = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.most_common())
-    gpu_s = sum(t.gpu_seconds for t in summary.trials)
     used = "–" if summary.max_slots_used is None else str(summary.max_slots_used)
     slots = "–" if summary.pool_slots is None else str(summary.pool_slots)
-    facts = (
+    budget = None if background.config is None else background.config.budget
+    gpu_s = duration(sum(t.gpu_seconds for t in summary.trials))
+    wall_s = duration(summary.wall_seconds)
+    facts = [
         (summary.state, "state"),
-        (str(len(summary.trials)), f"trials: {ends}"),
-        (duration(summary.wall_seconds), "wall time"),
-        (duration(gpu_s), "GPU time"),
+        (background.policy or "unknown", "policy"),
+        (str(len(summary.trials)), f"trials: {ends}" if ends else "trials"),
+        (_of(wall_s, None if budget is None else budget.wall_clock_seconds), "wall time"),
+        (_of(gpu_s, None if budget is None else budget.gpu_seconds), "GPU time"),
         (str(sum(t.preemptions for t in summary.trials)), "preemptions"),
         (f"{used} of {slots}", "slots used at most"),
-    )
-    return "".join(f"<li><b>{escape(v)}</b><span>{escape(n)}</span></li>" for v, n in facts)
+    ]
+    if budget is not None:
+        planned = budget.max_epochs * len(summary.trials)
+        facts.append((f"{sum(t.steps for t in summary.trials)} of {planned}", "steps trained"))
+        if budget.failed_trials is not None:
+            facts.append(
+                (
+                    f"{states['failed']} of {budget.failed_trials}",
+                    "failed trials of those that end the sweep",
+                )
+            )
+    return facts
 
 
-def _best(summary: SweepSummary) -> str:
+def _of(spent: str, limit_s: float | None) -> str:
+    return spent if limit_s is None else f"{spent} of {duration(limit_s)}"
+
+
+def _best(summary: SweepSummary) -> dict[str, Any] | None:
     best = summary.best
     if best is None:
-        return f"<p>No trial has reported <b>{escape(summary.metric)}</b>.</p>"
+        return None
     config = ", ".join(f"{name} = {shown(value)}" for name, value in (best.config or {}).items())
-    return (
-        f"<p>Best: <b>trial {best.number}</b> with {escape(summary.metric)} "
-        f"<b>{escape(shown(best.best))}</b> ({escape(summary.direction)}d): {escape(config)}</p>"
+    value = shown(best.best)
+    return {"number": best.number, "metric": summary.metric, "value": value, "config": config}
+
+
+def _story(
+    summary: SweepSummary,
+    curves: Mapping[int, CurvePoints],
+    segments: Sequence[Segment],
+    background: Background,
+) -> dict[str, Any]:
+    try:
+        switching = switching_gpu_s(curves, segments, background)
+        return {"story": story(summary, background, switching), "no_story": ""}
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a damaged record
+        return {"story": (), "no_story": f"{_UNREADABLE} ({type(error).__name__}: {error})."}
+
+
+def _compared(summary: SweepSummary, background: Background) -> dict[str, Any] | None:
+    """The table of the sweep beside its replays; None without any."""
+    if not background.alternatives:
+        return None
+    best_s = background.time_to_best_s
+    measured: tuple[Range | None, ...] = (
+        None if best_s is None else (best_s, best_s),
+        _point(sum(t.gpu_seconds for t in summary.trials)),
+        _point(float(sum(t.preemptions for t in summary.trials))),
+        _point(summary.wall_seconds),
     )
+    found = [(f"{background.policy or 'this sweep'}, as it ran", *map(number_range, measured))]
+    for a in background.alternatives:
+        figures = (a.time_to_best_s, a.gpu_s, a.preemptions, a.makespan_s)
+        found.append((f"{a.policy}, replayed", *map(number_range, figures)))
+    return {"header": _COMPARED, "rows": found}
 
 
-def _image(png: bytes, text: str) -> str:
-    return f'<img alt="{escape(text)}" src="data:image/png;base64,{b64encode(png).decode()}">'
+def _point(value: float) -> Range:
+    return value, value
 
 
-def _table(summary: SweepSummary) -> str:
-    facts = "".join(f"<th>{escape(_HEADINGS.get(f, f))}</th>" for f in FACTS)
-    names = "".join(f"<th>{escape(name)}</th>" for name in parameters(summary))
-    body = "".join(_row(t, cells, t is summary.best) for t, cells in rows(summary))
-    return f"<table><thead><tr>{facts}{names}</tr></thead><tbody>{body}</tbody></table>"
+def _trials(summary: SweepSummary) -> list[dict[str, Any]]:
+    best = summary.best
+    names = [*FACTS, *parameters(summary)]
+    return [
+        {
+            "number": trial.number,
+            "is_best": trial is best,
+            "cells": [
+                _cell(name if place < len(FACTS) else "", value)
+                for place, (name, value) in enumerate(zip(names, cells, strict=True))
+            ],
+        }
+        for trial, cells in rows(summary)
+    ]
 
 
-def _row(trial: TrialSummary, cells: list[object], is_best: bool) -> str:
-    mark = ' class="best"' if is_best else ""
-    texts = [_cell(name, value) for name, value in zip(FACTS, cells, strict=False)]
-    texts += [f"<td>{escape(shown(value))}</td>" for value in cells[len(FACTS) :]]
-    return f'<tr{mark} id="trial-{trial.number}">{"".join(texts)}</tr>'
+def _cell(fact: str, value: object) -> Cell:
+    if fact == "state":
+        return Cell(str(value).replace("_", " "), str(value), str(value))
+    text = f"{value:,.1f}" if fact == "gpu_seconds" else shown(value)
+    if isinstance(value, float):
+        return Cell(text, repr(value) if isfinite(value) else "")
+    return Cell(text, "" if value is None else text)
 
 
-def _cell(name: str, value: object) -> str:
-    text = escape(shown(value))
-    if name == "state":
-        return f'<td class="text"><span class="state {text}">{text.replace("_", " ")}</span></td>'
-    if name == "gpu_seconds" and isinstance(value, float):
-        text = f"{value:,.1f}"
-    return f"<td>{text}</td>"
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people: `42 s`, `3 min 05 s`, `2 h 10 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3_600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3_600} h {whole % 3_600 // 60:02d} min"
+def _endings(summary: SweepSummary, background: Background) -> list[dict[str, Any]]:
+    """What is known of the trials that did not finish."""
+    found = background.endings
+    return [
+        {
+            "number": trial.number,
+            "state": trial.state.replace("_", " "),
+            "reason": found[trial.number].reason,
+            "tail": found[trial.number].tail,
+        }
+        for trial in summary.trials
+        if trial.state != "finished" and trial.number in found
+    ]

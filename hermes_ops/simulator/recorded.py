@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
-from typing import Any
 
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.config.files import read_yaml
@@ -15,9 +14,9 @@ from hermes_ops.core.summary import CurvePoints, Segment
 from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError
 from hermes_ops.simulator.workload import Costs, Work, Workload
-from hermes_ops.tracking import SweepRun, Tracker
+from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS
-from hermes_ops.tracking.summary import collect, find
+from hermes_ops.tracking.summary import Collected, collect, find
 
 FINISHED = "finished"
 
@@ -88,10 +87,6 @@ def read(tracker: Tracker, sweep: str) -> Recorded:
     run = tracker.sweep(ref)
     if run.state not in RUN_STATUS:
         raise HermesError(f"the sweep {sweep!r} has not ended yet: wait, or stop it.")
-    return recorded(_record(tracker, run))
-
-
-def _record(tracker: Tracker, run: SweepRun) -> Record:
     text = tracker.artifacts.read(run.ref.parent_run_id, "sweep.yaml").decode()
     source = f"sweep.yaml of {run.ref.sweep_id}"
     config = parse(read_yaml(text, source).data, source, base=None)
@@ -102,7 +97,14 @@ def _record(tracker: Tracker, run: SweepRun) -> Record:
         direction=config.objective.direction.value,
         max_trials=config.trial_count,
     )
-    runs = {t.number: t for t in tracker.trials(run.ref)}
+    return recorded(record_of(config, found, stops_of(tracker, run.ref)))
+
+
+def record_of(
+    config: SweepConfig, found: Collected, stops: tuple[tuple[int, float], ...] = ()
+) -> Record:
+    """What was collected of an ended sweep, as a record."""
+    runs = {t.number: t for t in found.trials}
     trials = []
     for summary in found.summary.trials:
         kept = runs.get(summary.number)
@@ -120,17 +122,19 @@ def _record(tracker: Tracker, run: SweepRun) -> Record:
             )
         )
     return Record(
-        sweep=run.ref.sweep_id,
+        sweep=found.summary.sweep,
         config=config,
-        policy=run.tags.get("hermes.policy", ""),
+        policy=found.run.tags.get("hermes.policy", ""),
         gpus=found.summary.pool_slots,
-        started_s=run.started_ms / 1000.0,
+        started_s=found.run.started_ms / 1000.0,
         trials=tuple(trials),
-        stops=_stops(tracker.read_decisions(run.ref.parent_run_id)),
+        stops=stops,
     )
 
 
-def _stops(decisions: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
+def stops_of(tracker: Tracker, sweep: SweepRef) -> tuple[tuple[int, float], ...]:
+    """(trial, Unix seconds) of each recorded decision to stop a trial that was to go on later."""
+    decisions = tracker.read_decisions(sweep.parent_run_id)
     stops = [d for d in decisions if d.get("action") == "stop"]
     return tuple((int(d["trial"]), float(d["time_s"])) for d in stops)
 

@@ -18,11 +18,16 @@ _ENDED = frozenset({"finished", "failed", "cancelled", "stopped_early"})
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Everything that a report shows: the summary, the curves by trial, all segments."""
+    """Everything that a report shows: the summary, the curves by trial, all segments.
+
+    `run` is the sweep's own run, `trials` those of its opened trials by number.
+    """
 
     summary: SweepSummary
     curves: Mapping[int, CurvePoints]
     segments: tuple[Segment, ...]
+    run: SweepRun
+    trials: tuple[TrialRun, ...]
 
 
 def find(tracker: Tracker, sweep_id: str, experiment_name: str | None = None) -> SweepRef:
@@ -69,7 +74,7 @@ def collect(
         pool_slots=_known(pool_slots, run.tags.get("hermes.pool_slots")),
         max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
     )
-    return Collected(summary, curves, tuple(s for t in trials for s in t.segments))
+    return Collected(summary, curves, tuple(s for t in trials for s in t.segments), run, trials)
 
 
 def _trial(run: TrialRun, points: CurvePoints, direction: str) -> TrialSummary:

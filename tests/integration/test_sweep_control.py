@@ -58,7 +58,7 @@ def test_a_stopped_sweep_says_why_and_has_its_report(stopped: Any, lab: Any) -> 
         parent = sweep.parent
         assert parent["tags"]["hermes.closed"] == "enough of it"
         assert parent["tags"]["hermes.state"] == "cancelled"
-        assert "report/index.html" in lab.artifacts(parent["info"]["run_id"], "report")
+        assert "report/report.html" in lab.artifacts(parent["info"]["run_id"], "report")
         assert sweep.tag(0, "hermes.reason") == "enough of it"
 
 

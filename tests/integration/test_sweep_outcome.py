@@ -109,7 +109,7 @@ def test_live_trials_never_hold_more_than_the_pool_nor_a_gpu_twice(told: Any) ->
 def test_the_report_lies_at_the_parent_run(told: Any, lab: Any) -> None:
     sweep, document, _ = told
     parent = sweep.parent["info"]["run_id"]
-    wanted = {"trials.csv", "curves.png", "gpus.png", "index.html", "best.json", "summary.json"}
+    wanted = {"trials.csv", "curves.png", "gpus.png", "report.html", "best.json", "summary.json"}
     assert lab.artifacts(parent, "report") >= {f"report/{name}" for name in wanted}
     assert lab.artifacts(parent, "model")
     assert sweep.parent["tags"]["hermes.best_trial"] == str(document["best"]["number"])

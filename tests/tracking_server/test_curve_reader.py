@@ -138,7 +138,7 @@ def test_a_summary_is_collected_from_mlflow_alone(
     assert (document["pool_slots"], document["max_slots_used"]) == (2, 2)
     report.write(tmp_path, collected.summary, collected.curves, collected.segments)
     tracker.log_folder(sweep.parent_run_id, tmp_path, "report")
-    assert "report/index.html" in tracker.artifacts.files(sweep.parent_run_id)
+    assert "report/report.html" in tracker.artifacts.files(sweep.parent_run_id)
 
 
 def test_a_sweep_that_mlflow_does_not_know_is_said_with_the_remedy(tracker: Tracker) -> None:

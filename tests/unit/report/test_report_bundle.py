@@ -4,17 +4,14 @@ import csv
 import io
 import json
 import math
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from hermes_ops import report
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
-from hermes_ops.report.page import duration, page
+from hermes_ops.report.duration import duration
 from hermes_ops.report.table import csv_text
-
-EVIL = "<script>alert('x')</script>\"&$a_b^{ 日本 =1+1"
 
 
 def summary(*trials: TrialSummary, direction: str = "minimize", name: str = "s") -> SweepSummary:
@@ -85,7 +82,7 @@ def test_the_report_is_complete_and_its_json_is_the_document(tmp_path: Path) -> 
         "best.json",
         "curves.png",
         "gpus.png",
-        "index.html",
+        "report.html",
         "summary.json",
         "trials.csv",
     ]
@@ -101,40 +98,22 @@ def test_any_curve_can_be_drawn(tmp_path: Path, values: tuple[float, ...]) -> No
     points = tuple((i, v, i * 1_000) for i, v in enumerate(values, 1))
     curves = {0: points} if points else {}
     report.write(tmp_path, summary(trial(0, None)), curves, [])
-    assert (tmp_path / "index.html").exists()
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "curves.png").exists()
 
 
-class Tags(HTMLParser):
-    """Notes every tag and every address of a page."""
+def test_a_part_that_fails_does_not_take_the_others_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no font")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.addresses: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.addresses += [v or "" for k, v in attrs if k in ("src", "href")]
-
-
-def test_hostile_names_stay_text_and_nothing_is_fetched(tmp_path: Path) -> None:
-    bad = TrialSummary(0, EVIL, {EVIL: EVIL, "list": [EVIL]}, 0.5, 0.5, 1, 1, 0, 1.0)
-    world = SweepSummary(EVIL, EVIL, (bad,), EVIL, "minimize", 1.0)
-    report.write(tmp_path, world, {0: ((1, 0.5, 1_000), (2, 0.4, 2_000))}, [])
-    text = (tmp_path / "index.html").read_text()
-    tags = Tags()
-    tags.feed(text)
-    assert "script" not in tags.tags
-    assert "<script" not in text
-    assert len(tags.addresses) == 2
-    assert all(a.startswith("data:image/png;base64,") for a in tags.addresses)
-
-
-def test_the_page_shows_each_trial_and_marks_the_best() -> None:
-    text = page(summary(trial(0, 0.5), trial(1, 0.25), TrialSummary(2, "cancelled")), b"", b"")
-    assert text.count("<tr") == 4
-    assert '<tr class="best" id="trial-1">' in text
-    assert "2 finished, 1 cancelled" in text
+    monkeypatch.setattr("hermes_ops.report.bundle.learning_curves", fail)
+    files = report.write(tmp_path, summary(trial(0, 0.5)), {}, [])
+    names = {f.name for f in files}
+    assert "curves.png" not in names
+    assert {"gpus.png", "report.html", "summary.json"} < names
+    assert "curves.png could not be made" in caplog.text
 
 
 def test_the_csv_has_all_parameters_and_no_formula() -> None:

@@ -1,0 +1,161 @@
+"""The pictures of the page: each drawn by itself, so that one that fails leaves the others."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
+from hermes_ops.report.background import Background
+from hermes_ops.report.canvas import NothingToDrawError, svg
+from hermes_ops.report.coordinates import MOST_AXES, parallel_coordinates
+from hermes_ops.report.figures import gpu_timeline, learning_curves
+from hermes_ops.report.importance import importance_bars, importances
+from hermes_ops.report.regret import real_course, regret_curves
+from hermes_ops.report.slices import MOST_SLICES, slices
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
+
+Drawn = tuple["Figure", str]  # the picture, and what its caption says beside what it always says
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A section of the page. `image` is the picture as an address, empty when there is none;
+    `reason` says then why.
+    """
+
+    id: str
+    title: str
+    alt: str
+    caption: str
+    image: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Everything that can be drawn."""
+
+    summary: SweepSummary
+    curves: Mapping[int, CurvePoints]
+    segments: Sequence[Segment]
+    background: Background
+
+    def learning(self) -> Drawn:
+        return learning_curves(self.summary, self.curves, self.segments), ""
+
+    def coordinates(self) -> Drawn:
+        return parallel_coordinates(self.summary), ""
+
+    def importance(self) -> Drawn:
+        found = importances(self.summary)
+        return importance_bars(found), found.remark
+
+    def slices(self) -> Drawn:
+        return slices(self.summary), ""
+
+    def timeline(self) -> Drawn:
+        return gpu_timeline(self.summary, self.segments), ""
+
+    def regret(self) -> Drawn:
+        origin_s = self.background.started_s
+        if origin_s is None:
+            origin_s = min((s.start_s for s in self.segments), default=0.0)
+        course = real_course(self.summary, self.curves, self.segments, origin_s)
+        figure = regret_curves(course, self.background, direction=self.summary.direction)
+        missing = self.background.no_alternatives
+        return figure, f"No replay: {missing}" if missing else ""
+
+
+def pictures(
+    summary: SweepSummary,
+    curves: Mapping[int, CurvePoints],
+    segments: Sequence[Segment],
+    background: Background,
+) -> tuple[Picture, ...]:
+    """Return the sections in the order of the page; a picture that fails has its reason instead."""
+    subject = _Subject(summary, curves, segments, background)
+    best = "none" if summary.best is None else f"trial {summary.best.number}"
+    draw = _Drawer(len(summary.trials), summary.metric, best)
+    return (
+        draw.one(
+            "curves",
+            "Learning curves",
+            "Left by step, right by time. A ring stands where a trial was stopped and resumed "
+            "later; by time a dotted line leads over its wait. The best trial is thick.",
+            subject.learning,
+        ),
+        draw.one(
+            "regret",
+            "Regret",
+            "How far the best value so far was from the sweep's best, over time and over the GPU "
+            "time held by then; at the bottom it is reached. Of a replay in which curves that were "
+            "cut short go on, the band holds the simulated extremes.",
+            subject.regret,
+        ),
+        draw.one(
+            "gpus",
+            "Who held which GPU",
+            "A bar is a stretch of training, in the colour of its trial; a red edge ends one that "
+            "was stopped for others; the best trial has a dark frame.",
+            subject.timeline,
+        ),
+        draw.one(
+            "parallel",
+            "Parallel coordinates",
+            "A line is a trial, from its hyper-parameters to its best value; the darker, the "
+            "better. A trial that lacks a parameter crosses its axis at “not set”. At most "
+            f"{MOST_AXES} parameters, those that vary. Failed trials are left out.",
+            subject.coordinates,
+        ),
+        draw.one(
+            "importance",
+            "Importance of hyper-parameters",
+            "By how much a random forest predicts the order of unseen trials worse when a "
+            "parameter is shuffled: the mean of ten forests, the whisker from the least to the "
+            "most. Parameters that vary together share their importance.",
+            subject.importance,
+        ),
+        draw.one(
+            "slices",
+            "Slices",
+            "The best value of each trial against each hyper-parameter. Dot: finished; ring: not "
+            "finished, so a value of fewer steps; red diamond: the best. At most "
+            f"{MOST_SLICES} parameters.",
+            subject.slices,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawer:
+    """Draws one picture after the other; every alternative text says what of, and the best."""
+
+    trials: int
+    metric: str
+    best: str
+
+    def one(self, name: str, title: str, caption: str, draw: Callable[[], Drawn]) -> Picture:
+        """The section with its picture, or with why there is none."""
+        alt = f"{title}: {self.metric} of {self.trials} trials, best {self.best}. {caption}"
+        try:
+            figure, remark = draw()
+            image = f"data:image/svg+xml;base64,{b64encode(svg(figure)).decode()}"
+        except NothingToDrawError as nothing:
+            return Picture(name, title, alt, caption, reason=str(nothing))
+        except Exception as error:  # a report without a picture is better than none
+            log.warning("The picture %s could not be drawn.", name, exc_info=True)
+            return Picture(name, title, alt, caption, reason=_one_line(error))
+        return Picture(name, title, alt, f"{caption} {remark}".strip(), image)
+
+
+def _one_line(error: Exception) -> str:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"This picture could not be drawn ({said[:200]})."
