@@ -29,16 +29,19 @@ class MetricsFile:
         self._follower = Follower(path)
         self._seen: dict[str, Steps] = {}
 
-    def append(self, metrics: Iterable[Metric]) -> list[Metric]:
+    def append(self, metrics: Iterable[Metric], others: list[Metric] | None = None) -> list[Metric]:
         """Append what is new, whole lines at once, and return it.
 
+        What the file holds beyond the last look is put into `others`: `refresh` says it no more.
         The lock on the file makes "look, then write" one step, whoever else writes.
         """
         handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             end = drop_torn_line(handle)
-            self._catch_up()
+            for metric in self._new():
+                if others is not None:
+                    others.append(metric)
             fresh = self._unseen(metrics)
             data = "".join(_line(m) for m in fresh).encode()
             if data and os.write(handle, data) != len(data):

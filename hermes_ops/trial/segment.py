@@ -125,13 +125,14 @@ class Segment:
             self._scan_at_s = 0.0
 
     def _append(self, metrics: list[Metric]) -> None:
-        self._metrics.refresh()
+        others: list[Metric] = []  # the script's own, from report()
+        fresh: list[Metric] = []
         try:
-            fresh = self._metrics.append(metrics)
+            fresh = self._metrics.append(metrics, others)
         except OSError as error:
             self._verdict = f"a metric could not be written: {error.strerror}"
-            return
-        self._note_steps(fresh)
+        self._judge_values(others)
+        self._note_steps(others + fresh)
 
     def _note_steps(self, metrics: list[Metric]) -> None:
         for metric in metrics:

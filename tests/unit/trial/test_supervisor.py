@@ -491,3 +491,17 @@ def test_event_files_of_tensorboard_are_metrics(
     assert code == 0, output
     curve = [(value, step) for name, value, step in trial.metrics if name == "val_loss"]
     assert curve == [(0.5, 1), (0.25, 2), (pytest.approx(0.5 / 3), 3)]
+
+
+def test_what_is_reported_counts_however_much_is_printed_beside_it(trial: Trial) -> None:
+    trial.write(
+        "from hermes_ops.trial import report\nimport time\n"
+        "for e in range(1, 4):\n"
+        "    report(e, loss=1 / e)\n"
+        "    print(f'epoch={e} accuracy=0.5', flush=True)\n"
+        "    time.sleep(0.2)\n"
+        "report(9, loss=0.1)\nprint('epoch=4 accuracy=0.5', flush=True)\n"
+    )
+    code, output = trial.run("--objective", "loss")
+    assert code == 0, output
+    assert trial.result["step"] == 9
