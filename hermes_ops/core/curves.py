@@ -87,6 +87,13 @@ def best_by(curve: tuple[Point, ...], step: float) -> float:
     return float(found.best[points - 1]) if points else inf
 
 
+def mean_by(curve: tuple[Point, ...], step: float) -> float:
+    """The average of the losses up to a step; inf when there is none, or one is not finite."""
+    found = columns(curve)
+    points = found.index(step)
+    return float(found.mean[points - 1]) if points else inf
+
+
 def best(curve: Sequence[Point]) -> float:
     """The lowest finite loss of the whole curve; inf when there is none."""
     return float(columns(tuple(curve)).best[-1]) if curve else inf
@@ -103,4 +110,5 @@ def _columns(curve: tuple[Point, ...]) -> Curve:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.cumsum(losses) / number
     mean[~np.isfinite(mean)] = inf
+    mean = np.maximum(mean, best_so_far)  # of equal losses, rounding would put it below them
     return Curve(steps, losses, seconds, best_so_far, mean)

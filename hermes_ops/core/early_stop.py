@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
-from statistics import fmean, median
+from statistics import median
 from typing import TypeVar
 
-from hermes_ops.core.curves import best_by
+from hermes_ops.core.curves import best_by, mean_by
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term, overlay
 from hermes_ops.core.order import by_submission
 from hermes_ops.core.wrapper import Wrapper
@@ -44,10 +43,10 @@ def median_rule(jobs: Sequence[Job]) -> Ends:
     """
     ends: Ends = {}
     means: dict[int, dict[JobId, float]] = {}  # by step: many trials stand at the same one
-    for job in _open(jobs):
+    for job in (job for job in jobs if job.may_end):
         step = job.last_step
         if step not in means:
-            means[step] = {o.id: _mean(o, step) for o in jobs if o.last_step >= step}
+            means[step] = {o.id: mean_by(o.curve, step) for o in jobs if o.last_step >= step}
         others = [mean for other, mean in means[step].items() if other != job.id]
         if step < MEDIAN_GRACE_STEPS or len(others) < MEDIAN_MIN_OTHERS:
             continue
@@ -72,7 +71,7 @@ def asha_rule(jobs: Sequence[Job]) -> Ends:
     """
     ends: Ends = {}
     rungs: dict[int, list[tuple[float, JobId]]] = {}
-    for job in _open(jobs):
+    for job in (job for job in jobs if job.may_end):
         rung = _rung(job)
         if rung is None:
             continue
@@ -124,10 +123,6 @@ class EarlyStop(Wrapper[M]):
         return replace(plan, ends=all_ends, reasons=overlay(plan.reasons, ends)), memory
 
 
-def _open(jobs: Sequence[Job]) -> list[Job]:
-    return [job for job in jobs if job.is_open and job.phase is not Phase.STOPPING]
-
-
 def _rung(job: Job) -> int | None:
     """The newest rung that the job has reached; None when it is not to be judged."""
     if job.last_step < ASHA_FIRST_RUNG_STEPS:
@@ -136,11 +131,6 @@ def _rung(job: Job) -> int | None:
     while rung * ASHA_ETA <= job.last_step:
         rung *= ASHA_ETA
     return None if job.total_steps is not None and rung >= job.total_steps else rung
-
-
-def _mean(job: Job, step: int) -> float:
-    losses = [p.loss for p in job.curve if p.step <= step]
-    return fmean(losses) if losses and all(map(isfinite, losses)) else inf
 
 
 def _numbers(**values: float) -> tuple[Term, ...]:

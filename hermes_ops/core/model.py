@@ -89,6 +89,11 @@ class Job:
         return self.phase in OPEN_PHASES
 
     @property
+    def may_end(self) -> bool:
+        """True for an open job that may be ended early: one that is stopping is judged later."""
+        return self.is_open and self.phase is not Phase.STOPPING
+
+    @property
     def holds_gpus(self) -> bool:
         """True for a job that has GPUs now or has been granted them."""
         return self.phase in (Phase.STARTING, Phase.RUNNING)

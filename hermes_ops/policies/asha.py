@@ -122,8 +122,7 @@ def _ends(jobs: Iterable[Job], found: Mapping[JobId, Standing]) -> dict[JobId, R
     ends = {}
     for job in jobs:
         at = found.get(job.id, Standing(loss=-inf))
-        open_now = job.is_open and job.phase is not Phase.STOPPING
-        if open_now and at.waits and at.places and not at.promoted:
+        if job.may_end and at.waits and at.places and not at.promoted:
             text = f"ended: number {at.rank} of {at.size} at rung {at.rung}, {at.places} go on"
             ends[job.id] = Reason(text, _terms(at), None, _needs(at))
     return ends

@@ -11,7 +11,7 @@ import numpy as np
 
 from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import finished_slice
-from hermes_ops.core.curves import best, best_by, columns
+from hermes_ops.core.curves import best, best_by, mean_by
 from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
@@ -76,7 +76,7 @@ class Median:
             others = len(there) - 1
             if others < self.min_others:
                 break
-            means = np.array([_mean(j, step) for j in jobs if j.last_step >= step])
+            means = np.array([mean_by(j.curve, step) for j in jobs if j.last_step >= step])
             for job in (j for j in judged if j.last_step == step):
                 limit = float(_median(np.delete(means, there[job.id])))
                 mine = best_by(job.curve, step)
@@ -98,11 +98,6 @@ def _line(snapshot: Snapshot, jobs: Sequence[Job], bad: Mapping[JobId, Verdict])
     goes_on = tuple(job for job in on_gpus if job.id not in bad)
     good = [job for job in waiting if job.id not in bad]
     return Line(goes_on, (*good, *queued(jobs, Phase.PENDING), *paused))
-
-
-def _mean(job: Job, step: int) -> float:
-    curve = columns(job.curve)
-    return float(curve.mean[curve.index(step) - 1])
 
 
 def _median(means: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

@@ -100,7 +100,7 @@ def ends_of(brackets: Iterable[Bracket]) -> dict[JobId, Reason]:
         job.id: Reason(f"ended: number {rank} of {size} at rung {rung}", _terms(rung, rank, size))
         for found in brackets
         for job, rung, rank, size in found.cut
-        if job.is_open and job.phase is not Phase.STOPPING
+        if job.may_end
     }
 
 

@@ -31,9 +31,10 @@ def test_a_trial_that_is_not_worse_keeps_its_gpu() -> None:
     assert granted(plan(trial(1, *GOOD, gpu=0), trial(2), *OTHERS)) == ["s/1"]
 
 
-def test_a_trial_at_the_median_keeps_its_gpu() -> None:
-    others = [trial(n, 0.5, 0.5, 0.5, phase=Phase.ENDED) for n in (11, 12, 13, 14)]
-    assert granted(plan(trial(1, 0.5, 0.5, 0.5, gpu=0), trial(2), *others)) == ["s/1"]
+@pytest.mark.parametrize("loss", [0.5, 0.7])  # three times 0.7 add up to less than 2.1
+def test_a_trial_at_the_median_keeps_its_gpu(loss: float) -> None:
+    others = [trial(n, loss, loss, loss, phase=Phase.ENDED) for n in (11, 12, 13, 14)]
+    assert granted(plan(trial(1, loss, loss, loss, gpu=0), trial(2), *others)) == ["s/1"]
 
 
 def test_a_trial_does_not_count_among_the_others() -> None:
