@@ -163,8 +163,6 @@ def environment(
 
 def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> None:
     status, ending = segment.status, end.ending
-    if ending.outcome is Outcome.FAILED:
-        print(f"hermes-trial: failed: {ending.reason}", flush=True)
     with contextlib.suppress(OSError):
         outcome = ending.outcome.value
         books.close_segment(
@@ -179,6 +177,8 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
         step=status.step,
         checkpoint_step=status.checkpoint_step,
     )
+    if ending.outcome is Outcome.FAILED:
+        print(f"hermes-trial: failed: {ending.reason}", flush=True)
 
 
 if __name__ == "__main__":
