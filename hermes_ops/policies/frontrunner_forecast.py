@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 WARP = 0.25  # of the sweep's range of losses: below it the scale is nearly linear
 CEILING = 8.0  # of that range: a loss beyond it, or none that is finite, counts as this
 PACE_SCALES = (0.3, 1.0, 3.0)
+PACE_REACH = 2.0  # log units from the usual pace of a stage: a clock that stood still tells no more
 SLOW_GAIN = 3.0  # of a trial one deviation slower a step, over the mean of two recorded families
 WORLDS = ((1.0, 0.5), (0.0, 0.5))  # share of SLOW_GAIN, chance: slow trials may fall further or not
 
@@ -88,10 +89,7 @@ def _slowness(pace: Floats) -> Floats:
 
 def _pace(table: Table) -> Floats:
     """M x K: log of the seconds a step in each stage, measured or expected."""
-    lengths = np.diff(np.array(table.depths, float), prepend=0.0)
-    with np.errstate(invalid="ignore"):
-        spent = np.maximum(np.diff(table.seconds, axis=1, prepend=0.0), 1e-9)
-        measured = np.log(spent / lengths)
+    measured = _measured(table)
     found = np.empty_like(measured)
     seen = table.seen[:, 0]
     rows = np.concatenate([np.ones((len(measured), 1)), table.features], axis=1)
@@ -109,6 +107,19 @@ def _pace(table: Table) -> Floats:
             common = change.sum() / (len(change) + 0.1)
             slope = off @ (change - common) / (off @ off + 0.5)
             found[~seen, stage] += common + slope * (before[~seen] - middle)
+    return found
+
+
+def _measured(table: Table) -> Floats:
+    """M x K: log of the seconds a step measured in each stage, NaN where a trial has not been."""
+    lengths = np.diff(np.array(table.depths, float), prepend=0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spent = np.maximum(np.diff(table.seconds, axis=1, prepend=0.0), 0.0)
+        found: Floats = np.log(spent / lengths)
+    for stage in found.T:
+        usual = stage[np.isfinite(stage)]
+        middle = float(np.median(usual)) if len(usual) else 0.0
+        np.clip(stage, middle - PACE_REACH, middle + PACE_REACH, out=stage)
     return found
 
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtrs
 
 from hermes_ops.policies.frontrunner_stages import Ends
 
@@ -120,7 +120,7 @@ def _posterior(told: _Told, smooth: Floats, nugget: float) -> tuple[Floats, Floa
     inner = smooth[np.ix_(known, known)] + np.diag(told.noise + nugget)
     root = np.linalg.cholesky(inner)
     both = np.concatenate([told.offsets.T, smooth[known, :count]], axis=1)
-    solved = solve_triangular(root, both, lower=True, check_finite=False)
+    solved, _ = dtrtrs(root, both, lower=1)
     values, cross = np.split(solved, [len(told.offsets)], axis=1)
     evidence = -0.5 * (values**2).sum(axis=0) - np.log(np.diag(root)).sum()
     mean = told.base + values.T @ cross

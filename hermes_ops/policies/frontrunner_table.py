@@ -107,9 +107,7 @@ def _row(curve: tuple[Point, ...], at: Sequence[int]) -> tuple[Floats, Floats]:
     if not curve:
         return losses, seconds
     made = columns(curve)
-    for number, depth in enumerate(at):
-        if made.steps[-1] < depth:
-            break
-        last = max(made.index(depth), 1) - 1
-        losses[number], seconds[number] = made.best[last], made.seconds[last]
+    passed = np.searchsorted(at, made.steps[-1], side="right")
+    last = np.maximum(made.steps.searchsorted(at[:passed], side="right"), 1) - 1
+    losses[:passed], seconds[:passed] = made.best[last], made.seconds[last]
     return losses, seconds

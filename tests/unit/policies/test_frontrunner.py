@@ -145,6 +145,14 @@ def test_an_earlier_sweep_cut_short_is_passed_over() -> None:
     assert len(table([alike], (PastTrial(alike.configuration, short, TOTAL),)).losses) == 1
 
 
+def test_a_clock_that_stood_still_once_says_nothing_of_the_rest() -> None:
+    jobs = field([0.5, 0.52, 0.54, 0.56, 0.58, 0.6])
+    stood = [replace(point, seconds=max(point.seconds, 8.0)) for point in jobs[0].curve]
+    ahead = forecast(table([replace(jobs[0], curve=tuple(stood)), *jobs[1:]], ())).left_s
+    assert ahead[0, -1] > ahead[1, -1] / 20
+    np.testing.assert_allclose(ahead[1:, -1], 43.0, rtol=0.3)
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     levels=st.lists(st.floats(0.05, 0.9), min_size=4, max_size=12, unique=True),
