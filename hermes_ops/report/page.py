@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from hermes_ops.report.pictures import pictures
 from hermes_ops.report.switching import switching_gpu_s
 from hermes_ops.report.table import FACTS, parameters, rows, shown
 from hermes_ops.report.words import number_range, story
+
+log = logging.getLogger(__name__)
 
 _ASSETS = Path(__file__).parent / "assets"
 _HEADINGS = {"number": "trial", "preemptions": "preempted", "gpu_seconds": "GPU-seconds"}
@@ -132,7 +135,8 @@ def _story(
     try:
         switching = switching_gpu_s(curves, segments, background)
         return {"story": story(summary, background, switching), "no_story": ""}
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a damaged record
+    except Exception as error:  # a page without it is better than none
+        log.warning("%s.", _UNREADABLE, exc_info=True)
         return {"story": (), "no_story": f"{_UNREADABLE} ({type(error).__name__}: {error})."}
 
 

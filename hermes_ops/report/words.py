@@ -15,7 +15,7 @@ def story(summary: SweepSummary, background: Background, switching: Range) -> tu
         *_what_it_did(summary, background),
         *_switching(summary, switching),
         *_stopped_early(summary, background),
-        *_time_to_best(background),
+        *_time_to_best(summary, background),
         *_replays(background),
     )
 
@@ -51,7 +51,8 @@ def _stopped_early(summary: SweepSummary, background: Background) -> Iterator[st
     ended = [t for t in summary.trials if t.state == "stopped_early"]
     if not ended:
         return
-    text = f"{count(len(ended), 'trial')} ended early because {_their(len(ended))} values were poor"
+    were = "was" if len(ended) == 1 else "were"
+    text = f"{count(len(ended), 'trial')} {were} ended early, by early stopping or by the policy"
     if background.config is None:
         yield f"{text}."
         return
@@ -64,10 +65,11 @@ def _their(number: int) -> str:
     return "its" if number == 1 else "their"
 
 
-def _time_to_best(background: Background) -> Iterator[str]:
+def _time_to_best(summary: SweepSummary, background: Background) -> Iterator[str]:
     best_s = background.time_to_best_s
     if background.best_finished is None or best_s is None:
-        yield "No trial has finished with a value, so there is no time to the best one."
+        if not any(t.state == "finished" and t.best is not None for t in summary.trials):
+            yield "No trial has finished with a value, so there is no time to the best one."
         return
     yield (
         f"The best of the finished trials, {background.best_finished}, had ended "

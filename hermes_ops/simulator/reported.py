@@ -23,7 +23,7 @@ from hermes_ops.tracking.summary import Collected
 log = logging.getLogger(__name__)
 
 POLICIES = ("fifo", "asha")
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 """How long a sweep's report waits for each replay; of thousands of values one takes minutes."""
 
 

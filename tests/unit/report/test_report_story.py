@@ -65,8 +65,16 @@ def test_a_replay_is_compared_by_its_bounds(found: tuple[float, float], said: st
 
 def test_a_replay_that_never_ends_a_trial_and_a_sweep_without_a_best_are_said() -> None:
     assert "under fifo, no trial comes to its end." in story_of(time_to_best_s=None)
-    assert "No trial has finished with a value" in story_of(None)
     assert "Replayed" not in story_of(None)
+    nobody = story(summary(trial(0, 0.5, state="failed")), Background(), (0.0, 0.0))
+    assert "No trial has finished with a value" in " ".join(nobody)
+
+
+def test_of_a_sweep_that_runs_nothing_is_said_about_its_best_trial() -> None:
+    told = Background(no_alternatives="the sweep has not ended yet.")
+    said = story(summary(trial(0, 0.5), trial(1, 0.7, state="running")), told, (0.0, 0.0))
+    assert "finished" not in " ".join(said)
+    assert said[-1] == "No replay: the sweep has not ended yet."
 
 
 def test_only_curves_that_were_needed_make_bounds() -> None:
