@@ -68,6 +68,8 @@ def test_the_page_loads_nothing_and_links_nowhere(text: str) -> None:
     for image in found.images.values():
         drawn = b64decode(image["src"].partition(",")[2]).decode()
         assert set(re.findall(r'(?:href|src)="([^#"]*)', drawn)) <= {""}
+        hosts = re.findall(r"https?://([^/\"]+)", drawn.partition("<svg")[2])
+        assert set(hosts) == {"www.w3.org"}  # names of XML's own, which nothing loads
 
 
 def test_the_pages_policy_allows_its_own_script_alone(text: str) -> None:
