@@ -9,8 +9,8 @@ from hermes_ops.report.switching import switching_gpu_s
 from hermes_ops.report.words import number_range, story
 from tests.unit.report.sweeps import BEGIN_S, curve, piece, summary, trial
 
-# Trial 0 trains a second a step from 2 s on, is stopped at 5.5 s (decided at 5.2 s), starts again at
-# 10 s and trains from 13 s on.
+# Trial 0 trains a second a step from 2 s on, is stopped at 5.5 s (decided at 5.2 s), starts again
+# at 10 s and trains from 13 s on.
 STOPPED = piece(0, 1.0, 5.5, "preempted", last_step=3)
 RESUMED = piece(0, 10.0, 16.0, first_step=3, startup_s=1.0, restore_s=0.5)
 POINTS = (*curve(0.9, 0.8, 0.7, begin_s=3.0)[:2], (3, 0.7, round(1_000 * (BEGIN_S + 5.0))))
