@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from math import prod
 from typing import Any, cast
 
-from hermes_ops.search.space import Config, Discrete, Space
+from hermes_ops.search.space import Config, Discrete, Space, Value
 from hermes_ops.search.tree import branches, signature_of
 
 
@@ -19,38 +20,41 @@ class Combinations:
     """
 
     def __init__(self, space: Space) -> None:
-        from sklearn.model_selection import ParameterGrid
-
-        found = list(branches(space))
-        axes = [{name: _values(parameter) for name, parameter in flat} for _, flat in found]
-        sizes = [len(ParameterGrid(values)) for values in axes]
-        starts = [0, *accumulate(sizes)]
+        """Every parameter has a cardinality."""
         self._space = space
-        self._grid: Any = ParameterGrid(axes)
-        self._names = [[name for name, _ in flat] for _, flat in found]
-        self._starts = starts[:-1]
-        self._ends = starts[1:]
-        self._flat = {sign: (s, f) for (sign, f), s in zip(found, self._starts, strict=True)}
+        found = list(branches(space))
+        self._branches = [flat for _, flat in found]
+        sizes = (prod(p.cardinality or 0 for _, p in flat) for flat in self._branches)
+        self._starts = list(accumulate(sizes, initial=0))
+        self._places = {signature: place for place, (signature, _) in enumerate(found)}
 
     def __iter__(self) -> Iterator[Config]:
         """All of them; the parameters stand in no order."""
-        yield from self._grid
+        for flat in self._branches:
+            yield from _grid(flat)
 
     def at(self, position: int) -> Config:
         """The combination of that position, in the order of the space."""
-        drawn: Config = self._grid[position]
-        names = self._names[bisect_left(self._ends, position + 1)]
-        return {name: drawn[name] for name in names}
+        place = bisect_right(self._starts, position) - 1
+        flat = self._branches[place]
+        drawn = _grid(flat)[position - self._starts[place]]
+        return {name: drawn[name] for name, _ in flat}
 
     def position(self, config: Config) -> int:
         """Where a combination stands."""
-        start, flat = self._flat[signature_of(self._space, config)]
+        place = self._places[signature_of(self._space, config)]
         position = 0
-        for name, parameter in sorted(flat, key=lambda item: item[0]):
+        for name, parameter in sorted(self._branches[place], key=lambda item: item[0]):
             axis = cast(Discrete, parameter)
             position = position * axis.cardinality + axis.index_of(config[name])
-        return start + position
+        return self._starts[place] + position
 
 
-def _values(parameter: Any) -> list[Any]:  # noqa: ANN401 - a Discrete, and values of any kind
+def _grid(flat: Space) -> Any:  # noqa: ANN401 - scikit-learn is untyped
+    from sklearn.model_selection import ParameterGrid
+
+    return ParameterGrid({name: _values(cast(Discrete, parameter)) for name, parameter in flat})
+
+
+def _values(parameter: Discrete) -> list[Value]:
     return [parameter.at(index) for index in range(parameter.cardinality)]

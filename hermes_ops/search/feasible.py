@@ -17,6 +17,7 @@ from hermes_ops.search.tree import axes, branching, canonical, from_units, grid_
 
 MOST_COMBINATIONS = 100_000
 MOST_EVALUATIONS = 10_000_000
+MOST_DRAWN = 2_000_000  # values and operations, over all draws
 DRAWS = 10_000
 FEWEST_DRAWS = 200
 WITNESSES = 16
@@ -92,12 +93,17 @@ def witnesses(feasible: Feasible) -> tuple[Mapping[str, float], ...]:
 
 
 def _draws(feasible: Feasible) -> Iterator[dict[str, float]]:
-    import numpy as np
-
     names = [name for name, _ in axes(feasible.space)]
     size = len(names) + sum(constraint.size for constraint in feasible.constraints)
-    rng = np.random.default_rng(0)
-    for _ in range(max(FEWEST_DRAWS, min(DRAWS, MOST_EVALUATIONS // size))):
+    return islice(quantiles(names, 0), max(FEWEST_DRAWS, min(DRAWS, MOST_DRAWN // size)))
+
+
+def quantiles(names: Sequence[str], seed: int) -> Iterator[dict[str, float]]:
+    """Random quantiles of those names, without end."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    while True:
         yield dict(zip(names, rng.random(len(names)).tolist(), strict=True))
 
 

@@ -273,7 +273,7 @@ def test_a_grid_counts_each_value_with_what_it_brings_alone() -> None:
 
 def test_a_grid_counts_what_its_constraints_leave() -> None:
     limits = ["units < 3", "momentum < 0.5"]
-    config = parse(grid(max_trials=18, constraints=limits), "test", None)
+    config = parse(grid(max_trials=30, constraints=limits), "test", None)
     assert config.trial_count == 2 * (1 + 2 * (3 + 1)) == 18
     assert len(check_preview(config, 100).trials) == 18
     assert (

@@ -133,6 +133,7 @@ HOSTILE = {
     "named arguments": "min(1, key=2) == 1",
     "starred arguments": "min(*batch) == 1",
     "double starred arguments": "min(**batch) == 1",
+    "double starred arguments after others": "min(1, 2, **batch) == 1",
     "too many arguments": "log(8, 2) == 3",
     "too few arguments": "min(1) == 1",
     "a subscript": "lr[0] == 1",
