@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.core.history import PastTrial
 from hermes_ops.errors import HermesError
+from hermes_ops.search.tree import axes
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.books import Plan
@@ -29,14 +30,22 @@ class _Kind:
     metric: str
     sign: float
     names: tuple[str, ...]
+    sometimes: tuple[str, ...]  # parameters under a choice
     total_steps: int | None
 
     @classmethod
     def of(cls, plan: Plan) -> _Kind:
         objective = plan.config.objective
         names = tuple(sorted(plan.config.search.space))
-        steps = plan.config.budget.max_epochs
-        return cls(plan.record.experiment, objective.metric, objective.sign, names, steps)
+        every = {name for name, _ in axes(plan.config.search.to_space())}
+        return cls(
+            plan.record.experiment,
+            objective.metric,
+            objective.sign,
+            names,
+            tuple(sorted(every.difference(names))),
+            plan.config.budget.max_epochs,
+        )
 
 
 @dataclass(slots=True)
@@ -100,6 +109,7 @@ class PriorFeed:
                     metric=kind.metric,
                     sign=kind.sign,
                     names=kind.names,
+                    sometimes=kind.sometimes,
                     total_steps=kind.total_steps,
                 )
             except HermesError as error:

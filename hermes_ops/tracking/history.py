@@ -23,13 +23,15 @@ def past_trials(
     metric: str,
     sign: float = 1.0,
     names: Collection[str],
+    sometimes: Collection[str] = (),
     total_steps: int | None = None,
     limit: int = MOST_PAST_TRIALS,
 ) -> tuple[PastTrial, ...]:
     """Return at most `limit` trials of the experiment's ended sweeps, the newest sweeps first.
 
-    Only trials whose parameters are exactly `names` and that have reported the metric count, and
-    of those no failed one. `sign` (1 or -1) turns a metric that is maximised into a loss.
+    Only trials whose parameters are `names`, and maybe some of `sometimes` (those under a choice),
+    and that have reported the metric count, and of those no failed one. `sign` (1 or -1) turns a
+    metric that is maximised into a loss.
     `total_steps` is what a trial of today trains; one that finished has the number that it came to.
     One search and one request for each trial; raises Unavailable and Refused.
     """
@@ -38,15 +40,16 @@ def past_trials(
     for sweep in ended[:_MOST_SWEEPS]:
         if len(found) >= limit:
             break
-        trials = [t for t in tracker.trials(sweep.ref) if _counts(t, frozenset(names))]
+        always, every = frozenset(names), frozenset((*names, *sometimes))
+        trials = [t for t in tracker.trials(sweep.ref) if _counts(t, always, every)]
         curves = CurveReader(tracker, metric).read(sweep.ref).points if trials else {}
         pairs = ((t, curves.get(t.number, ())) for t in trials)
         found += (_past(t, points, sign, total_steps) for t, points in pairs if _shows(points))
     return tuple(found[:limit])
 
 
-def _counts(trial: TrialRun, names: frozenset[str]) -> bool:
-    return trial.config.keys() == names and trial.state != "failed"
+def _counts(trial: TrialRun, always: frozenset[str], every: frozenset[str]) -> bool:
+    return always <= trial.config.keys() <= every and trial.state != "failed"
 
 
 def _shows(points: CurvePoints) -> bool:

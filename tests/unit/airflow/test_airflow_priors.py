@@ -73,9 +73,20 @@ def test_earlier_sweeps_of_the_same_name_space_and_objective_are_asked_for(
             "metric": "score",
             "sign": -1.0,
             "names": ("rate",),
+            "sometimes": (),
             "total_steps": 20,
         }
     ]
+
+
+def test_parameters_under_a_choice_may_be_missing_in_earlier_trials(archive: Archive) -> None:
+    below = {"value": "sgd", "space": {"momentum": {"type": "uniform", "low": 0, "high": 1}}}
+    space = {"rate": {"type": "choice", "values": ["adam", below]}}
+    mine = feed()
+    mine.follow({SWEEP: plan(search={"algorithm": "random", "max_trials": 4, "space": space})})
+    mine.read_once()
+    (asked,) = archive.asked
+    assert (asked["names"], asked["sometimes"]) == (("rate",), ("momentum",))
 
 
 def test_they_are_read_once_until_a_sweep_of_their_kind_ends(archive: Archive) -> None:

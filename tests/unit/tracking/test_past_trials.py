@@ -104,6 +104,17 @@ def test_only_trials_of_the_same_space_with_a_value_of_the_metric_count(mlflow: 
     assert [dict(p.configuration) for p in past(mlflow)] == [{"rate": 0.5}]
 
 
+def test_a_parameter_under_a_choice_may_be_there_or_not(mlflow: Mlflow) -> None:
+    mlflow.add(
+        "a",
+        mlflow.trial("r1", [0.5], 0.1, momentum=0.9),
+        mlflow.trial("r2", [0.5], 0.2),
+        mlflow.trial("r3", [0.5], 0.3, depth=3),
+    )
+    found = past(mlflow, sometimes=("momentum",))
+    assert [dict(p.configuration)["rate"] for p in found] == [0.1, 0.2]
+
+
 def test_a_sweep_that_still_runs_and_another_experiment_teach_nothing(mlflow: Mlflow) -> None:
     mlflow.add("a", mlflow.trial("r1", [0.5], 0.1), state="running")
     assert past(mlflow) == ()
