@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hermes_ops.core.model import (
-    Grant,
     Job,
     JobId,
     Phase,
@@ -57,7 +56,8 @@ def _surplus(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> dict
     for place, grant in enumerate(plan.grants):
         job = snapshot.index[grant.job]
         if job.sweep in limits:
-            granted.setdefault(job.sweep, []).append((not _stays(job, grant), place, job))
+            goes_on = snapshot.held.get(job.id) == grant.gpus
+            granted.setdefault(job.sweep, []).append((not goes_on, place, job))
     return {
         job.id: limits[sweep]
         for sweep, jobs in granted.items()
@@ -84,10 +84,6 @@ def _without_early(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -
     ranking = (*early, *plan.ranking)
     reasons = overlay(plan.reasons, early)
     return replace(plan, grants=grants, ranking=ranking, reasons=reasons)
-
-
-def _stays(job: Job, grant: Grant) -> bool:
-    return job.holds_gpus and job.gpus_held == grant.gpus
 
 
 def _explained(plan: Plan, hidden: dict[JobId, int]) -> Plan:

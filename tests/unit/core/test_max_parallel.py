@@ -62,6 +62,18 @@ def test_who_follows_a_trial_of_its_sweep_starts_once_that_has_left() -> None:
     assert len(granted(replace(holding(0, Phase.WAITING, 1.0), gpus_held=()), follower)) == 1
 
 
+def test_a_gang_that_trains_is_not_hidden_whatever_the_order_of_its_gpus() -> None:
+    """It must not be stopped, so the one that waits is what is beyond the limit."""
+    gang = replace(holding(1, Phase.RUNNING), gpus_held=(2, 0, 1), min_gpus=3, max_gpus=3)
+    jobs = (pending("a", 0), replace(gang, preemptible=False, submitted_s=0.0))
+    snapshot = Snapshot(10.0, tuple(Gpu(i) for i in range(5)), jobs)
+    for inner in ("asha", "hermes", "fair"):
+        policy = limited(inner, {"a": 1})
+        plan, _ = policy.decide(snapshot, policy.initial())
+        check(snapshot, plan)
+        assert [grant.job for grant in plan.grants] == ["a/1"]
+
+
 @settings(max_examples=60)
 @given(
     jobs=st.lists(st.sampled_from([Phase.PENDING, Phase.RUNNING, Phase.STOPPING]), max_size=6),
