@@ -164,12 +164,11 @@ def _masked(snapshot: Snapshot, protected: Collection[JobId]) -> Snapshot:
 def _with_kept(snapshot: Snapshot, plan: Plan, protected: Collection[JobId]) -> Plan:
     """The plan in which the protected jobs keep their GPUs, unless it ends them."""
     held, ends = snapshot.held, set(plan.ends)
-    kept = {g.job: g for g in plan.grants if g.job in protected and g.gpus == held[g.job]}
-    lost = [job for job in protected if job not in kept and job not in ends]
-    if not lost:
+    kept = {g.job for g in plan.grants if g.job in protected and g.gpus == held[g.job]}
+    firm = [job for job in protected if job not in ends]
+    if kept.issuperset(firm):
         return plan
-    kept |= {job: snapshot.stays[job] for job in lost}
-    return impose(snapshot, plan, tuple(kept.values()))
+    return impose(snapshot, plan, [snapshot.stays[job] for job in firm])  # these fit together
 
 
 def _once(policy: Policy[M], snapshot: Snapshot, memory: M) -> Callable[[], Plan]:

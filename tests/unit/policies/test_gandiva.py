@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.core.guards import AntiThrash
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Point, Snapshot, SweepId
 from hermes_ops.core.packing import FEWEST_STEPS, Pair, interfering
+from hermes_ops.core.plan import check
 from hermes_ops.policies.gandiva import Gandiva, Slices
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.workload import Work, Workload
@@ -67,6 +69,14 @@ def test_whoever_is_left_of_a_pair_has_the_gpu_to_himself() -> None:
 def test_one_of_a_pair_moves_to_a_gpu_that_became_free() -> None:
     pair = (running(0, 0, share_held=0.5), running(1, 0, share_held=0.5))
     assert decide(*pair)[0] == {whole(0, 0), whole(1, 1)}
+
+
+def test_a_pair_within_its_quantum_goes_on_with_half_a_gpu_each() -> None:
+    pair = (running(0, 0, share_held=0.5), running(1, 0, share_held=0.5))
+    snapshot = Snapshot(NOW_S + 1, layout("2"), pair)
+    plan, _ = AntiThrash(Gandiva()).decide(snapshot, Slices())
+    check(snapshot, plan)
+    assert set(plan.grants) == {half(0, 0), half(1, 0)}
 
 
 def test_a_job_on_two_nodes_moves_to_one_that_became_free() -> None:
