@@ -216,12 +216,15 @@ class Explainer:
 
 
 def _late_s(queues: Queues) -> float:
-    """When the public simulator would next look for a demotion."""
+    """When the public simulator would next look for a demotion: over a second early at the most."""
     now_s, limits, index = queues.snapshot.time_s, queues.limits, queues.snapshot.index
-    due_s = [inf]
-    for _, level, job_id in queues.crossings:
+    due_s = inf
+    for crossing_s, level, job_id in queues.crossings:
+        if crossing_s > due_s + 2.0:
+            break  # they are in order, and none is looked for over a second before it is due
         if level < len(limits):
             job = index[job_id]
             ran_s = queues.attained_gpu_s(job) / job.min_gpus
-            due_s.append(now_s + max(floor((limits[level] - ran_s) / job.min_gpus), 1))
-    return min(due_s)
+            left_s = floor((limits[level] - ran_s) / job.min_gpus)
+            due_s = min(due_s, now_s + max(left_s, 1))
+    return due_s
