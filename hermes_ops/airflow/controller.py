@@ -32,7 +32,7 @@ from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.history import PastTrial
-from hermes_ops.core.learning import PER_GPU, OpenForLearning
+from hermes_ops.core.learning import OpenForLearning
 from hermes_ops.core.model import Plan, Policy, Snapshot
 from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.core.wrapper import Wrapper
@@ -110,7 +110,6 @@ class Controller:
     _memory: Any = None
     _complaint: str = ""
     _prior_version: int = 0
-    _open_per_gpu: int = PER_GPU
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
@@ -131,7 +130,7 @@ class Controller:
 
     def _tick(self) -> None:
         try:
-            policy = _OfSweeps(self._current_policy(), self.cluster, self._open_per_gpu)
+            policy = _OfSweeps(self._current_policy(), self.cluster, self._guards().open)
             _, plan, self._memory = tick(policy, self.cluster, self._memory)
         except Unavailable as error:
             log.warning("This round is skipped: %s", error)
@@ -159,13 +158,15 @@ class Controller:
         assert self._policy is not None
         return self._informed(self._policy)
 
+    def _guards(self) -> GuardOptions:
+        return self._choice.guards if self._choice else GuardOptions()
+
     def _adopt(self, choice: Choice) -> None:
         """Decide by this choice from now on, without a memory and as yet without a prior."""
         policy = choice.build()
         self._policy, self._choice, self._complaint = policy, choice, ""
         self._memory = policy.initial()
         self._prior_version = 0
-        self._open_per_gpu = choice.guards.open
         self.cluster.applier.policy_name = choice.name
         self.cluster.applier.options = choice.options
         log.info("The pool's policy is %s %s", choice.name, choice.options or "")

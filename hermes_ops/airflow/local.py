@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO
 
@@ -127,9 +127,9 @@ class LocalSegment:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-        except OSError as error:
+            self._exited = os.fdopen(os.pidfd_open(self._process.pid), "rb", buffering=0)
+        except OSError as error:  # should it run already, it ends with this task
             raise HermesError(f"the trial's process cannot be started: {error}") from error
-        self._exited = os.fdopen(os.pidfd_open(self._process.pid), "rb", buffering=0)
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
 
@@ -144,7 +144,7 @@ class LocalSegment:
             self._patience_ends_s = inf
             self.stop()  # a second time: the guard then waits no longer
         if self._process.poll() is None:
-            select.select([self._exited], [], [], seconds)
+            wait([self._exited.fileno()], seconds)
         return self._process.poll()
 
     def stop(self) -> None:
