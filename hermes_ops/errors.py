@@ -53,7 +53,3 @@ class Refused(HermesError):
     def __init__(self, message: str, code: str = "") -> None:
         self.code = code  # the service's own name of the error, empty when it gave none
         super().__init__(message)
-
-
-class IllegalMove(HermesError):
-    """A trial was to take a state that cannot follow its own: a defect; its state is unchanged."""

@@ -15,12 +15,12 @@ from hermes_ops.airflow.folders import Accounts, TrialFolder, sweep_folder
 from hermes_ops.airflow.metrics import Ending, finish_run, save_segments
 from hermes_ops.airflow.records import CLOSED_TAG, Segment
 from hermes_ops.config import SweepConfig
-from hermes_ops.core.lifecycle import TrialState, is_final
 from hermes_ops.core.summary import TrialSummary
 from hermes_ops.errors import Unavailable
 from hermes_ops.simulator.reported import background
 from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
 from hermes_ops.tracking.columns import log_columns
+from hermes_ops.tracking.runs import RUN_STATUS
 from hermes_ops.tracking.summary import Collected, collect, find
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
         sender = MetricSender(run.run_id, folder.metrics, folder.sent, tracker)
         if not sender.drain(DRAIN_S):
             raise Unavailable(f"MLflow has not taken all metrics of trial {run.number} yet")
-    if is_final(TrialState(run.state)):
+    if run.state in RUN_STATUS:
         return
     accounts = Accounts.of(folder.segments())
     record = Segment(
@@ -119,5 +119,5 @@ def _model(sweep: str, best: TrialSummary) -> Path | None:
 def _free(sweep: str, collected: Collected) -> None:
     """Delete the checkpoints of trials that have ended; models stay until the sweep is deleted."""
     for trial in collected.summary.trials:
-        if is_final(TrialState(trial.state)):
+        if trial.state in RUN_STATUS:
             shutil.rmtree(TrialFolder.of(sweep, trial.number).checkpoints, ignore_errors=True)

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.curves import CurveReader
-from hermes_ops.tracking.runs import SweepRef, SweepRun, TrialRun
+from hermes_ops.tracking.runs import RUN_STATUS, SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.tracker import Tracker
-
-_ENDED = frozenset({"finished", "failed", "cancelled", "stopped_early"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def collect(
     curves = CurveReader(tracker, metric, clock).read(sweep).points
     trials = tracker.trials(sweep)
     opened = {t.number: _trial(t, curves.get(t.number, ()), direction) for t in trials}
-    unopened = "cancelled" if run.state in _ENDED else "pending"
+    unopened = "cancelled" if run.state in RUN_STATUS else "pending"
     numbers = sorted(set(range(max_trials)) | set(opened))
     summary = SweepSummary(
         sweep=sweep.sweep_id,
