@@ -21,6 +21,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from hermes_ops.core.curves import Memo
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
 
 SLICE_STEPS = 3
@@ -30,6 +31,7 @@ UNSEEN = inf
 _ENDED, _UNRATED = Phase.ENDED, (Phase.PENDING, Phase.ENDED)
 
 Floats = NDArray[np.float64]
+Row = tuple[float, ...]
 
 
 def convergence(curve: Sequence[Point], largest_drop: float) -> float:
@@ -40,7 +42,7 @@ def convergence(curve: Sequence[Point], largest_drop: float) -> float:
     """
     if len(curve) < 2:
         return UNSEEN
-    return float(_rates(_Curves((curve,)), np.array([largest_drop]))[0])
+    return float(_rates(_Curves((tuple(curve),)), np.array([largest_drop]))[0])
 
 
 def largest_drops(jobs: Iterable[Job]) -> dict[SweepId, float]:
@@ -90,22 +92,30 @@ class _Curves:
     infinite where there is none.
     """
 
-    def __init__(self, curves: Sequence[Sequence[Point]]) -> None:
-        losses = np.array([point.loss for curve in curves for point in curve])
-        self.lengths = np.array(list(map(len, curves)))
-        ends = np.cumsum(self.lengths)
-        starts = ends - self.lengths
-        cuts = np.minimum(np.maximum(starts + 1, ends - SLICE_STEPS), ends - 1)
-        finite = np.isfinite(losses)
-        low = losses if finite.all() else np.where(finite, losses, inf)
-        high = losses if finite.all() else np.where(finite, losses, -inf)
-        best = np.minimum.reduceat(low, np.stack((starts, cuts), axis=1).ravel())
-        self.before, self.after = best[0::2], best[1::2]
-        self.highest = np.maximum.reduceat(high, starts)
-        self.is_finite_now = finite[ends - 1]
-        begun = np.array([curve[-_BACK:][0].seconds for curve in curves])
-        newest = np.array([curve[-1].seconds for curve in curves])
-        self.slice_s = np.maximum(newest - begun, MIN_SLICE_S)
+    def __init__(self, curves: Iterable[Sequence[Point]]) -> None:
+        columns = np.array(_FACTS.of(curves)).T
+        self.lengths, self.before, self.after, self.highest, newest, self.slice_s = columns
+        self.is_finite_now = np.isfinite(newest)
+
+
+def _facts(curves: Sequence[Sequence[Point]]) -> Iterable[Row]:
+    """Points, lowest before and after the cut, highest, newest loss and seconds of the slice."""
+    losses = np.array([point.loss for curve in curves for point in curve])
+    lengths = np.array(list(map(len, curves)))
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    cuts = np.minimum(np.maximum(starts + 1, ends - SLICE_STEPS), ends - 1)
+    finite = np.isfinite(losses)
+    low, high = np.where(finite, losses, inf), np.where(finite, losses, -inf)
+    best = np.minimum.reduceat(low, np.stack((starts, cuts), axis=1).ravel())
+    highest = np.maximum.reduceat(high, starts)
+    begun = np.array([curve[-_BACK:][0].seconds for curve in curves])
+    slice_s = np.maximum([curve[-1].seconds for curve in curves] - begun, MIN_SLICE_S)
+    columns = (lengths, best[0::2], best[1::2], highest, losses[ends - 1], slice_s)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+_FACTS: Memo[Sequence[Point], Row] = Memo(_facts)
 
 
 def _rates(curves: _Curves, largest_drops: Floats) -> Floats:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hermes_ops.core.model import Job
 
 _DIGITS = re.compile(r"(\d+)")
+_SUBMITTED, _ID = attrgetter("submitted_s"), attrgetter("id")
 SubmissionKey = tuple[float, tuple[tuple[int, int | str], ...]]
 
 
@@ -33,4 +35,7 @@ def submission(job: Job) -> SubmissionKey:
 
 def by_submission(jobs: Iterable[Job]) -> list[Job]:
     """The jobs, first submitted first; the same list for any order of the input."""
-    return sorted(jobs, key=submission)
+    found = list(jobs)
+    # The keys of `submission`, made without a call in Python for each of 10,000 jobs.
+    keys = list(zip(map(_SUBMITTED, found), map(_tie, map(_ID, found)), strict=True))
+    return [found[place] for place in sorted(range(len(found)), key=keys.__getitem__)]

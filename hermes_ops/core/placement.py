@@ -94,8 +94,8 @@ def _place_pending(snapshot: Snapshot, places: Places, loads: Loads, threshold: 
     That bound is checked on its own: a queue may be over the threshold when another has room
     (jobs change queues, GPUs leave).
     """
-    left = threshold * len(loads.jobs) - sum(job.is_open for job in snapshot.jobs)
     shares = Shares(snapshot)
+    left = threshold * len(loads.jobs) - (sum(j.is_open for j in snapshot.jobs) if shares else 0)
     while shares and left > 0 and loads.has_room:
         job = shares.pop()
         gpus = loads.join(job.min_gpus)
@@ -113,11 +113,12 @@ class Shares:
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._open: Counter[SweepId] = Counter(j.sweep for j in snapshot.jobs if j.is_open)
         self._lines: dict[SweepId, deque[Job]] = {}
         for job in snapshot.queue:
             if job.phase is Phase.PENDING:
                 self._lines.setdefault(job.sweep, deque()).append(job)
+        opened = (j.sweep for j in snapshot.jobs if j.is_open) if self._lines else ()
+        self._open: Counter[SweepId] = Counter(opened)
         self._heap = [(self._key(sweep), sweep) for sweep in self._lines]
         heapify(self._heap)
 

@@ -11,7 +11,6 @@ from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import finished_slice, weighted_convergences
 from hermes_ops.core.fill import grant
 from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Snapshot
-from hermes_ops.core.order import by_submission
 from hermes_ops.core.placement import Places, Queues, Shares, place
 from hermes_ops.policies import hermes_reasons as why
 
@@ -103,8 +102,8 @@ class _Board:
         order = {job: number for number, job in enumerate(self.places)}
         jobs = [job for job in self.snapshot.queue if job.phase is _WAITING]
         jobs += sorted((j for j in self.pending() if j.id in order), key=lambda j: order[j.id])
-        scores = self.scores
-        return sorted(jobs, key=lambda job: -scores[job.id])  # stable
+        scores = [-self.scores[job.id] for job in jobs]
+        return [jobs[place] for place in sorted(range(len(jobs)), key=scores.__getitem__)]  # stable
 
     def pending(self) -> list[Job]:
         """Pending jobs, in order of submission."""
@@ -189,7 +188,6 @@ def _admit(board: _Board, most_open: int) -> None:
 
 
 def _remember(snapshot: Snapshot, board: _Board) -> Queues:
-    """The places of all jobs that are open after this decision, in order of submission."""
-    placed = (snapshot.index[job] for job in board.places)
-    after = by_submission(job for job in placed if job.is_open or job.id in board.seats)
-    return Queues(tuple((job.id, board.places[job.id]) for job in after))
+    """The places of all jobs that are open after this decision."""
+    jobs, seats = snapshot.index, board.seats
+    return Queues(tuple(p for p in board.places.items() if p[0] in seats or jobs[p[0]].is_open))
