@@ -13,6 +13,7 @@ import typer
 from hermes_ops.cli import simulating
 from hermes_ops.cli.simulating import Json, Out
 from hermes_ops.cli.stack_commands import Home
+from hermes_ops.core.options import parse_options
 
 if TYPE_CHECKING:
     from hermes_ops.simulator.recorded import Recorded
@@ -50,7 +51,7 @@ def replay(
     from hermes_ops.simulator.recorded import read
     from hermes_ops.simulator.replay import Choice
 
-    options = simulating.parameters(policy_option)
+    options = parse_options(policy_option)
     folder = simulating.folder_of(out)
     recorded = read(connect_tracker(home), sweep)
     found = _replayed(recorded, Choice(policy, options, guards, gpus, switch_seconds), folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from hermes_ops.core.options import parse_options
 from hermes_ops.errors import ConfigError, HermesError, Problem
 
 if TYPE_CHECKING:
@@ -136,25 +136,6 @@ def gpus_of(number: int | None, nodes: str | None) -> tuple[Gpu, ...]:
     return found
 
 
-def parameters(pairs: Sequence[str] | None) -> dict[str, object]:
-    """`NAME=VALUE` pairs as parameters, values as JSON or text; ConfigError if not a pair."""
-    found: dict[str, object] = {}
-    for pair in pairs or ():
-        name, separator, text = pair.partition("=")
-        if not separator or not name:
-            raise refused("--policy-option", repr(pair), "NAME=VALUE", "write NAME=VALUE")
-        found[name] = _value(text)
-    return found
-
-
-def _value(text: str) -> object:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return tuple(value) if isinstance(value, list) else value
-
-
 def contenders(
     policies: str, pairs: Sequence[str] | None, *, guards: bool
 ) -> tuple[Contender, ...]:
@@ -165,7 +146,7 @@ def contenders(
     if not names:
         raise refused("--policies", repr(policies), "names, parted by commas", "name one")
     own: dict[str, dict[str, object]] = {name: {} for name in names}
-    for key, value in parameters(pairs).items():
+    for key, value in parse_options(pairs).items():
         policy, _, name = key.partition(".")
         if policy not in own or not name:
             allowed = f"POLICY.NAME=VALUE with one of {', '.join(names)}"

@@ -12,6 +12,7 @@ import typer
 
 from hermes_ops.cli import simulating
 from hermes_ops.cli.simulating import Asked, Json, Out
+from hermes_ops.core.options import parse_options
 
 if TYPE_CHECKING:
     from hermes_ops.core.model import Gpu
@@ -48,7 +49,7 @@ def simulate(
     """Simulate one policy on a trace, on recorded learning curves, or on random jobs."""
     from hermes_ops.simulator.compare import Contender
 
-    options = tuple(simulating.parameters(policy_option).items())
+    options = tuple(parse_options(policy_option).items())
     pool = simulating.gpus_of(gpus, nodes)
     run, result = _simulated(asked, pool, Contender(policy, options, guards), seed, out)
     if as_json:

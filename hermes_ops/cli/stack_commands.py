@@ -71,7 +71,7 @@ def up(
     ] = False,
 ) -> None:
     """Start Airflow, MLflow and the controller; return when all of them are healthy."""
-    from hermes_ops.stack.settings import parse_options
+    from hermes_ops.core.options import parse_options
 
     given = {
         "slots": slots,

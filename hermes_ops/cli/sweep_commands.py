@@ -188,8 +188,8 @@ def policy(
     """Show or change the pool's policy while it runs."""
     from hermes_ops.airflow.controller import Choice
     from hermes_ops.cli.connection import connect
+    from hermes_ops.core.options import parse_options
     from hermes_ops.policies import live_policies
-    from hermes_ops.stack.settings import parse_options
 
     connection = connect(home)
     path = Choice.file()
@@ -198,7 +198,7 @@ def policy(
         typer.echo(f"{choice.name} {json.dumps(choice.options) if choice.options else ''}".strip())
         typer.echo(f"There are: {', '.join(live_policies())}.")
         return
-    choice = Choice(name, dict(parse_options(option)) if option else {})
+    choice = Choice(name, dict(parse_options(option)))
     choice.build()
     choice.write(path)
     typer.echo(f"The pool {connection.pool} is scheduled by {name} from now on.")

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hermes_ops.core.options import OptionValue
 from hermes_ops.errors import StackError
 from hermes_ops.stack.credentials import (
     CONTROLLER_USER,
@@ -28,7 +29,7 @@ class StackRecord:
     pool: str
     slots: int
     policy: str
-    policy_options: dict[str, str | int | float | bool]
+    policy_options: dict[str, OptionValue]
     mlflow_auth: bool
     standby: int
     started_s: float

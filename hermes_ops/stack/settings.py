@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from hermes_ops.core.options import OptionValue, parse_options, split_options
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.stack.layout import Layout, absolute
 
@@ -26,7 +27,7 @@ class Settings(BaseModel):
     slots: int | None = Field(default=None, ge=1, le=4096)
     pool: str = Field(default="gpus", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     policy: str = "frontrunner"
-    policy_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    policy_options: dict[str, OptionValue] = Field(default_factory=dict)
     airflow_port: int = Field(default=8080, ge=0, le=65535)
     mlflow_port: int = Field(default=5000, ge=0, le=65535)
     airflow_db: str | None = None
@@ -102,33 +103,19 @@ def _parsed(name: str, value: str) -> object:
     if name == "dags":
         return tuple(part for part in value.split(os.pathsep) if part)
     if name == "policy_options" and value.startswith("{"):
-        return json.loads(value)
+        return _json(value)
     if name == "policy_options":
-        return parse_options([part for part in value.split(",") if part])
+        return parse_options(split_options(value))
     return value
 
 
-def parse_options(pairs: list[str]) -> dict[str, str | int | float | bool]:
-    """Turn `["k=3", "mode=fast"]` into `{"k": 3, "mode": "fast"}`; raises `ConfigError`."""
-    parsed: dict[str, str | int | float | bool] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            problem = Problem("--policy-option", repr(pair), "NAME=VALUE", "write NAME=VALUE")
-            raise ConfigError("The stack's settings", (problem,))
-        parsed[key] = _scalar(value)
-    return parsed
-
-
-def _scalar(text: str) -> str | int | float | bool:
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        fix = "correct HERMES_POLICY_OPTIONS"
+        problem = Problem("policy_options", f"{text!r} ({error})", "a JSON object or k=v,k=v", fix)
+        raise ConfigError("The stack's settings", (problem,)) from error
 
 
 def _problems(error: ValidationError, file: Path) -> tuple[Problem, ...]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from hermes_ops.errors import ConfigError, StackError
 from hermes_ops.stack import record
 from hermes_ops.stack.layout import Layout
-from hermes_ops.stack.settings import parse_options, resolve
+from hermes_ops.stack.preflight import check_policy
+from hermes_ops.stack.settings import resolve
 
 
 def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -53,20 +55,31 @@ def test_a_refused_database_address_never_shows_its_password(tmp_path: Path) -> 
     assert "--airflow-db" in str(refused.value)
 
 
-def test_policy_options_take_the_type_that_they_look_like() -> None:
-    parsed = parse_options(["k=3", "limit=0.5", "fast=true", "mode=queue"])
-    assert parsed == {"k": 3, "limit": 0.5, "fast": True, "mode": "queue"}
-
-
-def test_a_policy_option_without_a_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
-        parse_options(["k"])
-
-
 def test_policy_options_in_the_environment_are_pairs_or_json(tmp_path: Path) -> None:
     pairs = resolve(tmp_path, {}, {"HERMES_POLICY_OPTIONS": "k=3,mode=queue"})
     text = resolve(tmp_path, {}, {"HERMES_POLICY_OPTIONS": '{"k": 3, "mode": "queue"}'})
     assert pairs.policy_options == text.policy_options == {"k": 3, "mode": "queue"}
+
+
+@pytest.mark.parametrize("written", ["limits_gpu_s=[300,1200]", '{"limits_gpu_s": [300, 1200]}'])
+def test_a_policy_option_may_be_a_list_and_reaches_the_policy(tmp_path: Path, written: str) -> None:
+    options = {"policy": "2d-las"}
+    settings = resolve(tmp_path, options, {"HERMES_POLICY_OPTIONS": written})
+    check_policy(settings)
+    assert settings.policy_options == {"limits_gpu_s": (300, 1200)}
+    layout = Layout(tmp_path)
+    layout.create()
+    record.save(layout, replace(_record(tmp_path), policy_options=settings.policy_options))
+    environment = record.client_environment(tmp_path)
+    assert json.loads(environment["HERMES_POLICY_OPTIONS"]) == {"limits_gpu_s": [300, 1200]}
+
+
+@pytest.mark.parametrize("written", ["{", "k"])
+def test_policy_options_that_cannot_be_read_are_refused_with_the_way_to_write_them(
+    tmp_path: Path, written: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"k=v|NAME=VALUE"):
+        resolve(tmp_path, {}, {"HERMES_POLICY_OPTIONS": written})
 
 
 def _record(home: Path, mlflow_auth: bool = False) -> record.StackRecord:
