@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hermes_ops.airflow.apply import Applier
-from hermes_ops.airflow.books import Book, Plan
+from hermes_ops.airflow.books import Book
 from hermes_ops.airflow.curves import CurveFeed
 from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.folders import Nudge, controller_nudge, home
-from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
+from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.airflow.publish import publish
-from hermes_ops.core.model import Action, Gpu, Snapshot, SweepId
+from hermes_ops.airflow.running import RunningSweeps, pool_snapshot
+from hermes_ops.core.model import Action, Snapshot
 from hermes_ops.core.model import Plan as Allocation
-from hermes_ops.errors import HermesError
-
-log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 """Seconds between two rounds when nothing nudges the controller and no review is due."""
 
 NUDGE_PERIOD_S = 0.05
-
-
-def usable_gpus(pool: PoolRow, held: Sequence[int]) -> tuple[Gpu, ...]:
-    """The GPUs that trials may use: the pool's, less as many as other tasks occupy.
-
-    Tasks that are not trials name no GPU, so those that our trials hold are kept before free ones.
-    """
-    capacity = max(0, pool.slots - pool.foreign_slots)
-    mine = sorted({g for g in held if g < pool.slots})
-    free = [g for g in range(pool.slots) if g not in mine]
-    return tuple(Gpu(i) for i in sorted((mine + free)[:capacity]))
 
 
 @dataclass(slots=True)
@@ -52,10 +37,12 @@ class AirflowCluster:
     clock: Callable[[], float] = time.time
     priors: PriorFeed | None = None
     books: dict[str, Book] = field(default_factory=dict)
-    _plans: dict[str, Plan] = field(default_factory=dict)
-    _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _sweeps: RunningSweeps = field(init=False)
     _nudge: Nudge = field(default_factory=controller_nudge)
     _wake: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._sweeps = RunningSweeps(self.pool)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
@@ -63,20 +50,8 @@ class AirflowCluster:
         self._read_books()
         for book in self.books.values():
             self.applier.settle(book, now)
-        jobs = tuple(j for b in self.books.values() for j in b.jobs(now))
-        own = [
-            (b.plan.run.dag_id, b.plan.run.run_id, b.plan.record.trial_task)
-            for b in self.books.values()
-        ]
-        pool = self.metadata.pool(self.pool, own)
-        if pool is None:
-            raise HermesError(
-                f"Airflow has no pool {self.pool!r}: create it with as many slots as GPUs."
-            )
-        if self.draining:
-            return Snapshot(now, (), ())
-        held = [g for j in jobs for g in j.gpus_held]
-        return Snapshot(now, usable_gpus(pool, held), jobs)
+        snapshot = pool_snapshot(self.pool, self.metadata, self.books, now)
+        return Snapshot(now, (), ()) if self.draining else snapshot
 
     def apply(self, snapshot: Snapshot, plan: Allocation, actions: Sequence[Action]) -> None:
         """Grant leases, re-rank, stop; or, while draining, stop everything."""
@@ -114,49 +89,18 @@ class AirflowCluster:
             self.priors.close()
         self.applier.client.close()
 
-    def early_stop_rules(self) -> tuple[tuple[SweepId, str], ...]:
-        """Each sweep's own early-stopping rule, as of the last observation."""
-        return tuple(
-            (SweepId(s), b.plan.config.early_stop.value) for s, b in sorted(self.books.items())
-        )
-
-    def learning_sweeps(self) -> frozenset[SweepId]:
-        """The sweeps whose trials get their configurations from earlier results."""
-        return frozenset(SweepId(s) for s, book in self.books.items() if book.plan.learns)
-
-    def parallel_limits(self) -> tuple[tuple[SweepId, int], ...]:
-        """Each sweep's own limit on trials that train at once, where it has one."""
-        limits = ((s, b.plan.config.budget.max_parallel) for s, b in sorted(self.books.items()))
-        return tuple((SweepId(s), limit) for s, limit in limits if limit is not None)
-
     @property
     def draining(self) -> bool:
         """True while the stack is being shut down (the file HERMES_HOME/drain exists)."""
         return (home() / "drain").exists()
 
     def _read_books(self) -> None:
-        runs = {r.run_id: r for r in self.metadata.sweeps()}
-        for run_id, run in runs.items():
-            if run_id in self._plans or self._not_ours.get(run_id) == run.sweep:
-                continue
-            plan = self._plan(run)
-            if plan is not None and plan.config.pool == self.pool:
-                self._plans[run_id] = plan
-            else:
-                self._not_ours[run_id] = run.sweep
-        for gone in set(self._plans) - set(runs):
-            ended = self._plans.pop(gone)
+        for gone, ended in self._sweeps.read(self.metadata).items():
             self.decisions.upload(gone, ended.record.parent_run_id, force=True)
-        self.curves.follow(self._plans)
+        plans = self._sweeps.plans
+        self.curves.follow(plans)
         if self.priors is not None:
-            self.priors.follow(self._plans)
+            self.priors.follow(plans)
         self.books = {
-            s: Book.read(p, self.metadata, self.curves.curves(s)) for s, p in self._plans.items()
+            s: Book.read(p, self.metadata, self.curves.curves(s)) for s, p in plans.items()
         }
-
-    def _plan(self, run: RunRow) -> Plan | None:
-        try:
-            return Plan.of(run)
-        except HermesError:
-            log.exception("The sweep %s cannot be scheduled", run.run_id)
-            return None

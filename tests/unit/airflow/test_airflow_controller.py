@@ -13,13 +13,14 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
-from hermes_ops.airflow.cluster import AirflowCluster, usable_gpus
+from hermes_ops.airflow.cluster import AirflowCluster
 from hermes_ops.airflow.controller import Choice, Controller, main
 from hermes_ops.airflow.curves import CurveFeed
 from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.leader import Leadership
 from hermes_ops.airflow.metadata import PoolRow, RunRow, TrialRow
 from hermes_ops.airflow.records import CloseRecord
+from hermes_ops.airflow.running import usable_gpus
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from tests.unit.airflow.worlds import SWEEP, Journal, run_row
 
