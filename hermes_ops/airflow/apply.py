@@ -18,10 +18,11 @@ from typing import Any
 from hermes_ops.airflow.books import Book
 from hermes_ops.airflow.client import AirflowClient, TaskKey
 from hermes_ops.airflow.closing import spent_budget
-from hermes_ops.airflow.decisions import DecisionLog, decision
+from hermes_ops.airflow.decisions import DecisionLog, action_name, decision
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import OCCUPYING, Metadata, Rank
 from hermes_ops.airflow.metrics import Ending, finish_run
+from hermes_ops.airflow.monitoring import Monitor
 from hermes_ops.airflow.pool import FINAL_STATES, Trial
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
@@ -59,6 +60,7 @@ class Applier:
     decisions: DecisionLog
     policy_name: str
     options: Mapping[str, Any]
+    monitor: Monitor = field(default_factory=Monitor)
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
     _found: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
 
@@ -113,6 +115,12 @@ class Applier:
             self._tag(book, CLOSED_TAG, book.close.reason)
             self._end(book, book.trials, book.close, now_s)
 
+    def forget(self, sweep: str) -> None:
+        """Take nothing as known of a sweep that has ended: it may go on."""
+        for tagged in [key for key in self._tagged if key[0] == sweep]:
+            del self._tagged[tagged]
+        self._found.pop(sweep, None)
+
     def stop_all(self, books: Iterable[Book], now_s: float) -> None:
         """Stop every segment with its checkpoint and take back what has not begun."""
         for book in books:
@@ -149,8 +157,12 @@ class Applier:
         trial that was ended here gets its task skipped, should that not have come about; a segment
         that began while its lease was being taken back is stopped.
         """
-        if unskipped := [t for t in book.trials if t.awaits_skip]:
+        touched = book.plan.record.touched
+        if unskipped := [t for t in book.trials if t.awaits_skip and t.number not in touched]:
             self.client.skip(self._task(book, t) for t in unskipped)
+        if book.whole:
+            for trial in (t for t in book.trials if t.number in touched and t.idle):
+                self.client.mark([self._task(book, trial)], trial.task_state)
         for trial in book.trials:
             if trial.under_way and not trial.active and not trial.told:
                 self._stop(book, trial, "its lease was taken back", now_s, None)
@@ -290,11 +302,11 @@ class Applier:
     def _record(
         self, snapshot: Snapshot, actions: Sequence[Action], ages_s: Mapping[str, float | None]
     ) -> None:
-        names = {Start: "start", Stop: "stop"}
+        self.monitor.decided(snapshot, actions)
         self.decisions.append(
             decision(
                 a.job,
-                "end" if isinstance(a, Stop) and a.final else names.get(type(a), "resize"),
+                action_name(a),
                 () if isinstance(a, Stop) else a.gpus,
                 a.reason,
                 time_s=snapshot.time_s,

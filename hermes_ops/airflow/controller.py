@@ -29,6 +29,8 @@ from hermes_ops.airflow.leader import Leadership
 from hermes_ops.airflow.limits import within_sweeps
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metrics import tracking_uri
+from hermes_ops.airflow.monitoring import Monitor
+from hermes_ops.airflow.monitoring_server import Address, serve
 from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.history import PastTrial
@@ -103,6 +105,7 @@ class Controller:
     leadership: Leadership
     policy_file: Path
     stop: threading.Event = field(default_factory=threading.Event)
+    monitor: Monitor = field(default_factory=Monitor)
     _choice: Choice | None = None
     _policy: Policy[Any] | None = None
     _memory: Any = None
@@ -111,9 +114,10 @@ class Controller:
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
-        if not self.leadership.acquire(lambda: not self.stop.wait(RETRY_S)):
+        if not self.leadership.acquire(self._pause):
             return 0
         log.info("Leading the pool %s", self.cluster.pool)
+        self.monitor.lead(True)
         while not self.stop.is_set():
             if not self.leadership.holds():
                 log.error("The database lock of the pool is lost; another controller may lead")
@@ -126,10 +130,16 @@ class Controller:
         self.stop.set()
         self.cluster.wake()
 
+    def _pause(self) -> bool:
+        """Wait a little before the next try to lead; False to give up."""
+        self.monitor.beat()
+        return not self.stop.wait(RETRY_S)
+
     def _tick(self) -> None:
+        self.monitor.beat()
         try:
-            policy = _OfSweeps(self._current_policy(), self.cluster, self._guards().open)
-            _, plan, self._memory = tick(policy, self.cluster, self._memory)
+            with self.monitor.round():
+                plan = self._round()
         except Unavailable as error:
             log.warning("This round is skipped: %s", error)
             self.stop.wait(RETRY_S)
@@ -140,6 +150,13 @@ class Controller:
             self.stop.wait(RETRY_S)
             return
         self.cluster.wait(plan.review_at_s)
+
+    def _round(self) -> Plan:
+        guarded = self._current_policy()
+        policy = _OfSweeps(guarded, self.cluster, self._guards().open, self.monitor)
+        snapshot, plan, self._memory = tick(policy, self.cluster, self._memory)
+        self.monitor.observed(snapshot)
+        return plan
 
     def _current_policy(self) -> Policy[Any]:
         """The policy that was chosen; while the choice is a bad one, the policy in force."""
@@ -196,6 +213,7 @@ class _OfSweeps(Wrapper[Any]):
 
     cluster: AirflowCluster
     open_per_gpu: int
+    monitor: Monitor
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401 - any memory
         """The policy's plan, by the limits and rules of the sweeps that the snapshot shows."""
@@ -221,10 +239,13 @@ def build(pool: str) -> Controller:
     decisions = DecisionLog(tracker)
     curves = CurveFeed(tracker)
     client = AirflowClient(Credentials.from_environment())
-    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {})
+    monitor = Monitor(pool)
+    monitor.follow(curves.newest_s)
+    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor)
     priors = PriorFeed(tracker)
     cluster = AirflowCluster(pool, metadata, curves, applier, decisions, priors=priors)
-    controller = Controller(cluster, Leadership(metadata.engine, pool), Choice.file())
+    leadership = Leadership(metadata.engine, pool)
+    controller = Controller(cluster, leadership, Choice.file(), monitor=monitor)
     Choice.read(controller.policy_file).build()
     curves.start()
     threading.Thread(target=_warm, daemon=True).start()
@@ -247,18 +268,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hermes controller", description=__doc__)
     parser.add_argument("--pool", default="gpus", help="the Airflow pool whose slots are the GPUs")
     parser.add_argument("--home", help="the state folder (HERMES_HOME)")
+    parser.add_argument("--metrics-port", help="HERMES_METRICS_PORT; by default any free one")
     options = parser.parse_args(arguments)
     if options.home:
         os.environ["HERMES_HOME"] = options.home
+    if options.metrics_port:
+        os.environ["HERMES_METRICS_PORT"] = options.metrics_port
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
+        address = Address.from_environment()
         controller = build(options.pool)
     except (ConfigError, HermesError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - this is the command's own message
         return 2
+    serve(controller.monitor, address)
     signal.signal(signal.SIGTERM, controller.end)
     signal.signal(signal.SIGINT, controller.end)
     try:

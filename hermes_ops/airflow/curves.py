@@ -65,6 +65,12 @@ class CurveFeed:
             at = self._read_at.get(sweep)
         return None if at is None else self.clock() - at
 
+    def newest_s(self) -> float | None:
+        """When the newest point of all curves was measured, Unix time; None before the first."""
+        with self._lock:
+            curves = [points for found in self._curves.values() for points in found.values()]
+        return max((points[-1][2] / 1000.0 for points in curves if points), default=None)
+
     def read_once(self) -> None:
         """One round over all sweeps; a server that is away leaves the curves as they are."""
         with self._lock:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hermes_ops.airflow.folders import sweep_folder
-from hermes_ops.core.model import JobId, Reason
+from hermes_ops.core.model import Action, JobId, Reason, Start, Stop
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ class Decision:
     def line(self) -> str:
         """As one line of JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), default=str)
+
+
+def action_name(action: Action) -> str:
+    """What the record of an action calls it: start, stop, end or resize."""
+    if isinstance(action, Stop):
+        return "end" if action.final else "stop"
+    return "start" if isinstance(action, Start) else "resize"
 
 
 def decision(

@@ -208,11 +208,16 @@ def controller(
     *,
     pool: Annotated[str, typer.Option(help="The Airflow pool whose slots are the GPUs.")] = "gpus",
     home: Home = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="For Prometheus, on loopback; default: any free one.")
+    ] = None,
 ) -> None:
     """Run the pool-slot scheduler beside an Airflow that is already there."""
     from hermes_ops.airflow.controller import main
 
     arguments = ["--pool", pool, *(["--home", str(home)] if home else [])]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
     raise typer.Exit(main(arguments))
 
 
