@@ -195,4 +195,4 @@ FORM = jsonschema.Draft202012Validator(dag_params_schema()["search"])
 def test_a_valid_search_passes_the_trigger_form_too(data: dict[str, Any]) -> None:
     config = parsed(data)
     if config is not None:
-        FORM.validate(json.loads(config.to_json())["search"])
+        assert list(FORM.iter_errors(json.loads(config.to_json())["search"])) == []
