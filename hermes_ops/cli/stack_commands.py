@@ -51,6 +51,9 @@ def up(
     mlflow_port: Annotated[
         int | None, typer.Option(help="Default 5000; 0 takes a free one.")
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="The controller's, for Prometheus; default: any free one.")
+    ] = None,
     airflow_db: Annotated[
         str | None, typer.Option(help="postgresql://…; default: SQLite.", metavar="URL")
     ] = None,
@@ -80,6 +83,7 @@ def up(
         "policy_options": parse_options(policy_option) if policy_option else None,
         "airflow_port": airflow_port,
         "mlflow_port": mlflow_port,
+        "metrics_port": metrics_port,
         "airflow_db": airflow_db,
         "mlflow_db": mlflow_db,
         "mlflow_auth": mlflow_auth,
@@ -188,6 +192,7 @@ def _table(seen: StackStatus) -> None:
         options = " ".join(f"{k}={v}" for k, v in stack.policy_options.items())
         console.print(f"Airflow  {stack.airflow_url}", highlight=False)
         console.print(f"MLflow   {stack.mlflow_url}", highlight=False)
+        console.print(f"Metrics  {stack.metrics_url}", highlight=False)
         console.print(
             f"Pool     {stack.pool}: {stack.slots} slots, policy {stack.policy} {options}".rstrip(),
             highlight=False,

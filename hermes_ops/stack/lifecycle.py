@@ -148,6 +148,7 @@ def _checked(settings: Settings) -> record.StackRecord:
     mlflow_port = preflight.choose_port(settings.mlflow_port, "--mlflow-port")
     if airflow_port == mlflow_port:
         raise StackError(f"Airflow and MLflow cannot share port {airflow_port}: change one of them")
+    metrics_port = preflight.choose_port(settings.metrics_port, "--metrics-port")
     standby = slots if settings.standby is None else settings.standby
     return record.StackRecord(
         home=str(settings.home),
@@ -160,6 +161,7 @@ def _checked(settings: Settings) -> record.StackRecord:
         mlflow_auth=settings.mlflow_auth,
         standby=standby if programs.standby_is_available() else 0,
         started_s=time.time(),
+        metrics_url=f"http://127.0.0.1:{metrics_port}/metrics",
     )
 
 

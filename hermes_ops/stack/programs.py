@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from hermes_ops.stack import airflow_settings
 from hermes_ops.stack.credentials import Credentials
 from hermes_ops.stack.layout import Layout, write_private
@@ -43,7 +45,7 @@ class Program:
 def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -> list[Program]:
     """Return every program of the stack in the order of their start."""
     programs = [_mlflow(settings, secrets, record), *_airflow(settings)]
-    programs.append(_controller(settings))
+    programs.append(_controller(settings, record))
     if record.standby:
         programs.append(_standby(settings, record))
     return programs
@@ -85,9 +87,12 @@ def _short_lock_wait(settings: Settings) -> dict[str, str]:
     return {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"{url}?timeout={API_LOCK_WAIT_S}"}
 
 
-def _controller(settings: Settings) -> Program:
+def _controller(settings: Settings, record: StackRecord) -> Program:
     command = _python("hermes_ops.airflow.controller", "--pool", settings.pool)
-    return Program("controller", (*command, "--home", str(settings.home)), signal_group=False)
+    command += ("--home", str(settings.home))
+    if record.metrics_url:
+        command += ("--metrics-port", str(httpx.URL(record.metrics_url).port))
+    return Program("controller", command, signal_group=False)
 
 
 def _standby(settings: Settings, record: StackRecord) -> Program:

@@ -33,6 +33,7 @@ class StackRecord:
     mlflow_auth: bool
     standby: int
     started_s: float
+    metrics_url: str = ""
 
 
 def save(layout: Layout, record: StackRecord) -> None:

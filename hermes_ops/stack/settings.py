@@ -30,6 +30,7 @@ class Settings(BaseModel):
     policy_options: dict[str, OptionValue] = Field(default_factory=dict)
     airflow_port: int = Field(default=8080, ge=0, le=65535)
     mlflow_port: int = Field(default=5000, ge=0, le=65535)
+    metrics_port: int = Field(default=AUTOMATIC_PORT, ge=0, le=65535)
     airflow_db: str | None = None
     mlflow_db: str | None = None
     mlflow_auth: bool = False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -160,3 +161,11 @@ def test_only_the_api_server_waits_shortly_for_the_lock_of_sqlite(tmp_path: Path
     file = _settings(tmp_path).layout.airflow / "airflow.db"
     assert waits() == {"api-server": f"sqlite:///{file}?timeout=1.0"}
     assert waits(airflow_db="postgresql://u:p@host/airflow") == {}
+
+
+def test_the_controller_answers_prometheus_where_the_record_says(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    record = dataclasses.replace(_record(settings), metrics_url="http://127.0.0.1:9464/metrics")
+    table = programs.programs_of(settings, credentials.ensure(settings.layout), record)
+    command = next(p.command for p in table if p.name == "controller")
+    assert command[-2:] == ("--metrics-port", "9464")
