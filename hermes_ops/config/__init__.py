@@ -11,6 +11,7 @@ from hermes_ops.config.model import (
     TrialSpec,
 )
 from hermes_ops.config.parse import load_file, parse
+from hermes_ops.config.pod import PodSpec, RunIn, complete, pod_defaults, pod_spec
 from hermes_ops.config.preview import Preview, check_preview
 from hermes_ops.config.render import render_command, render_environment
 from hermes_ops.config.schema import dag_params_schema, json_schema
@@ -21,15 +22,20 @@ __all__ = [
     "Direction",
     "EarlyStop",
     "Objective",
+    "PodSpec",
     "Preview",
+    "RunIn",
     "Search",
     "SweepConfig",
     "TrialSpec",
     "check_preview",
+    "complete",
     "dag_params_schema",
     "json_schema",
     "load_file",
     "parse",
+    "pod_defaults",
+    "pod_spec",
     "render_command",
     "render_environment",
 ]

@@ -32,6 +32,7 @@ def connections(sound: Sound) -> Found:
     yield from _points(sound)
     yield from _variables(sound)
     yield from _command(sound)
+    yield from _pod(sound)
 
 
 def _problem(path: KeyPath, found: str, allowed: str, fix: str) -> tuple[KeyPath, Problem]:
@@ -228,3 +229,10 @@ def _command(sound: Sound) -> Found:
                 allowed = "--option={name}, --option {name} or key={name}, which can be left out"
                 fix = f"write one of them, or read {variable(piece.name)} in the script"
                 yield _problem(path, found, allowed, fix)
+
+
+def _pod(sound: Sound) -> Found:
+    run_in = sound.raw("trial", "run_in") or "process"
+    if sound.raw("trial", "pod") is not None and run_in == "process":
+        fix = "write trial.run_in: pod, or remove trial.pod"
+        yield _problem(("trial", "pod"), "a pod for trials that are processes", "run_in: pod", fix)

@@ -25,6 +25,7 @@ from hermes_ops.config.fields import (
     ValueField,
 )
 from hermes_ops.config.parameters import SpaceSpec, to_space
+from hermes_ops.config.pod import PodSpec, RunIn
 from hermes_ops.search import make_sampler
 from hermes_ops.search.constraint import Constraint
 from hermes_ops.search.feasible import Feasible, positions
@@ -151,7 +152,11 @@ class TrialSpec(Model):
     ]
     """Program and arguments; {name} is replaced, a leading python is the interpreter above."""
     directory: Annotated[Text, Field(min_length=1, examples=["."])] = "."
-    """Working directory; relative to the folder of the sweep file."""
+    """Working directory; relative to the folder of the sweep file, in a pod to the image's own."""
+    run_in: Annotated[RunIn, Field(strict=False)] = RunIn.PROCESS
+    """process: on the Airflow worker; pod: in a cluster of Kubernetes."""
+    pod: PodSpec | None = None
+    """With run_in pod: what the pod is like beyond the installation's defaults."""
     environment: Annotated[
         dict[EnvironmentName, Text], Field(max_length=1_000, examples=[{"DATA": "/data"}])
     ] = Field(default_factory=dict)

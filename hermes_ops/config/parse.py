@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from hermes_ops.config.checks import connections
 from hermes_ops.config.files import KeyPath, dotted, line_of, read
 from hermes_ops.config.model import SweepConfig
+from hermes_ops.config.pod import RunIn
 from hermes_ops.config.problems import translated
 from hermes_ops.config.sound import Sound
 from hermes_ops.errors import ConfigError, Problem
@@ -22,7 +23,8 @@ Located = tuple[KeyPath, Problem]
 def load_file(path: str | os.PathLike[str]) -> SweepConfig:
     """Read a sweep from YAML or (.json) JSON; problems name the line where YAML has one.
 
-    A relative `trial.directory` or `trial.python` with a slash is taken from the file's folder.
+    A relative `trial.directory` or `trial.python` with a slash is taken from the file's folder,
+    unless the trials are pods: then both are of the image.
     """
     file = Path(path).expanduser()
     document = read(file)
@@ -77,6 +79,8 @@ def _placed(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name:
 
 def _absolute(config: SweepConfig, base: Path) -> SweepConfig:
     trial = config.trial
+    if trial.run_in is RunIn.POD:
+        return config
     python = trial.python
     if python is not None and "/" in python:
         python = _from(base, python)

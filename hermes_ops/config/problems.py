@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hermes_ops.config import model
+from hermes_ops.config import model, pod
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
@@ -24,6 +24,9 @@ SECTIONS: dict[KeyPath, type[BaseModel]] = {
     ("objective",): model.Objective,
     ("search",): model.Search,
     ("trial",): model.TrialSpec,
+    ("trial", "pod"): pod.PodSpec,
+    ("trial", "pod", "tolerations"): pod.Toleration,
+    ("trial", "pod", "volumes"): pod.Volume,
     ("budget",): model.Budget,
 }
 PARAMETERS: dict[str, type[BaseModel]] = {
@@ -31,10 +34,14 @@ PARAMETERS: dict[str, type[BaseModel]] = {
     for spec in get_args(get_args(ParameterSpec)[0])
 }
 SPACE: KeyPath = ("search", "space")
-SECRET: KeyPath = ("trial", "environment")
+SECRETS: tuple[KeyPath, ...] = (("trial", "environment"), ("trial", "pod", "environment"))
 NAMES = {
     PARAMETER_PATTERN: "a name of up to 64 letters, digits, '.', '_' and '-' after a letter or '_'",
     NAME_PATTERN: "a name of up to 64 letters, digits, '.', '_' and '-', neither '.' nor '-' first",
+    pod.KUBERNETES_NAME: "a name of small letters, digits, '-' and '.', as Kubernetes has them",
+    pod.QUANTITY: "a quantity in quotes, such as '500m', '2' or '4Gi'",
+    pod.LABEL_KEY: "a label of letters, digits, '-', '_', '.' and '/'",
+    pod.MOUNT_PATH: "a whole path without ':'",
 }
 
 
@@ -79,7 +86,7 @@ def path_of(error: ErrorDetails) -> KeyPath:
 def _placed(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
     """A location without the names of pydantic's unions, and the model that holds its last key."""
     if loc[:2] != SPACE or len(loc) == 2:
-        return loc, SECTIONS.get(loc[:-1])
+        return loc, SECTIONS.get(tuple(part for part in loc[:-1] if not isinstance(part, int)))
     path, rest = loc[:2], loc[2:]
     while rest:  # a parameter: its name, its type, a key; of a choice the index and form of a value
         kind = PARAMETERS.get(str(rest[1])) if len(rest) > 1 else None
@@ -128,7 +135,8 @@ def translated(errors: Sequence[ErrorDetails]) -> list[tuple[KeyPath, Problem]]:
 
 
 def _found(path: KeyPath, error: ErrorDetails) -> str:
-    if path[:2] == SECRET and len(path) > 2 and error["loc"][-1] != "[key]":
+    secret = any(path[:-1] == holder for holder in SECRETS)
+    if secret and error["loc"][-1] != "[key]":
         return f"a value of type {type(error['input']).__name__} (not shown)"
     return show(error["input"])
 

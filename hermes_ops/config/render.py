@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hermes_ops.config.model import SweepConfig
+from hermes_ops.config.pod import RunIn
 from hermes_ops.search.space import Value, text
 
 INTERPRETERS = ("python", "python3")
@@ -42,7 +43,8 @@ def pieces(argument: str) -> Iterator[Piece]:
 def render_command(config: SweepConfig, params: Mapping[str, Value]) -> list[str]:
     """The trial's argument list.
 
-    A leading `python` or `python3` becomes `trial.python`, or the interpreter that runs this.
+    A leading `python` or `python3` becomes `trial.python`, or the interpreter that runs this; for
+    pods it stays, as the image has its own.
     Floats are written so that they round-trip, booleans as true and false, null as empty text.
     Arguments that name a parameter which the configuration does not have are left out.
     """
@@ -55,7 +57,8 @@ def render_command(config: SweepConfig, params: Mapping[str, Value]) -> list[str
     }
     command = [_render(a, params) for index, a in enumerate(given) if index not in gone]
     if given[0] in INTERPRETERS:
-        command[0] = config.trial.python or sys.executable
+        own = given[0] if config.trial.run_in is RunIn.POD else sys.executable
+        command[0] = config.trial.python or own
     return command
 
 

@@ -1,0 +1,188 @@
+"""The section `trial.pod` of a sweep file, and of an installation's own defaults for it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from hermes_ops.config.fields import EnvironmentName, Model, Seconds, Text, refusal
+from hermes_ops.errors import ConfigError, Problem
+
+KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.\-]{0,251}[a-z0-9])?$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"
+MOUNT_PATH = r"^/[^:]*$"
+LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._\-/]{0,315}[A-Za-z0-9])?$"
+
+KubernetesName = Annotated[str, Field(pattern=KUBERNETES_NAME)]
+Quantity = Annotated[str, Field(pattern=QUANTITY)]
+MountPath = Annotated[str, Field(pattern=MOUNT_PATH, max_length=1_000)]
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
+LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class RunIn(StrEnum):
+    """What a trial is while it trains."""
+
+    PROCESS = "process"
+    POD = "pod"
+
+
+class PullPolicy(StrEnum):
+    """When a node fetches the image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class Effect(StrEnum):
+    """What a taint does to pods that do not tolerate it."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(Model):
+    """A taint of nodes that the pods tolerate."""
+
+    key: Annotated[LabelKey, Field(examples=["gpu"])]
+    """Key of the taint."""
+    value: Annotated[LabelValue | None, Field(examples=["reserved"])] = None
+    """Value of the taint; null: any."""
+    effect: Annotated[Effect | None, Field(strict=False)] = None
+    """NoSchedule, PreferNoSchedule or NoExecute; null: any."""
+
+
+class Volume(Model):
+    """A volume beside the trials' own: exactly one source."""
+
+    mount: Annotated[MountPath, Field(examples=["/data"])]
+    """Where the script finds it."""
+    claim: KubernetesName | None = None
+    """A PersistentVolumeClaim."""
+    config_map: KubernetesName | None = None
+    """A ConfigMap."""
+    secret: KubernetesName | None = None
+    """A Secret."""
+    memory: Quantity | None = None
+    """Memory as a disk, of that size."""
+    read_only: bool = True
+    """Whether the script may only read a claim."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Volume:
+        sources = ("claim", "config_map", "secret", "memory")
+        named = [name for name in sources if getattr(self, name) is not None]
+        if len(named) != 1:
+            allowed = f"exactly one of {', '.join(sources)}"
+            raise refusal(allowed, "name one source", " and ".join(named) or "no source")
+        return self
+
+
+class PodSpec(Model):
+    """What a trial's pod is like; null: what the installation says, else Kubernetes' own."""
+
+    image: Annotated[Text | None, Field(min_length=1, examples=["registry/trial:1"])] = None
+    """Container image with hermes-trial and the script's packages."""
+    pull_policy: Annotated[PullPolicy | None, Field(strict=False)] = None
+    """Always, IfNotPresent or Never; null: IfNotPresent."""
+    pull_secrets: Annotated[tuple[KubernetesName, ...] | None, Field(strict=False)] = None
+    """Secrets with which nodes fetch the image."""
+    namespace: Annotated[KubernetesName | None, Field(examples=["trials"])] = None
+    """Namespace of the pods."""
+    template_file: Annotated[Text | None, Field(examples=["/opt/airflow/pod.yaml"])] = None
+    """Pod template on the Airflow workers; its first container is the trial's."""
+    claim: Annotated[KubernetesName | None, Field(examples=["hermes-trials"])] = None
+    """PersistentVolumeClaim with the trials' folders, which the Airflow workers see as
+    HERMES_HOME/sweeps."""
+    claim_folder: Annotated[Text | None, Field(examples=["hermes/sweeps"])] = None
+    """Folder of the claim's volume that is HERMES_HOME/sweeps; null: the whole volume."""
+    requests: Annotated[
+        dict[LabelKey, Quantity] | None, Field(examples=[{"cpu": "2", "memory": "4Gi"}])
+    ] = None
+    """Resources that a node must have free, beside the GPUs."""
+    limits: Annotated[dict[LabelKey, Quantity] | None, Field(examples=[{"memory": "8Gi"}])] = None
+    """Resources that the pod may not exceed."""
+    gpu_resource: Annotated[LabelKey | None, Field(examples=["nvidia.com/gpu"])] = None
+    """Resource that counts GPUs; null: nvidia.com/gpu."""
+    node_selector: Annotated[
+        dict[LabelKey, LabelValue] | None, Field(examples=[{"gpu": "a100"}])
+    ] = None
+    """Labels that a node must have."""
+    tolerations: Annotated[tuple[Toleration, ...] | None, Field(strict=False)] = None
+    """Taints of nodes that the pods tolerate."""
+    priority_class: KubernetesName | None = None
+    """PriorityClass of the pods."""
+    service_account: KubernetesName | None = None
+    """ServiceAccount of the pods; its token is not mounted."""
+    secrets: Annotated[tuple[KubernetesName, ...] | None, Field(strict=False)] = None
+    """Secrets whose keys become environment variables of the script."""
+    environment: Annotated[
+        dict[EnvironmentName, Text] | None, Field(examples=[{"MLFLOW_TRACKING_URI": "http://m"}])
+    ] = None
+    """Environment variables of the pod; trial.environment goes before them."""
+    volumes: Annotated[tuple[Volume, ...] | None, Field(strict=False)] = None
+    """Volumes beside the trials' own."""
+    user: Annotated[int | None, Field(ge=1, lt=2**31, examples=[1000])] = None
+    """User id of the pod, which must be able to write the claim; null: that of the Airflow worker,
+    or 1000 where it is root."""
+    read_only_root: bool | None = None
+    """Whether the image's files cannot be changed (/tmp always can); null: true."""
+    start_timeout_seconds: Annotated[Seconds | None, Field(examples=[600])] = None
+    """How long a pod may take to start before its trial waits for another turn; null: 600."""
+
+    def over(self, defaults: PodSpec) -> PodSpec:
+        """This section with what it leaves open taken from `defaults`."""
+        fields = type(self).model_fields
+        own = {name: value for name in fields if (value := getattr(self, name)) is not None}
+        return defaults.model_copy(update=own)
+
+
+def pod_spec(data: Any, source: str) -> PodSpec:  # noqa: ANN401 - plain data
+    """The section of plain data; ConfigError when it is not one."""
+    from hermes_ops.config.problems import translated
+
+    try:
+        return PodSpec.model_validate(data)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        for found in errors:
+            found["loc"] = ("trial", "pod", *found["loc"])
+        raise ConfigError(source, tuple(p for _, p in translated(errors))) from None
+
+
+def pod_defaults(path: Path) -> PodSpec:
+    """The installation's defaults, a YAML or JSON file of `trial.pod`; none where there is none."""
+    from hermes_ops.config.files import read
+
+    if not path.exists():
+        return PodSpec()
+    document = read(path)
+    if document.problems:
+        raise ConfigError(str(path), tuple(problem for _, problem in document.problems))
+    return pod_spec(document.data or {}, str(path))
+
+
+def complete(spec: PodSpec, source: str) -> PodSpec:
+    """The section with its defaults, once image and claim are known; else ConfigError."""
+    wanted = {
+        "image": "the image that the trials run in",
+        "claim": "the claim whose volume the Airflow workers see as HERMES_HOME/sweeps",
+    }
+    problems = tuple(
+        Problem(
+            f"trial.pod.{name}",
+            "nothing, and no default of the installation",
+            meaning,
+            f"write trial.pod.{name}, or {name} in HERMES_HOME/pod.yaml",
+        )
+        for name, meaning in wanted.items()
+        if getattr(spec, name) is None
+    )
+    if problems:
+        raise ConfigError(source, problems)
+    return spec
