@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from pathlib import Path
@@ -169,11 +168,11 @@ def explain(
     home: Home = None,
 ) -> None:
     """Say why a trial runs or waits, and which decisions led there."""
+    from hermes_ops.airflow.explaining import parts
     from hermes_ops.cli.connection import connect
     from hermes_ops.cli.explaining import explanation
 
-    if not re.fullmatch(r".+/\d+", trial):
-        raise HermesError(f"{trial!r} is no trial: write SWEEP/NUMBER, for example digits-1/3.")
+    parts(trial)
     typer.echo(explanation(connect(home), trial, last))
 
 

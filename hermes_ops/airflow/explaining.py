@@ -1,0 +1,96 @@
+"""Why a trial runs or waits: what is known of it, for the command line and the page alike."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hermes_ops.airflow.decisions import read_local
+from hermes_ops.airflow.publish import read_view
+from hermes_ops.errors import HermesError, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from hermes_ops.tracking import Tracker
+
+UNDECIDED = "nothing was decided about it yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A trial's standing in the pool now, None when it is not there, and all its decisions.
+
+    The decisions are newest first, each as `decisions.jsonl` has it; `age_s`: of the standing.
+    """
+
+    trial: str
+    standing: Mapping[str, Any] | None
+    policy: str
+    age_s: float
+    decisions: Sequence[Mapping[str, Any]]
+
+    @property
+    def now(self) -> str:
+        """Its standing in one sentence."""
+        job = self.standing
+        if job is None:
+            return f"{self.trial} is not in the pool now."
+        return (
+            f"{self.trial} is {job['phase']}{on_gpus(job['gpus'])}, at step {job['step']}, "
+            f"value {job['value']}, {job['preemptions']} preemptions "
+            f"(policy {self.policy}, {self.age_s:.1f} s ago)"
+        )
+
+
+def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
+    """What is known of the trial SWEEP/NUMBER.
+
+    HermesError when that is nothing; Unavailable when only MLflow could tell and is away.
+    """
+    sweep, number = parts(trial)
+    view = read_view(pool) or {"jobs": [], "time_s": 0.0, "policy": "?"}
+    job = next((j for j in view["jobs"] if j["id"] == trial), None)
+    found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
+    if job is None and not found:
+        raise HermesError(
+            f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."
+        )
+    age_s = max(0.0, time.time() - view["time_s"])
+    return Explanation(trial, job, view["policy"], age_s, tuple(reversed(found)))
+
+
+def parts(trial: str) -> tuple[str, int]:
+    """The sweep and the number of `SWEEP/NUMBER`; HermesError for anything else."""
+    if not re.fullmatch(r"(?s).+/[0-9]{1,9}", trial):
+        raise HermesError(f"{trial!r} is no trial: write SWEEP/NUMBER, for example digits-1/3.")
+    sweep, _, number = trial.rpartition("/")
+    return sweep, int(number)
+
+
+def on_gpus(gpus: Sequence[int]) -> str:
+    """` on GPU 0, 1`; empty without any."""
+    return f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
+
+
+def short(value: object) -> str:
+    """A term of a score in four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _decisions(tracker: Tracker, sweep: str, *, needed: bool) -> Sequence[Mapping[str, Any]]:
+    """From this machine's log, or where there is none from MLflow's (Unavailable if `needed`)."""
+    from hermes_ops.tracking.summary import find
+
+    found: Sequence[Mapping[str, Any]] = read_local(sweep)
+    if found:
+        return found
+    try:
+        return tracker.read_decisions(find(tracker, sweep).parent_run_id)
+    except Refused:
+        return ()
+    except Unavailable:
+        if needed:
+            raise
+        return ()
