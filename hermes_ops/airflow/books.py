@@ -15,6 +15,7 @@ from hermes_ops.airflow.pool import SweepFacts, Trial, job
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
 from hermes_ops.config import Algorithm, SweepConfig, parse, render_command, render_environment
 from hermes_ops.core.model import Job, Phase, SweepId
+from hermes_ops.errors import Unavailable
 from hermes_ops.search.interface import Observation, Sampler
 
 Points = Sequence[tuple[int, float, int]]
@@ -44,17 +45,17 @@ class Plan:
         record = decode(SweepRecord, run.sweep)
         if record is None:
             return None
-        config = parse(record.config, source=run.run_id, base=None)
+        config = parse(record.config, source=run.sweep_id, base=None)
         sampler = config.search.to_sampler()
         facts = SweepFacts(
-            sweep=SweepId(run.run_id),
-            submitted_s=run.started_s,
+            sweep=SweepId(run.sweep_id),
+            submitted_s=_began_s(record, run),
             weight=config.weight,
             gpus=config.trial.gpus,
             sign=config.objective.sign,
             total_steps=config.budget.max_epochs,
             preemptible=config.trial.preemptible,
-            deadline_s=_deadline_s(config, run),
+            deadline_s=_deadline_s(config, record, run),
         )
         return cls(run, record, config, sampler, facts)
 
@@ -75,9 +76,14 @@ class Plan:
         return self._foreseen
 
 
-def _deadline_s(config: SweepConfig, run: RunRow) -> float | None:
+def _began_s(record: SweepRecord, run: RunRow) -> float:
+    """When the sweep was planned; if its run was started anew since, then."""
+    return max(run.started_s, record.planned_s)
+
+
+def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:
     limit_s = config.budget.wall_clock_seconds
-    return None if limit_s is None else run.started_s + limit_s
+    return None if limit_s is None else _began_s(record, run) + limit_s
 
 
 @dataclass(slots=True)
@@ -89,9 +95,12 @@ class Book:
     close: CloseRecord | None
     curves: Mapping[int, Points] = field(default_factory=dict)
     opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
+    told: bool = True  # whether MLflow has been read, so that a trial without a curve has none
 
     @classmethod
-    def read(cls, plan: Plan, metadata: Metadata, curves: Mapping[int, Points]) -> Book:
+    def read(
+        cls, plan: Plan, metadata: Metadata, curves: Mapping[int, Points], *, told: bool = True
+    ) -> Book:
         """From Airflow's rows and records and the curves known so far."""
         records = metadata.records(plan.run)
         task = plan.record.trial_task
@@ -100,12 +109,13 @@ class Book:
             for row in metadata.trials(plan.run, task)
         )
         planned: Mapping[str, Any] = records.get((plan.run.plan_task, -1), {})
-        return cls(plan, trials, decode(CloseRecord, planned.get(CLOSE_KEY)), curves)
+        close = decode(CloseRecord, planned.get(CLOSE_KEY))
+        return cls(plan, trials, close, curves, told=told)
 
     @property
     def sweep(self) -> str:
         """The sweep's id."""
-        return self.plan.run.run_id
+        return self.plan.run.sweep_id
 
     def jobs(self, now_s: float) -> list[Job]:
         """Every trial as a policy sees it; those of a closing sweep are left out."""
@@ -120,7 +130,14 @@ class Book:
 
     def _offered(self, candidate: Job, trial: Trial) -> bool:
         """A trial that has not begun is offered once Airflow would take it."""
+        if trial.number in self.plan.record.touched:
+            return False
         return candidate.phase is not Phase.PENDING or trial.row.state == "scheduled"
+
+    @property
+    def whole(self) -> bool:
+        """True once Airflow has a task for every trial of the plan."""
+        return len(self.trials) >= self.plan.record.trials
 
     @property
     def open_trials(self) -> int:
@@ -150,7 +167,12 @@ class Book:
         return Observation(trial.number, config, loss, "failed" if failed else "finished")
 
     def ask(self, number: int) -> dict[str, Any]:
-        """The configuration of a trial that is about to be opened."""
+        """The configuration of a trial that is about to be opened.
+
+        Unavailable while results that it depends on have not been read from MLflow.
+        """
+        if self.plan.learns and not self.told and any(t.ended for t in self.trials):
+            raise Unavailable("the results of its sweep have not been read from MLflow yet")
         return dict(self.plan.sampler.ask(number, self.history()))
 
     def command(self, config: Mapping[str, Any]) -> tuple[str, ...]:

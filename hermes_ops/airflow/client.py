@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,16 @@ class AirflowClient:
 
     def skip(self, tasks: Iterable[TaskKey]) -> None:
         """Set task instances that wait to `skipped`, in one request a DAG run."""
+        self.mark(tasks, "skipped")
+
+    def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
+        """Set task instances that wait to success, failed or skipped, in one request a DAG run."""
         runs: dict[tuple[str, str], list[TaskKey]] = {}
         for task in tasks:
             runs.setdefault((task.dag_id, task.run_id), []).append(task)
         for keys in runs.values():
             entities = [
-                {"task_id": k.task_id, "map_index": k.map_index, "new_state": "skipped"}
+                {"task_id": k.task_id, "map_index": k.map_index, "new_state": state}
                 for k in keys
             ]
             body = {
@@ -107,6 +111,17 @@ class AirflowClient:
                 ]
             }
             self._call("PATCH", _instances(keys[0]), json=body)
+
+    def clear(self, dag_id: str, run_id: str, tasks: Sequence[str | tuple[str, int]]) -> None:
+        """Have these tasks of a run run again; a run that had ended goes on."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": [list(t) if isinstance(t, tuple) else t for t in tasks],
+            "only_failed": False,
+            "reset_dag_runs": True,
+        }
+        self._call("POST", f"/api/v2/dags/{quote(dag_id)}/clearTaskInstances", json=body)
 
     def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> dict[str, Any]:
         """Start a DAG run with that id and configuration.
@@ -183,6 +198,11 @@ class AirflowClient:
         response = self._http.post("/auth/token", json=body)
         _raise_for(response)
         self._http.headers["authorization"] = f"Bearer {_document(response)['access_token']}"
+
+
+def run_page(dag_id: str, run_id: str) -> str:
+    """The page of a DAG run, below Airflow's address."""
+    return f"dags/{quote(dag_id)}/runs/{quote(run_id, safe='')}"
 
 
 def _run(dag_id: str, run_id: str) -> str:

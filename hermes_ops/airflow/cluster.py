@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hermes_ops.airflow.apply import Applier
-from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.books import Book, Plan
 from hermes_ops.airflow.curves import CurveFeed
 from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.folders import Nudge, controller_nudge, home
@@ -97,10 +97,13 @@ class AirflowCluster:
     def _read_books(self) -> None:
         for gone, ended in self._sweeps.read(self.metadata).items():
             self.decisions.upload(gone, ended.record.parent_run_id, force=True)
+            self.applier.forget(gone)
         plans = self._sweeps.plans
         self.curves.follow(plans)
         if self.priors is not None:
             self.priors.follow(plans)
-        self.books = {
-            s: Book.read(p, self.metadata, self.curves.curves(s)) for s, p in plans.items()
-        }
+        self.books = {s: self._book(s, p) for s, p in plans.items()}
+
+    def _book(self, sweep: str, plan: Plan) -> Book:
+        told = self.curves.age_s(sweep) is not None
+        return Book.read(plan, self.metadata, self.curves.curves(sweep), told=told)

@@ -11,6 +11,7 @@ from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
     STOP_KEY,
+    TASK_STATES,
     Lease,
     Segment,
     StopFlag,
@@ -57,8 +58,18 @@ class Trial:
     def awaits_skip(self) -> bool:
         """True when the trial was ended while its task waited, and that task waits still."""
         final = self.segment.final if self.segment is not None else None
-        idle = self.row.state not in (*FINAL_STATES, *OCCUPYING)
-        return idle and final in ("stopped_early", "cancelled")
+        return self.idle and final in ("stopped_early", "cancelled")
+
+    @property
+    def idle(self) -> bool:
+        """True while its task neither is in a final state nor holds slots."""
+        return self.row.state not in (*FINAL_STATES, *OCCUPYING)
+
+    @property
+    def task_state(self) -> str:
+        """What the task of a trial that has ended is to be in Airflow."""
+        final = self.segment.final if self.segment is not None else None
+        return TASK_STATES.get(final or "", "skipped")
 
     @property
     def active(self) -> bool:

@@ -25,6 +25,12 @@ SEGMENT_KEY = "hermes_segment"
 OUTCOMES = {"success": "finished", "skipped": "cancelled"}
 """What a trial ended as whose task ended without saying so; any other state is a failure."""
 
+TASK_STATES = {"finished": "success", "failed": "failed"}
+"""What the task of a trial in that final state is in Airflow; any other final state: skipped."""
+
+AIRFLOW_TAG = "hermes.airflow_url"
+"""Tag of an MLflow run: the page of its task, or of a sweep's DAG run, in Airflow."""
+
 CLOSED_TAG = "hermes.closed"
 """Tag of a sweep's MLflow run: why it ended before its last trial."""
 
@@ -36,7 +42,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class SweepRecord:
-    """A planned sweep: `config` is the resolved sweep file, `trial_task` the mapped task's id."""
+    """A planned sweep: `config` is the resolved sweep file, `trial_task` the mapped task's id.
+
+    `touched` are ended trials whose tasks were cleared so that Airflow adds those that are missing.
+    """
 
     config: dict[str, Any]
     trials: int
@@ -44,6 +53,9 @@ class SweepRecord:
     parent_run_id: str
     experiment_id: str
     experiment: str
+    touched: tuple[int, ...] = ()
+    planned_s: float = 0.0
+    nightly: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,11 @@ class RunningSweeps:
 
     def read(self, metadata: Metadata) -> Mapping[str, Plan]:
         """Bring `plans` up to date; return those that run no more."""
-        runs = {r.run_id: r for r in metadata.sweeps()}
+        runs = {r.sweep_id: r for r in metadata.sweeps()}
         for run_id, run in runs.items():
-            if run_id in self.plans or self._not_ours.get(run_id) == run.sweep:
-                continue
+            known = self.plans.get(run_id)
+            if (known and known.run == run) or self._not_ours.get(run_id) == run.sweep:
+                continue  # a sweep that has been extended or resumed is read anew
             plan = _plan(run)
             if plan is not None and plan.config.pool == self.pool:
                 self.plans[run_id] = plan

@@ -10,9 +10,10 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from hermes_ops.airflow.continuing import with_trials
 from hermes_ops.airflow.metrics import tracking_uri
 from hermes_ops.airflow.published import published
-from hermes_ops.airflow.records import OUTCOMES, SWEEP_KEY, SweepRecord, encode
+from hermes_ops.airflow.records import OUTCOMES, SWEEP_KEY, SweepRecord, decode, encode
 from hermes_ops.config import parse
 from hermes_ops.errors import ConfigError
 from hermes_ops.tracking import Tracker
@@ -41,6 +42,9 @@ class PlanOperator(BaseOperator):
                 "if the sweep is triggered from Airflow. Fix: write the whole path, or start the "
                 "sweep with `hermes sweep run FILE`, which takes it from the file's folder."
             )
+        before = decode(SweepRecord, context["task_state_store"].get(SWEEP_KEY))
+        if before is not None:  # it has been extended, or this is another try
+            config = parse(before.config, source=run_id, base=None)
         tracker = Tracker(tracking_uri())
         sweep = tracker.ensure_sweep(
             config.name,
@@ -55,6 +59,7 @@ class PlanOperator(BaseOperator):
             parent_run_id=sweep.parent_run_id,
             experiment_id=sweep.experiment_id,
             experiment=config.name,
+            touched=before.touched if before is not None else (),
         )
         context["task_state_store"].set(SWEEP_KEY, encode(record))
         self.log.info("Sweep %s: %s trials", run_id, record.trials)
@@ -87,6 +92,7 @@ class ReportOperator(BaseOperator):
         if numbers is None:
             raise AirflowFailException("the sweep was not planned; see the log of its plan task")
         config = parse(dict(context["params"]), source=str(context["run_id"]), base=None)
+        config = with_trials(config, len(numbers))
         finals = self._finals(context)
         document = close_sweep(Tracker(tracking_uri()), str(context["run_id"]), config, finals)
         if document["best"] is None:

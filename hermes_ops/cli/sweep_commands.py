@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hermes_ops.cli import continuing_commands
 from hermes_ops.cli.connection import DAG_ID, ENDED
 from hermes_ops.cli.stack_commands import Home
 from hermes_ops.errors import HermesError
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     sweep.command("check")(check)
     sweep.command("report")(report)
     sweep.command("schema")(schema)
+    continuing_commands.register(sweep)
     app.add_typer(sweep, name="sweep")
     app.command("explain")(explain)
     app.command("policy")(policy)

@@ -39,6 +39,8 @@ _OPEN_STATES = "'%ing'"  # pending, waiting, running, and none of the final stat
 _PAGE = 1_000
 _OPENINGS = 3  # tries to open a trial while others open it too
 _HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
+_STRETCH = 2_500  # the most of a stretch of steps
+_GREATEST_BOUND = (1 << 31) - 1  # of a stretch, for MLflow
 _BATCH = 100  # params or tags in one request, MLflow's limit
 
 
@@ -116,6 +118,13 @@ class Tracker:
         """End the parent run in a final state (finished, failed, cancelled)."""
         self._finish(parent_run_id, state, tags)
 
+    def reopen(self, run_id: str, drop: Sequence[str] = ()) -> None:
+        """Let an ended run go on, without the tags `drop`, which it has; MLflow keeps its end."""
+        for key in drop:
+            self._rest.post("runs/delete-tag", {"run_id": run_id, "key": key})
+        self.set_tags(run_id, {STATE: "running"})
+        self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
+
     # Trials
 
     def open_trial(
@@ -192,6 +201,25 @@ class Tracker:
             if not token:
                 return tuple(found)
             query = {**query, "page_token": token}
+
+    def stretch(
+        self, run_id: str, metric: str, first_step: int, last_step: int
+    ) -> tuple[LatestMetric, ...] | None:
+        """Return the points of those steps, in their order; None when they are too many for it.
+
+        One answer holds 2,500 of them: of more MLflow gives a sample.
+        """
+        if last_step > _GREATEST_BOUND:
+            return None
+        query = {
+            "run_ids": run_id,
+            "metric_key": legal_name(metric),
+            "start_step": first_step,
+            "end_step": last_step,
+            "max_results": _STRETCH,
+        }
+        found = self._rest.get("metrics/get-history-bulk-interval", query).get("metrics", ())
+        return tuple(metric_of(m) for m in found) if len(found) < _STRETCH else None
 
     def accepts(self, run_id: str) -> bool:
         """Return whether the run is there and not deleted."""

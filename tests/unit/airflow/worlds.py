@@ -159,6 +159,9 @@ class Journal:
     def skip(self, tasks: Iterable[TaskKey]) -> None:
         self.calls.append(("skip", [t.map_index for t in tasks]))
 
+    def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
+        self.calls.append(("mark", [t.map_index for t in tasks], state))
+
     # Airflow's database
 
     def rerank(self, ranks: Iterable[Rank]) -> int:

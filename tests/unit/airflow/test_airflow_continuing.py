@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.continuing import EndedSweep, More, with_trials
+from hermes_ops.airflow.pool import Trial
+from hermes_ops.airflow.records import (
+    CLOSE_KEY,
+    CLOSED_TAG,
+    SEGMENT_KEY,
+    SWEEP_KEY,
+    CloseRecord,
+    Segment,
+    SweepRecord,
+    decode,
+    encode,
+)
+from hermes_ops.config import parse
+from hermes_ops.errors import ConfigError, HermesError, Unavailable
+from tests.unit.airflow.worlds import (
+    SWEEP,
+    Journal,
+    book,
+    lease,
+    pending,
+    row,
+    segment,
+    sweep_file,
+    sweep_record,
+    waiting,
+)
+
+TPE = {
+    "algorithm": "tpe",
+    "startup_trials": 2,
+    "max_trials": 8,
+    "space": {"rate": {"type": "uniform", "low": 0.0, "high": 1.0}},
+}
+
+
+@dataclass
+class Services:
+    """Airflow and MLflow after a sweep's end: the records there, and what is done to them."""
+
+    states: dict[int, str]
+    state: str = "success"
+    records: dict[tuple[str, int, str], Any] = field(default_factory=dict)
+    gpu_seconds: float = 10.0
+    cleared: list[Any] = field(default_factory=list)
+    reopened: dict[str, list[str]] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def artifacts(self) -> Any:
+        return SimpleNamespace(write=self._write)
+
+    def _write(self, run: str, path: str, data: bytes) -> None:
+        self.stored[path] = data.decode()
+
+    def dag_run(self, dag_id: str, run_id: str) -> Any:
+        return {"state": self.state}
+
+    def task_instances(self, dag_id: str, run_id: str) -> Any:
+        trials = [{"task_id": "trial", "map_index": n, "state": s} for n, s in self.states.items()]
+        return [{"task_id": "plan", "map_index": -1, "state": "success"}, *trials]
+
+    def get_state(self, task: Any, key: str) -> Any:
+        return self.records.get((task.task_id, task.map_index, key))
+
+    def put_state(self, task: Any, key: str, value: Any) -> None:
+        assert not self.cleared, "the run has gone on before everything was written"
+        self.records[task.task_id, task.map_index, key] = value
+
+    def clear(self, dag_id: str, run_id: str, tasks: Any) -> None:
+        self.cleared = list(tasks)
+
+    def trials(self, ref: Any) -> Any:
+        tags = {"hermes.gpu_seconds": str(self.gpu_seconds), "hermes.reason": "enough"}
+        return [SimpleNamespace(number=n, run_id=f"run-{n}", tags=tags) for n in self.states]
+
+    def sweep(self, ref: Any) -> Any:
+        return SimpleNamespace(tags={CLOSED_TAG: "enough"})
+
+    def reopen(self, run_id: str, drop: list[str]) -> None:
+        self.reopened[run_id] = drop
+
+
+def ended(states: dict[int, str], final: dict[int, str] | None = None, **changes: Any) -> Services:
+    services = Services(states)
+    services.records["plan", -1, SWEEP_KEY] = sweep_record(**changes)
+    services.records["plan", -1, CLOSE_KEY] = encode(CloseRecord("enough"))
+    for number, word in (final or {}).items():
+        record = segment(running=False, final=word, step=7, failures=3)
+        services.records["trial", number, SEGMENT_KEY] = encode(record)
+    return services
+
+
+def found(services: Any) -> EndedSweep:
+    return EndedSweep.find(services, services, "hermes_sweep", SWEEP)
+
+
+def record_of(services: Services) -> SweepRecord:
+    record = decode(SweepRecord, services.records["plan", -1, SWEEP_KEY])
+    assert record is not None
+    return record
+
+
+def test_a_sweep_is_extended_by_its_plan_with_one_finished_trial_touched() -> None:
+    services = ended(dict.fromkeys(range(7), "success") | {7: "failed"})
+    assert found(services).extend(4, More()) == 12
+    assert services.cleared == ["plan", ("trial", 6), "report"]
+    record = record_of(services)
+    assert (record.trials, record.touched) == (12, (6,))
+    assert record.config["search"]["max_trials"] == 12
+    assert decode(CloseRecord, services.records["plan", -1, CLOSE_KEY]) is None
+    assert services.reopened == {"parent": [CLOSED_TAG]}
+    assert "max_trials: 12" in services.stored["sweep.yaml"]
+
+
+def test_extending_again_after_a_call_that_was_cut_off_adds_the_trials_once() -> None:
+    services = ended(dict.fromkeys(range(8), "success"))
+    found(services).extend(4, More())
+    services.cleared = []  # the last request was lost
+    assert found(services).extend(4, More()) == 12
+
+
+def test_resuming_takes_up_what_was_stopped_and_leaves_what_finished_or_was_judged() -> None:
+    states = {0: "success", 1: "skipped", 2: "skipped", 3: "failed", 4: "skipped"}
+    final = {0: "finished", 1: "cancelled", 2: "stopped_early", 3: "failed"}
+    services = ended(states, final)
+    assert found(services).resume(More(), failed=False) == (1, 4)
+    assert services.cleared == [("trial", 1), ("trial", 4), "report"]
+    again = decode(Segment, services.records["trial", 1, SEGMENT_KEY])
+    assert again is not None
+    assert (again.final, again.running, again.step) == (None, False, 7)
+    untouched = decode(Segment, services.records["trial", 2, SEGMENT_KEY])
+    assert untouched is not None
+    assert untouched.final == "stopped_early"
+    assert services.reopened["run-1"] == ["hermes.reason"]
+    assert {"run-0", "run-2", "run-3"}.isdisjoint(services.reopened)
+
+
+def test_trials_that_failed_are_resumed_when_told_with_all_their_tries() -> None:
+    services = ended({0: "success", 1: "failed"}, {0: "finished", 1: "failed"})
+    assert found(services).resume(More(), failed=True) == (1,)
+    again = decode(Segment, services.records["trial", 1, SEGMENT_KEY])
+    assert again is not None
+    assert (again.final, again.failures) == (None, 0)
+
+
+def test_a_resumed_trial_waits_for_a_lease_with_its_old_configuration() -> None:
+    resumed = segment(running=False, ended_s=110.0)
+    trial = Trial(row(1), lease(), None, resumed)
+    (job,) = book(trial).jobs(200.0)
+    assert job.phase.value == "waiting"
+    assert dict(job.configuration) == {"rate": 0.1}
+
+
+def test_nothing_to_resume_is_said_with_what_else_there_is() -> None:
+    services = ended({0: "success", 1: "failed"}, {0: "finished", 1: "failed"})
+    with pytest.raises(HermesError, match=r"--failed.*sweep extend"):
+        found(services).resume(More(), failed=False)
+    assert services.cleared == []
+
+
+@pytest.mark.parametrize(
+    ("budget", "fact"), [({"gpu_seconds": 40}, "--gpu-seconds"), ({"failed_trials": 1}, "--failed")]
+)
+def test_a_budget_that_is_spent_is_refused_before_anything_is_written(
+    budget: dict[str, Any], fact: str
+) -> None:
+    states = {0: "success", 1: "failed", 2: "skipped", 3: "skipped"}
+    services = ended(states, budget=budget)
+    before = dict(services.records)
+    for go_on in (lambda s: s.extend(1, More()), lambda s: s.resume(More(), failed=False)):
+        with pytest.raises(HermesError, match=fact):
+            go_on(found(services))
+    assert (services.records, services.cleared) == (before, [])
+
+
+def test_a_spent_budget_may_be_raised() -> None:
+    services = ended({0: "skipped", 1: "failed"}, budget={"gpu_seconds": 20, "failed_trials": 1})
+    assert found(services).resume(More(gpu_seconds=99, failed_trials=2), failed=False) == (0,)
+    budget = record_of(services).config["budget"]
+    assert (budget["gpu_seconds"], budget["failed_trials"]) == (99, 2)
+
+
+def test_a_budget_that_no_sweep_file_may_have_is_refused() -> None:
+    services = ended({0: "skipped"})
+    with pytest.raises(ConfigError, match="gpu_seconds"):
+        found(services).resume(More(gpu_seconds=-1), failed=False)
+    assert services.cleared == []
+
+
+@pytest.mark.parametrize(("state", "fact"), [("running", "sweep stop"), ("queued", "not ended")])
+def test_a_sweep_that_runs_is_neither_extended_nor_resumed(state: str, fact: str) -> None:
+    services = ended({0: "skipped"})
+    services.state = state
+    with pytest.raises(HermesError, match=fact):
+        found(services)
+
+
+def test_a_sweep_that_was_never_planned_or_is_a_grid_is_refused() -> None:
+    services = ended({0: "success"})
+    del services.records["plan", -1, SWEEP_KEY]
+    with pytest.raises(HermesError, match="never planned"):
+        found(services)
+    space = {"rate": {"type": "choice", "values": [1, 2]}}
+    grid = {"algorithm": "grid", "max_trials": 2, "space": space}
+    with pytest.raises(HermesError, match="grid"):
+        found(ended({0: "success", 1: "success"}, search=grid)).extend(1, More())
+
+
+def test_a_config_of_more_trials_keeps_everything_else() -> None:
+    config = parse(sweep_file(), source="test", base=None)
+    assert with_trials(config, 8) == config
+    assert with_trials(config, 3) == config
+    more = with_trials(config, 20)
+    assert more.trial_count == 20
+    assert more.search.to_sampler().ask(7, ()) == config.search.to_sampler().ask(7, ())
+
+
+def touched_book(state: str | None, *others: Trial) -> Book:
+    done = Trial(row(0, state), lease(), None, segment(running=False, final="finished"))
+    found = book(done, *others)
+    record = SweepRecord(found.plan.record.config, 2, "trial", "parent", "7", "digits", (0,))
+    return Book(_with_record(found.plan, record), found.trials, None)
+
+
+def _with_record(plan: Any, record: SweepRecord) -> Any:
+    from dataclasses import replace
+
+    return replace(plan, record=record)
+
+
+def test_the_touched_trials_task_is_given_back_its_state_once_the_sweep_is_whole() -> None:
+    journal = Journal()
+    journal.applier().settle(touched_book(None), 200.0)
+    assert journal.of("mark") == []
+    journal.applier().settle(touched_book("scheduled", pending(1)), 200.0)
+    assert journal.of("mark") == [("mark", [0], "success")]
+    journal.forget()
+    journal.applier().settle(touched_book("success", pending(1)), 200.0)
+    assert journal.of("mark") == []
+
+
+def test_a_touched_trial_that_never_began_is_not_offered_to_the_policy() -> None:
+    found = touched_book("success", pending(1))
+    never = Book(found.plan, (pending(0), pending(1)), None)
+    assert [j.phase.value for j in never.jobs(200.0)] == ["pending"]
+    assert [j.id for j in never.jobs(200.0)] == [f"{SWEEP}/1"]
+
+
+def test_a_learning_search_waits_until_the_results_of_its_sweep_are_known() -> None:
+    done = Trial(row(0, "success"), lease(), None, segment(running=False, final="finished"))
+    learning = book(done, pending(1), search=TPE)
+    learning.told = False
+    with pytest.raises(Unavailable, match="not been read"):
+        learning.ask(1)
+    learning.told = True
+    assert set(learning.ask(1)) == {"rate"}
+    fresh = book(pending(0), search=TPE)
+    fresh.told = False
+    assert set(fresh.ask(0)) == {"rate"}
+    drawn = book(done, waiting(1))
+    drawn.told = False
+    assert set(drawn.ask(1)) == {"rate"}
+
+
+def test_a_sweep_that_is_stopped_twice_for_one_reason_says_it_twice() -> None:
+    journal = Journal()
+    applier = journal.applier()
+    close = CloseRecord("enough")
+    applier.settle(book(close=close), 200.0)
+    applier.forget(SWEEP)
+    applier.settle(book(close=close), 300.0)
+    assert [c for c in journal.of("tag") if CLOSED_TAG in c[2]] == [
+        ("tag", "parent", {CLOSED_TAG: "enough"})
+    ] * 2
