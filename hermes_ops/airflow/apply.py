@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_ops.airflow.books import Book
-from hermes_ops.airflow.client import AirflowClient, TaskKey
+from hermes_ops.airflow.client import AirflowClient, TaskKey, run_page
 from hermes_ops.airflow.closing import spent_budget
 from hermes_ops.airflow.decisions import DecisionLog, action_name, decision
 from hermes_ops.airflow.folders import TrialFolder
@@ -25,6 +25,7 @@ from hermes_ops.airflow.metrics import Ending, finish_run
 from hermes_ops.airflow.monitoring import Monitor
 from hermes_ops.airflow.pool import FINAL_STATES, Trial
 from hermes_ops.airflow.records import (
+    AIRFLOW_TAG,
     CLOSE_KEY,
     CLOSED_TAG,
     HELD_POOL_SLOTS,
@@ -76,6 +77,9 @@ class Applier:
         for book in books.values():
             self._tag(book, "hermes.pool_slots", str(len(snapshot.gpus)))
             self._tag(book, "hermes.policy", self.policy_name)
+            run = book.plan.run
+            page = run_page(run.dag_id, run.run_id)
+            self._tag(book, AIRFLOW_TAG, f"{self.client.credentials.url}/{page}")
         taken = [a for a in actions if not isinstance(a, Start)]
         self._record(snapshot, taken, ages_s)
         revoked = self._take_back(books, taken, snapshot.time_s)
@@ -251,11 +255,11 @@ class Applier:
 
     def _tags(self, book: Book, trial: Trial) -> dict[str, str]:
         run = book.plan.run
-        page = f"dags/{run.dag_id}/runs/{run.run_id}/tasks/{book.plan.record.trial_task}"
+        page = f"{run_page(run.dag_id, run.run_id)}/tasks/{book.plan.record.trial_task}"
         return {
             "hermes.sampler": book.plan.config.search.algorithm.value,
             "hermes.policy": self.policy_name,
-            "hermes.airflow_url": f"{self.client.credentials.url}/{page}/mapped/{trial.number}",
+            AIRFLOW_TAG: f"{self.client.credentials.url}/{page}/mapped/{trial.number}",
         }
 
     def _stop(self, book: Book, trial: Trial, reason: str, now_s: float, final: str | None) -> None:

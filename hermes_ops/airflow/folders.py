@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -20,8 +21,12 @@ def home() -> Path:
 
 
 def safe_name(run_id: str) -> str:
-    """A DAG run id as a folder name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
+    """A sweep's id as a folder name: two ids have two names."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
+    if name == run_id:
+        return name
+    digest = hashlib.sha1(run_id.encode(), usedforsecurity=False)
+    return f"{name}-{digest.hexdigest()[:8]}"
 
 
 def sweep_folder(run_id: str) -> Path:

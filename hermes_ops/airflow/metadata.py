@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.records import SWEEP_KEY
 from hermes_ops.errors import Unavailable, Unsupported
 
@@ -48,6 +49,11 @@ class RunRow:
     state: str
     started_s: float
     sweep: dict[str, Any]
+
+    @property
+    def sweep_id(self) -> str:
+        """The sweep's id."""
+        return sweep_id(self.dag_id, self.run_id, self.plan_task)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,14 @@ def end(epoch: int, end_s: float, outcome: str) -> dict[str, Any]:
 
 def test_a_run_id_cannot_lead_out_of_the_sweeps_folder(home: Path) -> None:
     assert sweep_folder("../a b/c").parent == home / "sweeps"
-    assert safe_name("scheduled__2026-01-01T00:00:00+00:00") == (
-        "scheduled__2026-01-01T00_00_00_00_00"
-    )
+    name = safe_name("scheduled__2026-01-01T00:00:00+00:00")
+    assert name.startswith("scheduled__2026-01-01T00_00_00_00_00-")
+
+
+def test_two_sweeps_have_two_folders() -> None:
+    ids = ("a:b:run", "a_b:run", "a:b_run", "a_b_run", "a-b-run")
+    assert len({safe_name(sweep) for sweep in ids}) == len(ids)
+    assert safe_name("a_b_run") == "a_b_run"
 
 
 def test_a_trial_without_files_says_nothing() -> None:

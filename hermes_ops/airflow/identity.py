@@ -1,0 +1,28 @@
+"""Which sweep a task belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAIN_DAG = "hermes_sweep"
+"""The DAG of `hermes sweep run`: its sweeps are called after their DAG runs."""
+
+
+def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
+    """The id of the sweep that the task `task_id` (its plan, a trial, its report) is part of.
+
+    Scheduled runs of different DAGs have the same run id, and one run may hold several sweeps, each
+    in a task group of its own. So anywhere but in the DAG `hermes_sweep` the id is `DAG:RUN` or
+    `DAG:GROUP:RUN`; neither a DAG's id nor a group's can have a colon.
+    """
+    group = task_id.rpartition(".")[0]
+    if dag_id == MAIN_DAG and not group:
+        return run_id
+    return ":".join(part for part in (dag_id, group, run_id) if part)
+
+
+def sweep_of(task: Any, context: Mapping[str, Any]) -> str:  # noqa: ANN401 - an operator
+    """The id of the sweep that a running task is part of."""
+    dag = task.get_dag()
+    return sweep_id(dag.dag_id if dag else MAIN_DAG, str(context["run_id"]), str(task.task_id))
