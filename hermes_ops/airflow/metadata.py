@@ -37,6 +37,9 @@ REQUIRED_COLUMNS = {
     "slot_pool": {"pool", "slots", "include_deferred"},
 }  # fmt: skip
 
+RANKED_COLUMNS = ("priority_weight", "pool_slots")
+"""What `rerank` writes of `task_instance`: all that the controller's database role may update."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
@@ -212,7 +215,7 @@ class Metadata:
 
         A task instance that has been queued or runs meanwhile is left alone: its slots count.
         """
-        from sqlalchemy import and_, bindparam, exc, update
+        from sqlalchemy import and_, bindparam, column, exc, table, update
 
         rows = [
             {"b_id": _uuid(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
@@ -220,7 +223,9 @@ class Metadata:
         ]
         if not rows:
             return 0
-        ti = self._ti
+        # Not Airflow's own table object: that would set `updated_at` too.
+        own = (column("id", self._ti.c.id.type), column("state"))
+        ti = table("task_instance", *own, *map(column, RANKED_COLUMNS))
         statement = (
             update(ti)
             .where(ti.c.id == bindparam("b_id"))

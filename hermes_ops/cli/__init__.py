@@ -14,6 +14,7 @@ def assemble() -> typer.Typer:
     import typer
 
     from hermes_ops.cli import (
+        pool_commands,
         replay_command,
         simulation_commands,
         stack_commands,
@@ -31,6 +32,7 @@ def assemble() -> typer.Typer:
     sweep_commands.register(app)
     simulation_commands.register(app)
     replay_command.register(app)
+    pool_commands.register(app)
     return app
 
 

@@ -58,13 +58,17 @@ def _migration(settings: Settings) -> str:
 
 def administrator(airflow_url: str, secrets: Credentials) -> httpx.Client:
     """Return a client that is logged in as Airflow's administrator."""
+    remedy = "run `hermes down`, remove the folder secrets/ of the home, and start again"
+    return logged_in(airflow_url, ADMIN_USER, secrets.admin_password, remedy)
+
+
+def logged_in(airflow_url: str, user: str, password: str, remedy: str) -> httpx.Client:
+    """Return a client that is logged in as `user`; `StackError` with `remedy` if refused."""
     client = httpx.Client(base_url=airflow_url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
-    login = {"username": ADMIN_USER, "password": secrets.admin_password}
-    answer = _send(client, "POST", "/auth/token", login)
+    answer = _send(client, "POST", "/auth/token", {"username": user, "password": password})
     if answer.status_code not in {200, 201}:
         raise StackError(
-            f"Airflow refused the log-in of {ADMIN_USER} (status {answer.status_code}): "
-            "run `hermes down`, remove the folder secrets/ of the home, and start again"
+            f"Airflow refused the log-in of {user} (status {answer.status_code}): {remedy}"
         )
     client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
     return client

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import ProtocolError
+
+from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.kubernetes.gpus import RESOURCE, Node, Slots, _nodes, allocatable
+
+
+def test_only_ready_nodes_that_take_pods_count() -> None:
+    nodes = [
+        Node("a", 4),
+        Node("gone", 8, ready=False),
+        Node("cordoned", 8, cordoned=True),
+        Node("b", 2),
+    ]
+    assert allocatable(nodes) == 6
+    assert allocatable([]) == 0
+
+
+def test_more_gpus_count_at_once_and_fewer_after_they_have_lasted() -> None:
+    slots = Slots(30.0)
+    assert slots.follow(4, 0.0) == 4
+    assert slots.follow(8, 1.0) == 8
+    assert slots.follow(4, 2.0) == 8
+    assert slots.follow(4, 31.9) == 8
+    assert slots.follow(4, 32.0) == 4
+
+
+def test_a_node_that_is_away_for_a_moment_changes_nothing() -> None:
+    slots = Slots(30.0)
+    seen = [slots.follow(gpus, time) for time, gpus in ((0.0, 8), (20.0, 4), (40.0, 8), (60.0, 4))]
+    assert seen == [8, 8, 8, 8]
+    assert slots.follow(4, 89.0) == 8
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 20.0), st.integers(0, 16)), min_size=1, max_size=40))
+def test_slots_are_a_number_that_was_seen_lately_and_never_too_few(
+    looks: list[tuple[float, int]],
+) -> None:
+    slots, now, seen = Slots(30.0), 0.0, []
+    for step, gpus in looks:
+        now += step
+        seen.append((now, gpus))
+        found = slots.follow(gpus, now)
+        assert found in {g for _, g in seen}
+        assert found >= gpus
+
+
+def node(gpus: str | None, ready: str = "True", unschedulable: bool | None = None) -> Any:
+    return SimpleNamespace(
+        metadata=SimpleNamespace(name="node-a"),
+        spec=SimpleNamespace(unschedulable=unschedulable),
+        status=SimpleNamespace(
+            conditions=[SimpleNamespace(type="Ready", status=ready)],
+            allocatable=None if gpus is None else {RESOURCE: gpus, "cpu": "8"},
+        ),
+    )
+
+
+def api(answer: Any) -> Any:
+    def list_node(**asked: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(items=answer)
+
+    return SimpleNamespace(list_node=list_node)
+
+
+def test_a_node_is_read_as_kubernetes_shows_it() -> None:
+    shown = [node("2"), node("2", "Unknown"), node("2", unschedulable=True), node(None)]
+    assert _nodes(api(shown), "", RESOURCE) == (
+        Node("node-a", 2),
+        Node("node-a", 2, ready=False),
+        Node("node-a", 2, cordoned=True),
+        Node("node-a", 0),
+    )
+
+
+@pytest.mark.parametrize(
+    "failure", [ApiException(status=500, reason="no leader"), ProtocolError("reset")]
+)
+def test_a_cluster_that_is_away_is_asked_again_later(failure: Exception) -> None:
+    with pytest.raises(Unavailable):
+        _nodes(api(failure), "", RESOURCE)
+
+
+def test_a_cluster_that_refuses_is_no_cluster_that_is_away() -> None:
+    with pytest.raises(HermesError, match="`list` on nodes") as caught:
+        _nodes(api(ApiException(status=403, reason="Forbidden")), "", RESOURCE)
+    assert not isinstance(caught.value, Unavailable)
