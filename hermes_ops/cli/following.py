@@ -16,6 +16,7 @@ from rich.text import Text
 from hermes_ops.cli.census import Census
 from hermes_ops.cli.connection import DAG_ID, ENDED
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.report.table import shown as as_text
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
@@ -151,16 +152,12 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         job["phase"],
         ",".join(map(str, job["gpus"])),
         f"{job['step']}/{total}" if total else str(job["step"]),
-        _number(job["value"]),
-        _number(job["terms"].get("convergence")),
+        as_text(job["value"]),
+        as_text(job["terms"].get("convergence")),
         str(job["rank"] or ""),
         str(job["preemptions"]),
         job["reason"][:60],
     )
-
-
-def _number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float | int) else str(value or "")
 
 
 def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> None:
@@ -169,8 +166,8 @@ def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> 
                   "GPU-seconds", title=f"{sweep}: {found['state']}")  # fmt: skip
     best = found["best"]
     for trial in found["trials"]:
-        cells = (trial["number"], trial["state"], trial["steps"], _number(trial["final"]),
-                 _number(trial["best"]), trial["segments"], trial["preemptions"],
+        cells = (trial["number"], trial["state"], trial["steps"], as_text(trial["final"]),
+                 as_text(trial["best"]), trial["segments"], trial["preemptions"],
                  f"{trial['gpu_seconds']:.1f}")  # fmt: skip
         is_best = best is not None and trial["number"] == best["number"]
         shown.add_row(*map(str, cells), style="bold green" if is_best else "")
@@ -178,8 +175,8 @@ def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> 
     if best is None:
         console.print("No trial reported its objective.")
     else:
-        settings = ", ".join(f"{k}={_number(v)}" for k, v in best["config"].items())
-        console.print(Text(f"Best: trial {best['number']} ({_number(best['best'])}) {settings}"))
+        settings = ", ".join(f"{k}={as_text(v)}" for k, v in best["config"].items())
+        console.print(Text(f"Best: trial {best['number']} ({as_text(best['best'])}) {settings}"))
     console.print(
         f"{found['wall_seconds']:.0f} s, at most {found['max_slots_used']} of "
         f"{found['pool_slots']} GPUs in use at once"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,6 +126,8 @@ def _print(recorded: Recorded, found: Replay) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from hermes_ops.report.words import number_range
+
     measured, console = recorded.measured, Console()
     guards = "" if found.choice.guards else ", without guards"
     title = f"{recorded.workload.name} on {found.gpus} GPUs{guards}"
@@ -137,11 +138,12 @@ def _print(recorded: Recorded, found: Replay) -> None:
     hours = measured.gpu_hours
     rows: tuple[tuple[str, float | None, Bounds], ...] = (
         ("time to best, s", measured.time_to_best_s, found.time_to_best_s),
-        ("GPU time, s", 3600 * hours, _scaled(found.gpu_hours, 3600)),
+        ("GPU time, s", 3_600 * hours, found.gpu_hours.times(3_600)),
         ("preemptions", measured.preemptions, found.preemptions),
     )
     for name, value, bounds in rows:
-        table.add_row(name, _number(value), _range(bounds))
+        known = None if value is None else (value, value)
+        table.add_row(name, number_range(known), number_range(bounds.range))
     console.print(table)
     if found.cut_short:
         console.print(_missing(found), highlight=False)
@@ -154,20 +156,3 @@ def _missing(found: Replay) -> str:
         return f"{cut} None of what is missing was needed."
     needed = ", ".join(map(str, found.needed))
     return f"{cut} Their missing parts were needed of {needed}: the figures are bounds."
-
-
-def _scaled(bounds: Bounds, factor: float) -> Bounds:
-    if bounds.low is None or bounds.high is None:
-        return bounds
-    return replace(bounds, low=factor * bounds.low, high=factor * bounds.high)
-
-
-def _range(bounds: Bounds) -> str:
-    low, high = _number(bounds.low), _number(bounds.high)
-    return low if low == high else f"{low} to {high}"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "never"
-    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"

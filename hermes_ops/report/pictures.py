@@ -74,6 +74,66 @@ class _Subject:
         return figure, f"No replay: {missing}" if missing else ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """What stands on the page whatever the sweep is, and what draws its picture."""
+
+    id: str
+    title: str
+    caption: str
+    draw: Callable[[_Subject], Drawn]
+
+
+SECTIONS = (
+    _Section(
+        "curves",
+        "Learning curves",
+        "Left by step, right by time. A ring stands where a trial was stopped and resumed "
+        "later; by time a dotted line leads over its wait. The best trial is thick.",
+        _Subject.learning,
+    ),
+    _Section(
+        "regret",
+        "Regret",
+        "How far the best value so far was from the sweep's best, over time and over the GPU "
+        "time held by then; at the bottom it is reached. Of a replay in which curves that were "
+        "cut short go on, the band holds the simulated extremes.",
+        _Subject.regret,
+    ),
+    _Section(
+        "gpus",
+        "Who held which GPU",
+        "A bar is a stretch of training, in the colour of its trial; a red edge ends one that "
+        "was stopped for others; the best trial has a dark frame.",
+        _Subject.timeline,
+    ),
+    _Section(
+        "parallel",
+        "Parallel coordinates",
+        "A line is a trial, from its hyper-parameters to its best value; the darker, the "
+        "better. A trial that lacks a parameter crosses its axis at “not set”. At most "
+        f"{MOST_AXES} parameters, those that vary. Failed trials are left out.",
+        _Subject.coordinates,
+    ),
+    _Section(
+        "importance",
+        "Importance of hyper-parameters",
+        "By how much a random forest predicts the order of unseen trials worse when a "
+        "parameter is shuffled: the mean of ten forests, the whisker from the least to the "
+        "most. Parameters that vary together share their importance.",
+        _Subject.importance,
+    ),
+    _Section(
+        "slices",
+        "Slices",
+        "The best value of each trial against each hyper-parameter. Dot: finished; ring: not "
+        "finished, so a value of fewer steps; red diamond: the best. At most "
+        f"{MOST_SLICES} parameters.",
+        _Subject.slices,
+    ),
+)
+
+
 def pictures(
     summary: SweepSummary,
     curves: Mapping[int, CurvePoints],
@@ -83,77 +143,23 @@ def pictures(
     """Return the sections in the order of the page; a picture that fails has its reason instead."""
     subject = _Subject(summary, curves, segments, background)
     best = "none" if summary.best is None else f"trial {summary.best.number}"
-    draw = _Drawer(len(summary.trials), summary.metric, best)
-    return (
-        draw.one(
-            "curves",
-            "Learning curves",
-            "Left by step, right by time. A ring stands where a trial was stopped and resumed "
-            "later; by time a dotted line leads over its wait. The best trial is thick.",
-            subject.learning,
-        ),
-        draw.one(
-            "regret",
-            "Regret",
-            "How far the best value so far was from the sweep's best, over time and over the GPU "
-            "time held by then; at the bottom it is reached. Of a replay in which curves that were "
-            "cut short go on, the band holds the simulated extremes.",
-            subject.regret,
-        ),
-        draw.one(
-            "gpus",
-            "Who held which GPU",
-            "A bar is a stretch of training, in the colour of its trial; a red edge ends one that "
-            "was stopped for others; the best trial has a dark frame.",
-            subject.timeline,
-        ),
-        draw.one(
-            "parallel",
-            "Parallel coordinates",
-            "A line is a trial, from its hyper-parameters to its best value; the darker, the "
-            "better. A trial that lacks a parameter crosses its axis at “not set”. At most "
-            f"{MOST_AXES} parameters, those that vary. Failed trials are left out.",
-            subject.coordinates,
-        ),
-        draw.one(
-            "importance",
-            "Importance of hyper-parameters",
-            "By how much a random forest predicts the order of unseen trials worse when a "
-            "parameter is shuffled: the mean of ten forests, the whisker from the least to the "
-            "most. Parameters that vary together share their importance.",
-            subject.importance,
-        ),
-        draw.one(
-            "slices",
-            "Slices",
-            "The best value of each trial against each hyper-parameter. Dot: finished; ring: not "
-            "finished, so a value of fewer steps; red diamond: the best. At most "
-            f"{MOST_SLICES} parameters.",
-            subject.slices,
-        ),
-    )
+    who = f"{summary.metric} of {len(summary.trials)} trials, best {best}"
+    return tuple(_drawn(section, subject, who) for section in SECTIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawer:
-    """Draws one picture after the other; every alternative text says what of, and the best."""
-
-    trials: int
-    metric: str
-    best: str
-
-    def one(self, name: str, title: str, caption: str, draw: Callable[[], Drawn]) -> Picture:
-        """The section with its picture, or with why there is none."""
-        alt = f"{title}: {self.metric} of {self.trials} trials, best {self.best}. {caption}"
-        try:
-            figure, remark = draw()
-            image = f"data:image/svg+xml;base64,{b64encode(svg(figure)).decode()}"
-        except NothingToDrawError as nothing:
-            return Picture(name, title, alt, caption, reason=str(nothing))
-        except Exception as error:  # a report without a picture is better than none
-            log.warning("The picture %s could not be drawn.", name, exc_info=True)
-            return Picture(name, title, alt, caption, reason=_one_line(error))
-        return Picture(name, title, alt, f"{caption} {remark}".strip(), image)
+def _drawn(section: _Section, subject: _Subject, who: str) -> Picture:
+    """The section with its picture, or with why there is none; `who` is in what is read aloud."""
+    name, title, caption = section.id, section.title, section.caption
+    alt = f"{title}: {who}. {caption}"
+    try:
+        figure, remark = section.draw(subject)
+        image = f"data:image/svg+xml;base64,{b64encode(svg(figure)).decode()}"
+    except NothingToDrawError as nothing:
+        return Picture(name, title, alt, caption, reason=str(nothing))
+    except Exception as error:  # a report without a picture is better than none
+        log.warning("The picture %s could not be drawn.", name, exc_info=True)
+        return Picture(name, title, alt, caption, reason=_one_line(error))
+    return Picture(name, title, alt, f"{caption} {remark}".strip(), image)
 
 
 def _one_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Steps = list[tuple[float, float]]
 _COLOURS = ("#d9822b", "#3b6fb5", "#7a4fa3", "#2f8f5b")  # of the alternatives, in their order
-_FLOOR = 1e-4  # of the largest regret; a logarithmic axis has no place for 0
+FLOOR = 1e-4  # of the largest regret; a logarithmic axis has no place for 0
 _MOST_STEPS = 600
 
 
@@ -71,7 +71,7 @@ def regret_curves(course: Course, background: Background, *, direction: str) -> 
     sign = -1.0 if direction == "maximize" else 1.0
     every = [course, *(c for a in background.alternatives for c in a.courses)]
     most = max((sign * (f.value - best) for c in every for f in c.falls), default=0.0)
-    floor = most * _FLOOR if most > 0 else _FLOOR
+    floor = most * FLOOR if most > 0 else FLOOR
     figure, both = figure_of(13.0, 4.8, columns=2)
     unit, unit_s = unit_of(max(c.end_s for c in every))
     for axes, by_gpu, label in (
@@ -147,9 +147,10 @@ def band(lines: Sequence[Steps]) -> tuple[list[float], list[float], list[float]]
     grid = sorted({begin, *(x for line in lines for x, _ in line if x >= begin)})
     stride = -(-len(grid) // _MOST_STEPS)
     grid = [*grid[:-1:stride], grid[-1]] if len(grid) > 1 else grid
-    values = [[_at(line, x) for line in lines] for x in grid]
+    values = [[value_at(line, x) for line in lines] for x in grid]
     return grid, [min(v) for v in values], [max(v) for v in values]
 
 
-def _at(line: Steps, x: float) -> float:
+def value_at(line: Sequence[tuple[float, float]], x: float) -> float:
+    """Return the value of a step function at a place that is not before its first corner."""
     return line[bisect_right(line, (x, inf)) - 1][1]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hermes_ops.core.model import JobId
-from hermes_ops.report.canvas import TEXT, figure_of, png, unit_of
+from hermes_ops.report.canvas import DARK, RED, TEXT, figure_of, is_wide, png, say_empty, unit_of
 from hermes_ops.report.figures import Colour, colour_of
+from hermes_ops.report.regret import FLOOR, value_at
 from hermes_ops.simulator.metrics import best_work
 from hermes_ops.simulator.workload import Run
 
@@ -24,9 +23,6 @@ Steps = Sequence[tuple[float, float]]
 Array = NDArray[np.float64]
 MOST_BARS = 20_000  # beyond, bars are thinner than a pixel: the GPUs in use are drawn instead
 MOST_NAMED = 1_500
-_DARK, _RED = "#111111", "#d62728"
-_WIDE = 30.0  # a span of values of more than this ratio is drawn on a logarithmic axis
-_FLOOR = 1e-4  # of the largest regret; the axis has no place for 0
 
 
 def cdf(values: Iterable[float]) -> tuple[list[float], list[float]]:
@@ -43,8 +39,7 @@ def completion_cdf(completions_s: Mapping[str, Sequence[float]]) -> bytes:
     for number, (name, values) in enumerate(completions_s.items()):
         xs, ys = cdf(values)
         axes.step([x / unit_s for x in xs], ys, where="post", color=colour_of(number), label=name)
-    positive = [v for v in everything if v > 0]
-    if positive and max(positive) / min(positive) > _WIDE:
+    if is_wide([v for v in everything if v > 0]):
         axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"completion time: submission to end ({unit})")
@@ -62,7 +57,7 @@ def regret_curves(regrets: Mapping[str, Sequence[Steps]]) -> bytes:
     drawn = {name: [s for s in found if s] for name, found in regrets.items()}
     every = [point for found in drawn.values() for steps in found for point in steps]
     unit, unit_s = unit_of(max((at for at, _ in every), default=1.0))
-    floor = max((value for _, value in every), default=1.0) * _FLOOR or _FLOOR
+    floor = max((value for _, value in every), default=1.0) * FLOOR or FLOOR
     end_s = max((at for at, _ in every), default=1.0)
     for number, (name, found) in enumerate(drawn.items()):
         if found:
@@ -87,12 +82,8 @@ def quartiles_over_time(found: Sequence[Steps], end_s: float) -> tuple[Array, Ar
     begin_s = max(steps[0][0] for steps in found)
     inside = {at for steps in found for at, _ in steps if begin_s <= at <= end_s}
     grid = np.array(sorted(inside | {begin_s, max(begin_s, end_s)}))
-    values = [[_at(steps, at_s) for at_s in grid] for steps in found]
+    values = [[value_at(steps, at_s) for at_s in grid] for steps in found]
     return grid, np.percentile(np.array(values), (25, 50, 75), axis=0)
-
-
-def _at(steps: Steps, at_s: float) -> float:
-    return steps[bisect_right(steps, (at_s, inf)) - 1][1]
 
 
 def gpu_timeline(run: Run) -> bytes:
@@ -149,7 +140,7 @@ def _draw_bars(axes: Axes, run: Run, begin_s: float, unit_s: float) -> None:
             top, bottom = row - 0.4, row + 0.4
             shapes.append(((left, top), (right, top), (right, bottom), (left, bottom)))
             colours.append(colour_of(numbers[segment.job]))
-            edges.append(_DARK if best is not None and segment.job == best.id else "white")
+            edges.append(DARK if best is not None and segment.job == best.id else "white")
             if segment.outcome == "preempted":
                 cuts.append((right, row))
     axes.add_collection(
@@ -157,7 +148,7 @@ def _draw_bars(axes: Axes, run: Run, begin_s: float, unit_s: float) -> None:
     )
     rows = [row for _, row in cuts]
     tops, bottoms = [row - 0.4 for row in rows], [row + 0.4 for row in rows]
-    axes.vlines([at for at, _ in cuts], tops, bottoms, _RED, linewidth=1.2)
+    axes.vlines([at for at, _ in cuts], tops, bottoms, RED, linewidth=1.2)
     if len(shapes) <= MOST_NAMED:
         _name_bars(axes, run, numbers, begin_s, unit_s)
     text = "number: job in order of submission   ·   red edge: preempted"
@@ -183,4 +174,4 @@ def _legend(axes: Axes, any_line: bool, otherwise: str) -> None:
     if any_line:
         axes.legend(frameon=False, fontsize=8.5)
     else:
-        axes.text(0.5, 0.5, otherwise, ha="center", transform=axes.transAxes, color=TEXT)
+        say_empty(axes, otherwise)

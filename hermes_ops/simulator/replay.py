@@ -31,6 +31,16 @@ class Bounds:
     low: float | None
     high: float | None
 
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Both of them; None for what never came about."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def times(self, factor: float) -> Bounds:
+        """In another unit."""
+        found = self.range
+        return self if found is None else Bounds(factor * found[0], factor * found[1])
+
     def document(self) -> dict[str, float | None]:
         """As JSON."""
         return {"low": self.low, "high": self.high}

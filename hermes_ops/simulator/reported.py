@@ -10,10 +10,10 @@ from dataclasses import replace
 from hermes_ops.config import SweepConfig
 from hermes_ops.core.model import JobId
 from hermes_ops.errors import HermesError
-from hermes_ops.report.background import Alternative, Background, Course, Ending, Held, Range
+from hermes_ops.report.background import Alternative, Background, Course, Ending, Held
 from hermes_ops.simulator.event_log import EventLog
 from hermes_ops.simulator.recorded import Recorded, record_of, recorded, stops_of
-from hermes_ops.simulator.replay import Bounds, Choice, Replay
+from hermes_ops.simulator.replay import Choice, Replay
 from hermes_ops.simulator.replay import replay as replayed_under
 from hermes_ops.simulator.workload import Run
 from hermes_ops.tracking import Tracker, TrialRun
@@ -109,14 +109,12 @@ def alternative(
 
 
 def _alternative(found: Recorded, replayed: Replay, without: Collection[JobId]) -> Alternative:
-    hours = replayed.gpu_hours
-    seconds = Bounds(*(None if h is None else 3_600.0 * h for h in (hours.low, hours.high)))
     return Alternative(
         policy=replayed.choice.policy,
-        time_to_best_s=_range(replayed.time_to_best_s),
-        gpu_s=_range(seconds),
-        preemptions=_range(replayed.preemptions),
-        makespan_s=_range(replayed.makespan_s),
+        time_to_best_s=replayed.time_to_best_s.range,
+        gpu_s=replayed.gpu_hours.times(3_600.0).range,
+        preemptions=replayed.preemptions.range,
+        makespan_s=replayed.makespan_s.range,
         courses=tuple(
             _course(run, found.config.objective.sign, replayed.costs.handover_s, without)
             for _, run in replayed.runs
@@ -133,10 +131,6 @@ def _course(run: Run, sign: float, handover_s: float, without: Collection[JobId]
         (min(s.begin_s + handover_s, s.end_s), s.end_s, len(s.gpus)) for s in run.segments
     ]
     return Course.of(seen, held, maximize=sign < 0)
-
-
-def _range(bounds: Bounds) -> Range | None:
-    return None if bounds.low is None or bounds.high is None else (bounds.low, bounds.high)
 
 
 def _checkpoints_s(trials: Sequence[TrialRun]) -> Iterator[tuple[int, float]]:
