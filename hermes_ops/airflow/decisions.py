@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_PERIOD_S = 5.0
 CHUNK_LINES = 2_000
+TAIL_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +143,28 @@ def _send_chunk(tracker: Tracker, sweep: str, parent_run_id: str) -> bool:
 def read_local(sweep: str) -> list[dict[str, Any]]:
     """The decisions of a sweep that lie on this machine, oldest first."""
     path = _path(sweep)
+    return _parsed(path.read_bytes()) if path.exists() else []
+
+
+def read_tail(sweep: str) -> list[dict[str, Any]]:
+    """The newest of them, as many as fit into 64 kB, oldest first."""
+    path = _path(sweep)
     if not path.exists():
         return []
+    with path.open("rb") as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+        file.seek(begin)
+        if begin:
+            file.readline()  # the rest of a line
+        return _parsed(file.read())
+
+
+def _parsed(lines: bytes) -> list[dict[str, Any]]:
     found = []
-    for line in path.read_text().splitlines():
+    for line in lines.splitlines():
         try:
             found.append(json.loads(line))
-        except json.JSONDecodeError:  # torn by a kill
+        except ValueError:  # torn by a kill
             continue
     return found
 

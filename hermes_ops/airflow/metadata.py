@@ -162,6 +162,17 @@ class Metadata:
             for r in self._all(query)
         )
 
+    def dags_of(self, sweep: str) -> tuple[str, ...]:
+        """The DAGs that have, or had, a sweep of that id; ended ones count, deleted runs do not."""
+        from sqlalchemy import select
+
+        store, parts = self._store.c, sweep.split(":")
+        runs = [":".join(parts[place:]) for place in range(len(parts))]  # whatever the DAG's part
+        query = select(store.dag_id, store.run_id, store.task_id).where(
+            store.key == SWEEP_KEY, store.run_id.in_(runs)
+        )
+        return tuple(sorted({r[0] for r in self._all(query) if sweep_id(*r) == sweep}))
+
     def trials(self, run: RunRow, task_id: str) -> tuple[TrialRow, ...]:
         """The expanded trials of a sweep, by number; empty before their expansion."""
         from sqlalchemy import select

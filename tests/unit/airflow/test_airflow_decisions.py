@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.decisions import Decision, DecisionLog, decision, read_local
+from hermes_ops.airflow.decisions import Decision, DecisionLog, decision, read_local, read_tail
 from hermes_ops.core.model import JobId, Reason, Term
 from tests.unit.airflow.worlds import SWEEP, Journal
 
@@ -123,3 +123,15 @@ def test_a_line_torn_by_a_kill_costs_no_other_decision(home: Path) -> None:
     assert sent(mlflow) == [(1, [1])]
     log_of(Journal()).append([choice(2)])
     assert [d["trial"] for d in read_local(SWEEP)] == [1, 2]
+
+
+def test_the_tail_of_a_long_log_is_its_newest_lines_and_no_torn_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log_of(Journal()).append(choice(n) for n in range(50))
+    assert read_tail(SWEEP) == read_local(SWEEP)
+    monkeypatch.setattr("hermes_ops.airflow.decisions.TAIL_BYTES", 1_000)
+    found = read_tail(SWEEP)
+    assert 0 < len(found) < 50
+    assert found == read_local(SWEEP)[-len(found) :]
+    assert read_tail("unknown") == []

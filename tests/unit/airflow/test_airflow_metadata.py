@@ -198,3 +198,16 @@ def test_another_version_of_airflow_is_refused(
     monkeypatch.setattr("airflow.__version__", version)
     with pytest.raises(Unsupported, match=f"{version} is not supported"):
         Metadata(engine).check()
+
+
+def test_a_sweep_belongs_to_the_dags_whose_runs_have_its_id_ended_ones_too(engine: Engine) -> None:
+    add_run(engine, state="success")
+    add_record(engine, "hermes_sweep", sweep_record())
+    add_record(engine, "hermes_lease", {}, "trial", 0)
+    own: Any = Metadata(engine)
+    add(engine, own._store, dag_run_id=2, dag_id="nightly", run_id="at:2026", task_id="grp.plan",
+        map_index=-1, key="hermes_sweep", value="{}", updated_at=NOW)  # fmt: skip
+    assert Metadata(engine).dags_of(SWEEP) == ("hermes_sweep",)
+    assert Metadata(engine).dags_of("nightly:grp:at:2026") == ("nightly",)
+    for unknown in ("at:2026", "nightly:at:2026", f"other:{SWEEP}", "", "x"):
+        assert Metadata(engine).dags_of(unknown) == ()
