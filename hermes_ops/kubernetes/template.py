@@ -1,0 +1,268 @@
+"""The pod of a trial's segment, as plain data: defaults, the platform's template, the sweep's own.
+
+Each layer goes before the one under it. The defaults fulfil the restricted pod security standard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_ops.config import PodSpec
+from hermes_ops.kubernetes.gpus import RESOURCE
+
+CONTAINER = "base"
+"""Name of the container that is the trial; a template's first container gets it."""
+
+TRIAL_MOUNT = "/hermes/trial"
+"""Where the trial finds its own folder, the only one of the volume that it sees."""
+
+DEFAULT_USER = 1000
+GRACE_MARGIN_S = 15
+"""Seconds beyond the script's grace: for the result and what else the guard writes."""
+
+SWEEP, TRIAL, EPOCH, TRY = (f"hermes-ops/{name}" for name in ("sweep", "trial", "epoch", "try"))
+LABEL_LENGTH = 63
+
+Plain = dict[str, Any]
+_KEYS = ("name", "mountPath", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one segment brings into its pod.
+
+    `folder` is the trial's folder in the claim's volume; `identity` is unique among all trials.
+    """
+
+    sweep: str
+    number: int
+    epoch: int
+    attempt: int
+    identity: str
+    folder: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    gpus: int
+    grace_s: float
+    user: int
+    nodes: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The pod's name: the same for each attempt at the same lease, so there is one pod."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.sweep.lower())[:30].strip("-")
+        digest = hashlib.sha256(self.identity.encode()).hexdigest()[:8]
+        return f"hermes-{slug}-{digest}-{self.number}-{self.epoch}".replace("--", "-")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """How the pod is found, and which attempt at which lease it belongs to."""
+        return {
+            "app.kubernetes.io/name": "hermes-trial",
+            "app.kubernetes.io/managed-by": "hermes-ops",
+            **labels_of_sweep(self.sweep),
+            TRIAL: str(self.number),
+            EPOCH: str(self.epoch),
+            TRY: str(self.attempt),
+        }
+
+
+def labels_of_sweep(sweep: str) -> dict[str, str]:
+    """What all pods of a sweep have in common; long or odd names are told apart by a digest."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", sweep).strip("-._")
+    if safe != sweep or len(safe) > LABEL_LENGTH:
+        digest = hashlib.sha256(sweep.encode()).hexdigest()[:8]
+        short = safe[: LABEL_LENGTH - 9].strip("-._") or "sweep"
+        safe = f"{short}-{digest}"
+    return {SWEEP: safe}
+
+
+def manifest(spec: PodSpec, facts: Facts, template: Mapping[str, Any] | None = None) -> Plain:
+    """The pod as Kubernetes' API takes it."""
+    base = _defaults(spec, facts)
+    if template:
+        base = merged(base, _named(template))
+    return merged(base, _specifics(spec, facts))
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
+    """Both as one, `over` first.
+
+    Mappings are merged by key; lists of mappings by name, mount path or key; other lists replaced.
+    """
+    result = dict(under)
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(below, value)
+        elif isinstance(below, list) and isinstance(value, list):
+            result[key] = _merged_lists(below, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _merged_lists(under: list[Any], over: list[Any]) -> list[Any]:
+    if not all(isinstance(item, Mapping) for item in (*under, *over)):
+        return list(over)
+    result = [dict(item) for item in under]
+    for item in over:
+        same = next((i for i, known in enumerate(result) if _same(known, item)), None)
+        if same is None:
+            result.append(dict(item))
+        else:
+            result[same] = merged(result[same], item)
+    return result
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    for key in _KEYS if "mountPath" not in one else ("mountPath",):
+        if key in one and key in other:
+            return bool(one[key] == other[key])
+    return one == other
+
+
+def _named(template: Mapping[str, Any]) -> Plain:
+    """The template with its first container under the trial's name."""
+    spec = dict(template.get("spec") or {})
+    containers = [dict(container) for container in spec.get("containers") or ()]
+    if containers:
+        containers[0]["name"] = CONTAINER
+        spec["containers"] = containers
+    return {**template, "spec": spec}
+
+
+def _defaults(spec: PodSpec, facts: Facts) -> Plain:
+    read_only = True if spec.read_only_root is None else spec.read_only_root
+    container = {
+        "name": CONTAINER,
+        "imagePullPolicy": "IfNotPresent",
+        "env": _variables({"HOME": "/tmp", "USER": "hermes"}),  # noqa: S108 - in the pod
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": read_only,
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - in the pod
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": facts.user,
+                "runAsGroup": facts.user,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+        },
+    }
+
+
+def _specifics(spec: PodSpec, facts: Facts) -> Plain:
+    metadata: Plain = {"name": facts.name, "labels": facts.labels}
+    if spec.namespace is not None:
+        metadata["namespace"] = spec.namespace
+    pod: Plain = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": round(facts.grace_s) + GRACE_MARGIN_S,
+        "nodeSelector": spec.node_selector,
+        "tolerations": _tolerations(spec),
+        "affinity": _affinity(facts.nodes),
+        "priorityClassName": spec.priority_class,
+        "serviceAccountName": spec.service_account,
+        "imagePullSecrets": [{"name": name} for name in spec.pull_secrets or ()],
+        "containers": [_container(spec, facts)],
+        "volumes": [
+            {"name": "trials", "persistentVolumeClaim": {"claimName": spec.claim}},
+            *(_volume(n, v.model_dump()) for n, v in enumerate(spec.volumes or ())),
+        ],
+    }
+    return {"metadata": metadata, "spec": _without_nothing(pod)}
+
+
+def _container(spec: PodSpec, facts: Facts) -> Plain:
+    environment = {**(spec.environment or {}), **facts.environment}
+    container: Plain = {
+        "name": CONTAINER,
+        "image": spec.image,
+        "imagePullPolicy": spec.pull_policy.value if spec.pull_policy else None,
+        "command": ["hermes-trial"],
+        "args": list(facts.arguments),
+        "env": _variables(environment),
+        "envFrom": [{"secretRef": {"name": name}} for name in spec.secrets or ()],
+        "resources": _resources(spec, facts.gpus),
+        "volumeMounts": [
+            {"name": "trials", "mountPath": TRIAL_MOUNT, "subPath": facts.folder},
+            *(
+                {"name": f"volume-{n}", "mountPath": v.mount, "readOnly": _read_only(v)}
+                for n, v in enumerate(spec.volumes or ())
+            ),
+        ],
+    }
+    return _without_nothing(container)
+
+
+def _resources(spec: PodSpec, gpus: int) -> Plain:
+    counted = {spec.gpu_resource or RESOURCE: str(gpus)} if gpus else {}
+    requests, limits = {**(spec.requests or {}), **counted}, {**(spec.limits or {}), **counted}
+    return _without_nothing({"requests": requests, "limits": limits})
+
+
+def _variables(environment: Mapping[str, str]) -> list[Plain]:
+    # Kubernetes replaces $(NAME) in values; $$ is the sign itself.
+    return [{"name": n, "value": v.replace("$(", "$$(")} for n, v in environment.items()]
+
+
+def _tolerations(spec: PodSpec) -> list[Plain]:
+    return [
+        _without_nothing(
+            {
+                "key": t.key,
+                "operator": "Equal" if t.value is not None else "Exists",
+                "value": t.value,
+                "effect": t.effect.value if t.effect else None,
+            }
+        )
+        for t in spec.tolerations or ()
+    ]
+
+
+def _affinity(nodes: Sequence[str]) -> Plain:
+    """The plan's choice of nodes as a wish: only Kubernetes knows what is free there by now."""
+    if not nodes:
+        return {}
+    wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": sorted(set(nodes))}
+    term = {"weight": 100, "preference": {"matchExpressions": [wanted]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def _volume(number: int, volume: Mapping[str, Any]) -> Plain:
+    sources: Plain = {
+        "persistentVolumeClaim": {"claimName": volume["claim"], "readOnly": volume["read_only"]},
+        "configMap": {"name": volume["config_map"]},
+        "secret": {"secretName": volume["secret"]},
+        "emptyDir": {"medium": "Memory", "sizeLimit": volume["memory"]},
+    }
+    named = zip(("claim", "config_map", "secret", "memory"), sources.items(), strict=True)
+    return {
+        "name": f"volume-{number}",
+        **{kind: source for key, (kind, source) in named if volume[key] is not None},
+    }
+
+
+def _read_only(volume: Any) -> bool:  # noqa: ANN401 - a volume of the config
+    return bool(volume.read_only and volume.memory is None)
+
+
+def _without_nothing(mapping: Mapping[str, Any]) -> Plain:
+    return {key: value for key, value in mapping.items() if value not in (None, {}, [])}

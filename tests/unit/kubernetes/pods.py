@@ -1,0 +1,61 @@
+"""A cluster of one namespace in memory, and pods as its API shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hermes_ops.errors import HermesError
+from hermes_ops.kubernetes.api import PodView
+
+POD = PodView(name="p-1", uid="u-1", version="1", phase="Pending", owner="1", epoch=1)
+
+
+@dataclass
+class FakePods:
+    """Answers from `pods`; while `away` is set every call raises it."""
+
+    pods: dict[str, PodView] = field(default_factory=dict)
+    deleted: list[tuple[str, int]] = field(default_factory=list)
+    made: list[Any] = field(default_factory=list)
+    lines: tuple[str, ...] = ()
+    away: HermesError | None = None
+    next_uid: int = 1
+
+    def create(self, pod: Any) -> PodView | None:
+        self._answer()
+        if pod in self.pods:
+            return None
+        self.made.append(pod)
+        view = replace(POD, name=pod, uid=f"new-{self.next_uid}")
+        self.next_uid += 1
+        self.pods[pod] = view
+        return view
+
+    def read(self, name: str) -> PodView | None:
+        self._answer()
+        return self.pods.get(name)
+
+    def find(self, labels: Mapping[str, str]) -> list[PodView]:
+        self._answer()
+        return list(self.pods.values())
+
+    def own(self, pod: PodView, attempt: str) -> bool:
+        self.pods[pod.name] = replace(self.pods[pod.name], owner=attempt)
+        return True
+
+    def delete(self, pod: PodView, grace_s: int) -> bool:
+        self._answer()
+        self.deleted.append((pod.name, grace_s))
+        return True
+
+    def log(self, name: str, since_s: int | None) -> Iterator[str]:
+        yield from self.lines
+
+    def change(self, name: str, **facts: Any) -> None:
+        self.pods[name] = replace(self.pods[name], **facts)
+
+    def _answer(self) -> None:
+        if self.away is not None:
+            raise self.away
