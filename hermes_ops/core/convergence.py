@@ -16,6 +16,7 @@ divided by the training seconds of the slice and by the largest drop seen in the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -93,8 +94,8 @@ class _Curves:
     """
 
     def __init__(self, curves: Iterable[Sequence[Point]]) -> None:
-        columns = np.array(_FACTS.of(curves)).T
-        self.lengths, self.before, self.after, self.highest, newest, self.slice_s = columns
+        facts = np.fromiter(chain.from_iterable(_FACTS.of(curves)), float).reshape(-1, 6).T
+        self.lengths, self.before, self.after, self.highest, newest, self.slice_s = facts
         self.is_finite_now = np.isfinite(newest)
 
 

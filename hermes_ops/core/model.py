@@ -96,7 +96,7 @@ class Job:
     @property
     def holds_gpus(self) -> bool:
         """True for a job that has GPUs now or has been granted them."""
-        return self.phase in (Phase.STARTING, Phase.RUNNING)
+        return self.phase in HOLDING_PHASES
 
     def attained_gpu_s(self, now_s: float) -> float:
         """Service up to `now_s`: it grows by the share held of each GPU, times the seconds.
@@ -123,6 +123,7 @@ class Job:
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 QUEUED_PHASES = (Phase.PENDING, Phase.WAITING)
+HOLDING_PHASES = (Phase.STARTING, Phase.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Snapshot:
     @cached_property
     def holding(self) -> Sequence[Job]:
         """The RUNNING and STARTING jobs, in order of submission."""
-        return tuple(by_submission(job for job in self.jobs if job.holds_gpus))
+        return tuple(by_submission(job for job in self.jobs if job.phase in HOLDING_PHASES))
 
     @cached_property
     def queue(self) -> Sequence[Job]:

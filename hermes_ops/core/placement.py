@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
 
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot, SweepId
 from hermes_ops.core.order import SubmissionKey, by_submission, submission
@@ -81,8 +81,12 @@ def _remembered(snapshot: Snapshot, memory: Queues) -> Places:
 
 
 def _place_open(snapshot: Snapshot, places: Places, loads: Loads) -> None:
-    lost = (j for j in snapshot.jobs if j.is_open and j.id not in places)
-    for job in by_submission(lost):
+    waiting = (j for j in snapshot.queue if j.phase is Phase.WAITING and j.id not in places)
+    others = (*snapshot.holding, *snapshot.others)
+    lost = by_submission(j for j in others if j.is_open and j.id not in places)
+    for job in merge(waiting, lost, key=submission):
+        if not loads.has_room:
+            return
         gpus = loads.join(job.min_gpus)
         if gpus is not None:
             places[job.id] = gpus

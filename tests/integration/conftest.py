@@ -47,9 +47,11 @@ class Stack:
     def mlflow_url(self) -> str:
         return self.environment["MLFLOW_TRACKING_URI"]
 
-    def hermes(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run `hermes ARGUMENTS` against this stack and return its output."""
-        return run_hermes(*arguments, home=self.home, timeout_s=timeout_s)
+    def hermes(
+        self, *arguments: str, timeout_s: float = 120, folder: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `hermes ARGUMENTS` against this stack, in the folder, and return its output."""
+        return run_hermes(*arguments, home=self.home, timeout_s=timeout_s, folder=folder)
 
     def up(self, *options: str) -> subprocess.CompletedProcess[str]:
         free = ("--airflow-port", "0", "--mlflow-port", "0")
@@ -60,11 +62,12 @@ class Stack:
 
 
 def run_hermes(
-    *arguments: str, home: Path, timeout_s: float = 120
+    *arguments: str, home: Path, timeout_s: float = 120, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(
         [str(HERMES), *arguments],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=timeout_s,
