@@ -20,6 +20,7 @@ from hermes_ops.errors import Unavailable
 from hermes_ops.simulator.reported import background
 from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
 from hermes_ops.tracking.columns import log_columns
+from hermes_ops.tracking.nights import log_outcome
 from hermes_ops.tracking.runs import RUN_STATUS
 from hermes_ops.tracking.summary import Collected, collect, find
 
@@ -53,6 +54,7 @@ def close_sweep(
         max_trials=config.trial_count,
     )
     log_columns(tracker, collected)
+    log_outcome(tracker, collected)
     DecisionLog(tracker).upload(sweep, ref.parent_run_id, force=True)
     _upload(tracker, ref, sweep, config, collected)
     _free(sweep, collected)

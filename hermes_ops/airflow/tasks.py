@@ -3,67 +3,120 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from jinja2 import TemplateError
 
+from hermes_ops.airflow.addresses import report_address, run_address
+from hermes_ops.airflow.connections import Connections
 from hermes_ops.airflow.continuing import with_trials
+from hermes_ops.airflow.identity import sweep_of
 from hermes_ops.airflow.metrics import tracking_uri
+from hermes_ops.airflow.nights import Nights
+from hermes_ops.airflow.outcome import best_of
+from hermes_ops.airflow.pod_sweeps import check_pods, end_left_pods
 from hermes_ops.airflow.published import published
 from hermes_ops.airflow.records import OUTCOMES, SWEEP_KEY, SweepRecord, decode, encode
-from hermes_ops.config import parse
+from hermes_ops.airflow.source import SweepSource
+from hermes_ops.config import RunIn, SweepConfig, parse
 from hermes_ops.errors import ConfigError
-from hermes_ops.tracking import Tracker
+from hermes_ops.tracking import SweepRef, Tracker
+
+SWEEP_XCOM, REPORT_XCOM = "hermes_mlflow_sweep", "hermes_report"
+"""XCom keys under which a sweep's tasks leave the addresses of its run and of its report."""
+CONFIG_XCOM = "hermes_config"
+"""XCom key of the sweep as it was planned, for its report; secrets are stars in it."""
 
 
 class PlanOperator(BaseOperator):
-    """Validates the run's configuration, opens the sweep in MLflow, returns the trial numbers.
+    """Validates the sweep, opens it in MLflow, returns the trial numbers.
 
     :param trial_task: the id of the mapped task that runs the trials
+    :param source: where the sweep is read from; by default the configuration of the DAG run
+    :param connections: what leads to MLflow in the place of its variables
+    :param nights: what makes the sweep one of many nights
     """
 
-    def __init__(self, *, trial_task: str, **kwargs: Any) -> None:  # noqa: ANN401 - Airflow's own
+    def __init__(
+        self,
+        *,
+        trial_task: str,
+        source: SweepSource | None = None,
+        connections: Connections | None = None,
+        nights: Nights | None = None,
+        **kwargs: Any,  # noqa: ANN401 - Airflow's own
+    ) -> None:
         super().__init__(**kwargs)
         self.trial_task = trial_task
+        self.source = source or SweepSource()
+        self.connections = connections or Connections()
+        self.nights = nights
 
     def execute(self, context: Mapping[str, Any]) -> list[int]:
         """Refuse a bad configuration before anything starts; safe to repeat."""
-        run_id = str(context["run_id"])
-        try:
-            config = parse(dict(context["params"]), source=run_id, base=None)
-        except ConfigError as error:
-            raise AirflowFailException(str(error)) from None
-        if not Path(config.trial.directory).is_absolute():
-            raise AirflowFailException(
-                f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path "
-                "if the sweep is triggered from Airflow. Fix: write the whole path, or start the "
-                "sweep with `hermes sweep run FILE`, which takes it from the file's folder."
-            )
         before = decode(SweepRecord, context["task_state_store"].get(SWEEP_KEY))
-        if before is not None:  # it has been extended, or this is another try
-            config = parse(before.config, source=run_id, base=None)
+        config = self._read(context) if before is None else _again(before, context)
+        self.connections.enter()
         tracker = Tracker(tracking_uri())
-        sweep = tracker.ensure_sweep(
-            config.name,
-            run_id,
-            published(config).to_yaml(),
-            {"hermes.sampler": config.search.algorithm.value, "hermes.name": config.name},
+        if before is None and self.nights is not None:
+            config = self.nights.begin(config, tracker, context["ti"], self.log.info)
+        sweep = sweep_of(self, context)
+        ref = tracker.ensure_sweep(
+            config.name, sweep, published(config).to_yaml(), self._tags(config)
         )
         record = SweepRecord(
             config=json.loads(config.to_json()),
             trials=config.trial_count,
             trial_task=self.trial_task,
-            parent_run_id=sweep.parent_run_id,
-            experiment_id=sweep.experiment_id,
+            parent_run_id=ref.parent_run_id,
+            experiment_id=ref.experiment_id,
             experiment=config.name,
             touched=before.touched if before is not None else (),
+            planned_s=before.planned_s if before is not None else time.time(),
+            nightly=self.nights is not None,
         )
         context["task_state_store"].set(SWEEP_KEY, encode(record))
-        self.log.info("Sweep %s: %s trials", run_id, record.trials)
+        self._leave(context["ti"], config, ref)
+        self.log.info("Sweep %s: %s trials", sweep, record.trials)
         return list(range(record.trials))
+
+    def _read(self, context: Mapping[str, Any]) -> SweepConfig:
+        def render(text: str) -> str:
+            return str(self.render_template(text, context))  # type: ignore[arg-type]
+
+        try:
+            config = self.source.config(context, render)
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
+        except TemplateError as error:
+            raise AirflowFailException(f"a template of the sweep is wrong: {error}") from None
+        if config.trial.run_in is RunIn.POD:
+            check_pods(config)
+        elif not Path(config.trial.directory).is_absolute():
+            raise AirflowFailException(
+                f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path "
+                "if the sweep is triggered from Airflow. Fix: write the whole path, or start the "
+                "sweep with `hermes sweep run FILE`, which takes it from the file's folder."
+            )
+        return config
+
+    def _tags(self, config: SweepConfig) -> dict[str, str]:
+        tags = {"hermes.sampler": config.search.algorithm.value, "hermes.name": config.name}
+        return {**tags, **self.nights.tags} if self.nights is not None else tags
+
+    def _leave(self, ti: Any, config: SweepConfig, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's own
+        ti.xcom_push(CONFIG_XCOM, json.loads(published(config).to_json()))
+        ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
+
+
+def _again(before: SweepRecord, context: Mapping[str, Any]) -> SweepConfig:
+    """The sweep of an earlier try, or one that has been extended."""
+    return parse(before.config, source=str(context["run_id"]), base=None)
 
 
 class ReportOperator(BaseOperator):
@@ -71,6 +124,7 @@ class ReportOperator(BaseOperator):
 
     :param plan_task: the id of the task that planned the sweep
     :param trial_task: the id of the mapped task that ran the trials
+    :param connections: what leads to MLflow in the place of its variables
     """
 
     def __init__(
@@ -78,36 +132,55 @@ class ReportOperator(BaseOperator):
         *,
         plan_task: str,
         trial_task: str,
+        connections: Connections | None = None,
         **kwargs: Any,  # noqa: ANN401 - Airflow's own
     ) -> None:
         super().__init__(**kwargs)
         self.plan_task = plan_task
         self.trial_task = trial_task
+        self.connections = connections or Connections()
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """The best trial; fails when the sweep was never planned or no trial has a result."""
         from hermes_ops.airflow.reporting import close_sweep
 
-        numbers = context["ti"].xcom_pull(task_ids=self.plan_task)
+        ti = context["ti"]
+        numbers = ti.xcom_pull(task_ids=self.plan_task)
         if numbers is None:
-            raise AirflowFailException("the sweep was not planned; see the log of its plan task")
-        config = parse(dict(context["params"]), source=str(context["run_id"]), base=None)
-        config = with_trials(config, len(numbers))
-        finals = self._finals(context)
-        document = close_sweep(Tracker(tracking_uri()), str(context["run_id"]), config, finals)
+            self._leave_unplanned(ti)
+        found = ti.xcom_pull(task_ids=self.plan_task, key=CONFIG_XCOM)
+        config = with_trials(parse(found, str(context["run_id"]), None), len(numbers))
+        self.connections.enter()
+        tracker = Tracker(tracking_uri())
+        sweep = sweep_of(self, context)
+        end_left_pods(config, sweep)
+        document = close_sweep(tracker, sweep, config, self._finals(ti))
         if document["best"] is None:
             raise AirflowFailException("no trial of the sweep reported its objective")
-        return dict(document["best"])
+        ref, best = best_of(tracker, config.name, document)
+        page = report_address(tracking_uri(), ref.experiment_id, ref.parent_run_id)
+        ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
+        ti.xcom_push(REPORT_XCOM, page)
+        for asset in self.outlets:
+            context["outlet_events"][asset].extra = {**best, "report": page}
+        return best
 
-    def _finals(self, context: Mapping[str, Any]) -> dict[int, str]:
+    def _leave_unplanned(self, ti: Any) -> None:  # noqa: ANN401 - Airflow's own
+        """Skip the report of a sweep that was skipped; fail for one whose plan failed."""
+        state = self._states(ti, self.plan_task).get(self.plan_task)
+        if state == "skipped":
+            raise AirflowSkipException("the sweep was skipped; see the log of its plan task")
+        raise AirflowFailException("the sweep was not planned; see the log of its plan task")
+
+    def _finals(self, ti: Any) -> dict[int, str]:  # noqa: ANN401 - Airflow's own
         """What each trial's task ended as."""
-        ti = context["ti"]
-        found = ti.get_task_states(
-            dag_id=ti.dag_id, task_ids=[self.trial_task], run_ids=[ti.run_id]
-        )
-        states: Mapping[str, str] = found.get(ti.run_id) or {}
         return {
             int(name.rpartition("_")[2]): OUTCOMES.get(str(state), "failed")
-            for name, state in states.items()
+            for name, state in self._states(ti, self.trial_task).items()
             if name.rpartition("_")[2].isdigit()
         }
+
+    def _states(self, ti: Any, task_id: str) -> Mapping[str, str]:  # noqa: ANN401 - Airflow's own
+        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
+        states: Mapping[str, str] = found.get(ti.run_id) or {}
+        return states

@@ -26,6 +26,7 @@ from hermes_ops.config.fields import (
 )
 from hermes_ops.config.parameters import SpaceSpec, to_space
 from hermes_ops.config.pod import PodSpec, RunIn
+from hermes_ops.config.nightly import Nightly
 from hermes_ops.search import make_sampler
 from hermes_ops.search.constraint import Constraint
 from hermes_ops.search.feasible import Feasible, positions
@@ -220,6 +221,7 @@ class SweepConfig(Model):
         Field(examples=["0 2 * * *"]),
     ] = None
     """Cron expression at which the sweep is run; null: when triggered."""
+    nightly: Nightly = Nightly()
 
     @property
     def trial_count(self) -> int:

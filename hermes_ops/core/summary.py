@@ -82,6 +82,18 @@ class TrialSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Night:
+    """An earlier sweep of the same schedule; `started_s` is Unix time."""
+
+    sweep: str
+    started_s: float
+    state: str
+    best: float | None
+    config: Mapping[str, Any]
+    gpu_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SweepSummary:
     """A sweep and its trials by number; `direction` is minimize or maximize."""
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hermes_ops.core.summary import Night
+
 if TYPE_CHECKING:
     from hermes_ops.config import SweepConfig
 
@@ -92,7 +94,8 @@ class Background:
     `started_s`: Unix seconds. `best_finished` with `time_to_best_s`: the finished trial with the
     best value and when it had ended, seconds since the start. `stops`: (trial, Unix seconds) of
     each decision to stop a trial that was to go on. `checkpoint_s`: what a trial's checkpoints
-    take, as it measured them. `no_alternatives`: why there is no replay.
+    take, as it measured them. `no_alternatives`: why there is no replay. `nights`: earlier sweeps of
+    the same schedule, newest first.
     """
 
     config: SweepConfig | None = None
@@ -106,3 +109,4 @@ class Background:
     endings: Mapping[int, Ending] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     no_alternatives: str = ""
+    nights: tuple[Night, ...] = ()

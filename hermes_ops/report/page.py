@@ -15,6 +15,7 @@ from typing import Any
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
 from hermes_ops.report.background import Background, Range
 from hermes_ops.report.duration import duration
+from hermes_ops.report.nights import nights
 from hermes_ops.report.pictures import pictures
 from hermes_ops.report.switching import switching_gpu_s
 from hermes_ops.report.table import FACTS, parameters, rows, shown
@@ -67,6 +68,7 @@ def page(
         best=_best(summary),
         **_story(summary, curves, segments, background),
         compared=_compared(summary, background),
+        nights=nights(summary, background),
         pictures=pictures(summary, curves, segments, background),
         header=[_HEADINGS.get(f, f) for f in FACTS] + list(parameters(summary)),
         trials=_trials(summary),

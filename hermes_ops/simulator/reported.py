@@ -17,6 +17,7 @@ from hermes_ops.simulator.replay import Choice, Replay
 from hermes_ops.simulator.replay import replay as replayed_under
 from hermes_ops.simulator.workload import Run
 from hermes_ops.tracking import Tracker, TrialRun
+from hermes_ops.tracking.nights import earlier_nights
 from hermes_ops.tracking.runs import RUN_STATUS
 from hermes_ops.tracking.summary import Collected
 
@@ -47,6 +48,7 @@ def background(
         started_s=found.run.started_ms / 1_000,
         checkpoint_s=dict(_checkpoints_s(found.trials)),
         endings={t.number: _ending(t) for t in found.trials if t.state in RUN_STATUS},
+        nights=earlier_nights(tracker, found.run, config.nightly.compare),
     )
     if found.run.state not in RUN_STATUS:
         return replace(told, no_alternatives="the sweep has not ended yet.")

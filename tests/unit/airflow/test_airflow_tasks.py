@@ -4,11 +4,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from hermes_ops.airflow import tasks
+from hermes_ops.airflow.dag import sweep_asset
 from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
+from hermes_ops.airflow.source import SweepSource
 from hermes_ops.airflow.tasks import PlanOperator, ReportOperator
+from hermes_ops.tracking import SweepRef
 from tests.unit.airflow.worlds import SWEEP, DictStore, sweep_file
 
 
@@ -35,8 +38,16 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Mlflow]:
     return Mlflow
 
 
+class Pushed(dict[str, Any]):
+    """A task instance; keeps the XComs that were pushed."""
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
 def context(params: dict[str, Any], ti: Any = None) -> dict[str, Any]:
-    return {"run_id": SWEEP, "params": params, "task_state_store": DictStore(), "ti": ti}
+    own = Pushed() if ti is None else ti
+    return {"run_id": SWEEP, "params": params, "task_state_store": DictStore(), "ti": own}
 
 
 def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlflow]) -> None:
@@ -47,6 +58,8 @@ def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlfl
     assert record is not None
     assert (record.trials, record.trial_task, record.parent_run_id) == (8, "trial", "parent")
     assert mlflow.opened == [("digits", SWEEP)]
+    assert given["ti"]["hermes_mlflow_sweep"] == "http://mlflow/#/experiments/7/runs/parent"
+    given["params"] = sweep_file(name="other")
     assert operator.execute(given) == list(range(8))  # a second try changes nothing
     assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
 
@@ -67,6 +80,8 @@ def test_the_configuration_in_mlflow_holds_no_secret(mlflow: type[Mlflow]) -> No
     record = decode(SweepRecord, given["task_state_store"][SWEEP_KEY])
     assert record is not None
     assert record.config["trial"]["environment"]["HF_TOKEN"] == "swordfish"
+    assert "swordfish" not in str(given["ti"])
+    assert "salmon" not in str(given["ti"])
 
 
 def relative() -> dict[str, Any]:
@@ -90,48 +105,90 @@ def test_a_bad_configuration_fails_the_plan_for_good_and_opens_nothing(
     assert (mlflow.opened, given["task_state_store"]) == ([], {})
 
 
-class Instance:
-    """The report's task instance: what the plan returned, how the trials' tasks ended."""
+class Instance(Pushed):
+    """The report's task instance: what the plan left, how the tasks ended."""
 
     dag_id, run_id = "hermes_sweep", SWEEP
 
     def __init__(self, numbers: list[int] | None, **states: str) -> None:
+        super().__init__()
         self.numbers, self.states = numbers, states
 
-    def xcom_pull(self, task_ids: str) -> list[int] | None:
-        return self.numbers
+    def xcom_pull(self, task_ids: str, key: str = "return_value") -> Any:
+        return self.numbers if key == "return_value" else sweep_file()
 
     def get_task_states(self, dag_id: str, task_ids: list[str], run_ids: list[str]) -> Any:
-        return {self.run_id: self.states}
+        known = {n: s for n, s in self.states.items() if n.startswith(task_ids[0])}
+        return {self.run_id: known}
 
 
-def test_a_report_closes_the_sweep_with_what_each_trials_task_ended_as(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    closed: list[Any] = []
+BEST = {"number": 1, "config": {"rate": 0.1}, "best": 0.5}
+
+
+def report() -> ReportOperator:
+    return ReportOperator(task_id="report", plan_task="plan", trial_task="trial")
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What sweeps were closed with."""
+    found: list[Any] = []
 
     def close(tracker: Any, sweep: str, config: Any, finals: dict[int, str]) -> dict[str, Any]:
-        closed.append((sweep, config.name, finals))
-        return {"best": {"number": 1}}
+        found.append((sweep, config.name, finals))
+        return {"sweep": sweep, "best": BEST}
+
+    def best(tracker: Any, experiment: str, document: Any) -> tuple[SweepRef, dict[str, Any]]:
+        return SweepRef(document["sweep"], "7", "parent"), {**document["best"], "model_uri": "m"}
 
     monkeypatch.setattr("hermes_ops.airflow.reporting.close_sweep", close)
+    monkeypatch.setattr(tasks, "best_of", best)
+    return found
+
+
+def test_a_report_closes_the_sweep_with_what_each_trials_task_ended_as(closed: list[Any]) -> None:
     states = {"trial_0": "success", "trial_1": "failed", "trial_2": "skipped",
               "trial_3": "upstream_failed"}  # fmt: skip
-    operator = ReportOperator(task_id="report", plan_task="plan", trial_task="trial")
-    given = context(sweep_file(), Instance([0, 1, 2, 3], **states))
-    assert operator.execute(given) == {"number": 1}
+    given = context({}, Instance([0, 1, 2, 3], **states))
+    assert report().execute(given) == {**BEST, "model_uri": "m"}
     finals = {0: "finished", 1: "failed", 2: "cancelled", 3: "failed"}
     assert closed == [(SWEEP, "digits", finals)]
+    page = "http://mlflow/#/experiments/7/runs/parent"
+    assert given["ti"]["hermes_report"] == f"{page}/artifacts/report/report.html"
+    assert given["ti"]["hermes_mlflow_sweep"] == page
+
+
+def test_the_event_of_a_sweeps_asset_says_what_came_out(closed: list[Any]) -> None:
+    asset = sweep_asset("mine", "digits")
+    event = SimpleNamespace(extra={})
+    given = {**context({}, Instance([0], trial_0="success")), "outlet_events": {asset: event}}
+    operator = report()
+    operator.outlets = [asset]
+    operator.execute(given)
+    assert event.extra["config"] == {"rate": 0.1}
+    assert event.extra["report"].endswith("report.html")
 
 
 def test_a_sweep_without_any_result_fails_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_ops.airflow.reporting.close_sweep", lambda *_: {"best": None})
-    operator = ReportOperator(task_id="report", plan_task="plan", trial_task="trial")
     with pytest.raises(AirflowFailException, match="no trial of the sweep reported"):
-        operator.execute(context(sweep_file(), Instance([0], trial_0="failed")))
+        report().execute(context({}, Instance([0], trial_0="failed")))
 
 
 def test_a_sweep_that_was_not_planned_has_no_report() -> None:
-    operator = ReportOperator(task_id="report", plan_task="plan", trial_task="trial")
     with pytest.raises(AirflowFailException, match="was not planned"):
-        operator.execute(context(sweep_file(), Instance(None)))
+        report().execute(context({}, Instance(None, plan="failed")))
+
+
+def test_a_sweep_that_was_skipped_has_its_report_skipped() -> None:
+    with pytest.raises(AirflowSkipException):
+        report().execute(context({}, Instance(None, plan="skipped")))
+
+
+def test_a_template_that_is_wrong_fails_the_plan_and_opens_nothing(mlflow: type[Mlflow]) -> None:
+    trial = {"command": ["python", "{{ ds | nonsense }}"], "directory": "/"}
+    source = SweepSource(sweep_file(trial=trial))
+    operator = PlanOperator(task_id="plan", trial_task="trial", source=source)
+    with pytest.raises(AirflowFailException, match="a template of the sweep is wrong"):
+        operator.execute(context({}))
+    assert mlflow.opened == []
