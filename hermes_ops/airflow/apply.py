@@ -39,6 +39,7 @@ from hermes_ops.airflow.records import (
     StopFlag,
     encode,
 )
+from hermes_ops.config import leased_pod
 from hermes_ops.core.model import Action, JobId, Phase, Snapshot, Start, Stop
 from hermes_ops.core.model import Plan as Allocation
 from hermes_ops.errors import HermesError, Unavailable
@@ -231,6 +232,7 @@ class Applier:
             max_failures=spec.max_failures,
             experiment=plan.record.experiment,
             experiment_id=plan.record.experiment_id,
+            pod=leased_pod(spec.run_in, spec.pod),
         )
 
     def _tag(self, book: Book, name: str, value: str) -> None:

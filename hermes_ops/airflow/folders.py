@@ -20,6 +20,11 @@ def home() -> Path:
     return Path(os.environ.get("HERMES_HOME") or Path.home() / ".hermes").absolute()
 
 
+def pod_file() -> Path:
+    """The installation's defaults for pods: HERMES_POD_DEFAULTS, else pod.yaml in the home."""
+    return Path(os.environ.get("HERMES_POD_DEFAULTS") or home() / "pod.yaml")
+
+
 def safe_name(run_id: str) -> str:
     """A sweep's id as a folder name: two ids have two names."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)

@@ -45,6 +45,12 @@ def trial_environment(
 ) -> dict[str, str]:
     """What the user's script finds in its environment."""
     kept = {k: v for k, v in inherited.items() if k in KEPT or not k.startswith(HIDDEN_PREFIXES)}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode a framework starts twice as slowly
+    return {**kept, **trial_variables(lease, folder, sweep, number)}
+
+
+def trial_variables(lease: Lease, folder: TrialFolder, sweep: str, number: int) -> dict[str, str]:
+    """Our part of it and the sweep's."""
     gpus = ",".join(str(g) for g in lease.gpus)
     ours = {
         "HERMES_SWEEP": sweep,
@@ -61,29 +67,34 @@ def trial_environment(
     }
     if lease.max_epochs is not None:
         ours["HERMES_MAX_EPOCHS"] = str(lease.max_epochs)
-    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode a framework starts twice as slowly
-    return {**kept, **ours, **lease.environment}
+    return {**ours, **lease.environment}
 
 
 def trial_command(lease: Lease, folder: TrialFolder, pool: str) -> list[str]:
     """The command line of the process that runs and guards the script."""
-    command = [sys.executable, "-P", "-m", "hermes_ops.trial", "--dir", str(folder.path)]
-    command += ["--epoch", str(lease.epoch), "--objective", lease.objective]
-    command += ["--grace", str(GRACE_S)]
+    command = [sys.executable, "-P", "-m", "hermes_ops.trial"]
+    options = trial_options(lease, folder, home() / "gpus" / pool)
+    standby = _standby_socket()
+    if standby is not None:
+        options += [f"--standby={standby}"]
+    return [*command, *options, "--", *lease.command]
+
+
+def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[str]:
+    """The options of hermes-trial that the lease stands for."""
+    options = ["--dir", str(folder.path)]
+    options += ["--epoch", str(lease.epoch), "--objective", lease.objective]
+    options += ["--grace", str(GRACE_S)]
     if lease.gpus:
-        command += ["--gpus", ",".join(str(g) for g in lease.gpus)]
-        command += ["--gpu-locks", str(home() / "gpus" / pool)]
+        options += ["--gpus", ",".join(str(g) for g in lease.gpus)]
+        options += ["--gpu-locks", str(gpu_locks)]
     optional = {
         "--time-limit": lease.time_limit_s,
         "--max-epochs": lease.max_epochs,
         "--metric-pattern": lease.metric_pattern,
         "--python": lease.python,
-        "--standby": _standby_socket(),
     }
-    for option, value in optional.items():
-        if value is not None:
-            command += [f"{option}={value}"]
-    return [*command, "--", *lease.command]
+    return options + [f"{name}={value}" for name, value in optional.items() if value is not None]
 
 
 def _standby_socket() -> str | None:
@@ -101,6 +112,7 @@ class LocalSegment:
     number: int
     pool: str
     emit: Callable[[str], None]
+    trouble: str = field(default="", init=False)
     _process: subprocess.Popen[bytes] = field(init=False)
     _reader: threading.Thread = field(init=False)
     _exited: IO[bytes] = field(init=False)  # becomes readable when the process exits

@@ -13,6 +13,7 @@ import sys
 from airflow.listeners import hookimpl
 
 from hermes_ops.airflow import afterwards
+from hermes_ops.airflow.folders import pod_file
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +28,16 @@ NEEDED = (
 )
 
 
+POD_MODULE = "hermes_ops.airflow.pods"
+"""Half a second of imports, for installations that say what their pods are like."""
+
+
 @hookimpl
 def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own signature
     """Called by Airflow when one of its components starts, before any worker is forked."""
     if "scheduler" not in sys.argv[1:2]:  # the component does not know yet what it is
         return
-    for name in NEEDED:
+    for name in (*NEEDED, POD_MODULE) if pod_file().exists() else NEEDED:
         try:
             importlib.import_module(name)
         except ImportError:  # the tasks will say so themselves; the scheduler must start

@@ -69,7 +69,10 @@ class CloseRecord:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1."""
+    """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1.
+
+    `pod` is the sweep's section `trial.pod`, as far as it says something; None for a process.
+    """
 
     epoch: int
     gpus: tuple[int, ...]
@@ -89,6 +92,7 @@ class Lease:
     experiment: str = ""
     experiment_id: str = ""
     revoked: bool = False
+    pod: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ from hermes_ops.airflow.identity import sweep_of
 from hermes_ops.airflow.metrics import tracking_uri
 from hermes_ops.airflow.nights import Nights
 from hermes_ops.airflow.outcome import best_of
+from hermes_ops.airflow.pod_sweeps import check_pods, end_left_pods
 from hermes_ops.airflow.published import published
 from hermes_ops.airflow.records import OUTCOMES, SWEEP_KEY, SweepRecord, decode, encode
 from hermes_ops.airflow.source import SweepSource
-from hermes_ops.config import SweepConfig, parse
+from hermes_ops.config import RunIn, SweepConfig, parse
 from hermes_ops.errors import ConfigError
 from hermes_ops.tracking import SweepRef, Tracker
 
@@ -94,7 +95,9 @@ class PlanOperator(BaseOperator):
             raise AirflowFailException(str(error)) from None
         except TemplateError as error:
             raise AirflowFailException(f"a template of the sweep is wrong: {error}") from None
-        if not Path(config.trial.directory).is_absolute():
+        if config.trial.run_in is RunIn.POD:
+            check_pods(config)
+        elif not Path(config.trial.directory).is_absolute():
             raise AirflowFailException(
                 f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path "
                 "if the sweep is triggered from Airflow. Fix: write the whole path, or start the "
@@ -150,6 +153,7 @@ class ReportOperator(BaseOperator):
         self.connections.enter()
         tracker = Tracker(tracking_uri())
         sweep = sweep_of(self, context)
+        end_left_pods(config, sweep)
         document = close_sweep(tracker, sweep, config, self._finals(ti))
         if document["best"] is None:
             raise AirflowFailException("no trial of the sweep reported its objective")

@@ -46,12 +46,13 @@ class Visit:
     def begin(cls, store: Store, lease: Lease, folder: TrialFolder, last: Segment | None) -> Visit:
         """A visit under this lease, after the segment `last`; nothing is written yet."""
         before = last or Segment(0, False, 0.0)
+        goes_on = lease.pod is not None and before.running and before.epoch == lease.epoch
         accounts = Accounts.of(folder.segments())
         record = replace(
             before,
             epoch=lease.epoch,
             running=True,
-            started_s=time.time(),
+            started_s=before.started_s if goes_on else time.time(),
             ended_s=None,
             outcome="",
             gpus=lease.gpus,

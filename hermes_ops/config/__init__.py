@@ -11,7 +11,7 @@ from hermes_ops.config.model import (
     TrialSpec,
 )
 from hermes_ops.config.parse import load_file, parse
-from hermes_ops.config.pod import PodSpec, RunIn, complete, pod_defaults, pod_spec
+from hermes_ops.config.pod import PodSpec, RunIn, complete, leased_pod, pod_defaults, pod_spec
 from hermes_ops.config.preview import Preview, check_preview
 from hermes_ops.config.render import render_command, render_environment
 from hermes_ops.config.schema import dag_params_schema, json_schema
@@ -32,6 +32,7 @@ __all__ = [
     "complete",
     "dag_params_schema",
     "json_schema",
+    "leased_pod",
     "load_file",
     "parse",
     "pod_defaults",

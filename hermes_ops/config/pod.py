@@ -186,3 +186,10 @@ def complete(spec: PodSpec, source: str) -> PodSpec:
     if problems:
         raise ConfigError(source, problems)
     return spec
+
+
+def leased_pod(run_in: RunIn, spec: PodSpec | None) -> dict[str, Any] | None:
+    """What a lease says of the trial's pod: as much as its sweep does; None for a process."""
+    if run_in is RunIn.PROCESS:
+        return None
+    return {} if spec is None else spec.model_dump(mode="json", exclude_none=True)

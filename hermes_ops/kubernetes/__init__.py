@@ -1,10 +1,11 @@
 """A trial's segment as a pod: what the pod is like, and its life from its creation to its end."""
 
-from hermes_ops.kubernetes.api import Pods, PodView, Rejected
+from hermes_ops.kubernetes.api import ClusterPods, Pods, PodView, Rejected
 from hermes_ops.kubernetes.life import Limits, OwnershipLost, PodSegment
 from hermes_ops.kubernetes.template import Facts, labels_of_sweep, manifest
 
 __all__ = [
+    "ClusterPods",
     "Facts",
     "Limits",
     "OwnershipLost",
