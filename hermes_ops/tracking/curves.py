@@ -28,10 +28,10 @@ class Curves:
 class CurveReader:
     """Reads the objective's curves of a sweep, of all its trials at once.
 
-    A read is one search, and one history request for each trial whose curve grew by other than
-    the very next step. Whoever logged the metric, the collector or the script itself, it counts.
-    Of several values for one step the one of the earliest time stands. A new reader begins with
-    everything: nothing is kept outside MLflow.
+    A read is one search, and one request for each trial whose curve grew by other than the very
+    next step: for the new steps alone. Whoever logged the metric, the collector or the script
+    itself, it counts. A point that comes late, for an earlier step, is seen at the trial's end. A
+    new reader begins with everything: nothing is kept outside MLflow.
     """
 
     def __init__(
@@ -74,11 +74,23 @@ class CurveReader:
         if latest is None or _same(latest, self._seen.get(trial.run_id)):
             return
         old = held.get(trial.number, ())
-        if old and trial.run_id in self._seen and latest.step == old[-1][0] + 1:
-            held[trial.number] = (*old, (latest.step, latest.value, latest.time_ms))
-        else:
+        new = self._grown(old, trial, latest) if trial.run_id in self._seen else None
+        if new is None:
             self._fetch(held, trial)
+        else:
+            held[trial.number] = (*old, *curve_of(new))
         self._seen[trial.run_id] = latest
+
+    def _grown(
+        self, old: CurvePoints, trial: TrialRun, latest: LatestMetric
+    ) -> tuple[LatestMetric, ...] | None:
+        """What came behind the old points; None when all must be read, the first step too."""
+        end = old[-1][0] if old else 0
+        if end < 1 or latest.step <= end:
+            return None
+        if latest.step == end + 1:
+            return (latest,)
+        return self._tracker.stretch(trial.run_id, self._metric, end + 1, latest.step)
 
     def _fetch(self, held: dict[int, CurvePoints], trial: TrialRun) -> None:
         points = curve_of(self._tracker.history(trial.run_id, self._metric))
@@ -88,6 +100,10 @@ class CurveReader:
 
 def curve_of(history: Iterable[LatestMetric]) -> CurvePoints:
     """Return the points by step, each step once with its earliest value.
+
+    A script that resumed from a checkpoint behind its last value logs some steps again. The first
+    value stands, as in the trial's own file: what a decision was taken on is never rewritten, and
+    the time at which a value was reached is when it was first seen.
 
     Keras' autologging counts epochs from 0 and the collector counts completed ones from 1; where
     both log, the first point is there twice and the one at step 0 is left out.

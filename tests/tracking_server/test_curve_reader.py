@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,24 @@ class CountingTracker(Tracker):
     """A tracker that counts the histories that were asked for."""
 
     histories = 0
+    stretches: tuple[tuple[int, int], ...] = ()
 
     def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
         self.histories += 1
         return super().history(run_id, metric)
+
+    def stretch(
+        self, run_id: str, metric: str, first_step: int, last_step: int
+    ) -> tuple[LatestMetric, ...] | None:
+        self.stretches += ((first_step, last_step),)
+        return super().stretch(run_id, metric, first_step, last_step)
+
+
+@pytest.fixture
+def counting(tracker: Tracker) -> Iterator[CountingTracker]:
+    counting = CountingTracker(tracker.uri)
+    yield counting
+    counting.close()
 
 
 def test_curves_of_many_trials_grow_and_a_new_reader_sees_the_same(
@@ -50,18 +65,48 @@ def test_curves_of_many_trials_grow_and_a_new_reader_sees_the_same(
 
 
 def test_a_curve_that_grows_by_one_step_a_read_needs_no_history(
-    server: object, sweep: SweepRef
+    counting: CountingTracker, sweep: SweepRef
 ) -> None:
-    tracker = CountingTracker(server.uri)  # type: ignore[attr-defined]
-    run_id = tracker.open_trial(sweep, 0, {})
-    reader = CurveReader(tracker, "loss")
+    run_id = counting.open_trial(sweep, 0, {})
+    reader = CurveReader(counting, "loss")
     for step in range(1, 6):
-        log(tracker, run_id, (step, 1 / step, step))
+        log(counting, run_id, (step, 1 / step, step))
         reader.read(sweep)
     reader.read(sweep)
     assert [p[0] for p in reader.held(sweep).points[0]] == [1, 2, 3, 4, 5]
-    assert tracker.histories == 1
-    tracker.close()
+    assert counting.histories == 1
+
+
+def test_of_a_curve_that_grew_by_many_steps_only_these_are_asked_for(
+    counting: CountingTracker, sweep: SweepRef
+) -> None:
+    run_id = counting.open_trial(sweep, 0, {})
+    reader = CurveReader(counting, "loss")
+    log(counting, run_id, (1, 1.0, 1), (2, 0.5, 2))
+    reader.read(sweep)
+    log(counting, run_id, *((step, 1 / step, step) for step in range(3, 40)))
+    log(counting, run_id, (7, 9.0, 100))  # a second time, later
+    grown = reader.read(sweep).points[0]
+    assert grown == tuple((step, 1 / step, step) for step in range(1, 40))
+    assert (counting.histories, counting.stretches) == (1, ((3, 39),))
+    log(counting, run_id, *((step, 1 / step, step) for step in range(40, 900)))
+    for begin in (900, 1_800, 2_700):
+        log(counting, run_id, *((step, 1 / step, step) for step in range(begin, begin + 900)))
+    assert [p[0] for p in reader.read(sweep).points[0]] == list(range(1, 3_600))
+    assert (counting.histories, len(counting.stretches)) == (2, 2)  # too many for one answer
+
+
+def test_a_step_that_is_logged_again_after_a_resume_keeps_its_first_value(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    run_id = tracker.open_trial(sweep, 0, {})
+    reader = CurveReader(tracker, "loss")
+    log(tracker, run_id, (1, 0.9, 1), (2, 0.8, 2), (3, 0.7, 3))
+    reader.read(sweep)
+    log(tracker, run_id, (2, 0.85, 12), (3, 0.75, 13), (4, 0.6, 14))
+    points = ((1, 0.9, 1), (2, 0.8, 2), (3, 0.7, 3), (4, 0.6, 14))
+    assert reader.read(sweep).points[0] == points
+    assert CurveReader(tracker, "loss").read(sweep).points[0] == points
 
 
 def test_the_last_points_of_a_trial_that_ended_between_two_reads_are_read(
