@@ -1,8 +1,8 @@
-# make demo | test | test-heavy | bench | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-heavy | test-k8s | bench | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-heavy demo bench compare compare-live lock clean
+.PHONY: setup check test test-heavy test-k8s demo bench compare compare-live lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -44,15 +44,19 @@ check: .venv/.ready
 # What the unit tests cover of hermes_ops has a floor (pyproject.toml); a part alone has none.
 test: setup check
 ifeq ($(strip $(PYTEST)),)
-	$(BIN)/coverage run $(BIN)/pytest -m "not heavy" tests/unit
+	$(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" tests/unit
 	$(BIN)/coverage report --format=total
-	$(BIN)/pytest -m "not heavy" --ignore tests/unit
+	$(BIN)/pytest -m "not heavy and not k8s" --ignore tests/unit
 else
-	$(BIN)/pytest -m "not heavy" $(PYTEST)
+	$(BIN)/pytest -m "not heavy and not k8s" $(PYTEST)
 endif
 
 test-heavy: setup
 	$(BIN)/pytest -m heavy --timeout 1800 $(PYTEST)
+
+# KUBECONFIG names a cluster; without it the command in HERMES_TEST_CLUSTER starts one.
+test-k8s: setup
+	$(BIN)/pytest -m k8s --timeout 1800 $(PYTEST)
 
 demo: .venv/.ready
 	SLOTS=$(SLOTS) UP="$(UP)" examples/demo.sh

@@ -1,0 +1,262 @@
+"""A cluster, the trial image on its nodes, and Airflow beside it whose trials are pods in it.
+
+KUBECONFIG names a cluster, HERMES_TEST_IMAGE an image that it can pull. Without them the command
+in HERMES_TEST_CLUSTER (`up`, `load`, `base-image`, `down`) starts one, and the image is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from tests.integration import harness
+from tests.integration.conftest import UP_TIMEOUT_S, Stack
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = [
+    ROOT / "tests/integration/scripts/stub.py",
+    Path(__file__).parent / "scripts/pod_stub.py",
+]
+IMAGE_INPUTS = ("hermes_ops/trial", "helm/images/trial", "requirements.lock")
+BUILD_TIMEOUT_S, UP_CLUSTER_S = 900, 300
+GPUS = 4
+
+
+def run(*command: str, timeout_s: float = 120) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@dataclass
+class Cluster:
+    """A real cluster and one namespace of it, under the restricted pod security standard."""
+
+    command: tuple[str, ...]
+    namespace: str
+    api: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        config.load_kube_config()
+        self.api = client.CoreV1Api()
+
+    def tool(self, *arguments: str, timeout_s: float = 120) -> str:
+        """The command that started the cluster; what only it can do fails without it."""
+        assert self.command, "HERMES_TEST_CLUSTER is not set: this fault cannot be made"
+        return run(*self.command, *arguments, timeout_s=timeout_s)
+
+    def pods(self, **labels: str) -> list[dict[str, Any]]:
+        selector = ",".join(f"hermes-ops/{k}={v}" for k, v in labels.items()) or "hermes-ops/sweep"
+        answer = self.api.list_namespaced_pod(
+            self.namespace, label_selector=selector, _preload_content=False
+        )
+        return list(json.loads(answer.data)["items"])
+
+    def running(self, sweep: str) -> dict[str, Any]:
+        """The one pod of a sweep of one trial, once its container runs."""
+
+        def started() -> Any:
+            up = [p for p in self.pods(sweep=sweep) if p["status"]["phase"] == "Running"]
+            return up[0] if up else None
+
+        return dict(harness.await_(started, 90.0))
+
+
+def gpus_of(pod: dict[str, Any]) -> int:
+    resources = pod["spec"]["containers"][0]["resources"]
+    return int(resources.get("limits", {}).get("nvidia.com/gpu", 0))
+
+
+@dataclass
+class PodSampler:
+    """Looks at the pods of the namespace each 0.3 s."""
+
+    cluster: Cluster
+    most_gpus: int = 0
+    twice: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def loop(self) -> None:
+        while not self.stop.wait(0.3):
+            live = [p for p in self.cluster.pods() if p["status"].get("phase") == "Running"]
+            self.most_gpus = max(self.most_gpus, sum(gpus_of(p) for p in live))
+            trials = [(p["metadata"]["labels"]["hermes-ops/sweep"],
+                       p["metadata"]["labels"]["hermes-ops/trial"]) for p in live]  # fmt: skip
+            self.twice += [f"{t}" for t in trials if trials.count(t) > 1]
+
+
+class PodLab(harness.Lab):
+    """Airflow beside the cluster, with sweeps whose trials are pods."""
+
+    def __init__(self, stack: Any, folder: Path, cluster: Cluster) -> None:
+        super().__init__(stack, folder)
+        self.cluster = cluster
+
+    def pod_sweep(
+        self, name: str, rates: list[float], epochs: int, pause: float, **changes: Any
+    ) -> Any:
+        """A sweep of scripts/pod_stub.py, as `harness.stub` is one of stub.py."""
+        pod = changes.pop("pod", {})
+        hungry = ["--hungry"] if changes.pop("hungry", False) else []
+        content = harness.stub(name, rates, epochs, pause, **changes)
+        command = [c if c != "stub.py" else "pod_stub.py" for c in content["trial"]["command"]]
+        content["trial"] |= {
+            "command": command + hungry, "directory": "/scripts", "run_in": "pod",
+        }  # fmt: skip
+        if pod:
+            content["trial"]["pod"] = pod
+        return content
+
+    @contextlib.contextmanager
+    def sampled_pods(self) -> Iterator[PodSampler]:
+        sampler = PodSampler(self.cluster)
+        thread = threading.Thread(target=sampler.loop, daemon=True)
+        thread.start()
+        try:
+            yield sampler
+        finally:
+            sampler.stop.set()
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def cluster_command() -> tuple[str, ...]:
+    return tuple(shlex.split(os.environ.get("HERMES_TEST_CLUSTER", "")))
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(cluster_command: tuple[str, ...]) -> Iterator[None]:
+    """KUBECONFIG of this process, of a cluster that is started here where there is none."""
+    if os.environ.get("KUBECONFIG"):
+        yield
+        return
+    if not cluster_command:
+        pytest.fail("no cluster: set KUBECONFIG, or HERMES_TEST_CLUSTER to a command for one")
+    said = run(*cluster_command, "up", "--nodes", "2", "--gpus", "2", timeout_s=UP_CLUSTER_S)
+    found = dict(re.findall(r"^export (\w+)=(.*)$", said, re.MULTILINE))
+    assert "KUBECONFIG" in found, said
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KUBECONFIG", shlex.split(found["KUBECONFIG"])[0])
+    try:
+        yield
+    finally:
+        patch.undo()
+        run(*cluster_command, "down", timeout_s=UP_CLUSTER_S)
+
+
+@pytest.fixture(scope="session")
+def image(
+    kubeconfig: None, cluster_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """The trial image, on every node."""
+    if named := os.environ.get("HERMES_TEST_IMAGE"):
+        return named
+    if not cluster_command:
+        pytest.fail("no image: set HERMES_TEST_IMAGE to helm/images/trial where the nodes find it")
+    tag = f"localhost/hermes-trial:{_digest()}"
+    archive = tmp_path_factory.mktemp("image") / "trial.tar"
+    run(*cluster_command, "base-image", timeout_s=BUILD_TIMEOUT_S)
+    build = ["buildah", "build", "--isolation", "chroot", "--network", "host"]
+    build += ["--build-arg", "PYTHON_IMAGE=localhost/python:3.11-slim-bookworm"]
+    build += ["-f", str(ROOT / "helm/images/trial/Dockerfile"), "-t", tag, str(ROOT)]
+    run(*build, timeout_s=BUILD_TIMEOUT_S)
+    run("buildah", "push", tag, f"docker-archive:{archive}:{tag}", timeout_s=BUILD_TIMEOUT_S)
+    run(*cluster_command, "load", str(archive), timeout_s=BUILD_TIMEOUT_S)
+    archive.unlink()
+    return tag
+
+
+def _digest() -> str:
+    whole = hashlib.sha256()
+    for name in IMAGE_INPUTS:
+        path = ROOT / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                whole.update(file.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """HERMES_HOME: its folder `sweeps` is the volume of the pods."""
+    folder = Path(tmp_path_factory.mktemp("pods"))
+    (folder / "sweeps").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster(image: str, cluster_command: tuple[str, ...], home: Path) -> Iterator[Cluster]:
+    """A namespace with the scripts, and a claim whose volume is HERMES_HOME/sweeps."""
+    name = f"hermes-{uuid.uuid4().hex[:8]}"
+    found = Cluster(cluster_command, name)
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    found.api.create_namespace({"metadata": {"name": name, "labels": level}})
+    modes = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        "metadata": {"name": name},
+        "spec": {**modes, "capacity": {"storage": "1Gi"},
+                 "hostPath": {"path": str(home / "sweeps"), "type": "Directory"}},
+    }  # fmt: skip
+    claim = {
+        "metadata": {"name": "trials"},
+        "spec": {**modes, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    found.api.create_persistent_volume(volume)
+    found.api.create_namespaced_persistent_volume_claim(name, claim)
+    scripts = {"metadata": {"name": "scripts"}, "data": {s.name: s.read_text() for s in SCRIPTS}}
+    found.api.create_namespaced_config_map(name, scripts)
+    try:
+        yield found
+    finally:
+        found.api.delete_namespace(name)
+        found.api.delete_persistent_volume(name)
+
+
+@pytest.fixture(scope="session")
+def lab(
+    cluster: Cluster, image: str, home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PodLab]:
+    """Airflow with four slots, whose sweeps' pods are in the cluster."""
+    defaults = {
+        "image": image,
+        "namespace": cluster.namespace,
+        "claim": "trials",
+        "limits": {"memory": "256Mi"},
+        "requests": {"cpu": "50m"},
+        "volumes": [{"mount": "/scripts", "config_map": "scripts"}],
+    }
+    (home / "pod.yaml").write_text(yaml.safe_dump(defaults))
+    stack = Stack(home)
+    free = ("--airflow-port", "0", "--mlflow-port", "0")
+    said = stack.hermes("up", "--slots", str(GPUS), *free, timeout_s=UP_TIMEOUT_S)
+    assert said.returncode == 0, said.stdout + said.stderr
+    made = PodLab(stack, tmp_path_factory.mktemp("sweeps"), cluster)
+    try:
+        yield made
+    finally:
+        made.close()
+        stopped = stack.down()
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
+@pytest.fixture
+def since() -> Any:
+    """Seconds since the test began, for what recovery took."""
+    started = time.monotonic()
+    return lambda: time.monotonic() - started

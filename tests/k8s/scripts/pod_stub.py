@@ -1,0 +1,29 @@
+"""The stub of training, in a pod: it also says what it is, and may take too much memory once."""
+
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+trial = Path(os.environ["HERMES_CHECKPOINT_DIR"]).parent
+facts = {
+    "started_s": time.time(),
+    "devices": os.environ.get("NVIDIA_VISIBLE_DEVICES", ""),
+    "cuda": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    "user": os.getuid(),
+    "token": Path("/var/run/secrets/kubernetes.io").exists(),
+    "root_writable": os.access("/opt", os.W_OK),
+    "seen": os.listdir(trial.parent),
+}
+with (trial / "pods.jsonl").open("a") as stream:
+    stream.write(json.dumps(facts) + "\n")
+print("devices", facts["devices"], flush=True)
+once = trial / "hungry"
+if "--hungry" in sys.argv:
+    sys.argv.remove("--hungry")
+    if not once.exists():
+        once.touch()
+        hoard = [bytearray(2**20) for _ in range(4_096)]
+runpy.run_path(str(Path(__file__).with_name("stub.py")), run_name="__main__")

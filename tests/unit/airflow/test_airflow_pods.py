@@ -1,0 +1,182 @@
+"""What a visit brings into its pod, and what is made of what the pod leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.operator import HermesTrialOperator
+from hermes_ops.airflow.pod_sweeps import check_pods
+from hermes_ops.airflow.pods import (
+    HermesPodTrialOperator,
+    code_of,
+    facts_of,
+    prepare,
+    record_of,
+    spec_of,
+    template,
+)
+from hermes_ops.airflow.visit import Visit
+from hermes_ops.config import PodSpec, RunIn, leased_pod, parse
+from hermes_ops.errors import ConfigError, HermesError
+from tests.unit.airflow.worlds import SWEEP, DictStore, lease, segment
+
+HOOK: Any = SimpleNamespace(get_namespace=lambda: "of-the-connection")
+SPEC = PodSpec(image="trial:1", claim="trials", claim_folder="hermes/sweeps", user=7)
+
+
+def visit(**changes: Any) -> Visit:
+    own = lease(3, (2, 3), environment={"HERMES_PARAM_RATE": "0.1"}, pod={}, **changes)
+    return Visit.begin(DictStore(), own, TrialFolder.of(SWEEP, 4), None)
+
+
+def test_a_pod_gets_its_own_folder_of_the_claim_and_its_leases_arguments() -> None:
+    facts = facts_of(visit(), SPEC, SWEEP, 4, 2)
+    assert facts.folder == f"hermes/sweeps/{SWEEP}/trials/4"
+    assert (facts.epoch, facts.attempt, facts.gpus, facts.user) == (3, 2, 2, 7)
+    arguments = list(facts.arguments)
+    assert arguments[arguments.index("--dir") + 1] == "/hermes/trial"
+    assert arguments[arguments.index("--gpus") + 1] == "2,3"
+    assert arguments[arguments.index("--") + 1 :] == ["python", "train.py"]
+    assert "--directory=/" in arguments
+    relative = list(facts_of(visit(directory="."), SPEC, SWEEP, 4, 2).arguments)
+    assert not any(a.startswith("--directory") for a in relative)
+
+
+def test_a_pod_sees_its_gpus_from_zero_and_nothing_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORKER_SECRET", "secret")
+    facts = facts_of(visit(), SPEC, SWEEP, 4, 2)
+    assert facts.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert facts.environment["HERMES_GPUS"] == "2,3"
+    assert facts.environment["HERMES_PARAM_RATE"] == "0.1"
+    assert facts.environment["HERMES_CHECKPOINT_DIR"] == "/hermes/trial/checkpoints"
+    assert "WORKER_SECRET" not in facts.environment
+
+
+def test_the_sweep_goes_before_the_installation_and_the_connection_names_the_namespace(
+    home: Path,
+) -> None:
+    (home / "pod.yaml").write_text("image: base:1\nclaim: trials\n")
+    found = spec_of(lease(pod={"image": "mine:2"}), HOOK)
+    assert (found.image, found.claim, found.namespace) == ("mine:2", "trials", "of-the-connection")
+    assert spec_of(lease(pod={"namespace": "team"}), HOOK).namespace == "team"
+
+
+def test_a_pod_without_image_or_claim_is_refused_when_the_sweep_is_planned() -> None:
+    with pytest.raises(ConfigError, match=r"trial\.pod\.claim"):
+        spec_of(lease(pod={"image": "a"}), HOOK)
+    space = {"rate": {"type": "uniform", "low": 0, "high": 1}}
+    config = parse(
+        {
+            "name": "pods",
+            "objective": {"metric": "loss"},
+            "search": {"algorithm": "random", "max_trials": 1, "space": space},
+            "trial": {"command": ["x"], "run_in": "pod", "pod": {"image": "a"}},
+            "budget": {"max_epochs": 1},
+        },
+        "test",
+        None,
+    )
+    with pytest.raises(Exception, match=r"trial\.pod\.claim"):
+        check_pods(config)
+
+
+def test_a_lease_says_as_much_of_the_pod_as_the_sweep() -> None:
+    assert leased_pod(RunIn.PROCESS, None) is None
+    assert leased_pod(RunIn.POD, None) == {}
+    assert leased_pod(RunIn.POD, PodSpec(image="a")) == {"image": "a"}
+
+
+def test_an_operator_for_pods_refuses_a_sweep_of_processes() -> None:
+    with pytest.raises(HermesError, match="run_in: pod"):
+        spec_of(lease(), HOOK)
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        ({}, None),
+        ({"outcome": "finished"}, 0),
+        ({"outcome": "preempted"}, 75),
+        ({"outcome": "interrupted", "exit_code": -15}, 75),
+        ({"outcome": "failed", "exit_code": 3}, 3),
+        ({"outcome": "failed", "exit_code": -9}, 9),
+        ({"outcome": "failed", "exit_code": 0}, 1),
+        ({"outcome": "failed", "exit_code": 75}, 1),
+        ({"outcome": "failed", "exit_code": 70}, 1),
+    ],
+)
+def test_a_result_stands_for_an_exit_code(result: dict[str, Any], code: int | None) -> None:
+    assert code_of(result) == code
+
+
+def test_the_result_of_an_earlier_lease_says_nothing_of_this_one() -> None:
+    own = visit()
+    own.folder.path.mkdir(parents=True)
+    file = own.folder.path / "result.json"
+    file.write_text(json.dumps({"epoch": 2, "outcome": "failed", "exit_code": 1}))
+    assert record_of(own)() is None
+    file.write_text(json.dumps({"epoch": 3, "outcome": "preempted"}))
+    assert record_of(own)() == 75
+    file.write_text(json.dumps({"epoch": 2, "outcome": "finished"}))
+    assert record_of(own)() == 0
+
+
+def test_the_pods_user_can_write_in_the_trials_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "trials" / "0"
+    prepare(folder, os.getuid() or 1000)
+    prepare(folder, 54_321)
+    facts = folder.stat()
+    assert facts.st_uid == 54_321 or facts.st_mode & 0o777 == 0o777
+
+
+@pytest.mark.parametrize("text", [None, "[", "kind: Pod", "- a"])
+def test_a_template_that_is_none_names_the_setting(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "pod.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(HermesError, match=r"trial\.pod\.template_file"):
+        template(str(file))
+
+
+def test_a_template_is_read() -> None:
+    assert template(None) is None
+
+
+def test_a_visit_that_goes_on_with_a_pod_keeps_the_segments_start() -> None:
+    last = segment(3, running=True, started_s=55.0)
+    folder = TrialFolder.of(SWEEP, 4)
+    for pod, goes_on in (({}, True), (None, False)):
+        found = Visit.begin(DictStore(), lease(3, pod=pod), folder, last).record.started_s
+        assert (found == 55.0) is goes_on
+
+
+def test_the_one_operator_of_a_sweep_makes_a_pod_where_the_lease_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def make(self: HermesPodTrialOperator, own: Visit, sweep: str, _: Any) -> str:
+        asked.append((sweep, self.number))
+        return "pod"
+
+    monkeypatch.setattr(HermesPodTrialOperator, "segment", make)
+    operator = HermesTrialOperator(task_id="trial", number=4, pool="gpus")
+    assert operator.segment(visit(), SWEEP, {}) == "pod"
+    local = Visit.begin(DictStore(), lease(), TrialFolder.of(SWEEP, 4), None)
+    assert type(operator.segment(local, SWEEP, {})).__name__ == "LocalSegment"
+    assert asked == [(SWEEP, 4)]
+
+
+def test_the_pods_operator_keeps_the_pod_when_airflow_kills_its_task() -> None:
+    operator = HermesPodTrialOperator(task_id="trial", number=4, pool="gpus")
+    assert operator.on_kill_action.value == "keep_pod"
+    assert (operator.deferrable, operator.random_name_suffix) == (False, False)
