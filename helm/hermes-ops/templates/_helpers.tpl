@@ -1,0 +1,150 @@
+{{- define "hermes.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if or (contains $name .Release.Name) (contains "hermes" .Release.Name) -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Selector labels of a component: (list . "controller") */}}
+{{- define "hermes.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "hermes.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "hermes.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
+{{- end -}}
+
+{{/* metadata of an object of a component: (list . "controller" "-suffix") */}}
+{{- define "hermes.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "hermes.fullname" $root }}{{ index . 2 }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "hermes.labels" (list $root (index . 1)) | nindent 2 }}
+{{- end -}}
+
+{{- define "hermes.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index $root.Values.images (index . 1) -}}
+image: {{ printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) | quote }}
+imagePullPolicy: {{ $image.pullPolicy }}
+{{- end -}}
+
+{{- define "hermes.airflowImage" -}}
+{{- printf "%s:%s" .Values.images.airflow.repository (default .Chart.AppVersion .Values.images.airflow.tag) -}}
+{{- end -}}
+
+{{/* What every pod has; (list . "component" user-id) */}}
+{{- define "hermes.pod" -}}
+{{- $root := index . 0 -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ index . 2 }}
+  runAsGroup: {{ index . 2 }}
+  fsGroup: {{ index . 2 }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "hermes.container" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "hermes.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "hermes.airflowUrl" -}}
+{{- if .Values.airflow.enabled -}}
+http://{{ include "hermes.fullname" . }}-airflow:8080
+{{- else -}}
+{{- required "existingAirflow.url: the address of the Airflow that is already there" .Values.existingAirflow.url -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hermes.mlflowUrl" -}}
+{{- if .Values.mlflow.enabled -}}
+http://{{ include "hermes.fullname" . }}-mlflow:5000
+{{- else -}}
+{{- required "mlflow.url: the address of the MLflow server that is already there" .Values.mlflow.url -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hermes.claim" -}}
+{{- default (printf "%s-home" (include "hermes.fullname" .)) .Values.storage.existingClaim -}}
+{{- end -}}
+
+{{/* The Secret with the addresses of Airflow's database, for its owner and for the controller. */}}
+{{- define "hermes.airflowDatabaseSecret" -}}
+{{- if .Values.postgresql.enabled -}}
+{{- include "hermes.fullname" . }}-airflow-database
+{{- else -}}
+{{- required "airflow.databaseSecret: a Secret with Airflow's database, as postgresql.enabled is false" .Values.airflow.databaseSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hermes.controllerDatabaseSecret" -}}
+{{- if not .Values.airflow.enabled -}}
+{{- required "existingAirflow.databaseSecret: a Secret with the controller's address of Airflow's database" .Values.existingAirflow.databaseSecret -}}
+{{- else if .Values.postgresql.enabled -}}
+{{- include "hermes.fullname" . }}-controller
+{{- else -}}
+{{- include "hermes.airflowDatabaseSecret" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hermes.controllerPasswordSecret" -}}
+{{- if .Values.airflow.enabled -}}
+{{- include "hermes.fullname" . }}-controller
+{{- else -}}
+{{- required "existingAirflow.passwordSecret: a Secret with the password of existingAirflow.user" .Values.existingAirflow.passwordSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hermes.poolPasswordSecret" -}}
+{{- if .Values.airflow.enabled -}}
+{{- include "hermes.fullname" . }}-pool-sync
+{{- else -}}
+{{- required "existingAirflow.poolPasswordSecret: a Secret with the password of existingAirflow.poolUser" .Values.existingAirflow.poolPasswordSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hermes.mlflowDatabaseSecret" -}}
+{{- if .Values.postgresql.enabled -}}
+{{- include "hermes.fullname" . }}-mlflow
+{{- else -}}
+{{- required "mlflow.databaseSecret: a Secret with MLflow's database, as postgresql.enabled is false" .Values.mlflow.databaseSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* True, as a word, where something of this chart needs the chart's own PostgreSQL. */}}
+{{- define "hermes.ownDatabase" -}}
+{{- if and .Values.postgresql.enabled (or .Values.airflow.enabled .Values.mlflow.enabled) -}}true{{- end -}}
+{{- end -}}

@@ -1,0 +1,48 @@
+"""Has a component of Airflow a heartbeat? `python -m hermes_ops.airflow.heartbeat triggerer`.
+
+For probes: it needs the standard library only and ends within a second. It asks the API server at
+HERMES_AIRFLOW_URL; while that is away nothing is known against the component.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+TIMEOUT_S = 5.0
+COMPONENTS = ("scheduler", "dag_processor", "triggerer")
+
+
+def problem(component: str, health: Callable[[], dict[str, Any]]) -> str | None:
+    """Say what is wrong with a component, None if nothing is known to be."""
+    try:
+        document = health()
+    except (OSError, ValueError):  # not the component's fault
+        return None
+    row = document.get(component) or {}
+    return None if row.get("status") == "healthy" else f"{component}: {row.get('status')}"
+
+
+def _health() -> dict[str, Any]:
+    url = f"{os.environ['HERMES_AIRFLOW_URL']}/api/v2/monitor/health"
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - our own setting
+        return dict(json.load(answer))
+
+
+def main(arguments: list[str]) -> int:
+    """0 if it is healthy or unknown, 1 with a line if it is not."""
+    if len(arguments) != 1 or arguments[0] not in COMPONENTS:
+        print(f"name one of {', '.join(COMPONENTS)}", file=sys.stderr)  # noqa: T201
+        return 2
+    found = problem(arguments[0], _health)
+    if found is not None:
+        print(found, file=sys.stderr)  # noqa: T201
+    return 0 if found is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
