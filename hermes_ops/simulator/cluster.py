@@ -219,8 +219,8 @@ class VirtualCluster:
             self._active[life.rank] = life
             self.journal.began(self.now_s, life)
             resumed = life.trained_s > 0
-            lead_s, _ = life.work.start_of(life.segment, resumed=resumed)
-            lead_s += life.work.costs.handover_s
+            begin = life.work.start_of(life.segment, resumed=resumed)
+            lead_s = begin.lead_s + life.work.costs.handover_s
             if lead_s > 0:
                 self._push(self.now_s + lead_s, _JOB, self._train, life, life.version)
             else:
@@ -229,11 +229,11 @@ class VirtualCluster:
 
     def _train(self, life: Life) -> None:
         """The start-up is over."""
-        costs = life.work.costs
+        begin = life.work.start_of(life.segment, resumed=life.trained_s > 0)
         life.phase = Phase.RUNNING
-        _, life.startup_s = life.work.start_of(life.segment, resumed=life.trained_s > 0)
+        life.startup_s = begin.startup_s
         if life.trained_s:
-            life.restore_s = costs.restore_s
+            life.restore_s = begin.restore_s
         life.training_since_s = self.now_s
         self.journal.trains(self.now_s, life)
         self._repace(life)

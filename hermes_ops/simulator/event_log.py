@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_ops.core.model import JobId, Point, SweepId
 from hermes_ops.simulator.lives import Life
-from hermes_ops.simulator.workload import Costs, Outcome, Work
+from hermes_ops.simulator.workload import Begin, Costs, Outcome, Work
 
 
 class EventLog:
@@ -90,7 +90,7 @@ def _work(fields: Mapping[str, Any]) -> Work:
     if "costs" in known:
         known["costs"] = Costs(*known["costs"])
     if "starts" in known:
-        known["starts"] = tuple((whole_s, startup_s) for whole_s, startup_s in known["starts"])
+        known["starts"] = tuple(Begin(*begin) for begin in known["starts"])
     return Work(**known)
 
 

@@ -13,7 +13,7 @@ from hermes_ops.core.model import JobId, SweepId, Value
 from hermes_ops.core.summary import CurvePoints, Segment
 from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError
-from hermes_ops.simulator.workload import Costs, Work, Workload
+from hermes_ops.simulator.workload import Begin, Costs, Work, Workload
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS
 from hermes_ops.tracking.summary import Collected, collect, find
@@ -257,14 +257,19 @@ class _Clock:
         )
 
     def costs_of(self, trial: Trial) -> Costs:
-        """The trial's own costs where it has measured them."""
-        return replace(self.costs, **(trial.timings or {}))
+        """The trial's own costs where it has measured them: the medians of its segments."""
+        own = dict(trial.timings or {})
+        for name in ("startup_s", "restore_s"):
+            measured = [s for s in (getattr(one, name) for one in trial.segments) if s is not None]
+            if measured:
+                own[name] = median(measured)
+        return replace(self.costs, **own)
 
-    def starts_of(self, trial: Trial, trained: Training) -> Iterator[tuple[float, float]]:
-        """Of each segment of the trial, its lead and what of it the trial measured as start-up.
+    def starts_of(self, trial: Trial, trained: Training) -> Iterator[Begin]:
+        """How each segment of the trial began.
 
-        Where no measurement was kept it is what neither the restore nor the usual first batch
-        explains.
+        Where no measurement was kept the start-up is what neither the restore nor the usual first
+        batch explains.
         """
         costs = self.costs_of(trial)
         segments = sorted(trial.segments, key=lambda s: s.start_s)
@@ -275,11 +280,11 @@ class _Clock:
             startup_s = segment.startup_s
             if lead_s is None:
                 known_s = costs.startup_s if startup_s is None else startup_s
-                yield known_s + restore_s + costs.warm_s, known_s
+                yield Begin(known_s + restore_s + costs.warm_s, known_s, restore_s)
             elif startup_s is None:
-                yield lead_s, max(0.0, lead_s - costs.warm_s - restore_s)
+                yield Begin(lead_s, max(0.0, lead_s - costs.warm_s - restore_s), restore_s)
             else:
-                yield lead_s, startup_s
+                yield Begin(lead_s, startup_s, restore_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Times are virtual seconds from 0. Losses are "lower is better".
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hermes_ops.core.model import Gpu, JobId, Point, SweepId, Value
 
@@ -30,15 +31,25 @@ class Costs:
     leave_s: float = 0.0
 
 
+class Begin(NamedTuple):
+    """How a segment began: seconds from the end of the handover until it trained.
+
+    `startup_s` and `restore_s` are what of them it measured, as a policy sees it from then on.
+    """
+
+    lead_s: float
+    startup_s: float
+    restore_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """One job as the world knows it: `seconds` of training alone on `gpus` GPUs until its end.
 
     `curve` holds its whole learning curve (seconds cumulative, the last at most `seconds`); a
     policy sees of it what has been trained. `cut_short`: it was recorded no further than its
-    curve, so nothing is known of what would have come after. `starts`: of its first segments, where
-    that is known of each, the seconds from the end of the handover until they trained, and what of
-    them it measured as its start-up.
+    curve, so nothing is known of what would have come after. `starts`: how its first segments
+    began, where that is known of each.
     """
 
     id: JobId
@@ -58,14 +69,15 @@ class Work:
     configuration: tuple[tuple[str, Value], ...] = ()
     costs: Costs = Costs()
     cut_short: bool = False
-    starts: tuple[tuple[float, float], ...] = ()
+    starts: tuple[Begin, ...] = ()
 
-    def start_of(self, segment: int, *, resumed: bool) -> tuple[float, float]:
-        """Seconds from handover to training of that segment (from 0), its start-up as measured."""
+    def start_of(self, segment: int, *, resumed: bool) -> Begin:
+        """How that segment (from 0) begins."""
         if segment < len(self.starts):
             return self.starts[segment]
         restore_s = self.costs.restore_s if resumed else 0.0
-        return self.costs.startup_s + restore_s + self.costs.warm_s, self.costs.startup_s
+        lead_s = self.costs.startup_s + restore_s + self.costs.warm_s
+        return Begin(lead_s, self.costs.startup_s, restore_s)
 
 
 @dataclass(frozen=True, slots=True)

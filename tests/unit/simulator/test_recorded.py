@@ -88,10 +88,10 @@ def test_what_no_trial_measures_of_a_switch_is_the_handover() -> None:
     found = recorded(record(FIRST, SECOND))
     # 1.5 s between the trials and 3 s of start, of which a trial knows 2 s.
     assert found.costs == Costs(startup_s=2.0, handover_s=1.5, warm_s=1.0)
-    assert (work(found, 0).costs, work(found, 0).starts) == (found.costs, ((3.0, 2.0),))
+    assert (work(found, 0).costs, work(found, 0).starts) == (found.costs, ((3.0, 2.0, 0.0),))
 
 
-def test_each_start_of_a_trial_is_kept_and_later_ones_are_as_it_measured_the_last() -> None:
+def test_each_start_of_a_trial_is_kept_and_later_ones_are_as_it_usually_measured_them() -> None:
     again = replace(
         FIRST,
         points=seen((14, 0.9), (16, 0.8), (33, 0.7), (35, 0.6)),
@@ -104,8 +104,24 @@ def test_each_start_of_a_trial_is_kept_and_later_ones_are_as_it_measured_the_las
     kept = work(recorded(record(again)), 0)
     # 7 s before the first step at first and 1 s later, of which it measured 0.75 s, so that
     # 0.25 s are those of a first batch.
-    assert kept.starts == ((7.0, 6.75), (1.0, 0.25))
-    assert kept.start_of(2, resumed=True) == (0.25 + 0.5 + 0.25, 0.25)
+    assert kept.starts == ((7.0, 6.75, 0.0), (1.0, 0.25, 0.5))
+    assert kept.start_of(2, resumed=True) == (0.25 + 0.5 + 0.25, 0.25, 0.5)
+
+
+def test_a_slow_restore_is_that_start_s_alone_and_not_the_usual_one() -> None:
+    pieces = (
+        piece(0, 0, 5, 10, "preempted", startup_s=1.0),
+        piece(0, 0, 20, 26, "preempted", startup_s=1.0, restore_s=0.5),
+        piece(0, 0, 30, 36, "preempted", startup_s=1.0, restore_s=0.7),
+        piece(0, 0, 40, 55.5, startup_s=3.0, restore_s=9.0),
+    )
+    points = seen((9, 0.9), (25, 0.8), (35, 0.7), (55, 0.6))
+    timings = {"startup_s": 3.0, "restore_s": 9.0}
+    kept = work(
+        recorded(record(replace(FIRST, points=points, segments=pieces, timings=timings))), 0
+    )
+    assert [begin.restore_s for begin in kept.starts] == [0.0, 0.5, 0.7, 9.0]
+    assert (kept.costs.startup_s, kept.costs.restore_s) == (1.0, 0.7)
 
 
 def test_a_start_up_that_nobody_measured_is_all_that_came_before_the_first_step() -> None:

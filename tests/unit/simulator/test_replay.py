@@ -16,7 +16,7 @@ from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import time_to_best_s
 from hermes_ops.simulator.recorded import Measured, Recorded
 from hermes_ops.simulator.replay import Bounds, Choice, replay
-from hermes_ops.simulator.workload import Costs, Run, Work, Workload
+from hermes_ops.simulator.workload import Begin, Costs, Run, Work, Workload
 from tests.unit.simulator.test_recorded import config
 
 SWEEP = "digits-1"
@@ -254,9 +254,10 @@ def test_the_handover_and_the_first_batch_cost_time_that_no_policy_sees() -> Non
 
 
 def test_a_start_that_was_recorded_costs_what_it_did_and_later_ones_the_usual() -> None:
-    trial = work(0, [3], starts=((5.0, 2.0),), costs=Costs(startup_s=1.0, restore_s=0.5, warm_s=3))
-    assert trial.start_of(0, resumed=False) == (5.0, 2.0)
-    assert trial.start_of(1, resumed=True) == (4.5, 1.0)
+    costs = Costs(startup_s=1.0, restore_s=0.5, warm_s=3)
+    trial = work(0, [3], starts=(Begin(5.0, 2.0),), costs=costs)
+    assert trial.start_of(0, resumed=False) == Begin(5.0, 2.0)
+    assert trial.start_of(1, resumed=True) == Begin(4.5, 1.0, 0.5)
     run, _ = watched(Workload(SWEEP, (trial,)))
     assert [s.at_s for s in run.sights] == [6.0]
 
