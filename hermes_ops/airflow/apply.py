@@ -17,7 +17,7 @@ from typing import Any
 
 from hermes_ops.airflow.books import Book
 from hermes_ops.airflow.client import AirflowClient, TaskKey, run_page
-from hermes_ops.airflow.closing import spent_budget
+from hermes_ops.airflow.closing import due_end
 from hermes_ops.airflow.decisions import DecisionLog, action_name, decision
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import OCCUPYING, Metadata, Rank
@@ -27,7 +27,6 @@ from hermes_ops.airflow.pool import FINAL_STATES, Trial
 from hermes_ops.airflow.records import (
     AIRFLOW_TAG,
     CLOSE_KEY,
-    CLOSED_TAG,
     HELD_POOL_SLOTS,
     LEASE_KEY,
     OUTCOMES,
@@ -112,12 +111,12 @@ class Applier:
     def settle(self, book: Book, now_s: float) -> None:
         """Close a sweep whose budget is spent, end its trials, mend what was left."""
         self._mend(book, now_s)
-        if book.close is None and (spent := spent_budget(book, now_s)) is not None:
+        if book.close is None and (spent := due_end(book, now_s)) is not None:
             self._put(book, None, CLOSE_KEY, encode(spent))
             log.info("Sweep %s ends: %s", book.sweep, spent.reason)
             book.close = spent
         if book.close is not None:
-            self._tag(book, CLOSED_TAG, book.close.reason)
+            self._tag(book, book.close.tag, book.close.reason)
             self._end(book, book.trials, book.close, now_s)
 
     def forget(self, sweep: str) -> None:

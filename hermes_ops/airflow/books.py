@@ -144,6 +144,12 @@ class Book:
         """Trials that have begun and have not ended."""
         return sum(t.lease is not None and not t.ended for t in self.trials)
 
+    def best_trial(self) -> int | None:
+        """The number of the trial with the best value so far, of two the lower; None without."""
+        seen = (self._observation(t) for t in self.trials if t.lease is not None)
+        able = [(o.loss, o.number) for o in seen if o.loss is not None and o.state != "failed"]
+        return min(able)[1] if able else None
+
     @property
     def failed_trials(self) -> int:
         """Trials that ended FAILED."""

@@ -1,15 +1,42 @@
-"""When a sweep ends before its last trial: its budget is spent."""
+"""When a sweep ends before its last trial: its target is reached, or its budget is spent."""
 
 from __future__ import annotations
 
-from hermes_ops.airflow.books import Book
-from hermes_ops.airflow.records import CloseRecord
+from math import isfinite
+
+from hermes_ops.airflow.books import FAILED, Book
+from hermes_ops.airflow.records import REACHED_TAG, CloseRecord
+
+
+def due_end(book: Book, now_s: float) -> CloseRecord | None:
+    """Why the sweep ends now, its target before its budget; None while it goes on, and after."""
+    if book.trials and all(t.ended for t in book.trials):
+        return None
+    return reached_target(book, now_s) or spent_budget(book, now_s)
+
+
+def reached_target(book: Book, now_s: float) -> CloseRecord | None:
+    """Which trial reported a value as good as the target: the lowest number of them.
+
+    A trial that failed has none: it leaves no model.
+    """
+    objective = book.plan.config.objective
+    if objective.target is None:
+        return None
+    for number in sorted(t.number for t in book.trials if t.row.state != FAILED):
+        values = [v for _, v, _ in book.curves.get(number, ()) if isfinite(v)]
+        good = [v for v in values if objective.reaches_target(v)]
+        if good:
+            reason = (
+                f"trial {number} reached objective.target {objective.target:g}: "
+                f"{objective.metric} {good[0]:g}"
+            )
+            return CloseRecord(reason, "stopped_early", now_s, REACHED_TAG)
+    return None
 
 
 def spent_budget(book: Book, now_s: float) -> CloseRecord | None:
-    """Why the sweep's budget ends it now; None while there is some left, and after its end."""
-    if book.trials and all(t.ended for t in book.trials):
-        return None
+    """Why the sweep's budget ends it now; None while there is some left."""
     budget = book.plan.config.budget
     if budget.failed_trials is not None and book.failed_trials >= budget.failed_trials:
         return _spent(f"{book.failed_trials} trials failed, as many as budget.failed_trials", now_s)

@@ -12,6 +12,7 @@ from hermes_ops.airflow.books import Book, Plan
 from hermes_ops.airflow.curves import CurveFeed
 from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.folders import Nudge, controller_nudge, home
+from hermes_ops.airflow.janitor import Janitor
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.airflow.publish import publish
@@ -38,6 +39,7 @@ class AirflowCluster:
     priors: PriorFeed | None = None
     books: dict[str, Book] = field(default_factory=dict)
     _sweeps: RunningSweeps = field(init=False)
+    _janitor: Janitor = field(default_factory=Janitor)
     _nudge: Nudge = field(default_factory=controller_nudge)
     _wake: threading.Event = field(default_factory=threading.Event)
 
@@ -69,6 +71,7 @@ class AirflowCluster:
         """
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
+        self._janitor.look(self.books.values(), self.clock())
         due_s = self.clock() + PERIOD_S
         due_s = due_s if until_s is None else min(due_s, until_s)
         while not self._wake.wait(NUDGE_PERIOD_S):

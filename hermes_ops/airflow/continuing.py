@@ -21,6 +21,7 @@ from hermes_ops.airflow.published import published
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     CLOSED_TAG,
+    REACHED_TAG,
     SEGMENT_KEY,
     SWEEP_KEY,
     Segment,
@@ -119,7 +120,7 @@ class EndedSweep:
                 "`algorithm: random` or `tpe`."
             )
         total = len(self.states) + trials
-        grown = more.into(with_trials(config, total))
+        grown = self._without_reached(more.into(with_trials(config, total)))
         self._refuse_spent(grown, trials_again=())
         touched = self._to_touch()
         self._reopen(grown, touched)
@@ -135,7 +136,7 @@ class EndedSweep:
                 f"no trial of {self.run_id!r} was stopped: there is nothing to resume.{hint} "
                 f"`hermes sweep extend {self.run_id}` adds trials."
             )
-        config = more.into(self.config)
+        config = self._without_reached(more.into(self.config))
         self._refuse_spent(config, trials_again=tuple(going_on))
         for number, segment in going_on.items():
             if segment is not None:
@@ -180,6 +181,17 @@ class EndedSweep:
                 "number with --failed-trials."
             )
 
+    def _without_reached(self, config: SweepConfig) -> SweepConfig:
+        """The config without its target, if the sweep ended because that was reached."""
+        if REACHED_TAG not in self._tags():
+            return config
+        objective = config.objective.model_copy(update={"target": None})
+        return config.model_copy(update={"objective": objective})
+
+    def _tags(self) -> Mapping[str, str]:
+        parent = self.record.parent_run_id
+        return self.tracker.sweep(SweepRef(self.run_id, self.record.experiment_id, parent)).tags
+
     def _reopen(self, config: SweepConfig, touched: tuple[int, ...]) -> None:
         """The sweep's own record, without its end, and its run in MLflow."""
         plan = TaskKey(self.dag_id, self.run_id, PLAN_TASK)
@@ -192,9 +204,8 @@ class EndedSweep:
         self.airflow.put_state(plan, CLOSE_KEY, {})
         self.airflow.put_state(plan, SWEEP_KEY, encode(record))
         parent = self.record.parent_run_id
-        ref = SweepRef(self.run_id, self.record.experiment_id, parent)
-        tags = self.tracker.sweep(ref).tags
-        self.tracker.reopen(parent, [CLOSED_TAG] if CLOSED_TAG in tags else [])
+        tags = self._tags()
+        self.tracker.reopen(parent, [t for t in (CLOSED_TAG, REACHED_TAG) if t in tags])
         self.tracker.artifacts.write(parent, "sweep.yaml", published(config).to_yaml().encode())
 
     def _trial(self, number: int) -> TaskKey:

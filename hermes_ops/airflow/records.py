@@ -34,6 +34,9 @@ AIRFLOW_TAG = "hermes.airflow_url"
 CLOSED_TAG = "hermes.closed"
 """Tag of a sweep's MLflow run: why it ended before its last trial."""
 
+REACHED_TAG = "hermes.reached"
+"""Tag of a sweep's MLflow run: which trial reached the objective's target."""
+
 HELD_POOL_SLOTS = 10_000
 """Slots that a trial without a lease asks for: more than a pool has, so Airflow passes it over."""
 
@@ -60,11 +63,16 @@ class SweepRecord:
 
 @dataclass(frozen=True, slots=True)
 class CloseRecord:
-    """The sweep ends now: `state` is what its open trials become, `reason` what users read."""
+    """The sweep ends now: `state` is what its open trials become, `reason` what users read.
+
+    `tag` is the tag of its MLflow run that says so: CLOSED_TAG, or REACHED_TAG where its end is a
+    success.
+    """
 
     reason: str
     state: str = "cancelled"
     at_s: float = 0.0
+    tag: str = CLOSED_TAG
 
 
 @dataclass(frozen=True, slots=True)

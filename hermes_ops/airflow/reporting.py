@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hermes_ops import report
+from hermes_ops.airflow.best_model import log_best_model
 from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.folders import Accounts, TrialFolder, sweep_folder
+from hermes_ops.airflow.janitor import free_ended
 from hermes_ops.airflow.metrics import Ending, finish_run, save_segments
 from hermes_ops.airflow.records import CLOSED_TAG, Segment
 from hermes_ops.config import SweepConfig
-from hermes_ops.core.summary import TrialSummary
 from hermes_ops.errors import Unavailable
 from hermes_ops.simulator.reported import background
 from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
@@ -57,7 +59,8 @@ def close_sweep(
     log_outcome(tracker, collected)
     DecisionLog(tracker).upload(sweep, ref.parent_run_id, force=True)
     _upload(tracker, ref, sweep, config, collected)
-    _free(sweep, collected)
+    states = {t.number: t.state for t in collected.summary.trials if t.state in RUN_STATUS}
+    free_ended(sweep, states, config.checkpoints.keep_seconds, time.time())
     return collected.summary.to_document()
 
 
@@ -91,10 +94,7 @@ def _upload(
         folder = Path(scratch)
         _write(folder, tracker, sweep, config, collected)
         tracker.log_folder(ref.parent_run_id, folder, "report")
-    best = collected.summary.best
-    if best is not None and (model := _model(sweep, best)) is not None:
-        tracker.log_folder(ref.parent_run_id, model, "model")
-        tracker.set_tags(ref.parent_run_id, {"hermes.best_trial": str(best.number)})
+    log_best_model(tracker, sweep, config, collected)
 
 
 def _write(
@@ -107,19 +107,3 @@ def _write(
         shutil.copytree(folder, sweep_folder(sweep) / "report", dirs_exist_ok=True)
     except Exception:  # trials that have trained for days must not be lost to a picture of them
         log.exception("The report of %s could not be written.", sweep)
-
-
-def _model(sweep: str, best: TrialSummary) -> Path | None:
-    """What the best trial left: its model, or else its own checkpoints."""
-    folder = TrialFolder.of(sweep, best.number)
-    for candidate in (folder.model, folder.checkpoints):
-        if candidate.is_dir() and any(candidate.iterdir()):
-            return candidate
-    return None
-
-
-def _free(sweep: str, collected: Collected) -> None:
-    """Delete the checkpoints of trials that have ended; models stay until the sweep is deleted."""
-    for trial in collected.summary.trials:
-        if trial.state in RUN_STATUS:
-            shutil.rmtree(TrialFolder.of(sweep, trial.number).checkpoints, ignore_errors=True)

@@ -23,6 +23,7 @@ from hermes_ops.airflow.pod_sweeps import check_pods, end_left_pods
 from hermes_ops.airflow.published import published
 from hermes_ops.airflow.records import OUTCOMES, SWEEP_KEY, SweepRecord, decode, encode
 from hermes_ops.airflow.source import SweepSource
+from hermes_ops.airflow.warm_start import warmed
 from hermes_ops.config import RunIn, SweepConfig, parse
 from hermes_ops.errors import ConfigError
 from hermes_ops.tracking import SweepRef, Tracker
@@ -65,6 +66,8 @@ class PlanOperator(BaseOperator):
         tracker = Tracker(tracking_uri())
         if before is None and self.nights is not None:
             config = self.nights.begin(config, tracker, context["ti"], self.log.info)
+        if before is None:
+            config = warmed(config, tracker, self.log.info)
         sweep = sweep_of(self, context)
         ref = tracker.ensure_sweep(
             config.name, sweep, published(config).to_yaml(), self._tags(config)

@@ -25,7 +25,6 @@ def assemble() -> typer.Typer:
         name="hermes",
         help="Hyper-parameter sweeps on a shared GPU budget: convergence decides who trains.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
     stack_commands.register(app)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hermes_ops.cli.completing import sweeps
 from hermes_ops.cli.stack_commands import Home
 
 if TYPE_CHECKING:
@@ -13,7 +14,12 @@ if TYPE_CHECKING:
 
     from hermes_ops.airflow.continuing import EndedSweep
 
-EndedId = Annotated[str, typer.Argument(metavar="SWEEP", help="The id of a sweep that has ended.")]
+EndedId = Annotated[
+    str,
+    typer.Argument(
+        metavar="SWEEP", help="The id of a sweep that has ended.", autocompletion=sweeps
+    ),
+]
 GpuSeconds = Annotated[
     float | None,
     typer.Option("--gpu-seconds", metavar="S", help="budget.gpu_seconds from now on, in all."),

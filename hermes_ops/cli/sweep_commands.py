@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.cli import continuing_commands
+from hermes_ops.cli.completing import policies, sweeps, trials
 from hermes_ops.cli.connection import DAG_ID, ENDED
 from hermes_ops.cli.stack_commands import Home
 from hermes_ops.errors import HermesError
@@ -18,7 +19,10 @@ from hermes_ops.errors import HermesError
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
 
-SweepId = Annotated[str, typer.Argument(help="The sweep's id; see `hermes sweep list`.")]
+SweepId = Annotated[
+    str,
+    typer.Argument(help="The sweep's id; see `hermes sweep list`.", autocompletion=sweeps),
+]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML or JSON).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")]
 
@@ -125,11 +129,15 @@ def stop(
     typer.echo(f"Sweep {sweep} ends: {reason}.")
 
 
-def check(file: SweepFile) -> None:
-    """Print what a sweep file means: the resolved config, the first trials, the most it costs."""
+def check(file: SweepFile, *, home: Home = None) -> None:
+    """Print what a sweep file means: the resolved config, the first trials, what it may cost."""
+    from hermes_ops.cli.estimating import estimate_or_reason
     from hermes_ops.config import check_preview, load_file
 
-    typer.echo(check_preview(load_file(file)).render(), nl=False)
+    config = load_file(file)
+    typer.echo(check_preview(config).render(), nl=False)
+    if (estimate := estimate_or_reason(config, home)) is not None:
+        typer.echo(f"\n{estimate}")
 
 
 def schema() -> None:
@@ -164,7 +172,10 @@ def report(
 
 
 def explain(
-    trial: Annotated[str, typer.Argument(help="SWEEP/NUMBER, for example digits-…/3.")],
+    trial: Annotated[
+        str,
+        typer.Argument(help="SWEEP/NUMBER, for example digits-…/3.", autocompletion=trials),
+    ],
     *,
     last: Annotated[int, typer.Option(help="How many past decisions to show.")] = 5,
     home: Home = None,
@@ -179,7 +190,10 @@ def explain(
 
 
 def policy(
-    name: Annotated[str | None, typer.Argument(help="The policy; without it, show it.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The policy; without it, show it.", autocompletion=policies),
+    ] = None,
     *,
     option: Annotated[
         list[str] | None, typer.Option(help="A parameter of the policy.", metavar="NAME=VALUE")

@@ -20,13 +20,15 @@ from hermes_ops.config.fields import (
     MetricPattern,
     Model,
     Name,
+    Real,
     Seconds,
     Text,
     ValueField,
 )
+from hermes_ops.config.keeping import BestModel, Checkpoints
+from hermes_ops.config.nightly import Nightly
 from hermes_ops.config.parameters import SpaceSpec, to_space
 from hermes_ops.config.pod import PodSpec, RunIn
-from hermes_ops.config.nightly import Nightly
 from hermes_ops.search import make_sampler
 from hermes_ops.search.constraint import Constraint
 from hermes_ops.search.feasible import Feasible, positions
@@ -70,11 +72,18 @@ class Objective(Model):
     """Name of the metric, as the script reports it."""
     direction: Annotated[Direction, Field(strict=False)] = Direction.MINIMIZE
     """minimize or maximize."""
+    target: Annotated[Real | None, Field(examples=[0.05])] = None
+    """Value that is good enough: when a trial reports it or a better one, the sweep ends; null:
+    no value is."""
 
     @property
     def sign(self) -> float:
         """1.0 to minimise, -1.0 to maximise: a loss is the metric times the sign."""
         return 1.0 if self.direction is Direction.MINIMIZE else -1.0
+
+    def reaches_target(self, value: float) -> bool:
+        """True if there is a target and the value is as good as it."""
+        return self.target is not None and self.sign * value <= self.sign * self.target
 
 
 Point = dict[str, ValueField]
@@ -102,6 +111,8 @@ class Search(Model):
         tuple[Point, ...], Field(strict=False, examples=[[{"learning_rate": 0.001}]])
     ] = ()
     """Known configurations that are tried first; each names every parameter that it has."""
+    warm_start: Annotated[int, Field(ge=0, le=1_000, examples=[3])] = 0
+    """How many of the best configurations of earlier sweeps of this name are tried after those."""
     constraints: Annotated[
         tuple[ConstraintText, ...],
         Field(
@@ -210,6 +221,10 @@ class SweepConfig(Model):
     search: Search
     trial: TrialSpec
     budget: Budget
+    checkpoints: Checkpoints = Checkpoints()
+    """How many checkpoints are kept, and for how long."""
+    model: BestModel = BestModel()
+    """What becomes of the best trial's model in MLflow's registry."""
     weight: Annotated[float, Field(gt=0, le=1e6, examples=[1.0])] = 1.0
     """Share of the pool relative to other sweeps."""
     early_stop: Annotated[EarlyStop, Field(strict=False)] = EarlyStop.NONE

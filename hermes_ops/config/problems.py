@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hermes_ops.config import model, nightly, pod
+from hermes_ops.config import keeping, model, nightly, pod
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
@@ -29,6 +29,8 @@ SECTIONS: dict[KeyPath, type[BaseModel]] = {
     ("trial", "pod", "volumes"): pod.Volume,
     ("budget",): model.Budget,
     ("nightly",): nightly.Nightly,
+    ("checkpoints",): keeping.Checkpoints,
+    ("model",): keeping.BestModel,
 }
 PARAMETERS: dict[str, type[BaseModel]] = {
     get_args(spec.model_fields["type"].annotation)[0]: spec

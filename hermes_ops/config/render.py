@@ -87,13 +87,15 @@ def _render(argument: str, params: Mapping[str, Value]) -> str:
 def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict[str, str]:
     """The sweep's own variables, as they stand, and HERMES_PARAM_<NAME> for each parameter.
 
-    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR and HERMES_SECRETS, where the sweep has them.
+    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR, HERMES_SECRETS and HERMES_KEEP_CHECKPOINTS,
+    where the sweep has them.
     """
     values = {variable(name): text(value) for name, value in params.items()}
     trial = config.trial
     ours = {
         "HERMES_TENSORBOARD_DIR": trial.tensorboard or "",
         "HERMES_SECRETS": ",".join(trial.secrets),
+        "HERMES_KEEP_CHECKPOINTS": str(config.checkpoints.keep_last or ""),
     }
     return {**trial.environment, **values, **{k: v for k, v in ours.items() if v}}
 

@@ -14,6 +14,7 @@ from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.artifacts import Artifacts
 from hermes_ops.tracking.names import chunked_tag, joined_json, legal_name, tag_filter
+from hermes_ops.tracking.registry import Registry
 from hermes_ops.tracking.rest import RestClient
 from hermes_ops.tracking.runs import (
     CONFIG,
@@ -57,6 +58,7 @@ class Tracker:
         self._rest = RestClient(uri, timeout_s)
         self._clock = clock
         self.artifacts = Artifacts(self._rest)
+        self.registry = Registry(self._rest)
 
     @property
     def uri(self) -> str:

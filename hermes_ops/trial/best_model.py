@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.trial import state
+from hermes_ops.trial.signature import write_signature
 
 if TYPE_CHECKING:
     from hermes_ops.trial.session import Session
@@ -29,6 +30,11 @@ def keep_best(session: Session) -> None:
         _save_at_best(session, model, str(path))
     except Exception as error:
         runtime.say_once(f"the model could not be saved: {type(error).__name__}: {error}")
+        return
+    try:
+        write_signature(model, path.parent)
+    except Exception as error:
+        runtime.say_once(f"the model has no signature for MLflow: {error}")
 
 
 def _save_at_best(session: Session, model: Any, path: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.trial.files import Folder, Follower, append_lines, read_json, write_json
+from hermes_ops.trial.keeping import unfinished
 from hermes_ops.trial.outcome import Ending, Outcome
 
-_UNFINISHED = (".tmp", ".part", ".partial", ".temp", "~")
 _RESERVE_BYTES = 65_536
 
 
@@ -61,17 +61,13 @@ def newest_checkpoint_s(folder: Folder) -> float | None:
     """
     newest: float | None = None
     for parent, folders, names in os.walk(folder.checkpoints):
-        folders[:] = [f for f in folders if not _unfinished(f)]
+        folders[:] = [f for f in folders if not unfinished(f)]
         for name in names:
-            if not _unfinished(name):
+            if not unfinished(name):
                 with contextlib.suppress(OSError):
                     written_s = os.stat(os.path.join(parent, name)).st_mtime
                     newest = written_s if newest is None else max(newest, written_s)
     return newest
-
-
-def _unfinished(name: str) -> bool:
-    return name.startswith(".") or name.endswith(_UNFINISHED)
 
 
 def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from hermes_ops.trial.channel import bad_values, send
 from hermes_ops.trial.entropy import entropy
+from hermes_ops.trial.keeping import KEEP_VARIABLE
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.store import Checkpoint, Store
@@ -34,6 +35,7 @@ class Runtime:
         self.objective = os.environ.get("HERMES_OBJECTIVE")
         limit = os.environ.get("HERMES_MAX_EPOCHS")
         self.max_epochs = int(limit) if limit else None
+        self.kept = int(os.environ.get(KEEP_VARIABLE) or _KEPT)
         self.metrics = MetricsFile(Path(os.environ["HERMES_METRICS_FILE"]))
         self.stop = False
         self.session: Any = None
@@ -138,7 +140,7 @@ class Runtime:
         """The checkpoints to keep: the newest, the best of the running fit, the ends of fits."""
         headers = self.store.headers()
         newest_first = sorted(headers, reverse=True)
-        keep = set(newest_first[:_KEPT])
+        keep = set(newest_first[: self.kept])
         best = [s for s in newest_first if headers[s].get("best")]
         keep.update(best[:1])
         finals = [s for s in newest_first if headers[s].get("final")]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.trial import books
 from hermes_ops.trial.files import Folder, Follower, write_json
+from hermes_ops.trial.keeping import keeper
 from hermes_ops.trial.masks import Mask, secret_values
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.options import Options
@@ -56,6 +57,7 @@ class Segment:
         )
         self._output = OutputReader(reader, self._mask)
         self._board = _board(options, folder)
+        self._keeper = keeper(folder.root, folder.checkpoints)
         self.imports: dict[str, bool] = {}  # by name: whether it may be done ahead of the script
         self.on_training: Callable[[], None] | None = None
         self._reported: set[str] = set()  # metrics that do not come from the output
@@ -139,7 +141,10 @@ class Segment:
             if metric.step > self.status.step:
                 self.status.step = metric.step
                 self._step_times.append((time.time(), metric.step))
-            self._objective_seen |= metric.name == self._options.objective
+            if metric.name == self._options.objective:
+                self._objective_seen = True
+                if self._keeper is not None:
+                    self._keeper.value(metric.value, time.time())
         limit = self._options.max_epochs
         if limit is not None and self.status.step >= limit:
             self._trained_to_end = True
@@ -177,6 +182,8 @@ class Segment:
             steps = [step for seen_s, step in self._step_times if seen_s <= known_s]
             self.status.checkpoint_step = steps[-1] if steps else self._before
         self.status.preemptible, self.status.preemptible_reason = True, ""
+        if self._keeper is not None:
+            self._keeper.checkpointed()
 
     def _hear(self, event: dict[str, Any]) -> None:
         """Take in one message from the code that runs inside the script."""

@@ -12,6 +12,7 @@ from hermes_ops.airflow.pool import Trial
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     CLOSED_TAG,
+    REACHED_TAG,
     SEGMENT_KEY,
     SWEEP_KEY,
     CloseRecord,
@@ -52,6 +53,7 @@ class Services:
     records: dict[tuple[str, int, str], Any] = field(default_factory=dict)
     gpu_seconds: float = 10.0
     cleared: list[Any] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=lambda: {CLOSED_TAG: "enough"})
     reopened: dict[str, list[str]] = field(default_factory=dict)
     stored: dict[str, str] = field(default_factory=dict)
 
@@ -84,7 +86,7 @@ class Services:
         return [SimpleNamespace(number=n, run_id=f"run-{n}", tags=tags) for n in self.states]
 
     def sweep(self, ref: Any) -> Any:
-        return SimpleNamespace(tags={CLOSED_TAG: "enough"})
+        return SimpleNamespace(tags=self.tags)
 
     def reopen(self, run_id: str, drop: list[str]) -> None:
         self.reopened[run_id] = drop
@@ -188,6 +190,18 @@ def test_a_spent_budget_may_be_raised() -> None:
     assert found(services).resume(More(gpu_seconds=99, failed_trials=2), failed=False) == (0,)
     budget = record_of(services).config["budget"]
     assert (budget["gpu_seconds"], budget["failed_trials"]) == (99, 2)
+
+
+def test_a_target_that_was_reached_is_no_target_any_more() -> None:
+    objective = {"metric": "val_loss", "target": 0.5}
+    services = ended({0: "success", 1: "skipped"}, {0: "finished"}, objective=objective)
+    found(services).extend(1, More())
+    assert record_of(services).config["objective"]["target"] == 0.5
+    services.cleared = []
+    services.tags = {REACHED_TAG: "trial 0 reached it"}
+    found(services).resume(More(), failed=False)
+    assert record_of(services).config["objective"]["target"] is None
+    assert services.reopened["parent"] == [REACHED_TAG]
 
 
 def test_a_budget_that_no_sweep_file_may_have_is_refused() -> None:
