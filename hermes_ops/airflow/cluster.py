@@ -14,6 +14,7 @@ from hermes_ops.airflow.decisions import DecisionLog
 from hermes_ops.airflow.folders import Nudge, controller_nudge, home
 from hermes_ops.airflow.janitor import Janitor
 from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.overlap import end_overtaken
 from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.airflow.publish import publish
 from hermes_ops.airflow.running import RunningSweeps, pool_snapshot
@@ -50,6 +51,7 @@ class AirflowCluster:
         """Read everything, settle what needs no policy, and return the policy's facts."""
         now = self.clock()
         self._read_books()
+        end_overtaken(self.books.values(), self.applier.client, now)
         for book in self.books.values():
             self.applier.settle(book, now)
         snapshot = pool_snapshot(self.pool, self.metadata, self.books, now)

@@ -80,13 +80,16 @@ def run_hermes(
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Start one stack with two slots for the whole session; every test may run sweeps in it.
 
-    HERMES_TEST_HOME names one that runs already (with `--slots 2 --dags tests/integration/dags`).
+    HERMES_TEST_HOME names one that runs already, with `--slots 2 --dags tests/integration/dags
+    --dags examples/own_dag`.
     """
     if running := os.environ.get("HERMES_TEST_HOME"):
         yield Stack(Path(running))
         return
     shared = Stack(tmp_path_factory.mktemp("stack"))
-    started = shared.up("--dags", str(Path(__file__).parent / "dags"))
+    tests = Path(__file__).parent
+    folders = (tests / "dags", tests.parents[1] / "examples" / "own_dag")
+    started = shared.up(*(part for f in folders for part in ("--dags", str(f))))
     assert started.returncode == 0, started.stdout + started.stderr
     try:
         yield shared

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import psutil
 
+from hermes_ops.airflow.folders import safe_name
 from hermes_ops.stack import processes
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -249,7 +250,7 @@ class Sweep:
 
     def __init__(self, lab: Lab, run_id: str) -> None:
         self.lab, self.id = lab, run_id
-        self.folder = lab.home / "sweeps" / run_id
+        self.folder = lab.home / "sweeps" / safe_name(run_id)
 
     @property
     def state(self) -> str:

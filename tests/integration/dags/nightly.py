@@ -1,0 +1,10 @@
+"""Scheduled Airflow DAGs of the sweep files beside this one, and of a folder that a test fills."""
+
+import os
+from pathlib import Path
+
+from hermes_ops.airflow.nightly import nightly_dags
+
+PARAMS = {"epochs": 5}
+globals().update(nightly_dags(Path(__file__).parent / "sweeps", params=PARAMS))
+globals().update(nightly_dags(Path(os.environ["HERMES_HOME"]) / "night-files"))
