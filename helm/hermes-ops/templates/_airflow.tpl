@@ -74,6 +74,7 @@
 {{/* Environment of everything that runs Hermes Ops' own code. */}}
 {{- define "hermes.environment" -}}
 - {name: HERMES_HOME, value: /hermes}
+- {name: HERMES_POD_DEFAULTS, value: /etc/hermes/pod.yaml}
 - {name: HERMES_POOL, value: {{ .Values.pool.name | quote }}}
 - {name: HERMES_AIRFLOW_URL, value: {{ include "hermes.airflowUrl" . | quote }}}
 - {name: MLFLOW_TRACKING_URI, value: {{ include "hermes.mlflowUrl" . | quote }}}
@@ -112,10 +113,10 @@
   persistentVolumeClaim: {claimName: {{ include "hermes.claim" . }}}
 {{- end -}}
 
-{{/* HERMES_HOME with the installation's defaults of trials' pods, and the folder of task logs. */}}
+{{/* HERMES_HOME, and the installation's defaults of trials' pods. */}}
 {{- define "hermes.homeMounts" -}}
 - {name: home, mountPath: /hermes}
-- {name: pod-defaults, mountPath: /hermes/pod.yaml, subPath: pod.yaml, readOnly: true}
+- {name: pod-defaults, mountPath: /etc/hermes, readOnly: true}
 {{- end -}}
 
 {{- define "hermes.podDefaultsVolume" -}}
