@@ -1,0 +1,174 @@
+"""The chart's values and their schema, and what the images hold; no cluster and no helm needed."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from hermes_ops.config import PodSpec
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "helm/hermes-ops"
+IMAGES = ROOT / "helm/images"
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def mappings(values: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The place of every mapping of the values."""
+    if isinstance(values, dict):
+        yield at
+        for key, value in values.items():
+            yield from mappings(value, (*at, key))
+
+
+def changed(at: tuple[str, ...], key: str, value: Any) -> dict[str, Any]:
+    """The default values with one more or another value."""
+    fresh = copy.deepcopy(VALUES)
+    inner = fresh
+    for name in at:
+        inner = inner[name]
+    inner[key] = value
+    return fresh
+
+
+def refusal(values: dict[str, Any]) -> str:
+    with pytest.raises(jsonschema.ValidationError) as caught:
+        jsonschema.validate(values, SCHEMA)
+    return caught.value.message
+
+
+# Maps whose keys are the user's own words.
+FREE = {
+    ("policy", "options"), ("airflow", "config"), ("metrics", "serviceMonitor", "labels"),
+    ("metrics", "dashboard", "labels"),
+}  # fmt: skip
+
+
+def is_strict(at: tuple[str, ...]) -> bool:
+    return at not in FREE and at[-1:] not in (("nodeSelector",), ("requests",), ("limits",))
+
+
+def test_the_defaults_are_valid() -> None:
+    jsonschema.validate(VALUES, SCHEMA)
+
+
+@pytest.mark.parametrize("at", [m for m in mappings(VALUES) if is_strict(m)], ids=".".join)
+def test_a_name_that_is_no_value_is_refused_wherever_it_stands(at: tuple[str, ...]) -> None:
+    assert "'tpyo' was unexpected" in refusal(changed(at, "tpyo", 1))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("pool.slots", 0),
+        ("pool.slots", "4"),
+        ("pool.name", "my pool"),
+        ("policy.name", "FIFO!"),
+        ("images.airflow.pullPolicy", "Sometimes"),
+        ("controller.replicas", 0),
+        ("storage.accessMode", "ReadWriteOften"),
+        ("storage.size", "50 gigabytes"),
+        ("airflow.enabled", "yes"),
+        ("airflow.baseUrl", "localhost:8080"),
+        ("airflow.databaseRole", "x; DROP TABLE dag"),
+        ("airflow.scheduler.resources", {"requests": {"cpu": "many"}}),
+        ("airflow.tolerations", [{"key": "gpu", "effect": "NoWay"}]),
+        ("airflow.config", {"core": "fast"}),
+        ("metrics.port", 80),
+        ("metrics.serviceMonitor.interval", "often"),
+        ("poolSync.periodSeconds", 0),
+        ("networkPolicy.ingressNamespaces", "default"),
+        ("mlflow.url", "mlflow:5000"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused(path: str, value: Any) -> None:
+    *at, key = path.split(".")
+    refusal(changed(tuple(at), key, value))
+
+
+def test_an_airflow_that_is_already_there_must_be_named() -> None:
+    refusal(changed(("airflow",), "enabled", False))
+    values = changed(("airflow",), "enabled", False)
+    values["existingAirflow"] |= {"url": "http://a", "passwordSecret": "p", "databaseSecret": "d"}
+    jsonschema.validate(values, SCHEMA)
+
+
+def test_an_mlflow_that_is_already_there_must_be_named() -> None:
+    refusal(changed(("mlflow",), "enabled", False))
+    values = changed(("mlflow",), "enabled", False)
+    values["mlflow"]["url"] = "https://mlflow.example"
+    jsonschema.validate(values, SCHEMA)
+
+
+def test_every_value_of_the_schema_has_a_default() -> None:
+    def missing(schema: dict[str, Any], values: Any, at: str) -> Iterator[str]:
+        for key, inner in schema.get("properties", {}).items():
+            if key not in values:
+                yield f"{at}{key}"
+            elif isinstance(values[key], dict):
+                yield from missing(inner, values[key], f"{at}{key}.")
+
+    pods = {f"trials.pod.{name}" for name in PodSpec.model_fields}
+    assert set(missing(SCHEMA, VALUES, "")) == {"global", *pods}
+
+
+def test_defaults_of_trials_pods_have_the_names_of_the_sweep_file() -> None:
+    pod = SCHEMA["properties"]["trials"]["properties"]["pod"]
+    assert set(pod["properties"]) == set(PodSpec.model_fields)
+
+
+def test_no_value_holds_a_secret() -> None:
+    named = [".".join((*at, key)) for at in mappings(VALUES) for key in _at(at)]
+    secret = [n for n in named if re.search(r"(?i)(password|token|key)$", n)]
+    assert secret == []
+
+
+def _at(at: tuple[str, ...]) -> dict[str, Any]:
+    inner = VALUES
+    for name in at:
+        inner = inner[name]
+    return inner
+
+
+# -- images --------------------------------------------------------------------------------------
+
+
+def closures() -> Any:
+    spec = importlib.util.spec_from_file_location("packages", IMAGES / "packages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_lists_of_the_images_are_what_their_roots_need() -> None:
+    """Write them anew with `python helm/images/packages.py`."""
+    module = closures()
+    for file, roots in module.ROOTS.items():
+        assert tuple((IMAGES / file).read_text().split()) == module.closure(roots), file
+
+
+def test_every_package_of_an_image_is_pinned_with_its_hash() -> None:
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.M))
+    for file in closures().ROOTS:
+        assert set((IMAGES / file).read_text().split()) - pinned == set(), file
+
+
+@pytest.mark.parametrize("file", sorted(IMAGES.glob("*/Dockerfile")), ids=lambda p: p.parent.name)
+def test_an_image_has_two_stages_an_argument_for_its_base_and_no_root(file: Path) -> None:
+    text = file.read_text()
+    assert "ARG PYTHON_IMAGE=python:3.11-slim-bookworm" in text
+    assert len(re.findall(r"^FROM ", text, re.M)) >= 2
+    assert re.findall(r"^USER (\S+)", text, re.M)[-1:] not in ([], ["root"], ["0"])
+    assert "--require-hashes" in text or "pip install" not in text
