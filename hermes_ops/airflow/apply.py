@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.clearing import Clearing, Wish, is_cleared, wish_of
 from hermes_ops.airflow.client import AirflowClient, TaskKey, run_page
 from hermes_ops.airflow.closing import due_end
 from hermes_ops.airflow.decisions import DecisionLog, action_name, decision
@@ -111,6 +112,7 @@ class Applier:
     def settle(self, book: Book, now_s: float) -> None:
         """Close a sweep whose budget is spent, end its trials, mend what was left."""
         self._mend(book, now_s)
+        book.trials = tuple(self._attended(book, t, now_s) for t in book.trials)
         if book.close is None and (spent := due_end(book, now_s)) is not None:
             self._put(book, None, CLOSE_KEY, encode(spent))
             log.info("Sweep %s ends: %s", book.sweep, spent.reason)
@@ -162,7 +164,8 @@ class Applier:
         that began while its lease was being taken back is stopped.
         """
         touched = book.plan.record.touched
-        if unskipped := [t for t in book.trials if t.awaits_skip and t.number not in touched]:
+        waiting = (t for t in book.trials if t.awaits_skip and t.number not in touched)
+        if unskipped := [t for t in waiting if not is_cleared(t)]:
             self.client.skip(self._task(book, t) for t in unskipped)
         if book.whole:
             for trial in (t for t in book.trials if t.number in touched and t.idle):
@@ -170,17 +173,40 @@ class Applier:
         for trial in book.trials:
             if trial.under_way and not trial.active and not trial.told:
                 self._stop(book, trial, "its lease was taken back", now_s, None)
+            if book.plan.run.paused and trial.phase is Phase.STARTING:
+                self._revoke(book, trial)  # its GPUs would wait for Airflow with it
             said = trial.segment is not None and trial.segment.final is not None
             if trial.row.state in FINAL_STATES and trial.lease is not None and not said:
                 state = OUTCOMES.get(trial.row.state or "", "failed")
                 self._finish(book, trial, state, f"its task is {trial.row.state}", now_s)
+
+    def _attended(self, book: Book, trial: Trial, now_s: float) -> Trial:
+        """Do what a person asks of a trial by clearing its task or by its note; the trial then."""
+        if trial.number in book.plan.record.touched:
+            return trial
+        wish = wish_of(trial, closing=book.close is not None)
+        if wish is Wish.STOP:
+            self._stop(book, trial, "it is to begin from scratch", now_s, None)
+        elif wish is Wish.STAY_ENDED:
+            self.client.mark([self._task(book, trial)], trial.task_state)
+        elif wish is not Wish.NOTHING:
+            outside = Clearing(self.client, self.tracker, self._task(book, trial), _ref(book))
+            try:
+                if wish is Wish.GO_ON:
+                    return outside.go_on(trial)
+                self.metadata.rerank([Rank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)])
+                return outside.begin_anew(trial, self._tags(book, trial), now_s)
+            except HermesError as error:
+                log.warning("Trial %s of %s is cleared later: %s", trial.number, book.sweep, error)
+        return trial
 
     def _finish(self, book: Book, trial: Trial, state: str, reason: str, now_s: float) -> None:
         lease = trial.lease
         if lease is None:
             return
         record = trial.segment or Segment(epoch=lease.epoch, running=False, started_s=now_s)
-        record = replace(record, running=False, final=state, ended_s=record.ended_s or now_s)
+        record = replace(record, running=False, final=state, task=trial.row.id,
+                         ended_s=record.ended_s or now_s)  # fmt: skip
         self._put(book, trial, SEGMENT_KEY, encode(record))
         try:
             finish_run(self.tracker, lease.run_id, Ending(state, reason), record)

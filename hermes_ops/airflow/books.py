@@ -129,8 +129,13 @@ class Book:
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
 
     def _offered(self, candidate: Job, trial: Trial) -> bool:
-        """A trial that has not begun is offered once Airflow would take it."""
+        """A trial that has not begun is offered once Airflow would take it.
+
+        Of a DAG that is paused Airflow takes none: only those that train are offered.
+        """
         if trial.number in self.plan.record.touched:
+            return False
+        if self.plan.run.paused and candidate.phase in (Phase.PENDING, Phase.WAITING):
             return False
         return candidate.phase is not Phase.PENDING or trial.row.state == "scheduled"
 

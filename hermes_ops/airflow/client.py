@@ -112,9 +112,16 @@ class AirflowClient:
             }
             self._call("PATCH", _instances(keys[0]), json=body)
 
-    def clear(self, dag_id: str, run_id: str, tasks: Sequence[str | tuple[str, int]]) -> None:
-        """Have these tasks of a run run again; a run that had ended goes on."""
+    def clear(
+        self,
+        dag_id: str,
+        run_id: str,
+        tasks: Sequence[str | tuple[str, int]],
+        note: str | None = None,
+    ) -> None:
+        """Have these tasks of a run run again, with a note; a run that had ended goes on."""
         body = {
+            "note": note,
             "dry_run": False,
             "dag_run_id": run_id,
             "task_ids": [list(t) if isinstance(t, tuple) else t for t in tasks],
@@ -122,6 +129,12 @@ class AirflowClient:
             "reset_dag_runs": True,
         }
         self._call("POST", f"/api/v2/dags/{quote(dag_id)}/clearTaskInstances", json=body)
+
+    def note(self, task: TaskKey, text: str) -> None:
+        """Write the note of a task instance, which its page shows."""
+        mapped = f"/{task.map_index}" if task.map_index >= 0 else ""
+        path = f"{_instances(task)}/{quote(task.task_id)}{mapped}"
+        self._call("PATCH", path, json={"note": text}, params={"update_mask": "note"})
 
     def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> dict[str, Any]:
         """Start a DAG run with that id and configuration.

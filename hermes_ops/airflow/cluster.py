@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from hermes_ops.airflow.abandoned import settle_abandoned
 from hermes_ops.airflow.apply import Applier
 from hermes_ops.airflow.books import Book, Plan
 from hermes_ops.airflow.curves import CurveFeed
@@ -103,6 +104,7 @@ class AirflowCluster:
         for gone, ended in self._sweeps.read(self.metadata).items():
             self.decisions.upload(gone, ended.record.parent_run_id, force=True)
             self.applier.forget(gone)
+            settle_abandoned(ended, self.applier.client, self.applier.tracker)
         plans = self._sweeps.plans
         self.curves.follow(plans)
         if self.priors is not None:

@@ -7,12 +7,14 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hermes_ops.errors import HermesError
+from hermes_ops.trial.locks import BusyError, take
 
 
 def home() -> Path:
@@ -103,6 +105,16 @@ class TrialFolder:
     def model(self) -> Path:
         """The best model of the trial, where its framework is known."""
         return self.path / "model"
+
+    def empty(self) -> bool:
+        """Remove all that the trial left; False, and nothing removed, while a process uses it."""
+        try:
+            lock = take(self.path / "lock", 0.0, "the trial's folder")
+        except BusyError:
+            return False
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(lock)
+        return True
 
     def status(self) -> dict[str, Any]:
         """What the running trial says of itself; empty when it has not yet."""

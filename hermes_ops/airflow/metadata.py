@@ -35,6 +35,8 @@ REQUIRED_COLUMNS = {
     "dag_run": {"id", "dag_id", "run_id", "state", "start_date", "queued_at"},
     "task_state_store": {"dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value"},
     "slot_pool": {"pool", "slots", "include_deferred"},
+    "dag": {"dag_id", "is_paused"},
+    "task_instance_note": {"ti_id", "content"},
 }  # fmt: skip
 
 RANKED_COLUMNS = ("priority_weight", "pool_slots")
@@ -52,6 +54,7 @@ class RunRow:
     state: str
     started_s: float
     sweep: dict[str, Any]
+    paused: bool = False
 
     @property
     def sweep_id(self) -> str:
@@ -71,6 +74,7 @@ class TrialRow:
     pool_slots: int
     priority_weight: int
     try_number: int
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +98,19 @@ class Metadata:
     """Reads and re-ranks through one SQLAlchemy engine (SQLite or PostgreSQL)."""
 
     def __init__(self, engine: Engine) -> None:
+        from airflow.models.dag import DagModel
         from airflow.models.dagrun import DagRun
         from airflow.models.pool import Pool
         from airflow.models.task_state_store import TaskStateStoreModel
-        from airflow.models.taskinstance import TaskInstance
+        from airflow.models.taskinstance import TaskInstance, TaskInstanceNote
 
         self.engine = engine
         self._ti: Any = TaskInstance.__table__
         self._run: Any = DagRun.__table__
         self._store: Any = TaskStateStoreModel.__table__
         self._pool: Any = Pool.__table__
+        self._dag: Any = DagModel.__table__
+        self._note: Any = TaskInstanceNote.__table__
 
     @classmethod
     def from_airflow(cls) -> Metadata:
@@ -149,16 +156,17 @@ class Metadata:
         """Sweeps whose DAG run is running, oldest first."""
         from sqlalchemy import select
 
-        run, store = self._run.c, self._store.c
+        run, store, dag = self._run.c, self._store.c, self._dag.c
         query = (
             select(run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date,
-                   store.value)
+                   store.value, dag.is_paused)
             .join(self._store, store.dag_run_id == run.id)
+            .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY, run.state == "running")
             .order_by(run.start_date, run.id)
         )  # fmt: skip
         return tuple(
-            RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]), json.loads(r[6]))
+            RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]), json.loads(r[6]), bool(r[7]))
             for r in self._all(query)
         )
 
@@ -177,16 +185,17 @@ class Metadata:
         """The expanded trials of a sweep, by number; empty before their expansion."""
         from sqlalchemy import select
 
-        ti = self._ti.c
+        ti, note = self._ti.c, self._note.c
         query = (
             select(ti.id, ti.map_index, ti.state, ti.pool, ti.pool_slots, ti.priority_weight,
-                   ti.try_number)
+                   ti.try_number, note.content)
+            .outerjoin(self._note, note.ti_id == ti.id)
             .where(ti.dag_id == run.dag_id, ti.run_id == run.run_id, ti.task_id == task_id)
             .where(ti.map_index >= 0)
             .order_by(ti.map_index)
         )  # fmt: skip
         return tuple(
-            TrialRow(str(r[0]), run.run_key, r[1], r[2], r[3], r[4], r[5] or 0, r[6])
+            TrialRow(str(r[0]), run.run_key, r[1], r[2], r[3], r[4], r[5] or 0, r[6], r[7] or "")
             for r in self._all(query)
         )
 

@@ -80,6 +80,12 @@ class HermesTrialMixin:
             self.step_aside("no lease: the GPUs belong to other trials")
         return lease
 
+    def begin_anew(self, folder: TrialFolder, lease: Lease, last: Segment | None) -> None:
+        """Empty the folder of a trial that begins from scratch; aside while it is in use."""
+        is_first = last is None or last.epoch < lease.anew
+        if lease.anew and is_first and not folder.empty():
+            self.step_aside("it begins from scratch once its last segment has left its folder")
+
     def leave(self, ending: Ending) -> dict[str, Any]:
         """End the task as the trial's final state demands."""
         if ending.state == "finished":
@@ -160,7 +166,9 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
         lease = self.admit(store, last)
         Connections(self.mlflow_conn_id, self.storage_conn_id).enter()
         sweep = sweep_of(self, context)
-        visit = Visit.begin(store, lease, TrialFolder.of(sweep, self.number), last)
+        folder = TrialFolder.of(sweep, self.number)
+        self.begin_anew(folder, lease, last)
+        visit = Visit.begin(store, lease, folder, last)
         try:
             if visit.result().get("outcome") == "finished":  # it ended while nobody looked
                 return self.end(visit, Ending("finished"))

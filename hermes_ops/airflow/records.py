@@ -80,6 +80,7 @@ class Lease:
     """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1.
 
     `pod` is the sweep's section `trial.pod`, as far as it says something; None for a process.
+    `anew` is the epoch at which the trial begins from scratch: what it left before is thrown away.
     """
 
     epoch: int
@@ -101,6 +102,7 @@ class Lease:
     experiment_id: str = ""
     revoked: bool = False
     pod: dict[str, Any] | None = None
+    anew: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ class Segment:
     """The newest segment of a trial and its accounts over its whole life.
 
     `running` is False once the segment has ended; `spans` are (start, end) of all ended segments
-    in Unix seconds; `final` is the state that the trial ended in, None while it has not.
+    in Unix seconds; `final` is the state that the trial ended in, None while it has not. `task` is
+    the id of the task instance that the trial was ended with by the controller.
     """
 
     epoch: int
@@ -142,6 +145,7 @@ class Segment:
     ended_s: float | None = None
     final: str | None = None
     gpus: tuple[int, ...] = ()
+    task: str = ""
 
 
 def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records above

@@ -21,7 +21,16 @@ from hermes_ops.airflow.nights import Nights
 from hermes_ops.airflow.outcome import best_of
 from hermes_ops.airflow.pod_sweeps import check_pods, end_left_pods
 from hermes_ops.airflow.published import published
-from hermes_ops.airflow.records import OUTCOMES, SWEEP_KEY, SweepRecord, decode, encode
+from hermes_ops.airflow.records import (
+    CLOSE_KEY,
+    CLOSED_TAG,
+    OUTCOMES,
+    REACHED_TAG,
+    SWEEP_KEY,
+    SweepRecord,
+    decode,
+    encode,
+)
 from hermes_ops.airflow.source import SweepSource
 from hermes_ops.airflow.warm_start import warmed
 from hermes_ops.config import RunIn, SweepConfig, parse
@@ -84,6 +93,8 @@ class PlanOperator(BaseOperator):
             nightly=self.nights is not None,
         )
         context["task_state_store"].set(SWEEP_KEY, encode(record))
+        if before is not None:
+            self._open_again(context, tracker, ref)
         self._leave(context["ti"], config, ref)
         self.log.info("Sweep %s: %s trials", sweep, record.trials)
         return list(range(record.trials))
@@ -107,6 +118,12 @@ class PlanOperator(BaseOperator):
                 "sweep with `hermes sweep run FILE`, which takes it from the file's folder."
             )
         return config
+
+    def _open_again(self, context: Mapping[str, Any], tracker: Tracker, ref: SweepRef) -> None:
+        """The plan was cleared, or is tried again: an earlier end counts no more."""
+        context["task_state_store"].set(CLOSE_KEY, {})
+        tags = tracker.sweep(ref).tags
+        tracker.reopen(ref.parent_run_id, [t for t in (CLOSED_TAG, REACHED_TAG) if t in tags])
 
     def _tags(self, config: SweepConfig) -> dict[str, str]:
         tags = {"hermes.sampler": config.search.algorithm.value, "hermes.name": config.name}

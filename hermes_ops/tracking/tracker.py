@@ -173,6 +173,12 @@ class Tracker:
         """End a trial in a final state: finished, failed, stopped_early or cancelled."""
         self._finish(run_id, state, tags)
 
+    def set_aside(self, trial: TrialRun, reason: str) -> None:
+        """Take a trial's run out of its sweep, so that `open_trial` makes another; it is kept."""
+        if trial.is_open:
+            self.finish_trial(trial.run_id, "cancelled")
+        self.set_tags(trial.run_id, {KIND: "set aside", "hermes.reason": reason})
+
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set tags; a value over 8,000 characters is cut."""
         entries = [{"key": k, "value": str(v)[:8_000]} for k, v in tags.items()]

@@ -165,7 +165,7 @@ def test_closing_flags_running_trials_skips_waiting_ones_and_revokes_starting_on
 def test_a_trial_that_was_ended_and_whose_task_waits_still_is_skipped() -> None:
     """The controller died between the trial's record and its task's state."""
     outside = Journal()
-    over = segment(running=False, final="stopped_early", ended_s=NOW_S)
+    over = segment(running=False, final="stopped_early", ended_s=NOW_S, task=row(0).id)
     outside.applier().settle(book(Trial(row(0, "scheduled"), lease(), None, over)), NOW_S)
     assert outside.of("skip") == [("skip", [0])]
 

@@ -28,7 +28,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = create_engine(f"sqlite:///{path}")
     tables: Any = Metadata(found)
     trigger: Any = Trigger
-    wanted = [tables._ti, tables._run, tables._store, tables._pool]
+    wanted = [tables._ti, tables._run, tables._store, tables._pool, tables._dag, tables._note]
     trigger.__table__.metadata.create_all(found, tables=wanted)
     found.dispose()
     return path
@@ -94,6 +94,29 @@ def test_sweeps_are_the_running_runs_that_were_planned(engine: Engine) -> None:
         NOW.replace(day=1).timestamp(),
     )
     assert found.sweep["config"]["name"] == "digits"
+    assert not found.paused
+
+
+def test_a_sweep_whose_dag_is_paused_says_so(engine: Engine) -> None:
+    own: Any = Metadata(engine)
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    add(engine, own._dag, dag_id="hermes_sweep", is_paused=True, max_active_tasks=1,
+        max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
+        bundle_name="dags")  # fmt: skip
+    assert [run.paused for run in own.sweeps()] == [True]
+
+
+def test_a_trial_has_the_note_of_its_task(engine: Engine) -> None:
+    own: Any = Metadata(engine)
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    add_task(engine, 0, "scheduled")
+    add_task(engine, 1, "scheduled")
+    add(engine, own._note, ti_id=UUID(ti_id(1)), content="From scratch",
+        created_at=NOW, updated_at=NOW)  # fmt: skip
+    (run,) = own.sweeps()
+    assert [t.note for t in own.trials(run, "trial")] == ["", "From scratch"]
 
 
 def test_trials_are_the_expanded_task_instances_by_number(engine: Engine) -> None:

@@ -8,7 +8,15 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from hermes_ops.airflow import tasks
 from hermes_ops.airflow.dag import sweep_asset
-from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
+from hermes_ops.airflow.records import (
+    CLOSE_KEY,
+    CLOSED_TAG,
+    SWEEP_KEY,
+    CloseRecord,
+    SweepRecord,
+    decode,
+    encode,
+)
 from hermes_ops.airflow.source import SweepSource
 from hermes_ops.airflow.tasks import PlanOperator, ReportOperator
 from hermes_ops.tracking import SweepRef
@@ -28,6 +36,12 @@ class Mlflow:
         self.opened.append((name, sweep))
         self.stored.append(config)
         return SimpleNamespace(parent_run_id="parent", experiment_id="7")
+
+    def sweep(self, ref: Any) -> Any:
+        return SimpleNamespace(tags={CLOSED_TAG: "stopped by its user"})
+
+    def reopen(self, run_id: str, drop: Any) -> None:
+        self.opened.append((run_id, *drop))
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +76,19 @@ def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlfl
     given["params"] = sweep_file(name="other")
     assert operator.execute(given) == list(range(8))  # a second try changes nothing
     assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
+
+
+def test_a_plan_that_was_cleared_opens_a_sweep_again_that_had_been_stopped(
+    mlflow: type[Mlflow],
+) -> None:
+    given = context(sweep_file())
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    given["task_state_store"][CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
+    operator.execute(given)  # stopped before it was planned: it stays so
+    assert decode(CloseRecord, given["task_state_store"][CLOSE_KEY]) is not None
+    operator.execute(given)
+    assert decode(CloseRecord, given["task_state_store"][CLOSE_KEY]) is None
+    assert mlflow.opened[-1] == ("parent", CLOSED_TAG)
 
 
 def test_the_configuration_in_mlflow_holds_no_secret(mlflow: type[Mlflow]) -> None:

@@ -162,6 +162,9 @@ class Journal:
     def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
         self.calls.append(("mark", [t.map_index for t in tasks], state))
 
+    def note(self, task: TaskKey, text: str) -> None:
+        self.calls.append(("note", task.map_index, text))
+
     # Airflow's database
 
     def rerank(self, ranks: Iterable[Rank]) -> int:
@@ -181,12 +184,23 @@ class Journal:
 
     def trials(self, ref: Any) -> Sequence[Any]:
         self._mlflow()
-        return [SimpleNamespace(number=n, config=c) for n, c in self.opened.items()]
+        return [
+            SimpleNamespace(number=n, config=c, run_id=f"run-{n}", tags={}, is_open=True)
+            for n, c in self.opened.items()
+        ]
 
     def open_trial(self, ref: Any, number: int, config: Any, tags: Any) -> str:
         self._mlflow()
         self.calls.append(("open", number, dict(config)))
         return f"run-{number}"
+
+    def reopen(self, run_id: str, drop: Sequence[str] = ()) -> None:
+        self._mlflow()
+        self.calls.append(("reopen", run_id))
+
+    def set_aside(self, trial: Any, reason: str) -> None:
+        self._mlflow()
+        self.calls.append(("set aside", trial.run_id))
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         self._mlflow()
