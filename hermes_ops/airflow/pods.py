@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+from airflow.providers.cncf.kubernetes.hooks.kubernetes import (
+    KubernetesHook,
+    PodOperatorHookProtocol,
+)
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 
@@ -82,7 +85,7 @@ class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
         )
 
 
-def spec_of(lease: Lease, hook: KubernetesHook) -> PodSpec:
+def spec_of(lease: Lease, hook: PodOperatorHookProtocol) -> PodSpec:
     """What the trial's pod is like, its namespace included."""
     if lease.pod is None:
         raise HermesError("the sweep's trials are processes: write trial.run_in: pod in its file.")
@@ -90,7 +93,7 @@ def spec_of(lease: Lease, hook: KubernetesHook) -> PodSpec:
     return with_namespace(complete(spec, "the sweep"), hook)
 
 
-def with_namespace(spec: PodSpec, hook: KubernetesHook) -> PodSpec:
+def with_namespace(spec: PodSpec, hook: PodOperatorHookProtocol) -> PodSpec:
     """The section with its namespace: by default that of Airflow's connection, or of this pod."""
     own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
     inside = own.read_text().strip() if own.exists() else None
