@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import (
@@ -68,10 +68,34 @@ def trial_defaults() -> dict[str, Any]:
     }
 
 
+class Running(Protocol):
+    """A segment under way, wherever it runs; `trouble` is what is known of its end from outside."""
+
+    trouble: str
+
+    def start(self) -> None:
+        """Start it; HermesError when it cannot be started at all."""
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, or None when it still runs after that long."""
+
+    def stop(self) -> None:
+        """Tell it to checkpoint and exit."""
+
+    def hurry(self) -> None:
+        """Its trial is over: cut off soon what it has not done."""
+
+    def finish(self) -> None:
+        """Leave nothing of it behind; may be called again."""
+
+
 class HermesTrialMixin:
-    """Admission and the ways to leave; where the segment runs is the subclass's."""
+    """A trial's task but for the place where its segment runs: that is the subclass's."""
 
     number: int
+    mlflow_conn_id: str | None = None
+    storage_conn_id: str | None = None
+    _segment: Running | None = None
 
     def admit(self, store: Store, segment: Segment | None) -> Lease:
         """The lease that this entry may use; leaves the task when there is none."""
@@ -100,7 +124,9 @@ class HermesTrialMixin:
         delay = timedelta(seconds=configured_reschedule_delay_s())
         raise AirflowRescheduleException(datetime.now(UTC) + delay)
 
-    def conclude(self, visit: Visit, flag: StopFlag | None, code: int) -> dict[str, Any]:
+    def conclude(
+        self, visit: Visit, flag: StopFlag | None, code: int, trouble: str = ""
+    ) -> dict[str, Any]:
         """Leave as the segment's exit code, its result and the stop flag demand."""
         result = visit.result()
         if code == EXIT_FINISHED and result.get("outcome") == "finished":
@@ -112,8 +138,10 @@ class HermesTrialMixin:
             self.step_aside(f"stopped ({flag.reason if flag else 'its task was told to end'})")
         if code == EXIT_INFRASTRUCTURE:
             visit.pause("infrastructure")
-            self.step_aside(str(result.get("reason") or "its folder or GPU was still in use"))
-        reason = str(result.get("reason") or f"its process ended with {code} and left no result")
+            why = result.get("reason") or trouble or "its folder or GPU was still in use"
+            self.step_aside(str(why))
+        vanished = trouble or f"its process ended with {code} and left no result"
+        reason = str(result.get("reason") or vanished)
         return self.fail(visit, reason, tuple(result.get("tail") or ()))
 
     def fail(self, visit: Visit, reason: str, tail: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -133,9 +161,78 @@ class HermesTrialMixin:
         visit.end(ending)
         return self.leave(ending)
 
+    def segment(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> Running:
+        """The segment of this visit, to be started; HermesError when there can be none."""
+        raise NotImplementedError
+
+    def run_trial(self, context: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one segment, or step aside; the trial's summary when it has finished."""
+        store: Store = context["task_state_store"]
+        last = decode(Segment, store.get(SEGMENT_KEY))
+        if last is not None and last.final is not None:
+            return self.leave(Ending(last.final, "it had ended before"))
+        lease = self.admit(store, last)
+        Connections(self.mlflow_conn_id, self.storage_conn_id).enter()
+        sweep = sweep_of(self, context)
+        folder = TrialFolder.of(sweep, self.number)
+        self.begin_anew(folder, lease, last)
+        visit = Visit.begin(store, lease, folder, last)
+        try:
+            if lease.pod is None and visit.result().get("outcome") == "finished":
+                return self.end(visit, Ending("finished"))  # it ended while nobody looked
+            return self._run(visit, sweep, context)
+        finally:
+            if self._segment is not None:
+                self._segment.finish()
+            visit.feed.close()
+
+    def on_kill(self) -> None:
+        """Airflow ends the task: checkpoint the trial; `run_trial` then leaves in order."""
+        if self._segment is not None:
+            self._segment.stop()
+
+    def _run(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> dict[str, Any]:
+        ti = context["ti"]
+        try:
+            segment = self.segment(visit, sweep, context)
+            segment.start()
+        except HermesError as error:
+            return self.fail(visit, str(error))
+        self._segment = segment
+        visit.opened()
+        lease = visit.lease
+        ti.xcom_push(RUN_XCOM, run_address(tracking_uri(), lease.experiment_id, lease.run_id))
+        flag, code = self._watch(visit, segment)
+        segment.finish()
+        return self.conclude(visit, flag, code, segment.trouble)
+
+    def _watch(self, visit: Visit, segment: Running) -> tuple[StopFlag | None, int]:
+        """Until the process has exited: obey the stop flag, pass on what the trial says."""
+        flag: StopFlag | None = None
+        told_at = asked_at = 0.0
+        nudge = visit.folder.nudge()
+        while (code := segment.wait(POLL_S)) is None:
+            if nudge.taken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
+                asked_at = time.monotonic()
+                fresh = visit.stop_flag() if flag is None or flag.final is None else flag
+                if fresh is not None and fresh != flag:
+                    self._obey(segment, fresh, first=flag is None)
+                flag = fresh
+            if time.monotonic() - told_at >= STATUS_PERIOD_S:
+                told_at = time.monotonic()
+                visit.relay()
+        return flag, code
+
+    def _obey(self, segment: Running, flag: StopFlag, *, first: bool) -> None:
+        if first:
+            self.log.info("Trial %s is to stop: %s", self.number, flag.reason)  # type: ignore[attr-defined]
+            segment.stop()
+        if flag.final is not None:
+            segment.hurry()
+
 
 class HermesTrialOperator(HermesTrialMixin, BaseOperator):
-    """Runs a trial's segments as processes on the machine of the worker.
+    """Runs a trial's segments as processes of this worker, or as pods where the sweep says so.
 
     :param number: the trial's number in its sweep, from 0
     :param pool: the Airflow pool whose slots are the GPUs
@@ -155,70 +252,18 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
         self.number = number
         self.mlflow_conn_id = mlflow_conn_id
         self.storage_conn_id = storage_conn_id
-        self._segment: LocalSegment | None = None
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Run one segment, or step aside; the trial's summary when it has finished."""
-        store: Store = context["task_state_store"]
-        last = decode(Segment, store.get(SEGMENT_KEY))
-        if last is not None and last.final is not None:
-            return self.leave(Ending(last.final, "it had ended before"))
-        lease = self.admit(store, last)
-        Connections(self.mlflow_conn_id, self.storage_conn_id).enter()
-        sweep = sweep_of(self, context)
-        folder = TrialFolder.of(sweep, self.number)
-        self.begin_anew(folder, lease, last)
-        visit = Visit.begin(store, lease, folder, last)
-        try:
-            if visit.result().get("outcome") == "finished":  # it ended while nobody looked
-                return self.end(visit, Ending("finished"))
-            return self._run(visit, sweep, context["ti"])
-        finally:
-            if self._segment is not None:
-                self._segment.finish()
-            visit.feed.close()
+        return self.run_trial(context)
 
-    def on_kill(self) -> None:
-        """Airflow ends the task: checkpoint the trial; `execute` then leaves in order."""
-        if self._segment is not None:
-            self._segment.stop()
+    def segment(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> Running:
+        """The segment of this visit: a process, or a pod where its lease says so."""
+        if visit.lease.pod is not None:
+            from hermes_ops.airflow.pods import HermesPodTrialOperator
 
-    def _run(self, visit: Visit, sweep: str, ti: Any) -> dict[str, Any]:  # noqa: ANN401 - Airflow's own
-        segment = LocalSegment(
+            pod = HermesPodTrialOperator(task_id=self.task_id, number=self.number, pool=self.pool)
+            return pod.segment(visit, sweep, context)
+        return LocalSegment(
             visit.lease, visit.folder, sweep, self.number, str(self.pool), self.log.info
         )
-        try:
-            segment.start()
-        except HermesError as error:
-            return self.fail(visit, str(error))
-        self._segment = segment
-        visit.opened()
-        lease = visit.lease
-        ti.xcom_push(RUN_XCOM, run_address(tracking_uri(), lease.experiment_id, lease.run_id))
-        flag, code = self._watch(visit, segment)
-        segment.finish()
-        return self.conclude(visit, flag, code)
-
-    def _watch(self, visit: Visit, segment: LocalSegment) -> tuple[StopFlag | None, int]:
-        """Until the process has exited: obey the stop flag, pass on what the trial says."""
-        flag: StopFlag | None = None
-        told_at = asked_at = 0.0
-        nudge = visit.folder.nudge()
-        while (code := segment.wait(POLL_S)) is None:
-            if nudge.taken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
-                asked_at = time.monotonic()
-                fresh = visit.stop_flag() if flag is None or flag.final is None else flag
-                if fresh is not None and fresh != flag:
-                    self._obey(segment, fresh, first=flag is None)
-                flag = fresh
-            if time.monotonic() - told_at >= STATUS_PERIOD_S:
-                told_at = time.monotonic()
-                visit.relay()
-        return flag, code
-
-    def _obey(self, segment: LocalSegment, flag: StopFlag, *, first: bool) -> None:
-        if first:
-            self.log.info("Trial %s is to stop: %s", self.number, flag.reason)
-            segment.stop()
-        if flag.final is not None:
-            segment.hurry()
