@@ -41,6 +41,7 @@ class CurveReader:
         self._metric = legal_name(objective_metric)
         self._clock = clock
         self._points: dict[str, dict[int, CurvePoints]] = {}  # sweep -> trial -> points
+        self._runs: dict[str, dict[int, str]] = {}  # sweep -> trial -> its run
         self._seen: dict[str, LatestMetric] = {}  # run id -> the newest point when it was read
         self._open: dict[str, dict[str, TrialRun]] = {}  # sweep -> run id -> its last sight
         self._reads = 0
@@ -51,12 +52,16 @@ class CurveReader:
         open_only = known is not None and self._reads % _FULL_READ_EVERY != 0
         trials = self._tracker.trials(sweep, open_only=open_only)
         held = self._points.setdefault(sweep.sweep_id, {})
+        runs = self._runs.setdefault(sweep.sweep_id, {})
         for trial in trials:
+            if runs.get(trial.number) != trial.run_id:  # the trial is new, or has begun anew
+                runs[trial.number] = trial.run_id
+                held.pop(trial.number, None)
             self._update(held, trial)
         seen_now = {t.run_id: t for t in trials}
         # A trial that has left the search has ended: its last points are fetched once.
         for run_id, trial in (known or {}).items():
-            if run_id not in seen_now:
+            if run_id not in seen_now and runs[trial.number] == run_id:
                 self._fetch(held, trial)
         self._open[sweep.sweep_id] = {r: t for r, t in seen_now.items() if t.is_open}
         self._reads += 1

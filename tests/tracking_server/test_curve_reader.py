@@ -132,6 +132,24 @@ def test_a_script_that_ends_its_own_run_is_still_read(tracker: Tracker, sweep: S
         assert len(reader.read(sweep).points[0]) == step
 
 
+def test_a_trial_that_begins_anew_has_nothing_of_its_former_run(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    former = tracker.open_trial(sweep, 0, {"rate": 0.1})
+    reader = CurveReader(tracker, "loss")
+    log(tracker, former, *((step, 1 / step, step) for step in range(1, 6)))
+    assert len(reader.read(sweep).points[0]) == 5
+    tracker.set_aside(tracker.trials(sweep)[0], "it begins anew")
+    assert reader.held(sweep).points[0][-1][0] == 5
+    fresh = tracker.open_trial(sweep, 0, {"rate": 0.1})
+    assert fresh != former
+    assert reader.read(sweep).points == {}
+    log(tracker, fresh, (1, 0.9, 10))
+    assert reader.read(sweep).points[0] == ((1, 0.9, 10),)
+    assert [t.run_id for t in tracker.trials(sweep)] == [fresh]
+    assert CurveReader(tracker, "loss").read(sweep).points == {0: ((1, 0.9, 10),)}
+
+
 def test_a_nan_counts_as_a_point(tracker: Tracker, sweep: SweepRef) -> None:
     run_id = tracker.open_trial(sweep, 0, {})
     tracker.log_metrics(run_id, [{"key": "loss", "step": 1, "value": "NaN", "timestamp": 1}])
