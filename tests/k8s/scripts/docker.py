@@ -39,8 +39,9 @@ def build(dockerfile: Path, tag: str, context: Path) -> None:
     archive = CACHE / f"{digest(dockerfile, context)}-{quote(tag, safe='')}.tar"
     CACHE.mkdir(parents=True, exist_ok=True)
     if not archive.exists():
-        seen = [f"--volume={p}:{p}:ro" for p in ("/etc/ssl/certs", "/etc/pip.conf")
-                if Path(p).exists()]  # fmt: skip
+        with_pip = "pip install" in dockerfile.read_text()
+        shared = ["/etc/ssl/certs", "/etc/pip.conf"] if with_pip else []
+        seen = [f"--volume={p}:{p}:ro" for p in shared if Path(p).exists()]
         arguments = ["--build-arg", f"PYTHON_IMAGE={BASE}", "-f", str(dockerfile), "-t", tag]
         subprocess.run([*BUILD, *seen, *arguments, str(context)], check=True)
         fresh = archive.with_suffix(".part")
