@@ -15,16 +15,20 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import TaskKey
-from hermes_ops.airflow.continuing import OF_AN_END
+from hermes_ops.airflow.continuing import OF_AN_END, PLAN_TASK, REPORT_TASK
 from hermes_ops.airflow.pool import READY_STATES, Trial
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,
     SEGMENT_KEY,
+    SWEEP_KEY,
     Lease,
     Segment,
+    SweepRecord,
+    decode,
     encode,
 )
+from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
 
 if TYPE_CHECKING:
@@ -43,6 +47,23 @@ class Wish(Enum):
     BEGIN_ANEW = auto()
     GO_ON = auto()
     STAY_ENDED = auto()  # its task gets back the state that it had
+
+
+def clear_trial(
+    client: AirflowClient, dag_id: str, run_id: str, number: int, *, from_scratch: bool
+) -> None:
+    """Clear a trial and the report behind it, as a person does; HermesError if it has not begun."""
+    record = decode(SweepRecord, client.get_state(TaskKey(dag_id, run_id, PLAN_TASK), SWEEP_KEY))
+    if record is None:
+        raise HermesError(f"there is no sweep {run_id!r}: `hermes sweep list` shows them.")
+    task = TaskKey(dag_id, run_id, record.trial_task, number)
+    if decode(Lease, client.get_state(task, LEASE_KEY)) is None:
+        raise HermesError(
+            f"trial {number} of {run_id!r} has not begun: there is nothing to clear. "
+            f"`hermes sweep watch {run_id}` shows those that have."
+        )
+    tasks: list[str | tuple[str, int]] = [(record.trial_task, number), REPORT_TASK]
+    client.clear(dag_id, run_id, tasks, FROM_SCRATCH if from_scratch else None)
 
 
 def wish_of(trial: Trial, *, closing: bool) -> Wish:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hermes_ops.cli import continuing_commands
+from hermes_ops.cli import clearing_command, continuing_commands
 from hermes_ops.cli.completing import policies, sweeps, trials
 from hermes_ops.cli.connection import DAG_ID, ENDED
 from hermes_ops.cli.stack_commands import Home
@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
     sweep.command("report")(report)
     sweep.command("schema")(schema)
     continuing_commands.register(sweep)
+    sweep.command("clear")(clearing_command.clear)
     app.add_typer(sweep, name="sweep")
     app.command("explain")(explain)
     app.command("policy")(policy)

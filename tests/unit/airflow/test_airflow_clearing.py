@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.clearing import Wish, asks_anew, is_cleared, wish_of
+from hermes_ops.airflow.clearing import Wish, asks_anew, clear_trial, is_cleared, wish_of
+from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.pool import Trial
-from hermes_ops.airflow.records import CloseRecord, Lease, Segment, decode
+from hermes_ops.airflow.records import CloseRecord, Lease, Segment, decode, encode
 from hermes_ops.core.model import Phase
+from hermes_ops.errors import HermesError
 from hermes_ops.trial.locks import take
 from tests.unit.airflow.worlds import (
+    SWEEP,
     Journal,
     book,
     flag,
@@ -24,6 +27,7 @@ from tests.unit.airflow.worlds import (
     running,
     segment,
     starting,
+    sweep_record,
     waiting,
 )
 
@@ -142,6 +146,38 @@ def test_of_a_paused_dag_only_trials_that_train_are_offered_and_leases_are_taken
     journal.applier().settle(sweep, NOW_S)
     assert [(n, key) for _, n, key, _ in journal.of("put")] == [(2, "hermes_lease")]
     assert [j.id.rpartition("/")[2] for j in sweep.jobs(NOW_S)] == ["0", "2"]
+
+
+class Client:
+    """Airflow with one planned sweep whose trial 3 has begun; keeps what was cleared."""
+
+    def __init__(self) -> None:
+        self.cleared: list[tuple[Any, ...]] = []
+
+    def get_state(self, task: TaskKey, key: str) -> object:
+        if task.run_id != SWEEP:
+            return None
+        if key == "hermes_lease":
+            return encode(lease()) if task == TaskKey("dag", SWEEP, "trial", 3) else None
+        return sweep_record()
+
+    def clear(self, *asked: Any) -> None:
+        self.cleared.append(asked)
+
+
+@pytest.mark.parametrize(("from_scratch", "note"), [(False, None), (True, "from scratch")])
+def test_the_command_clears_the_trial_and_the_report(from_scratch: bool, note: str | None) -> None:
+    client: Any = Client()
+    clear_trial(client, "dag", SWEEP, 3, from_scratch=from_scratch)
+    assert client.cleared == [("dag", SWEEP, [("trial", 3), "report"], note)]
+
+
+@pytest.mark.parametrize(("sweep", "number"), [("gone", 3), (SWEEP, 4)])
+def test_a_trial_that_is_not_there_or_has_not_begun_is_not_cleared(sweep: str, number: int) -> None:
+    client: Any = Client()
+    with pytest.raises(HermesError, match=r"there is no sweep|has not begun"):
+        clear_trial(client, "dag", sweep, number, from_scratch=False)
+    assert client.cleared == []
 
 
 def test_a_folder_is_emptied_unless_a_process_holds_it(tmp_path: Any) -> None:
