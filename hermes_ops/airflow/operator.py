@@ -140,8 +140,8 @@ class HermesTrialMixin:
             visit.pause("infrastructure")
             why = result.get("reason") or trouble or "its folder or GPU was still in use"
             self.step_aside(str(why))
-        vanished = trouble or f"its process ended with {code} and left no result"
-        reason = str(result.get("reason") or vanished)
+        known = [str(part) for part in (result.get("reason"), trouble) if part]
+        reason = "; ".join(known) or f"its process ended with {code} and left no result"
         return self.fail(visit, reason, tuple(result.get("tail") or ()))
 
     def fail(self, visit: Visit, reason: str, tail: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -221,20 +221,23 @@ class PodSegment:
             self._verdict = VANISHED if code is None else code
 
     def _starting(self, view: PodView) -> None:
-        if view.waits_for in IMAGE_TROUBLE + CONFIG_TROUBLE:
-            since_s = self._mistaken_since_s = self._mistaken_since_s or self.clock()
-            patience_s = min(self.limits.mistake_s, self.limits.start_s)
-            if self.clock() - since_s >= patience_s:
-                self._give_up(FAILED, f"{view.waits_for}: {view.message}: correct trial.pod")
-                return
-        else:
+        """A wrong image or setting is a mistake once it has lasted; it might be a busy registry."""
+        if view.waits_for not in IMAGE_TROUBLE + CONFIG_TROUBLE:
             self._mistaken_since_s = None
-        self._give_up_late(view.message or view.waits_for or "it has not started")
+            self._give_up_late(view.message or view.waits_for or "it has not started")
+            return
+        since_s = self._mistaken_since_s = self._mistaken_since_s or self.clock()
+        if self.clock() - since_s >= self.limits.mistake_s or self._late:
+            self._give_up(FAILED, f"{view.waits_for}: {view.message}: correct trial.pod")
+
+    @property
+    def _late(self) -> bool:
+        begun_s = self._begun_s if self._begun_s is not None else self.clock()
+        return self._log is None and self.clock() - begun_s >= self.limits.start_s
 
     def _give_up_late(self, reason: str) -> None:
         """Before it has started: the start may take only so long."""
-        begun_s = self._begun_s if self._begun_s is not None else self.clock()
-        if self._log is None and self.clock() - begun_s >= self.limits.start_s:
+        if self._late:
             self._give_up(VANISHED, f"its pod did not start in time: {reason}")
 
     def _give_up(self, code: int, reason: str) -> None:

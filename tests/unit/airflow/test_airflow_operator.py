@@ -137,6 +137,13 @@ def test_failures_up_to_the_limit_are_tried_again_and_one_more_ends_the_trial() 
     assert said(last)[-1] == Ending("failed", "no data", ("a", "b"))
 
 
+def test_what_is_known_of_a_failure_from_outside_is_told_beside_its_own_reason() -> None:
+    store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, failures=2))})
+    visit = visit_of(store, 2, outcome="failed", reason="killed by SIGKILL")
+    with pytest.raises(AirflowFailException, match="killed by SIGKILL; out of memory"):
+        Task().conclude(visit, None, 9, "out of memory")
+
+
 def test_a_process_that_vanished_is_a_failure_that_says_so() -> None:
     store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, failures=2))})
     with pytest.raises(AirflowFailException, match="ended with -9 and left no result"):

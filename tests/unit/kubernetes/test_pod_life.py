@@ -203,6 +203,13 @@ def test_an_image_that_is_missing_is_a_mistake_that_says_so() -> None:
     assert set(world.pods.deleted) == {(NAME, 0)}
 
 
+def test_an_image_that_is_missing_is_a_mistake_however_short_the_start_may_be() -> None:
+    world = World(FakePods(), limits=Limits(GRACE_S, 10.0))
+    world.look()
+    world.pods.change(NAME, waits_for="ErrImagePull")
+    assert world.look(12.0) == 1
+
+
 def test_an_image_that_comes_at_last_is_no_mistake() -> None:
     world = made(waits_for="ErrImagePull", message="too many requests")
     world.look(50.0)
