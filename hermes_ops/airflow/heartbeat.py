@@ -1,7 +1,8 @@
 """Has a component of Airflow a heartbeat? `python -m hermes_ops.airflow.heartbeat triggerer`.
 
 For probes: it needs the standard library only and ends within a second. It asks the API server at
-HERMES_AIRFLOW_URL; while that is away nothing is known against the component.
+HERMES_AIRFLOW_URL; while that is away nothing is known against the component, which is enough to
+let it live, and with `--strict` not enough to call it ready.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ TIMEOUT_S = 5.0
 COMPONENTS = ("scheduler", "dag_processor", "triggerer")
 
 
-def problem(component: str, health: Callable[[], dict[str, Any]]) -> str | None:
+def problem(
+    component: str, health: Callable[[], dict[str, Any]], *, strict: bool = False
+) -> str | None:
     """Say what is wrong with a component, None if nothing is known to be."""
     try:
         document = health()
     except (OSError, ValueError):  # not the component's fault
-        return None
+        return f"{component}: the API server does not answer" if strict else None
     row = document.get(component) or {}
     return None if row.get("status") == "healthy" else f"{component}: {row.get('status')}"
 
@@ -34,11 +37,13 @@ def _health() -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """0 if it is healthy or unknown, 1 with a line if it is not."""
-    if len(arguments) != 1 or arguments[0] not in COMPONENTS:
+    """0 if it is healthy or, unless strict, unknown; 1 with a line if it is not."""
+    strict = "--strict" in arguments
+    names = [a for a in arguments if a != "--strict"]
+    if len(names) != 1 or names[0] not in COMPONENTS:
         print(f"name one of {', '.join(COMPONENTS)}", file=sys.stderr)  # noqa: T201
         return 2
-    found = problem(arguments[0], _health)
+    found = problem(names[0], _health, strict=strict)
     if found is not None:
         print(found, file=sys.stderr)  # noqa: T201
     return 0 if found is None else 1

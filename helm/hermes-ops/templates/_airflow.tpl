@@ -134,6 +134,7 @@
     {{- include "hermes.airflowEnvironment" . | nindent 4 }}
   volumeMounts:
     {{- include "hermes.airflowMounts" . | nindent 4 }}
+    - {name: tmp, mountPath: /var/log/airflow, subPath: logs}
   resources: {{- toYaml .Values.airflow.migration.resources | nindent 4 }}
 {{- end -}}
 

@@ -26,8 +26,10 @@ def test_an_api_server_that_is_away_says_nothing_against_it(failure: Exception) 
         raise failure
 
     assert problem("triggerer", away) is None
+    assert problem("triggerer", away, strict=True) is not None
 
 
 def test_an_unknown_component_is_refused() -> None:
     assert main(["webserver"]) == 2
     assert main([]) == 2
+    assert main(["--strict"]) == 2
