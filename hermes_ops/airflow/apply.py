@@ -24,6 +24,7 @@ from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import OCCUPYING, Metadata, Rank
 from hermes_ops.airflow.metrics import Ending, finish_run
 from hermes_ops.airflow.monitoring import Monitor
+from hermes_ops.airflow.nodes import leased_nodes
 from hermes_ops.airflow.pool import FINAL_STATES, Trial
 from hermes_ops.airflow.records import (
     AIRFLOW_TAG,
@@ -84,7 +85,7 @@ class Applier:
         taken = [a for a in actions if not isinstance(a, Start)]
         self._record(snapshot, taken, ages_s)
         revoked = self._take_back(books, taken, snapshot.time_s)
-        leases = self._leases(books, actions, snapshot.time_s)
+        leases = self._leases(books, actions, snapshot)
         granted = [a for a in actions if isinstance(a, Start) and a.job in leases]
         self._record(snapshot, granted, ages_s)
         for job, lease in leases.items():
@@ -214,7 +215,7 @@ class Applier:
             log.warning("The report task will close the run %s: %s", lease.run_id, error)
 
     def _leases(
-        self, books: Mapping[str, Book], actions: Sequence[Action], now_s: float
+        self, books: Mapping[str, Book], actions: Sequence[Action], snapshot: Snapshot
     ) -> dict[JobId, Lease]:
         """The lease of each start, none where MLflow does not open the trial's run now."""
         leases: dict[JobId, Lease] = {}
@@ -222,7 +223,9 @@ class Applier:
             if not isinstance(action, Start):
                 continue
             try:
-                leases[action.job] = self._lease(*_find(books, action.job), action.gpus, now_s)
+                found = _find(books, action.job)
+                lease = self._lease(*found, action.gpus, snapshot.time_s)
+                leases[action.job] = replace(lease, nodes=leased_nodes(snapshot, action.gpus))
             except HermesError as error:
                 log.warning("Trial %s is not opened now: %s", action.job, error)
         return leases

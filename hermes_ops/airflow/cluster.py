@@ -39,6 +39,7 @@ class AirflowCluster:
     decisions: DecisionLog
     clock: Callable[[], float] = time.time
     priors: PriorFeed | None = None
+    nodes: tuple[str, ...] = ()
     books: dict[str, Book] = field(default_factory=dict)
     _sweeps: RunningSweeps = field(init=False)
     _janitor: Janitor = field(default_factory=Janitor)
@@ -55,7 +56,7 @@ class AirflowCluster:
         end_overtaken(self.books.values(), self.applier.client, now)
         for book in self.books.values():
             self.applier.settle(book, now)
-        snapshot = pool_snapshot(self.pool, self.metadata, self.books, now)
+        snapshot = pool_snapshot(self.pool, self.metadata, self.books, now, self.nodes)
         return Snapshot(now, (), ()) if self.draining else snapshot
 
     def apply(self, snapshot: Snapshot, plan: Allocation, actions: Sequence[Action]) -> None:

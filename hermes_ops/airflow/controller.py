@@ -31,6 +31,7 @@ from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metrics import tracking_uri
 from hermes_ops.airflow.monitoring import Monitor
 from hermes_ops.airflow.monitoring_server import Address, serve
+from hermes_ops.airflow.nodes import node_names
 from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.history import PastTrial
@@ -243,7 +244,9 @@ def build(pool: str) -> Controller:
     monitor.follow(curves.newest_s)
     applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor)
     priors = PriorFeed(tracker)
-    cluster = AirflowCluster(pool, metadata, curves, applier, decisions, priors=priors)
+    cluster = AirflowCluster(
+        pool, metadata, curves, applier, decisions, priors=priors, nodes=node_names()
+    )
     leadership = Leadership(metadata.engine, pool)
     controller = Controller(cluster, leadership, Choice.file(), monitor=monitor)
     Choice.read(controller.policy_file).build()

@@ -121,6 +121,7 @@ def facts_of(visit: Visit, spec: PodSpec, sweep: str, number: int, attempt: int)
         gpus=len(lease.gpus),
         grace_s=GRACE_S,
         user=spec.user or os.getuid() or DEFAULT_USER,
+        nodes=lease.nodes,
     )
 
 

@@ -80,6 +80,7 @@ class Lease:
     """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1.
 
     `pod` is the sweep's section `trial.pod`, as far as it says something; None for a process.
+    `nodes` are those that the policy chose, none where it knows of one machine only.
     `anew` is the epoch at which the trial begins from scratch: what it left before is thrown away.
     """
 
@@ -102,6 +103,7 @@ class Lease:
     experiment_id: str = ""
     revoked: bool = False
     pod: dict[str, Any] | None = None
+    nodes: tuple[str, ...] = ()
     anew: int = 0
 
 

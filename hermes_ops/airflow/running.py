@@ -47,7 +47,11 @@ def _plan(run: RunRow) -> Plan | None:
 
 
 def pool_snapshot(
-    pool: str, metadata: Metadata, books: Mapping[str, Book], now_s: float
+    pool: str,
+    metadata: Metadata,
+    books: Mapping[str, Book],
+    now_s: float,
+    nodes: Sequence[str] = (),
 ) -> Snapshot:
     """The facts on which a policy decides; HermesError when Airflow has no such pool."""
     jobs = tuple(j for b in books.values() for j in b.jobs(now_s))
@@ -55,15 +59,18 @@ def pool_snapshot(
     row = metadata.pool(pool, [(r.dag_id, r.run_id, record.trial_task) for r, record in runs])
     if row is None:
         raise HermesError(f"Airflow has no pool {pool!r}: create it with as many slots as GPUs.")
-    return Snapshot(now_s, usable_gpus(row, [g for j in jobs for g in j.gpus_held]), jobs)
+    held = [g for j in jobs for g in j.gpus_held]
+    return Snapshot(now_s, usable_gpus(row, held, nodes), jobs)
 
 
-def usable_gpus(pool: PoolRow, held: Sequence[int]) -> tuple[Gpu, ...]:
+def usable_gpus(pool: PoolRow, held: Sequence[int], nodes: Sequence[str] = ()) -> tuple[Gpu, ...]:
     """The GPUs that trials may use: the pool's, less as many as other tasks occupy.
 
     Tasks that are not trials name no GPU, so those that our trials hold are kept before free ones.
+    `nodes` names the node of each slot, as far as it goes.
     """
     capacity = max(0, pool.slots - pool.foreign_slots)
     mine = sorted({g for g in held if g < pool.slots})
     free = [g for g in range(pool.slots) if g not in mine]
-    return tuple(Gpu(i) for i in sorted((mine + free)[:capacity]))
+    usable = sorted((mine + free)[:capacity])
+    return tuple(Gpu(i, nodes[i]) if i < len(nodes) else Gpu(i) for i in usable)
