@@ -61,8 +61,18 @@ def estimated(config: SweepConfig, earlier: Sequence[Spent]) -> Estimate | None:
     low, middle, high = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
     epochs = config.trial_count * config.budget.max_epochs
     most = config.budget.gpu_seconds
-    bounded = [min(epochs * rate, most) if most else epochs * rate for rate in (low, middle, high)]
-    return Estimate(len(earlier), len(rates), middle, *bounded, last_gpu_s=earlier[0].gpu_s)
+    low_gpu_s, gpu_s, high_gpu_s = (
+        epochs * rate if most is None else min(epochs * rate, most) for rate in (low, middle, high)
+    )
+    return Estimate(
+        sweeps=len(earlier),
+        trials=len(rates),
+        gpu_s_per_epoch=middle,
+        low_gpu_s=low_gpu_s,
+        gpu_s=gpu_s,
+        high_gpu_s=high_gpu_s,
+        last_gpu_s=earlier[0].gpu_s,
+    )
 
 
 def estimate(config: SweepConfig, home: Path | None) -> str | None:

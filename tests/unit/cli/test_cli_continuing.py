@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hermes_ops.airflow.continuing import More
+from hermes_ops.cli import assemble, continuing_commands
+
+
+class Sweep:
+    """An ended sweep of 40 trials that does what it is told; what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def extend(self, trials: int, more: More) -> int:
+        self.told.append(("extend", trials, more))
+        return 40 + trials
+
+    def resume(self, more: More, *, failed: bool) -> tuple[int, ...]:
+        self.told.append(("resume", more, failed))
+        return tuple(range(30))
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    found = Sweep()
+    monkeypatch.setattr(continuing_commands, "_ended", lambda *_: found)
+    return found
+
+
+def said(*words: str) -> str:
+    result = CliRunner().invoke(assemble(), ["sweep", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_extending_says_how_many_trials_there_are_then(sweep: Sweep) -> None:
+    output = said("extend", "digits-1", "--trials", "5", "--wall-clock-seconds", "60")
+    assert "5 more trials, 45 in all" in output
+    assert "hermes sweep watch digits-1" in output
+    assert sweep.told == [("extend", 5, More(wall_clock_seconds=60.0))]
+
+
+def test_resuming_says_which_trials_go_on(sweep: Sweep) -> None:
+    output = said("resume", "digits-1", "--failed", "--gpu-seconds", "9", "--failed-trials", "3")
+    assert "goes on with 30 trials: 0, 1, 2" in output
+    assert "19 and 10 more" in output
+    assert sweep.told == [("resume", More(gpu_seconds=9.0, failed_trials=3), True)]
+
+
+@pytest.mark.parametrize("trials", [[], ["--trials", "0"], ["--trials", "many"]])
+def test_a_number_of_trials_is_needed(sweep: Sweep, trials: list[str]) -> None:
+    result = CliRunner().invoke(assemble(), ["sweep", "extend", "digits-1", *trials])
+    assert result.exit_code == 2
+    assert sweep.told == []
