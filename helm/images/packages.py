@@ -21,6 +21,8 @@ ROOTS = {
     "airflow/packages.txt": ("hermes-ops[postgresql]",),
     "airflow/build-packages.txt": ("hatchling",),
     "mlflow/packages.txt": ("mlflow", "psycopg2-binary"),
+    "trial/scikit-learn.txt": ("scikit-learn",),
+    "trial/tensorflow.txt": ("tensorflow-cpu", "scikit-learn"),
 }
 # An image holds Python 3.11 on Linux, for which the lock is made too.
 PLATFORM = {**default_environment(), "python_version": "3.11", "sys_platform": "linux"}
