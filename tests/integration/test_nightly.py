@@ -86,7 +86,7 @@ def test_a_night_begins_with_the_best_of_the_last_one_and_reports_it(
     nights = Nights(lab, harness, "nightly_skip")
     first = nights.start(1)
     assert nights.ended(first) == "success", nights.tasks(first)
-    second = nights.start(2)
+    second = nights.start(2, epochs=120)
     harness.await_(lambda: nights.sweep(second).runs().get(0))
     third = nights.start(3)  # while the second one runs
     assert nights.ended(third) == "success"

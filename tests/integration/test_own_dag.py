@@ -44,7 +44,7 @@ def tasks(lab: Any, dag: str, run: str) -> dict[tuple[str, int], str]:
 
 def xcom(lab: Any, dag: str, run: str, task: str, key: str = "return_value") -> Any:
     path = f"{dag_run(dag)}/{run}/taskInstances/{task}/xcomEntries/{key}"
-    answer = lab.airflow.get(path, params={"deserialize": True})
+    answer = lab.airflow.get(path)
     assert answer.status_code == 200, answer.text
     value = answer.json()["value"]
     with contextlib.suppress(ValueError, TypeError):

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow import outcome
+from hermes_ops.airflow.addresses import report_address, run_address
+from hermes_ops.airflow.links import LINKS
+from hermes_ops.airflow.operator import RUN_XCOM
+from hermes_ops.airflow.outcome import best_of
+from hermes_ops.airflow.tasks import REPORT_XCOM, SWEEP_XCOM
+from hermes_ops.tracking import SweepRef
+
+
+def mlflow(*artifacts: str) -> Any:
+    trials = [SimpleNamespace(number=n, run_id=f"run-{n}") for n in (0, 1)]
+    known = SimpleNamespace(has=lambda run, name: run == "parent" and name in artifacts)
+    return SimpleNamespace(trials=lambda ref: trials, artifacts=known)
+
+
+@pytest.fixture(autouse=True)
+def sweep(monkeypatch: pytest.MonkeyPatch) -> SweepRef:
+    ref = SweepRef("a:g:run", "7", "parent")
+    monkeypatch.setattr(outcome, "find", lambda tracker, sweep, experiment: ref)
+    return ref
+
+
+DOCUMENT = {"sweep": "a:g:run", "best": {"number": 1, "config": {"rate": 0.1}, "best": 0.5}}
+
+
+def test_the_best_trial_comes_with_its_run_and_its_model(sweep: SweepRef) -> None:
+    assert best_of(mlflow("model"), "digits", DOCUMENT) == (
+        sweep,
+        {
+            "number": 1,
+            "config": {"rate": 0.1},
+            "best": 0.5,
+            "sweep": "a:g:run",
+            "mlflow_run_id": "run-1",
+            "mlflow_sweep_run_id": "parent",
+            "model_uri": "runs:/parent/model",
+        },
+    )
+
+
+def test_a_trial_that_left_no_model_has_no_address_of_one() -> None:
+    assert best_of(mlflow("report"), "digits", DOCUMENT)[1]["model_uri"] is None
+
+
+def test_pages_are_named_without_the_password_of_their_server() -> None:
+    page = run_address("https://me:swordfish@mlflow:5000/base/", "7", "r")
+    assert page == "https://mlflow:5000/base/#/experiments/7/runs/r"
+    report = report_address("http://mlflow", "7", "r")
+    assert report == "http://mlflow/#/experiments/7/runs/r/artifacts/report/report.html"
+
+
+def test_each_link_leads_to_the_address_that_its_task_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = {RUN_XCOM: "trial's run", SWEEP_XCOM: "sweep's run", REPORT_XCOM: "report"}
+
+    def get(*, ti_key: Any, key: str) -> Any:
+        return left.get(key)
+
+    monkeypatch.setattr("hermes_ops.airflow.links.BaseXCom.get_value", get)
+    operator: Any = None
+    found = {link.name: link.get_link(operator, ti_key=None) for link in LINKS}
+    assert found == {
+        "MLflow run": "trial's run",
+        "Sweep in MLflow": "sweep's run",
+        "Sweep report": "report",
+    }
+    left.clear()
+    assert {link.get_link(operator, ti_key=None) for link in LINKS} == {""}
