@@ -6,6 +6,7 @@ from airflow.plugins_manager import AirflowPlugin
 
 from hermes_ops.airflow import preload
 from hermes_ops.airflow.links import LINKS
+from hermes_ops.airflow.page import APP, VIEW
 
 
 class HermesPlugin(AirflowPlugin):
@@ -13,4 +14,6 @@ class HermesPlugin(AirflowPlugin):
 
     name = "hermes_ops"
     listeners = [preload]  # noqa: RUF012 - Airflow reads a plain list
+    fastapi_apps = [APP]  # noqa: RUF012 - Airflow reads a plain list
+    external_views = [VIEW]  # noqa: RUF012 - Airflow reads a plain list
     operator_extra_links = list(LINKS)  # noqa: RUF012 - Airflow reads a plain list

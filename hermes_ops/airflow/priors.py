@@ -95,6 +95,12 @@ class PriorFeed:
             kinds = dict.fromkeys(self._kinds[sweep] for sweep in sorted(self._kinds))
             return tuple(past for kind in kinds for past in self._held.get(kind, ()))
 
+    @property
+    def behind(self) -> bool:
+        """True while something that is due has not been read."""
+        with self._lock:
+            return bool(self._due)
+
     def read_once(self) -> None:
         """Read what is due; of what MLflow does not give now it stays due."""
         from hermes_ops.tracking.history import past_trials
