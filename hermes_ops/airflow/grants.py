@@ -1,4 +1,4 @@
-"""The controller's role in Airflow's PostgreSQL: it reads four tables and re-ranks, no more.
+"""The controller's role in Airflow's PostgreSQL: it reads six tables and re-ranks, no more.
 
     python -m hermes_ops.airflow.grants give ROLE    # as the owner of Airflow's tables
     python -m hermes_ops.airflow.grants await        # as the role: ends once it may work

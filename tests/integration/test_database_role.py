@@ -32,7 +32,7 @@ def owner(postgres: Server) -> Iterator[Engine]:
     own: Any = Metadata(engine)
     trigger: Any = Trigger
     connection: Any = Connection
-    tables = [own._ti, own._run, own._store, own._pool, connection.__table__]
+    tables = [own._ti, own._run, own._store, own._pool, own._dag, own._note, connection.__table__]
     trigger.__table__.metadata.create_all(engine, tables=tables)
     with engine.begin() as open_:
         open_.execute(insert(own._run).values(
