@@ -186,8 +186,8 @@ class PodSegment:
             self._ended(view)
         elif not view.started:
             self._starting(view)
-        if self._grace_s is not None:
-            self._delete(view, self._grace_s)
+        if self._grace_s is not None or view.gone_by_s is not None:
+            self._delete(view, self.limits.grace_s if self._grace_s is None else self._grace_s)
 
     def _follow(self) -> None:
         if self._log is None:

@@ -170,6 +170,18 @@ def test_the_object_of_a_node_that_does_not_answer_is_removed_by_force() -> None
     assert world.pods.deleted[-1] == (NAME, 0)
 
 
+def test_a_pod_that_its_lost_node_never_ends_is_removed_though_nobody_told_it_to_stop() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S)
+    world.look(GRACE_S)
+    assert world.pods.deleted == []
+    world.look(FORCE_AFTER_S + 5.0)
+    assert world.pods.deleted == [(NAME, 0)]
+    world.pods.pods.clear()
+    assert world.look() == 70
+
+
 def test_a_stop_before_the_pod_is_made_makes_none() -> None:
     world = World(FakePods())
     world.segment.stop()
