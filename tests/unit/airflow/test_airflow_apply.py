@@ -300,6 +300,7 @@ def test_tags_of_the_sweep_are_written_once_for_each_value() -> None:
     assert [c[2] for c in outside.of("tag")] == [
         {"hermes.pool_slots": "2"},
         {"hermes.policy": "hermes"},
+        {"hermes.airflow_url": f"http://airflow/dags/hermes_sweep/runs/{SWEEP}"},
     ]
 
 
