@@ -27,12 +27,15 @@ TRIAL = str(UUID(int=1))
 def owner(postgres: Server) -> Iterator[Engine]:
     engine = create_engine(postgres.url("rights"))
     from airflow.models.connection import Connection
+    from airflow.models.dagbundle import DagBundleModel
     from airflow.models.trigger import Trigger
 
     own: Any = Metadata(engine)
     trigger: Any = Trigger
     connection: Any = Connection
-    tables = [own._ti, own._run, own._store, own._pool, own._dag, own._note, connection.__table__]
+    bundle: Any = DagBundleModel
+    tables = [own._ti, own._run, own._store, own._pool, own._dag, own._note]
+    tables += [connection.__table__, bundle.__table__]
     trigger.__table__.metadata.create_all(engine, tables=tables)
     with engine.begin() as open_:
         open_.execute(insert(own._run).values(
