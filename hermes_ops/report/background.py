@@ -94,8 +94,8 @@ class Background:
     `started_s`: Unix seconds. `best_finished` with `time_to_best_s`: the finished trial with the
     best value and when it had ended, seconds since the start. `stops`: (trial, Unix seconds) of
     each decision to stop a trial that was to go on. `checkpoint_s`: what a trial's checkpoints
-    take, as it measured them. `no_alternatives`: why there is no replay. `nights`: earlier sweeps of
-    the same schedule, newest first.
+    take, as it measured them. `no_alternatives`: why there is no replay. `nights`: earlier sweeps
+    of the same schedule, newest first.
     """
 
     config: SweepConfig | None = None
