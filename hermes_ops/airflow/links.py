@@ -1,4 +1,8 @@
-"""Links from the tasks of a sweep to MLflow: each task leaves the address as an XCom."""
+"""Links from the tasks of a sweep to MLflow: each task leaves the address as an XCom.
+
+They belong to the operators, not to the plugin: Airflow's API server then reads the XCom by itself.
+A link of a plugin would have to, and the task SDK has no access to XComs there.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +11,37 @@ from typing import Any
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.bases.xcom import BaseXCom
 
-from hermes_ops.airflow.operator import RUN_XCOM, HermesTrialOperator
-from hermes_ops.airflow.tasks import REPORT_XCOM, SWEEP_XCOM, PlanOperator, ReportOperator
+RUN_XCOM = "hermes_mlflow_run"
+"""XCom key under which a trial leaves the address of its run in MLflow."""
+SWEEP_XCOM, REPORT_XCOM = "hermes_mlflow_sweep", "hermes_report"
+"""XCom keys under which a sweep's tasks leave the addresses of its run and of its report."""
 
 
-class MlflowRunLink(BaseOperatorLink):
+class _LeftLink(BaseOperatorLink):
+    """To the address under `xcom_key`; empty while there is none."""
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ANN401, ARG002 - Airflow's own
+        """The address; called in the task's own process alone."""
+        value = BaseXCom.get_value(ti_key=ti_key, key=self.xcom_key)
+        return str(value) if value else ""
+
+
+class MlflowRunLink(_LeftLink):
     """From a trial's task to its run in MLflow."""
 
     name = "MLflow run"
-    operators = [HermesTrialOperator]  # noqa: RUF012 - Airflow reads a plain list
-
-    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ANN401, ARG002 - Airflow's own
-        """The address, empty while the trial has no run."""
-        return _page(ti_key, RUN_XCOM)
+    xcom_key = RUN_XCOM
 
 
-class SweepRunLink(BaseOperatorLink):
+class SweepRunLink(_LeftLink):
     """From a sweep's tasks to its run in MLflow, with all its trials."""
 
     name = "Sweep in MLflow"
-    operators = [PlanOperator, ReportOperator]  # noqa: RUF012 - as above
-
-    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ANN401, ARG002 - Airflow's own
-        """The address, empty while the sweep is not planned."""
-        return _page(ti_key, SWEEP_XCOM)
+    xcom_key = SWEEP_XCOM
 
 
-class SweepReportLink(BaseOperatorLink):
+class SweepReportLink(_LeftLink):
     """From a sweep's last task to its report."""
 
     name = "Sweep report"
-    operators = [ReportOperator]  # noqa: RUF012 - as above
-
-    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ANN401, ARG002 - Airflow's own
-        """The address, empty while there is no report."""
-        return _page(ti_key, REPORT_XCOM)
-
-
-LINKS = (MlflowRunLink(), SweepRunLink(), SweepReportLink())
-
-
-def _page(ti_key: Any, key: str) -> str:  # noqa: ANN401 - Airflow's own
-    value = BaseXCom.get_value(ti_key=ti_key, key=key)
-    return str(value) if value else ""
+    xcom_key = REPORT_XCOM

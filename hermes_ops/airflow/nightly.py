@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from hermes_ops.errors import ConfigError, Problem
 
 SUFFIXES = (".yaml", ".yml", ".json")
 PREFIX = "nightly_"
+NO_CATCHING_UP = timedelta(0)
+"""How old a missed night may be to be run when its DAG is unpaused. With Airflow's default, False,
+that is a tenth of the time between two nights."""
 
 
 def nightly_dags(
@@ -60,9 +65,16 @@ def refuse_broken(folder: Path) -> None:
             _load(path, seen)
             seen[dag_id_of(path)] = path
         except ConfigError as error:
-            problems += error.problems
+            problems += (_named(problem, path) for problem in error.problems)
     if problems:
         raise ConfigError(str(folder), tuple(problems))
+
+
+def _named(problem: Problem, path: Path) -> Problem:
+    """The problem with its file, where its place does not say it (JSON has no lines)."""
+    if path.name in problem.where:
+        return problem
+    return dataclasses.replace(problem, where=f"{path.name}: {problem.where}")
 
 
 def sweep_files(folder: Path) -> Iterator[Path]:
@@ -92,7 +104,9 @@ def _dag(
 ) -> DAG:
     dag_id, night = dag_id_of(path), config.nightly
     own = {
-        "schedule": CronTriggerTimetable(config.schedule or "", timezone=night.timezone),
+        "schedule": CronTriggerTimetable(
+            config.schedule or "", timezone=night.timezone, run_immediately=NO_CATCHING_UP
+        ),
         "max_active_runs": 1 if night.overlap is Overlap.QUEUE else UNLIMITED,
         "doc_md": f"The sweep `{config.name}` of the file `{path.name}`, on a schedule.",
     }

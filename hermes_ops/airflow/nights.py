@@ -30,7 +30,7 @@ class Nights:
 
     def begin(self, config: SweepConfig, tracker: Tracker, ti: Any, say: Say) -> SweepConfig:  # noqa: ANN401 - Airflow's own
         """Tonight's sweep; skips it while the last one runs, where that is the rule."""
-        if config.nightly.overlap is Overlap.SKIP and _others_run(ti):
+        if config.nightly.overlap is Overlap.SKIP and _an_earlier_one_runs(ti):
             raise AirflowSkipException("the sweep of an earlier night still runs")
         if not config.nightly.warm_start:
             return config
@@ -38,8 +38,9 @@ class Nights:
         return config if best is None else with_point(config, best, say)
 
 
-def _others_run(ti: Any) -> bool:  # noqa: ANN401 - Airflow's own
-    return int(ti.get_dr_count(dag_id=ti.dag_id, states=["running"])) > 1
+def _an_earlier_one_runs(ti: Any) -> bool:  # noqa: ANN401 - Airflow's own
+    """By logical date, so that of two nights which begin together one goes on."""
+    return ti.get_previous_dagrun(state="running") is not None
 
 
 def with_point(config: SweepConfig, point: Mapping[str, Any], say: Say) -> SweepConfig:

@@ -24,6 +24,7 @@ from hermes_ops.airflow.addresses import run_address
 from hermes_ops.airflow.connections import Connections
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import sweep_of
+from hermes_ops.airflow.links import RUN_XCOM, MlflowRunLink
 from hermes_ops.airflow.local import LocalSegment
 from hermes_ops.airflow.metrics import Ending, tracking_uri
 from hermes_ops.airflow.records import (
@@ -45,8 +46,6 @@ POLL_S = 0.02
 FLAG_PERIOD_S = 1.0
 """How often the state store is asked for the stop flag when no nudge says that there is one."""
 STATUS_PERIOD_S = 0.5
-RUN_XCOM = "hermes_mlflow_run"
-"""XCom key under which a trial leaves the address of its run in MLflow."""
 
 EXIT_FINISHED, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED = 0, 70, 75
 INFRASTRUCTURE_RETRIES = 100
@@ -95,6 +94,7 @@ class HermesTrialMixin:
     number: int
     mlflow_conn_id: str | None = None
     storage_conn_id: str | None = None
+    operator_extra_links = (MlflowRunLink(),)
     _segment: Running | None = None
 
     def admit(self, store: Store, segment: Segment | None) -> Lease:

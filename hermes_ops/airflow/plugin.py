@@ -5,7 +5,6 @@ from __future__ import annotations
 from airflow.plugins_manager import AirflowPlugin
 
 from hermes_ops.airflow import preload
-from hermes_ops.airflow.links import LINKS
 from hermes_ops.airflow.page import APP, VIEW
 
 
@@ -16,4 +15,3 @@ class HermesPlugin(AirflowPlugin):
     listeners = [preload]  # noqa: RUF012 - Airflow reads a plain list
     fastapi_apps = [APP]  # noqa: RUF012 - Airflow reads a plain list
     external_views = [VIEW]  # noqa: RUF012 - Airflow reads a plain list
-    operator_extra_links = list(LINKS)  # noqa: RUF012 - Airflow reads a plain list

@@ -16,6 +16,7 @@ from hermes_ops.airflow.addresses import report_address, run_address
 from hermes_ops.airflow.connections import Connections
 from hermes_ops.airflow.continuing import with_trials
 from hermes_ops.airflow.identity import sweep_of
+from hermes_ops.airflow.links import REPORT_XCOM, SWEEP_XCOM, SweepReportLink, SweepRunLink
 from hermes_ops.airflow.metrics import tracking_uri
 from hermes_ops.airflow.nights import Nights
 from hermes_ops.airflow.outcome import best_of
@@ -37,8 +38,6 @@ from hermes_ops.config import RunIn, SweepConfig, parse
 from hermes_ops.errors import ConfigError
 from hermes_ops.tracking import SweepRef, Tracker
 
-SWEEP_XCOM, REPORT_XCOM = "hermes_mlflow_sweep", "hermes_report"
-"""XCom keys under which a sweep's tasks leave the addresses of its run and of its report."""
 CONFIG_XCOM = "hermes_config"
 """XCom key of the sweep as it was planned, for its report; secrets are stars in it."""
 
@@ -51,6 +50,8 @@ class PlanOperator(BaseOperator):
     :param connections: what leads to MLflow in the place of its variables
     :param nights: what makes the sweep one of many nights
     """
+
+    operator_extra_links = (SweepRunLink(),)
 
     def __init__(
         self,
@@ -146,6 +147,8 @@ class ReportOperator(BaseOperator):
     :param trial_task: the id of the mapped task that ran the trials
     :param connections: what leads to MLflow in the place of its variables
     """
+
+    operator_extra_links = (SweepRunLink(), SweepReportLink())
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,11 +46,13 @@ def test_each_file_with_a_schedule_is_a_dag_and_the_others_are_none(tmp_path: Pa
 def test_a_broken_file_takes_no_other_down_and_is_an_error_with_its_name(tmp_path: Path) -> None:
     write(tmp_path, "good.yaml")
     write(tmp_path, "bad.yaml", colour="red")
+    write(tmp_path, "other.json", colour="red")
     (tmp_path / "torn.yaml").write_text("name: [")
     assert sorted(nightly_dags(tmp_path)) == ["nightly_good"]
     with pytest.raises(ConfigError) as caught:
         refuse_broken(tmp_path)
     assert "bad.yaml:1 colour" in str(caught.value)
+    assert "other.json: colour" in str(caught.value)
     assert "torn.yaml" in str(caught.value)
     assert "good.yaml" not in str(caught.value)
 
@@ -90,6 +92,18 @@ def test_nights_are_counted_in_their_own_time_zone_and_none_is_caught_up(tmp_pat
     assert first.run_after > datetime.now(UTC)
 
 
+def test_a_night_that_was_just_missed_is_not_caught_up_either(tmp_path: Path) -> None:
+    missed = datetime.now(UTC) - timedelta(minutes=2)
+    write(tmp_path, "a.yaml", schedule=f"{missed.minute} {missed.hour} * * *")
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(nightly_dags(tmp_path)["nightly_a"]))
+    restriction = TimeRestriction(earliest=None, latest=None, catchup=False)
+    first = dag.timetable.next_dagrun_info(
+        last_automated_data_interval=None, restriction=restriction
+    )
+    assert first is not None
+    assert first.run_after > datetime.now(UTC)
+
+
 @pytest.mark.parametrize(
     ("overlap", "runs"), [("queue", 1), ("skip", 100_000), ("replace", 100_000)]
 )
@@ -113,8 +127,14 @@ def config(**changes: Any) -> SweepConfig:
     return parse(sweep_file(**changes), "test", None)
 
 
-def instance(running: int) -> Any:
-    return SimpleNamespace(dag_id="n", get_dr_count=lambda dag_id, states: running)
+def instance(*, busy: bool = False) -> Any:
+    """A night's task; `busy` while an earlier night runs."""
+
+    def previous(state: str) -> object:
+        assert state == "running"
+        return "an earlier night" if busy else None
+
+    return SimpleNamespace(get_previous_dagrun=previous)
 
 
 def silent(words: str) -> None: ...
@@ -131,18 +151,18 @@ def best(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_night_is_skipped_while_the_last_one_runs_if_that_is_its_rule() -> None:
     tracker: Any = None
     with pytest.raises(AirflowSkipException):
-        Nights("n").begin(config(), tracker, instance(2), silent)
-    assert Nights("n").begin(config(), tracker, instance(1), silent).name == "digits"
+        Nights("n").begin(config(), tracker, instance(busy=True), silent)
+    assert Nights("n").begin(config(), tracker, instance(), silent).name == "digits"
     queued = config(nightly={"overlap": "queue"})
-    assert Nights("n").begin(queued, tracker, instance(2), silent).name == "digits"
+    assert Nights("n").begin(queued, tracker, instance(busy=True), silent).name == "digits"
 
 
 def test_the_last_nights_best_is_tried_first_unless_the_file_says_no(best: Any) -> None:
     tracker: Any = None
-    warm = Nights("n").begin(config(), tracker, instance(1), silent)
+    warm = Nights("n").begin(config(), tracker, instance(), silent)
     assert [dict(p) for p in warm.search.points_to_evaluate] == [best]
     cold = config(nightly={"warm_start": False})
-    assert Nights("n").begin(cold, tracker, instance(1), silent) == cold
+    assert Nights("n").begin(cold, tracker, instance(), silent) == cold
 
 
 def test_a_point_that_the_space_no_longer_has_is_left_out_and_said() -> None:

@@ -4,14 +4,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
 
 from hermes_ops.airflow import outcome
 from hermes_ops.airflow.addresses import report_address, run_address
-from hermes_ops.airflow.links import LINKS
-from hermes_ops.airflow.operator import RUN_XCOM
+from hermes_ops.airflow.group import SweepTaskGroup
+from hermes_ops.airflow.links import REPORT_XCOM, RUN_XCOM, SWEEP_XCOM
+from hermes_ops.airflow.operator import HermesTrialOperator
 from hermes_ops.airflow.outcome import best_of
-from hermes_ops.airflow.tasks import REPORT_XCOM, SWEEP_XCOM
+from hermes_ops.airflow.tasks import PlanOperator, ReportOperator
 from hermes_ops.tracking import SweepRef
+from tests.unit.airflow.worlds import sweep_file
 
 
 def mlflow(*artifacts: str) -> Any:
@@ -65,12 +69,27 @@ def test_each_link_leads_to_the_address_that_its_task_has_left(
         return left.get(key)
 
     monkeypatch.setattr("hermes_ops.airflow.links.BaseXCom.get_value", get)
-    operator: Any = None
-    found = {link.name: link.get_link(operator, ti_key=None) for link in LINKS}
-    assert found == {
-        "MLflow run": "trial's run",
-        "Sweep in MLflow": "sweep's run",
-        "Sweep report": "report",
+    task: Any = None
+    assert {
+        kind: {link.name: link.get_link(task, ti_key=None) for link in kind.operator_extra_links}
+        for kind in (HermesTrialOperator, PlanOperator, ReportOperator)
+    } == {
+        HermesTrialOperator: {"MLflow run": "trial's run"},
+        PlanOperator: {"Sweep in MLflow": "sweep's run"},
+        ReportOperator: {"Sweep in MLflow": "sweep's run", "Sweep report": "report"},
     }
     left.clear()
-    assert {link.get_link(operator, ti_key=None) for link in LINKS} == {""}
+    (link,) = HermesTrialOperator.operator_extra_links
+    assert link.get_link(task, ti_key=None) == ""
+
+
+def test_airflow_reads_the_addresses_by_themselves_for_trials_too() -> None:
+    with DAG("mine") as dag:
+        SweepTaskGroup("digits", sweep_file())
+    stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    found = {t.task_id: {k.name: k.xcom_key for k in t.operator_extra_links} for t in stored.tasks}
+    assert found == {
+        "digits.plan": {"Sweep in MLflow": SWEEP_XCOM},
+        "digits.trial": {"MLflow run": RUN_XCOM},
+        "digits.report": {"Sweep in MLflow": SWEEP_XCOM, "Sweep report": REPORT_XCOM},
+    }
