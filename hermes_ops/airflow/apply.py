@@ -34,6 +34,7 @@ from hermes_ops.airflow.records import (
     OUTCOMES,
     SEGMENT_KEY,
     STOP_KEY,
+    SWEEP_KEY,
     CloseRecord,
     Lease,
     Segment,
@@ -168,9 +169,8 @@ class Applier:
         waiting = (t for t in book.trials if t.awaits_skip and t.number not in touched)
         if unskipped := [t for t in waiting if not is_cleared(t)]:
             self.client.skip(self._task(book, t) for t in unskipped)
-        if book.whole:
-            for trial in (t for t in book.trials if t.number in touched and t.idle):
-                self.client.mark([self._task(book, trial)], trial.task_state)
+        if touched and book.whole:
+            self._give_back(book, touched)
         for trial in book.trials:
             if trial.under_way and not trial.active and not trial.told:
                 self._stop(book, trial, "its lease was taken back", now_s, None)
@@ -180,6 +180,13 @@ class Applier:
             if trial.row.state in FINAL_STATES and trial.lease is not None and not said:
                 state = OUTCOMES.get(trial.row.state or "", "failed")
                 self._finish(book, trial, state, f"its task is {trial.row.state}", now_s)
+
+    def _give_back(self, book: Book, touched: Sequence[int]) -> None:
+        """The sweep has its new trials: those cleared for that are what they were before."""
+        for trial in (t for t in book.trials if t.number in touched and t.idle):
+            self.client.mark([self._task(book, trial)], trial.task_state)
+        record = replace(book.plan.record, touched=())
+        self._put(book, None, SWEEP_KEY, encode(record))
 
     def _attended(self, book: Book, trial: Trial, now_s: float) -> Trial:
         """Do what a person asks of a trial by clearing its task or by its note; the trial then."""

@@ -3,7 +3,8 @@
 Each record has one writer and one key. A record is a frozen dataclass here and a JSON object there.
 
 * `hermes_sweep`, on the plan task, by the plan task: the resolved config, its MLflow parent run
-  (by the command line when a sweep that has ended is extended or resumed);
+  (by the command line when a sweep that has ended is extended or resumed, then by the
+  controller);
 * `hermes_close`, on the plan task, by the command line and the controller: the sweep is to end;
 * `hermes_lease`, on a trial's task, by the controller: configuration, GPUs, epoch of the grant;
 * `hermes_stop`, on a trial's task, by the controller: stop the segment of that epoch, and why;

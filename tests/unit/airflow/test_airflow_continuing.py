@@ -259,6 +259,8 @@ def test_the_touched_trials_task_is_given_back_its_state_once_the_sweep_is_whole
     assert journal.of("mark") == []
     journal.applier().settle(touched_book("scheduled", pending(1)), 200.0)
     assert journal.of("mark") == [("mark", [0], "success")]
+    ((_, _, key, record),) = journal.of("put")
+    assert (key, record["trials"], record["touched"]) == (SWEEP_KEY, 2, [])
     journal.forget()
     journal.applier().settle(touched_book("success", pending(1)), 200.0)
     assert journal.of("mark") == []
