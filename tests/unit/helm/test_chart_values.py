@@ -73,6 +73,7 @@ def test_a_name_that_is_no_value_is_refused_wherever_it_stands(at: tuple[str, ..
         ("pool.slots", 0),
         ("pool.slots", "4"),
         ("pool.name", "my pool"),
+        ("pool.nodes", "node-a: 2"),
         ("policy.name", "FIFO!"),
         ("images.airflow.pullPolicy", "Sometimes"),
         ("controller.replicas", 0),
