@@ -244,7 +244,7 @@ class Metadata:
         if not rows:
             return 0
         # Not Airflow's own table object: that would set `updated_at` too.
-        own = (column("id", self._ti.c.id.type), column("state"))
+        own: list[Any] = [column("id", self._ti.c.id.type), column("state")]
         ti = table("task_instance", *own, *map(column, RANKED_COLUMNS))
         statement = (
             update(ti)
