@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, create_engine, insert, text
+from sqlalchemy import Engine, create_engine, insert, make_url, text
 from sqlalchemy.exc import ProgrammingError
 
 from bench.postgres import Server
@@ -25,18 +25,14 @@ TRIAL = str(UUID(int=1))
 
 @pytest.fixture(scope="module")
 def owner(postgres: Server) -> Iterator[Engine]:
-    engine = create_engine(postgres.url("rights"))
-    from airflow.models.connection import Connection
-    from airflow.models.dagbundle import DagBundleModel
-    from airflow.models.trigger import Trigger
+    url = make_url(postgres.url("rights")).set(drivername="postgresql+psycopg2")
+    engine = create_engine(url)
+    from airflow.models import import_all_models
+    from airflow.models.base import Base
 
+    import_all_models()
+    Base.metadata.create_all(engine)
     own: Any = Metadata(engine)
-    trigger: Any = Trigger
-    connection: Any = Connection
-    bundle: Any = DagBundleModel
-    tables = [own._ti, own._run, own._store, own._pool, own._dag, own._note]
-    tables += [connection.__table__, bundle.__table__]
-    trigger.__table__.metadata.create_all(engine, tables=tables)
     with engine.begin() as open_:
         open_.execute(insert(own._run).values(
             id=1, dag_id="d", run_id="r", run_type="manual", state="running", run_after=NOW,
