@@ -102,8 +102,7 @@ class AirflowClient:
             runs.setdefault((task.dag_id, task.run_id), []).append(task)
         for keys in runs.values():
             entities = [
-                {"task_id": k.task_id, "map_index": k.map_index, "new_state": state}
-                for k in keys
+                {"task_id": k.task_id, "map_index": k.map_index, "new_state": state} for k in keys
             ]
             body = {
                 "actions": [
