@@ -1,8 +1,8 @@
-# make demo | test | test-heavy | test-k8s | bench | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-heavy | test-k8s | test-k8s-installation | bench | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-heavy test-k8s demo bench compare compare-live lock clean
+.PHONY: setup check test test-heavy test-k8s test-k8s-installation demo bench compare compare-live lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -56,7 +56,11 @@ test-heavy: setup
 
 # KUBECONFIG names a cluster; without it the command in HERMES_TEST_CLUSTER starts one.
 test-k8s: setup
-	$(BIN)/pytest -m k8s --timeout 1800 $(PYTEST)
+	$(BIN)/pytest -m "k8s and not installation" --timeout 1800 $(PYTEST)
+
+# Builds the images of the servers too: a quarter of an hour.
+test-k8s-installation: setup
+	$(BIN)/pytest -m installation --timeout 3600 $(PYTEST)
 
 demo: .venv/.ready
 	SLOTS=$(SLOTS) UP="$(UP)" examples/demo.sh

@@ -231,6 +231,7 @@ def installed(programs: dict[str, str], checkout: Path) -> Iterator[list[str]]:
     run(f"kubectl delete namespace {NAMESPACE}")
 
 
+@pytest.mark.installation
 def test_the_ten_commands_end_with_a_finished_sweep(installed: list[str], sh: Any) -> None:
     assert "Phase:          Succeeded" in installed[7]
     listed = sh(
@@ -246,6 +247,7 @@ def objects(sh: Any, kind: str) -> list[dict[str, Any]]:
     return list(found["items"])
 
 
+@pytest.mark.installation
 def test_every_part_is_ready_and_has_not_been_restarted(installed: list[str], sh: Any) -> None:
     for item in (*objects(sh, "deployments"), *objects(sh, "statefulsets")):
         assert item["status"].get("readyReplicas") == item["spec"]["replicas"], item["metadata"]
@@ -270,6 +272,7 @@ def metrics(sh: Any) -> dict[str, str]:
     return {name: sh(f"kubectl get --raw {path.format(name)}") for name in names}
 
 
+@pytest.mark.installation
 def test_the_controller_answers_prometheus(installed: list[str], sh: Any) -> None:
     (text,) = metrics(sh).values()
     assert 'hermes_leading{pool="gpus"} 1.0' in text
@@ -279,6 +282,7 @@ def test_the_controller_answers_prometheus(installed: list[str], sh: Any) -> Non
     assert int(started[1]) >= 8
 
 
+@pytest.mark.installation
 @pytest.mark.parametrize(
     ("account", "question", "allowed"),
     [
@@ -303,6 +307,7 @@ def test_nobody_may_more_than_he_needs(
     assert said.stdout.strip() == ("yes" if allowed else "no")
 
 
+@pytest.mark.installation
 def test_airflow_is_set_as_hermes_up_sets_it(installed: list[str], sh: Any) -> None:
     said = sh(f"kubectl -n {NAMESPACE} get configmap hermes-airflow -o json")
     parsed = configparser.ConfigParser()
@@ -317,6 +322,7 @@ def secrets(sh: Any) -> dict[str, dict[str, str]]:
             if s["type"] == "Opaque"}  # fmt: skip
 
 
+@pytest.mark.installation
 def test_an_upgrade_keeps_every_secret_and_one_of_two_controllers_leads(
     installed: list[str], sh: Any, checkout: Path
 ) -> None:
