@@ -9,11 +9,11 @@ does, through the records of `records.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, Protocol
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
@@ -94,7 +94,7 @@ class HermesTrialMixin:
     number: int
     mlflow_conn_id: str | None = None
     storage_conn_id: str | None = None
-    operator_extra_links = (MlflowRunLink(),)
+    operator_extra_links: Collection[BaseOperatorLink] = (MlflowRunLink(),)
     _segment: Running | None = None
 
     def admit(self, store: Store, segment: Segment | None) -> Lease:
