@@ -1,0 +1,206 @@
+"""What people look at, in a real Chromium: the page in Airflow, and a report that lies on disk.
+
+HERMES_SCREENSHOT names a file for a picture of the page; the one in docs/page.md was made so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.browser,
+    pytest.mark.heavy,
+    pytest.mark.timeout(900),
+]
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--force-color-profile=srgb",
+    "--window-size=1440,1000",
+)
+PATIENCE_S = 120
+
+
+@pytest.fixture
+def chromium(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+    """A browser with an empty profile; skipped without one, but for CI."""
+    programs = shutil.which("chromium"), shutil.which("chromedriver")
+    if None in programs:
+        if os.environ.get("CI"):
+            pytest.fail("there is no Chromium (.ci/run installs it)")
+        pytest.skip("there is no Chromium: install the packages chromium and chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(programs[0])
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(str(programs[1])))
+    driver.set_script_timeout(PATIENCE_S)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def sweep(lab: Any, harness: Any) -> Iterator[Any]:
+    """Four trials that are as good as each other, for two slots; it ends when the tests have."""
+    found = lab.start(harness.stub("looked-at", harness.alike(4), epochs=1000, pause=0.5))
+    yield found
+    lab.hermes("sweep", "stop", found.id)
+    found.await_end()
+
+
+def _until(driver: Any, condition: Any) -> Any:
+    return WebDriverWait(driver, PATIENCE_S, 0.2, [WebDriverException]).until(condition)
+
+
+def _text(driver: Any, selector: str) -> str:
+    try:
+        return re.sub(r"\s+", " ", driver.find_element(By.CSS_SELECTOR, selector).text)
+    except StaleElementReferenceException:  # it has just been refreshed
+        return ""
+
+
+def _has(selector: str, pattern: str) -> Any:
+    return lambda driver: re.search(pattern, _text(driver, selector))
+
+
+def _requests(driver: Any) -> list[tuple[str, str]]:
+    """(document, address) of everything that was asked for since the last call."""
+    found = []
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            asked = message["params"]
+            found.append((asked.get("documentURL", ""), asked["request"]["url"]))
+    return found
+
+
+def _log_in(driver: Any, lab: Any) -> None:
+    driver.get(lab.stack.airflow_url)
+    _until(driver, lambda d: d.find_element(By.NAME, "username")).send_keys("admin")
+    password = (lab.home / "secrets" / "admin.password").read_text().strip()
+    driver.find_element(By.NAME, "password").send_keys(password)
+    driver.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+
+
+def _open_page(driver: Any) -> None:
+    """From Airflow's navigation into the page's frame."""
+    link = _until(driver, lambda d: d.find_element(By.CSS_SELECTOR, "a[href$='plugin/hermes']"))
+    link.click()
+    frame = _until(driver, lambda d: d.find_element(By.CSS_SELECTOR, "iframe[title=Hermes]"))
+    driver.switch_to.frame(frame)
+
+
+def test_nobody_sees_the_page_without_a_login(lab: Any) -> None:
+    answer = httpx.get(f"{lab.stack.airflow_url}/hermes/", trust_env=False, timeout=PATIENCE_S)
+    assert (answer.status_code, "Log in to Airflow" in answer.text) == (401, True)
+    for path in ("what-if?policy=fifo", "explain?trial=x/1"):
+        address = f"{lab.stack.airflow_url}/hermes/{path}"
+        answer = httpx.get(address, trust_env=False, timeout=PATIENCE_S)
+        assert answer.status_code == 401
+
+
+def test_a_person_sees_who_trains_and_why_and_what_another_policy_would_do(
+    chromium: Any, lab: Any, sweep: Any
+) -> None:
+    _log_in(chromium, lab)
+    _open_page(chromium)
+    running = _until(chromium, _has("#holders", rf"trial (\d) {sweep.id} running"))
+    trial = f"{sweep.id}/{running[1]}"
+    _until(chromium, _has("#queue", rf"trial \d {sweep.id} (pending|waiting)"))
+    _until(chromium, _has("#decisions", r"start"))
+    form = chromium.find_element(By.NAME, "trial")
+    form.send_keys(trial)
+    before = _text(chromium, "#holders")
+    _until(chromium, lambda d: _text(d, "#holders") not in (before, ""))
+    assert form.get_attribute("value") == trial  # the refresh has left it alone
+    if picture := os.environ.get("HERMES_SCREENSHOT"):
+        chromium.switch_to.default_content()
+        assert chromium.save_screenshot(picture)
+        chromium.switch_to.frame(chromium.find_element(By.CSS_SELECTOR, "iframe[title=Hermes]"))
+    chromium.find_element(By.CSS_SELECTOR, "form[action=explain] button").click()
+    _until(chromium, _has("#standing", rf"{trial} is \w+( on GPU \d)?, at step"))
+    assert "because" in _text(chromium, "#standing")
+    chromium.find_element(By.LINK_TEXT, "Pool").click()
+    _until(chromium, _has("#holders", "running"))
+    Select(chromium.find_element(By.NAME, "policy")).select_by_visible_text("fifo")
+    chromium.find_element(By.CSS_SELECTOR, "form[action=what-if] button").click()
+    _until(chromium, _has("h1", r"What if the policy were fifo\?"))
+    assert re.search(rf"{sweep.id}/\d goes on \d \d", _text(chromium, "#outcome"))
+    _looks_only_at_airflow(chromium, lab)
+
+
+def _looks_only_at_airflow(driver: Any, lab: Any) -> None:
+    """No script was refused or failed in the frame, and it asked nobody but this Airflow."""
+    page = f"{lab.stack.airflow_url}/hermes/"
+    errors = [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]
+    assert [e for e in errors if "/hermes/" in e or "Content Security" in e] == []
+    asked = [url for document, url in _requests(driver) if document.startswith(page)]
+    assert len(asked) > 3
+    assert [u for u in asked if not u.startswith((page, "data:"))] == []
+
+
+def test_the_page_wears_the_theme_that_was_chosen_in_airflow(
+    chromium: Any, lab: Any, sweep: Any
+) -> None:
+    _log_in(chromium, lab)
+    _open_page(chromium)
+    _until(chromium, lambda d: d.find_element(By.ID, "pool"))
+    seen = {}
+    for theme in ("light", "dark"):
+        chromium.execute_script("localStorage.setItem('theme', arguments[0])", theme)
+        chromium.execute_script("location.reload()")
+        _until(chromium, lambda d, t=theme: d.execute_script(
+            "return document.documentElement.dataset.theme") == t)  # fmt: skip
+        body = chromium.find_element(By.TAG_NAME, "body")
+        seen[theme] = body.value_of_css_property("background-color")
+    assert seen == {"light": "rgba(255, 255, 255, 1)", "dark": "rgba(17, 20, 24, 1)"}
+
+
+def test_a_report_draws_all_its_pictures_without_a_network(
+    chromium: Any, lab: Any, sweep: Any, tmp_path: Path
+) -> None:
+    said = lab.hermes("sweep", "report", sweep.id, "--out", str(tmp_path / "report"))
+    assert said.returncode == 0, said.stderr
+    chromium.execute_cdp_cmd("Network.enable", {})
+    chromium.execute_cdp_cmd(
+        "Network.emulateNetworkConditions",
+        {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0},
+    )
+    _requests(chromium)
+    chromium.get_log("browser")
+    chromium.get((tmp_path / "report" / "report.html").as_uri())
+    drawn = chromium.execute_script(
+        "return [...document.images].map((i) => [i.alt, i.complete && i.naturalWidth > 100])"
+    )
+    assert len(drawn) >= 3
+    assert [alt for alt, is_drawn in drawn if not is_drawn] == []
+    for section in chromium.find_elements(By.CSS_SELECTOR, "main > section"):
+        assert section.find_elements(By.CSS_SELECTOR, "img, .missing, table, .story, pre")
+    chromium.find_element(By.CSS_SELECTOR, "table.sortable th button").click()
+    assert chromium.find_elements(By.CSS_SELECTOR, "th[aria-sort]")
+    assert [e["message"] for e in chromium.get_log("browser")] == []
+    outside = [url for _, url in _requests(chromium) if not url.startswith(("file:", "data:"))]
+    assert outside == []
