@@ -134,7 +134,7 @@ def test_explain_says_why_a_trial_ran(told: Any, lab: Any) -> None:
     sweep, _, _ = told
     said = lab.hermes("explain", f"{sweep.id}/0", "--last", "50")
     assert said.returncode == 0, said.stderr
-    assert "start GPU" in said.stdout
+    assert "start on GPU" in said.stdout
     unknown = lab.hermes("explain", "no-such-sweep/0")
     assert unknown.returncode == 1
     assert "hermes sweep list" in unknown.stderr
