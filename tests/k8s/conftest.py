@@ -53,7 +53,7 @@ class Cluster:
     api: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        config.load_kube_config()
+        config.load_kube_config(os.environ["KUBECONFIG"])  # not as it was at import
         self.api = client.CoreV1Api()
 
     def tool(self, *arguments: str, timeout_s: float = 120) -> str:
