@@ -49,7 +49,7 @@ def test_a_keras_model_is_loaded_by_mlflow_with_its_signature(tmp_path: Path) ->
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     trial = ["-m", "hermes_ops.trial", "--dir", str(tmp_path / "trial"), "--epoch", "1"]
-    said = _run(*trial, "--objective", "loss", "--", "python", str(script))
+    said = _run(*trial, "--objective", "loss", "--", sys.executable, str(script))
     folder = tmp_path / "trial" / "model"
     assert package(folder, "run-1")
     loaded = _run("-c", LOAD, str(folder))
