@@ -13,7 +13,7 @@ import httpx
 
 from hermes_ops.errors import HermesError, Unavailable
 
-TRIGGER_TRIES = 3
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,13 @@ class AirflowClient:
         """
         body = {"dag_run_id": run_id, "conf": dict(conf), "logical_date": None}
         path = f"/api/v2/dags/{quote(dag_id)}/dagRuns"
-        for _ in range(TRIGGER_TRIES - 1):
+        for _ in range(TRIES - 1):
             try:
-                return dict(self._call("POST", path, json=body))
+                return dict(self._call("POST", path, tries=1, json=body))
             except Unavailable:
                 if (found := self.dag_run(dag_id, run_id)) is not None:
                     return found
-        return dict(self._call("POST", path, json=body))
+        return dict(self._call("POST", path, tries=1, json=body))
 
     def dag_run(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
         """The DAG run; None when there is none of that id."""
@@ -187,15 +187,14 @@ class AirflowClient:
         path: str,
         *,
         missing_ok: bool = False,
+        tries: int = TRIES,
         **arguments: Any,  # noqa: ANN401 - httpx's own arguments
     ) -> Any:  # noqa: ANN401 - a JSON document
         try:
-            if "authorization" not in self._http.headers:
-                self._log_in()
-            response = self._http.request(method, path, **arguments)
-            if response.status_code == httpx.codes.UNAUTHORIZED:
-                self._log_in()
-                response = self._http.request(method, path, **arguments)
+            response = self._answer(method, path, arguments)
+            while response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and tries > 1:
+                tries -= 1
+                response = self._answer(method, path, arguments)
         except httpx.HTTPError as error:
             raise Unavailable(
                 f"Airflow at {self.credentials.url} did not answer: {error}"
@@ -204,6 +203,15 @@ class AirflowClient:
             return None
         _raise_for(response)
         return _document(response) if response.content else None
+
+    def _answer(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
+        if "authorization" not in self._http.headers:
+            self._log_in()
+        response = self._http.request(method, path, **arguments)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            self._log_in()
+            response = self._http.request(method, path, **arguments)
+        return response
 
     def _log_in(self) -> None:
         body = {"username": self.credentials.user, "password": self.credentials.password()}

@@ -9,6 +9,7 @@ does, through the records of `records.py`.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, Protocol
@@ -88,7 +89,7 @@ class Running(Protocol):
         """Leave nothing of it behind; may be called again."""
 
 
-class HermesTrialMixin:
+class HermesTrialMixin(ABC):
     """A trial's task but for the place where its segment runs: that is the subclass's."""
 
     number: int
@@ -161,9 +162,9 @@ class HermesTrialMixin:
         visit.end(ending)
         return self.leave(ending)
 
+    @abstractmethod
     def segment(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> Running:
         """The segment of this visit, to be started; HermesError when there can be none."""
-        raise NotImplementedError
 
     def run_trial(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Run one segment, or step aside; the trial's summary when it has finished."""

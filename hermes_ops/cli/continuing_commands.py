@@ -56,8 +56,7 @@ def extend(
 
     more = More(gpu_seconds, wall_clock_seconds, failed_trials)
     total = _ended(sweep, home).extend(trials, more)
-    typer.echo(f"Sweep {sweep} goes on: {trials} more trials, {total} in all.")
-    typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
+    _tell(sweep, f": {trials} more trials, {total} in all.")
 
 
 def resume(
@@ -76,8 +75,7 @@ def resume(
 
     more = More(gpu_seconds, wall_clock_seconds, failed_trials)
     numbers = _ended(sweep, home).resume(more, failed=failed)
-    typer.echo(f"Sweep {sweep} goes on with {len(numbers)} trials: {_listed(numbers)}.")
-    typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
+    _tell(sweep, f" with {len(numbers)} trials: {_listed(numbers)}.")
 
 
 def _ended(sweep: str, home: Path | None) -> EndedSweep:
@@ -86,6 +84,11 @@ def _ended(sweep: str, home: Path | None) -> EndedSweep:
 
     connection = connect(home)
     return EndedSweep.find(connection.airflow, connection.tracker, DAG_ID, sweep)
+
+
+def _tell(sweep: str, how: str) -> None:
+    typer.echo(f"Sweep {sweep} goes on{how}")
+    typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
 
 
 def _listed(numbers: tuple[int, ...], most: int = 20) -> str:

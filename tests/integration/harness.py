@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import httpx
 import psutil
@@ -135,13 +135,54 @@ def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
     return found
 
 
+class Patient(httpx.HTTPTransport):
+    """Asks again after a 500: Airflow's writers meet on SQLite, and one of them is refused.
+
+    A request that had been done all the same may be answered with a conflict then.
+    """
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        for _ in range(4):
+            answer = super().handle_request(request)
+            if answer.status_code != 500:
+                return answer
+            answer.close()
+        return super().handle_request(request)
+
+
+S = TypeVar("S", bound="Looking")
+
+
+class Looking(Protocol):
+    """What looks at something again and again until it is told to stop."""
+
+    stop: threading.Event
+
+    def loop(self) -> None:
+        """Look until `stop` is set."""
+
+
+@contextlib.contextmanager
+def sampling(sampler: S) -> Iterator[S]:
+    """It looks in a thread of its own, as long as this lasts."""
+    thread = threading.Thread(target=sampler.loop, daemon=True)
+    thread.start()
+    try:
+        yield sampler
+    finally:
+        sampler.stop.set()
+        thread.join()
+
+
 class Lab:
     """The shared stack with what tests of sweeps need of it."""
 
     def __init__(self, stack: Any, folder: Path) -> None:
         self.stack, self.home, self._folder = stack, stack.home, folder
         user = (stack.home / "secrets" / "admin.password").read_text().strip()
-        self.airflow = httpx.Client(base_url=stack.airflow_url, timeout=60, trust_env=False)
+        self.airflow = httpx.Client(
+            base_url=stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
+        )
         answer = self.airflow.post("/auth/token", json={"username": "admin", "password": user})
         self.airflow.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
         self.mlflow = httpx.Client(
@@ -164,14 +205,9 @@ class Lab:
         """Trigger a sweep over REST, as the form does."""
         run = f"{content['name']}-{uuid.uuid4().hex[:6]}"
         body = {"dag_run_id": run, "conf": content, "logical_date": None}
-        answer = self.post(DAG, body)
+        answer = self.airflow.post(DAG, json=body)
         assert answer.status_code in (200, 409), answer.text  # 409: the failed request was done
         return Sweep(self, run)
-
-    def post(self, path: str, body: Any) -> httpx.Response:
-        """Ask again after a 500: Airflow's writers meet on SQLite, and one of them is refused."""
-        answer = self.airflow.post(path, json=body)
-        return self.airflow.post(path, json=body) if answer.status_code == 500 else answer
 
     def run(self, content: Any) -> Sweep:
         sweep = self.start(content)
@@ -180,14 +216,8 @@ class Lab:
 
     @contextlib.contextmanager
     def sampled(self) -> Iterator[Sampler]:
-        sampler = Sampler(self.home)
-        thread = threading.Thread(target=sampler.loop, daemon=True)
-        thread.start()
-        try:
+        with sampling(Sampler(self.home)) as sampler:
             yield sampler
-        finally:
-            sampler.stop.set()
-            thread.join()
 
     @contextlib.contextmanager
     def pool(self, slots: int) -> Iterator[None]:

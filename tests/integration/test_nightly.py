@@ -29,7 +29,7 @@ class Nights:
     def start(self, day: int, **params: Any) -> str:
         run = f"night-{day}-{uuid.uuid4().hex[:4]}"
         body = {"dag_run_id": run, "logical_date": f"2026-04-{day:02}T02:00:00Z", "conf": params}
-        answer = self.lab.post(runs(self.dag), body)
+        answer = self.lab.airflow.post(runs(self.dag), json=body)
         assert answer.status_code in (200, 409), answer.text
         return run
 

@@ -26,7 +26,7 @@ def ran(lab: Any, harness: Any, dag: str, day: int) -> str:
     assert unpaused.status_code == 200, unpaused.text
     run = f"run-{uuid.uuid4().hex[:6]}"
     body = {"dag_run_id": run, "logical_date": DAY.format(day)}
-    answer = lab.post(dag_run(dag), body)
+    answer = lab.airflow.post(dag_run(dag), json=body)
     assert answer.status_code in (200, 409), answer.text
 
     def state() -> Any:
@@ -61,7 +61,7 @@ def connections(lab: Any) -> None:
         {"connection_id": "group_storage", "conn_type": "aws", "login": "key",
          "password": f"{SECRET}-s3", "extra": json.dumps({"region_name": "eu"})},
     ):  # fmt: skip
-        answer = lab.post("/api/v2/connections", body)
+        answer = lab.airflow.post("/api/v2/connections", json=body)
         assert answer.status_code in (201, 409), answer.text
 
 

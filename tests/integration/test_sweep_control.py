@@ -67,7 +67,7 @@ def test_trials_that_had_not_begun_have_no_run(stopped: Any) -> None:
 
 
 def _hold_a_slot(lab: Any, run: str) -> None:
-    answer = lab.post(FOREIGN, {"dag_run_id": run, "logical_date": None})
+    answer = lab.airflow.post(FOREIGN, json={"dag_run_id": run, "logical_date": None})
     assert answer.status_code in (200, 409), answer.text
 
 

@@ -125,14 +125,8 @@ class PodLab(harness.Lab):
 
     @contextlib.contextmanager
     def sampled_pods(self) -> Iterator[PodSampler]:
-        sampler = PodSampler(self.cluster)
-        thread = threading.Thread(target=sampler.loop, daemon=True)
-        thread.start()
-        try:
+        with harness.sampling(PodSampler(self.cluster)) as sampler:
             yield sampler
-        finally:
-            sampler.stop.set()
-            thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,14 @@ def test_an_airflow_in_trouble_is_unavailable(tmp_path: Path, code: int) -> None
         client_of(Airflow(status(code)), tmp_path).dag_runs("hermes_sweep")
 
 
+def test_a_change_that_met_another_writer_is_asked_for_again(tmp_path: Path) -> None:
+    codes = iter([500, 500, 200])
+    airflow = Airflow(lambda _: httpx.Response(next(codes)))
+    client_of(airflow, tmp_path).put_state(TASK, "hermes_stop", {"epoch": 1})
+    assert [r.method for r in airflow.requests] == ["PUT"] * 3
+    assert len({r.content for r in airflow.requests}) == 1
+
+
 def test_an_airflow_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
     def away(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)

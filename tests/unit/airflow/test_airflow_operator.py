@@ -32,6 +32,9 @@ class Task(HermesTrialMixin):
     number = 0
     log = logging.getLogger("task")
 
+    def segment(self, visit: Visit, sweep: str, context: Any) -> Any:
+        raise AssertionError("no segment is started here")
+
 
 def visit_of(store: DictStore, epoch: int = 1, **result: Any) -> Visit:
     folder = TrialFolder.of(SWEEP, 0)
