@@ -13,21 +13,27 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.config import SweepConfig, check_preview, load_file, parse
+from hermes_ops.config import SweepConfig, check_preview, json_schema, load_file, parse
 from hermes_ops.errors import ConfigError
 
-KEY_NAMES = (
-    "name objective metric direction search algorithm startup_trials seed max_trials space type low"
-    " high step values points_to_evaluate trial python command directory environment gpus"
-    " preemptible metric_pattern tensorboard secrets time_limit_seconds max_failures budget"
-    " max_epochs wall_clock_seconds gpu_seconds failed_trials max_parallel weight early_stop pool"
-    " schedule rate units"
-)
+
+def keys(schema: object) -> set[str]:
+    """Every key that the schema of the sweep file knows, wherever it stands."""
+    if isinstance(schema, list):
+        return set().union(*map(keys, schema))
+    if not isinstance(schema, dict):
+        return set()
+    own = schema.get("properties", {})
+    return set(own).union(*map(keys, schema.values()))
+
+
+KEY_NAMES = sorted(keys(json_schema()))
 SOME_WORDS = (
     "grid random tpe uniform loguniform integer log_integer quantised choice minimize maximize"
-    " median asha none {rate} {{ } 0\x000 @daily 1e-4"
+    " median asha none {rate} {{ } 0\x000 @daily 1e-4 process pod skip replace Always NoExecute"
+    " UTC Mars/Base ../.. /etc 4Gi -1Mi latest v1 rate<1 rate**9**9 (((( __class__ {{ds}}"
 )
-KEYS = st.sampled_from(KEY_NAMES.split())
+KEYS = st.sampled_from(KEY_NAMES)
 WORDS = st.sampled_from(SOME_WORDS.split(" "))
 SURROGATES = st.integers(0xD800, 0xDFFF).map(chr)
 SCALARS = (
@@ -50,18 +56,24 @@ TREES = st.recursive(
 )
 VALID: dict[str, Any] = {
     "name": "digits",
-    "objective": {"metric": "val_loss", "direction": "minimize"},
+    "objective": {"metric": "val_loss", "direction": "minimize", "target": 0.05},
     "search": {
         "algorithm": "random",
+        "warm_start": 2,
+        "constraints": ["batch * units <= 9000", "rate < 0.1"],
         "startup_trials": 2,
         "seed": 7,
         "max_trials": 16,
-        "points_to_evaluate": [{"rate": 0.01, "units": 32, "batch": 32, "kind": None}],
+        "points_to_evaluate": [
+            {"rate": 0.01, "units": 32, "batch": 32, "kind": None, "few": 2, "slope": 0}
+        ],
         "space": {
             "rate": {"type": "loguniform", "low": 0.0001, "high": 0.1},
             "units": {"type": "log_integer", "low": 16, "high": 256},
             "batch": {"type": "quantised", "low": 16, "high": 64, "step": 16},
             "kind": {"type": "choice", "values": ["adam", 1, 2.5, True, None]},
+            "few": {"type": "integer", "low": 1, "high": 4},
+            "slope": {"type": "uniform", "low": -1.5, "high": 1},
         },
     },
     "trial": {
@@ -76,8 +88,45 @@ VALID: dict[str, Any] = {
         "secrets": ["DATA"],
         "time_limit_seconds": 60,
         "max_failures": 0,
+        "run_in": "pod",
+        "pod": {
+            "image": "registry/trial:1",
+            "pull_policy": "Never",
+            "pull_secrets": ["registry"],
+            "namespace": "trials",
+            "template_file": "/opt/pod.yaml",
+            "claim": "hermes-trials",
+            "claim_folder": "hermes/sweeps",
+            "requests": {"cpu": "2", "memory": "4Gi"},
+            "limits": {"memory": "8Gi"},
+            "gpu_resource": "nvidia.com/gpu",
+            "node_selector": {"gpu": "a100"},
+            "tolerations": [{"key": "gpu", "value": "reserved", "effect": "NoSchedule"}],
+            "priority_class": "low",
+            "service_account": "trial",
+            "secrets": ["licence"],
+            "environment": {"MLFLOW_TRACKING_URI": "http://m"},
+            "volumes": [
+                {"mount": "/data", "claim": "data", "read_only": False},
+                {"mount": "/config", "config_map": "c"},
+                {"mount": "/secret", "secret": "s"},
+                {"mount": "/dev/shm", "memory": "1Gi"},
+            ],
+            "user": 1000,
+            "read_only_root": True,
+            "start_timeout_seconds": 600,
+        },
     },
-    "budget": {"max_epochs": 20, "gpu_seconds": 5.5, "max_parallel": 2, "failed_trials": 1},
+    "budget": {
+        "max_epochs": 20,
+        "wall_clock_seconds": 7200,
+        "gpu_seconds": 5.5,
+        "max_parallel": 2,
+        "failed_trials": 1,
+    },
+    "checkpoints": {"keep_seconds": 3600, "keep_last": 3, "max_gigabytes": 1.5},
+    "model": {"register_as": "digits", "alias": "champion"},
+    "nightly": {"timezone": "Europe/Berlin", "overlap": "queue", "warm_start": False, "compare": 3},
     "weight": 2,
     "early_stop": "asha",
     "pool": "gpus",
@@ -132,7 +181,13 @@ def holds(config: SweepConfig) -> bool:
 
 
 def test_the_sweep_that_is_mutated_is_valid() -> None:
-    assert isinstance(parsed(VALID), SweepConfig)
+    config = parsed(VALID)
+    assert isinstance(config, SweepConfig), config
+    assert holds(config)
+
+
+def test_every_key_of_the_sweep_file_is_mutated() -> None:
+    assert set(KEY_NAMES) - {key for _, key in places(VALID)} == set()
 
 
 @settings(PATIENT, max_examples=400)
