@@ -89,6 +89,13 @@ MATRIX = {
 }  # fmt: skip
 
 
+def docker_works() -> bool:
+    """A client without its daemon is none."""
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+
+
 @pytest.fixture(scope="session")
 def programs(
     kubeconfig: None, cluster_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
@@ -99,7 +106,7 @@ def programs(
         said = subprocess.run([*cluster_command, "env"], capture_output=True, text=True, check=True)
         found = re.search(r"^export PATH=(.*):\$PATH$", said.stdout, re.MULTILINE)
         path = f"{found[1]}:{path}" if found else path
-    if shutil.which("docker") is None:
+    if not docker_works():
         folder = tmp_path_factory.mktemp("docker")
         stand_in = folder / "docker"
         stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {SCRIPTS / "docker.py"} "$@"\n')
