@@ -16,6 +16,7 @@ from hermes_ops.airflow.folders import Nudge, controller_nudge, home
 from hermes_ops.airflow.janitor import Janitor
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.overlap import end_overtaken
+from hermes_ops.airflow.pod_janitor import PodJanitor
 from hermes_ops.airflow.priors import PriorFeed
 from hermes_ops.airflow.publish import publish
 from hermes_ops.airflow.running import RunningSweeps, pool_snapshot
@@ -43,6 +44,7 @@ class AirflowCluster:
     books: dict[str, Book] = field(default_factory=dict)
     _sweeps: RunningSweeps = field(init=False)
     _janitor: Janitor = field(default_factory=Janitor)
+    _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
     _nudge: Nudge = field(default_factory=controller_nudge)
     _wake: threading.Event = field(default_factory=threading.Event)
 
@@ -76,6 +78,7 @@ class AirflowCluster:
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
         self._janitor.look(self.books.values(), self.clock())
+        self._pod_janitor.look(self.books.values(), self.clock())
         due_s = self.clock() + PERIOD_S
         due_s = due_s if until_s is None else min(due_s, until_s)
         while not self._wake.wait(NUDGE_PERIOD_S):

@@ -35,7 +35,15 @@ from hermes_ops.airflow.records import Lease
 from hermes_ops.airflow.visit import Visit
 from hermes_ops.config import PodSpec, complete, pod_defaults, pod_spec
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes import ClusterPods, Facts, Limits, PodSegment, labels_of_sweep, manifest
+from hermes_ops.kubernetes import (
+    ClusterPods,
+    Facts,
+    Limits,
+    PodSegment,
+    labels_of_sweep,
+    manifest,
+    own_namespace,
+)
 from hermes_ops.kubernetes.template import DEFAULT_USER, TRIAL, TRIAL_MOUNT
 
 START_TIMEOUT_S = 600.0
@@ -95,9 +103,7 @@ def spec_of(lease: Lease, hook: PodOperatorHookProtocol) -> PodSpec:
 
 def with_namespace(spec: PodSpec, hook: PodOperatorHookProtocol) -> PodSpec:
     """The section with its namespace: by default that of Airflow's connection, or of this pod."""
-    own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    inside = own.read_text().strip() if own.exists() else None
-    name = spec.namespace or hook.get_namespace() or inside or "default"
+    name = spec.namespace or hook.get_namespace() or own_namespace() or "default"
     return spec.model_copy(update={"namespace": name})
 
 

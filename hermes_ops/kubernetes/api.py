@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.template import CONTAINER, EPOCH, TRY
+from hermes_ops.kubernetes.template import CONTAINER, EPOCH, SWEEP, TRIAL, TRY
 
 CALL_TIMEOUT_S = 10.0
 LOG_IDLE_TIMEOUT_S = 60.0
@@ -29,7 +29,7 @@ class PodView:
 
     `code` is the exit code of the trial's container once that has ended; `lost` says why the pod
     was ended from outside (Evicted, NodeLost, ...); `gone_by_s` is when a pod that is being deleted
-    should be gone, in Unix seconds.
+    should be gone, in Unix seconds. `sweep` is the value of the sweep's label.
     """
 
     name: str
@@ -46,6 +46,8 @@ class PodView:
     message: str = ""
     lost: str = ""
     gone_by_s: float | None = None
+    sweep: str = ""
+    trial: int = -1
 
     @property
     def ended(self) -> bool:
@@ -67,7 +69,7 @@ class PodView:
             version=metadata["resourceVersion"],
             phase=status.get("phase") or "Pending",
             owner=labels.get(TRY, ""),
-            epoch=int(labels.get(EPOCH) or 0),
+            epoch=_number(labels.get(EPOCH), 0),
             node=(pod.get("spec") or {}).get("nodeName") or "",
             started=bool(terminated) or "running" in state,
             code=terminated.get("exitCode"),
@@ -76,7 +78,13 @@ class PodView:
             message=waiting.get("message") or status.get("message") or _unscheduled(status),
             lost=status.get("reason") or "",
             gone_by_s=datetime.fromisoformat(gone_by).timestamp() if gone_by else None,
+            sweep=labels.get(SWEEP, ""),
+            trial=_number(labels.get(TRIAL), -1),
         )
+
+
+def _number(label: str | None, absent: int) -> int:
+    return int(label) if label and label.isdecimal() else absent
 
 
 def _container(status: Plain) -> Plain:

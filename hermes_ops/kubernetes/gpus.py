@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.kubernetes.access import connect
 
 RESOURCE = "nvidia.com/gpu"
 REQUEST_TIMEOUT_S = 20.0
@@ -59,19 +60,7 @@ def reader(
     Raises HermesError where there is neither; the reader raises Unavailable when the cluster does
     not answer, HermesError when it refuses.
     """
-    from kubernetes import client, config
-
-    try:
-        config.load_incluster_config()
-    except config.ConfigException:
-        try:
-            config.load_kube_config(context=context)
-        except (config.ConfigException, OSError) as error:
-            raise HermesError(
-                f"no Kubernetes cluster is known ({error}): set KUBECONFIG, or run this in a pod "
-                "with a service account that may list nodes."
-            ) from error
-    api = client.CoreV1Api()
+    api = connect(context)
     return lambda: _nodes(api, selector, resource)
 
 

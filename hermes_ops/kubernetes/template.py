@@ -25,6 +25,7 @@ GRACE_MARGIN_S = 15
 """Seconds beyond the script's grace: for the result and what else the guard writes."""
 
 SWEEP, TRIAL, EPOCH, TRY = (f"hermes-ops/{name}" for name in ("sweep", "trial", "epoch", "try"))
+MANAGED = {"app.kubernetes.io/managed-by": "hermes-ops"}
 LABEL_LENGTH = 63
 
 Plain = dict[str, Any]
@@ -63,7 +64,7 @@ class Facts:
         """How the pod is found, and which attempt at which lease it belongs to."""
         return {
             "app.kubernetes.io/name": "hermes-trial",
-            "app.kubernetes.io/managed-by": "hermes-ops",
+            **MANAGED,
             **labels_of_sweep(self.sweep),
             TRIAL: str(self.number),
             EPOCH: str(self.epoch),
