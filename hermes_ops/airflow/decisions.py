@@ -117,7 +117,7 @@ class DecisionLog:
         try:
             while _send_chunk(self.tracker, sweep, parent_run_id):
                 pass
-        except HermesError as error:
+        except (HermesError, OSError) as error:  # MLflow is away, or the volume is full
             log.warning("Decisions of %s stay on disk for now: %s", sweep, error)
 
 

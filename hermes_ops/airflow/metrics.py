@@ -65,7 +65,7 @@ class MetricFeed:
                 self._open().pump()
                 if ended and self._tracker is not None:
                     save_segments(self._tracker, self.lease.run_id, self.folder)
-            except HermesError as error:
+            except (HermesError, OSError) as error:  # MLflow is away, or the volume is full
                 log.warning("Metrics stay on disk for now: %s", error)
 
     def finish(self, ending: Ending, record: Segment) -> None:
@@ -77,7 +77,7 @@ class MetricFeed:
                 if self._tracker is not None:
                     save_segments(self._tracker, self.lease.run_id, self.folder)
                     finish_run(self._tracker, self.lease.run_id, ending, record)
-            except HermesError as error:
+            except (HermesError, OSError) as error:
                 log.warning("The report task will close the run: %s", error)
 
     def close(self) -> None:

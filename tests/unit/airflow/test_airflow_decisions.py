@@ -113,6 +113,23 @@ def test_decisions_stay_on_disk_while_mlflow_is_away() -> None:
     assert sent(mlflow) == [(1, [1])]
 
 
+def test_a_volume_that_is_full_delays_the_upload_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    mlflow = Journal()
+    log = log_of(mlflow)
+    log.append([choice(1)])
+    with monkeypatch.context() as patch:
+        patch.setattr("hermes_ops.airflow.decisions.os.replace", full)
+        log.upload(SWEEP, "parent", force=True)
+    log.append([choice(2)])
+    log.upload(SWEEP, "parent", force=True)
+    assert sent(mlflow)[-1] == (1, [1, 2])  # the same chunk once more, whole
+
+
 def test_a_line_torn_by_a_kill_costs_no_other_decision(home: Path) -> None:
     log_of(Journal()).append([choice(1)])
     path = home / "sweeps" / SWEEP / "decisions.jsonl"

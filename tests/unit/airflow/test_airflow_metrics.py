@@ -8,14 +8,14 @@ import pytest
 
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metrics import Ending, MetricFeed, finish_run, save_segments
-from hermes_ops.errors import HermesError, Refused, Unavailable
+from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.worlds import SWEEP, lease, segment
 
 
 class Mlflow:
     """A trial's run, and the sender of its metrics."""
 
-    def __init__(self, trouble: HermesError | None = None) -> None:
+    def __init__(self, trouble: Exception | None = None) -> None:
         self.trouble = trouble
         self.said: list[Any] = []
 
@@ -64,8 +64,11 @@ def test_an_end_sends_the_rest_before_it_closes_the_run() -> None:
     ]
 
 
-@pytest.mark.parametrize("trouble", [Unavailable("away"), Refused("the run was deleted")])
-def test_trouble_with_mlflow_is_never_the_trials(trouble: HermesError) -> None:
+@pytest.mark.parametrize(
+    "trouble",
+    [Unavailable("away"), Refused("the run was deleted"), OSError(28, "No space left on device")],
+)
+def test_trouble_with_mlflow_or_the_volume_is_never_the_trials(trouble: Exception) -> None:
     mlflow = Mlflow(trouble)
     feed = feed_of(mlflow)
     feed.pump_once(ended=True)
