@@ -15,7 +15,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import TaskKey
-from hermes_ops.airflow.continuing import OF_AN_END, PLAN_TASK, REPORT_TASK
+from hermes_ops.airflow.continuing import OF_AN_END, report_of
+from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.pool import READY_STATES, Trial
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
@@ -49,21 +50,20 @@ class Wish(Enum):
     STAY_ENDED = auto()  # its task gets back the state that it had
 
 
-def clear_trial(
-    client: AirflowClient, dag_id: str, run_id: str, number: int, *, from_scratch: bool
-) -> None:
-    """Clear a trial and the report behind it, as a person does; HermesError if it has not begun."""
-    record = decode(SweepRecord, client.get_state(TaskKey(dag_id, run_id, PLAN_TASK), SWEEP_KEY))
+def clear_trial(client: AirflowClient, plan: TaskKey, number: int, *, from_scratch: bool) -> None:
+    """Clear a trial of that plan and the report, as a person does; HermesError if not begun."""
+    sweep = sweep_id(plan.dag_id, plan.run_id, plan.task_id)
+    record = decode(SweepRecord, client.get_state(plan, SWEEP_KEY))
     if record is None:
-        raise HermesError(f"there is no sweep {run_id!r}: `hermes sweep list` shows them.")
-    task = TaskKey(dag_id, run_id, record.trial_task, number)
+        raise HermesError(f"the sweep {sweep!r} has no trials: it was not planned.")
+    task = replace(plan, task_id=record.trial_task, map_index=number)
     if decode(Lease, client.get_state(task, LEASE_KEY)) is None:
         raise HermesError(
-            f"trial {number} of {run_id!r} has not begun: there is nothing to clear. "
-            f"`hermes sweep watch {run_id}` shows those that have."
+            f"trial {number} of {sweep!r} has not begun: there is nothing to clear. "
+            f"`hermes sweep watch {sweep}` shows those that have."
         )
-    tasks: list[str | tuple[str, int]] = [(record.trial_task, number), REPORT_TASK]
-    client.clear(dag_id, run_id, tasks, FROM_SCRATCH if from_scratch else None)
+    tasks: list[str | tuple[str, int]] = [(record.trial_task, number), report_of(plan)]
+    client.clear(plan.dag_id, plan.run_id, tasks, FROM_SCRATCH if from_scratch else None)
 
 
 def wish_of(trial: Trial, *, closing: bool) -> Wish:

@@ -156,11 +156,27 @@ class AirflowClient:
         answer = self._call("GET", _run(dag_id, run_id), missing_ok=True)
         return None if answer is None else dict(answer)
 
-    def dag_runs(self, dag_id: str, limit: int = 50) -> list[dict[str, Any]]:
-        """The newest runs of a DAG, newest first."""
-        params = {"limit": limit, "order_by": "-run_after"}
-        answer = self._call("GET", f"/api/v2/dags/{quote(dag_id)}/dagRuns", params=params)
-        return list(answer["dag_runs"])
+    def dag_runs(self, dag_ids: Sequence[str], limit: int = 100) -> list[dict[str, Any]]:
+        """The newest runs of these DAGs, newest first."""
+        body = {"dag_ids": list(dag_ids), "page_limit": limit, "order_by": "-run_after"}
+        return list(self._call("POST", "/api/v2/dags/~/dagRuns/list", json=body)["dag_runs"])
+
+    def task_instance(self, task: TaskKey) -> dict[str, Any] | None:
+        """A task instance that is not mapped; None when there is none."""
+        answer = self._call("GET", f"{_instances(task)}/{quote(task.task_id)}", missing_ok=True)
+        return None if answer is None else dict(answer)
+
+    def made_by(
+        self, operator: str, dag_id: str = "~", run_id: str = "~", limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """The task instances of an operator (its class's name), those of the newest runs first."""
+        params: dict[str, str | int] = {
+            "operator": operator,
+            "limit": limit,
+            "order_by": "-run_after",
+        }
+        answer = self._call("GET", f"{_run(dag_id, run_id)}/taskInstances", params=params)
+        return list(answer["task_instances"])
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """Every task instance of a run, mapped ones included."""

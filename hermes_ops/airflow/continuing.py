@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.published import published
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
@@ -68,48 +69,55 @@ def with_trials(config: SweepConfig, trials: int) -> SweepConfig:
     return config.model_copy(update={"search": search})
 
 
+def report_of(plan: TaskKey) -> str:
+    """The id of the report's task of the sweep that this task has planned."""
+    group = plan.task_id.rpartition(".")[0]
+    return f"{group}.{REPORT_TASK}" if group else REPORT_TASK
+
+
 @dataclass(slots=True)
 class EndedSweep:
     """A sweep whose DAG run has ended, and the services that know of it."""
 
     airflow: AirflowClient
     tracker: Tracker
-    dag_id: str
-    run_id: str
+    plan: TaskKey
     record: SweepRecord
     states: Mapping[int, str | None]
     """What Airflow says of each trial's task, by trial number."""
     runs: Mapping[int, TrialRun]
 
     @classmethod
-    def find(cls, airflow: AirflowClient, tracker: Tracker, dag_id: str, run_id: str) -> EndedSweep:
-        """The sweep; HermesError when it still runs or was never planned."""
-        run = airflow.dag_run(dag_id, run_id)
+    def find(cls, airflow: AirflowClient, tracker: Tracker, plan: TaskKey) -> EndedSweep:
+        """The sweep of that plan task; HermesError when it still runs or was never planned."""
+        sweep = sweep_id(plan.dag_id, plan.run_id, plan.task_id)
+        run = airflow.dag_run(plan.dag_id, plan.run_id)
         if run is None:
-            raise HermesError(f"there is no sweep {run_id!r}: `hermes sweep list` shows them.")
+            raise HermesError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
         if run["state"] not in ENDED_RUN:
-            raise HermesError(
-                f"the sweep {run_id!r} has not ended: wait for it, or end it with "
-                f"`hermes sweep stop {run_id}`."
-            )
-        plan = TaskKey(dag_id, run_id, PLAN_TASK)
+            raise HermesError(_still_runs(sweep, plan))
         record = decode(SweepRecord, airflow.get_state(plan, SWEEP_KEY))
         if record is None:
-            raise HermesError(f"the sweep {run_id!r} was never planned: start it anew.")
-        rows = airflow.task_instances(dag_id, run_id)
+            raise HermesError(f"the sweep {sweep!r} was never planned: start it anew.")
+        rows = airflow.task_instances(plan.dag_id, plan.run_id)
         states = {
             int(r["map_index"]): r["state"]
             for r in rows
             if r["task_id"] == record.trial_task and r["map_index"] >= 0
         }
-        ref = SweepRef(run_id, record.experiment_id, record.parent_run_id)
+        ref = SweepRef(sweep, record.experiment_id, record.parent_run_id)
         runs = {t.number: t for t in tracker.trials(ref)}
-        return cls(airflow, tracker, dag_id, run_id, record, states, runs)
+        return cls(airflow, tracker, plan, record, states, runs)
+
+    @property
+    def sweep(self) -> str:
+        """The sweep's id."""
+        return sweep_id(self.plan.dag_id, self.plan.run_id, self.plan.task_id)
 
     @property
     def config(self) -> SweepConfig:
         """The sweep file as it stands."""
-        return parse(self.record.config, source=self.run_id, base=None)
+        return parse(self.record.config, source=self.sweep, base=None)
 
     def extend(self, trials: int, more: More) -> int:
         """Add that many trials; the number that there are then."""
@@ -124,7 +132,7 @@ class EndedSweep:
         self._refuse_spent(grown, trials_again=())
         touched = self._to_touch()
         self._reopen(grown, touched)
-        self._clear([PLAN_TASK, (self.record.trial_task, touched[0]), REPORT_TASK])
+        self._clear([self.plan.task_id, (self.record.trial_task, touched[0]), report_of(self.plan)])
         return total
 
     def resume(self, more: More, *, failed: bool) -> tuple[int, ...]:
@@ -133,8 +141,8 @@ class EndedSweep:
         if not going_on:
             hint = "" if failed else " Trials that failed are tried again with --failed."
             raise HermesError(
-                f"no trial of {self.run_id!r} was stopped: there is nothing to resume.{hint} "
-                f"`hermes sweep extend {self.run_id}` adds trials."
+                f"no trial of {self.sweep!r} was stopped: there is nothing to resume.{hint} "
+                f"`hermes sweep extend {self.sweep}` adds trials."
             )
         config = self._without_reached(more.into(self.config))
         self._refuse_spent(config, trials_again=tuple(going_on))
@@ -146,7 +154,7 @@ class EndedSweep:
                 self.tracker.reopen(run.run_id, [t for t in OF_AN_END if t in run.tags])
         self._reopen(config, ())
         tasks = [(self.record.trial_task, number) for number in going_on]
-        self._clear([*tasks, REPORT_TASK])
+        self._clear([*tasks, report_of(self.plan)])
         return tuple(going_on)
 
     def _to_resume(self, failed: bool) -> dict[int, Segment | None]:
@@ -162,7 +170,7 @@ class EndedSweep:
         """The trial to clear: one that has finished, or else the last one."""
         finished = [n for n, state in self.states.items() if state == "success"]
         if not self.states:
-            raise HermesError(f"the sweep {self.run_id!r} has no trials: start it anew.")
+            raise HermesError(f"the sweep {self.sweep!r} has no trials: start it anew.")
         return (max(finished or self.states),)
 
     def _refuse_spent(self, config: SweepConfig, trials_again: Sequence[int]) -> None:
@@ -190,26 +198,35 @@ class EndedSweep:
 
     def _tags(self) -> Mapping[str, str]:
         parent = self.record.parent_run_id
-        return self.tracker.sweep(SweepRef(self.run_id, self.record.experiment_id, parent)).tags
+        return self.tracker.sweep(SweepRef(self.sweep, self.record.experiment_id, parent)).tags
 
     def _reopen(self, config: SweepConfig, touched: tuple[int, ...]) -> None:
         """The sweep's own record, without its end, and its run in MLflow."""
-        plan = TaskKey(self.dag_id, self.run_id, PLAN_TASK)
         record = replace(
             self.record,
             config=json.loads(config.to_json()),
             trials=max(config.trial_count, len(self.states)),
             touched=touched,
         )
-        self.airflow.put_state(plan, CLOSE_KEY, {})
-        self.airflow.put_state(plan, SWEEP_KEY, encode(record))
+        self.airflow.put_state(self.plan, CLOSE_KEY, {})
+        self.airflow.put_state(self.plan, SWEEP_KEY, encode(record))
         parent = self.record.parent_run_id
         tags = self._tags()
         self.tracker.reopen(parent, [t for t in (CLOSED_TAG, REACHED_TAG) if t in tags])
         self.tracker.artifacts.write(parent, "sweep.yaml", published(config).to_yaml().encode())
 
     def _trial(self, number: int) -> TaskKey:
-        return TaskKey(self.dag_id, self.run_id, self.record.trial_task, number)
+        return replace(self.plan, task_id=self.record.trial_task, map_index=number)
 
     def _clear(self, tasks: Sequence[Any]) -> None:
-        self.airflow.clear(self.dag_id, self.run_id, tasks)
+        self.airflow.clear(self.plan.dag_id, self.plan.run_id, tasks)
+
+
+def _still_runs(sweep: str, plan: TaskKey) -> str:
+    end = f"end it with `hermes sweep stop {sweep}`"
+    if plan.task_id == PLAN_TASK:
+        return f"the sweep {sweep!r} has not ended: wait for it, or {end}."
+    return (
+        f"the run {plan.run_id!r} of the DAG {plan.dag_id!r}, which the sweep {sweep!r} is part "
+        f"of, has not ended: wait for it. If it is the sweep that runs, {end}."
+    )

@@ -94,6 +94,18 @@ class Rank:
     pool_slots: int
 
 
+def check_version() -> None:
+    """Refuse an Airflow of another version (Unsupported)."""
+    from airflow import __version__
+
+    version = tuple(int(p) for p in __version__.split(".")[:3] if p.isdigit())
+    if not SUPPORTED[0] <= version < SUPPORTED[1]:
+        raise Unsupported(
+            f"Airflow {__version__} is not supported: Hermes Ops needs >=3.3.2,<3.4. "
+            "Install one of those, or a release of hermes-ops made for yours."
+        )
+
+
 class Metadata:
     """Reads and re-ranks through one SQLAlchemy engine (SQLite or PostgreSQL)."""
 
@@ -114,7 +126,8 @@ class Metadata:
 
     @classmethod
     def from_airflow(cls) -> Metadata:
-        """The database that Airflow's own configuration names."""
+        """The database that Airflow's own configuration names; Unsupported: another version's."""
+        check_version()  # before its tables are imported: another version may have others
         from airflow.configuration import conf
         from sqlalchemy import create_engine, event
 
@@ -126,14 +139,7 @@ class Metadata:
 
     def check(self) -> None:
         """Refuse an Airflow of another version or with other columns (Unsupported)."""
-        from airflow import __version__
-
-        version = tuple(int(p) for p in __version__.split(".")[:3] if p.isdigit())
-        if not SUPPORTED[0] <= version < SUPPORTED[1]:
-            raise Unsupported(
-                f"Airflow {__version__} is not supported: Hermes Ops needs >=3.3.2,<3.4. "
-                "Install one of those, or a release of hermes-ops made for yours."
-            )
+        check_version()
         for table, wanted in REQUIRED_COLUMNS.items():
             if missing := sorted(wanted - self._columns(table)):
                 raise Unsupported(

@@ -24,10 +24,13 @@ def clear(
     """Let a trial that has ended go on from its checkpoint, or begin from scratch."""
     from hermes_ops.airflow.clearing import clear_trial
     from hermes_ops.airflow.explaining import parts
-    from hermes_ops.cli.connection import DAG_ID, connect
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.cli.locating import locate
 
     sweep, number = parts(trial)
-    clear_trial(connect(home).airflow, DAG_ID, sweep, number, from_scratch=from_scratch)
+    airflow = connect(home).airflow
+    place = locate(airflow, sweep)
+    clear_trial(airflow, place.plan, number, from_scratch=from_scratch)
     how = "begins from scratch" if from_scratch else "goes on"
     typer.echo(f"Trial {number} of {sweep} {how}, and so does its sweep.")
     typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")

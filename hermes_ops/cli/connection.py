@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.tracking import Tracker
 
-DAG_ID = "hermes_sweep"
-ENDED = ("success", "failed")
-"""States of a DAG run, that is of a sweep, that has ended."""
-
 
 @dataclass(frozen=True, slots=True)
 class Connection:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hermes_ops.airflow.continuing import EndedSweep
+    from hermes_ops.cli.locating import Place
 
 EndedId = Annotated[
     str,
@@ -55,8 +56,9 @@ def extend(
     from hermes_ops.airflow.continuing import More
 
     more = More(gpu_seconds, wall_clock_seconds, failed_trials)
-    total = _ended(sweep, home).extend(trials, more)
-    _tell(sweep, f": {trials} more trials, {total} in all.")
+    place, ended = _ended(sweep, home)
+    total = ended.extend(trials, more)
+    _tell(place, f": {trials} more trials, {total} in all.")
 
 
 def resume(
@@ -74,21 +76,29 @@ def resume(
     from hermes_ops.airflow.continuing import More
 
     more = More(gpu_seconds, wall_clock_seconds, failed_trials)
-    numbers = _ended(sweep, home).resume(more, failed=failed)
-    _tell(sweep, f" with {len(numbers)} trials: {_listed(numbers)}.")
+    place, ended = _ended(sweep, home)
+    numbers = ended.resume(more, failed=failed)
+    _tell(place, f" with {len(numbers)} trials: {_listed(numbers)}.")
 
 
-def _ended(sweep: str, home: Path | None) -> EndedSweep:
+def _ended(sweep: str, home: Path | None) -> tuple[Place, EndedSweep]:
     from hermes_ops.airflow.continuing import EndedSweep
-    from hermes_ops.cli.connection import DAG_ID, connect
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.cli.locating import locate
 
     connection = connect(home)
-    return EndedSweep.find(connection.airflow, connection.tracker, DAG_ID, sweep)
+    place = locate(connection.airflow, sweep)
+    return place, EndedSweep.find(connection.airflow, connection.tracker, place.plan)
 
 
-def _tell(sweep: str, how: str) -> None:
-    typer.echo(f"Sweep {sweep} goes on{how}")
-    typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
+def _tell(place: Place, how: str) -> None:
+    typer.echo(f"Sweep {place.sweep} goes on{how}")
+    if place.group:
+        typer.echo(
+            f"What is behind {place.group} in the DAG {place.dag_id} does not run again by "
+            "itself: clear it in Airflow if it is to have the new best."
+        )
+    typer.echo(f"Watch it with `hermes sweep watch {place.sweep}`.")
 
 
 def _listed(numbers: tuple[int, ...], most: int = 20) -> str:

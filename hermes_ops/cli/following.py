@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_ops.cli.census import Census
-from hermes_ops.cli.connection import DAG_ID, ENDED
+from hermes_ops.cli.locating import ENDED, Place, state_of
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.report.table import shown as as_text
 
@@ -29,7 +29,7 @@ ROWS = 40
 STYLES = {"running": "bold green", "starting": "green", "stopping": "yellow", "ended": "dim"}
 
 
-def follow(connection: Connection, sweep: str, *, quiet: bool) -> dict[str, Any]:
+def follow(connection: Connection, place: Place, *, quiet: bool) -> dict[str, Any]:
     """Show the sweep until it has ended; its document."""
     from hermes_ops.airflow.folders import home
     from hermes_ops.cli.outcome import document
@@ -37,18 +37,19 @@ def follow(connection: Connection, sweep: str, *, quiet: bool) -> dict[str, Any]
     census = Census(home())
     census.start()
     try:
-        _until_the_end(connection, sweep, quiet)
+        _until_the_end(connection, place, quiet)
     finally:
         most = census.close()
-    found = document(connection, sweep, most)
+    found = document(connection, place, most)
     if not quiet:
-        _print_end(connection, sweep, found)
+        _print_end(connection, place.sweep, found)
     return found
 
 
-def _until_the_end(connection: Connection, sweep: str, quiet: bool) -> None:
+def _until_the_end(connection: Connection, place: Place, quiet: bool) -> None:
     from hermes_ops.airflow.publish import read_view
 
+    sweep = place.sweep
     console = Console()
     shown = Live(console=console, refresh_per_second=4, transient=True)
     live = console.is_terminal and not quiet
@@ -60,7 +61,7 @@ def _until_the_end(connection: Connection, sweep: str, quiet: bool) -> None:
         silence = Silence(sweep, time.monotonic())
         while state not in ENDED:
             if time.monotonic() - asked_at >= STATE_PERIOD_S:
-                asked_at, state = time.monotonic(), _state(connection, sweep)
+                asked_at, state = time.monotonic(), _state(connection, place)
                 _tell(silence.heard(asked_at, state))
             view = read_view(connection.pool)
             if view is not None and sweep in view.get("sweeps", {}):
@@ -103,14 +104,14 @@ def _tell(words: str | None) -> None:
         Console(stderr=True).print(words)
 
 
-def _state(connection: Connection, sweep: str) -> str:
+def _state(connection: Connection, place: Place) -> str:
     try:
-        found = connection.airflow.dag_run(DAG_ID, sweep)
+        found = state_of(connection.airflow, place)
     except Unavailable:  # it is being restarted; the sweep goes on without us
         return UNKNOWN
     if found is None:
-        raise HermesError(f"the sweep {sweep!r} has been deleted in Airflow.")
-    return str(found["state"])
+        raise HermesError(f"the sweep {place.sweep!r} has been deleted in Airflow.")
+    return found
 
 
 def progress_line(view: Mapping[str, Any], sweep: str) -> str:

@@ -11,16 +11,17 @@ from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
+    from hermes_ops.cli.locating import Place
 
 
-def write(connection: Connection, sweep: str, folder: Path) -> tuple[Path, ...]:
+def write(connection: Connection, place: Place, folder: Path) -> tuple[Path, ...]:
     """Write the report of a sweep from what MLflow holds now; return its files."""
     from hermes_ops import report
     from hermes_ops.cli.outcome import collected, configured
     from hermes_ops.simulator.reported import background
 
-    found = collected(connection, sweep)
-    told = background(connection.tracker, configured(connection, sweep), found)
+    found = collected(connection, place)
+    told = background(connection.tracker, configured(connection, place), found)
     return report.write(folder, found.summary, found.curves, found.segments, told)
 
 

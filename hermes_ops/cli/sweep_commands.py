@@ -6,13 +6,13 @@ import json
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hermes_ops.cli import clearing_command, continuing_commands
 from hermes_ops.cli.completing import policies, sweeps, trials
-from hermes_ops.cli.connection import DAG_ID, ENDED
+from hermes_ops.cli.locating import ENDED, Place, locate, newest, state_of
 from hermes_ops.cli.stack_commands import Home
 from hermes_ops.errors import HermesError
 
@@ -72,11 +72,12 @@ def run(
             f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
         )
     sweep = new_sweep_id(config.name)
-    connection.airflow.trigger(DAG_ID, sweep, json.loads(config.to_json()))
+    place = Place.main(sweep)
+    connection.airflow.trigger(place.dag_id, sweep, json.loads(config.to_json()))
     typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
-    typer.echo(f"Airflow  {connection.airflow_url}/dags/{DAG_ID}/runs/{sweep}", err=as_json)
+    typer.echo(f"Airflow  {connection.airflow_url}/dags/{place.dag_id}/runs/{sweep}", err=as_json)
     if follow or as_json:
-        _follow(connection, sweep, as_json=as_json)
+        _follow(connection, place, as_json=as_json)
     else:
         typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
 
@@ -86,27 +87,26 @@ def watch(sweep: SweepId, *, as_json: Json = False, home: Home = None) -> None:
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)
-    _known(connection, sweep)
-    _follow(connection, sweep, as_json=as_json)
+    _follow(connection, locate(connection.airflow, sweep), as_json=as_json)
 
 
 def list_sweeps(*, as_json: Json = False, home: Home = None) -> None:
-    """List the newest sweeps."""
+    """List the newest sweeps of all DAGs."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
+    from rich.text import Text
 
     from hermes_ops.cli.connection import connect
 
-    runs = connect(home).airflow.dag_runs(DAG_ID)
+    found = newest(connect(home).airflow)
     if as_json:
-        keys = ("dag_run_id", "state", "start_date", "end_date")
-        typer.echo(json.dumps([{k: r.get(k) for k in keys} for r in runs]))
+        typer.echo(json.dumps([row.document() for row in found]))
         return
-    table = Table("sweep", "state", "started", "ended")
-    for row in runs:
-        times = (str(row.get(k) or "")[:19] for k in ("start_date", "end_date"))
-        table.add_row(row["dag_run_id"], row["state"], *times)
-    Console().print(table if runs else "No sweep has been run yet.")
+    table = Table(Column("sweep", overflow="fold"), "state", "started", "ended")
+    for row in found:
+        times = (str(moment or "")[:19] for moment in (row.start_date, row.end_date))
+        table.add_row(Text(row.sweep), row.state, *times)
+    Console().print(table if found else "No sweep has been run yet.")
 
 
 def stop(
@@ -116,17 +116,17 @@ def stop(
     home: Home = None,
 ) -> None:
     """End a sweep: its trials stop with their checkpoints, what has not begun is skipped."""
-    from hermes_ops.airflow.client import TaskKey
     from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, encode
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)
-    state = _known(connection, sweep)["state"]
+    place = locate(connection.airflow, sweep)
+    state = state_of(connection.airflow, place)
     if state in ENDED:
         typer.echo(f"Sweep {sweep} has already ended ({state}).")
         return
     close = CloseRecord(reason=reason, at_s=time.time())
-    connection.airflow.put_state(TaskKey(DAG_ID, sweep, "plan"), CLOSE_KEY, encode(close))
+    connection.airflow.put_state(place.plan, CLOSE_KEY, encode(close))
     typer.echo(f"Sweep {sweep} ends: {reason}.")
 
 
@@ -164,8 +164,7 @@ def report(
     if out.exists() and not out.is_dir():
         raise HermesError(f"{out} is a file: name a folder with --out.")
     connection = connect(home)
-    _known(connection, sweep)
-    files = write(connection, sweep, out)
+    files = write(connection, locate(connection.airflow, sweep), out)
     for file in files:
         typer.echo(str(file))
     if open_page:
@@ -237,18 +236,12 @@ def controller(
     raise typer.Exit(main(arguments))
 
 
-def _known(connection: Connection, sweep: str) -> dict[str, Any]:
-    found = connection.airflow.dag_run(DAG_ID, sweep)
-    if found is None:
-        raise HermesError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
-    return found
-
-
-def _follow(connection: Connection, sweep: str, *, as_json: bool) -> None:
+def _follow(connection: Connection, place: Place, *, as_json: bool) -> None:
     from hermes_ops.cli.following import follow
 
+    sweep = place.sweep
     try:
-        document = follow(connection, sweep, quiet=as_json)
+        document = follow(connection, place, quiet=as_json)
     except KeyboardInterrupt:
         typer.echo(f"\nSweep {sweep} goes on. `hermes sweep watch {sweep}` shows it again, "
                    f"`hermes sweep stop {sweep}` ends it.", err=True)  # fmt: skip

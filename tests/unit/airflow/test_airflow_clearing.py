@@ -33,6 +33,7 @@ from tests.unit.airflow.worlds import (
 
 NOW_S = 200.0
 CLOSING = CloseRecord("stopped by its user")
+PLAN = TaskKey("dag", SWEEP, "plan")
 
 
 def ended(final: str, state: str | None = "scheduled", **changes: Any) -> Trial:
@@ -159,7 +160,7 @@ class Client:
             return None
         if key == "hermes_lease":
             return encode(lease()) if task == TaskKey("dag", SWEEP, "trial", 3) else None
-        return sweep_record()
+        return sweep_record() if task.task_id.endswith("plan") else None
 
     def clear(self, *asked: Any) -> None:
         self.cleared.append(asked)
@@ -168,15 +169,21 @@ class Client:
 @pytest.mark.parametrize(("from_scratch", "note"), [(False, None), (True, "from scratch")])
 def test_the_command_clears_the_trial_and_the_report(from_scratch: bool, note: str | None) -> None:
     client: Any = Client()
-    clear_trial(client, "dag", SWEEP, 3, from_scratch=from_scratch)
+    clear_trial(client, PLAN, 3, from_scratch=from_scratch)
     assert client.cleared == [("dag", SWEEP, [("trial", 3), "report"], note)]
+
+
+def test_in_a_group_the_report_of_that_group_is_cleared() -> None:
+    client: Any = Client()
+    clear_trial(client, replace(PLAN, task_id="group.plan"), 3, from_scratch=False)
+    assert client.cleared == [("dag", SWEEP, [("trial", 3), "group.report"], None)]
 
 
 @pytest.mark.parametrize(("sweep", "number"), [("gone", 3), (SWEEP, 4)])
 def test_a_trial_that_is_not_there_or_has_not_begun_is_not_cleared(sweep: str, number: int) -> None:
     client: Any = Client()
-    with pytest.raises(HermesError, match=r"there is no sweep|has not begun"):
-        clear_trial(client, "dag", sweep, number, from_scratch=False)
+    with pytest.raises(HermesError, match=rf"dag:{sweep}' (has no trials|has not begun)"):
+        clear_trial(client, replace(PLAN, run_id=sweep), number, from_scratch=False)
     assert client.cleared == []
 
 

@@ -87,7 +87,7 @@ def test_what_is_not_there_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [500, 502, 503])
 def test_an_airflow_in_trouble_is_unavailable(tmp_path: Path, code: int) -> None:
     with pytest.raises(Unavailable, match=str(code)):
-        client_of(Airflow(status(code)), tmp_path).dag_runs("hermes_sweep")
+        client_of(Airflow(status(code)), tmp_path).made_by("PlanOperator")
 
 
 def test_a_change_that_met_another_writer_is_asked_for_again(tmp_path: Path) -> None:
@@ -103,19 +103,19 @@ def test_an_airflow_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
         raise httpx.ConnectError("refused", request=request)
 
     with pytest.raises(Unavailable, match="http://airflow did not answer: refused"):
-        client_of(away, tmp_path).dag_runs("hermes_sweep")
+        client_of(away, tmp_path).made_by("PlanOperator")
 
 
 def test_a_refusal_says_what_was_asked_and_why_not(tmp_path: Path) -> None:
     with pytest.raises(HermesError, match=r"refused GET .*\(403\): not yours") as told:
-        client_of(Airflow(status(403, "not yours")), tmp_path).dag_runs("hermes_sweep")
+        client_of(Airflow(status(403, "not yours")), tmp_path).made_by("PlanOperator")
     assert not isinstance(told.value, Unavailable)
 
 
 def test_something_else_at_the_address_is_no_airflow(tmp_path: Path) -> None:
     page = client_of(lambda _: httpx.Response(200, text="<html>"), tmp_path)
     with pytest.raises(HermesError, match="is no Airflow"):
-        page.dag_runs("hermes_sweep")
+        page.made_by("PlanOperator")
 
 
 def test_waiting_tasks_are_skipped_in_one_request_a_run(tmp_path: Path) -> None:

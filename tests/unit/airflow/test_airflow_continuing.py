@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.continuing import EndedSweep, More, with_trials
 from hermes_ops.airflow.pool import Trial
 from hermes_ops.airflow.records import (
@@ -36,6 +37,7 @@ from tests.unit.airflow.worlds import (
     waiting,
 )
 
+PLAN = TaskKey("hermes_sweep", SWEEP, "plan")
 TPE = {
     "algorithm": "tpe",
     "startup_trials": 2,
@@ -103,7 +105,7 @@ def ended(states: dict[int, str], final: dict[int, str] | None = None, **changes
 
 
 def found(services: Any) -> EndedSweep:
-    return EndedSweep.find(services, services, "hermes_sweep", SWEEP)
+    return EndedSweep.find(services, services, PLAN)
 
 
 def record_of(services: Services) -> SweepRecord:
@@ -122,6 +124,28 @@ def test_a_sweep_is_extended_by_its_plan_with_one_finished_trial_touched() -> No
     assert decode(CloseRecord, services.records["plan", -1, CLOSE_KEY]) is None
     assert services.reopened == {"parent": [CLOSED_TAG]}
     assert "max_trials: 12" in services.stored["sweep.yaml"]
+
+
+def test_in_a_group_its_own_plan_and_report_are_cleared_and_read() -> None:
+    services = ended(dict.fromkeys(range(8), "success"))
+    for key in (SWEEP_KEY, CLOSE_KEY):
+        services.records["group.plan", -1, key] = services.records.pop(("plan", -1, key))
+    asked: Any = services
+    sweep = EndedSweep.find(asked, asked, TaskKey("training", "manual:1", "group.plan"))
+    assert sweep.sweep == "training:group:manual:1"
+    assert sweep.extend(1, More()) == 9
+    assert services.cleared == ["group.plan", ("trial", 7), "group.report"]
+    assert services.records["group.plan", -1, SWEEP_KEY]["trials"] == 9
+
+
+def test_a_sweep_in_a_run_that_goes_on_is_told_of_the_run() -> None:
+    asked: Any = ended({0: "success"})
+    asked.state = "running"
+    told = (
+        r"the run 'manual:1' of the DAG 'training', which .*'training:group:manual:1'.* is part of"
+    )
+    with pytest.raises(HermesError, match=told):
+        EndedSweep.find(asked, asked, TaskKey("training", "manual:1", "group.plan"))
 
 
 def test_extending_again_after_a_call_that_was_cut_off_adds_the_trials_once() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -221,6 +222,15 @@ def test_another_version_of_airflow_is_refused(
     monkeypatch.setattr("airflow.__version__", version)
     with pytest.raises(Unsupported, match=f"{version} is not supported"):
         Metadata(engine).check()
+
+
+def test_another_version_is_refused_before_its_tables_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("airflow.__version__", "3.2.1")
+    monkeypatch.setitem(sys.modules, "airflow.models.task_state_store", None)
+    with pytest.raises(Unsupported, match=r"3\.2\.1 is not supported"):
+        Metadata.from_airflow()
 
 
 def test_a_sweep_belongs_to_the_dags_whose_runs_have_its_id_ended_ones_too(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from hermes_ops.airflow.continuing import More
 from hermes_ops.cli import assemble, continuing_commands
+from hermes_ops.cli.locating import Place
 
 
 class Sweep:
@@ -27,7 +28,12 @@ class Sweep:
 @pytest.fixture
 def sweep(monkeypatch: pytest.MonkeyPatch) -> Sweep:
     found = Sweep()
-    monkeypatch.setattr(continuing_commands, "_ended", lambda *_: found)
+
+    def ended(sweep: str, home: object) -> tuple[Place, Sweep]:
+        dag, _, run = sweep.rpartition(":group:")
+        return (Place(sweep, dag, run, "group") if dag else Place.main(sweep)), found
+
+    monkeypatch.setattr(continuing_commands, "_ended", ended)
     return found
 
 
@@ -42,6 +48,11 @@ def test_extending_says_how_many_trials_there_are_then(sweep: Sweep) -> None:
     assert "5 more trials, 45 in all" in output
     assert "hermes sweep watch digits-1" in output
     assert sweep.told == [("extend", 5, More(wall_clock_seconds=60.0))]
+
+
+def test_in_a_group_of_a_dag_it_is_said_that_what_is_behind_it_stays_as_it_is(sweep: Sweep) -> None:
+    assert "behind group in the DAG mine" in said("resume", "mine:group:run:1").replace("\n", " ")
+    assert "behind" not in said("resume", "digits-1")
 
 
 def test_resuming_says_which_trials_go_on(sweep: Sweep) -> None:

@@ -1,0 +1,199 @@
+"""Sweeps of the command line, of nights and in groups of a DAG, found by their ids."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.identity import MAIN_DAG, sweep_id
+from hermes_ops.cli import assemble
+from hermes_ops.cli.locating import ENDED, Place, locate, newest, state_of
+from hermes_ops.errors import HermesError
+
+NIGHT = "scheduled__2026-04-01T02:00:00+00:00"
+
+
+class Airflow:
+    """Airflow with DAG runs, each as (DAG, run, state, {task: state}), newest first."""
+
+    def __init__(self, *runs: tuple[str, str, str, dict[str, str | None]]) -> None:
+        self.runs = runs
+        self.put: list[tuple[Any, ...]] = []
+        self.cleared: list[tuple[Any, ...]] = []
+
+    def dag_run(self, dag: str, run: str) -> Any:
+        return next((self._run(r) for r in self.runs if r[:2] == (dag, run)), None)
+
+    def dag_runs(self, dags: list[str]) -> Any:
+        return [self._run(r) for r in self.runs if r[0] in dags]
+
+    def task_instance(self, task: TaskKey) -> Any:
+        found = (t for t in self._tasks() if _key(t) == (task.dag_id, task.run_id, task.task_id))
+        return next(found, None)
+
+    def made_by(self, operator: str, dag: str = "~", run: str = "~", limit: int = 50) -> Any:
+        end = {"PlanOperator": "plan", "ReportOperator": "report"}[operator]
+        made = [t for t in self._tasks() if t["task_id"].rpartition(".")[2] == end]
+        return [t for t in made if t["dag_id"] in (dag, t["dag_id"] if dag == "~" else dag)
+                and run in ("~", t["dag_run_id"])][:limit]  # fmt: skip
+
+    def put_state(self, *record: Any) -> None:
+        self.put.append(record)
+
+    def get_state(self, task: TaskKey, key: str) -> Any:
+        return None
+
+    def clear(self, *asked: Any) -> None:
+        self.cleared.append(asked)
+
+    def _run(self, run: tuple[Any, ...]) -> Any:
+        dates = {"start_date": "began", "end_date": "ended"}
+        return {"dag_id": run[0], "dag_run_id": run[1], "state": run[2], **dates}
+
+    def _tasks(self) -> list[dict[str, Any]]:
+        dates = {"start_date": "task began", "end_date": "task ended"}
+        return [
+            {"dag_id": dag, "dag_run_id": run, "task_id": task, "state": state, **dates}
+            for dag, run, _, tasks in self.runs
+            for task, state in tasks.items()
+        ]
+
+
+def _key(task: dict[str, Any]) -> tuple[str, str, str]:
+    return task["dag_id"], task["dag_run_id"], task["task_id"]
+
+
+def an_airflow() -> Any:
+    return Airflow(
+        ("mine", "manual:2", "running", {"first.plan": "success", "first.report": "success",
+                                         "second.plan": "running", "second.report": None}),
+        ("nightly_digits", NIGHT, "success", {"plan": "success", "report": "success"}),
+        (MAIN_DAG, "digits-1", "failed", {"plan": "success", "report": "failed"}),
+        ("etl", "manual:2", "success", {"load": "success"}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sweep", "place"),
+    [
+        ("digits-1", Place("digits-1", MAIN_DAG, "digits-1")),
+        (f"nightly_digits:{NIGHT}", Place(f"nightly_digits:{NIGHT}", "nightly_digits", NIGHT)),
+        ("mine:second:manual:2", Place("mine:second:manual:2", "mine", "manual:2", "second")),
+    ],
+)
+def test_a_sweep_is_found_wherever_it_is(sweep: str, place: Place) -> None:
+    assert locate(an_airflow(), sweep) == place
+
+
+words = st.text("ab.-_", min_size=1, max_size=4)
+
+
+@given(dag=words, group=st.text("ab", max_size=2), run=st.text("ab:.", min_size=1, max_size=6))
+def test_every_sweep_is_found_by_the_id_that_it_has(dag: str, group: str, run: str) -> None:
+    prefix = f"{group}." if group else ""
+    known: Any = Airflow((dag, run, "success", {f"{prefix}plan": "success"}))
+    sweep = sweep_id(dag, run, f"{prefix}plan")
+    assert locate(known, sweep) == Place(sweep, dag, run, group)
+
+
+@pytest.mark.parametrize("sweep", ["digits-2", "mine:third:manual:2", f"nightly_other:{NIGHT}"])
+def test_what_is_not_there_is_said_with_the_command_that_lists(sweep: str) -> None:
+    with pytest.raises(HermesError, match=r"there is no sweep .*`hermes sweep list` shows them"):
+        locate(an_airflow(), sweep)
+
+
+def test_a_run_with_sweeps_in_groups_is_told_their_names() -> None:
+    inside = "holds the sweeps mine:first:manual:2, mine:second:manual:2: name one"
+    with pytest.raises(HermesError, match=inside):
+        locate(an_airflow(), "mine:manual:2")
+
+
+def test_a_run_without_any_sweep_is_none() -> None:
+    with pytest.raises(HermesError, match="there is no sweep 'etl:manual:2'"):
+        locate(an_airflow(), "etl:manual:2")
+
+
+def test_a_sweep_in_a_group_has_ended_when_its_report_has_whatever_its_run_does() -> None:
+    airflow = an_airflow()
+    assert state_of(airflow, locate(airflow, "mine:first:manual:2")) == "success"
+    assert state_of(airflow, locate(airflow, "mine:second:manual:2")) == "running"
+    assert state_of(airflow, locate(airflow, "digits-1")) == "failed"
+
+
+@pytest.mark.parametrize("state", ["failed", "upstream_failed", "skipped", "removed", "success"])
+def test_every_last_state_of_a_report_ends_its_sweep(state: str) -> None:
+    airflow: Any = Airflow(("mine", "1", "running", {"g.plan": "success", "g.report": state}))
+    assert state_of(airflow, locate(airflow, "mine:g:1")) in ENDED
+
+
+@pytest.mark.parametrize("place", [Place.main("gone"), Place("mine:g:1", "mine", "1", "g")])
+def test_a_sweep_that_was_deleted_has_no_state(place: Place) -> None:
+    assert state_of(an_airflow(), place) is None
+
+
+def test_the_list_has_the_sweeps_of_all_dags_in_the_order_of_their_runs() -> None:
+    rows = [(r.sweep, r.dag_id, r.state, r.start_date, r.end_date) for r in newest(an_airflow())]
+    assert rows == [
+        ("mine:first:manual:2", "mine", "success", "task began", "task ended"),
+        ("mine:second:manual:2", "mine", "running", "task began", None),
+        (f"nightly_digits:{NIGHT}", "nightly_digits", "success", "began", "ended"),
+        ("digits-1", MAIN_DAG, "failed", "began", "ended"),
+    ]
+
+
+def said(airflow: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    reached = SimpleNamespace(airflow=airflow, tracker=None, pool="gpus")
+    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached)
+    return CliRunner().invoke(assemble(), ["sweep", *words])
+
+
+def test_the_list_as_json_names_dag_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_ = json.loads(said(an_airflow(), monkeypatch, "list", "--json").stdout)
+    assert first == {
+        "sweep": "mine:first:manual:2", "dag_id": "mine", "dag_run_id": "manual:2",
+        "state": "success", "start_date": "task began", "end_date": "task ended",
+    }  # fmt: skip
+
+
+def test_the_list_shows_whole_ids_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = said(an_airflow(), monkeypatch, "list").stdout
+    assert f"nightly_digits:{NIGHT}" in shown
+    assert "mine:second:manual:2" in shown
+
+
+def test_a_sweep_in_a_group_is_stopped_by_its_own_plan_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    airflow = an_airflow()
+    assert "ends" in said(airflow, monkeypatch, "stop", "mine:second:manual:2").output
+    ((task, key, _),) = airflow.put
+    assert (task, key) == (TaskKey("mine", "manual:2", "second.plan"), "hermes_close")
+    assert "already ended" in said(airflow, monkeypatch, "stop", "mine:first:manual:2").output
+    assert len(airflow.put) == 1
+
+
+@pytest.mark.parametrize("command", [("extend", "--trials", "2"), ("resume",)])
+def test_a_run_that_goes_on_cannot_be_continued(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    name, *options = command
+    result = said(an_airflow(), monkeypatch, name, "mine:first:manual:2", *options)
+    assert isinstance(result.exception, HermesError)
+    assert "run 'manual:2' of the DAG 'mine'" in str(result.exception)
+    assert "wait for it" in str(result.exception)
+
+
+def test_a_trial_of_a_sweep_without_a_plan_is_not_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    airflow = an_airflow()
+    result = said(airflow, monkeypatch, "clear", f"nightly_digits:{NIGHT}/0")
+    assert isinstance(result.exception, HermesError)
+    assert "it was not planned" in str(result.exception)
+    assert airflow.cleared == []
