@@ -5,16 +5,22 @@ All of it is read from the state folder; no service is asked, as a key press mus
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from hermes_ops.airflow.folders import safe_name
 
 MOST = 50
 
 
 def sweeps(incomplete: str) -> list[str]:
     """The newest sweeps of the state folder whose ids begin so."""
-    return [p.name for p in _newest(incomplete)][:MOST]
+    folders = sorted(_children(_home() / "sweeps"), key=lambda p: (-_changed_s(p), p.name))
+    return [name for name in map(_sweep_of, folders) if name.startswith(incomplete)][:MOST]
 
 
 def trials(incomplete: str) -> list[str]:
@@ -22,7 +28,7 @@ def trials(incomplete: str) -> list[str]:
     sweep, slash, number = incomplete.partition("/")
     if not slash:
         return [f"{name}/" for name in sweeps(sweep)]
-    folder = _home() / "sweeps" / sweep / "trials"
+    folder = _home() / "sweeps" / safe_name(sweep) / "trials"
     found = sorted(int(p.name) for p in _children(folder) if p.name.isdigit())
     return [f"{sweep}/{n}" for n in found if str(n).startswith(number)][:MOST]
 
@@ -34,9 +40,13 @@ def policies(incomplete: str) -> list[str]:
     return [name for name in live_policies() if name.startswith(incomplete)]
 
 
-def _newest(prefix: str) -> list[Path]:
-    found = [p for p in _children(_home() / "sweeps") if p.name.startswith(prefix)]
-    return sorted(found, key=lambda p: (-_changed_s(p), p.name))
+def _sweep_of(folder: Path) -> str:
+    """The id of the sweep of that folder; a name that ends in a digest stands for another id."""
+    if re.search(r"-[0-9a-f]{8}$", folder.name):
+        log = folder / "decisions.jsonl"
+        with contextlib.suppress(OSError, ValueError, KeyError), log.open() as decisions:
+            return str(json.loads(decisions.readline())["sweep"])
+    return folder.name
 
 
 def _home() -> Path:

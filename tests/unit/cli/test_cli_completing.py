@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from hermes_ops.airflow.folders import safe_name
 from hermes_ops.cli import assemble
 
 
@@ -50,6 +52,16 @@ def test_trials_are_completed_behind_their_sweep() -> None:
     assert offered("explain oth") == ["other-1/"]
     assert offered("explain digits-1/") == ["digits-1/0", "digits-1/2", "digits-1/10"]
     assert offered("explain digits-1/1") == ["digits-1/10"]
+
+
+def test_a_sweep_in_a_group_is_completed_by_its_id_and_not_by_its_folder(home: Path) -> None:
+    sweep = "mine:group:manual__1"
+    folder = home / "sweeps" / safe_name(sweep)
+    (folder / "trials" / "4").mkdir(parents=True)
+    assert offered("sweep watch mine") == [folder.name]  # nothing has been decided of it yet
+    (folder / "decisions.jsonl").write_text(json.dumps({"sweep": sweep, "trial": 4}) + "\n")
+    assert offered("sweep watch mine") == [sweep]
+    assert offered(f"explain {sweep}/") == [f"{sweep}/4"]
 
 
 def test_policies_are_completed_by_name() -> None:
