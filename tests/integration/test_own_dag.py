@@ -152,17 +152,22 @@ def test_tasks_link_to_mlflow_and_runs_link_back(groups: str, lab: Any, harness:
     assert sweep.tag(1, "hermes.airflow_url") == f"{back}/tasks/stub.trial/mapped/1"
 
 
-def test_the_example_runs_and_the_dag_that_waits_for_its_asset_follows(
-    lab: Any, harness: Any
-) -> None:
+@pytest.fixture(scope="module")
+def example(lab: Any, harness: Any) -> str:
+    """The run of the example, with the DAG behind it unpaused."""
     harness.await_(lambda: lab.airflow.get("/api/v2/dags/own_dag_follows").status_code == 200)
     lab.airflow.patch("/api/v2/dags/own_dag_follows", json={"is_paused": False})
-    run = ran(lab, harness, "own_dag", 3)
-    first = sweep_of(lab, harness, "own_dag", "search", run)
-    refined = sweep_of(lab, harness, "own_dag", "refine", run)
+    return ran(lab, harness, "own_dag", 3)
+
+
+def test_the_example_runs_and_the_dag_that_waits_for_its_asset_follows(
+    example: str, lab: Any, harness: Any
+) -> None:
+    first = sweep_of(lab, harness, "own_dag", "search", example)
+    refined = sweep_of(lab, harness, "own_dag", "refine", example)
     assert len(first.states()) == 3
     assert len(refined.states()) == 2
-    said = xcom(lab, "own_dag", run, "deploy")
+    said = xcom(lab, "own_dag", example, "deploy")
     assert refined.parent["info"]["run_id"] in said
 
     def followed() -> Any:
@@ -171,3 +176,20 @@ def test_the_example_runs_and_the_dag_that_waits_for_its_asset_follows(
 
     (follower,) = harness.await_(followed, timeout_s=60.0)
     assert xcom(lab, "own_dag_follows", follower, "look")["sweep"] == refined.id
+
+
+def test_the_commands_know_a_sweep_in_a_group_and_add_trials_to_it(
+    example: str, lab: Any, harness: Any
+) -> None:
+    sweep = sweep_of(lab, harness, "own_dag", "search", example)
+    listed = json.loads(lab.hermes("sweep", "list", "--json").stdout)
+    assert {row["sweep"]: row["state"] for row in listed}[sweep.id] == "success"
+    assert "already ended" in lab.hermes("sweep", "stop", sweep.id).stdout
+    assert "holds the sweeps" in lab.hermes("sweep", "watch", f"own_dag:{example}").stderr
+    extended = lab.hermes("sweep", "extend", sweep.id, "--trials", "1")
+    assert extended.returncode == 0, extended.stderr
+    document = sweep.document()
+    assert [t["state"] for t in document["trials"]] == ["finished"] * 4
+    assert document["max_slots_used"] in (1, 2)
+    refined = sweep_of(lab, harness, "own_dag", "refine", example)
+    assert len(refined.document()["trials"]) == 2  # behind it, and not run again
