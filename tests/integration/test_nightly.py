@@ -94,6 +94,7 @@ def test_a_night_begins_with_the_best_of_the_last_one_and_reports_it(
     assert nights.ended(second) == "success", nights.tasks(second)
 
     before, after = nights.sweep(first), nights.sweep(second)
+    assert before.document()["state"] == "finished"  # known to the commands by `DAG:RUN`
     best = before.parent["tags"]["hermes.best_trial"]
     known = before.runs()[int(best)][0]["params"]["rate"]
     assert after.runs()[0][0]["params"]["rate"] == known
