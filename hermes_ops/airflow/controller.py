@@ -281,6 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # what is away is said once, by us
     try:
         address = Address.from_environment()
         controller = build(options.pool)
