@@ -14,7 +14,6 @@ import re
 import shlex
 import subprocess
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from kubernetes import client, config
 
 from tests.integration import harness
 from tests.integration.conftest import UP_TIMEOUT_S, Stack
+from tests.k8s import faults
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = [
@@ -135,13 +135,17 @@ def cluster_command() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(cluster_command: tuple[str, ...]) -> Iterator[None]:
-    """KUBECONFIG of this process, of a cluster that is started here where there is none."""
+def kubeconfig(cluster_command: tuple[str, ...], home: Path) -> Iterator[None]:
+    """KUBECONFIG of this process, of a cluster that is started here where there is none.
+
+    Its nodes see what is mounted now, so HERMES_HOME is there before.
+    """
     if os.environ.get("KUBECONFIG"):
         yield
         return
     if not cluster_command:
         pytest.fail("no cluster: set KUBECONFIG, or HERMES_TEST_CLUSTER to a command for one")
+    run(*cluster_command, "down", timeout_s=UP_CLUSTER_S)  # what a run that was cut off has left
     said = run(*cluster_command, "up", "--nodes", "2", "--gpus", "2", timeout_s=UP_CLUSTER_S)
     found = dict(re.findall(r"^export (\w+)=(.*)$", said, re.MULTILINE))
     assert "KUBECONFIG" in found, said
@@ -187,11 +191,19 @@ def _digest() -> str:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """HERMES_HOME: its folder `sweeps` is the volume of the pods."""
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """HERMES_HOME: its folder `sweeps` is the volume of the pods, a small disk of its own."""
     folder = Path(tmp_path_factory.mktemp("pods"))
-    (folder / "sweeps").mkdir()
-    return folder
+    volume = folder / "sweeps"
+    volume.mkdir()
+    if os.getuid() != 0 or os.environ.get("KUBECONFIG"):  # nodes that are there would not see it
+        yield folder
+        return
+    run("mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "tmpfs", str(volume))
+    try:
+        yield folder
+    finally:
+        run("umount", "--lazy", str(volume))
 
 
 @pytest.fixture(scope="session")
@@ -250,7 +262,9 @@ def lab(
 
 
 @pytest.fixture
-def since() -> Any:
-    """Seconds since the test began, for what recovery took."""
-    started = time.monotonic()
-    return lambda: time.monotonic() - started
+def sweep(lab: PodLab, request: pytest.FixtureRequest) -> Any:
+    """A sweep of one trial that has trained for some epochs."""
+    name = request.node.name.removeprefix("test_")[:24].strip("_").replace("_", "-")
+    begun = lab.start(lab.pod_sweep(name, [faults.RATE], faults.EPOCHS, faults.PAUSE_S))
+    harness.await_(lambda: begun.lines(0) >= 4, 120.0)
+    return begun

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration import harness
+from tests.k8s.faults import pods_seen
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1500)]
 
@@ -26,12 +26,6 @@ def told(lab: Any) -> Any:
         sweep = lab.start(content)
         sweep.await_end(SWEEP_S)
     return sweep, sampler
-
-
-def seen(sweep: Any, number: int) -> list[dict[str, Any]]:
-    """What each pod of a trial said of itself."""
-    file = sweep.folder / "trials" / str(number) / "pods.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_every_trial_of_pods_is_finished_and_all_accounts_agree(told: Any) -> None:
@@ -62,7 +56,7 @@ def test_no_more_gpus_are_used_than_there_are_and_none_by_two_pods(told: Any) ->
     assert sampler.twice == []
     held = []
     for number in range(len(RATES)):
-        for pod, segment in zip(seen(sweep, number), sweep.segments(number), strict=True):
+        for pod, segment in zip(pods_seen(sweep, number), sweep.segments(number), strict=True):
             held.append((pod["devices"], pod["started_s"], segment["end_s"]))
     assert all(device for device, _, _ in held)
     assert len({device for device, _, _ in held}) == GPUS
@@ -72,7 +66,7 @@ def test_no_more_gpus_are_used_than_there_are_and_none_by_two_pods(told: Any) ->
 
 def test_a_pod_is_not_root_has_no_token_and_sees_its_own_folder_alone(told: Any) -> None:
     sweep, _ = told
-    for fact in (fact for number in range(len(RATES)) for fact in seen(sweep, number)):
+    for fact in (fact for number in range(len(RATES)) for fact in pods_seen(sweep, number)):
         assert fact["user"] > 0
         assert (fact["token"], fact["root_writable"], fact["seen"]) == (False, False, ["trial"])
         assert fact["cuda"] == "0"
