@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.errors import HermesError
+from hermes_ops.trial.copies import safe_name
 from hermes_ops.trial.locks import BusyError, take
 
 
@@ -25,15 +24,6 @@ def home() -> Path:
 def pod_file() -> Path:
     """The installation's defaults for pods: HERMES_POD_DEFAULTS, else pod.yaml in the home."""
     return Path(os.environ.get("HERMES_POD_DEFAULTS") or home() / "pod.yaml")
-
-
-def safe_name(run_id: str) -> str:
-    """A sweep's id as a folder name: two ids have two names."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
-    if name == run_id:
-        return name
-    digest = hashlib.sha1(run_id.encode(), usedforsecurity=False)
-    return f"{name}-{digest.hexdigest()[:8]}"
 
 
 def sweep_folder(run_id: str) -> Path:

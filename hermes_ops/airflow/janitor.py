@@ -1,8 +1,9 @@
-"""Checkpoints on disk: how long they stay after a sweep's end, and how much room they may take.
+"""Checkpoints: how long they stay after a sweep's end, and how much room they may take on disk.
 
 At a sweep's end those of trials that cannot go on are deleted. The others stay until the time in
 `keep.json` beside them; whichever controller runs then deletes them. While a sweep runs its size
-limit is kept at the cost of trials that have ended, never of one that may go on.
+limit is kept at the cost of trials that have ended, never of one that may go on. What a sweep's
+store holds of a trial goes with what is on disk.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from hermes_ops.airflow.books import Book
 from hermes_ops.airflow.folders import TrialFolder, home, sweep_folder
+from hermes_ops.airflow.stores import clear_sweep, clear_trials
 
 log = logging.getLogger(__name__)
 
@@ -35,56 +37,75 @@ class Room:
     sweep: str
     most_bytes: float
     spare: tuple[int, ...]
+    store: str | None = None
 
     @classmethod
     def of(cls, book: Book) -> Room | None:
         """What the sweep's limit asks for now; None where it has no limit."""
-        most = book.plan.config.checkpoints.max_bytes
+        rules = book.plan.config.checkpoints
+        most = rules.max_bytes
         if most is None:
             return None
         best = book.best_trial()
         ended = [t for t in book.trials if t.ended and t.number != best]
         hopeless = [t.number for t in ended if _final(t) not in RESUMABLE]
         others = [t.number for t in ended if _final(t) in RESUMABLE]
-        return cls(book.sweep, most, (*hopeless, *others))
+        return cls(book.sweep, most, (*hopeless, *others), rules.store)
 
 
 def _final(trial: Any) -> str | None:  # noqa: ANN401 - a Trial, or what a test has in its place
     return trial.segment.final if trial.segment is not None else None
 
 
-def free_ended(sweep: str, states: Mapping[int, str], keep_s: float, now_s: float) -> None:
+def free_ended(
+    sweep: str,
+    states: Mapping[int, str],
+    keep_s: float,
+    now_s: float,
+    store: str | None = None,
+) -> None:
     """After a sweep's end: delete the checkpoints of trials that cannot go on, date the others.
+
+    What the store does not delete now is deleted with the others.
 
     :param states: the final state of each trial by number
     """
     able = [n for n, state in states.items() if keep_s > 0 and state in RESUMABLE]
-    kept = [n for n in able if TrialFolder.of(sweep, n).checkpoints.exists()]
-    for number in set(states) - set(kept):
+    kept = [n for n in able if store or TrialFolder.of(sweep, n).checkpoints.exists()]
+    gone = set(states) - set(kept)
+    for number in gone:
         _delete(TrialFolder.of(sweep, number).checkpoints)
+    obeyed = clear_trials(store, sweep, gone)
     note = sweep_folder(sweep) / KEEP_FILE
-    if kept:
+    if kept or not obeyed:
         fresh = note.with_suffix(".new")
-        fresh.write_text(json.dumps({"until_s": now_s + keep_s}))
+        due = {"until_s": now_s + (keep_s if kept else 0.0)}
+        fresh.write_text(json.dumps({**due, "sweep": sweep, "store": store} if store else due))
         os.replace(fresh, note)
     else:
         note.unlink(missing_ok=True)
 
 
 def free_expired(running: Collection[str], now_s: float) -> list[Path]:
-    """Delete the checkpoints of ended sweeps whose time is over; the folders of those sweeps."""
+    """Delete the checkpoints of ended sweeps whose time is over; the folders of those sweeps.
+
+    A sweep whose store does not obey stays due.
+    """
     awake = {sweep_folder(sweep) for sweep in running}
-    expired = [
-        note
+    due = {
+        note: known
         for note in (home() / "sweeps").glob(f"*/{KEEP_FILE}")
-        if note.parent not in awake and _until_s(note) <= now_s
-    ]
-    for note in expired:
+        if note.parent not in awake and _until_s(known := _read(note)) <= now_s
+    }
+    expired = []
+    for note, known in due.items():
         for folder in note.parent.glob("trials/*/checkpoints"):
             _delete(folder)
-        note.unlink(missing_ok=True)
-        log.info("The checkpoints of %s have been kept long enough", note.parent.name)
-    return [note.parent for note in expired]
+        if clear_sweep(known.get("store"), str(known.get("sweep"))):
+            note.unlink(missing_ok=True)
+            expired.append(note.parent)
+            log.info("The checkpoints of %s have been kept long enough", note.parent.name)
+    return expired
 
 
 def make_room(room: Room) -> float:
@@ -98,7 +119,7 @@ def make_room(room: Room) -> float:
     for number in room.spare:
         if used <= room.most_bytes:
             break
-        if sizes.get(number):
+        if sizes.get(number) and clear_trials(room.store, room.sweep, [number]):
             _delete(TrialFolder.of(room.sweep, number).checkpoints)
             used -= sizes[number]
     return used
@@ -158,10 +179,18 @@ class Janitor:
             )  # fmt: skip
 
 
-def _until_s(note: Path) -> float:
+def _read(note: Path) -> dict[str, Any]:
     try:
-        return float(json.loads(note.read_text())["until_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+        known = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _until_s(known: Mapping[str, Any]) -> float:
+    try:
+        return float(known["until_s"])
+    except (ValueError, KeyError, TypeError):
         return 0.0
 
 

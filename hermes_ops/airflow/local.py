@@ -67,6 +67,8 @@ def trial_variables(lease: Lease, folder: TrialFolder, sweep: str, number: int) 
     }
     if lease.max_epochs is not None:
         ours["HERMES_MAX_EPOCHS"] = str(lease.max_epochs)
+    if lease.anew:
+        ours["HERMES_BEGAN_ANEW"] = str(lease.anew)
     return {**ours, **lease.environment}
 
 

@@ -60,7 +60,8 @@ def close_sweep(
     DecisionLog(tracker).upload(sweep, ref.parent_run_id, force=True)
     _upload(tracker, ref, sweep, config, collected)
     states = {t.number: t.state for t in collected.summary.trials if t.state in RUN_STATUS}
-    free_ended(sweep, states, config.checkpoints.keep_seconds, time.time())
+    rules = config.checkpoints
+    free_ended(sweep, states, rules.keep_seconds, time.time(), rules.store)
     return collected.summary.to_document()
 
 

@@ -33,9 +33,10 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.source import SweepSource
+from hermes_ops.airflow.stores import check_store
 from hermes_ops.airflow.warm_start import warmed
 from hermes_ops.config import RunIn, SweepConfig, parse
-from hermes_ops.errors import ConfigError
+from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.tracking import SweepRef, Tracker
 
 CONFIG_XCOM = "hermes_config"
@@ -110,6 +111,10 @@ class PlanOperator(BaseOperator):
             raise AirflowFailException(str(error)) from None
         except TemplateError as error:
             raise AirflowFailException(f"a template of the sweep is wrong: {error}") from None
+        try:
+            check_store(config.checkpoints.store)
+        except HermesError as error:
+            raise AirflowFailException(str(error)) from None
         if config.trial.run_in is RunIn.POD:
             check_pods(config)
         elif not Path(config.trial.directory).is_absolute():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from hermes_ops.config.fields import Model, refusal
 
@@ -12,6 +14,28 @@ WEEK_S = 604_800.0
 BYTES_OF_GIGABYTE = 1e9
 REGISTERED_NAME = r"^[A-Za-z0-9_][A-Za-z0-9 ._\-]{0,127}$"
 ALIAS = r"^[A-Za-z][A-Za-z0-9_\-]{0,127}$"
+STORE = r"[a-z][a-z0-9+.\-]*://[A-Za-z0-9._~%@:/+,=\-]+"
+
+
+def _store(value: str) -> str:
+    example = "for example s3://bucket/prefix"
+    allowed = "the URL of a folder as fsspec reads it, without blanks, wildcards and options"
+    if not re.fullmatch(STORE, value) or "/.." in value:
+        raise refusal(allowed, example, "another text")
+    try:
+        place = urlsplit(value)
+        secret = place.password is not None
+    except ValueError:
+        raise refusal(allowed, example, "another text") from None
+    if secret:
+        fix = "remove it; give it to trials as environment variables, such as AWS_ACCESS_KEY_ID"
+        raise refusal("a URL without user:password@", fix, "a URL with a password in it")
+    if place.scheme == "memory" or not (place.netloc + place.path).strip("/"):
+        raise refusal("a folder that outlives its trials", example)
+    return value
+
+
+Store = Annotated[str, Field(max_length=1_000), AfterValidator(_store)]
 
 
 class Checkpoints(Model):
@@ -24,6 +48,9 @@ class Checkpoints(Model):
     leave. Each file or folder directly in $HERMES_CHECKPOINT_DIR is one."""
     max_gigabytes: Annotated[float, Field(gt=0, le=1e9, examples=[100])] | None = None
     """Size of all checkpoints of the sweep above which those of ended trials go; null: no limit."""
+    store: Annotated[Store | None, Field(examples=["s3://bucket/prefix"])] = None
+    """Folder of an object store, by fsspec's URL, to which checkpoints are copied and from which a
+    trial takes the newest wherever it goes on; null: only the trial's folder has them."""
 
     @property
     def max_bytes(self) -> float | None:

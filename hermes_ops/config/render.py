@@ -87,8 +87,8 @@ def _render(argument: str, params: Mapping[str, Value]) -> str:
 def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict[str, str]:
     """The sweep's own variables, as they stand, and HERMES_PARAM_<NAME> for each parameter.
 
-    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR, HERMES_SECRETS and HERMES_KEEP_CHECKPOINTS,
-    where the sweep has them.
+    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR, HERMES_SECRETS, HERMES_KEEP_CHECKPOINTS and
+    HERMES_CHECKPOINT_STORE, where the sweep has them.
     """
     values = {variable(name): text(value) for name, value in params.items()}
     trial = config.trial
@@ -96,6 +96,7 @@ def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict
         "HERMES_TENSORBOARD_DIR": trial.tensorboard or "",
         "HERMES_SECRETS": ",".join(trial.secrets),
         "HERMES_KEEP_CHECKPOINTS": str(config.checkpoints.keep_last or ""),
+        "HERMES_CHECKPOINT_STORE": config.checkpoints.store or "",
     }
     return {**trial.environment, **values, **{k: v for k, v in ours.items() if v}}
 

@@ -7,16 +7,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hermes_ops.trial import books
 from hermes_ops.trial.files import Folder, read_json
 from hermes_ops.trial.locks import BusyError, fence, take, take_gpus
 from hermes_ops.trial.metrics import MetricsFile
 from hermes_ops.trial.options import Options, parse
-from hermes_ops.trial.outcome import INFRASTRUCTURE, Ending, Outcome
+from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, Ending, Outcome
 from hermes_ops.trial.process import (
     SEGMENT_VARIABLE,
     Child,
@@ -28,7 +28,11 @@ from hermes_ops.trial.segment import Segment
 from hermes_ops.trial.standby_client import Order, learn, order
 from hermes_ops.trial.standby_client import take as take_standby
 
+if TYPE_CHECKING:
+    from hermes_ops.trial.fetching import Answer
+
 _GPU_WAIT_S = 10.0
+_STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
@@ -70,21 +74,67 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     folder.result.unlink(missing_ok=True)
     books.keep_reserve(folder.reserve)
     token = os.urandom(16).hex()
-    segment = Segment(options, folder, token, parent)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, segment.request_stop)
+    stops: list[int] = []
+    _on_stop(lambda number, _: stops.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
     adopt_orphans()
     group_pipe = os.pipe2(os.O_CLOEXEC)
     start_guard(token, group_pipe)
-    books.open_segment(folder, options.epoch, options.gpus, segment.status.step)
+    books.open_segment(folder, options.epoch, options.gpus, MetricsFile(folder.metrics).last_step())
+    url = _store()
+    answer = _fetch(url, options, folder, token, stops) if url is not None else None
+    segment = Segment(options, folder, token, parent)
+    _on_stop(segment.request_stop)
+    for _ in stops:
+        segment.request_stop()
     segment.write_status()
-    end = _watch(options, folder, segment, token, group_pipe[1])
+    end = _not_begun(answer) or _watch(options, folder, segment, token, group_pipe[1])
     if segment.on_training is not None:
         segment.on_training()
     _finish(options, folder, segment, end)
     os.write(group_pipe[1], b"done\n")
     return end.ending.code
+
+
+def _on_stop(handler: Callable[[int, object], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handler)
+
+
+def _store() -> str | None:
+    """The trial's place in the store; None without one."""
+    store, sweep, number = (
+        os.environ.get(n, "") for n in (_STORE_VARIABLE, "HERMES_SWEEP", "HERMES_TRIAL")
+    )
+    if not (store and sweep and number):
+        return None
+    from hermes_ops.trial.copies import place
+
+    return place(store, sweep, number)
+
+
+def _fetch(url: str, options: Options, folder: Folder, token: str, stops: list[int]) -> Answer:
+    """The newest checkpoints from the store, unless they are here."""
+    from hermes_ops.trial.copies import ANEW_VARIABLE
+    from hermes_ops.trial.fetching import bring
+
+    since = int(os.environ.get(ANEW_VARIABLE) or 0)
+    answer = bring(
+        url, folder, options.epoch, since=since, token=token, stopped=lambda: bool(stops)
+    )
+    if answer.said:
+        print(f"hermes-trial: {answer.said}", flush=True)
+    return answer
+
+
+def _not_begun(answer: Answer | None) -> _End | None:
+    """How a segment ends whose checkpoint could not be had; None for one that may begin."""
+    if answer is None or answer.state == "ready":
+        return None
+    if answer.state == "refused":
+        return _End(Ending(Outcome.FAILED, answer.said, 1), 1, [answer.said])
+    code = PREEMPTED if answer.state == "stopped" else INFRASTRUCTURE
+    return _End(Ending(Outcome.INTERRUPTED, answer.said, code), code, [answer.said])
 
 
 def _watch(options: Options, folder: Folder, segment: Segment, token: str, guard: int) -> _End:
@@ -95,8 +145,32 @@ def _watch(options: Options, folder: Folder, segment: Segment, token: str, guard
         print(f"hermes-trial: {reason}", flush=True)
         return _End(Ending(Outcome.FAILED, reason, 127), 127, [reason])
     os.write(guard, f"{child.pid}\n".encode())
+    url = _store()
+    if url is not None:
+        _copy_from_now_on(url, options, folder, segment, token)
     ending, code = segment.run(child)
+    _copy_rest(ending, segment)
     return _End(ending, code, segment.tail)
+
+
+def _copy_from_now_on(
+    url: str, options: Options, folder: Folder, segment: Segment, token: str
+) -> None:
+    """A thread of ours copies checkpoints; only now, as the script is started from one thread."""
+    from hermes_ops.trial.copying import Copier
+
+    segment.copier = Copier(url, folder, options.epoch, token)
+    segment.copier.start()
+
+
+def _copy_rest(ending: Ending, segment: Segment) -> None:
+    """Have the newest checkpoint in the store, unless the trial has no more use for it."""
+    if segment.copier is None:
+        return
+    if ending.outcome is Outcome.FINISHED:
+        segment.copier.finish(0.0, lambda: True)
+    elif not segment.copy_rest(segment.copier):
+        print("hermes-trial: the newest checkpoint has not reached the store", flush=True)
 
 
 def _start(options: Options, segment: Segment, environment: Mapping[str, str]) -> Child:

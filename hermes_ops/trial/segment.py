@@ -25,11 +25,13 @@ from hermes_ops.trial.relay import Relay
 
 if TYPE_CHECKING:
     from hermes_ops.trial.board import Board
+    from hermes_ops.trial.copying import Copier
 
 POLL_S = 0.1
 _DRAIN_S = 2.0
 _OUTPUT_LAG_S = 0.15  # a line and a checkpoint written together are seen within this
 _FAILED_GRACE_S = 3.0
+_RESULT_S = 2.0  # of the grace, for what is written after the last copy
 _BOARD_VARIABLE = "HERMES_TENSORBOARD_DIR"
 
 
@@ -58,6 +60,7 @@ class Segment:
         self._output = OutputReader(reader, self._mask)
         self._board = _board(options, folder)
         self._keeper = keeper(folder.root, folder.checkpoints)
+        self.copier: Copier | None = None
         self.imports: dict[str, bool] = {}  # by name: whether it may be done ahead of the script
         self.on_training: Callable[[], None] | None = None
         self._reported: set[str] = set()  # metrics that do not come from the output
@@ -100,6 +103,15 @@ class Segment:
     def tail(self) -> list[str]:
         """The last lines of the output."""
         return self._output.tail
+
+    def copy_rest(self, copier: Copier) -> bool:
+        """After the script's end: what is newest goes to the store, within what is left of the
+        grace and until a further stop request; False if it did not get there."""
+        left_s = self._options.grace_s
+        if self._stop_requests and self._kill_at_s is not None:
+            left_s = self._kill_at_s - time.monotonic()
+        most = max(1, self._stop_requests)
+        return copier.finish(max(0.0, left_s - _RESULT_S), lambda: self._stop_requests > most)
 
     def _time_left_s(self) -> float | None:
         limit_s = self._options.time_limit_s
@@ -184,6 +196,13 @@ class Segment:
         self.status.preemptible, self.status.preemptible_reason = True, ""
         if self._keeper is not None:
             self._keeper.checkpointed()
+        self._offer()
+
+    def _offer(self) -> None:
+        """There is a new checkpoint: it may be copied."""
+        written_s = self.status.checkpointed_s
+        if self.copier is not None and written_s is not None:
+            self.copier.offer(written_s, self.status.checkpoint_step, self._output.step_offset)
 
     def _hear(self, event: dict[str, Any]) -> None:
         """Take in one message from the code that runs inside the script."""
@@ -219,6 +238,7 @@ class Segment:
         self.status.checkpointed_s = time.time()
         self.status.preemptible, self.status.preemptible_reason = True, ""
         self._measured("checkpoint_s", event["seconds"])
+        self._offer()
 
     def _on_restored(self, event: dict[str, Any]) -> None:
         self._measured("restore_s", event["seconds"])

@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import psutil
 
-from hermes_ops.airflow.folders import safe_name
 from hermes_ops.stack import processes
+from hermes_ops.trial.copies import safe_name
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DAG = "/api/v2/dags/hermes_sweep/dagRuns"

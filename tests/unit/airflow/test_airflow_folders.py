@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.folders import Accounts, Nudge, TrialFolder, safe_name, sweep_folder
+from hermes_ops.airflow.folders import Accounts, Nudge, TrialFolder, sweep_folder
 from hermes_ops.errors import HermesError
+from hermes_ops.trial.copies import safe_name
 
 
 def folder(*segments: dict[str, Any], torn: str = "") -> TrialFolder:
@@ -28,6 +29,8 @@ def end(epoch: int, end_s: float, outcome: str) -> dict[str, Any]:
 
 def test_a_run_id_cannot_lead_out_of_the_sweeps_folder(home: Path) -> None:
     assert sweep_folder("../a b/c").parent == home / "sweeps"
+    assert sweep_folder("..").parent == home / "sweeps"
+    assert sweep_folder("..").name.startswith("..-")
     name = safe_name("scheduled__2026-01-01T00:00:00+00:00")
     assert name.startswith("scheduled__2026-01-01T00_00_00_00_00-")
 

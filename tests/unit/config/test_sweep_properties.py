@@ -31,6 +31,7 @@ KEY_NAMES = sorted(keys(json_schema()))
 SOME_WORDS = (
     "grid random tpe uniform loguniform integer log_integer quantised choice minimize maximize"
     " median asha none {rate} {{ } 0\x000 @daily 1e-4 process pod skip replace Always NoExecute"
+    " s3://b/p s3://u:p@b"
     " UTC Mars/Base ../.. /etc 4Gi -1Mi latest v1 rate<1 rate**9**9 (((( __class__ {{ds}}"
 )
 KEYS = st.sampled_from(KEY_NAMES)
@@ -124,7 +125,12 @@ VALID: dict[str, Any] = {
         "max_parallel": 2,
         "failed_trials": 1,
     },
-    "checkpoints": {"keep_seconds": 3600, "keep_last": 3, "max_gigabytes": 1.5},
+    "checkpoints": {
+        "keep_seconds": 3600,
+        "keep_last": 3,
+        "max_gigabytes": 1.5,
+        "store": "s3://bucket/prefix",
+    },
     "model": {"register_as": "digits", "alias": "champion"},
     "nightly": {"timezone": "Europe/Berlin", "overlap": "queue", "warm_start": False, "compare": 3},
     "weight": 2,

@@ -1,0 +1,113 @@
+"""What a store holds of a sweep is deleted with what its folders hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hermes_ops.airflow import janitor
+from hermes_ops.airflow.folders import TrialFolder, sweep_folder
+from hermes_ops.airflow.janitor import KEEP_FILE, Room, free_ended, free_expired, make_room
+from hermes_ops.airflow.local import trial_variables
+from hermes_ops.airflow.stores import check_store, clear_sweep, clear_trials
+from hermes_ops.errors import HermesError
+from hermes_ops.trial.copies import Copies, StoreError
+from tests.unit.airflow.worlds import SWEEP, book, lease, running
+
+STATES = {0: "finished", 1: "stopped_early", 2: "cancelled", 3: "failed"}
+
+
+@pytest.fixture
+def store(home: Path, tmp_path: Path) -> str:
+    sweep_folder(SWEEP).mkdir(parents=True)
+    for number in STATES:
+        copy = tmp_path / "store" / SWEEP / str(number) / "copies"
+        copy.mkdir(parents=True)
+        (copy / "0000000001-000001-ab.json").write_text("{}")
+    other = tmp_path / "store" / "other" / "0"
+    other.mkdir(parents=True)
+    (other / "state").write_text("not ours")
+    return f"file://{tmp_path}/store"
+
+
+def left(store: str) -> list[str]:
+    root = Path(store.removeprefix("file://"))
+    return sorted(str(p.relative_to(root)) for p in root.glob("*/*"))
+
+
+def refuse(_: str) -> Copies:
+    raise StoreError("it is away")
+
+
+def test_at_the_end_the_store_keeps_what_can_go_on_until_its_time_is_over(store: str) -> None:
+    free_ended(SWEEP, STATES, 60.0, 1_000.0, store)
+    assert set(left(store)) == {"other/0", f"{SWEEP}/2", f"{SWEEP}/3"}
+    assert free_expired((), 1_059.0) == []
+    assert f"{SWEEP}/2" in left(store)
+    assert free_expired((), 1_061.0) == [sweep_folder(SWEEP)]
+    assert left(store) == ["other/0"]
+
+
+def test_nothing_stays_in_the_store_when_nothing_is_kept(store: str) -> None:
+    free_ended(SWEEP, STATES, 0.0, 1_000.0, store)
+    assert left(store) == ["other/0"]
+    assert not (sweep_folder(SWEEP) / KEEP_FILE).exists()
+
+
+def test_a_store_that_was_away_at_the_end_is_asked_again_by_the_controller(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(janitor, "clear_trials", lambda *a: clear_trials(*a, refuse))
+        patch.setattr(janitor, "clear_sweep", lambda *a: clear_sweep(*a, refuse))
+        free_ended(SWEEP, STATES, 0.0, 1_000.0, store)
+        assert free_expired((), 1_001.0) == []
+    assert f"{SWEEP}/0" in left(store)
+    note = json.loads((sweep_folder(SWEEP) / KEEP_FILE).read_text())
+    assert note == {"until_s": 1_000.0, "sweep": SWEEP, "store": store}
+    assert free_expired((), 1_021.0) == [sweep_folder(SWEEP)]
+    assert left(store) == ["other/0"]
+
+
+def test_room_is_made_in_the_store_too(store: str) -> None:
+    for number in STATES:
+        folder = TrialFolder.of(SWEEP, number).checkpoints
+        folder.mkdir(parents=True)
+        (folder / "state").write_bytes(b"x" * 100)
+    assert make_room(Room(SWEEP, 350.0, (1, 0), store)) == 300.0
+    assert f"{SWEEP}/1" not in left(store)
+    assert f"{SWEEP}/0" in left(store)
+
+
+def test_the_room_of_a_sweep_knows_its_store() -> None:
+    rules = {"max_gigabytes": 1.0, "store": "s3://bucket/prefix"}
+    room = Room.of(book(running(0, 0), checkpoints=rules))
+    assert room is not None
+    assert room.store == "s3://bucket/prefix"
+
+
+def test_a_trial_that_began_from_scratch_says_so_to_its_segments() -> None:
+    folder = TrialFolder.of(SWEEP, 0)
+    assert "HERMES_BEGAN_ANEW" not in trial_variables(lease(), folder, SWEEP, 0)
+    anew = trial_variables(replace(lease(), anew=4), folder, SWEEP, 0)
+    assert anew["HERMES_BEGAN_ANEW"] == "4"
+
+
+def test_a_store_without_its_package_is_refused_when_the_sweep_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_store(None)
+    check_store("file:///mnt/share")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(HermesError, match="install s3fs"):
+        check_store("s3://bucket/prefix")
+
+
+def test_a_store_that_is_away_is_said_once(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert not clear_trials(store, SWEEP, [7], refuse)
+    assert not clear_trials(store, SWEEP, [7], refuse)
+    assert [r.message.count("it is away") for r in caplog.records] == [1]
