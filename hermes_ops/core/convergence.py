@@ -16,23 +16,24 @@ divided by the training seconds of the slice and by the largest drop seen in the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from math import inf
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import Memo
+from hermes_ops.core.curves import Table
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
 
 SLICE_STEPS = 3
 _BACK = SLICE_STEPS + 1
 MIN_SLICE_S = 1e-3  # two points of one clock tick: no rate is infinite
 UNSEEN = inf
-_ENDED, _UNRATED = Phase.ENDED, (Phase.PENDING, Phase.ENDED)
+_PENDING, _ENDED = Phase.PENDING, Phase.ENDED
+_ID, _PHASE, _CURVE = attrgetter("id"), attrgetter("phase"), attrgetter("curve")
+_SWEEP, _WEIGHT = attrgetter("sweep"), attrgetter("weight")
 
 Floats = NDArray[np.float64]
-Row = tuple[float, ...]
 
 
 def convergence(curve: Sequence[Point], largest_drop: float) -> float:
@@ -43,7 +44,7 @@ def convergence(curve: Sequence[Point], largest_drop: float) -> float:
     """
     if len(curve) < 2:
         return UNSEEN
-    return float(_rates(_Curves((tuple(curve),)), np.array([largest_drop]))[0])
+    return float(_rates(_Curves(_facts([curve])), np.array([largest_drop]))[0])
 
 
 def largest_drops(jobs: Iterable[Job]) -> dict[SweepId, float]:
@@ -52,26 +53,33 @@ def largest_drops(jobs: Iterable[Job]) -> dict[SweepId, float]:
     if not shown:
         return {}
     sweeps, numbers = _sweeps(shown)
-    drops = _drops(numbers, _Curves([job.curve for job in shown])).tolist()
+    drops = _drops(numbers, _Curves(_FACTS.of([job.curve for job in shown]))).tolist()
     return {sweep: drop for sweep, drop in zip(sweeps, drops, strict=True) if drop >= 0}
 
 
 def weighted_convergences(jobs: Iterable[Job]) -> dict[JobId, float]:
     """Convergence times weight of every job that has not ended; +inf for those not seen yet."""
     jobs = tuple(jobs)
-    found = {job.id: UNSEEN for job in jobs if job.phase is not _ENDED}
-    shown = [job for job in jobs if job.curve]
-    if not shown:
-        return found
-    curves = _Curves([job.curve for job in shown])
-    numbers = _sweeps(shown)[1]
+    rates = np.full(len(jobs), UNSEEN)
+    shown = [place for place, curve in enumerate(map(_CURVE, jobs)) if curve]
+    if shown:
+        rates[shown] = _weighted([jobs[place] for place in shown])
+    facts = zip(map(_ID, jobs), map(_PHASE, jobs), rates.tolist(), strict=True)
+    return {
+        job: UNSEEN if phase is _PENDING else rate
+        for job, phase, rate in facts
+        if phase is not _ENDED
+    }
+
+
+def _weighted(jobs: Sequence[Job]) -> Floats:
+    """Convergence times weight of jobs with a curve."""
+    curves = _Curves(_FACTS.of(list(map(_CURVE, jobs))))
+    numbers = _sweeps(jobs)[1]
     rates = _rates(curves, _drops(numbers, curves)[numbers])
-    rates *= np.array([job.weight for job in shown])
+    rates *= np.fromiter(map(_WEIGHT, jobs), float, len(jobs))
     rates[curves.lengths < 2] = UNSEEN
-    for job, rate in zip(shown, rates.tolist(), strict=True):
-        if job.phase not in _UNRATED:
-            found[job.id] = rate
-    return found
+    return rates
 
 
 def finished_slice(job: Job) -> bool:
@@ -93,13 +101,12 @@ class _Curves:
     infinite where there is none.
     """
 
-    def __init__(self, curves: Iterable[Sequence[Point]]) -> None:
-        facts = np.fromiter(chain.from_iterable(_FACTS.of(curves)), float).reshape(-1, 6).T
-        self.lengths, self.before, self.after, self.highest, newest, self.slice_s = facts
+    def __init__(self, facts: Floats) -> None:
+        self.lengths, self.before, self.after, self.highest, newest, self.slice_s = facts.T
         self.is_finite_now = np.isfinite(newest)
 
 
-def _facts(curves: Sequence[Sequence[Point]]) -> Iterable[Row]:
+def _facts(curves: Sequence[Sequence[Point]]) -> Floats:
     """Points, lowest before and after the cut, highest, newest loss and seconds of the slice."""
     losses = np.array([point.loss for curve in curves for point in curve])
     lengths = np.array(list(map(len, curves)))
@@ -113,10 +120,10 @@ def _facts(curves: Sequence[Sequence[Point]]) -> Iterable[Row]:
     begun = np.array([curve[-_BACK:][0].seconds for curve in curves])
     slice_s = np.maximum([curve[-1].seconds for curve in curves] - begun, MIN_SLICE_S)
     columns = (lengths, best[0::2], best[1::2], highest, losses[ends - 1], slice_s)
-    return zip(*(column.tolist() for column in columns), strict=True)
+    return np.stack(columns, axis=1)
 
 
-_FACTS: Memo[Sequence[Point], Row] = Memo(_facts)
+_FACTS: Table[Sequence[Point]] = Table(_facts, width=6)
 
 
 def _rates(curves: _Curves, largest_drops: Floats) -> Floats:
@@ -130,8 +137,9 @@ def _rates(curves: _Curves, largest_drops: Floats) -> Floats:
 
 def _sweeps(jobs: Iterable[Job]) -> tuple[dict[SweepId, int], NDArray[np.int64]]:
     """A number for each sweep, and that of each job."""
-    sweeps: dict[SweepId, int] = {}
-    return sweeps, np.array([sweeps.setdefault(job.sweep, len(sweeps)) for job in jobs])
+    names = list(map(_SWEEP, jobs))
+    sweeps = {sweep: number for number, sweep in enumerate(dict.fromkeys(names))}
+    return sweeps, np.fromiter(map(sweeps.__getitem__, names), np.int64, len(names))
 
 
 def _drops(numbers: NDArray[np.int64], curves: _Curves) -> Floats:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, repeat
 from math import inf
 from typing import Generic, TypeVar
 
@@ -75,9 +76,55 @@ class Memo(Generic[F, T]):
             for (key, fact), one in zip(new.items(), made, strict=True):
                 kept[key] = fact, one
         found = [kept[key][1] for _, key in asked]
-        while len(kept) > self._size:
-            kept.pop(next(iter(kept)), None)
+        for key in list(islice(kept, max(0, len(kept) - self._size))):
+            kept.pop(key, None)
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows(Generic[F]):
+    number: dict[int, int]  # of a fact's row, by the fact's identity
+    facts: tuple[F, ...]
+    table: Floats
+
+    def rows(self, facts: Sequence[F]) -> NDArray[np.intp]:
+        """The row of each fact, -1 where there is none."""
+        numbers = map(self.number.get, map(id, facts), repeat(-1))
+        return np.fromiter(numbers, np.intp, len(facts))
+
+    def only(self, asked: Collection[int]) -> _Rows[F]:
+        """The rows of these facts."""
+        rows = [row for key, row in self.number.items() if key in asked]
+        facts = tuple(self.facts[row] for row in rows)
+        return _Rows({id(fact): row for row, fact in enumerate(facts)}, facts, self.table[rows])
+
+
+class Table(Generic[F]):
+    """A `Memo` for what is `width` numbers: those of many facts are the rows of one array.
+
+    What it keeps is replaced, never changed, so threads may share it.
+    """
+
+    def __init__(self, make: Callable[[list[F]], Floats], width: int, size: int = KEPT) -> None:
+        self._make = make
+        self._size = size
+        self._kept: _Rows[F] = _Rows({}, (), np.empty((0, width)))
+
+    def of(self, facts: Sequence[F]) -> Floats:
+        """What `make(facts)` gives, made only of facts that are new."""
+        kept = self._kept
+        if (rows := kept.rows(facts)).min(initial=0) < 0:
+            self._kept = kept = self._more(kept, {id(fact): fact for fact in facts})
+            rows = kept.rows(facts)
+        return kept.table[rows]
+
+    def _more(self, kept: _Rows[F], asked: dict[int, F]) -> _Rows[F]:
+        new = {key: fact for key, fact in asked.items() if key not in kept.number}
+        if len(kept.facts) + len(new) > self._size:
+            kept = kept.only(asked)
+        number = kept.number | {key: row for row, key in enumerate(new, len(kept.facts))}
+        made = self._make(list(new.values()))
+        return _Rows(number, (*kept.facts, *new.values()), np.concatenate((kept.table, made)))
 
 
 def best_by(curve: tuple[Point, ...], step: float) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
 from math import inf
 
 from hermes_ops.core.convergence import finished_slice
@@ -92,8 +92,8 @@ class Overdue:
                 blocked.update(job.gpus_held)
         self._obtainable = sum(gpu.index not in fixed for gpu in snapshot.gpus)
         costs = _costs(snapshot, plan)
-        available = (gpu.index for gpu in snapshot.gpus if gpu.index not in blocked)
-        self._available = dict.fromkeys(sorted(available, key=lambda gpu: costs[gpu]))
+        self._available = {gpu.index for gpu in snapshot.gpus} - blocked
+        self._cheapest = deque(sorted(self._available, key=costs.__getitem__))
 
     def serve(self, job: Job) -> bool:
         """Grant the job GPUs, or reserve what it could take; False: nobody after it may take any.
@@ -107,12 +107,20 @@ class Overdue:
                     return True
                 self.reserved.update(self._available)
                 return False
-            grant = Grant(job.id, tuple(sorted(islice(self._available, job.min_gpus))))
+            grant = Grant(job.id, self._draw(job.min_gpus))
         self._room.take(grant)
         self.served.append(grant)
-        for gpu in grant.gpus:
-            self._available.pop(gpu, None)
+        self._available.difference_update(grant.gpus)
         return True
+
+    def _draw(self, number: int) -> tuple[int, ...]:
+        """The cheapest available GPUs, ascending; there must be as many."""
+        drawn: list[int] = []
+        while len(drawn) < number:
+            gpu = self._cheapest.popleft()
+            if gpu in self._available:
+                drawn.append(gpu)
+        return tuple(sorted(drawn))
 
 
 def _costs(snapshot: Snapshot, plan: Plan) -> dict[int, tuple[int, float, int]]:

@@ -7,13 +7,13 @@ the driver's clock (Unix time live, zero-based virtual time in a simulation). A 
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import chain
 from math import inf
-from typing import NewType, Protocol, TypeVar
+from typing import Any, NewType, Protocol, TypeVar
 
 from hermes_ops.core.order import by_submission, submission
 
@@ -86,7 +86,7 @@ class Job:
     @property
     def is_open(self) -> bool:
         """True for a job that has begun and has not ended."""
-        return self.phase in OPEN_PHASES
+        return self.phase is not Phase.PENDING and self.phase is not Phase.ENDED
 
     @property
     def may_end(self) -> bool:
@@ -178,17 +178,34 @@ class Snapshot:
     @cached_property
     def holding(self) -> Sequence[Job]:
         """The RUNNING and STARTING jobs, in order of submission."""
-        return tuple(by_submission(job for job in self.jobs if job.phase in HOLDING_PHASES))
+        return tuple(by_submission(self._sorted_out[0]))
 
     @cached_property
     def queue(self) -> Sequence[Job]:
         """The PENDING and WAITING jobs, in order of submission."""
-        return tuple(by_submission(job for job in self.jobs if job.phase in QUEUED_PHASES))
+        return tuple(by_submission(self._sorted_out[1]))
 
     @cached_property
     def others(self) -> Sequence[Job]:
         """The STOPPING and ENDED jobs."""
-        return tuple(job for job in self.jobs if job.phase in (Phase.STOPPING, Phase.ENDED))
+        return tuple(self._sorted_out[2])
+
+    @cached_property
+    def _sorted_out(self) -> tuple[list[Job], list[Job], list[Job]]:
+        """The jobs of `holding`, `queue` and `others`, by one look at each."""
+        holding: list[Job] = []
+        queue: list[Job] = []
+        others: list[Job] = []
+        (pending, waiting), (starting, running) = QUEUED_PHASES, HOLDING_PHASES
+        for job in self.jobs:
+            phase = job.phase
+            if phase is waiting or phase is pending:
+                queue.append(job)
+            elif phase is running or phase is starting:
+                holding.append(job)
+            else:
+                others.append(job)
+        return holding, queue, others
 
     @cached_property
     def held(self) -> Mapping[JobId, tuple[int, ...]]:
@@ -204,21 +221,34 @@ class Snapshot:
         nothing: of two claimants the one that must not be stopped wins, then the running one,
         then the first submitted.
         """
+        claimed = list(chain.from_iterable(job.gpus_held for job in self.holding))
+        if len(set(claimed)) == len(claimed):
+            pool = {gpu.index for gpu in self.gpus}
+            able = (
+                job for job in self.holding if _in_range(job) and pool.issuperset(job.gpus_held)
+            )
+            return {job.id: _stay(job) for job in able}
         left = {gpu.index: 1.0 for gpu in self.gpus}
-        claimed = [gpu for job in self.holding for gpu in job.gpus_held]
-        alone = len(set(claimed)) == len(claimed)
         kept: dict[JobId, Grant] = {}
-        for job in self.holding if alone else sorted(self.holding, key=_claim):
+        for job in sorted(self.holding, key=_claim):
             gpus = job.gpus_held
-            in_range = job.min_gpus <= len(gpus) <= job.max_gpus and len(set(gpus)) == len(gpus)
+            in_range = _in_range(job) and len(set(gpus)) == len(gpus)
             if in_range and all(left.get(gpu, -inf) >= job.share_held - SHARE_EPS for gpu in gpus):
                 for gpu in gpus:
                     left[gpu] -= job.share_held
-                kept[job.id] = Grant(job.id, tuple(sorted(gpus)), share=job.share_held)
+                kept[job.id] = _stay(job)
         return kept
 
 
 SHARE_EPS = 1e-9  # shares of a GPU that add up to 1 in floating point
+
+
+def _in_range(job: Job) -> bool:
+    return job.min_gpus <= len(job.gpus_held) <= job.max_gpus
+
+
+def _stay(job: Job) -> Grant:
+    return Grant(job.id, tuple(sorted(job.gpus_held)), job.share_held)
 
 
 def _claim(job: Job) -> tuple[object, ...]:
@@ -266,6 +296,10 @@ class LazyReasons(Mapping[JobId, "Reason"]):
             raise KeyError(job)
         return self._explain(job)
 
+    def get(self, job: JobId, default: Any = None) -> Any:  # noqa: ANN401 - as in Mapping
+        """The reason; no exception is raised and caught for a key that is not there."""
+        return self._explain(job) if job in self._ids else default
+
     def __contains__(self, job: object) -> bool:
         return job in self._ids
 
@@ -278,7 +312,11 @@ class LazyReasons(Mapping[JobId, "Reason"]):
 
 def overlay(base: Mapping[JobId, Reason], over: Mapping[JobId, Reason]) -> Mapping[JobId, Reason]:
     """`base` with the entries of `over` in their place, nothing evaluated."""
-    return ChainMap(over, base)  # type: ignore[arg-type]  # only read, never written
+
+    def reason(job: JobId) -> Reason:
+        return over[job] if job in over else base[job]
+
+    return LazyReasons(dict.fromkeys(chain(base, over)), reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,9 @@ def _remembered(snapshot: Snapshot, memory: Queues) -> Places:
     places = dict(snapshot.held)
     jobs = snapshot.index
     for job_id, gpus in memory.places:
-        job = jobs.get(job_id)
+        job = None if job_id in places else jobs.get(job_id)
         fits = job is not None and len(gpus) == job.min_gpus and indices.issuperset(gpus)
-        if fits and job is not None and job.is_open and job_id not in places:
+        if fits and job is not None and job.is_open:
             places[job_id] = tuple(sorted(gpus))
     return places
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import ClassVar
 
+import numpy as np
+
 from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import finished_slice, weighted_convergences
 from hermes_ops.core.fill import grant
@@ -73,10 +75,9 @@ class Hermes:
             threshold=self.threshold,
         )
         grants = tuple(grant(job, gpus) for job, gpus in sorted(board.seats.items()))
-        line = dict.fromkeys(view.waiting)
-        line.update(dict.fromkeys(job.id for job in board.pending() if job.id not in board.seats))
-        reasons = LazyReasons(board.scores, view.explain)
-        return Plan(grants, ranking=tuple(line), reasons=reasons)
+        last = [job.id for job in board.pending if job.id not in board.seats]
+        line = tuple(dict.fromkeys((*view.waiting, *last))) if last else view.waiting
+        return Plan(grants, ranking=line, reasons=LazyReasons(board.scores, view.explain))
 
 
 @dataclass(slots=True)
@@ -90,24 +91,23 @@ class _Board:
     displaced: dict[JobId, JobId] = field(default_factory=dict)  # victim: the job that takes over
     owner: dict[int, Job] = field(init=False)  # jobs that held the GPU before this decision
     idle: set[int] = field(init=False)
+    pending: list[Job] = field(init=False)  # in order of submission
 
     def __post_init__(self) -> None:
         jobs, held = self.snapshot.index, self.snapshot.held
         self.seats = dict(held)
         self.owner = {gpu: jobs[job] for job, gpus in held.items() for gpu in gpus}
         self.idle = {gpu.index for gpu in self.snapshot.gpus} - self.owner.keys()
+        self.pending = [job for job in self.snapshot.queue if job.phase is _PENDING]
 
     def ranked(self) -> list[Job]:
         """Waiting jobs and pending jobs with a place, best first; ties to open, then to older."""
-        order = {job: number for number, job in enumerate(self.places)}
         jobs = [job for job in self.snapshot.queue if job.phase is _WAITING]
-        jobs += sorted((j for j in self.pending() if j.id in order), key=lambda j: order[j.id])
-        scores = [-self.scores[job.id] for job in jobs]
-        return [jobs[place] for place in sorted(range(len(jobs)), key=scores.__getitem__)]  # stable
-
-    def pending(self) -> list[Job]:
-        """Pending jobs, in order of submission."""
-        return [job for job in self.snapshot.queue if job.phase is _PENDING]
+        if self.pending:
+            order = {job: number for number, job in enumerate(self.places)}
+            jobs += sorted((j for j in self.pending if j.id in order), key=lambda j: order[j.id])
+        scores = np.array([self.scores[job.id] for job in jobs])
+        return [jobs[place] for place in np.argsort(-scores, kind="stable").tolist()]
 
     def beatable(self, gpus: Iterable[int], job: Job) -> bool:
         """True when each GPU is idle or held by a job that this one may preempt."""
@@ -157,9 +157,11 @@ def _serve_own_queues(board: _Board, waiting: Sequence[Job]) -> None:
 def _preempt(board: _Board, waiting: Sequence[Job]) -> None:
     """Algorithm 3, best job of all queues first; an idle GPU elsewhere spares the preemption."""
     for job in waiting:
-        own = board.places.get(job.id, ())
-        if (not own and not board.idle) or job.id in board.seats or board.seat_if_idle(job):
+        if not board.idle and job.id not in board.places:
             continue
+        if job.id in board.seats or board.seat_if_idle(job):
+            continue
+        own = board.places.get(job.id, ())
         if own and board.beatable(own, job):
             board.seat(job, own)
 
@@ -177,7 +179,7 @@ def _admit(board: _Board, most_open: int) -> None:
     """Open pending jobs without a place on idle GPUs, up to the bound of open jobs."""
     if not board.idle:
         return
-    started = {job.id for job in board.pending() if job.id in board.seats}
+    started = {job.id for job in board.pending if job.id in board.seats}
     opened = sum(job.is_open for job in board.snapshot.jobs) + len(started)
     shares = Shares(board.snapshot)
     while board.idle and opened < most_open and shares:
