@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hermes_ops.airflow.folders import safe_name
+from hermes_ops.trial.copies import safe_name
 
 MOST = 50
 

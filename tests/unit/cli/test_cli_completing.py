@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hermes_ops.airflow.folders import safe_name
 from hermes_ops.cli import assemble
+from hermes_ops.trial.copies import safe_name
 
 
 @pytest.fixture(autouse=True)
