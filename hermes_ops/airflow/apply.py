@@ -20,12 +20,13 @@ from hermes_ops.airflow.clearing import Clearing, Wish, is_cleared, wish_of
 from hermes_ops.airflow.client import AirflowClient, TaskKey, run_page
 from hermes_ops.airflow.closing import due_end
 from hermes_ops.airflow.decisions import DecisionLog, action_name, decision
-from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.deferred import settled, tell
 from hermes_ops.airflow.metadata import OCCUPYING, Metadata, Rank
 from hermes_ops.airflow.metrics import Ending, finish_run
 from hermes_ops.airflow.monitoring import Monitor
 from hermes_ops.airflow.nodes import leased_nodes
 from hermes_ops.airflow.pool import FINAL_STATES, Trial
+from hermes_ops.airflow.ranks import WAITING_WEIGHT, rank_of
 from hermes_ops.airflow.records import (
     AIRFLOW_TAG,
     CLOSE_KEY,
@@ -48,10 +49,6 @@ from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import SweepRef, Tracker
 
 log = logging.getLogger(__name__)
-
-LEASED_WEIGHT = 1_000_000
-WAITING_WEIGHT = 100_000
-UNOPENED_WEIGHT = 1
 
 
 @dataclass(slots=True)
@@ -114,7 +111,8 @@ class Applier:
     def settle(self, book: Book, now_s: float) -> None:
         """Close a sweep whose budget is spent, end its trials, mend what was left."""
         self._mend(book, now_s)
-        book.trials = tuple(self._attended(book, t, now_s) for t in book.trials)
+        settled = (self._settled(book, t) for t in book.trials)
+        book.trials = tuple(self._attended(book, t, now_s) for t in settled)
         if book.close is None and (spent := due_end(book, now_s)) is not None:
             self._put(book, None, CLOSE_KEY, encode(spent))
             log.info("Sweep %s ends: %s", book.sweep, spent.reason)
@@ -154,7 +152,8 @@ class Applier:
             self._stop(book, trial, close.reason, now_s, close.state)
             return False
         if trial.active:
-            self._revoke(book, trial)
+            if not trial.left:  # else its task has still to say how it ended
+                self._revoke(book, trial)
             return False
         return trial.row.state not in OCCUPYING
 
@@ -187,6 +186,13 @@ class Applier:
             self.client.mark([self._task(book, trial)], trial.task_state)
         record = replace(book.plan.record, touched=())
         self._put(book, None, SWEEP_KEY, encode(record))
+
+    def _settled(self, book: Book, trial: Trial) -> Trial:
+        """The trial once its segment is closed, if it was preempted and its task waits."""
+        if (segment := settled(trial, book.folder(trial))) is None:
+            return trial
+        self._put(book, trial, SEGMENT_KEY, encode(segment))
+        return replace(trial, segment=segment, left="")
 
     def _attended(self, book: Book, trial: Trial, now_s: float) -> Trial:
         """Do what a person asks of a trial by clearing its task or by its note; the trial then."""
@@ -305,8 +311,11 @@ class Applier:
             return
         if flag is not None and flag.epoch == lease.epoch and flag.final == final:
             return
-        self._put(book, trial, STOP_KEY, encode(StopFlag(lease.epoch, reason, now_s, final)))
-        TrialFolder.of(book.sweep, trial.number).nudge().give()
+        flag, folder = StopFlag(lease.epoch, reason, now_s, final), book.folder(trial)
+        if lease.pod is not None:
+            tell(folder, flag, needed=trial.row.state == "deferred")
+        self._put(book, trial, STOP_KEY, encode(flag))
+        folder.nudge().give()
 
     def _revoke(self, book: Book, trial: Trial) -> None:
         """Take back a lease that has not begun: first out of the scheduler's reach."""
@@ -326,17 +335,13 @@ class Applier:
         changes: list[Rank] = []
         for book in books.values():
             for trial in book.trials:
-                if trial.ended or trial.row.state in OCCUPYING:
+                if trial.ended:
                     continue
                 job = _job_id(book, trial)
                 lease = leases.get(job) or (
                     trial.lease if trial.active and job not in revoked else None
                 )
-                rank = _rank_of(trial, lease, order.get(job))
-                if (rank.priority_weight, rank.pool_slots) != (
-                    trial.row.priority_weight,
-                    trial.row.pool_slots,
-                ):
+                if (rank := rank_of(trial, lease, order.get(job))) is not None:
                     changes.append(rank)
         self.metadata.rerank(changes)
 
@@ -366,15 +371,6 @@ class Applier:
 
     def _put(self, book: Book, trial: Trial | None, key: str, value: object) -> None:
         self.client.put_state(self._task(book, trial), key, value)
-
-
-def _rank_of(trial: Trial, lease: Lease | None, place: int | None) -> Rank:
-    if lease is not None:
-        return Rank(trial.row.id, LEASED_WEIGHT, max(1, len(lease.gpus)))
-    if trial.lease is None:
-        return Rank(trial.row.id, UNOPENED_WEIGHT, HELD_POOL_SLOTS)
-    behind = place if place is not None else WAITING_WEIGHT // 2
-    return Rank(trial.row.id, WAITING_WEIGHT - behind, HELD_POOL_SLOTS)
 
 
 def _job_id(book: Book, trial: Trial) -> JobId:

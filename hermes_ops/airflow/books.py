@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from hermes_ops.airflow.deferred import as_it_stands
+from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import Metadata, RunRow
 from hermes_ops.airflow.pool import SweepFacts, Trial, job
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
@@ -105,7 +107,10 @@ class Book:
         records = metadata.records(plan.run)
         task = plan.record.trial_task
         trials = tuple(
-            Trial.of(row, records.get((task, row.number), {}))
+            as_it_stands(
+                Trial.of(row, records.get((task, row.number), {})),
+                TrialFolder.of(plan.run.sweep_id, row.number),
+            )
             for row in metadata.trials(plan.run, task)
         )
         planned: Mapping[str, Any] = records.get((plan.run.plan_task, -1), {})
@@ -116,6 +121,10 @@ class Book:
     def sweep(self) -> str:
         """The sweep's id."""
         return self.plan.run.sweep_id
+
+    def folder(self, trial: Trial) -> TrialFolder:
+        """Where the files of one of its trials lie."""
+        return TrialFolder.of(self.sweep, trial.number)
 
     def jobs(self, now_s: float) -> list[Job]:
         """Every trial as a policy sees it; those of a closing sweep are left out."""

@@ -48,12 +48,17 @@ class Connections:
     def enter(self) -> None:
         """Set this process's environment; HermesError for a connection of no use."""
         if self.mlflow is not None:
-            found = mlflow_environment(_get(self.mlflow))
+            found = mlflow_variables(self.mlflow)
             for name in (USER, PASSWORD, TOKEN):
                 os.environ.pop(name, None)
             os.environ.update(found)
         if self.storage is not None:
             os.environ.update(storage_environment(_get(self.storage)))
+
+
+def mlflow_variables(conn_id: str | None) -> dict[str, str]:
+    """The variables of a connection that leads to MLflow; none where there is no connection."""
+    return {} if conn_id is None else mlflow_environment(_get(conn_id))
 
 
 def _get(conn_id: str) -> Stored:

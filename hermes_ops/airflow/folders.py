@@ -87,6 +87,11 @@ class TrialFolder:
         return Nudge(self.path / "nudge")
 
     @property
+    def stop_flag(self) -> Path:
+        """Its stop flag, for the triggerer; beside the folder, where its pod does not see it."""
+        return self.path.with_name(f"{self.path.name}.stop.json")
+
+    @property
     def checkpoints(self) -> Path:
         """The trial's checkpoints."""
         return self.path / "checkpoints"

@@ -114,6 +114,8 @@ class LocalSegment:
     number: int
     pool: str
     emit: Callable[[str], None]
+    holder: None = field(default=None, init=False)  # a process stays with the task that started it
+    handed_over: bool = field(default=False, init=False)
     trouble: str = field(default="", init=False)
     _process: subprocess.Popen[bytes] = field(init=False)
     _reader: threading.Thread = field(init=False)

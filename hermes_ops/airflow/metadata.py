@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 SUPPORTED = ((3, 3, 2), (3, 4, 0))
 """Airflow versions: at least the first, below the second."""
 
-OCCUPYING = ("running", "queued")
+OCCUPYING = ("running", "queued", "deferred")
+"""States in which a task holds slots; `deferred` in pools that say so, as ours do."""
 REQUIRED_COLUMNS = {
     "task_instance": {
         "id", "dag_id", "run_id", "task_id", "map_index", "state", "pool", "pool_slots",
@@ -227,7 +228,7 @@ class Metadata:
         if not rows:
             return None
         slots, include_deferred = rows[0]
-        states = (*OCCUPYING, "deferred") if include_deferred else OCCUPYING
+        states = [s for s in OCCUPYING if include_deferred or s != "deferred"]
         query = select(func.coalesce(func.sum(ti.pool_slots), 0)).where(
             ti.pool == name, ti.state.in_(states)
         )
@@ -239,7 +240,8 @@ class Metadata:
     def rerank(self, ranks: Iterable[Rank]) -> int:
         """Write the ranks of task instances that wait, in one transaction; the rows changed.
 
-        A task instance that has been queued or runs meanwhile is left alone: its slots count.
+        A task instance that has been queued or runs meanwhile is left alone: its slots count. One
+        that is deferred keeps its slots, and so has its weight changed alone.
         """
         from sqlalchemy import and_, bindparam, column, exc, table, update
 
@@ -252,10 +254,11 @@ class Metadata:
         # Not Airflow's own table object: that would set `updated_at` too.
         own: list[Any] = [column("id", self._ti.c.id.type), column("state")]
         ti = table("task_instance", *own, *map(column, RANKED_COLUMNS))
+        lighter = and_(ti.c.state == "deferred", ti.c.pool_slots == bindparam("b_slots"))
         statement = (
             update(ti)
             .where(ti.c.id == bindparam("b_id"))
-            .where(ti.c.state.is_(None) | and_(*(ti.c.state != s for s in OCCUPYING)))
+            .where(ti.c.state.is_(None) | and_(*(ti.c.state != s for s in OCCUPYING)) | lighter)
             .values(priority_weight=bindparam("b_weight"), pool_slots=bindparam("b_slots"))
         )
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.records import Lease, Segment
+from hermes_ops.airflow.records import Segment
 from hermes_ops.core.summary import Segment as SegmentFact
 from hermes_ops.errors import HermesError
 
@@ -43,14 +43,17 @@ class Ending:
 
 @dataclass(slots=True)
 class MetricFeed:
-    """Sends a trial's metrics in the background; an MLflow that is away delays them, no more."""
+    """Sends a trial's metrics in the background; an MLflow that is away delays them, no more.
 
-    lease: Lease
+    `tracker` is the way to MLflow, by default one of its own.
+    """
+
+    run_id: str
     folder: TrialFolder
+    tracker: Tracker | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _busy: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
-    _tracker: Tracker | None = None
     _sender: MetricSender | None = None
 
     def start(self) -> None:
@@ -63,8 +66,8 @@ class MetricFeed:
         with self._busy:
             try:
                 self._open().pump()
-                if ended and self._tracker is not None:
-                    save_segments(self._tracker, self.lease.run_id, self.folder)
+                if ended and self.tracker is not None:
+                    save_segments(self.tracker, self.run_id, self.folder)
             except (HermesError, OSError) as error:  # MLflow is away, or the volume is full
                 log.warning("Metrics stay on disk for now: %s", error)
 
@@ -74,9 +77,9 @@ class MetricFeed:
         with self._busy:
             try:
                 self._open().drain(DRAIN_S)
-                if self._tracker is not None:
-                    save_segments(self._tracker, self.lease.run_id, self.folder)
-                    finish_run(self._tracker, self.lease.run_id, ending, record)
+                if self.tracker is not None:
+                    save_segments(self.tracker, self.run_id, self.folder)
+                    finish_run(self.tracker, self.run_id, ending, record)
             except (HermesError, OSError) as error:
                 log.warning("The report task will close the run: %s", error)
 
@@ -90,9 +93,9 @@ class MetricFeed:
         if self._sender is None:
             from hermes_ops.tracking import MetricSender, Tracker
 
-            self._tracker = Tracker(tracking_uri())
+            self.tracker = self.tracker or Tracker(tracking_uri())
             self._sender = MetricSender(
-                self.lease.run_id, self.folder.metrics, self.folder.sent, self._tracker
+                self.run_id, self.folder.metrics, self.folder.sent, self.tracker
             )
         return self._sender
 

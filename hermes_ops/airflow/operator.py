@@ -8,21 +8,23 @@ does, through the records of `records.py`.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
     AirflowSkipException,
+    TaskDeferred,
 )
 
+from hermes_ops.airflow import kept_log
 from hermes_ops.airflow.addresses import run_address
 from hermes_ops.airflow.connections import Connections
+from hermes_ops.airflow.exits import EXIT_FINISHED, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import sweep_of
 from hermes_ops.airflow.links import RUN_XCOM, MlflowRunLink
@@ -40,15 +42,9 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.timing import configured_reschedule_delay_s
 from hermes_ops.airflow.visit import Store, Visit
+from hermes_ops.airflow.watching import Running, look_after
 from hermes_ops.errors import HermesError
 
-POLL_S = 0.02
-"""How often a running segment is looked after; its exit is noticed at once."""
-FLAG_PERIOD_S = 1.0
-"""How often the state store is asked for the stop flag when no nudge says that there is one."""
-STATUS_PERIOD_S = 0.5
-
-EXIT_FINISHED, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED = 0, 70, 75
 INFRASTRUCTURE_RETRIES = 100
 """Tries that Airflow may spend on lost races and killed workers; failures are counted apart."""
 
@@ -66,27 +62,6 @@ def trial_defaults() -> dict[str, Any]:
         "priority_weight": 1,
         "pool_slots": HELD_POOL_SLOTS,
     }
-
-
-class Running(Protocol):
-    """A segment under way, wherever it runs; `trouble` is what is known of its end from outside."""
-
-    trouble: str
-
-    def start(self) -> None:
-        """Start it; HermesError when it cannot be started at all."""
-
-    def wait(self, seconds: float) -> int | None:
-        """Its exit code, or None when it still runs after that long."""
-
-    def stop(self) -> None:
-        """Tell it to checkpoint and exit."""
-
-    def hurry(self) -> None:
-        """Its trial is over: cut off soon what it has not done."""
-
-    def finish(self) -> None:
-        """Leave nothing of it behind; may be called again."""
 
 
 class HermesTrialMixin(ABC):
@@ -160,6 +135,7 @@ class HermesTrialMixin(ABC):
     def end(self, visit: Visit, ending: Ending) -> dict[str, Any]:
         """Write the final state down, then leave."""
         visit.end(ending)
+        kept_log.forget(visit.folder)
         return self.leave(ending)
 
     @abstractmethod
@@ -192,6 +168,24 @@ class HermesTrialMixin(ABC):
         if self._segment is not None:
             self._segment.stop()
 
+    def resume(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
+        """Take up the task again whose pod the triggerer held: conclude what has not been."""
+        store: Store = context["task_state_store"]
+        lease, last = decode(Lease, store.get(LEASE_KEY)), decode(Segment, store.get(SEGMENT_KEY))
+        if lease is None or last is None or not last.running or last.epoch != event["epoch"]:
+            return self.run_trial(context)
+        Connections(self.mlflow_conn_id, self.storage_conn_id).enter()
+        folder = TrialFolder.of(sweep_of(self, context), self.number)
+        visit = Visit.after(store, lease, folder, last)
+        return self.conclude(visit, visit.stop_flag(), event["code"], event["trouble"])
+
+    def _hand_over(self, segment: Running, folder: TrialFolder) -> NoReturn:
+        """Leave the segment to its holder, and this process."""
+        self._segment = None
+        for line in kept_log.taken(folder):
+            self.log.info(line)  # type: ignore[attr-defined]
+        raise TaskDeferred(trigger=segment.holder, method_name="resume")
+
     def _run(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> dict[str, Any]:
         ti = context["ti"]
         try:
@@ -203,33 +197,11 @@ class HermesTrialMixin(ABC):
         visit.opened()
         lease = visit.lease
         ti.xcom_push(RUN_XCOM, run_address(tracking_uri(), lease.experiment_id, lease.run_id))
-        flag, code = self._watch(visit, segment)
+        flag, code = look_after(segment, visit, self.log.info)  # type: ignore[attr-defined]
+        if code is None:
+            self._hand_over(segment, visit.folder)
         segment.finish()
         return self.conclude(visit, flag, code, segment.trouble)
-
-    def _watch(self, visit: Visit, segment: Running) -> tuple[StopFlag | None, int]:
-        """Until the process has exited: obey the stop flag, pass on what the trial says."""
-        flag: StopFlag | None = None
-        told_at = asked_at = 0.0
-        nudge = visit.folder.nudge()
-        while (code := segment.wait(POLL_S)) is None:
-            if nudge.taken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
-                asked_at = time.monotonic()
-                fresh = visit.stop_flag() if flag is None or flag.final is None else flag
-                if fresh is not None and fresh != flag:
-                    self._obey(segment, fresh, first=flag is None)
-                flag = fresh
-            if time.monotonic() - told_at >= STATUS_PERIOD_S:
-                told_at = time.monotonic()
-                visit.relay()
-        return flag, code
-
-    def _obey(self, segment: Running, flag: StopFlag, *, first: bool) -> None:
-        if first:
-            self.log.info("Trial %s is to stop: %s", self.number, flag.reason)  # type: ignore[attr-defined]
-            segment.stop()
-        if flag.final is not None:
-            segment.hurry()
 
 
 class HermesTrialOperator(HermesTrialMixin, BaseOperator):
@@ -264,6 +236,7 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
             from hermes_ops.airflow.pods import HermesPodTrialOperator
 
             pod = HermesPodTrialOperator(task_id=self.task_id, number=self.number, pool=self.pool)
+            pod.mlflow_conn_id = self.mlflow_conn_id
             return pod.segment(visit, sweep, context)
         return LocalSegment(
             visit.lease, visit.folder, sweep, self.number, str(self.pool), self.log.info

@@ -9,8 +9,8 @@ MLflow or to Kubernetes' API.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,15 @@ from airflow.providers.cncf.kubernetes.hooks.kubernetes import (
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 
+from hermes_ops.airflow.exits import record_of
 from hermes_ops.airflow.folders import TrialFolder, home, pod_file
 from hermes_ops.airflow.local import GRACE_S, trial_options, trial_variables
-from hermes_ops.airflow.operator import (
-    EXIT_FINISHED,
-    EXIT_INFRASTRUCTURE,
-    EXIT_PREEMPTED,
-    HermesTrialMixin,
-    trial_defaults,
-)
+from hermes_ops.airflow.operator import HermesTrialMixin, trial_defaults
+from hermes_ops.airflow.pod_trigger import HeldPod, PodTrigger
 from hermes_ops.airflow.records import Lease
 from hermes_ops.airflow.visit import Visit
 from hermes_ops.config import PodSpec, complete, pod_defaults, pod_spec
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import (
     ClusterPods,
     Facts,
@@ -80,6 +76,11 @@ class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
             manifest(spec, facts, template(spec.template_file))
         )
         pod = self.build_pod_request_obj(context)  # type: ignore[arg-type]
+        start_s = spec.start_timeout_seconds or START_TIMEOUT_S
+        holder = None
+        if spec.deferrable or self.deferrable:
+            held = self._held(visit, pod.metadata, facts, start_s)
+            holder = PodTrigger(**asdict(held))
         return PodSegment(
             ClusterPods(self.client, pod.metadata.namespace),
             request=pod,
@@ -87,10 +88,37 @@ class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
             owner=str(attempt),
             epoch=visit.lease.epoch,
             trial={**labels_of_sweep(sweep), TRIAL: str(self.number)},
-            record=record_of(visit),
+            record=record_of(visit.folder, visit.lease.epoch),
             emit=self.log.info,
-            limits=Limits(GRACE_S, spec.start_timeout_seconds or START_TIMEOUT_S),
+            limits=Limits(GRACE_S, start_s),
+            holder=holder,
         )
+
+    def _held(self, visit: Visit, pod: Any, facts: Facts, start_s: float) -> HeldPod:  # noqa: ANN401 - the client's own model
+        return HeldPod(
+            sweep=facts.sweep,
+            number=facts.number,
+            epoch=facts.epoch,
+            run_id=visit.lease.run_id,
+            name=pod.name,
+            namespace=pod.namespace,
+            owner=str(facts.attempt),
+            start_s=start_s,
+            cluster={
+                # The triggerer stands still while it starts what answers for connections.
+                "conn_id": self.kubernetes_conn_id if _says_something(self.hook) else None,
+                "kubernetes_conn_id": None,
+                "cluster_context": self.cluster_context,
+                "config_file": self.config_file,
+                "in_cluster": self.in_cluster,
+            },
+            mlflow_conn_id=self.mlflow_conn_id,
+        )
+
+
+def _says_something(hook: PodOperatorHookProtocol) -> bool:
+    """Whether Airflow's connection to the cluster holds anything: by default there is none."""
+    return bool(getattr(hook, "conn_extras", True))
 
 
 def spec_of(lease: Lease, hook: PodOperatorHookProtocol) -> PodSpec:
@@ -161,31 +189,6 @@ def template(file: str | None) -> dict[str, Any] | None:
     if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
         raise HermesError(f"{file} is no pod: it has no spec; correct trial.pod.template_file.")
     return found
-
-
-def record_of(visit: Visit) -> Callable[[], int | None]:
-    """The exit code that the trial's own result stands for."""
-
-    def code() -> int | None:
-        try:
-            result = visit.result()
-        except HermesError as error:  # the volume is away for a while
-            raise Unavailable(str(error)) from error
-        return code_of(result)
-
-    return code
-
-
-def code_of(result: Mapping[str, Any]) -> int | None:
-    """The exit code of hermes-trial for a result that it wrote; None when it wrote none."""
-    outcome = result.get("outcome")
-    if not outcome:
-        return None
-    known = {"finished": EXIT_FINISHED, "preempted": EXIT_PREEMPTED, "interrupted": EXIT_PREEMPTED}
-    if outcome in known:
-        return known[outcome]
-    code = abs(int(result.get("exit_code") or 1))
-    return code if code not in (EXIT_INFRASTRUCTURE, EXIT_PREEMPTED) else 1
 
 
 def end_pods(sweep: str, own: PodSpec | None) -> int:

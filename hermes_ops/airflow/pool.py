@@ -26,12 +26,17 @@ READY_STATES = ("scheduled",)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """All that is known of one trial."""
+    """All that is known of one trial.
+
+    `left` is the outcome of its lease's segment where that has ended and the task, which waits for
+    a slot, has not said so yet.
+    """
 
     row: TrialRow
     lease: Lease | None
     stop: StopFlag | None
     segment: Segment | None
+    left: str = ""
 
     @classmethod
     def of(cls, row: TrialRow, records: Mapping[str, Any]) -> Trial:
@@ -84,7 +89,7 @@ class Trial:
             and self.lease is not None
             and self.segment.running
             and self.segment.epoch == self.lease.epoch
-            and self.row.state == "running"
+            and self.row.state in ("running", "deferred")
         )
 
     @property
@@ -112,7 +117,7 @@ class Trial:
         if self.lease is None:
             return Phase.PENDING
         if self.active:
-            if self.stopping:
+            if self.stopping or self.left:
                 return Phase.STOPPING
             return Phase.RUNNING if self.runs else Phase.STARTING
         return Phase.WAITING if self.row.state in READY_STATES else Phase.STOPPING

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hermes_ops.airflow import afterwards
-from hermes_ops.airflow.folders import Accounts, TrialFolder, controller_nudge
+from hermes_ops.airflow.folders import Accounts, Nudge, TrialFolder, controller_nudge
 from hermes_ops.airflow.metrics import Ending, MetricFeed
 from hermes_ops.airflow.records import (
     SEGMENT_KEY,
@@ -62,7 +62,17 @@ class Visit:
             segments=accounts.segments + 1,
             preemptions=accounts.preemptions,
         )
-        return cls(store, lease, folder, MetricFeed(lease, folder), record)
+        return cls(store, lease, folder, MetricFeed(lease.run_id, folder), record)
+
+    @classmethod
+    def after(cls, store: Store, lease: Lease, folder: TrialFolder, last: Segment) -> Visit:
+        """The visit of a segment that has ended under `lease` or an earlier lease of its trial."""
+        own = replace(lease, epoch=last.epoch, gpus=last.gpus)
+        return cls(store, own, folder, MetricFeed(lease.run_id, folder), last)
+
+    def nudge(self) -> Nudge:
+        """Given when there is a stop flag."""
+        return self.folder.nudge()
 
     def opened(self) -> None:
         """The segment's process has started."""
@@ -84,9 +94,7 @@ class Visit:
 
     def result(self) -> Mapping[str, Any]:
         """How this lease's segment ended, or that the trial had finished before; else empty."""
-        result = self.folder.result()
-        ours = result.get("epoch") == self.lease.epoch or result.get("outcome") == "finished"
-        return result if ours else {}
+        return result_of(self.folder, self.lease.epoch)
 
     def pause(self, outcome: str, *, failed: bool = False) -> None:
         """The segment has ended and the trial goes on another time."""
@@ -106,21 +114,33 @@ class Visit:
         self.feed.finish(ending, self.record)
 
     def _close(self, outcome: str) -> None:
-        accounts = Accounts.of(self.folder.segments())
-        closed = replace(
-            self.record,
-            running=False,
-            ended_s=time.time(),
-            outcome=outcome,
-            spans=accounts.spans,
-            service_gpu_s=accounts.service_gpu_s,
-            segments=max(1, accounts.segments),
-            preemptions=accounts.preemptions,
-        )
-        self.record = with_status(closed, self.folder.status())
+        self.record = closed(self.record, self.folder, outcome)
 
     def _write(self) -> None:
         self.store.set(SEGMENT_KEY, encode(self.record))
+
+
+def result_of(folder: TrialFolder, epoch: int) -> Mapping[str, Any]:
+    """How that lease's segment ended, or that the trial had finished before; else empty."""
+    result = folder.result()
+    ours = result.get("epoch") == epoch or result.get("outcome") == "finished"
+    return result if ours else {}
+
+
+def closed(record: Segment, folder: TrialFolder, outcome: str) -> Segment:
+    """The record once its segment has ended, with the accounts that the trial has kept."""
+    accounts = Accounts.of(folder.segments())
+    over = replace(
+        record,
+        running=False,
+        ended_s=time.time(),
+        outcome=outcome,
+        spans=accounts.spans,
+        service_gpu_s=accounts.service_gpu_s,
+        segments=max(1, accounts.segments),
+        preemptions=accounts.preemptions,
+    )
+    return with_status(over, folder.status())
 
 
 def with_status(record: Segment, status: Mapping[str, Any]) -> Segment:

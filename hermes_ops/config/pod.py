@@ -134,6 +134,8 @@ class PodSpec(Model):
     """Whether the image's files cannot be changed (/tmp always can); null: true."""
     start_timeout_seconds: Annotated[Seconds | None, Field(examples=[600])] = None
     """How long a pod may take to start before its trial waits for another turn; null: 600."""
+    deferrable: bool | None = None
+    """Whether Airflow's triggerer holds the pods, instead of a worker process each; null: false."""
 
     def over(self, defaults: PodSpec) -> PodSpec:
         """This section with what it leaves open taken from `defaults`."""

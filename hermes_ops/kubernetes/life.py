@@ -41,11 +41,15 @@ class OwnershipLost(HermesError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: what a script has to checkpoint, a pod to start, and an image or setting to work."""
+    """Seconds: what a script has to checkpoint, a pod to start, and an image or setting to work.
+
+    `look_s` is the time between two looks at a pod that runs.
+    """
 
     grace_s: float
     start_s: float
     mistake_s: float = 60.0
+    look_s: float = LOOK_S
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class PodSegment:
     """A segment as a pod: created or found again, listened to, told to stop, waited for.
 
     `record` is the exit code that the trial's own result stands for, None while there is none.
+    Where `request` is None the pod was made before. `holder` is whatever looks after the pod, once
+    it is made, in the place of the one who made it.
     """
 
     pods: Pods
@@ -65,6 +71,7 @@ class PodSegment:
     emit: Callable[[str], None]
     limits: Limits
     clock: Callable[[], float] = time.time
+    holder: Any = None
     trouble: str = ""
     _wake: threading.Event = field(default_factory=threading.Event)
     _log: LogFollower | None = None
@@ -79,6 +86,11 @@ class PodSegment:
     _lost: bool = False
     _mistaken_since_s: float | None = None
     _said: str = ""
+
+    @property
+    def handed_over(self) -> bool:
+        """True once the pod is there and its holder may look after it."""
+        return self.holder is not None and self._uid is not None
 
     def start(self) -> None:
         """Begin; the pod is made or found at the first look, and the task goes on meanwhile."""
@@ -99,6 +111,11 @@ class PodSegment:
     def hurry(self) -> None:
         """Its trial is over: it is cut off after a short grace."""
         self._told(HURRIED_GRACE_S)
+
+    def leave(self) -> None:
+        """Look after it no more; it goes on."""
+        if self._log is not None:
+            self._log.finish(0.0)
 
     def finish(self) -> None:
         """Leave nothing behind: delete the pod and wait until it is gone."""
@@ -123,7 +140,7 @@ class PodSegment:
     def _look(self) -> None:
         """One step; a cluster that does not answer is asked again."""
         soon = self._grace_s is not None or self._code is not None or self._log is None
-        self._look_at_s = self.clock() + (LOOK_SOON_S if soon else LOOK_S)
+        self._look_at_s = self.clock() + (LOOK_SOON_S if soon else self.limits.look_s)
         try:
             view = self.pods.read(self.name)
             if self._uid is None:
@@ -148,6 +165,8 @@ class PodSegment:
             self._adopt(view)
         elif (left := self.record()) is not None:
             self._verdict, self._gone = left, True  # it ended while nobody looked
+        elif self.request is None:
+            self._vanished()
         elif self._grace_s is not None:
             self._give_up(VANISHED, "it was stopped before its pod was made")
             self._gone = True
@@ -170,6 +189,8 @@ class PodSegment:
         return not others
 
     def _adopt(self, view: PodView) -> None:
+        if self.request is None:
+            self._check_owner(view)
         if view.owner != self.owner and not self.pods.own(view, self.owner):
             return  # it has just changed: once more
         self._uid = view.uid
@@ -177,9 +198,7 @@ class PodSegment:
         self._look_at_s = -inf
 
     def _watch(self, view: PodView) -> None:
-        if view.owner != self.owner:
-            self._lost = True
-            raise OwnershipLost(f"attempt {view.owner} looks after the pod {self.name} now")
+        self._check_owner(view)
         if view.started or view.ended:
             self._follow()
         if view.ended:
@@ -188,6 +207,11 @@ class PodSegment:
             self._starting(view)
         if self._grace_s is not None or view.gone_by_s is not None:
             self._delete(view, self.limits.grace_s if self._grace_s is None else self._grace_s)
+
+    def _check_owner(self, view: PodView) -> None:
+        if view.owner != self.owner:
+            self._lost = True
+            raise OwnershipLost(f"attempt {view.owner} looks after the pod {self.name} now")
 
     def _follow(self) -> None:
         if self._log is None:

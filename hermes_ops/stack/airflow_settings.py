@@ -118,7 +118,8 @@ def _timing() -> Sections:
             "max_failed_heartbeats": "60",
             "missing_dag_retry_delay": "2",
         },
-        "triggerer": {"job_heartbeat_sec": "2"},
+        # A triggerer that was killed: how soon the next one takes over its triggers.
+        "triggerer": {"job_heartbeat_sec": "2", "triggerer_health_check_threshold": "10"},
     }
 
 

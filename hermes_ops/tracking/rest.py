@@ -24,12 +24,15 @@ class RestClient:
     """Requests to one tracking server; safe in threads, and in a child after fork.
 
     Log-in and TLS follow MLflow's own variables (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN,
-    _INSECURE_TLS, _SERVER_CERT_PATH). Raises Unavailable when the server does not answer in
+    _INSECURE_TLS, _SERVER_CERT_PATH); `variables` are a log-in in the place of this process's.
+    Raises Unavailable when the server does not answer in
     time or says that it cannot now; Refused when it says no; Unsupported for an address that is
     not http or https.
     """
 
-    def __init__(self, uri: str, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, uri: str, timeout_s: float = 10.0, variables: Mapping[str, str] | None = None
+    ) -> None:
         if urlsplit(uri).scheme not in ("http", "https"):
             raise Unsupported(
                 f"The MLflow tracking address {_shown(uri)!r} is not that of a server; give one "
@@ -37,6 +40,7 @@ class RestClient:
             )
         self.uri = uri.rstrip("/")
         self._timeout_s = timeout_s
+        self._variables = variables
         self._client: httpx.Client | None = None
         self._pid = 0
 
@@ -105,7 +109,9 @@ class RestClient:
 
     def _connected(self) -> httpx.Client:
         if self._client is None or self._pid != os.getpid():
-            self._client, self._pid = _new_client(self.uri, self._timeout_s), os.getpid()
+            log_in = os.environ if self._variables is None else self._variables
+            self._client = _new_client(self.uri, self._timeout_s, log_in)
+            self._pid = os.getpid()
         return self._client
 
     def _away(self, error: Exception) -> Unavailable:
@@ -128,10 +134,9 @@ class RestClient:
         raise Refused(f"{where} refused {response.request.url.path}: {said}", code)
 
 
-def _new_client(uri: str, timeout_s: float) -> httpx.Client:
+def _new_client(uri: str, timeout_s: float, env: Mapping[str, str]) -> httpx.Client:
     import httpx
 
-    env = os.environ
     token = env.get("MLFLOW_TRACKING_TOKEN")
     user = env.get("MLFLOW_TRACKING_USERNAME")
     auth = (user, env.get("MLFLOW_TRACKING_PASSWORD", "")) if user and not token else None

@@ -53,9 +53,13 @@ class Tracker:
     """
 
     def __init__(
-        self, uri: str, timeout_s: float = 10.0, clock: Callable[[], float] = time.time
+        self,
+        uri: str,
+        timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.time,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._rest = RestClient(uri, timeout_s)
+        self._rest = RestClient(uri, timeout_s, variables)
         self._clock = clock
         self.artifacts = Artifacts(self._rest)
         self.registry = Registry(self._rest)

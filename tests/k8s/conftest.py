@@ -263,8 +263,10 @@ def lab(
 
 @pytest.fixture
 def sweep(lab: PodLab, request: pytest.FixtureRequest) -> Any:
-    """A sweep of one trial that has trained for some epochs."""
+    """A sweep of one trial that has trained for some epochs; its parameter: whether deferred."""
     name = request.node.name.removeprefix("test_")[:24].strip("_").replace("_", "-")
-    begun = lab.start(lab.pod_sweep(name, [faults.RATE], faults.EPOCHS, faults.PAUSE_S))
+    pod = {"deferrable": getattr(request, "param", False)}
+    content = lab.pod_sweep(name, [faults.RATE], faults.EPOCHS, faults.PAUSE_S, pod=pod)
+    begun = lab.start(content)
     harness.await_(lambda: begun.lines(0) >= 4, 120.0)
     return begun

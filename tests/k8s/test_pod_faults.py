@@ -23,7 +23,13 @@ from tests.k8s.faults import (
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(900)]
 
+in_both_modes = pytest.mark.parametrize(
+    "sweep", [False, True], ids=["worker", "triggerer"], indirect=True
+)
+in_the_triggerer = pytest.mark.parametrize("sweep", [True], ids=["triggerer"], indirect=True)
 
+
+@in_both_modes
 def test_a_pod_that_is_deleted_checkpoints_and_its_trial_goes_on(
     sweep: Any, lab: Any, tmp_path: Path
 ) -> None:
@@ -34,6 +40,7 @@ def test_a_pod_that_is_deleted_checkpoints_and_its_trial_goes_on(
         check(sweep, lab, tmp_path, ["preempted", "finished"])
 
 
+@in_both_modes
 def test_a_pod_that_is_deleted_by_force_costs_an_epoch_at_most(
     sweep: Any, lab: Any, tmp_path: Path
 ) -> None:
@@ -49,6 +56,7 @@ def test_a_pod_that_is_deleted_by_force_costs_an_epoch_at_most(
     assert set(ends[:-1]) <= {"killed", "preempted"}
 
 
+@in_both_modes
 def test_a_container_that_is_killed_is_a_failure_that_is_tried_again(
     sweep: Any, lab: Any, tmp_path: Path
 ) -> None:
@@ -115,3 +123,33 @@ def test_a_scheduler_that_is_killed_costs_no_step_and_never_has_two_pods(
         assert uids <= {former}
         # Its worker may live long enough to be told by Airflow to end: then it checkpoints first.
         check(sweep, lab, tmp_path, ["finished"], ["preempted", "finished"])
+
+
+@in_the_triggerer
+def test_a_triggerer_that_is_killed_goes_on_with_the_pod(
+    sweep: Any, lab: Any, tmp_path: Path
+) -> None:
+    assert sweep.tasks()["trial", 0]["state"] == "deferred"
+    program(lab, "triggerer").kill()
+    check(sweep, lab, tmp_path, ["finished"])
+    assert sweep.tasks()["trial", 0]["try_number"] == 1
+
+
+@in_both_modes
+def test_a_trial_that_is_stopped_for_good_leaves_no_pod(sweep: Any, lab: Any) -> None:
+    lab.hermes("sweep", "stop", sweep.id)
+    sweep.await_end(SWEEP_S)
+    assert sweep.states() == {0: "cancelled"}
+    harness.await_(lambda: not lab.cluster.pods(sweep=sweep.id), 60.0)
+
+
+@in_the_triggerer
+def test_a_deferred_trial_whose_task_is_cleared_goes_on_in_its_pod_or_in_another(
+    sweep: Any, lab: Any, tmp_path: Path
+) -> None:
+    body = {"dry_run": False, "dag_run_id": sweep.id, "task_ids": [["trial", 0]],
+            "only_failed": False}  # fmt: skip
+    lab.airflow.post("/api/v2/dags/hermes_sweep/clearTaskInstances", json=body).raise_for_status()
+    # Whichever comes first: the next try, which takes the pod over, or the trigger, which ends it.
+    check(sweep, lab, tmp_path, ["finished"], ["preempted", "finished"])
+    assert sweep.tasks()["trial", 0]["try_number"] == 2

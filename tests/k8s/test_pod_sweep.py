@@ -18,10 +18,11 @@ EPOCHS, PAUSE_S, GPUS = 16, 0.8, 4
 SWEEP_S = 600.0
 
 
-@pytest.fixture(scope="module")
-def told(lab: Any) -> Any:
-    """The sweep, and what was seen of its pods meanwhile."""
-    content = lab.pod_sweep("pods", RATES, EPOCHS, PAUSE_S)
+@pytest.fixture(scope="module", params=[False, True], ids=["worker", "triggerer"])
+def told(lab: Any, request: pytest.FixtureRequest) -> Any:
+    """The sweep, and what was seen of its pods meanwhile; they are held by a worker or not."""
+    pod = {"deferrable": request.param}
+    content = lab.pod_sweep("pods", RATES, EPOCHS, PAUSE_S, pod=pod)
     with lab.policy("hermes", guard_k=0), lab.sampled_pods() as sampler:
         sweep = lab.start(content)
         sweep.await_end(SWEEP_S)
@@ -76,7 +77,9 @@ def test_the_log_of_the_pods_is_the_tasks_log(told: Any) -> None:
     sweep, _ = told
     log = sweep.log("trial", 7)
     assert "devices GPU-" in log
-    assert all(f"epoch={epoch} loss=" in log for epoch in range(1, EPOCHS + 1))
+    for number in range(len(RATES)):
+        log = sweep.log("trial", number)
+        assert all(f"epoch={epoch} loss=" in log for epoch in range(1, EPOCHS + 1))
 
 
 def test_no_pod_is_left(told: Any, lab: Any) -> None:

@@ -43,7 +43,7 @@
     "min_heartbeat_interval" "1"
     "max_failed_heartbeats" "60"
     "missing_dag_retry_delay" "2")
-  "triggerer" (dict "job_heartbeat_sec" "2")
+  "triggerer" (dict "job_heartbeat_sec" "2" "triggerer_health_check_threshold" "10")
   "logging" (dict
     "base_log_folder" "/var/log/airflow"
     "dag_processor_child_process_log_directory" "/tmp/dag_processor"

@@ -186,6 +186,20 @@ def test_a_rank_is_written_to_waiting_rows_and_never_to_occupying_ones(engine: E
     ]  # fmt: skip
 
 
+def test_a_deferred_task_may_change_its_weight_and_never_its_slots(engine: Engine) -> None:
+    add_run(engine)
+    for number in range(2):
+        add_task(engine, number, "deferred", pool_slots=2)
+    metadata: Any = Metadata(engine)
+    assert metadata.rerank([Rank(ti_id(0), 7, 2), Rank(ti_id(1), 7, 10_000)]) == 1
+    with engine.connect() as connection:
+        ti = metadata._ti.c
+        rows = connection.execute(
+            select(ti.priority_weight, ti.pool_slots).order_by(ti.map_index)
+        ).all()
+    assert [tuple(r) for r in rows] == [(7, 2), (1, 2)]
+
+
 def test_no_rank_asks_nothing_of_the_database(tmp_path: Path) -> None:
     assert Metadata(create_engine(f"sqlite:///{tmp_path}/no/such/file")).rerank([]) == 0
 

@@ -42,8 +42,8 @@ class Mlflow:
 
 def feed_of(mlflow: Mlflow) -> MetricFeed:
     outside: Any = mlflow
-    feed = MetricFeed(lease(), TrialFolder.of(SWEEP, 3))
-    feed._tracker = feed._sender = outside
+    feed = MetricFeed(lease().run_id, TrialFolder.of(SWEEP, 3))
+    feed.tracker = feed._sender = outside
     return feed
 
 
@@ -85,7 +85,7 @@ def test_a_feed_without_an_address_leaves_the_metrics_on_disk(
     folder.path.mkdir(parents=True)
     line = '{"name": "loss", "value": 1.0, "step": 1, "time_ms": 1}\n'
     folder.metrics.write_text(line)
-    feed = MetricFeed(lease(), folder)
+    feed = MetricFeed(lease().run_id, folder)
     feed.pump_once()
     feed.finish(Ending("finished"), segment())
     assert (folder.metrics.read_text(), folder.sent.exists()) == (line, False)

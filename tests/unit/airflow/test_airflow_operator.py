@@ -25,6 +25,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.visit import Visit
+from hermes_ops.airflow.watching import look_after
 from tests.unit.airflow.worlds import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
@@ -195,6 +196,8 @@ def test_a_script_that_cannot_be_started_is_a_failure_of_the_sweep(
 class Process:
     """A segment's process: still there for so many looks, then it exits with a code."""
 
+    handed_over = False
+
     def __init__(self, looks: int, code: int, on_look: Any = None) -> None:
         self.looks, self.code, self.on_look = looks, code, on_look
         self.stops = 0
@@ -227,16 +230,14 @@ def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() 
             nudge.give()
 
     process: Any = Process(10, 75, controller)
-    operator = HermesTrialOperator(task_id="trial", number=0)
-    assert operator._watch(visit, process) == (flag(1, "cancelled"), 75)
+    assert look_after(process, visit, print) == (flag(1, "cancelled"), 75)
     assert (process.stops, process.hurries) == (1, 1)
 
 
 def test_without_a_flag_of_its_lease_the_process_is_left_alone() -> None:
     store = DictStore({STOP_KEY: encode(flag(1))})
     process: Any = Process(3, 0)
-    operator = HermesTrialOperator(task_id="trial", number=0)
-    assert operator._watch(visit_of(store, epoch=2), process) == (None, 0)
+    assert look_after(process, visit_of(store, epoch=2), print) == (None, 0)
     assert process.stops == 0
 
 

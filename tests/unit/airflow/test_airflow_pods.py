@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.airflow.exits import code_of, record_of
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.operator import HermesTrialOperator
 from hermes_ops.airflow.pod_sweeps import check_pods
 from hermes_ops.airflow.pods import (
     HermesPodTrialOperator,
-    code_of,
     facts_of,
     prepare,
-    record_of,
     spec_of,
     template,
 )
@@ -123,11 +122,11 @@ def test_the_result_of_an_earlier_lease_says_nothing_of_this_one() -> None:
     own.folder.path.mkdir(parents=True)
     file = own.folder.path / "result.json"
     file.write_text(json.dumps({"epoch": 2, "outcome": "failed", "exit_code": 1}))
-    assert record_of(own)() is None
+    assert record_of(own.folder, own.lease.epoch)() is None
     file.write_text(json.dumps({"epoch": 3, "outcome": "preempted"}))
-    assert record_of(own)() == 75
+    assert record_of(own.folder, own.lease.epoch)() == 75
     file.write_text(json.dumps({"epoch": 2, "outcome": "finished"}))
-    assert record_of(own)() == 0
+    assert record_of(own.folder, own.lease.epoch)() == 0
 
 
 def test_the_pods_user_can_write_in_the_trials_folder(tmp_path: Path) -> None:
