@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -87,6 +88,7 @@ async def hold(counts: list[int]) -> None:
     """Run more and more triggers, and print what they take."""
     from hermes_ops.airflow.pod_trigger import HeldPod, PodTrigger
 
+    logging.disable(logging.INFO)
     running: list[asyncio.Task[Any]] = []
     first = 0.0
     for count in counts:
@@ -102,7 +104,6 @@ async def hold(counts: list[int]) -> None:
         each = (pss_mb - first) / (count - counts[0]) if count > counts[0] else float("nan")
         print(f"{count} pods: {pss_mb:.1f} MB, {threading.active_count()} threads, "
               f"{each:.2f} MB for each beyond the first {counts[0]}")  # fmt: skip
-    os._exit(0)
 
 
 def main(counts: list[int]) -> None:
