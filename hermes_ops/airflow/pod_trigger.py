@@ -8,6 +8,7 @@ next one runs the trigger again and goes on with the pod, or with what the trial
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import threading
@@ -120,7 +121,8 @@ class PodTrigger(BaseTrigger):
 
         def work() -> None:
             found = hold(self.held, say, given_up.is_set)
-            loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(found))
+            with contextlib.suppress(RuntimeError):  # the triggerer is ending
+                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(found))
 
         threading.Thread(target=work, daemon=True, name=self.held.name).start()
         try:
