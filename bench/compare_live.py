@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from bench import stack
 from bench.measure import QUICK, ROOT, Figures, NotMeasuredError
-from hermes_ops.cli.connection import DAG_ID, ENDED
+from hermes_ops.airflow.identity import MAIN_DAG
+from hermes_ops.cli.locating import ENDED
 from hermes_ops.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _swept(own: stack.Stack, connection: Connection, policy: str, file: Figures)
             raise NotMeasuredError(f"{sweep.id}: not ended within {SWEEP_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
         with contextlib.suppress(Unavailable):  # a busy Airflow answers the next time
-            run = connection.airflow.dag_run(DAG_ID, sweep.id) or {}
+            run = connection.airflow.dag_run(MAIN_DAG, sweep.id) or {}
             state = str(run.get("state", ""))
     return sweep.id
 

@@ -86,7 +86,7 @@ def serve(ready: Connection) -> None:
 
 async def hold(counts: list[int]) -> None:
     """Run more and more triggers, and print what they take."""
-    from hermes_ops.airflow.pod_trigger import HeldPod, PodTrigger
+    from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger
 
     logging.disable(logging.INFO)
     running: list[asyncio.Task[Any]] = []

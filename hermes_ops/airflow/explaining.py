@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hermes_ops.airflow.decisions import read_local
-from hermes_ops.airflow.publish import read_view
+from hermes_ops.airflow.control.decisions import read_local
+from hermes_ops.airflow.control.publish import read_view
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import sys
 
 from airflow.listeners import hookimpl
 
-from hermes_ops.airflow import afterwards
 from hermes_ops.airflow.folders import pod_file
+from hermes_ops.airflow.trial import afterwards
 
 log = logging.getLogger(__name__)
 
 NEEDED = (
-    "hermes_ops.airflow.dag",
+    "hermes_ops.airflow.sweep.dag",
     "hermes_ops.tracking",
     "hermes_ops.tracking.sender",
     "airflow.dag_processing.bundles.local",
@@ -28,7 +28,7 @@ NEEDED = (
 )
 
 
-POD_MODULE = "hermes_ops.airflow.pods"
+POD_MODULE = "hermes_ops.airflow.trial.pods"
 """Half a second of imports, for installations that say what their pods are like."""
 
 

@@ -22,7 +22,7 @@ def clear(
     home: Home = None,
 ) -> None:
     """Let a trial that has ended go on from its checkpoint, or begin from scratch."""
-    from hermes_ops.airflow.clearing import clear_trial
+    from hermes_ops.airflow.control.clearing import clear_trial
     from hermes_ops.airflow.explaining import parts
     from hermes_ops.cli.connection import connect
     from hermes_ops.cli.locating import locate

@@ -12,7 +12,7 @@ from hermes_ops.cli.stack_commands import Home
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hermes_ops.airflow.continuing import EndedSweep
+    from hermes_ops.airflow.sweep.continuing import EndedSweep
     from hermes_ops.cli.locating import Place
 
 EndedId = Annotated[
@@ -53,7 +53,7 @@ def extend(
     home: Home = None,
 ) -> None:
     """Add trials to a sweep that has ended; its search knows all results so far."""
-    from hermes_ops.airflow.continuing import More
+    from hermes_ops.airflow.sweep.continuing import More
 
     more = More(gpu_seconds, wall_clock_seconds, failed_trials)
     place, ended = _ended(sweep, home)
@@ -73,7 +73,7 @@ def resume(
     home: Home = None,
 ) -> None:
     """Go on with a sweep that was stopped: its open trials resume from their checkpoints."""
-    from hermes_ops.airflow.continuing import More
+    from hermes_ops.airflow.sweep.continuing import More
 
     more = More(gpu_seconds, wall_clock_seconds, failed_trials)
     place, ended = _ended(sweep, home)
@@ -82,7 +82,7 @@ def resume(
 
 
 def _ended(sweep: str, home: Path | None) -> tuple[Place, EndedSweep]:
-    from hermes_ops.airflow.continuing import EndedSweep
+    from hermes_ops.airflow.sweep.continuing import EndedSweep
     from hermes_ops.cli.connection import connect
     from hermes_ops.cli.locating import locate
 

@@ -47,7 +47,7 @@ def follow(connection: Connection, place: Place, *, quiet: bool) -> dict[str, An
 
 
 def _until_the_end(connection: Connection, place: Place, quiet: bool) -> None:
-    from hermes_ops.airflow.publish import read_view
+    from hermes_ops.airflow.control.publish import read_view
 
     sweep = place.sweep
     console = Console()

@@ -201,7 +201,7 @@ def policy(
     home: Home = None,
 ) -> None:
     """Show or change the pool's policy while it runs."""
-    from hermes_ops.airflow.controller import Choice
+    from hermes_ops.airflow.control.controller import Choice
     from hermes_ops.cli.connection import connect
     from hermes_ops.core.options import parse_options
     from hermes_ops.policies import live_policies
@@ -228,7 +228,7 @@ def controller(
     ] = None,
 ) -> None:
     """Run the pool-slot scheduler beside an Airflow that is already there."""
-    from hermes_ops.airflow.controller import main
+    from hermes_ops.airflow.control.controller import main
 
     arguments = ["--pool", pool, *(["--home", str(home)] if home else [])]
     if metrics_port is not None:

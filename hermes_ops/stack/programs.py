@@ -88,7 +88,7 @@ def _short_lock_wait(settings: Settings) -> dict[str, str]:
 
 
 def _controller(settings: Settings, record: StackRecord) -> Program:
-    command = _python("hermes_ops.airflow.controller", "--pool", settings.pool)
+    command = _python("hermes_ops.airflow.control.controller", "--pool", settings.pool)
     command += ("--home", str(settings.home))
     if record.metrics_url:
         command += ("--metrics-port", str(httpx.URL(record.metrics_url).port))

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from bench.postgres import Server
 from hermes_ops.airflow import grants
-from hermes_ops.airflow.leader import Leadership
+from hermes_ops.airflow.control.leader import Leadership
 from hermes_ops.airflow.metadata import Metadata, Rank
 from hermes_ops.errors import HermesError
 

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from hermes_ops.airflow.decisions import read_tail
+from hermes_ops.airflow.control.decisions import read_tail
 from hermes_ops.airflow.explaining import UNDECIDED, explain, parts
 from hermes_ops.airflow.page import drawing
 from hermes_ops.airflow.page.access import ENTRY, Reader, dag_reader, readable_pools

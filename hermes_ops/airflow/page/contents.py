@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.pool import Trial, job_id
 from hermes_ops.airflow.explaining import UNDECIDED, short
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.sight import Look
-from hermes_ops.airflow.pool import Trial, job_id
 from hermes_ops.core.model import QUEUED_PHASES
 
 QUEUE_ROWS = 100

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hermes_ops.airflow.books import Book, Plan
+from hermes_ops.airflow.control.books import Book, Plan
+from hermes_ops.airflow.control.publish import read_view
+from hermes_ops.airflow.control.running import RunningSweeps
 from hermes_ops.airflow.metadata import Metadata, PoolRow
-from hermes_ops.airflow.publish import read_view
 from hermes_ops.airflow.records import SweepRecord, decode
-from hermes_ops.airflow.running import RunningSweeps
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
@@ -53,7 +53,7 @@ class Sight:
     @classmethod
     def of_airflow(cls) -> Sight:
         """Of the Airflow that runs this process; Unsupported for another version."""
-        from hermes_ops.airflow.metrics import tracking_uri
+        from hermes_ops.airflow.trial.metrics import tracking_uri
 
         def open_tracker() -> Tracker:
             from hermes_ops.tracking import Tracker

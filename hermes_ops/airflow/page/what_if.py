@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hermes_ops.airflow.controller import Choice
+from hermes_ops.airflow.control.controller import Choice
+from hermes_ops.airflow.control.limits import within_sweeps
+from hermes_ops.airflow.control.running import pool_snapshot
 from hermes_ops.airflow.explaining import UNDECIDED
-from hermes_ops.airflow.limits import within_sweeps
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.contents import score
 from hermes_ops.airflow.page.sight import Sight
-from hermes_ops.airflow.running import pool_snapshot
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Action, Job, Phase, Plan, Reason, Resize, Snapshot, Start
 from hermes_ops.core.plan import check, diff
@@ -21,7 +21,7 @@ from hermes_ops.errors import HermesError
 from hermes_ops.policies import takes_prior
 
 if TYPE_CHECKING:
-    from hermes_ops.airflow.books import Book
+    from hermes_ops.airflow.control.books import Book
 
 ROWS = 100
 
@@ -112,7 +112,7 @@ def _curves(sight: Sight, book: Book) -> Mapping[int, Any]:
 
 def _prior(sight: Sight, books: Mapping[str, Book]) -> tuple[PastTrial, ...] | None:
     """What earlier sweeps have shown; None when MLflow does not tell."""
-    from hermes_ops.airflow.priors import PriorFeed
+    from hermes_ops.airflow.control.priors import PriorFeed
 
     feed = PriorFeed(sight.tracker)
     feed.follow({s: b.plan for s, b in books.items()})

@@ -16,7 +16,7 @@ _AIRFLOW_HOME = tempfile.mkdtemp(prefix="hermes-test-airflow-")
 atexit.register(shutil.rmtree, _AIRFLOW_HOME, ignore_errors=True)
 with mock.patch.dict(os.environ, {"AIRFLOW_HOME": _AIRFLOW_HOME}):
     importlib.import_module("airflow.configuration")
-    importlib.import_module("hermes_ops.airflow.operator")
+    importlib.import_module("hermes_ops.airflow.trial.operator")
 
 
 @pytest.fixture(autouse=True)

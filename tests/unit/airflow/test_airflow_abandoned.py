@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.abandoned import settle_abandoned
+from hermes_ops.airflow.control.abandoned import settle_abandoned
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.worlds import SWEEP, book
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow import afterwards, preload
+from hermes_ops.airflow import preload
+from hermes_ops.airflow.trial import afterwards
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_work_that_hangs_does_not_keep_the_task(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_trial_reads_its_dag_without_the_trigger_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hermes_ops.airflow import dag
+    from hermes_ops.airflow.sweep import dag
 
     def parsed_for(task: str | None) -> set[str]:
         context: Any = type("Context", (), {"dag_id": "d", "task_id": task})()

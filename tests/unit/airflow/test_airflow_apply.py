@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.apply import Applier
-from hermes_ops.airflow.books import Book
-from hermes_ops.airflow.closing import spent_budget
-from hermes_ops.airflow.decisions import read_local
-from hermes_ops.airflow.pool import Trial
-from hermes_ops.airflow.ranks import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
+from hermes_ops.airflow.control.apply import Applier
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.closing import spent_budget
+from hermes_ops.airflow.control.decisions import read_local
+from hermes_ops.airflow.control.pool import Trial
+from hermes_ops.airflow.control.ranks import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
 from hermes_ops.airflow.records import HELD_POOL_SLOTS, CloseRecord, StopFlag
 from hermes_ops.core.model import (
     Action,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.best_model import REGISTERED_TAG, UNREGISTERED_TAG, log_best_model
 from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.sweep.best_model import REGISTERED_TAG, UNREGISTERED_TAG, log_best_model
 from hermes_ops.config import parse
 from hermes_ops.core.summary import SweepSummary, TrialSummary
 from hermes_ops.errors import ConfigError, Refused

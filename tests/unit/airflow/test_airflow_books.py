@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow import books
-from hermes_ops.airflow.books import Book, Plan
+from hermes_ops.airflow.control import books
+from hermes_ops.airflow.control.books import Book, Plan
+from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.metadata import RunRow, TrialRow
-from hermes_ops.airflow.pool import Trial
 from hermes_ops.airflow.records import CloseRecord, encode
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import ConfigError

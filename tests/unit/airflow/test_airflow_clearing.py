@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.clearing import Wish, asks_anew, clear_trial, is_cleared, wish_of
 from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.control.clearing import Wish, asks_anew, clear_trial, is_cleared, wish_of
+from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.pool import Trial
 from hermes_ops.airflow.records import CloseRecord, Lease, Segment, decode, encode
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import HermesError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
-from hermes_ops.airflow.connections import (
+from hermes_ops.airflow.trial.connections import (
     Connections,
     mlflow_environment,
     storage_environment,

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.books import Book
 from hermes_ops.airflow.client import TaskKey
-from hermes_ops.airflow.continuing import EndedSweep, More, with_trials
-from hermes_ops.airflow.pool import Trial
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     CLOSED_TAG,
@@ -22,6 +21,7 @@ from hermes_ops.airflow.records import (
     decode,
     encode,
 )
+from hermes_ops.airflow.sweep.continuing import EndedSweep, More, with_trials
 from hermes_ops.config import parse
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from tests.unit.airflow.worlds import (

@@ -13,14 +13,14 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
-from hermes_ops.airflow.cluster import AirflowCluster
-from hermes_ops.airflow.controller import Choice, Controller, main
-from hermes_ops.airflow.curves import CurveFeed
-from hermes_ops.airflow.decisions import DecisionLog
-from hermes_ops.airflow.leader import Leadership
+from hermes_ops.airflow.control.cluster import AirflowCluster
+from hermes_ops.airflow.control.controller import Choice, Controller, main
+from hermes_ops.airflow.control.curves import CurveFeed
+from hermes_ops.airflow.control.decisions import DecisionLog
+from hermes_ops.airflow.control.leader import Leadership
+from hermes_ops.airflow.control.running import usable_gpus
 from hermes_ops.airflow.metadata import PoolRow, RunRow, TrialRow
 from hermes_ops.airflow.records import CloseRecord
-from hermes_ops.airflow.running import usable_gpus
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from tests.unit.airflow.worlds import SWEEP, Journal, run_row
 
@@ -263,7 +263,7 @@ def test_the_first_policy_must_be_a_good_one() -> None:
 def test_sweeps_of_another_pool_are_not_ours_and_are_read_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from hermes_ops.airflow.books import Plan
+    from hermes_ops.airflow.control.books import Plan
 
     parsed: list[str] = []
     of = Plan.of
@@ -305,7 +305,7 @@ def test_while_draining_there_is_no_gpu_and_no_job(home: Path) -> None:
 
 
 def test_a_round_that_fails_does_not_end_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.controller.RETRY_S", 0.0)
+    monkeypatch.setattr("hermes_ops.airflow.control.controller.RETRY_S", 0.0)
     database = Database()
     controller = controller_of(database, Choice.file())
     database.away = True
@@ -323,7 +323,7 @@ def test_a_round_that_fails_does_not_end_the_controller(monkeypatch: pytest.Monk
 def test_the_command_says_in_one_line_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "hermes_ops.airflow.controller.Metadata.from_airflow",
+            "hermes_ops.airflow.control.controller.Metadata.from_airflow",
             lambda: (_ for _ in ()).throw(HermesError("no database: set it")),
         )
         assert main(["--pool", "gpus"]) == 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.curves import CurveFeed
+from hermes_ops.airflow.control.curves import CurveFeed
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.worlds import SWEEP, book
 

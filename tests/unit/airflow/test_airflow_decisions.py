@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.decisions import Decision, DecisionLog, decision, read_local, read_tail
+from hermes_ops.airflow.control.decisions import (
+    Decision,
+    DecisionLog,
+    decision,
+    read_local,
+    read_tail,
+)
 from hermes_ops.core.model import JobId, Reason, Term
 from tests.unit.airflow.worlds import SWEEP, Journal
 
@@ -68,7 +74,7 @@ def test_each_upload_is_the_next_chunk_and_repeats_nothing() -> None:
 
 def test_an_upload_that_comes_too_soon_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
-    monkeypatch.setattr("hermes_ops.airflow.decisions.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hermes_ops.airflow.control.decisions.time.monotonic", lambda: now[0])
     mlflow = Journal()
     log = log_of(mlflow)
     log.append([choice(1)])
@@ -84,7 +90,7 @@ def test_an_upload_that_comes_too_soon_waits_for_the_next(monkeypatch: pytest.Mo
 def test_many_decisions_go_in_several_chunks_and_none_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.decisions.CHUNK_LINES", 2)
+    monkeypatch.setattr("hermes_ops.airflow.control.decisions.CHUNK_LINES", 2)
     mlflow = Journal()
     log = log_of(mlflow)
     log.append(choice(n) for n in range(5))
@@ -123,7 +129,7 @@ def test_a_volume_that_is_full_delays_the_upload_and_ends_nothing(
     log = log_of(mlflow)
     log.append([choice(1)])
     with monkeypatch.context() as patch:
-        patch.setattr("hermes_ops.airflow.decisions.os.replace", full)
+        patch.setattr("hermes_ops.airflow.control.decisions.os.replace", full)
         log.upload(SWEEP, "parent", force=True)
     log.append([choice(2)])
     log.upload(SWEEP, "parent", force=True)
@@ -147,7 +153,7 @@ def test_the_tail_of_a_long_log_is_its_newest_lines_and_no_torn_one(
 ) -> None:
     log_of(Journal()).append(choice(n) for n in range(50))
     assert read_tail(SWEEP) == read_local(SWEEP)
-    monkeypatch.setattr("hermes_ops.airflow.decisions.TAIL_BYTES", 1_000)
+    monkeypatch.setattr("hermes_ops.airflow.control.decisions.TAIL_BYTES", 1_000)
     found = read_tail(SWEEP)
     assert 0 < len(found) < 50
     assert found == read_local(SWEEP)[-len(found) :]

@@ -11,9 +11,9 @@ import pytest
 from airflow.sdk import DAG, get_parsing_context, task
 from airflow.serialization.serialized_objects import DagSerialization
 
-from hermes_ops.airflow import group as groups
-from hermes_ops.airflow.dag import sweep_asset, sweep_dag
-from hermes_ops.airflow.group import SweepTaskGroup, sweep
+from hermes_ops.airflow.sweep import group as groups
+from hermes_ops.airflow.sweep.dag import sweep_asset, sweep_dag
+from hermes_ops.airflow.sweep.group import SweepTaskGroup, sweep
 from hermes_ops.errors import ConfigError
 from tests.unit.airflow.worlds import sweep_file
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_ops.airflow.closing import due_end
-from hermes_ops.airflow.folders import TrialFolder, sweep_folder
-from hermes_ops.airflow.janitor import (
+from hermes_ops.airflow.control.closing import due_end
+from hermes_ops.airflow.control.janitor import (
     KEEP_FILE,
     Janitor,
     Room,
@@ -16,7 +15,8 @@ from hermes_ops.airflow.janitor import (
     free_expired,
     make_room,
 )
-from hermes_ops.airflow.pool import Trial
+from hermes_ops.airflow.control.pool import Trial
+from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.records import CLOSED_TAG, REACHED_TAG
 from tests.unit.airflow.worlds import SWEEP, Journal, book, lease, pending, row, running, segment
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.local import LocalSegment, trial_command, trial_environment
 from hermes_ops.airflow.timing import reschedule_delay_s
+from hermes_ops.airflow.trial.local import LocalSegment, trial_command, trial_environment
 from hermes_ops.errors import HermesError
 from tests.unit.airflow.worlds import lease
 
@@ -85,7 +85,7 @@ def test_a_missing_working_directory_is_named_with_its_remedy(tmp_path: Path) ->
 def test_a_script_that_outlives_its_trial_is_told_once_more_when_patience_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.local.FINAL_GRACE_S", 0.0)
+    monkeypatch.setattr("hermes_ops.airflow.trial.local.FINAL_GRACE_S", 0.0)
     told: list[str] = []
     monkeypatch.setattr(LocalSegment, "stop", lambda _: told.append("stop"))
     patient = replace(lease(), directory=str(tmp_path), command=("sleep", "60"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.metrics import Ending, MetricFeed, finish_run, save_segments
+from hermes_ops.airflow.trial.metrics import Ending, MetricFeed, finish_run, save_segments
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.worlds import SWEEP, lease, segment
 

@@ -11,9 +11,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from hermes_ops.airflow.curves import CurveFeed
-from hermes_ops.airflow.monitoring import STALLED_S, Monitor
-from hermes_ops.airflow.monitoring_server import Address, serve
+from hermes_ops.airflow.control.curves import CurveFeed
+from hermes_ops.airflow.control.monitoring import STALLED_S, Monitor
+from hermes_ops.airflow.control.monitoring_server import Address, serve
 from hermes_ops.core.model import (
     Action,
     Gpu,

@@ -14,9 +14,9 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
 
-from hermes_ops.airflow import nightly, nights
-from hermes_ops.airflow.nightly import nightly_dags, refuse_broken
-from hermes_ops.airflow.nights import Nights, with_point
+from hermes_ops.airflow.sweep import nightly, nights
+from hermes_ops.airflow.sweep.nightly import nightly_dags, refuse_broken
+from hermes_ops.airflow.sweep.nights import Nights, with_point
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.errors import ConfigError
 from tests.unit.airflow.worlds import sweep_file

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hermes_ops.airflow.control.nodes import VARIABLE, leased_nodes, node_names
+from hermes_ops.airflow.control.running import usable_gpus
 from hermes_ops.airflow.metadata import PoolRow
-from hermes_ops.airflow.nodes import VARIABLE, leased_nodes, node_names
-from hermes_ops.airflow.running import usable_gpus
 from hermes_ops.core.model import Snapshot
 from hermes_ops.errors import HermesError
 

@@ -13,8 +13,6 @@ from airflow.sdk.exceptions import (
 )
 
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.metrics import Ending
-from hermes_ops.airflow.operator import HermesTrialMixin, HermesTrialOperator
 from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
@@ -24,8 +22,10 @@ from hermes_ops.airflow.records import (
     decode,
     encode,
 )
-from hermes_ops.airflow.visit import Visit
-from hermes_ops.airflow.watching import look_after
+from hermes_ops.airflow.trial.metrics import Ending
+from hermes_ops.airflow.trial.operator import HermesTrialMixin, HermesTrialOperator
+from hermes_ops.airflow.trial.visit import Visit
+from hermes_ops.airflow.trial.watching import look_after
 from tests.unit.airflow.worlds import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
@@ -172,7 +172,7 @@ def test_a_trial_that_had_ended_before_ends_so_again(state: str, leaves: type[Ex
 def test_a_result_that_nobody_saw_is_found_on_entry_and_nothing_runs_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.visit.MetricFeed", lambda *_: FakeFeed())
+    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_: FakeFeed())
     store = DictStore({LEASE_KEY: encode(lease(2)), SEGMENT_KEY: encode(segment(2))})
     visit_of(store, 2, outcome="finished")
     operator = HermesTrialOperator(task_id="trial", number=0)
@@ -184,7 +184,7 @@ def test_a_result_that_nobody_saw_is_found_on_entry_and_nothing_runs_again(
 def test_a_script_that_cannot_be_started_is_a_failure_of_the_sweep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.visit.MetricFeed", lambda *_: FakeFeed())
+    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_: FakeFeed())
     own = lease(1, directory="/does/not/exist", max_failures=0)
     store = DictStore({LEASE_KEY: encode(own)})
     operator = HermesTrialOperator(task_id="trial", number=0)

@@ -7,13 +7,13 @@ import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
-from hermes_ops.airflow import outcome
 from hermes_ops.airflow.addresses import report_address, run_address
-from hermes_ops.airflow.group import SweepTaskGroup
-from hermes_ops.airflow.links import REPORT_XCOM, RUN_XCOM, SWEEP_XCOM
-from hermes_ops.airflow.operator import HermesTrialOperator
-from hermes_ops.airflow.outcome import best_of
-from hermes_ops.airflow.tasks import PlanOperator, ReportOperator
+from hermes_ops.airflow.sweep import outcome
+from hermes_ops.airflow.sweep.group import SweepTaskGroup
+from hermes_ops.airflow.sweep.outcome import best_of
+from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
+from hermes_ops.airflow.trial.links import REPORT_XCOM, RUN_XCOM, SWEEP_XCOM
+from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.tracking import SweepRef
 from tests.unit.airflow.worlds import sweep_file
 
@@ -68,7 +68,7 @@ def test_each_link_leads_to_the_address_that_its_task_has_left(
     def get(*, ti_key: Any, key: str) -> Any:
         return left.get(key)
 
-    monkeypatch.setattr("hermes_ops.airflow.links.BaseXCom.get_value", get)
+    monkeypatch.setattr("hermes_ops.airflow.trial.links.BaseXCom.get_value", get)
     task: Any = None
     assert {
         kind: {link.name: link.get_link(task, ti_key=None) for link in kind.operator_extra_links}

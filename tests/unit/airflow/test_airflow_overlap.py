@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.books import Book, Plan
+from hermes_ops.airflow.control.books import Book, Plan
+from hermes_ops.airflow.control.overlap import end_overtaken, overtaken
 from hermes_ops.airflow.metadata import RunRow
-from hermes_ops.airflow.overlap import end_overtaken, overtaken
 from hermes_ops.airflow.records import CloseRecord, SweepRecord, encode
 from tests.unit.airflow.worlds import Journal, running, sweep_file
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.decisions import DecisionLog, decision
+from hermes_ops.airflow.control.decisions import DecisionLog, decision
+from hermes_ops.airflow.control.publish import view_path
 from hermes_ops.airflow.metadata import PoolRow, RunRow, TrialRow
 from hermes_ops.airflow.page import APP, VIEW, LazyApp
 from hermes_ops.airflow.page.access import UNSEEN
 from hermes_ops.airflow.page.sight import Sight
-from hermes_ops.airflow.publish import view_path
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, encode
 from hermes_ops.core.model import JobId, Reason, Term
 from hermes_ops.errors import Unavailable

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.books import Book
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.pod_janitor import PERIOD_S, Opened, PodJanitor
+from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.folders import pod_file
-from hermes_ops.airflow.pod_janitor import PERIOD_S, Opened, PodJanitor
-from hermes_ops.airflow.pool import Trial
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes import PodView
 from hermes_ops.kubernetes.orphans import ORPHAN_GRACE_S

@@ -15,14 +15,10 @@ import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException, TaskDeferred
 from airflow.sdk.serde import deserialize, serialize
 
-from hermes_ops.airflow import pod_trigger
-from hermes_ops.airflow.deferred import as_it_stands, settled, tell, told
+from hermes_ops.airflow.control.deferred import as_it_stands, settled
+from hermes_ops.airflow.control.pool import Trial
+from hermes_ops.airflow.control.ranks import ENDED_WEIGHT, LEASED_WEIGHT, WAITING_WEIGHT, rank_of
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.kept_log import KeptLog, taken
-from hermes_ops.airflow.operator import HermesTrialMixin
-from hermes_ops.airflow.pod_trigger import HeldPod, PodTrigger, end, hold
-from hermes_ops.airflow.pool import Trial
-from hermes_ops.airflow.ranks import ENDED_WEIGHT, LEASED_WEIGHT, WAITING_WEIGHT, rank_of
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,
@@ -32,7 +28,12 @@ from hermes_ops.airflow.records import (
     decode,
     encode,
 )
-from hermes_ops.airflow.visit import Visit
+from hermes_ops.airflow.trial import pod_trigger
+from hermes_ops.airflow.trial.kept_log import KeptLog, taken
+from hermes_ops.airflow.trial.operator import HermesTrialMixin
+from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger, end, hold
+from hermes_ops.airflow.trial.stop_file import tell, told
+from hermes_ops.airflow.trial.visit import Visit
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import HermesError
 from tests.unit.airflow.worlds import (
@@ -77,7 +78,7 @@ def left(outcome: str, epoch: int = 1) -> TrialFolder:
 
 def test_a_trigger_is_made_again_from_what_airflow_stores() -> None:
     path, arguments = PodTrigger(**asdict(HELD)).serialize()
-    assert path == "hermes_ops.airflow.pod_trigger.PodTrigger"
+    assert path == "hermes_ops.airflow.trial.pod_trigger.PodTrigger"
     stored_arguments: Any = deserialize(json.loads(json.dumps(serialize(arguments))))
     assert PodTrigger(**stored_arguments).held == HELD
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.exits import code_of, record_of
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.operator import HermesTrialOperator
-from hermes_ops.airflow.pod_sweeps import check_pods
-from hermes_ops.airflow.pods import (
+from hermes_ops.airflow.sweep.pod_sweeps import check_pods
+from hermes_ops.airflow.trial.exits import code_of, record_of
+from hermes_ops.airflow.trial.operator import HermesTrialOperator
+from hermes_ops.airflow.trial.pods import (
     HermesPodTrialOperator,
     facts_of,
     prepare,
     spec_of,
     template,
 )
-from hermes_ops.airflow.visit import Visit
+from hermes_ops.airflow.trial.visit import Visit
 from hermes_ops.config import PodSpec, RunIn, leased_pod, parse
 from hermes_ops.errors import ConfigError, HermesError
 from tests.unit.airflow.worlds import SWEEP, DictStore, lease, segment

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.airflow.pool import FINAL_STATES, SweepFacts, Trial, curve, job, training_seconds
+from hermes_ops.airflow.control.pool import (
+    FINAL_STATES,
+    SweepFacts,
+    Trial,
+    curve,
+    job,
+    training_seconds,
+)
 from hermes_ops.airflow.records import Lease, Segment, StopFlag
 from hermes_ops.core.model import Phase, Point, SweepId
 from tests.unit.airflow.worlds import flag, lease, row, running, segment, starting, waiting

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.books import Plan
-from hermes_ops.airflow.cluster import AirflowCluster
-from hermes_ops.airflow.controller import Choice, Controller
-from hermes_ops.airflow.priors import PriorFeed
+from hermes_ops.airflow.control.books import Plan
+from hermes_ops.airflow.control.cluster import AirflowCluster
+from hermes_ops.airflow.control.controller import Choice, Controller
+from hermes_ops.airflow.control.priors import PriorFeed
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Plan as Allocation
 from hermes_ops.core.model import Point, Snapshot
@@ -235,7 +235,7 @@ def test_a_prior_that_the_policy_does_not_take_leaves_the_policy_in_force(
 def test_a_prior_that_breaks_a_decision_is_left_out_of_the_next(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.controller.RETRY_S", 0.0)
+    monkeypatch.setattr("hermes_ops.airflow.control.controller.RETRY_S", 0.0)
     made = controller(monkeypatch, Fragile)
     made._current_policy()
     made.cluster.observe()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hermes_ops.airflow.publish import publish, read_view, view_path
+from hermes_ops.airflow.control.publish import publish, read_view, view_path
 from hermes_ops.core.model import Gpu, JobId, Plan, Reason, Snapshot, Term
 from tests.unit.airflow.worlds import SWEEP, book, pending, running, waiting
 

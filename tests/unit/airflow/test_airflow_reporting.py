@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow import reporting
 from hermes_ops.airflow.folders import sweep_folder
+from hermes_ops.airflow.sweep import reporting
 from tests.unit.simulator.test_recorded import Mlflow, config
 
 
@@ -53,7 +53,7 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_sweep(
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("too many trials")
 
-    monkeypatch.setattr(f"hermes_ops.airflow.reporting.{part}", fail)
+    monkeypatch.setattr(f"hermes_ops.airflow.sweep.reporting.{part}", fail)
     server = Server()
     assert closed(server)["best"]["number"] == 1
     assert server.finished == "finished"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.source import Call, SweepSource
+from hermes_ops.airflow.sweep.source import Call, SweepSource
 from hermes_ops.errors import ConfigError
 from tests.unit.airflow.worlds import SWEEP, sweep_file
 

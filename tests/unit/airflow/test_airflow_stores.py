@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hermes_ops.airflow import janitor
+from hermes_ops.airflow.control import janitor
+from hermes_ops.airflow.control.janitor import KEEP_FILE, Room, free_ended, free_expired, make_room
+from hermes_ops.airflow.control.stores import check_store, clear_sweep, clear_trials
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
-from hermes_ops.airflow.janitor import KEEP_FILE, Room, free_ended, free_expired, make_room
-from hermes_ops.airflow.local import trial_variables
-from hermes_ops.airflow.stores import check_store, clear_sweep, clear_trials
+from hermes_ops.airflow.trial.local import trial_variables
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.copies import Copies, StoreError
 from tests.unit.airflow.worlds import SWEEP, book, lease, running

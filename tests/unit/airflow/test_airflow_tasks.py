@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from hermes_ops.airflow import tasks
-from hermes_ops.airflow.dag import sweep_asset
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     CLOSED_TAG,
@@ -17,8 +15,10 @@ from hermes_ops.airflow.records import (
     decode,
     encode,
 )
-from hermes_ops.airflow.source import SweepSource
-from hermes_ops.airflow.tasks import PlanOperator, ReportOperator
+from hermes_ops.airflow.sweep import tasks
+from hermes_ops.airflow.sweep.dag import sweep_asset
+from hermes_ops.airflow.sweep.source import SweepSource
+from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
 from hermes_ops.tracking import SweepRef
 from tests.unit.airflow.worlds import SWEEP, DictStore, sweep_file
 
@@ -168,7 +168,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def best(tracker: Any, experiment: str, document: Any) -> tuple[SweepRef, dict[str, Any]]:
         return SweepRef(document["sweep"], "7", "parent"), {**document["best"], "model_uri": "m"}
 
-    monkeypatch.setattr("hermes_ops.airflow.reporting.close_sweep", close)
+    monkeypatch.setattr("hermes_ops.airflow.sweep.reporting.close_sweep", close)
     monkeypatch.setattr(tasks, "best_of", best)
     return found
 
@@ -197,7 +197,7 @@ def test_the_event_of_a_sweeps_asset_says_what_came_out(closed: list[Any]) -> No
 
 
 def test_a_sweep_without_any_result_fails_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.reporting.close_sweep", lambda *_: {"best": None})
+    monkeypatch.setattr("hermes_ops.airflow.sweep.reporting.close_sweep", lambda *_: {"best": None})
     with pytest.raises(AirflowFailException, match="no trial of the sweep reported"):
         report().execute(context({}, Instance([0], trial_0="failed")))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.templates import rendered
+from hermes_ops.airflow.sweep.templates import rendered
 from hermes_ops.config import parse, render_command
 from hermes_ops.errors import ConfigError
 from tests.unit.airflow.worlds import sweep_file

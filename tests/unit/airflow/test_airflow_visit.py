@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow import afterwards
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.metrics import Ending
 from hermes_ops.airflow.records import SEGMENT_KEY, STOP_KEY, Segment, decode, encode
-from hermes_ops.airflow.visit import Visit
+from hermes_ops.airflow.trial import afterwards
+from hermes_ops.airflow.trial.metrics import Ending
+from hermes_ops.airflow.trial.visit import Visit
 from tests.unit.airflow.worlds import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow import warm_start
-from hermes_ops.airflow.warm_start import best_first, warmed
+from hermes_ops.airflow.sweep import warm_start
+from hermes_ops.airflow.sweep.warm_start import best_first, warmed
 from hermes_ops.config import parse
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Point

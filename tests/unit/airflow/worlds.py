@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from hermes_ops.airflow.apply import Applier
-from hermes_ops.airflow.books import Book, Plan
 from hermes_ops.airflow.client import TaskKey
-from hermes_ops.airflow.decisions import DecisionLog
+from hermes_ops.airflow.control.apply import Applier
+from hermes_ops.airflow.control.books import Book, Plan
+from hermes_ops.airflow.control.decisions import DecisionLog
+from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.metadata import Rank, RunRow, TrialRow
-from hermes_ops.airflow.pool import Trial
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     CloseRecord,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hermes_ops.airflow.continuing import More
+from hermes_ops.airflow.sweep.continuing import More
 from hermes_ops.cli import assemble, continuing_commands
 from hermes_ops.cli.locating import Place
 

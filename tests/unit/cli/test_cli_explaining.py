@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.decisions import DecisionLog, decision
-from hermes_ops.airflow.publish import view_path
+from hermes_ops.airflow.control.decisions import DecisionLog, decision
+from hermes_ops.airflow.control.publish import view_path
 from hermes_ops.cli.explaining import explanation
 from hermes_ops.core.model import JobId, Reason, Term
 from hermes_ops.errors import HermesError, Unavailable

@@ -1,0 +1,1 @@
+"""The controller of a pool: observes Airflow and MLflow, decides, and applies."""

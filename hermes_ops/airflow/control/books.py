@@ -1,0 +1,204 @@
+"""The controller's view of one sweep: rebuilt from Airflow and MLflow at every observation.
+
+Nothing here must be remembered: a controller that was killed finds the same books again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from hermes_ops.airflow.control.deferred import as_it_stands
+from hermes_ops.airflow.control.pool import SweepFacts, Trial, job
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.metadata import Metadata, RunRow
+from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
+from hermes_ops.config import Algorithm, SweepConfig, parse, render_command, render_environment
+from hermes_ops.core.model import Job, Phase, SweepId
+from hermes_ops.errors import Unavailable
+from hermes_ops.search.interface import Observation, Sampler
+
+Points = Sequence[tuple[int, float, int]]
+FAILED, SUCCEEDED = "failed", "success"
+
+FORESEEN = 256
+"""Trials of a sweep, the first ones, whose configurations are looked up before they begin."""
+
+FORESEEN_A_ROUND = 16
+"""As a draw takes a millisecond or more, a round makes no more of them for each sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What does not change during a sweep: its config and what follows from it."""
+
+    run: RunRow
+    record: SweepRecord
+    config: SweepConfig
+    sampler: Sampler
+    facts: SweepFacts
+    _foreseen: dict[int, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, run: RunRow) -> Plan | None:
+        """The sweep of a DAG run; None when its record is of another shape."""
+        record = decode(SweepRecord, run.sweep)
+        if record is None:
+            return None
+        config = parse(record.config, source=run.sweep_id, base=None)
+        sampler = config.search.to_sampler()
+        facts = SweepFacts(
+            sweep=SweepId(run.sweep_id),
+            submitted_s=_began_s(record, run),
+            weight=config.weight,
+            gpus=config.trial.gpus,
+            sign=config.objective.sign,
+            total_steps=config.budget.max_epochs,
+            preemptible=config.trial.preemptible,
+            deadline_s=_deadline_s(config, record, run),
+        )
+        return cls(run, record, config, sampler, facts)
+
+    @property
+    def learns(self) -> bool:
+        """True when a configuration depends on the results so far: not with grid and random."""
+        return self.config.search.algorithm not in (Algorithm.GRID, Algorithm.RANDOM)
+
+    def foresee(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Any]]:
+        """Configurations that trials will be opened with, by number; more of them at each call.
+
+        Only where no result plays a part in them.
+        """
+        if not self.learns:
+            unknown = (n for n in numbers if n < FORESEEN and n not in self._foreseen)
+            for number in islice(unknown, FORESEEN_A_ROUND):
+                self._foreseen[number] = self.sampler.ask(number, ())
+        return self._foreseen
+
+
+def _began_s(record: SweepRecord, run: RunRow) -> float:
+    """When the sweep was planned; if its run was started anew since, then."""
+    return max(run.started_s, record.planned_s)
+
+
+def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:
+    limit_s = config.budget.wall_clock_seconds
+    return None if limit_s is None else _began_s(record, run) + limit_s
+
+
+@dataclass(slots=True)
+class Book:
+    """A sweep as it stands: its trials, its curves, whether it is closing."""
+
+    plan: Plan
+    trials: tuple[Trial, ...]
+    close: CloseRecord | None
+    curves: Mapping[int, Points] = field(default_factory=dict)
+    opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
+    told: bool = True  # whether MLflow has been read, so that a trial without a curve has none
+
+    @classmethod
+    def read(
+        cls, plan: Plan, metadata: Metadata, curves: Mapping[int, Points], *, told: bool = True
+    ) -> Book:
+        """From Airflow's rows and records and the curves known so far."""
+        records = metadata.records(plan.run)
+        task = plan.record.trial_task
+        trials = tuple(
+            as_it_stands(
+                Trial.of(row, records.get((task, row.number), {})),
+                TrialFolder.of(plan.run.sweep_id, row.number),
+            )
+            for row in metadata.trials(plan.run, task)
+        )
+        planned: Mapping[str, Any] = records.get((plan.run.plan_task, -1), {})
+        close = decode(CloseRecord, planned.get(CLOSE_KEY))
+        return cls(plan, trials, close, curves, told=told)
+
+    @property
+    def sweep(self) -> str:
+        """The sweep's id."""
+        return self.plan.run.sweep_id
+
+    def folder(self, trial: Trial) -> TrialFolder:
+        """Where the files of one of its trials lie."""
+        return TrialFolder.of(self.sweep, trial.number)
+
+    def jobs(self, now_s: float) -> list[Job]:
+        """Every trial as a policy sees it; those of a closing sweep are left out."""
+        if self.close is not None:
+            return []
+        foreseen = self.plan.foresee(t.number for t in self.trials if t.lease is None)
+        jobs = [
+            job(t, self.plan.facts, self.curves.get(t.number, ()), now_s, foreseen.get(t.number))
+            for t in self.trials
+        ]
+        return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
+
+    def _offered(self, candidate: Job, trial: Trial) -> bool:
+        """A trial that has not begun is offered once Airflow would take it.
+
+        Of a DAG that is paused Airflow takes none: only those that train are offered.
+        """
+        if trial.number in self.plan.record.touched:
+            return False
+        if self.plan.run.paused and candidate.phase in (Phase.PENDING, Phase.WAITING):
+            return False
+        return candidate.phase is not Phase.PENDING or trial.row.state == "scheduled"
+
+    @property
+    def whole(self) -> bool:
+        """True once Airflow has a task for every trial of the plan."""
+        return len(self.trials) >= self.plan.record.trials
+
+    @property
+    def open_trials(self) -> int:
+        """Trials that have begun and have not ended."""
+        return sum(t.lease is not None and not t.ended for t in self.trials)
+
+    def best_trial(self) -> int | None:
+        """The number of the trial with the best value so far, of two the lower; None without."""
+        seen = (self._observation(t) for t in self.trials if t.lease is not None)
+        able = [(o.loss, o.number) for o in seen if o.loss is not None and o.state != "failed"]
+        return min(able)[1] if able else None
+
+    @property
+    def failed_trials(self) -> int:
+        """Trials that ended FAILED."""
+        return sum(t.row.state == FAILED for t in self.trials)
+
+    def history(self) -> list[Observation]:
+        """What the sampler is told: every trial that has a configuration."""
+        leased = [self._observation(t) for t in self.trials if t.lease is not None]
+        fresh = self.opened_now.items()
+        return leased + [Observation(n, dict(c), None, "running") for n, c in fresh]
+
+    def _observation(self, trial: Trial) -> Observation:
+        lease = trial.lease
+        config = dict(lease.config) if lease is not None else {}
+        values = [self.plan.facts.sign * v for _, v, _ in self.curves.get(trial.number, ())]
+        finite = [v for v in values if v == v and abs(v) != float("inf")]  # noqa: PLR0124 - NaN
+        loss = min(finite) if finite else None
+        if not trial.ended:
+            return Observation(trial.number, config, loss, "running")
+        failed = trial.row.state == FAILED or loss is None
+        return Observation(trial.number, config, loss, "failed" if failed else "finished")
+
+    def ask(self, number: int) -> dict[str, Any]:
+        """The configuration of a trial that is about to be opened.
+
+        Unavailable while results that it depends on have not been read from MLflow.
+        """
+        if self.plan.learns and not self.told and any(t.ended for t in self.trials):
+            raise Unavailable("the results of its sweep have not been read from MLflow yet")
+        return dict(self.plan.sampler.ask(number, self.history()))
+
+    def command(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The training command of a configuration."""
+        return tuple(render_command(self.plan.config, dict(config)))
+
+    def environment(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """The environment variables of a configuration."""
+        return render_environment(self.plan.config, dict(config))

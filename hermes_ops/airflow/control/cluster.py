@@ -1,0 +1,120 @@
+"""The live driver of the decision loop: observes Airflow and MLflow, applies plans as leases."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hermes_ops.airflow.control.abandoned import settle_abandoned
+from hermes_ops.airflow.control.apply import Applier
+from hermes_ops.airflow.control.books import Book, Plan
+from hermes_ops.airflow.control.curves import CurveFeed
+from hermes_ops.airflow.control.decisions import DecisionLog
+from hermes_ops.airflow.control.janitor import Janitor
+from hermes_ops.airflow.control.overlap import end_overtaken
+from hermes_ops.airflow.control.pod_janitor import PodJanitor
+from hermes_ops.airflow.control.priors import PriorFeed
+from hermes_ops.airflow.control.publish import publish
+from hermes_ops.airflow.control.running import RunningSweeps, pool_snapshot
+from hermes_ops.airflow.folders import Nudge, controller_nudge, home
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.core.model import Action, Snapshot
+from hermes_ops.core.model import Plan as Allocation
+
+PERIOD_S = 1.0
+"""Seconds between two rounds when nothing nudges the controller and no review is due."""
+
+NUDGE_PERIOD_S = 0.05
+
+
+@dataclass(slots=True)
+class AirflowCluster:
+    """One pool of an Airflow, as a `Cluster` of the decision loop."""
+
+    pool: str
+    metadata: Metadata
+    curves: CurveFeed
+    applier: Applier
+    decisions: DecisionLog
+    clock: Callable[[], float] = time.time
+    priors: PriorFeed | None = None
+    nodes: tuple[str, ...] = ()
+    books: dict[str, Book] = field(default_factory=dict)
+    _sweeps: RunningSweeps = field(init=False)
+    _janitor: Janitor = field(default_factory=Janitor)
+    _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
+    _nudge: Nudge = field(default_factory=controller_nudge)
+    _wake: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._sweeps = RunningSweeps(self.pool)
+
+    def observe(self) -> Snapshot:
+        """Read everything, settle what needs no policy, and return the policy's facts."""
+        now = self.clock()
+        self._read_books()
+        end_overtaken(self.books.values(), self.applier.client, now)
+        for book in self.books.values():
+            self.applier.settle(book, now)
+        snapshot = pool_snapshot(self.pool, self.metadata, self.books, now, self.nodes)
+        return Snapshot(now, (), ()) if self.draining else snapshot
+
+    def apply(self, snapshot: Snapshot, plan: Allocation, actions: Sequence[Action]) -> None:
+        """Grant leases, re-rank, stop; or, while draining, stop everything."""
+        if self.draining:
+            self.applier.stop_all(self.books.values(), self.clock())
+        else:
+            ages = {s: self.curves.age_s(s) for s in self.books}
+            self.applier.apply(self.books, snapshot, plan, actions, ages)
+        publish(self.pool, snapshot, plan, self.books, self.applier.policy_name)
+
+    def wait(self, until_s: float | None) -> None:
+        """Send decisions that are done, then sleep until the next round is due.
+
+        That is after a second, or earlier if nudged or woken.
+        """
+        for book in self.books.values():
+            self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
+        self._janitor.look(self.books.values(), self.clock())
+        self._pod_janitor.look(self.books.values(), self.clock())
+        due_s = self.clock() + PERIOD_S
+        due_s = due_s if until_s is None else min(due_s, until_s)
+        while not self._wake.wait(NUDGE_PERIOD_S):
+            if self._nudge.taken() or self.clock() >= due_s:
+                break
+        self._wake.clear()
+
+    def wake(self) -> None:
+        """End the current `wait`."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what is left and stop the background work; no trial is touched."""
+        for book in self.books.values():
+            self.decisions.upload(book.sweep, book.plan.record.parent_run_id, force=True)
+        self.curves.close()
+        if self.priors is not None:
+            self.priors.close()
+        self.applier.client.close()
+
+    @property
+    def draining(self) -> bool:
+        """True while the stack is being shut down (the file HERMES_HOME/drain exists)."""
+        return (home() / "drain").exists()
+
+    def _read_books(self) -> None:
+        for gone, ended in self._sweeps.read(self.metadata).items():
+            self.decisions.upload(gone, ended.record.parent_run_id, force=True)
+            self.applier.forget(gone)
+            settle_abandoned(ended, self.applier.client, self.applier.tracker)
+        plans = self._sweeps.plans
+        self.curves.follow(plans)
+        if self.priors is not None:
+            self.priors.follow(plans)
+        self.books = {s: self._book(s, p) for s, p in plans.items()}
+
+    def _book(self, sweep: str, plan: Plan) -> Book:
+        told = self.curves.age_s(sweep) is not None
+        return Book.read(plan, self.metadata, self.curves.curves(sweep), told=told)

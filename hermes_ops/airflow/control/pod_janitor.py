@@ -1,0 +1,142 @@
+"""Pods without a lease: the controller deletes them, whatever became of their tasks.
+
+A pod's task deletes it in all ordinary cases, and a trial's next lease does. This is for the rest:
+the task was killed and never comes again, its trial was ended from outside, its sweep is over.
+Nothing is imported or asked of Kubernetes before the pool has had a sweep whose trials are pods.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.folders import pod_file
+from hermes_ops.airflow.trial.local import GRACE_S
+from hermes_ops.config import RunIn, pod_defaults
+from hermes_ops.errors import HermesError
+from hermes_ops.kubernetes import (
+    ClusterPods,
+    Findings,
+    Leased,
+    Pods,
+    connect,
+    judge,
+    labels_of_sweep,
+    own_namespace,
+)
+from hermes_ops.kubernetes.template import MANAGED, SWEEP
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 10.0
+
+Opened = Callable[[str], Pods]
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Sweeps whose trials are, or were, pods: the namespace that each names, by its label."""
+
+    namespaces: Mapping[str, str | None]
+    running: frozenset[str]
+    leased: Leased
+
+
+def epochs_of(label: str, book: Book) -> dict[tuple[str, int], int]:
+    """The lease in force of each trial of a sweep."""
+    leased = ((t.number, t.lease) for t in book.trials if t.active and not t.ended)
+    return {(label, number): lease.epoch for number, lease in leased if lease is not None}
+
+
+def cluster_pods() -> Opened:
+    """What opens a namespace; HermesError where no cluster is known."""
+    api = connect()
+    return lambda namespace: ClusterPods(api, namespace)
+
+
+@dataclass(slots=True)
+class PodJanitor:
+    """Looks after pods in the background, so that no decision waits for the cluster."""
+
+    access: Callable[[], Opened] = cluster_pods
+    _due_s: float = 0.0
+    _namespaces: dict[str, str | None] = field(default_factory=dict)  # by label; ended ones too
+    _findings: dict[str, Findings] = field(default_factory=dict)  # by namespace
+    _opened: Opened | None = None
+    _thread: threading.Thread | None = None
+    _complaints: set[str] = field(default_factory=set)  # by namespace or file
+
+    def look(self, books: Iterable[Book], now_s: float) -> None:
+        """Compare pods with leases in the background, if it is time and the last time is over."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        pods = [b for b in books if b.plan.config.trial.run_in is RunIn.POD]
+        if now_s < self._due_s or not (pods or self._namespaces):
+            return
+        followed = self._follow(pods)
+        self._due_s = now_s + PERIOD_S
+        self._thread = threading.Thread(target=self.clean, args=(followed, now_s), daemon=True)
+        self._thread.start()
+
+    def _follow(self, books: Iterable[Book]) -> Followed:
+        epochs: dict[tuple[str, int], int] = {}
+        running = set()
+        for book in books:
+            label = labels_of_sweep(book.sweep)[SWEEP]
+            spec = book.plan.config.trial.pod
+            running.add(label)
+            self._namespaces[label] = spec.namespace if spec is not None else None
+            epochs |= epochs_of(label, book)
+        leased = Leased(frozenset(self._namespaces), epochs)
+        return Followed(dict(self._namespaces), frozenset(running), leased)
+
+    def clean(self, followed: Followed, now_s: float) -> None:
+        """One look at every namespace; trouble is said once, and the next look tries again."""
+        for namespace, labels in self._by_namespace(followed).items():
+            try:
+                seen = self._clean(namespace, followed.leased, now_s)
+            except Exception as error:  # the controller must outlive whatever a client raises
+                self._complain(namespace, error)
+                continue
+            self._complaints.discard(namespace)
+            for over in labels - followed.running - seen:
+                self._namespaces.pop(over, None)
+
+    def _by_namespace(self, followed: Followed) -> dict[str, set[str]]:
+        try:
+            default = pod_defaults(pod_file()).namespace
+        except HermesError as error:
+            self._complain(str(pod_file()), error)
+            return {}
+        self._complaints.discard(str(pod_file()))
+        found: dict[str, set[str]] = {}
+        for label, own in followed.namespaces.items():
+            name = own or default or own_namespace() or "default"
+            found.setdefault(name, set()).add(label)
+        return found
+
+    def _clean(self, namespace: str, leased: Leased, now_s: float) -> set[str]:
+        """End the orphans of a namespace; the labels of the sweeps that have pods there."""
+        self._opened = self._opened or self.access()
+        cluster = self._opened(namespace)
+        pods = cluster.find(MANAGED)
+        before = self._findings.get(namespace, Findings())
+        found = judge(pods, leased, before.since_s, now_s, round(GRACE_S))
+        self._findings[namespace] = found
+        for ending in found.endings:
+            pod = ending.pod
+            if cluster.delete(pod, ending.grace_s):
+                log.warning("Pod %s of trial %s of %s has no lease: it is deleted",
+                            pod.name, pod.trial, pod.sweep)  # fmt: skip
+        if now_s < found.next_s:
+            self._due_s = min(self._due_s, found.next_s)
+        return {p.sweep for p in pods}
+
+    def _complain(self, where: str, error: Exception) -> None:
+        text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+        if where not in self._complaints:
+            log.warning("Pods without a lease cannot be looked for (%s): %s", where, text)
+        self._complaints.add(where)

@@ -1,0 +1,89 @@
+"""The pool as it stands now, for people: `HERMES_HOME/pool-<name>.json`, replaced atomically.
+
+Nobody decides on it: it is a view for `hermes sweep watch` and `hermes explain`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.folders import home
+from hermes_ops.core.model import Job, Plan, Reason, Snapshot
+
+
+def view_path(pool: str) -> Path:
+    """Where the view of a pool lies."""
+    return home() / f"pool-{pool}.json"
+
+
+def publish(
+    pool: str, snapshot: Snapshot, plan: Plan, books: Mapping[str, Book], policy: str
+) -> None:
+    """Write the view of this round."""
+    order = {job: i + 1 for i, job in enumerate(plan.ranking)}
+    document = {
+        "time_s": snapshot.time_s,
+        "pid": os.getpid(),
+        "policy": policy,
+        "gpus": [g.index for g in snapshot.gpus],
+        "sweeps": {s: _sweep(b) for s, b in books.items()},
+        "jobs": [
+            _job(j, _sign(books, j), plan.reasons.get(j.id), order.get(j.id)) for j in snapshot.jobs
+        ],
+    }
+    path = view_path(pool)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(document, separators=(",", ":")))
+    os.replace(fresh, path)
+
+
+def read_view(pool: str) -> dict[str, Any] | None:
+    """The newest view of a pool; None when no controller has written one."""
+    try:
+        value = json.loads(view_path(pool).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _sweep(book: Book) -> dict[str, Any]:
+    return {
+        "trials": len(book.trials),
+        "ended": sum(t.ended for t in book.trials),
+        "open": book.open_trials,
+        "closing": book.close.reason if book.close else None,
+    }
+
+
+def _sign(books: Mapping[str, Book], job: Job) -> float:
+    book = books.get(job.sweep)
+    return book.plan.facts.sign if book is not None else 1.0
+
+
+def _job(job: Job, sign: float, reason: Reason | None, rank: int | None) -> dict[str, Any]:
+    terms = {t.name: _number(t.value) for t in reason.terms} if reason else {}
+    return {
+        "id": job.id,
+        "phase": job.phase.value,
+        "gpus": list(job.gpus_held),
+        "step": job.last_step,
+        "total_steps": job.total_steps,
+        "value": _number(sign * job.curve[-1].loss) if job.curve else None,
+        "preemptions": job.preemptions,
+        "service_gpu_s": job.service_gpu_s,
+        "rank": rank,
+        "reason": reason.text if reason else "",
+        "terms": terms,
+        "runner_up": reason.runner_up if reason else None,
+        "would_change": reason.would_change if reason else "",
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,1 @@
+"""The DAG of a sweep: its plan, its report, and what is around them."""

@@ -1,0 +1,206 @@
+"""The trigger that holds a trial's pod while its task is deferred, in Airflow's triggerer.
+
+It has the same life of a pod, the same watch and the same way to MLflow as a task's process, in
+threads of a process that it shares with the other triggers. Should the triggerer be killed, the
+next one runs the trigger again and goes on with the pod, or with what the trial has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from hermes_ops.airflow.folders import Nudge, TrialFolder, controller_nudge
+from hermes_ops.airflow.records import StopFlag
+from hermes_ops.airflow.trial.connections import URI, mlflow_variables
+from hermes_ops.airflow.trial.exits import EXIT_INFRASTRUCTURE, record_of
+from hermes_ops.airflow.trial.kept_log import KeptLog
+from hermes_ops.airflow.trial.local import GRACE_S
+from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
+from hermes_ops.airflow.trial.stop_file import told
+from hermes_ops.airflow.trial.watching import look_after
+from hermes_ops.errors import HermesError
+from hermes_ops.kubernetes import ClusterPods, Limits, PodSegment, labels_of_sweep
+from hermes_ops.kubernetes.template import TRIAL
+from hermes_ops.tracking import Tracker
+
+POLL_S = 0.5
+LOOK_S = 5.0
+"""A pod is also looked at as soon as its log ends, so now and then is enough."""
+CONNECTIONS = 1_000
+"""To Kubernetes' API at the same time: each pod's log has one."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPod:
+    """What a trigger knows of its pod; none of it is secret, as Airflow's pages show it.
+
+    `owner` is the try that made it, `start_s` how long its start may take, `cluster` the arguments
+    of the hook that leads to it.
+    """
+
+    sweep: str
+    number: int
+    epoch: int
+    run_id: str
+    name: str
+    namespace: str
+    owner: str
+    start_s: float
+    cluster: Mapping[str, Any]
+    mlflow_conn_id: str | None = None
+
+    @property
+    def folder(self) -> TrialFolder:
+        """The trial's folder."""
+        return TrialFolder.of(self.sweep, self.number)
+
+    def pods(self) -> ClusterPods:
+        """The way to it."""
+        return ClusterPods(_client(tuple(sorted(self.cluster.items()))), self.namespace)
+
+    def segment(self, say: Say) -> PodSegment:
+        """Its life from here on; it is not made again should it be gone."""
+        return PodSegment(
+            self.pods(),
+            request=None,
+            name=self.name,
+            owner=self.owner,
+            epoch=self.epoch,
+            trial={**labels_of_sweep(self.sweep), TRIAL: str(self.number)},
+            record=record_of(self.folder, self.epoch),
+            emit=say,
+            limits=Limits(GRACE_S, self.start_s, look_s=LOOK_S),
+        )
+
+    # What `look_after` asks for
+
+    def nudge(self) -> Nudge:
+        """Given when there is a stop flag."""
+        return self.folder.nudge()
+
+    def stop_flag(self) -> StopFlag | None:
+        """The stop flag of its lease."""
+        return told(self.folder, self.epoch)
+
+    def relay(self) -> None:
+        """Pass on nothing: the controller reads what the trial says of itself."""
+
+
+class PodTrigger(BaseTrigger):
+    """Looks after one pod and fires once it is gone: `epoch`, exit `code`, `trouble`.
+
+    :param held: the fields of `HeldPod`
+    """
+
+    def __init__(self, **held: Any) -> None:  # noqa: ANN401 - plain data
+        super().__init__()
+        self.held = HeldPod(**held)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """How another process makes it again."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", asdict(self.held)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Fire once, when the pod is gone."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[dict[str, Any] | None] = loop.create_future()
+        given_up = threading.Event()
+        say = functools.partial(_say, contextvars.copy_context(), self.log.info)
+
+        def work() -> None:
+            found = hold(self.held, say, given_up.is_set)
+            with contextlib.suppress(RuntimeError):  # the triggerer is ending
+                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(found))
+
+        threading.Thread(target=work, daemon=True, name=self.held.name).start()
+        try:
+            event = await ended
+        finally:
+            given_up.set()
+        if event is not None:
+            yield TriggerEvent(event)
+
+    async def on_kill(self) -> None:
+        """Its task was cleared or marked by a person: end the pod, with a script's grace."""
+        await asyncio.to_thread(end, self.held)
+
+
+def hold(held: HeldPod, say: Say, given_up: Callable[[], bool]) -> dict[str, Any] | None:
+    """Look after the pod until it is gone: how it ended; None where it was given up."""
+    log = KeptLog.of(held.folder, held.epoch, say)
+    try:
+        segment = held.segment(log)
+        feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id))
+        code = _watched(held, segment, feed, say, given_up)
+        trouble = segment.trouble
+    except HermesError as error:  # another try looks after it, or it cannot be reached
+        code, trouble = EXIT_INFRASTRUCTURE, str(error)
+    finally:
+        log.close()
+    if code is None:
+        return None
+    controller_nudge().give()
+    return {"epoch": held.epoch, "code": code, "trouble": trouble}
+
+
+def _watched(
+    held: HeldPod, segment: PodSegment, feed: MetricFeed, say: Say, given_up: Callable[[], bool]
+) -> int | None:
+    segment.start()
+    feed.start()
+    try:
+        _, code = look_after(segment, held, say, poll_s=POLL_S, given_up=given_up)
+        if code is None:
+            segment.leave()
+        else:
+            segment.finish()
+    finally:
+        feed.close()
+    if code is not None:
+        feed.pump_once(ended=True)
+    return code
+
+
+def end(held: HeldPod) -> None:
+    """Delete the pod unless another try looks after it."""
+    pods = held.pods()
+    while (view := pods.read(held.name)) is not None and view.owner == held.owner:
+        if view.gone_by_s is not None or pods.delete(view, round(GRACE_S)):
+            return
+
+
+def tracker(mlflow_conn_id: str | None) -> Tracker:
+    """The way to MLflow of that connection, or of this process; one for all who use the same."""
+    return _tracker(tuple(sorted(mlflow_variables(mlflow_conn_id).items())))
+
+
+@functools.lru_cache(maxsize=16)
+def _tracker(variables: tuple[tuple[str, str], ...]) -> Tracker:
+    if not variables:
+        return Tracker(tracking_uri())
+    own = dict(variables)
+    return Tracker(own[URI], variables=own)
+
+
+@functools.lru_cache(maxsize=16)
+def _client(cluster: tuple[tuple[str, Any], ...]) -> Any:  # noqa: ANN401 - a client without types
+    client = KubernetesHook(**dict(cluster)).core_v1_client
+    client.api_client.rest_client.pool_manager.connection_pool_kw["maxsize"] = CONNECTIONS
+    return client
+
+
+def _say(context: contextvars.Context, log: Say, text: str) -> None:
+    """Log into the task's log: which trigger speaks stands in the context."""
+    context.copy().run(log, text)

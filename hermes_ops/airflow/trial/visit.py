@@ -1,0 +1,165 @@
+"""One visit of a trial to a slot: what is written down when it begins, goes on and ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hermes_ops.airflow.folders import Accounts, Nudge, TrialFolder, controller_nudge
+from hermes_ops.airflow.records import (
+    SEGMENT_KEY,
+    STOP_KEY,
+    Lease,
+    Segment,
+    StopFlag,
+    decode,
+    encode,
+)
+from hermes_ops.airflow.trial import afterwards
+from hermes_ops.airflow.trial.metrics import Ending, MetricFeed
+
+
+class Store(Protocol):
+    """The task's own state store."""
+
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - JSON
+        """The stored value."""
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:  # noqa: ANN401 - JSON
+        """Store a value."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """Keeps the trial's `Segment` record, and through its feed the trial's MLflow run."""
+
+    store: Store
+    lease: Lease
+    folder: TrialFolder
+    feed: MetricFeed
+    record: Segment
+    _said: Mapping[str, Any] | None = None
+
+    @classmethod
+    def begin(cls, store: Store, lease: Lease, folder: TrialFolder, last: Segment | None) -> Visit:
+        """A visit under this lease, after the segment `last`; nothing is written yet."""
+        before = last or Segment(0, False, 0.0)
+        goes_on = lease.pod is not None and before.running and before.epoch == lease.epoch
+        accounts = Accounts.of(folder.segments())
+        record = replace(
+            before,
+            epoch=lease.epoch,
+            running=True,
+            started_s=before.started_s if goes_on else time.time(),
+            ended_s=None,
+            outcome="",
+            gpus=lease.gpus,
+            steps_at_start=before.step,
+            spans=accounts.spans,
+            service_gpu_s=accounts.service_gpu_s,
+            segments=accounts.segments + 1,
+            preemptions=accounts.preemptions,
+        )
+        return cls(store, lease, folder, MetricFeed(lease.run_id, folder), record)
+
+    @classmethod
+    def after(cls, store: Store, lease: Lease, folder: TrialFolder, last: Segment) -> Visit:
+        """The visit of a segment that has ended under `lease` or an earlier lease of its trial."""
+        own = replace(lease, epoch=last.epoch, gpus=last.gpus)
+        return cls(store, own, folder, MetricFeed(lease.run_id, folder), last)
+
+    def nudge(self) -> Nudge:
+        """Given when there is a stop flag."""
+        return self.folder.nudge()
+
+    def opened(self) -> None:
+        """The segment's process has started."""
+        self._write()
+        self.feed.start()
+
+    def stop_flag(self) -> StopFlag | None:
+        """The stop flag of this lease; an older one does not count."""
+        flag = decode(StopFlag, self.store.get(STOP_KEY))
+        return flag if flag is not None and flag.epoch == self.lease.epoch else None
+
+    def relay(self) -> None:
+        """Pass on what the trial says of itself, if it says something new."""
+        status = self.folder.status()
+        if status != self._said and status.get("epoch") == self.lease.epoch:
+            self._said = status
+            self.record = with_status(self.record, status)
+            self._write()
+
+    def result(self) -> Mapping[str, Any]:
+        """How this lease's segment ended, or that the trial had finished before; else empty."""
+        return result_of(self.folder, self.lease.epoch)
+
+    def pause(self, outcome: str, *, failed: bool = False) -> None:
+        """The segment has ended and the trial goes on another time."""
+        self._close(outcome)
+        if failed:
+            self.record = replace(self.record, failures=self.record.failures + 1)
+        self._write()
+        controller_nudge().give()
+        afterwards.do(lambda: self.feed.pump_once(ended=True))
+
+    def end(self, ending: Ending) -> None:
+        """The trial has ended for good."""
+        self._close(ending.state)
+        self.record = replace(self.record, final=ending.state)
+        self._write()
+        controller_nudge().give()
+        self.feed.finish(ending, self.record)
+
+    def _close(self, outcome: str) -> None:
+        self.record = closed(self.record, self.folder, outcome)
+
+    def _write(self) -> None:
+        self.store.set(SEGMENT_KEY, encode(self.record))
+
+
+def result_of(folder: TrialFolder, epoch: int) -> Mapping[str, Any]:
+    """How that lease's segment ended, or that the trial had finished before; else empty."""
+    result = folder.result()
+    ours = result.get("epoch") == epoch or result.get("outcome") == "finished"
+    return result if ours else {}
+
+
+def closed(record: Segment, folder: TrialFolder, outcome: str) -> Segment:
+    """The record once its segment has ended, with the accounts that the trial has kept."""
+    accounts = Accounts.of(folder.segments())
+    over = replace(
+        record,
+        running=False,
+        ended_s=time.time(),
+        outcome=outcome,
+        spans=accounts.spans,
+        service_gpu_s=accounts.service_gpu_s,
+        segments=max(1, accounts.segments),
+        preemptions=accounts.preemptions,
+    )
+    return with_status(over, folder.status())
+
+
+def with_status(record: Segment, status: Mapping[str, Any]) -> Segment:
+    """The record with what the trial's own status file says."""
+    if status.get("epoch") != record.epoch:
+        return record
+    timings = status.get("timings") or {}
+    return replace(
+        record,
+        step=int(status.get("step") or record.step),
+        preemptible=bool(status.get("preemptible", record.preemptible)),
+        preemptible_reason=str(status.get("preemptible_reason") or ""),
+        checkpointed_s=status.get("checkpointed_s") or record.checkpointed_s,
+        checkpoint_s=_first(timings.get("checkpoint_s"), record.checkpoint_s),
+        restore_s=_first(timings.get("restore_s"), record.restore_s),
+        startup_s=_first(timings.get("startup_s"), record.startup_s),
+        tensor_skew=_first(status.get("tensor_skew"), record.tensor_skew),
+    )
+
+
+def _first(new: float | None, old: float | None) -> float | None:
+    return new if new is not None else old
