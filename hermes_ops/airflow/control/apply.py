@@ -190,7 +190,7 @@ class Applier:
 
     def _settled(self, book: Book, trial: Trial) -> Trial:
         """The trial once its segment is closed, if it was preempted and its task waits."""
-        if (segment := settled(trial, book.folder(trial))) is None:
+        if not trial.left or (segment := settled(trial, book.folder(trial))) is None:
             return trial
         self._put(book, trial, SEGMENT_KEY, encode(segment))
         return replace(trial, segment=segment, left="")

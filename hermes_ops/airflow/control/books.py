@@ -107,10 +107,7 @@ class Book:
         records = metadata.records(plan.run)
         task = plan.record.trial_task
         trials = tuple(
-            as_it_stands(
-                Trial.of(row, records.get((task, row.number), {})),
-                TrialFolder.of(plan.run.sweep_id, row.number),
-            )
+            as_it_stands(Trial.of(row, records.get((task, row.number), {})), plan.run.sweep_id)
             for row in metadata.trials(plan.run, task)
         )
         planned: Mapping[str, Any] = records.get((plan.run.plan_task, -1), {})

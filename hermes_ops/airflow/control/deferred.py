@@ -19,13 +19,14 @@ PREEMPTED = ("preempted", "interrupted")
 """Outcomes of a segment after which its trial just waits for its next lease."""
 
 
-def as_it_stands(trial: Trial, folder: TrialFolder) -> Trial:
+def as_it_stands(trial: Trial, sweep: str) -> Trial:
     """The trial with what its folder says of the segment that a pod of its lease runs or ran."""
     lease, segment = trial.lease, trial.segment
     if lease is None or lease.pod is None or segment is None or not segment.running:
         return trial
     if segment.epoch != lease.epoch:
         return trial
+    folder = TrialFolder.of(sweep, trial.number)
     try:
         if trial.row.state == "deferred":
             return replace(trial, segment=with_status(segment, folder.status()))

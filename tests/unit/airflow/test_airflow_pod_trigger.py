@@ -294,7 +294,7 @@ def test_a_deferred_trial_runs_and_says_how_far_it_is() -> None:
     folder = TrialFolder.of(SWEEP, 0)
     folder.path.mkdir(parents=True)
     (folder.path / "status.json").write_text(json.dumps({"epoch": 1, "step": 7}))
-    seen = as_it_stands(trial("deferred"), folder)
+    seen = as_it_stands(trial("deferred"), SWEEP)
     assert (seen.phase, seen.segment and seen.segment.step) == (Phase.RUNNING, 7)
     assert not seen.idle
 
@@ -306,8 +306,9 @@ def test_a_deferred_trial_runs_and_says_how_far_it_is() -> None:
 def test_a_preempted_segment_is_closed_here_and_every_other_end_by_its_task(
     outcome: str, phase: Phase
 ) -> None:
-    outside, folder = Journal(), left(outcome)
-    seen = book(as_it_stands(trial("scheduled"), folder))
+    outside = Journal()
+    left(outcome)
+    seen = book(as_it_stands(trial("scheduled"), SWEEP))
     outside.applier().settle(seen, 130.0)
     after = seen.trials[0]
     assert after.phase is phase
@@ -319,15 +320,17 @@ def test_a_preempted_segment_is_closed_here_and_every_other_end_by_its_task(
 
 def test_what_an_earlier_lease_left_is_not_taken_for_this_ones() -> None:
     newer = trial("scheduled", lease=lease(2, pod={}), segment=segment(2))
-    assert as_it_stands(newer, left("preempted")).left == ""
-    assert settled(as_it_stands(trial("queued"), left("preempted")), left("preempted")) is None
+    folder = left("preempted")
+    assert as_it_stands(newer, SWEEP).left == ""
+    assert settled(as_it_stands(trial("queued"), SWEEP), folder) is None
 
 
 def test_a_sweep_that_ends_lets_a_trial_say_that_it_has_finished() -> None:
     from hermes_ops.airflow.records import CloseRecord
 
     outside = Journal()
-    seen = as_it_stands(trial("scheduled"), left("finished"))
+    left("finished")
+    seen = as_it_stands(trial("scheduled"), SWEEP)
     outside.applier().settle(book(seen, close=CloseRecord("enough")), 130.0)
     assert outside.of("put", "skip", "rank") == []
 
