@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
@@ -119,8 +120,14 @@ def main(counts: list[int]) -> None:
             asyncio.run(hold(counts))
         finally:
             api.terminate()
-            os._exit(0)  # threads that look for their pods hold nothing
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]] or [1, 100, 300])
+    code = 1
+    try:
+        main([int(argument) for argument in sys.argv[1:]] or [1, 100, 300])
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)  # threads that look for their pods would go on
