@@ -116,6 +116,7 @@ VALID: dict[str, Any] = {
             "user": 1000,
             "read_only_root": True,
             "start_timeout_seconds": 600,
+            "deferrable": True,
         },
     },
     "budget": {
