@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
+from hermes_ops.asking import ask
 from hermes_ops.errors import HermesError, Unavailable
 
 TRIES = 3
@@ -207,10 +208,7 @@ class AirflowClient:
         **arguments: Any,  # noqa: ANN401 - httpx's own arguments
     ) -> Any:  # noqa: ANN401 - a JSON document
         try:
-            response = self._answer(method, path, arguments)
-            while response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and tries > 1:
-                tries -= 1
-                response = self._answer(method, path, arguments)
+            response = ask(lambda: self._answer(method, path, arguments), tries)
         except httpx.HTTPError as error:
             raise Unavailable(
                 f"Airflow at {self.credentials.url} did not answer: {error}"

@@ -1,4 +1,4 @@
-"""Which sweep a task belongs to."""
+"""Which sweep a task belongs to, and what its tasks are called."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from typing import Any
 
 MAIN_DAG = "hermes_sweep"
 """The DAG of `hermes sweep run`: its sweeps are called after their DAG runs."""
+PLAN_TASK, TRIAL_TASK, REPORT_TASK = "plan", "trial", "report"
+"""The tasks of a sweep, within their group if they are in one."""
+
+
+def group_of(task_id: str) -> str:
+    """The group that a task is in; empty: it is in none."""
+    return task_id.rpartition(".")[0]
+
+
+def in_group(group: str, name: str) -> str:
+    """The id of the task of that name in the group, if there is one."""
+    return f"{group}.{name}" if group else name
 
 
 def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
@@ -16,7 +28,7 @@ def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
     in a task group of its own. So anywhere but in the DAG `hermes_sweep` the id is `DAG:RUN` or
     `DAG:GROUP:RUN`; neither a DAG's id nor a group's can have a colon.
     """
-    group = task_id.rpartition(".")[0]
+    group = group_of(task_id)
     if dag_id == MAIN_DAG and not group:
         return run_id
     return ":".join(part for part in (dag_id, group, run_id) if part)

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hermes_ops.airflow.identity import MAIN_DAG, sweep_id
+from hermes_ops.airflow.identity import (
+    MAIN_DAG,
+    PLAN_TASK,
+    REPORT_TASK,
+    group_of,
+    in_group,
+    sweep_id,
+)
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
@@ -45,18 +52,17 @@ class Place:
     @property
     def plan(self) -> TaskKey:
         """The sweep's first task."""
-        return self._task("plan")
+        return self._task(PLAN_TASK)
 
     @property
     def report(self) -> TaskKey:
         """The sweep's last task."""
-        return self._task("report")
+        return self._task(REPORT_TASK)
 
     def _task(self, name: str) -> TaskKey:
         from hermes_ops.airflow.client import TaskKey
 
-        task_id = f"{self.group}.{name}" if self.group else name
-        return TaskKey(self.dag_id, self.run_id, task_id)
+        return TaskKey(self.dag_id, self.run_id, in_group(self.group, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ def _run_of(task: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _group(task: Mapping[str, Any]) -> str:
-    return str(task["task_id"]).rpartition(".")[0]
+    return group_of(str(task["task_id"]))
 
 
 def _state_in_group(report: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import sys
 
 import httpx
 
+from hermes_ops.asking import ask
 from hermes_ops.errors import StackError
 from hermes_ops.stack.airflow_settings import database_url
 from hermes_ops.stack.credentials import ADMIN_USER, Credentials
@@ -18,7 +19,6 @@ from hermes_ops.stack.layout import write_private
 from hermes_ops.stack.settings import Settings
 
 MIGRATION_TIMEOUT_S = 600
-TRIES = 5
 REQUEST_TIMEOUT_S = 120.0  # the first request of each kind imports a good part of Airflow
 
 
@@ -90,13 +90,8 @@ def set_pool(client: httpx.Client, name: str, slots: int) -> None:
 
 
 def _send(client: httpx.Client, method: str, path: str, body: object) -> httpx.Response:
-    """Ask, and again after a 500: on SQLite, Airflow's writers refuse each other now and then."""
     try:
-        for _ in range(TRIES - 1):
-            answer = client.request(method, path, json=body)
-            if answer.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
-                return answer
-        return client.request(method, path, json=body)
+        return ask(lambda: client.request(method, path, json=body))
     except httpx.HTTPError as error:
         raise StackError(
             f"Airflow at {client.base_url} did not answer {method} {path} ({error}): "

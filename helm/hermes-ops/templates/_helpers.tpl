@@ -45,10 +45,10 @@ imagePullPolicy: {{ $image.pullPolicy }}
 {{- printf "%s:%s" .Values.images.airflow.repository (default .Chart.AppVersion .Values.images.airflow.tag) -}}
 {{- end -}}
 
-{{/* What every pod has; (list . "component" user-id) */}}
+{{/* What every pod has; (list . "component" user-id), and true where it talks to the API server */}}
 {{- define "hermes.pod" -}}
 {{- $root := index . 0 -}}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ and (gt (len .) 3) (last .) }}
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true

@@ -12,11 +12,9 @@ from dataclasses import replace
 from hermes_ops.airflow.control.pool import READY_STATES, Trial
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.records import Segment
+from hermes_ops.airflow.trial.exits import PAUSED
 from hermes_ops.airflow.trial.visit import closed, result_of, with_status
 from hermes_ops.errors import HermesError
-
-PREEMPTED = ("preempted", "interrupted")
-"""Outcomes of a segment after which its trial just waits for its next lease."""
 
 
 def as_it_stands(trial: Trial, sweep: str) -> Trial:
@@ -39,6 +37,6 @@ def as_it_stands(trial: Trial, sweep: str) -> Trial:
 
 def settled(trial: Trial, folder: TrialFolder) -> Segment | None:
     """The record of a segment that was preempted and whose task waits; None where there is none."""
-    if trial.left not in PREEMPTED or trial.segment is None:
+    if trial.left not in PAUSED or trial.segment is None:
         return None
     return closed(trial.segment, folder, trial.left)

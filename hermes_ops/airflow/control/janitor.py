@@ -79,8 +79,8 @@ def free_ended(
     note = sweep_folder(sweep) / KEEP_FILE
     if kept or not obeyed:
         fresh = note.with_suffix(".new")
-        due = {"until_s": now_s + (keep_s if kept else 0.0)}
-        fresh.write_text(json.dumps({**due, "sweep": sweep, "store": store} if store else due))
+        until_s = now_s + (keep_s if kept else 0.0)
+        fresh.write_text(json.dumps({"until_s": until_s, "sweep": sweep, "store": store}))
         os.replace(fresh, note)
     else:
         note.unlink(missing_ok=True)

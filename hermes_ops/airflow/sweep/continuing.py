@@ -17,7 +17,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.client import TaskKey
-from hermes_ops.airflow.identity import sweep_id
+from hermes_ops.airflow.identity import (
+    PLAN_TASK,
+    REPORT_TASK,
+    group_of,
+    in_group,
+    sweep_id,
+)
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     CLOSED_TAG,
@@ -38,7 +44,6 @@ if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.tracking import Tracker, TrialRun
 
-PLAN_TASK, REPORT_TASK = "plan", "report"
 ENDED_RUN = ("success", "failed")
 OF_AN_END = ("hermes.reason", "hermes.ended", "hermes.output_tail")
 """Tags of a trial's run that say how it ended."""
@@ -71,8 +76,7 @@ def with_trials(config: SweepConfig, trials: int) -> SweepConfig:
 
 def report_of(plan: TaskKey) -> str:
     """The id of the report's task of the sweep that this task has planned."""
-    group = plan.task_id.rpartition(".")[0]
-    return f"{group}.{REPORT_TASK}" if group else REPORT_TASK
+    return in_group(group_of(plan.task_id), REPORT_TASK)
 
 
 @dataclass(slots=True)

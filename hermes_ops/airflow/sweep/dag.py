@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Asset, Param, TaskGroup, TriggerRule, XComArg, get_parsing_context
 
+from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK, TRIAL_TASK
 from hermes_ops.airflow.sweep.nights import Nights
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL, SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
@@ -16,7 +17,6 @@ from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.operator import HermesTrialOperator, trial_defaults
 from hermes_ops.config import dag_params_schema
 
-PLAN_TASK, TRIAL_TASK, REPORT_TASK = "plan", "trial", "report"
 UNLIMITED = 100_000
 """The pool and the controller bound what runs; Airflow's own limits must not."""
 

@@ -1,4 +1,4 @@
-"""Exit codes of hermes-trial, and the one that a trial's own result stands for."""
+"""The exit code of hermes-trial that a trial's own result stands for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.trial.visit import result_of
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED, Outcome
 
-EXIT_FINISHED, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED = 0, 70, 75
+PAUSED = (Outcome.PREEMPTED.value, Outcome.INTERRUPTED.value)
+"""Outcomes of a segment after which its trial just waits for its next lease."""
 
 
 def record_of(folder: TrialFolder, epoch: int) -> Callable[[], int | None]:
@@ -30,8 +32,9 @@ def code_of(result: Mapping[str, Any]) -> int | None:
     outcome = result.get("outcome")
     if not outcome:
         return None
-    known = {"finished": EXIT_FINISHED, "preempted": EXIT_PREEMPTED, "interrupted": EXIT_PREEMPTED}
-    if outcome in known:
-        return known[outcome]
+    if outcome == Outcome.FINISHED.value:
+        return FINISHED
+    if outcome in PAUSED:
+        return PREEMPTED
     code = abs(int(result.get("exit_code") or 1))
-    return code if code not in (EXIT_INFRASTRUCTURE, EXIT_PREEMPTED) else 1
+    return code if code not in (INFRASTRUCTURE, PREEMPTED) else 1

@@ -37,13 +37,13 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.timing import configured_reschedule_delay_s
 from hermes_ops.airflow.trial import kept_log
 from hermes_ops.airflow.trial.connections import Connections
-from hermes_ops.airflow.trial.exits import EXIT_FINISHED, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from hermes_ops.airflow.trial.links import RUN_XCOM, MlflowRunLink
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.metrics import Ending, tracking_uri
 from hermes_ops.airflow.trial.visit import Store, Visit
 from hermes_ops.airflow.trial.watching import Running, look_after
 from hermes_ops.errors import HermesError
+from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED
 
 INFRASTRUCTURE_RETRIES = 100
 """Tries that Airflow may spend on lost races and killed workers; failures are counted apart."""
@@ -105,14 +105,14 @@ class HermesTrialMixin(ABC):
     ) -> dict[str, Any]:
         """Leave as the segment's exit code, its result and the stop flag demand."""
         result = visit.result()
-        if code == EXIT_FINISHED and result.get("outcome") == "finished":
+        if code == FINISHED and result.get("outcome") == "finished":
             return self.end(visit, Ending("finished"))
         if flag is not None and flag.final is not None:
             return self.end(visit, Ending(flag.final, flag.reason))
-        if code == EXIT_PREEMPTED:
+        if code == PREEMPTED:
             visit.pause(str(result.get("outcome") or "preempted"))
             self.step_aside(f"stopped ({flag.reason if flag else 'its task was told to end'})")
-        if code == EXIT_INFRASTRUCTURE:
+        if code == INFRASTRUCTURE:
             visit.pause("infrastructure")
             why = result.get("reason") or trouble or "its folder or GPU was still in use"
             self.step_aside(str(why))
@@ -235,8 +235,12 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
         if visit.lease.pod is not None:
             from hermes_ops.airflow.trial.pods import HermesPodTrialOperator
 
-            pod = HermesPodTrialOperator(task_id=self.task_id, number=self.number, pool=self.pool)
-            pod.mlflow_conn_id = self.mlflow_conn_id
+            pod = HermesPodTrialOperator(
+                task_id=self.task_id,
+                number=self.number,
+                pool=self.pool,
+                mlflow_conn_id=self.mlflow_conn_id,
+            )
             return pod.segment(visit, sweep, context)
         return LocalSegment(
             visit.lease, visit.folder, sweep, self.number, str(self.pool), self.log.info

@@ -22,7 +22,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from hermes_ops.airflow.folders import Nudge, TrialFolder, controller_nudge
 from hermes_ops.airflow.records import StopFlag
 from hermes_ops.airflow.trial.connections import URI, mlflow_variables
-from hermes_ops.airflow.trial.exits import EXIT_INFRASTRUCTURE, record_of
+from hermes_ops.airflow.trial.exits import record_of
 from hermes_ops.airflow.trial.kept_log import KeptLog
 from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
@@ -32,6 +32,7 @@ from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import ClusterPods, Limits, PodSegment, labels_of_sweep
 from hermes_ops.kubernetes.template import TRIAL
 from hermes_ops.tracking import Tracker
+from hermes_ops.trial.outcome import INFRASTRUCTURE
 
 POLL_S = 0.5
 LOOK_S = 5.0
@@ -70,18 +71,17 @@ class HeldPod:
         """The way to it."""
         return ClusterPods(_client(tuple(sorted(self.cluster.items()))), self.namespace)
 
-    def segment(self, say: Say) -> PodSegment:
-        """Its life from here on; it is not made again should it be gone."""
+    def segment(self, pods: ClusterPods, say: Say, **how: Any) -> PodSegment:  # noqa: ANN401 - its own
+        """Its life, with what else `PodSegment` takes."""
         return PodSegment(
-            self.pods(),
-            request=None,
+            pods,
             name=self.name,
             owner=self.owner,
             epoch=self.epoch,
             trial={**labels_of_sweep(self.sweep), TRIAL: str(self.number)},
             record=record_of(self.folder, self.epoch),
             emit=say,
-            limits=Limits(GRACE_S, self.start_s, look_s=LOOK_S),
+            **how,
         )
 
     # What `look_after` asks for
@@ -141,12 +141,13 @@ def hold(held: HeldPod, say: Say, given_up: Callable[[], bool]) -> dict[str, Any
     """Look after the pod until it is gone: how it ended; None where it was given up."""
     log = KeptLog.of(held.folder, held.epoch, say)
     try:
-        segment = held.segment(log)
+        limits = Limits(GRACE_S, held.start_s, look_s=LOOK_S)
+        segment = held.segment(held.pods(), log, request=None, limits=limits)
         feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id))
         code = _watched(held, segment, feed, say, given_up)
         trouble = segment.trouble
     except HermesError as error:  # another try looks after it, or it cannot be reached
-        code, trouble = EXIT_INFRASTRUCTURE, str(error)
+        code, trouble = INFRASTRUCTURE, str(error)
     finally:
         log.close()
     if code is None:

@@ -24,7 +24,6 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 
 from hermes_ops.airflow.folders import TrialFolder, home, pod_file
 from hermes_ops.airflow.records import Lease
-from hermes_ops.airflow.trial.exits import record_of
 from hermes_ops.airflow.trial.local import GRACE_S, trial_options, trial_variables
 from hermes_ops.airflow.trial.operator import HermesTrialMixin, trial_defaults
 from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger
@@ -40,7 +39,7 @@ from hermes_ops.kubernetes import (
     manifest,
     own_namespace,
 )
-from hermes_ops.kubernetes.template import DEFAULT_USER, TRIAL, TRIAL_MOUNT
+from hermes_ops.kubernetes.template import DEFAULT_USER, TRIAL_MOUNT
 
 START_TIMEOUT_S = 600.0
 POD_FOLDER = TrialFolder(Path(TRIAL_MOUNT))
@@ -55,12 +54,20 @@ class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
 
     :param number: the trial's number in its sweep, from 0
     :param pool: the Airflow pool whose slots are the GPUs
+    :param mlflow_conn_id: the connection that leads to MLflow, in the place of its variables
     """
 
-    def __init__(self, *, number: int, **kwargs: Any) -> None:  # noqa: ANN401 - Airflow's own
+    def __init__(
+        self,
+        *,
+        number: int,
+        mlflow_conn_id: str | None = None,
+        **kwargs: Any,  # noqa: ANN401 - Airflow's own
+    ) -> None:
         ours = {"on_kill_action": "keep_pod", "deferrable": False, "random_name_suffix": False}
         super().__init__(**{**trial_defaults(), **ours, **kwargs})
         self.number = number
+        self.mlflow_conn_id = mlflow_conn_id
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
         """Run one segment, or step aside; the trial's summary when it has finished."""
@@ -76,22 +83,13 @@ class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
             manifest(spec, facts, template(spec.template_file))
         )
         pod = self.build_pod_request_obj(context)  # type: ignore[arg-type]
-        start_s = spec.start_timeout_seconds or START_TIMEOUT_S
-        holder = None
-        if spec.deferrable or self.deferrable:
-            held = self._held(visit, pod.metadata, facts, start_s)
-            holder = PodTrigger(**asdict(held))
-        return PodSegment(
-            ClusterPods(self.client, pod.metadata.namespace),
+        held = self._held(visit, pod.metadata, facts, spec.start_timeout_seconds or START_TIMEOUT_S)
+        return held.segment(
+            ClusterPods(self.client, held.namespace),
+            self.log.info,
             request=pod,
-            name=pod.metadata.name,
-            owner=str(attempt),
-            epoch=visit.lease.epoch,
-            trial={**labels_of_sweep(sweep), TRIAL: str(self.number)},
-            record=record_of(visit.folder, visit.lease.epoch),
-            emit=self.log.info,
-            limits=Limits(GRACE_S, start_s),
-            holder=holder,
+            limits=Limits(GRACE_S, held.start_s),
+            holder=PodTrigger(**asdict(held)) if spec.deferrable or self.deferrable else None,
         )
 
     def _held(self, visit: Visit, pod: Any, facts: Facts, start_s: float) -> HeldPod:  # noqa: ANN401 - the client's own model

@@ -40,7 +40,7 @@ def test_only_trials_that_can_go_on_keep_their_checkpoints_after_the_end() -> No
     free_ended(SWEEP, STATES, 60.0, 1_000.0)
     assert [f.exists() for f in folders] == [False, False, True, True]
     note = json.loads((sweep_folder(SWEEP) / KEEP_FILE).read_text())
-    assert note == {"until_s": 1_060.0}
+    assert note == {"until_s": 1_060.0, "sweep": SWEEP, "store": None}
 
 
 def test_nothing_is_kept_when_the_time_is_zero_nor_when_all_finished() -> None:
