@@ -5,6 +5,7 @@ from hermes_ops.kubernetes.api import ClusterPods, Pods, PodView, Rejected
 from hermes_ops.kubernetes.life import Limits, OwnershipLost, PodSegment
 from hermes_ops.kubernetes.orphans import Findings, Leased, judge
 from hermes_ops.kubernetes.template import Facts, labels_of_sweep, manifest
+from hermes_ops.kubernetes.watched import WatchedPods
 
 __all__ = [
     "ClusterPods",
@@ -17,6 +18,7 @@ __all__ = [
     "PodView",
     "Pods",
     "Rejected",
+    "WatchedPods",
     "connect",
     "judge",
     "labels_of_sweep",

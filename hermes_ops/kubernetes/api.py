@@ -14,7 +14,7 @@ from hermes_ops.kubernetes.template import CONTAINER, EPOCH, SWEEP, TRIAL, TRY
 
 CALL_TIMEOUT_S = 10.0
 LOG_IDLE_TIMEOUT_S = 60.0
-_GONE, _CONFLICT, _TOO_MANY = 404, 409, 429
+_GONE, _CONFLICT, _EXPIRED, _TOO_MANY = 404, 409, 410, 429
 
 Plain = Mapping[str, Any]
 
@@ -99,6 +99,29 @@ def _unscheduled(status: Plain) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has become of a pod: as it is now, or as it was last where it is `gone`.
+
+    `version` is that of the whole namespace; where `pod` is None it alone is news.
+    """
+
+    version: str
+    pod: PodView | None = None
+    gone: bool = False
+
+    @classmethod
+    def of(cls, event: Plain) -> Change:
+        """From an event of a watch; Unavailable where it says that the watch is over."""
+        kind, found = event["type"], event["object"]
+        if kind == "ERROR":
+            raise Unavailable(f"Kubernetes ended a watch of pods: {found.get('message')}")
+        version = found["metadata"]["resourceVersion"]
+        if kind == "BOOKMARK":
+            return cls(version)
+        return cls(version, PodView.of(found), kind == "DELETED")
+
+
 class Pods(Protocol):
     """The pods of one namespace."""
 
@@ -155,12 +178,37 @@ class ClusterPods:
 
     def find(self, labels: Mapping[str, str]) -> list[PodView]:
         """All pods with these labels."""
-        selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        return self.listed(labels)[0]
+
+    def listed(self, labels: Mapping[str, str]) -> tuple[list[PodView], str]:
+        """All pods with these labels, and the version from which `changes` goes on."""
         with _translated("list pods"):
             answer = self.client.list_namespaced_pod(
-                self.namespace, label_selector=selector, **self._plain
+                self.namespace, label_selector=_selector(labels), **self._plain
             )
-        return [PodView.of(item) for item in json.loads(answer.data)["items"]]
+        found = json.loads(answer.data)
+        pods = [PodView.of(item) for item in found["items"]]
+        return pods, found["metadata"]["resourceVersion"]
+
+    def changes(self, labels: Mapping[str, str], version: str, seconds: float) -> Iterator[Change]:
+        """What becomes of the pods with these labels after that version, as it comes, so long.
+
+        Unavailable when it breaks off, or when so old a version is not known any more.
+        """
+        with _translated("watch pods"):
+            answer = self.client.list_namespaced_pod(
+                self.namespace,
+                label_selector=_selector(labels),
+                watch=True,
+                allow_watch_bookmarks=True,
+                resource_version=version,
+                timeout_seconds=round(seconds),
+                _preload_content=False,
+                _request_timeout=(CALL_TIMEOUT_S, seconds + CALL_TIMEOUT_S),
+            )
+            with contextlib.closing(answer):
+                for line in _lines(answer.stream(65_536)):
+                    yield Change.of(json.loads(line))
 
     def own(self, pod: PodView, attempt: str) -> bool:
         """Note whose it is; False when it has changed meanwhile."""
@@ -205,6 +253,10 @@ class ClusterPods:
             return True
 
 
+def _selector(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
 def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
     rest = b""
     for chunk in chunks:
@@ -232,7 +284,8 @@ def _translated(what: str) -> Iterator[None]:
     except _api_error() as error:
         detail = f"Kubernetes answered {error.status} ({what}): {_message(error)}"
         quota = "exceeded quota" in detail
-        if not error.status or error.status >= 500 or error.status == _TOO_MANY or quota:
+        passing = error.status in (_EXPIRED, _TOO_MANY)
+        if not error.status or error.status >= 500 or passing or quota:
             raise Unavailable(detail) from error
         raise Rejected(detail) from error
 

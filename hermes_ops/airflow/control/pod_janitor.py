@@ -2,6 +2,7 @@
 
 A pod's task deletes it in all ordinary cases, and a trial's next lease does. This is for the rest:
 the task was killed and never comes again, its trial was ended from outside, its sweep is over.
+The pods are watched: how many they are plays no part in what is asked of the cluster.
 Nothing is imported or asked of Kubernetes before the pool has had a sweep whose trials are pods.
 """
 
@@ -21,7 +22,7 @@ from hermes_ops.kubernetes import (
     ClusterPods,
     Findings,
     Leased,
-    Pods,
+    WatchedPods,
     connect,
     judge,
     labels_of_sweep,
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 
-Opened = Callable[[str], Pods]
+Opened = Callable[[str], WatchedPods]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def epochs_of(label: str, book: Book) -> dict[tuple[str, int], int]:
 def cluster_pods() -> Opened:
     """What opens a namespace; HermesError where no cluster is known."""
     api = connect()
-    return lambda namespace: ClusterPods(api, namespace)
+    return lambda namespace: WatchedPods(ClusterPods(api, namespace), MANAGED)
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class PodJanitor:
     _namespaces: dict[str, str | None] = field(default_factory=dict)  # by label; ended ones too
     _findings: dict[str, Findings] = field(default_factory=dict)  # by namespace
     _opened: Opened | None = None
+    _watched: dict[str, WatchedPods] = field(default_factory=dict)  # by namespace
     _thread: threading.Thread | None = None
     _complaints: set[str] = field(default_factory=set)  # by namespace or file
 
@@ -95,7 +97,8 @@ class PodJanitor:
 
     def clean(self, followed: Followed, now_s: float) -> None:
         """One look at every namespace; trouble is said once, and the next look tries again."""
-        for namespace, labels in self._by_namespace(followed).items():
+        spaces = self._by_namespace(followed)
+        for namespace, labels in spaces.items():
             try:
                 seen = self._clean(namespace, followed.leased, now_s)
             except Exception as error:  # the controller must outlive whatever a client raises
@@ -104,6 +107,10 @@ class PodJanitor:
             self._complaints.discard(namespace)
             for over in labels - followed.running - seen:
                 self._namespaces.pop(over, None)
+            if not labels & self._namespaces.keys():
+                self._watched.pop(namespace).leave()
+        for gone in self._watched.keys() - spaces.keys():
+            self._watched.pop(gone).leave()
 
     def _by_namespace(self, followed: Followed) -> dict[str, set[str]]:
         try:
@@ -120,9 +127,8 @@ class PodJanitor:
 
     def _clean(self, namespace: str, leased: Leased, now_s: float) -> set[str]:
         """End the orphans of a namespace; the labels of the sweeps that have pods there."""
-        self._opened = self._opened or self.access()
-        cluster = self._opened(namespace)
-        pods = cluster.find(MANAGED)
+        cluster = self._watch(namespace)
+        pods = cluster.now()
         before = self._findings.get(namespace, Findings())
         found = judge(pods, leased, before.since_s, now_s, round(GRACE_S))
         self._findings[namespace] = found
@@ -134,6 +140,12 @@ class PodJanitor:
         if now_s < found.next_s:
             self._due_s = min(self._due_s, found.next_s)
         return {p.sweep for p in pods}
+
+    def _watch(self, namespace: str) -> WatchedPods:
+        if namespace not in self._watched:
+            self._opened = self._opened or self.access()
+            self._watched[namespace] = self._opened(namespace)
+        return self._watched[namespace]
 
     def _complain(self, where: str, error: Exception) -> None:
         text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"

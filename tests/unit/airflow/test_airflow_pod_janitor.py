@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,25 +31,36 @@ class FakePods:
     listed: list[str] = field(default_factory=list)
     deleted: list[tuple[str, int]] = field(default_factory=list)
     away: dict[str, Exception] = field(default_factory=dict)
-    namespace: str = ""
+    opened: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     def open(self) -> Opened:
         def opened(namespace: str) -> Any:
-            self.namespace = namespace
-            return self
+            self.opened.append(namespace)
+            return FakeSpace(self, namespace)
 
         return opened
 
-    def find(self, labels: Mapping[str, str]) -> list[PodView]:
-        assert labels == {"app.kubernetes.io/managed-by": "hermes-ops"}
-        self.listed.append(self.namespace)
-        if self.namespace in self.away:
-            raise self.away[self.namespace]
-        return self.pods
+
+@dataclass
+class FakeSpace:
+    """Its pods in one namespace, as if they were watched."""
+
+    cluster: FakePods
+    namespace: str
+
+    def now(self) -> list[PodView]:
+        self.cluster.listed.append(self.namespace)
+        if self.namespace in self.cluster.away:
+            raise self.cluster.away[self.namespace]
+        return self.cluster.pods
 
     def delete(self, pod: PodView, grace_s: int) -> bool:
-        self.deleted.append((pod.name, grace_s))
+        self.cluster.deleted.append((pod.name, grace_s))
         return True
+
+    def leave(self) -> None:
+        self.cluster.left.append(self.namespace)
 
 
 def of_pods(*trials: Trial, namespace: str | None = None) -> Book:
@@ -116,6 +126,19 @@ def test_the_pods_of_a_sweep_that_has_ended_go_and_then_nothing_more_is_asked(
     asked = len(cluster.listed)
     look(janitor, 180.0)
     assert len(cluster.listed) == asked
+    assert cluster.left == ["default"]
+
+
+def test_a_namespace_is_opened_once_and_watched_as_long_as_a_sweep_has_its_pods_there(
+    janitor: PodJanitor, cluster: FakePods
+) -> None:
+    for now_s in (100.0, 120.0):
+        look(janitor, now_s, of_pods(running(0, 0)))
+    assert (cluster.opened, cluster.left) == (["default"], [])
+    pod_file().parent.mkdir(parents=True, exist_ok=True)
+    pod_file().write_text("namespace: trials")
+    look(janitor, 140.0, of_pods(running(0, 0)))
+    assert (cluster.opened, cluster.left) == (["default", "trials"], ["default"])
 
 
 def test_strangers_pods_stay(janitor: PodJanitor, cluster: FakePods) -> None:

@@ -11,7 +11,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import MaxRetryError
 
 from hermes_ops.errors import Unavailable
-from hermes_ops.kubernetes.api import ClusterPods, PodView, Rejected
+from hermes_ops.kubernetes.api import Change, ClusterPods, PodView, Rejected
 
 METADATA = {
     "name": "p",
@@ -139,6 +139,58 @@ def test_the_lines_of_a_log_are_whole_however_they_arrive() -> None:
 
 
 def test_a_search_asks_for_all_labels() -> None:
-    api = pods({"items": [{"metadata": METADATA}]})
+    api = pods({"metadata": {"resourceVersion": "9"}, "items": [{"metadata": METADATA}]})
     assert [p.name for p in api.find({"b": "2", "a": "1"})] == ["p"]
     assert api.client.asked[0][2]["label_selector"] == "a=1,b=2"
+
+
+def event(kind: str, **found: Any) -> bytes:
+    return json.dumps({"type": kind, "object": found}).encode() + b"\n"
+
+
+class Watching:
+    """Answers a watch with these events, in two pieces."""
+
+    def __init__(self, *events: bytes) -> None:
+        self.told = b"".join(events)
+        self.asked: dict[str, Any] = {}
+
+    def list_namespaced_pod(self, *_: Any, **options: Any) -> Any:
+        self.asked = options
+        return self
+
+    def stream(self, _: int) -> Any:
+        return iter([self.told[:50], self.told[50:]])
+
+    def close(self) -> None:
+        self.asked["closed"] = True
+
+
+def test_a_watch_goes_on_from_a_version_and_tells_what_came_and_went() -> None:
+    newer = {"metadata": {**METADATA, "resourceVersion": "8"}, "status": {"phase": "Running"}}
+    client = Watching(
+        event("MODIFIED", **newer),
+        event("BOOKMARK", metadata={"resourceVersion": "11"}),
+        event("DELETED", metadata={**METADATA, "resourceVersion": "12"}),
+    )
+    found = list(ClusterPods(client, "trials").changes({"a": "1"}, "7", 60.0))
+    assert [(c.version, c.pod.phase if c.pod else None, c.gone) for c in found] == [
+        ("8", "Running", False), ("11", None, False), ("12", "Pending", True),
+    ]  # fmt: skip
+    assert (client.asked["resource_version"], client.asked["timeout_seconds"]) == ("7", 60)
+    assert (client.asked["watch"], client.asked["label_selector"]) == (True, "a=1")
+    assert client.asked["closed"]
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["in the stream", "at the request"])
+def test_changes_that_are_known_no_more_are_said_to_be_unavailable(at_once: bool) -> None:
+    client: Any = Watching(event("ERROR", code=410, message="too old resource version"))
+    if at_once:
+        client = Client(api_error(410, "too old resource version"))
+    with pytest.raises(Unavailable, match="too old resource version"):
+        list(ClusterPods(client, "trials").changes({}, "7", 60.0))
+
+
+def test_a_bookmark_is_news_of_the_version_alone() -> None:
+    told = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5"}}}
+    assert Change.of(told) == Change("5")
