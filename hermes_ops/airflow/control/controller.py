@@ -219,7 +219,8 @@ class _OfSweeps(Wrapper[Any]):
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401 - any memory
         """The policy's plan, by the limits and rules of the sweeps that the snapshot shows."""
         asked = within_sweeps(self.policy, self.cluster.books, self.open_per_gpu)
-        return asked.decide(snapshot, memory)
+        with self.monitor.deciding():
+            return asked.decide(snapshot, memory)
 
 
 def _object(text: str, source: str) -> dict[str, Any]:

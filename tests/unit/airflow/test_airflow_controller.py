@@ -318,6 +318,13 @@ def test_a_round_that_fails_does_not_end_the_controller(monkeypatch: pytest.Monk
     assert controller.stop.is_set()
     view = json.loads((Choice.file().parent / "pool-gpus.json").read_text())
     assert view["gpus"] == [0, 1]
+    (decisions,) = (
+        sample.value
+        for family in controller.monitor.registry.collect()
+        for sample in family.samples
+        if sample.name == "hermes_decision_seconds_count"
+    )
+    assert decisions == 1
 
 
 def test_the_command_says_in_one_line_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
