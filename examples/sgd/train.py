@@ -61,8 +61,9 @@ def main():
         loss = log_loss(y_test, model.predict_proba(x_test), labels=np.arange(10))
         epoch += 1
         time.sleep(max(0.0, arguments.seconds_per_epoch - (time.monotonic() - started)))
+        accuracy, weights = model.score(x_test, y_test), np.count_nonzero(model.coef_)
         print(
-            f"epoch={epoch} loss={loss:.6f} accuracy={model.score(x_test, y_test):.4f}", flush=True
+            f"epoch={epoch} loss={loss:.6f} accuracy={accuracy:.4f} weights={weights}", flush=True
         )
         save(path, (epoch, model, order))
 

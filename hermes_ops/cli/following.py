@@ -15,6 +15,7 @@ from rich.text import Text
 
 from hermes_ops.cli.census import Census
 from hermes_ops.cli.locating import ENDED, Place, state_of
+from hermes_ops.core.secondary import why_no_best
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.report.table import shown as as_text
 
@@ -163,18 +164,12 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> None:
     console = Console()
-    shown = Table("trial", "state", "epochs", "final", "best", "segments", "preemptions",
-                  "GPU-seconds", title=f"{sweep}: {found['state']}")  # fmt: skip
     best = found["best"]
-    for trial in found["trials"]:
-        cells = (trial["number"], trial["state"], trial["steps"], as_text(trial["final"]),
-                 as_text(trial["best"]), trial["segments"], trial["preemptions"],
-                 f"{trial['gpu_seconds']:.1f}")  # fmt: skip
-        is_best = best is not None and trial["number"] == best["number"]
-        shown.add_row(*map(str, cells), style="bold green" if is_best else "")
-    console.print(shown)
+    console.print(end_table(sweep, found))
+    for line in missed_bounds(found):
+        console.print(Text(line))
     if best is None:
-        console.print("No trial reported its objective.")
+        console.print(Text(why_no_best(found)))
     else:
         settings = ", ".join(f"{k}={as_text(v)}" for k, v in best["config"].items())
         console.print(Text(f"Best: trial {best['number']} ({as_text(best['best'])}) {settings}"))
@@ -183,6 +178,33 @@ def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> 
         f"{found['pool_slots']} GPUs in use at once"
     )
     console.print(f"MLflow   {_page(connection, sweep)}", soft_wrap=True)
+
+
+def end_table(sweep: str, found: Mapping[str, Any]) -> Table:
+    """The trials of a sweep's document, with the last values of the metrics that it names."""
+    names = [*(found["trials"][0].get("metrics") or ())] if found["trials"] else []
+    shown = Table("trial", "state", "epochs", "final", "best", title=f"{sweep}: {found['state']}")
+    for heading in (*names, "segments", "preemptions", "GPU-seconds"):
+        shown.add_column(Text(heading))
+    best = found["best"]
+    for trial in found["trials"]:
+        seen = (as_text(trial["metrics"][name]["last"]) for name in names)
+        cells = (trial["number"], trial["state"], trial["steps"], as_text(trial["final"]),
+                 as_text(trial["best"]), *seen, trial["segments"], trial["preemptions"],
+                 f"{trial['gpu_seconds']:.1f}")  # fmt: skip
+        is_best = best is not None and trial["number"] == best["number"]
+        shown.add_row(*map(str, cells), style="bold green" if is_best else "")
+    return shown
+
+
+def missed_bounds(found: Mapping[str, Any], most: int = 10) -> list[str]:
+    """A line for each of the first trials that miss a bound, and one that counts the others."""
+    missed = [(t["number"], t["violates"]) for t in found["trials"] if t.get("violates")]
+    lines = [
+        f"Trial {number} misses a bound: {'; '.join(words)}" for number, words in missed[:most]
+    ]
+    rest = len(missed) - most
+    return [*lines, f"{rest} more trials miss a bound"] if rest > 0 else lines
 
 
 def _page(connection: Connection, sweep: str) -> str:

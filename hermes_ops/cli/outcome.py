@@ -41,6 +41,7 @@ def collected(connection: Connection, place: Place, max_slots_used: int | None =
         metric=config.objective.metric,
         direction=config.objective.direction.value,
         max_trials=config.trial_count,
+        others=config.secondary,
         max_slots_used=max_slots_used,
     )
 

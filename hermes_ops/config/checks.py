@@ -25,6 +25,8 @@ CONSTRAINTS: KeyPath = ("search", "constraints")
 
 def connections(sound: Sound) -> Found:
     """Every problem between keys."""
+    yield from _metrics(sound)
+    yield from _target(sound)
     yield from _startup(sound)
     yield from _names(sound)
     yield from _constraints(sound)
@@ -37,6 +39,40 @@ def connections(sound: Sound) -> Found:
 
 def _problem(path: KeyPath, found: str, allowed: str, fix: str) -> tuple[KeyPath, Problem]:
     return path, Problem(dotted(path), found, allowed, fix)
+
+
+def _metrics(sound: Sound) -> Found:
+    objective = sound.get("objective", "metric")
+    taken = {objective: "the objective"} if isinstance(objective, str) else {}
+    for index, metric in _listed_metrics(sound):
+        name = metric.get("name")
+        if isinstance(name, str) and name in taken:
+            found = f"'{printable(name)}' again, which is {taken[name]}"
+            path = ("metrics", index, "name")
+            yield _problem(path, found, "each metric once", "remove it, or rename it")
+        elif isinstance(name, str):
+            taken[name] = f"metrics[{index}]"
+
+
+def _target(sound: Sound) -> Found:
+    bounds = (
+        dotted(("metrics", index, key))
+        for index, metric in _listed_metrics(sound)
+        for key in ("at_most", "at_least")
+        if metric.get(key) is not None
+    )
+    bound = next(bounds, None)
+    if bound is not None and sound.get("objective", "target") is not None:
+        found = f"a target beside {bound}"
+        allowed = "a target or bounds: a target ends the sweep whether or not the bounds are kept"
+        yield _problem(("objective", "target"), found, allowed, "remove one of them")
+
+
+def _listed_metrics(sound: Sound) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    given = sound.raw("metrics")
+    for index, metric in enumerate(given if isinstance(given, list | tuple) else ()):
+        if isinstance(metric, Mapping):
+            yield index, metric
 
 
 def _startup(sound: Sound) -> Found:

@@ -26,9 +26,11 @@ from hermes_ops.config.fields import (
     ValueField,
 )
 from hermes_ops.config.keeping import BestModel, Checkpoints
+from hermes_ops.config.metrics import MOST_METRICS, Direction, MetricSpec
 from hermes_ops.config.nightly import Nightly
 from hermes_ops.config.parameters import SpaceSpec, to_space
 from hermes_ops.config.pod import PodSpec, RunIn
+from hermes_ops.core.secondary import Secondary
 from hermes_ops.search import make_sampler
 from hermes_ops.search.constraint import Constraint
 from hermes_ops.search.feasible import Feasible, positions
@@ -40,13 +42,6 @@ if TYPE_CHECKING:
 MOST_TRIALS = 100_000
 MOST_CONSTRAINTS = 50
 DEFAULT_STARTUP_TRIALS = 5
-
-
-class Direction(StrEnum):
-    """Which way the objective is better."""
-
-    MINIMIZE = "minimize"
-    MAXIMIZE = "maximize"
 
 
 class Algorithm(StrEnum):
@@ -218,6 +213,9 @@ class SweepConfig(Model):
     name: Annotated[Name, Field(examples=["digits"])]
     """Name of the sweep and of its MLflow experiment."""
     objective: Objective
+    metrics: Annotated[tuple[MetricSpec, ...], Field(strict=False, max_length=MOST_METRICS)] = ()
+    """Metrics beside the objective: they are shown with it, and may have bounds that the best trial
+    keeps; the search learns from the objective alone."""
     search: Search
     trial: TrialSpec
     budget: Budget
@@ -237,6 +235,11 @@ class SweepConfig(Model):
     ] = None
     """Cron expression at which the sweep is run; null: when triggered."""
     nightly: Nightly = Nightly()
+
+    @property
+    def secondary(self) -> tuple[Secondary, ...]:
+        """The metrics beside the objective, as those who judge trials know them."""
+        return tuple(metric.to_secondary() for metric in self.metrics)
 
     @property
     def trial_count(self) -> int:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hermes_ops.config import keeping, model, nightly, pod
+from hermes_ops.config import keeping, metrics, model, nightly, pod
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
@@ -22,6 +22,7 @@ from hermes_ops.search.space import text
 SECTIONS: dict[KeyPath, type[BaseModel]] = {
     (): model.SweepConfig,
     ("objective",): model.Objective,
+    ("metrics",): metrics.MetricSpec,
     ("search",): model.Search,
     ("trial",): model.TrialSpec,
     ("trial", "pod"): pod.PodSpec,

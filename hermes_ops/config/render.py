@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,16 +88,19 @@ def _render(argument: str, params: Mapping[str, Value]) -> str:
 def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict[str, str]:
     """The sweep's own variables, as they stand, and HERMES_PARAM_<NAME> for each parameter.
 
-    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR, HERMES_SECRETS, HERMES_KEEP_CHECKPOINTS and
-    HERMES_CHECKPOINT_STORE, where the sweep has them.
+    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR, HERMES_SECRETS, HERMES_KEEP_CHECKPOINTS,
+    HERMES_CHECKPOINT_STORE and HERMES_OTHER_METRICS (a pattern or null for each name), where the
+    sweep has them.
     """
     values = {variable(name): text(value) for name, value in params.items()}
     trial = config.trial
+    others = {metric.name: metric.pattern for metric in config.metrics}
     ours = {
         "HERMES_TENSORBOARD_DIR": trial.tensorboard or "",
         "HERMES_SECRETS": ",".join(trial.secrets),
         "HERMES_KEEP_CHECKPOINTS": str(config.checkpoints.keep_last or ""),
         "HERMES_CHECKPOINT_STORE": config.checkpoints.store or "",
+        "HERMES_OTHER_METRICS": json.dumps(others) if others else "",
     }
     return {**trial.environment, **values, **{k: v for k, v in ours.items() if v}}
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from hermes_ops.core.secondary import Secondary, Seen
 
 CurvePoints = tuple[tuple[int, float, int], ...]  # (step, value, Unix milliseconds)
 
@@ -54,7 +56,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TrialSummary:
-    """One trial: `final` and `best` values of the objective, None when it reported none."""
+    """One trial: `final` and `best` values of the objective, None when it reported none.
+
+    `metrics`: of each metric beside the objective that the sweep names; `violates`: the bounds of
+    these that the trial misses, in words.
+    """
 
     number: int
     state: str
@@ -65,9 +71,19 @@ class TrialSummary:
     segments: int = 0
     preemptions: int = 0
     gpu_seconds: float = 0.0
+    metrics: Mapping[str, Seen] = field(default_factory=dict)
+    violates: tuple[str, ...] = ()
+
+    @property
+    def can_be_best(self) -> bool:
+        """False for a trial that failed, which left no model to use, or that misses a bound."""
+        return self.state != "failed" and not self.violates
 
     def to_document(self) -> dict[str, Any]:
-        """Return the trial's part of the JSON document; a value that is not finite is null."""
+        """Return the trial's part of the JSON document; a value that is not finite is null.
+
+        `metrics` and `violates` are there where the sweep names metrics.
+        """
         return {
             "number": self.number,
             "state": self.state,
@@ -78,7 +94,15 @@ class TrialSummary:
             "segments": self.segments,
             "preemptions": self.preemptions,
             "gpu_seconds": round(self.gpu_seconds, 3),
+            **(self._of_metrics() if self.metrics else {}),
         }
+
+    def _of_metrics(self) -> dict[str, Any]:
+        values = {
+            name: {"last": _finite(seen.last), "best": _finite(seen.best)}
+            for name, seen in self.metrics.items()
+        }
+        return {"metrics": values, "violates": list(self.violates)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +119,10 @@ class Night:
 
 @dataclass(frozen=True, slots=True)
 class SweepSummary:
-    """A sweep and its trials by number; `direction` is minimize or maximize."""
+    """A sweep and its trials by number; `direction` is minimize or maximize.
+
+    `metrics` are those that it names beside the objective.
+    """
 
     sweep: str
     state: str
@@ -105,20 +132,20 @@ class SweepSummary:
     wall_seconds: float
     pool_slots: int | None = None
     max_slots_used: int | None = None
+    metrics: tuple[Secondary, ...] = ()
 
     @property
     def best(self) -> TrialSummary | None:
         """The trial with the best value, of two the lower number; None when there is no value.
 
-        A failed trial is never the best: it left no model that one could use.
+        A trial that failed or that misses a bound is never the best.
         """
-        able = [t for t in self.trials if t.state != "failed"]
-        valued = [t for t in able if _finite(t.best) is not None]
+        valued = [t for t in self.trials if t.can_be_best and _finite(t.best) is not None]
         sign = -1.0 if self.direction == "maximize" else 1.0
         return min(valued, key=lambda t: (sign * (t.best or 0.0), t.number), default=None)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the document that `--json` prints; `best` is null when no trial has a value."""
+        """Return the document that `--json` prints; `best` is null when no trial can be it."""
         best = self.best
         return {
             "sweep": self.sweep,

@@ -34,7 +34,8 @@ def parallel_coordinates(summary: SweepSummary) -> Figure:
     columns = [*varying[:MOST_AXES], objective]
     figure, (axes,) = figure_of(13.0, 5.2, columns=1)
     _draw_axes(axes, columns, {t.number for t in trials})
-    _draw_lines(axes, columns, trials, _goodness(summary, trials, objective))
+    best = summary.best.number if summary.best is not None else None
+    _draw_lines(axes, columns, trials, _goodness(summary, trials, objective), best)
     return figure
 
 
@@ -74,18 +75,19 @@ def _draw_lines(
     columns: Sequence[Parameter],
     trials: Sequence[TrialSummary],
     goodness: Mapping[int, float],
+    best: int | None,
 ) -> None:
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection
 
-    ordered = sorted(trials, key=lambda t: (goodness[t.number], -t.number))
+    ordered = sorted(trials, key=lambda t: (t.number == best, goodness[t.number], -t.number))
     heights = [[_height(c, t.number) for c in columns] for t in ordered]
     map_of = colormaps["viridis_r"]
     parts = [[(x, y) for x, y in enumerate(line)] for line in heights]
     found = LineCollection(
         parts,
         colors=[map_of(goodness[t.number]) for t in ordered],
-        linewidths=[2.4 if t is ordered[-1] else 1.1 for t in ordered],
+        linewidths=[2.4 if t.number == best else 1.1 for t in ordered],
         alpha=0.85,
     )
     axes.add_collection(found)

@@ -12,13 +12,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from hermes_ops.core.secondary import why_no_best
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
 from hermes_ops.report.background import Background, Range
 from hermes_ops.report.duration import duration
 from hermes_ops.report.nights import nights
 from hermes_ops.report.pictures import pictures
 from hermes_ops.report.switching import switching_gpu_s
-from hermes_ops.report.table import FACTS, parameters, rows, shown
+from hermes_ops.report.table import FACTS, beside, parameters, rows, shown
 from hermes_ops.report.words import number_range, story
 
 log = logging.getLogger(__name__)
@@ -66,11 +67,16 @@ def page(
         objective=_objective(summary, background),
         facts=_facts(summary, background),
         best=_best(summary),
+        no_best=why_no_best(summary.to_document(), summary.metric),
         **_story(summary, curves, segments, background),
         compared=_compared(summary, background),
         nights=nights(summary, background),
         pictures=pictures(summary, curves, segments, background),
-        header=[_HEADINGS.get(f, f) for f in FACTS] + list(parameters(summary)),
+        header=[
+            *(_HEADINGS.get(f, f) for f in FACTS),
+            *(c.heading for c in beside(summary)),
+            *parameters(summary),
+        ],
         trials=_trials(summary),
         endings=_endings(summary, background),
     )
@@ -78,6 +84,9 @@ def page(
 
 def _objective(summary: SweepSummary, background: Background) -> str:
     text = f"Objective: {summary.direction} {summary.metric}."
+    bounds = [f"{m.name} {m.bound}" for m in summary.metrics if m.is_bounded]
+    if bounds:
+        text += f" The best trial keeps: {', '.join(bounds)}."
     if background.config is not None:
         text += f" Search: {background.config.search.algorithm.value}."
         if (stop := background.config.early_stop.value) != "none":
@@ -166,7 +175,7 @@ def _point(value: float) -> Range:
 
 def _trials(summary: SweepSummary) -> list[dict[str, Any]]:
     best = summary.best
-    names = [*FACTS, *parameters(summary)]
+    names = [*FACTS, *(c.name for c in beside(summary)), *parameters(summary)]
     return [
         {
             "number": trial.number,

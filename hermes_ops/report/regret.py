@@ -33,16 +33,16 @@ def real_course(
     segments: Sequence[Segment],
     origin_s: float,
 ) -> Course:
-    """Return the course of the sweep itself; values of failed trials are left out.
+    """Return the course of the sweep itself; values of trials that cannot be the best are left out.
 
     `origin_s`: the sweep's start in Unix seconds. A segment without an end lasts until the sweep's
     end.
     """
-    failed = {t.number for t in summary.trials if t.state == "failed"}
+    never = {t.number for t in summary.trials if not t.can_be_best}
     seen = [
         (ms / 1_000 - origin_s, value)
         for number, points in curves.items()
-        if number not in failed
+        if number not in never
         for _, value, ms in points
         if abs(value) < TOO_GREAT
     ]
@@ -66,7 +66,7 @@ def regret_curves(course: Course, background: Background, *, direction: str) -> 
     NothingToDrawError when no value was seen.
     """
     if not course.falls:
-        raise NothingToDrawError("No trial that did not fail has reported a value.")
+        raise NothingToDrawError("No trial that can be the best has reported a value.")
     best = course.falls[-1].value
     sign = -1.0 if direction == "maximize" else 1.0
     every = [course, *(c for a in background.alternatives for c in a.courses)]

@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from hermes_ops.core.summary import SweepSummary, TrialSummary
 
@@ -20,6 +21,7 @@ FACTS = (
     "preemptions",
     "gpu_seconds",
 )
+BOUNDS = "bounds"
 _FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -28,12 +30,49 @@ def parameters(summary: SweepSummary) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for t in summary.trials for name in t.config or ()))
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of metrics beside the objective: its name in the CSV and its heading on the page.
+
+    `metric` is None for the column of the bounds, and `value` a field of `Seen`.
+    """
+
+    name: str
+    heading: str
+    metric: str | None = None
+    value: str = ""
+
+    def of(self, trial: TrialSummary) -> object:
+        """The trial's cell; None where there is none."""
+        if self.metric is None:
+            return "; ".join(trial.violates) or ("kept" if trial.segments else None)
+        seen = trial.metrics.get(self.metric)
+        return None if seen is None else getattr(seen, self.value)
+
+
+def beside(summary: SweepSummary) -> tuple[Column, ...]:
+    """Return the columns of the metrics beside the objective, none without them."""
+    found = []
+    for metric in summary.metrics:
+        name = metric.name
+        found.append(Column(f"metric.{name}.last", name, name, "last"))
+        if metric.direction is not None:
+            found.append(Column(f"metric.{name}.best", f"best {name}", name, "best"))
+    if any(metric.is_bounded for metric in summary.metrics):
+        found.append(Column(BOUNDS, BOUNDS))
+    return tuple(found)
+
+
 def rows(summary: SweepSummary) -> Iterator[tuple[TrialSummary, list[object]]]:
-    """Yield each trial with its cells: the facts, then the parameters; None where there is none."""
-    names = parameters(summary)
+    """Yield each trial with its cells: the facts, the metrics beside the objective, the parameters.
+
+    None stands where there is none.
+    """
+    names, columns = parameters(summary), beside(summary)
     for trial in summary.trials:
         config = trial.config or {}
-        yield trial, [getattr(trial, f) for f in FACTS] + [config.get(n) for n in names]
+        facts = [getattr(trial, fact) for fact in FACTS]
+        yield trial, [*facts, *(c.of(trial) for c in columns), *(config.get(n) for n in names)]
 
 
 def shown(value: object) -> str:
@@ -52,7 +91,8 @@ def csv_text(summary: SweepSummary) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    header = [*FACTS, *(f"config.{name}" for name in parameters(summary))]
+    columns = (column.name for column in beside(summary))
+    header = [*FACTS, *columns, *(f"config.{name}" for name in parameters(summary))]
     writer.writerow([_cell(h) for h in header])
     writer.writerows([_cell(c) for c in cells] for _, cells in rows(summary))
     return out.getvalue()

@@ -27,7 +27,10 @@ MLflow each second, and looked at each second."""
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What MLflow holds of one trial; `config` is None for one that was never opened."""
+    """What MLflow holds of one trial; `config` is None for one that was never opened.
+
+    `can_be_best` is False for one that misses a bound of its sweep's metrics.
+    """
 
     number: int
     state: str
@@ -37,6 +40,7 @@ class Trial:
     timings: Mapping[str, float] | None = None  # those of TIMINGS that were measured
     gpu_seconds: float = 0.0
     preemptions: int = 0
+    can_be_best: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What really came of the sweep; `best` is the finished trial with the best value.
+    """What really came of the sweep; `best` is the finished trial with the best value, of those
+    that can be the best.
 
     `time_to_best_s`: from the sweep's start until that trial had ended; None without any.
     """
@@ -72,13 +77,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A sweep as a workload, with what was measured; `costs` are the sweep's typical ones."""
+    """A sweep as a workload, with what was measured; `costs` are the sweep's typical ones.
+
+    `never_best`: the jobs that miss a bound of the sweep's metrics.
+    """
 
     workload: Workload
     config: SweepConfig
     gpus: int | None
     measured: Measured
     costs: Costs
+    never_best: frozenset[JobId] = frozenset()
 
 
 def read(tracker: Tracker, sweep: str) -> Recorded:
@@ -96,6 +105,7 @@ def read(tracker: Tracker, sweep: str) -> Recorded:
         metric=config.objective.metric,
         direction=config.objective.direction.value,
         max_trials=config.trial_count,
+        others=config.secondary,
     )
     return recorded(record_of(config, found, stops_of(tracker, run.ref)))
 
@@ -119,6 +129,7 @@ def record_of(
                 timings={name: seconds for name, seconds in measured if seconds is not None},
                 gpu_seconds=summary.gpu_seconds,
                 preemptions=summary.preemptions,
+                can_be_best=not summary.violates,
             )
         )
     return Record(
@@ -176,7 +187,10 @@ def recorded(record: Record) -> Recorded:
     )
     workload = Workload(record.sweep, jobs, sight_s=SIGHT_S)
     measured = _measured(record)
-    return Recorded(workload, record.config, record.gpus, measured, clock.costs)
+    never = frozenset(
+        JobId(f"{record.sweep}/{t.number}") for t in record.trials if not t.can_be_best
+    )
+    return Recorded(workload, record.config, record.gpus, measured, clock.costs, never)
 
 
 def is_cut_short(trial: Trial) -> bool:
@@ -198,7 +212,8 @@ def _measured(record: Record) -> Measured:
     best: tuple[float, int] | None = None
     for trial in record.trials:
         values = [sign * value for _, value, _ in trial.points if isfinite(value)]
-        if trial.state == FINISHED and values and (best is None or min(values) < best[0]):
+        able = trial.state == FINISHED and trial.can_be_best
+        if able and values and (best is None or min(values) < best[0]):
             best = (min(values), trial.number)
     ends = [
         segment.end_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -104,7 +104,7 @@ def replay(
         for c in completions(workload)
     ]
     cut = {work.id: work.seconds for work in workload.jobs if work.cut_short}
-    whole_s = [_ends_s(run, cut) for _, run in runs]
+    whole_s = [_ends_s(run, cut, recorded.never_best) for _, run in runs]
     needed = {o.work.id for _, run in runs for o in run.outcomes if _needs(o, cut)}
     return Replay(
         choice=choice,
@@ -170,9 +170,10 @@ def _needs(outcome: Outcome, cut: Mapping[JobId, float]) -> bool:
     return outcome.state == "finished" or outcome.trained_s > recorded_s
 
 
-def _ends_s(run: Run, cut: Mapping[JobId, float]) -> list[float]:
+def _ends_s(run: Run, cut: Mapping[JobId, float], never: Collection[JobId]) -> list[float]:
     """When each finished trial ended that can be the best of the run."""
-    finished = [o for o in run.outcomes if o.state == "finished" and o.ended_s is not None]
+    able = [o for o in run.outcomes if o.work.id not in never]
+    finished = [o for o in able if o.state == "finished" and o.ended_s is not None]
     open_ = [o for o in finished if o.work.id in cut]
     complete = [o for o in finished if o.work.id not in cut and _has_shown_all(o)]
     shown = min((_recorded_lowest(o, cut) for o in open_), default=float("inf"))

@@ -60,21 +60,21 @@ def background(
         return replace(told, no_alternatives=_one_line(error))
     best, best_s = record.measured.best, record.measured.time_to_best_s
     told = replace(told, best_finished=best, time_to_best_s=best_s)
-    failed = {t.number for t in found.summary.trials if t.state == "failed"}
-    return _with_replays(told, record, failed, patience_s, clock)
+    without = {t.number for t in found.summary.trials if not t.can_be_best}
+    return _with_replays(told, record, without, patience_s, clock)
 
 
 def _with_replays(
     told: Background,
     record: Recorded,
-    failed: Collection[int],
+    without: Collection[int],
     patience_s: float,
     clock: Callable[[], float],
 ) -> Background:
     found, missing = [], []
     for policy in POLICIES:
         try:
-            found.append(alternative(record, policy, failed, _deadline(clock, patience_s)))
+            found.append(alternative(record, policy, without, _deadline(clock, patience_s)))
         except Exception as error:  # as above
             log.warning("The sweep could not be replayed under %s.", policy, exc_info=True)
             missing.append(f"under {policy}: {_one_line(error)}")
@@ -89,12 +89,12 @@ def _deadline(clock: Callable[[], float], patience_s: float) -> Callable[[], boo
 def alternative(
     found: Recorded,
     policy: str,
-    failed: Collection[int] = (),
+    without: Collection[int] = (),
     is_late: Callable[[], bool] = lambda: False,
 ) -> Alternative:
     """Return the sweep's replay under a policy, within the guards of a live pool.
 
-    The values of trials that `failed` are no part of the courses: they left no model. Raises
+    The values of the trials `without`, which cannot be the best, are no part of the courses. Raises
     HermesError as soon as it `is_late`, and what `replay` raises.
     """
     name = found.workload.name
@@ -107,7 +107,7 @@ def alternative(
             )
 
     replayed = replayed_under(found, Choice(policy, {}), log_of=lambda _: EventLog(check))
-    return _alternative(found, replayed, {JobId(f"{name}/{number}") for number in failed})
+    return _alternative(found, replayed, {JobId(f"{name}/{number}") for number in without})
 
 
 def _alternative(found: Recorded, replayed: Replay, without: Collection[JobId]) -> Alternative:

@@ -8,37 +8,52 @@ from collections.abc import Iterator
 
 from hermes_ops.core.summary import TrialSummary
 from hermes_ops.errors import Refused
+from hermes_ops.tracking.names import legal_name
 from hermes_ops.tracking.summary import Collected
 from hermes_ops.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
 COLUMNS = ("best", "final", "steps", "segments", "preemptions", "gpu_seconds")
+BOUNDS_TAG = "hermes.bounds"
+"""Tag of a trial's run where its sweep has bounds: KEPT, or those that it misses, in words."""
+KEPT = "kept"
 
 
 def log_columns(tracker: Tracker, found: Collected) -> None:
     """Log each opened trial's figures as metrics `hermes.best`, `hermes.final` and so on.
 
+    Of a metric beside the objective these are `hermes.best.NAME` and `hermes.final.NAME`; where
+    one has a bound, `hermes.bounds_kept` is 1 or 0 and the tag BOUNDS_TAG says why.
     The table has them beside the params, and the tags `hermes.sweep`, `hermes.trial` and
     `hermes.state`. MLflow sorts tags as text and shows of a metric its last value alone, so the
     best value is in neither. What is not finite is left out; repeating it changes nothing. Raises
     Unavailable.
     """
     summaries = {trial.number: trial for trial in found.summary.trials}
+    bounded = any(metric.is_bounded for metric in found.summary.metrics)
     for run in found.trials:
         at_ms = run.ended_ms or run.started_ms
         metrics = [
-            {"key": f"hermes.{name}", "value": value, "timestamp": at_ms, "step": 0}
-            for name, value in _figures(summaries[run.number])
+            {"key": legal_name(f"hermes.{name}"), "value": value, "timestamp": at_ms, "step": 0}
+            for name, value in _figures(summaries[run.number], bounded)
         ]
         try:
             tracker.log_metrics(run.run_id, metrics)
+            if bounded:
+                words = "; ".join(summaries[run.number].violates) or KEPT
+                tracker.set_tags(run.run_id, {BOUNDS_TAG: words})
         except Refused as error:  # its run was deleted, for instance
             log.warning("MLflow refuses the figures of trial %s: %s", run.number, error)
 
 
-def _figures(trial: TrialSummary) -> Iterator[tuple[str, float]]:
-    for name in COLUMNS:
-        value = getattr(trial, name)
+def _figures(trial: TrialSummary, bounded: bool) -> Iterator[tuple[str, float]]:
+    """The finite figures, by what follows `hermes.` in their names."""
+    found = {name: getattr(trial, name) for name in COLUMNS}
+    for name, seen in trial.metrics.items():
+        found |= {f"best.{name}": seen.best, f"final.{name}": seen.last}
+    if bounded:
+        found["bounds_kept"] = 0.0 if trial.violates else 1.0
+    for name, value in found.items():
         if value is not None and math.isfinite(value):
             yield name, float(value)

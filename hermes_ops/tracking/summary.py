@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hermes_ops.core.secondary import Secondary, Seen, violations
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.curves import CurveReader
@@ -46,11 +47,12 @@ def collect(
     metric: str,
     direction: str,
     max_trials: int,
+    others: Sequence[Secondary] = (),
     pool_slots: int | None = None,
     max_slots_used: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Collected:
-    """Read a sweep whole: its trials, curves and segments.
+    """Read a sweep whole: its trials, curves and segments, and what they came to in `others`.
 
     Trials 0..max_trials-1 that were never opened count as pending while the sweep runs and as
     cancelled after its end. `pool_slots` and `max_slots_used` that are not given come from the
@@ -59,23 +61,36 @@ def collect(
     run = tracker.sweep(sweep)
     curves = CurveReader(tracker, metric, clock).read(sweep).points
     trials = tracker.trials(sweep)
-    opened = {t.number: _trial(t, curves.get(t.number, ()), direction) for t in trials}
+    beside = {m: CurveReader(tracker, m.name, clock).read(sweep).points for m in others}
+    opened = {
+        t.number: _trial(
+            t,
+            curves.get(t.number, ()),
+            direction,
+            {m: m.seen(v for _, v, _ in points.get(t.number, ())) for m, points in beside.items()},
+        )
+        for t in trials
+    }
+    none = {m.name: Seen() for m in others}
     unopened = "cancelled" if run.state in RUN_STATUS else "pending"
     numbers = sorted(set(range(max_trials)) | set(opened))
     summary = SweepSummary(
         sweep=sweep.sweep_id,
         state=run.state,
-        trials=tuple(opened.get(n) or TrialSummary(n, unopened) for n in numbers),
+        trials=tuple(opened.get(n) or TrialSummary(n, unopened, metrics=none) for n in numbers),
         metric=metric,
         direction=direction,
         wall_seconds=_wall_s(run, clock()),
         pool_slots=_known(pool_slots, run.tags.get("hermes.pool_slots")),
         max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
+        metrics=tuple(others),
     )
     return Collected(summary, curves, tuple(s for t in trials for s in t.segments), run, trials)
 
 
-def _trial(run: TrialRun, points: CurvePoints, direction: str) -> TrialSummary:
+def _trial(
+    run: TrialRun, points: CurvePoints, direction: str, beside: Mapping[Secondary, Seen]
+) -> TrialSummary:
     segments = run.segments
     gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
     preempted = sum(s.outcome == "preempted" for s in segments)
@@ -89,6 +104,8 @@ def _trial(run: TrialRun, points: CurvePoints, direction: str) -> TrialSummary:
         segments=int(_number(run.tags.get("hermes.segments")) or len(segments)),
         preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
         gpu_seconds=_number(run.tags.get("hermes.gpu_seconds")) or gpu_s,
+        metrics={m.name: seen for m, seen in beside.items()},
+        violates=violations(beside, {m.name: seen.last for m, seen in beside.items()}),
     )
 
 

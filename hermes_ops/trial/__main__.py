@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options, folder: Folder, parent: int) -> int:
-    books.close_lost_segment(folder, MetricsFile(folder.metrics).last_step())
+    books.close_lost_segment(folder, _last_step(options, folder))
     folder.result.unlink(missing_ok=True)
     books.keep_reserve(folder.reserve)
     token = os.urandom(16).hex()
@@ -80,7 +80,7 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     adopt_orphans()
     group_pipe = os.pipe2(os.O_CLOEXEC)
     start_guard(token, group_pipe)
-    books.open_segment(folder, options.epoch, options.gpus, MetricsFile(folder.metrics).last_step())
+    books.open_segment(folder, options.epoch, options.gpus, _last_step(options, folder))
     url = _store()
     answer = _fetch(url, options, folder, token, stops) if url is not None else None
     segment = Segment(options, folder, token, parent)
@@ -94,6 +94,10 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     _finish(options, folder, segment, end)
     os.write(group_pipe[1], b"done\n")
     return end.ending.code
+
+
+def _last_step(options: Options, folder: Folder) -> int:
+    return MetricsFile(folder.metrics).last_step(aside=options.aside)
 
 
 def _on_stop(handler: Callable[[int, object], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,11 +68,12 @@ class MetricsFile:
         for _ in self._new():
             pass
 
-    def last_step(self, name: str | None = None) -> int:
-        """The highest step in the file, of one metric or of all; 0 without any."""
+    def last_step(self, name: str | None = None, aside: Collection[str] = ()) -> int:
+        """The highest step in the file, of one metric or of all but some; 0 without any."""
         self._catch_up()
-        known = self._seen.items()
-        return max((steps.highest for n, steps in known if name is None or n == name), default=0)
+        every = self._seen.items()
+        known = (s for n, s in every if (n == name if name is not None else n not in aside))
+        return max((steps.highest for steps in known), default=0)
 
     def names(self) -> set[str]:
         """The names of the metrics in the file."""

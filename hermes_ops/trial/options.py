@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+_OTHERS_VARIABLE = "HERMES_OTHER_METRICS"  # those beside the objective, from the sweep file
+
 
 class Options(NamedTuple):
-    """One segment of one trial: where it lives, what it may use, what it runs."""
+    """One segment of one trial: where it lives, what it may use, what it runs.
+
+    `others`: the metrics that the sweep names beside the objective, each with the pattern of its
+    own that it may have.
+    """
 
     folder: Path
     epoch: int
@@ -22,11 +30,17 @@ class Options(NamedTuple):
     objective: str | None = None
     direction: str | None = None
     metric_pattern: str | None = None
+    others: tuple[tuple[str, str | None], ...] = ()
     grace_s: float = 30.0
     python: str | None = None
     standby: Path | None = None
     directory: str | None = None
     lock_wait_s: float = 5.0
+
+    @property
+    def aside(self) -> frozenset[str]:
+        """Metrics whose steps say nothing of how far the trial has trained."""
+        return frozenset(name for name, _ in self.others)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -40,7 +54,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         )
     if given.gpus and given.gpu_locks is None:
         parser.error("--gpus needs --gpu-locks, the folder of the lock files")
-    _check_pattern(parser, given.metric_pattern)
+    _check_pattern(parser, "--metric-pattern", given.metric_pattern)
+    others = json.loads(os.environ.get(_OTHERS_VARIABLE) or "{}")
+    for name, pattern in others.items():
+        _check_pattern(parser, f"the pattern of {name}", pattern)
     return Options(
         folder=Path(given.dir).resolve(),
         epoch=given.epoch,
@@ -52,6 +69,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         objective=given.objective,
         direction=given.direction,
         metric_pattern=given.metric_pattern,
+        others=tuple(others.items()),
         grace_s=given.grace,
         python=given.python,
         standby=given.standby,
@@ -60,15 +78,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
 
 
-def _check_pattern(parser: argparse.ArgumentParser, pattern: str | None) -> None:
+def _check_pattern(parser: argparse.ArgumentParser, what: str, pattern: str | None) -> None:
     if pattern is None:
         return
     try:
         groups = re.compile(pattern).groupindex
     except re.error as error:
-        parser.error(f"--metric-pattern is not a regular expression: {error}")
+        parser.error(f"{what} is not a regular expression: {error}")
     if "value" not in groups:
-        parser.error("--metric-pattern needs a group (?P<value>...), and may have name and step")
+        parser.error(f"{what} needs a group (?P<value>...), and may have name and step")
 
 
 def _parser() -> argparse.ArgumentParser:

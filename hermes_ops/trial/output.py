@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hermes_ops.trial.lines import Line, LineReader
@@ -37,16 +37,25 @@ class MetricReader:
     """Finds metrics in lines: pairs, JSON objects, or the groups of a user's regular expression.
 
     Without a regular expression, a line counts if it holds the objective or says its epoch or step
-    (`epoch=3 loss=0.41`): the arguments that a script prints at its start are no metrics.
+    (`epoch=3 loss=0.41`): the arguments that a script prints at its start are no metrics. Of any
+    other line the metrics that `others` names count; those with a pattern of their own there are
+    read by it alone.
     A value without a step is the next one of its name after `first_step`. More than 1,000 names
-    are not read; the objective always is.
+    are not read; the objective and the others always are.
     """
 
     def __init__(
-        self, objective: str | None, pattern: str | None, first_step: int, step_offset: int = 0
+        self,
+        objective: str | None,
+        pattern: str | None,
+        first_step: int,
+        step_offset: int = 0,
+        others: Mapping[str, str | None] | None = None,
     ) -> None:
         self._objective = objective
         self._pattern = re.compile(pattern) if pattern else None
+        self._others = frozenset(others or ())
+        self._own = {n: re.compile(p) for n, p in (others or {}).items() if p}
         self._first_step = first_step
         self._counts: dict[str, int] = {}
         self._names: set[str] = set()
@@ -58,10 +67,14 @@ class MetricReader:
 
     def find(self, line: str) -> list[Found]:
         """Return the values of one line, their steps not counted yet."""
-        if self._pattern:
-            found = self._by_pattern(line)
+        if self._pattern is not None:
+            found = _by_pattern(self._pattern, line, self._objective)
         else:
             found = self._by_pairs(line) if "=" in line or ":" in line else []
+        if self._own:
+            found = [f for f in found if f.name not in self._own]
+            for name, pattern in self._own.items():
+                found += [f for f in _by_pattern(pattern, line, name) if f.name == name]
         return [f for f in found if self._is_known(f.name)]
 
     def metric(self, found: Found) -> Metric:
@@ -74,22 +87,11 @@ class MetricReader:
         values = [(name, value) for name, value in pairs if not _is_step(name)]
         named = any(name == self._objective for name, _ in values)
         if not named and self._objective is not None and not steps:
-            return []
+            values = [(name, value) for name, value in values if name in self._others]
         return [Found(name, value, steps[0] if steps else None) for name, value in values]
 
-    def _by_pattern(self, line: str) -> list[Found]:
-        found = []
-        assert self._pattern is not None
-        for match in self._pattern.finditer(line[:TEXT_LIMIT_CHARACTERS]):
-            groups = match.groupdict()
-            name = groups.get("name") or self._objective
-            value, step = _spelled(groups["value"]), _spelled(groups.get("step"))
-            if name and value is not None:
-                found.append(Found(name, value, step))
-        return found
-
     def _is_known(self, name: str) -> bool:
-        if name != self._objective and name not in self._names:
+        if name != self._objective and name not in self._others and name not in self._names:
             if len(self._names) >= MOST_NAMES:
                 return False
             self._names.add(name)
@@ -103,6 +105,18 @@ class MetricReader:
         if number == 0:  # this script counts from 0; completed epochs count from 1
             self.step_offset = 1
         return number + self.step_offset
+
+
+def _by_pattern(pattern: re.Pattern[str], line: str, default: str | None) -> list[Found]:
+    """What the pattern finds; a match without a name is a value of `default`."""
+    found = []
+    for match in pattern.finditer(line[:TEXT_LIMIT_CHARACTERS]):
+        groups = match.groupdict()
+        name = groups.get("name") or default
+        value, step = _spelled(groups["value"]), _spelled(groups.get("step"))
+        if name and value is not None:
+            found.append(Found(name, value, step))
+    return found
 
 
 class OutputReader:

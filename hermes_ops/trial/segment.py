@@ -44,7 +44,8 @@ class Segment:
         self._token = token
         self._parent = parent
         self._metrics = MetricsFile(folder.metrics)
-        self._before = self._metrics.last_step()
+        self._aside = options.aside
+        self._before = self._metrics.last_step(aside=options.aside)
         self._objective_seen = options.objective in self._metrics.names()
         self._events = Follower(folder.events)
         self._events.skip()
@@ -55,7 +56,11 @@ class Segment:
         self._mask = Mask(secret_values(os.environ))
         first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
         reader = MetricReader(
-            options.objective, options.metric_pattern, first_step, self.status.step_offset
+            options.objective,
+            options.metric_pattern,
+            first_step,
+            self.status.step_offset,
+            dict(options.others),
         )
         self._output = OutputReader(reader, self._mask)
         self._board = _board(options, folder)
@@ -150,7 +155,7 @@ class Segment:
 
     def _note_steps(self, metrics: list[Metric]) -> None:
         for metric in metrics:
-            if metric.step > self.status.step:
+            if metric.step > self.status.step and metric.name not in self._aside:
                 self.status.step = metric.step
                 self._step_times.append((time.time(), metric.step))
             if metric.name == self._options.objective:

@@ -54,6 +54,7 @@ def close_sweep(
         metric=config.objective.metric,
         direction=config.objective.direction.value,
         max_trials=config.trial_count,
+        others=config.secondary,
     )
     log_columns(tracker, collected)
     log_outcome(tracker, collected)

@@ -36,6 +36,7 @@ from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import REPORT_XCOM, SWEEP_XCOM, SweepReportLink, SweepRunLink
 from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config import RunIn, SweepConfig, parse
+from hermes_ops.core.secondary import why_no_best
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.tracking import SweepRef, Tracker
 
@@ -169,7 +170,7 @@ class ReportOperator(BaseOperator):
         self.connections = connections or Connections()
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """The best trial; fails when the sweep was never planned or no trial has a result."""
+        """The best trial; fails when the sweep was never planned or no trial can be it."""
         from hermes_ops.airflow.sweep.reporting import close_sweep
 
         ti = context["ti"]
@@ -184,7 +185,7 @@ class ReportOperator(BaseOperator):
         end_left_pods(config, sweep)
         document = close_sweep(tracker, sweep, config, self._finals(ti))
         if document["best"] is None:
-            raise AirflowFailException("no trial of the sweep reported its objective")
+            raise AirflowFailException(why_no_best(document, config.objective.metric))
         ref, best = best_of(tracker, config.name, document)
         page = report_address(tracking_uri(), ref.experiment_id, ref.parent_run_id)
         ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))

@@ -21,7 +21,8 @@ def warmed(config: SweepConfig, tracker: Tracker, say: Callable[[str], None]) ->
     """The sweep with its `search.warm_start` best past configurations behind its known ones.
 
     Those of ended sweeps of the same name whose parameters and objective are the same; what the
-    space or its constraints do not allow any more is left out. Raises Unavailable.
+    space or its constraints do not allow any more, or misses a bound of a metric, is left out.
+    Raises Unavailable.
     """
     search, objective = config.search, config.objective
     if not search.warm_start:
@@ -36,6 +37,7 @@ def warmed(config: SweepConfig, tracker: Tracker, say: Callable[[str], None]) ->
         names=names,
         sometimes=tuple(every.difference(names)),
         total_steps=config.budget.max_epochs,
+        keeping=config.secondary,
     )
     known = [dict(point) for point in search.points_to_evaluate]
     room = min(search.warm_start, search.max_trials - len(known))

@@ -197,8 +197,9 @@ def test_the_event_of_a_sweeps_asset_says_what_came_out(closed: list[Any]) -> No
 
 
 def test_a_sweep_without_any_result_fails_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.sweep.reporting.close_sweep", lambda *_: {"best": None})
-    with pytest.raises(AirflowFailException, match="no trial of the sweep reported"):
+    document = {"best": None, "trials": [{"number": 0, "state": "failed", "best": None}]}
+    monkeypatch.setattr("hermes_ops.airflow.sweep.reporting.close_sweep", lambda *_: document)
+    with pytest.raises(AirflowFailException, match="has reported val_loss"):
         report().execute(context({}, Instance([0], trial_0="failed")))
 
 

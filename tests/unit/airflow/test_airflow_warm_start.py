@@ -60,6 +60,14 @@ def test_the_best_configurations_of_earlier_sweeps_follow_the_known_ones(history
     assert (question["sign"], question["names"], question["total_steps"]) == (1.0, ("rate",), 20)
 
 
+def test_earlier_trials_are_asked_to_keep_the_bounds_of_today(history: Any) -> None:
+    asked = history(past(0.1, 0.5))
+    metrics = [{"name": "latency_ms", "at_most": 20}]
+    search = {"algorithm": "random", "max_trials": 4, "space": SPACE, "warm_start": 1}
+    warmed(parse(sweep_file(search=search, metrics=metrics), "test", None), object(), print)  # type: ignore[arg-type]
+    assert [m.bound for m in asked.questions[0]["keeping"]] == ["at most 20"]
+
+
 def test_a_known_configuration_is_not_tried_twice_nor_are_there_more_than_trials(
     history: Any,
 ) -> None:

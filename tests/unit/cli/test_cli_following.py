@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hermes_ops.cli.following import Silence, progress_line, table
+from hermes_ops.cli.following import Silence, end_table, missed_bounds, progress_line, table
 
 
 def job(number: int, phase: str = "running", **changes: Any) -> dict[str, Any]:
@@ -74,3 +74,38 @@ def test_an_airflow_that_is_silent_is_told_once_with_the_way_out() -> None:
     assert silence.heard(201.0, "running") is None
     assert silence.heard(230.0, "unknown") is None
     assert silence.heard(231.0, "unknown") is not None
+
+
+def ended(*trials: dict[str, Any], best: int | None = None) -> str:
+    found = {"state": "finished", "trials": trials, "best": None if best is None else trials[best]}
+    out = io.StringIO()
+    Console(file=out, width=200, color_system=None).print(end_table("digits-1", found))
+    return out.getvalue()
+
+
+def facts(number: int, **changes: Any) -> dict[str, Any]:
+    plain = {"number": number, "state": "finished", "steps": 3, "final": 0.5, "best": 0.4,
+             "segments": 1, "preemptions": 0, "gpu_seconds": 2.0}  # fmt: skip
+    return {**plain, **changes}
+
+
+def test_the_table_at_the_end_has_the_last_values_of_other_metrics() -> None:
+    missed = facts(0, metrics={"latency_ms": {"last": 31.5, "best": 30.0}},
+                   violates=["latency_ms is 31.5, at most 20 is allowed"])  # fmt: skip
+    kept = facts(1, metrics={"latency_ms": {"last": 12.25, "best": 12.0}}, violates=[])
+    text = ended(missed, kept, best=1)
+    assert "latency_ms" in text
+    assert "31.5" in text
+    assert "12.25" in text
+
+
+def test_the_first_ten_trials_that_miss_a_bound_are_named_and_the_others_counted() -> None:
+    trials = [facts(n, violates=["too slow"] if n else []) for n in range(13)]
+    lines = missed_bounds({"trials": trials})
+    assert lines[0] == "Trial 1 misses a bound: too slow"
+    assert lines[9:] == ["Trial 10 misses a bound: too slow", "2 more trials miss a bound"]
+    assert missed_bounds({"trials": trials[:1]}) == missed_bounds({"trials": [facts(0)]}) == []
+
+
+def test_without_other_metrics_the_table_at_the_end_has_no_column_of_them() -> None:
+    assert ended(facts(0), best=0).count("0.5") == 1

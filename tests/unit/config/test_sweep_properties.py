@@ -57,7 +57,17 @@ TREES = st.recursive(
 )
 VALID: dict[str, Any] = {
     "name": "digits",
-    "objective": {"metric": "val_loss", "direction": "minimize", "target": 0.05},
+    "objective": {"metric": "val_loss", "direction": "minimize", "target": None},
+    "metrics": [
+        {
+            "name": "latency_ms",
+            "direction": "minimize",
+            "pattern": "took (?P<value>b)",
+            "at_most": 20,
+            "at_least": 0.5,
+        },
+        {"name": "accuracy"},
+    ],
     "search": {
         "algorithm": "random",
         "warm_start": 2,

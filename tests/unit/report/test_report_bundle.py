@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hermes_ops import report
+from hermes_ops.core.secondary import Secondary, Seen
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.report.duration import duration
 from hermes_ops.report.table import csv_text
@@ -114,6 +116,18 @@ def test_a_part_that_fails_does_not_take_the_others_along(
     assert "curves.png" not in names
     assert {"gpus.png", "report.html", "summary.json"} < names
     assert "curves.png could not be made" in caplog.text
+
+
+def test_the_csv_has_the_metrics_beside_the_objective_and_the_bounds() -> None:
+    latency = Secondary("latency", "minimize", at_most=20.0)
+    kept = trial(0, 0.5, metrics={"latency": Seen(9.0, 8.0)}, segments=1)
+    missed = trial(1, 0.4, metrics={"latency": Seen(99.0)}, violates=("latency is 99",))
+    facts = replace(summary(kept, missed, trial(2, None)), metrics=(latency,))
+    found = list(csv.DictReader(io.StringIO(csv_text(facts))))
+    names = ("metric.latency.last", "metric.latency.best", "bounds")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ("9.0", "8.0", "kept"), ("99.0", "", "latency is 99"), ("", "", "")
+    ]  # fmt: skip
 
 
 def test_the_csv_has_all_parameters_and_no_formula() -> None:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from hermes_ops.config import parse
+from hermes_ops.core.secondary import Secondary, Seen, violations
 from hermes_ops.core.summary import TrialSummary
 from hermes_ops.report import Alternative, Background, Course, Ending
 from hermes_ops.report.background import Fall
+from hermes_ops.report.regret import real_course
 from tests.unit.report.sweeps import (
     BEGIN_S,
     EVIL,
@@ -134,6 +136,51 @@ def test_whatever_users_write_stays_text() -> None:
     assert "日本" in found.drawing("parallel")
 
 
+LATENCY = Secondary("latency", "minimize", at_most=20.0)
+ACCURACY = Secondary("accuracy")
+
+
+def bounded(*latencies: float) -> Sweep:
+    """Trials with losses that fall with their numbers and these latencies."""
+    trials = [
+        trial(
+            number,
+            1.0 - number / 10,
+            metrics={"latency": Seen(value, value / 2), "accuracy": Seen(0.5)},
+            violates=violations([LATENCY], {"latency": value}),
+        )
+        for number, value in enumerate(latencies)
+    ]
+    curves = {t.number: curve(2.0, t.best or 0.0, begin_s=t.number) for t in trials}
+    return Sweep(summary(*trials, metrics=(LATENCY, ACCURACY)), curves, [piece(0, 0, 9)])
+
+
+def test_a_trial_that_misses_a_bound_is_marked_and_is_not_the_best() -> None:
+    text = bounded(10.0, 12.0, 99.0).html
+    found = Page(text)
+    assert '<tr id="trial-1" class="best">' in text
+    assert "Best: trial 1" in " ".join(found.texts[""].split())
+    assert "The best trial keeps: latency at most 20." in found.texts[""]
+    assert found.rows["trial-2"][8:12] == [
+        "99", "49.5", "0.5", "latency is 99, at most 20 is allowed"
+    ]  # fmt: skip
+    assert found.rows["trial-0"][8:12] == ["10", "5", "0.5", "kept"]
+    assert "best latency" in found.texts["trials"]
+    assert "best accuracy" not in found.texts["trials"]
+
+
+def test_values_of_a_trial_that_misses_a_bound_are_no_regret() -> None:
+    sweep = bounded(10.0, 99.0)
+    course = real_course(sweep.summary, sweep.curves, sweep.segments, BEGIN_S)
+    assert [fall.value for fall in course.falls] == [2.0, 1.0]
+
+
+def test_where_all_trials_miss_a_bound_the_page_says_which() -> None:
+    head = " ".join(Page(bounded(30.0, 40.0).html).texts[""].split())
+    assert "No trial keeps every bound" in head
+    assert "trial 1: latency is 40, at most 20 is allowed" in head
+
+
 NOBODY = summary()
 ALL_FAILED = summary(*(trial(n, 0.5 if n else None, state="failed") for n in range(3)))
 PENDING = summary(*(TrialSummary(n, "pending") for n in range(3)))
@@ -150,7 +197,7 @@ def test_without_a_value_the_pictures_of_values_say_so(facts: Any) -> None:
     for section in ("parallel", "slices"):
         assert "No trial has reported val_loss." in found.texts[section]
     assert "Too few trials: 0 have a value" in found.texts["importance"]
-    assert "No trial that did not fail has reported" in found.texts["regret"]
+    assert "No trial that can be the best has reported" in found.texts["regret"]
     assert "No trial that did not fail has reported val_loss." in " ".join(found.texts[""].split())
 
 

@@ -10,6 +10,7 @@ from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import HermesError
 from hermes_ops.simulator.recorded import Record, Recorded, Trial, read, recorded
+from hermes_ops.simulator.replay import Choice, replay
 from hermes_ops.simulator.workload import Costs, Work
 from hermes_ops.tracking import LatestMetric, SweepRef, SweepRun, TrialRun
 
@@ -238,6 +239,17 @@ class Mlflow:
     def read_decisions(self, run_id: str) -> tuple[dict[str, Any], ...]:
         start = {"action": "start", "trial": 0, "time_s": BEGIN_S + 4.0}
         return (start, {"action": "stop", "trial": 0, "time_s": BEGIN_S + 12.0})
+
+
+def test_a_trial_that_misses_a_bound_is_not_the_best_of_the_record_nor_of_a_replay() -> None:
+    found = recorded(record(FIRST, replace(SECOND, can_be_best=False)))
+    assert (found.measured.best, found.measured.time_to_best_s) == (0, 12.5)
+    ran = replay(found, Choice("fifo", {}))
+    free = replay(recorded(record(FIRST, SECOND)), Choice("fifo", {}))
+    assert ran.time_to_best_s.low is not None
+    assert free.time_to_best_s.low is not None
+    assert ran.time_to_best_s.low < free.time_to_best_s.low
+    assert ran.makespan_s == free.makespan_s
 
 
 def test_a_sweep_is_read_from_mlflow_alone() -> None:

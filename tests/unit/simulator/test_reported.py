@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.core.secondary import Secondary
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.report import Background, Ending
 from hermes_ops.report.background import Fall
@@ -63,6 +64,20 @@ def test_a_cut_short_trial_gives_a_course_for_each_extreme() -> None:
 def test_the_values_of_a_failed_trial_are_in_no_course() -> None:
     found = told(Mlflow(second="failed"))
     values = {f.value for a in found.alternatives for c in a.courses for f in c.falls}
+    assert min(values) == 0.8
+
+
+def test_the_values_of_a_trial_that_misses_a_bound_are_in_no_course() -> None:
+    mlflow: Any = Mlflow()
+    ref = find(mlflow, "digits-1")
+    beside = [Secondary("loss", at_least=0.7)]  # the second trial ends at 0.6
+    found = collect(mlflow, ref, metric="loss", direction="minimize", max_trials=2, others=beside)
+    assert [t.violates for t in found.summary.trials] == [
+        (), ("loss is 0.6, at least 0.7 is allowed",)
+    ]  # fmt: skip
+    said = background(mlflow, config(), found)
+    assert said.best_finished == 0
+    values = {f.value for a in said.alternatives for c in a.courses for f in c.falls}
     assert min(values) == 0.8
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.core.secondary import Secondary, Seen
 from hermes_ops.core.summary import SweepSummary, TrialSummary
 from hermes_ops.errors import Refused, Unavailable
 from hermes_ops.tracking import SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.columns import COLUMNS, log_columns
+from hermes_ops.tracking.names import legal_name
 from hermes_ops.tracking.summary import Collected
 
 RUN = TrialRun(0, "run-0", {}, "finished", {}, {}, "FINISHED", 1_000, 9_000)
@@ -23,20 +25,26 @@ class Mlflow:
     def __init__(self, failures: Mapping[str, Exception] | None = None) -> None:
         self.failures = failures or {}
         self.logged: dict[str, list[Mapping[str, Any]]] = {}
+        self.tags: dict[str, Mapping[str, str]] = {}
 
     def log_metrics(self, run_id: str, metrics: Sequence[Mapping[str, Any]]) -> None:
         if run_id in self.failures:
             raise self.failures[run_id]
         self.logged.setdefault(run_id, []).extend(metrics)
 
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        self.tags[run_id] = tags
+
     def table(self, run_id: str) -> dict[str, float]:
         return {m["key"]: m["value"] for m in self.logged[run_id]}
 
 
-def collected(*pairs: tuple[TrialRun, TrialSummary]) -> Collected:
+def collected(*pairs: tuple[TrialRun, TrialSummary], metrics: Any = ()) -> Collected:
     runs, trials = zip(*pairs, strict=True)
     unopened = TrialSummary(99, "cancelled")
-    summary = SweepSummary("s", "finished", (*trials, unopened), "loss", "minimize", 9.0)
+    summary = SweepSummary(
+        "s", "finished", (*trials, unopened), "loss", "minimize", 9.0, metrics=metrics
+    )
     sweep = SweepRun(SweepRef("s", "1", "parent"), "s", "finished", "FINISHED", {}, 0, 9_000)
     return Collected(summary, {}, (), sweep, runs)
 
@@ -81,3 +89,31 @@ def test_a_deleted_run_is_left_out_and_an_absent_server_is_told() -> None:
     assert set(mlflow.logged) == {"run-1"}
     with pytest.raises(Unavailable):
         logged(Mlflow({"run-0": Unavailable("away")}), (RUN, TRIAL), other)
+
+
+def test_metrics_beside_the_objective_have_columns_and_bounds_a_tag() -> None:
+    metrics = (Secondary("top1%", "maximize", at_least=0.9), Secondary("size"))
+    seen = {"top1%": Seen(0.8, 0.85), "size": Seen(3.0)}
+    missed = replace(TRIAL, metrics=seen, violates=("top1% is 0.8", "and so on"))
+    kept = replace(TRIAL, number=1, metrics=seen)
+    mlflow: Any = Mlflow()
+    other = replace(RUN, number=1, run_id="run-1")
+    log_columns(mlflow, collected((RUN, missed), (other, kept), metrics=metrics))
+    found = mlflow.table("run-0")
+    assert found[legal_name("hermes.best.top1%")] == 0.85
+    assert found[legal_name("hermes.final.top1%")] == 0.8
+    assert found["hermes.final.size"] == 3.0
+    assert "hermes.best.size" not in found
+    kept_marks = [mlflow.table(run)["hermes.bounds_kept"] for run in ("run-0", "run-1")]
+    assert kept_marks == [0.0, 1.0]
+    assert mlflow.tags == {
+        "run-0": {"hermes.bounds": "top1% is 0.8; and so on"},
+        "run-1": {"hermes.bounds": "kept"},
+    }
+
+
+def test_without_a_bound_there_is_no_tag_of_bounds() -> None:
+    mlflow: Any = Mlflow()
+    log_columns(mlflow, collected((RUN, TRIAL), metrics=(Secondary("size"),)))
+    assert mlflow.tags == {}
+    assert "hermes.bounds_kept" not in mlflow.table("run-0")

@@ -7,6 +7,7 @@ import pytest
 
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Point
+from hermes_ops.core.secondary import Secondary
 from hermes_ops.core.summary import Segment
 from hermes_ops.tracking import LatestMetric, SweepRef, SweepRun, Tracker, TrialRun
 from hermes_ops.tracking.history import past_trials
@@ -102,6 +103,16 @@ def test_only_trials_of_the_same_space_with_a_value_of_the_metric_count(mlflow: 
         mlflow.trial("r5", [0.5], 0.5),
     )
     assert [dict(p.configuration) for p in past(mlflow)] == [{"rate": 0.5}]
+
+
+def test_of_bounds_only_trials_whose_last_value_keeps_them_count(mlflow: Mlflow) -> None:
+    kept, missed, silent = (mlflow.trial(f"r{n}", [0.5], float(n)) for n in range(3))
+    for trial, value in ((kept, 20.0), (missed, 20.1)):
+        trial.metrics["latency_ms"] = LatestMetric(value, 1, 103_000)  # type: ignore[index]
+    mlflow.add("a", kept, missed, silent)
+    keeping = [Secondary("latency_ms", at_most=20.0)]
+    assert [dict(p.configuration) for p in past(mlflow, keeping=keeping)] == [{"rate": 0.0}]
+    assert len(past(mlflow)) == 3
 
 
 def test_a_parameter_under_a_choice_may_be_there_or_not(mlflow: Mlflow) -> None:

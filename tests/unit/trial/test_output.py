@@ -60,6 +60,41 @@ def test_a_pattern_without_a_name_means_the_objective() -> None:
     assert read("at 5: x", pattern=r"at (?P<step>\d+): (?P<value>\S+)") == []
 
 
+OTHERS = {"latency": r"took (?P<value>\S+) ms(?: at (?P<step>\d+))?", "size": None}
+
+
+def read_others(*lines: str, pattern: str | None = None) -> list[Metric]:
+    reader = MetricReader("loss", pattern, 0, others=OTHERS)
+    return [metric for line in lines for metric in reader.read(line)]
+
+
+def test_a_metric_that_the_sweep_names_counts_on_any_line() -> None:
+    assert read_others("size=7 batch=3", "size=8") == [Metric("size", 7, 1), Metric("size", 8, 2)]
+    assert read_others("latency=5") == []  # it has a pattern of its own
+
+
+def test_a_pattern_of_one_metric_is_read_beside_all_others() -> None:
+    line = "epoch=2 loss=0.5 latency=9 took 12.5 ms"
+    assert read_others(line) == [Metric("loss", 0.5, 2), Metric("latency", 12.5, 1)]
+    assert read_others("took 12.5 ms at 4") == [Metric("latency", 12.5, 4)]
+    general = r"(?P<name>\w+): (?P<value>\S+)"
+    found = read_others("loss: 0.5 latency: 3 size: 2 took 1 ms", pattern=general)
+    assert {(m.name, m.value) for m in found} == {("loss", 0.5), ("size", 2), ("latency", 1)}
+
+
+def test_a_pattern_of_one_metric_that_names_another_finds_nothing() -> None:
+    reader = MetricReader("loss", None, 0, others={"a": r"(?P<name>\w+): (?P<value>\S+)"})
+    assert reader.read("b: 1 a: 2 loss: 3") == [Metric("a", 2, 1)]
+
+
+def test_metrics_that_the_sweep_names_are_read_beside_a_thousand_others() -> None:
+    reader = MetricReader("loss", None, 0, others=OTHERS)
+    flood = " ".join(f"m{n}=1" for n in range(500))
+    for part in range(4):
+        reader.read(f"epoch=1 loss=1 {flood.replace('m', f'p{part}m')}")
+    assert [m.name for m in reader.read("epoch=2 loss=1 size=3 fresh=4")] == ["loss", "size"]
+
+
 def test_lines_are_cut_across_blocks_and_long_ones_shortened() -> None:
     reader = LineReader()
     assert reader.feed(b"a") == []
@@ -72,6 +107,13 @@ def test_the_tail_shows_the_last_state_of_a_progress_bar() -> None:
     reader = LineReader()
     reader.feed(b"start\n1/3\r2/3\r3/3\nend\n")
     assert reader.tail == ["start", "3/3", "end"]
+
+
+def test_metrics_aside_do_not_say_how_far_a_file_is(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "m")
+    file.append([Metric("loss", 1.0, 3), Metric("latency", 1.0, 900)])
+    assert (file.last_step(), file.last_step(aside={"latency"})) == (900, 3)
+    assert file.last_step("latency", aside={"latency"}) == 900
 
 
 def test_a_step_is_stored_once_whoever_writes(tmp_path: Path) -> None:

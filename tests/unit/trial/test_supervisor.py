@@ -281,6 +281,29 @@ def test_a_script_is_ended_as_finished_at_max_epochs(trial: Trial) -> None:
     assert trial.result["outcome"] == "finished"
 
 
+def test_a_metric_beside_the_objective_does_not_count_as_an_epoch(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_OTHER_METRICS", json.dumps({"size": r"(?P<value>\d+) MB"}))
+    trial.write(
+        "for n in range(50): print(f'{n} MB', flush=True)\n"
+        "for e in (1, 2): print(f'epoch={e} loss=1', flush=True)\n"
+    )
+    assert trial.run("--objective", "loss", "--max-epochs", "3")[0] == 0
+    assert trial.status["step"] == 2
+    assert ("size", 49.0, 50) in trial.metrics
+
+
+def test_a_pattern_that_this_python_cannot_read_is_refused_in_one_line(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_OTHER_METRICS", '{"size": "("}')
+    trial.write("print('loss=1')")
+    code, output = trial.run("--objective", "loss")
+    assert code == 2
+    assert b"the pattern of size is not a regular expression" in output
+
+
 def test_a_busy_folder_and_a_stale_lease_and_a_busy_gpu_are_no_failures(trial: Trial) -> None:
     trial.write("import time; print('ready', flush=True); time.sleep(60)")
     trial.epoch = 5
