@@ -20,6 +20,7 @@ from hermes_ops.policies.frontrunner_forecast import Forecast, forecast
 from hermes_ops.policies.frontrunner_regression import Floats, normal_levels
 from hermes_ops.policies.frontrunner_table import Table, depths, is_over, table
 
+ROUNDING = 1e-9  # of a value: what sums in another order may differ by
 CONTENDERS = 128  # trials of a sweep that are compared: a decision costs the cube of it
 
 
@@ -75,8 +76,10 @@ class Frontrunner:
         for sweep, jobs in sweeps.items():
             waiting = _candidates(snapshot, jobs, firm[sweep])
             if waiting and taken < len(snapshot.gpus):
-                prospects |= self._prospects(snapshot, jobs)
-                waiting.sort(key=lambda j: (*_rank(prospects.get(j.id)), submission(j)))
+                found = self._prospects(snapshot, jobs)
+                prospects |= found
+                places = _places(found)
+                waiting.sort(key=lambda j: (places.get(j.id, len(places)), submission(j)))
             lines[sweep] = Line(tuple(firm[sweep]), tuple(waiting))
         ranked = [job.id for line in lines.values() for job in line.candidates]
         explain = _explanation(prospects, goals, ranked)
@@ -162,8 +165,18 @@ def _goal(job: Job, made: Table, left_s: Floats, switch_s: float) -> int:
     return made.depths[worth[0]]
 
 
-def _rank(prospect: Prospect | None) -> tuple[float]:
-    return (-prospect.value if prospect else inf,)
+def _places(prospects: Mapping[JobId, Prospect]) -> dict[JobId, int]:
+    """Each trial's place by value, 0 the best; those that only rounding tells apart share one.
+
+    Trials of which nothing is known yet are alike, but rows of a matrix are not summed alike.
+    """
+    places: dict[JobId, int] = {}
+    place, leader = -1, inf
+    for job, prospect in sorted(prospects.items(), key=lambda found: -found[1].value):
+        if prospect.value < leader * (1 - ROUNDING):
+            place, leader = place + 1, prospect.value
+        places[job] = place
+    return places
 
 
 def _commit(

@@ -59,6 +59,28 @@ def granted(jobs: list[Job], gpus: int = 1, **own: Any) -> list[str]:
     return sorted(grant.job for grant in decide(jobs, gpus, **own)[0].grants)
 
 
+@pytest.mark.parametrize("ended", range(2, 9))
+@pytest.mark.parametrize("fresh", range(2, 9))
+def test_new_trials_of_which_nothing_is_known_start_in_the_order_of_their_numbers(
+    ended: int, fresh: int
+) -> None:
+    paces_s = [0.1 + 0.003 * (n * 7 % 5) for n in range(ended)]
+    over = [
+        trial(
+            n,
+            [100 - (0.3 + n * 5 % 7 / 4) * step for step in range(1, 5)],
+            pace_s=pace_s,
+            phase=Phase.ENDED,
+            total_steps=4,
+            configuration=(("rate", 0.1 + n / 10),),
+        )
+        for n, pace_s in enumerate(paces_s)
+    ]
+    new = [trial(n, total_steps=4) for n in range(ended, ended + fresh)]
+    plan, _ = decide([*over, *new], gpus=2)
+    assert [grant.job for grant in plan.grants] == [f"s/{ended}", f"s/{ended + 1}"]
+
+
 def field(levels: list[float], steps: int = 8) -> list[Job]:
     return [trial(n, losses(level, steps)) for n, level in enumerate(levels)]
 
