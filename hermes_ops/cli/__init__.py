@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,15 @@ def assemble() -> typer.Typer:
 
 def main() -> None:
     """Run the command line; an error that is meant for the user is printed without a trace."""
+    from hermes_ops.cli.bash_words import ASKED, answer
     from hermes_ops.errors import HermesError
 
+    variable, by_bash = ASKED
     try:
-        assemble()()
+        if os.environ.get(variable) == by_bash:
+            answer(assemble(), os.environ)
+        else:
+            assemble()()
     except HermesError as error:
         print(f"hermes: {error}", file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None
