@@ -1,8 +1,8 @@
-# make demo | test | test-heavy | test-k8s | test-k8s-installation | bench | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-heavy | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-heavy test-k8s test-k8s-installation demo bench compare compare-live lock clean
+.PHONY: setup check test test-heavy test-k8s test-k8s-installation demo bench bench-k8s compare compare-live lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -67,6 +67,10 @@ demo: .venv/.ready
 
 bench: setup
 	$(BIN)/python -m bench
+
+# As for test-k8s: the cluster of KUBECONFIG, or one that HERMES_TEST_CLUSTER starts.
+bench-k8s: setup
+	$(BIN)/python -m bench pod_switch pod_driver
 
 # Every policy on public traces and learning curves: writes docs/comparison.md; an hour on four cores.
 compare: .venv/.ready

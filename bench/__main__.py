@@ -34,7 +34,11 @@ BENCHMARKS = {
     "thousand": "bench.thousand:run",
     "ten_thousand": "bench.ten_thousand:run",
 }
-BY_NAME_ONLY = {"compare_live": "bench.compare_live:run"}
+BY_NAME_ONLY = {
+    "compare_live": "bench.compare_live:run",
+    "pod_switch": "bench.pod_switch:run",
+    "pod_driver": "bench.pod_driver:run",
+}
 
 
 def main(names: list[str]) -> int:

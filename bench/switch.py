@@ -27,6 +27,16 @@ IN_TURN = ("guard_quanta=1" if QUICK else "guard_quanta=4",)
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A decision: whose GPU goes to whom, and whether that one had it before."""
+
+    decided_s: float
+    victim: int
+    follower: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Switch:
     """One preemption: who made way, who followed, and when (Unix seconds) each thing happened."""
 
@@ -55,7 +65,7 @@ def run() -> Figures:
     """Stubs, 40 of them waiting, on SQLite and on PostgreSQL: decision → next first line."""
     course, trials = Course("line_s"), SLOTS + WAITING
     config = stack.stub_sweep("switch", trials, "--epochs", 1_000_000, pause_s=EPOCH_S)
-    options = _policy(trials, RESTLESS)
+    options = taking_turns(trials, RESTLESS)
     found = {"sqlite": _measured(config, options, STUB_SWITCHES, course)}
     with postgres.server() as server:
         databases = ("--airflow-db", server.url("airflow"), "--mlflow-db", server.url("mlflow"))
@@ -66,7 +76,7 @@ def run() -> Figures:
 def run_keras() -> Figures:
     """The digits example with and without standby interpreters: decision → first batch done."""
     course = Course("first_batch_end_s")
-    options = _policy(KERAS_TRIALS, IN_TURN)
+    options = taking_turns(KERAS_TRIALS, IN_TURN)
     with_s = _measured(_digits(), options, KERAS_SWITCHES, course)
     without = _measured(_digits(), (*options, "--standby", 0), KERAS_SWITCHES, course)
     return {
@@ -78,7 +88,7 @@ def run_keras() -> Figures:
     }
 
 
-def _policy(trials: int, guards: tuple[str, ...]) -> tuple[object, ...]:
+def taking_turns(trials: int, guards: tuple[str, ...]) -> tuple[object, ...]:
     """Options of `hermes up` under which all trials are open at once and take turns."""
     pairs = (f"threshold={trials // SLOTS}", *guards)
     return ("--policy", "hermes", *(p for pair in pairs for p in ("--policy-option", pair)))
@@ -104,65 +114,79 @@ def _measured(config: Figures, options: tuple[object, ...], wanted: int, course:
     with stack.running(SLOTS, *options) as own:
         sweep = own.start(config)
         deadline_s = time.monotonic() + WAIT_S
-        while len(_stops(sweep)) < wanted and time.monotonic() < deadline_s:
+        while len(stops(sweep)) < wanted and time.monotonic() < deadline_s:
             time.sleep(2.0)
         time.sleep(10.0 if course.reached != "line_s" else 3.0)  # the last ones arrive
         own.hermes("sweep", "stop", sweep.id)
-        return _figures(_switches(sweep, course), course)
+        return split([_switch(sweep, course, turn) for turn in turns(sweep)], course)
 
 
-def _stops(sweep: stack.Sweep) -> list[dict[str, Any]]:
+def stops(sweep: stack.Sweep) -> list[dict[str, Any]]:
+    """The decisions to preempt."""
     return [d for d in sweep.decisions() if d["action"] == "stop"]
 
 
-def _switches(sweep: stack.Sweep, course: Course) -> list[Switch]:
+def turns(sweep: stack.Sweep) -> list[Turn]:
     """Each stop with the start that takes its GPU in the same round."""
     rounds: dict[float, list[dict[str, Any]]] = {}
     for entry in sweep.decisions():
         rounds.setdefault(entry["time_s"], []).append(entry)
     holder: dict[int, int] = {}
     begun: set[int] = set()
-    pairs: list[tuple[float, int, int, bool]] = []
+    found: list[Turn] = []
     for time_s, entries in sorted(rounds.items()):
         stopped = {e["trial"] for e in entries if e["action"] == "stop"}
         for entry in (e for e in entries if e["action"] == "start"):
             gpu, follower = entry["gpus"][0], entry["trial"]
             victim = holder.get(gpu)
             if victim in stopped and victim is not None:
-                pairs.append((time_s, victim, follower, follower in begun))
+                found.append(Turn(time_s, victim, follower, follower in begun))
             holder[gpu] = follower
             begun.add(follower)
-    return [_switch(sweep, course, *pair) for pair in pairs]
+    return found
 
 
-def _switch(
-    sweep: stack.Sweep, course: Course, decided_s: float, victim: int, follower: int, resumed: bool
-) -> Switch:
-    ends = _times(sweep, victim, "segments.jsonl", "end_s")
-    begins = _times(sweep, follower, "segments.jsonl", "start_s")
-    stamps = read_lines(sweep.trial(follower) / "stamps.jsonl")
-    stamp = next((s for s in stamps if s.get(course.reached, 0.0) > decided_s), {})
-    exit_s = _first(ends, decided_s)
+def _switch(sweep: stack.Sweep, course: Course, turn: Turn) -> Switch:
+    stamps = read_lines(sweep.trial(turn.follower) / "stamps.jsonl")
+    stamp = next((s for s in stamps if s.get(course.reached, 0.0) > turn.decided_s), {})
     moments = (
-        stack.first_after(sweep.task_log(victim), f"Trial {victim} is to stop", decided_s),
-        exit_s,
-        stack.first_after(sweep.task_log(follower), "::group::Pre Execute", decided_s),
-        _first(begins, decided_s),
+        flag_seen_s(sweep, turn),
+        trial_exit_s(sweep, turn),
+        next_task_s(sweep, turn),
+        next_begins_s(sweep, turn),
         stamp.get(course.reached),
     )
     begun_s = stamp.get("first_batch_begin_s")
-    return Switch(decided_s, resumed, bool(stamp.get("standby")), begun_s, moments)
+    return Switch(turn.decided_s, turn.resumed, bool(stamp.get("standby")), begun_s, moments)
 
 
-def _times(sweep: stack.Sweep, trial: int, file: str, key: str) -> list[float]:
-    return [line[key] for line in read_lines(sweep.trial(trial) / file) if key in line]
+def flag_seen_s(sweep: stack.Sweep, turn: Turn) -> float | None:
+    """When the victim's task knew that it is to stop."""
+    return stack.first_after(sweep.task_log(turn.victim), "It is to stop", turn.decided_s)
 
 
-def _first(moments: list[float], after_s: float) -> float | None:
-    return next((m for m in moments if m > after_s), None)
+def trial_exit_s(sweep: stack.Sweep, turn: Turn) -> float | None:
+    """When the victim's script had checkpointed and ended."""
+    return first_line(sweep, turn.victim, "segments.jsonl", "end_s", turn.decided_s)
 
 
-def _figures(found: list[Switch], course: Course) -> Figures:
+def next_task_s(sweep: stack.Sweep, turn: Turn) -> float | None:
+    """When the follower's task began."""
+    return stack.first_after(sweep.task_log(turn.follower), "::group::Pre Execute", turn.decided_s)
+
+
+def next_begins_s(sweep: stack.Sweep, turn: Turn) -> float | None:
+    """When the follower's `hermes-trial` began its segment."""
+    return first_line(sweep, turn.follower, "segments.jsonl", "start_s", turn.decided_s)
+
+
+def first_line(sweep: stack.Sweep, trial: int, file: str, key: str, after_s: float) -> float | None:
+    """The first value of that key after a moment in a trial's file of JSON lines."""
+    found = (line.get(key, 0.0) for line in read_lines(sweep.trial(trial) / file))
+    return next((time_s for time_s in found if time_s > after_s), None)
+
+
+def split(found: list[Switch], course: Course) -> Figures:
     """The whole of each switch and its parts; a switch that was not seen whole is counted only."""
     whole = [s for s in found if s.moments[-1] is not None]
     if not whole:

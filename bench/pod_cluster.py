@@ -1,0 +1,151 @@
+"""A Kubernetes cluster for benchmarks, and what trials need in it.
+
+KUBECONFIG names one, HERMES_TEST_IMAGE an image of helm/images/trial that its nodes find. Without
+them the command in HERMES_TEST_CLUSTER (`up`, `load`, `base-image`, `down`) starts a cluster, and
+the image is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.measure import ROOT, NotMeasuredError
+from hermes_ops.kubernetes import connect
+from hermes_ops.stack.lifecycle import undisturbed
+
+CLAIM = "trials"
+SCRIPTS = "/scripts"
+IMAGE_INPUTS = ("hermes_ops/trial", "helm/images/trial", "requirements.lock")
+BUILD_TIMEOUT_S, UP_TIMEOUT_S = 900.0, 300.0
+
+
+@contextlib.contextmanager
+def cluster(nodes: int, gpus: int) -> Iterator[None]:
+    """KUBECONFIG of this process, where it has none that of a cluster that ends with the block.
+
+    :param gpus: of each node
+    """
+    if os.environ.get("KUBECONFIG"):
+        yield
+        return
+    command = _command()
+    _run(*command, "down", timeout_s=UP_TIMEOUT_S)  # what was cut off has left
+    shape = ("--nodes", str(nodes), "--gpus", str(gpus))
+    said = _run(*command, "up", *shape, timeout_s=UP_TIMEOUT_S)
+    found = re.search(r"^export KUBECONFIG=(.*)$", said, re.MULTILINE)
+    if found is None:
+        raise NotMeasuredError(f"{shlex.join(command)} up names no KUBECONFIG: {said}")
+    os.environ["KUBECONFIG"] = shlex.split(found[1])[0]
+    try:
+        yield
+    finally:
+        del os.environ["KUBECONFIG"]
+        with undisturbed():
+            _run(*command, "down", timeout_s=UP_TIMEOUT_S)
+
+
+def trial_image() -> str:
+    """The trial image, on every node."""
+    if named := os.environ.get("HERMES_TEST_IMAGE"):
+        return named
+    command, tag = _command(), f"localhost/hermes-trial:{_digest()}"
+    _run(*command, "base-image", timeout_s=BUILD_TIMEOUT_S)
+    build = ["buildah", "build", "--isolation", "chroot", "--network", "host"]
+    build += ["--build-arg", "PYTHON_IMAGE=localhost/python:3.11-slim-bookworm"]
+    build += ["-f", str(ROOT / "helm/images/trial/Dockerfile"), "-t", tag, str(ROOT)]
+    _run(*build, timeout_s=BUILD_TIMEOUT_S)
+    with tempfile.TemporaryDirectory() as folder:
+        archive = f"{folder}/trial.tar"
+        _run("buildah", "push", tag, f"docker-archive:{archive}:{tag}", timeout_s=BUILD_TIMEOUT_S)
+        _run(*command, "load", archive, timeout_s=BUILD_TIMEOUT_S)
+    return tag
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[tuple[Any, str]]:
+    """The cluster's API, and a namespace under the restricted pod security standard."""
+    api, name = connect(), f"hermes-bench-{uuid.uuid4().hex[:8]}"
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.create_namespace({"metadata": {"name": name, "labels": level}})
+    try:
+        yield api, name
+    finally:
+        with undisturbed():
+            api.delete_namespace(name)
+
+
+def takes_pods(api: Any, name: str) -> bool:  # noqa: ANN401 - the client has no types
+    """Whether the namespace has what its pods need: the service account comes a little later."""
+    return bool(api.list_namespaced_service_account(name).items)
+
+
+@contextlib.contextmanager
+def volume(api: Any, name: str, folder: Path, scripts: Iterable[Path]) -> Iterator[None]:  # noqa: ANN401 - the client has no types
+    """In the namespace of that name: a claim whose volume is the folder, and the scripts."""
+    modes = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    size: Mapping[str, str] = {"storage": "1Gi"}
+    place = {"hostPath": {"path": str(folder), "type": "Directory"}}
+    api.create_persistent_volume(
+        {"metadata": {"name": name}, "spec": {**modes, **place, "capacity": size}}
+    )
+    wanted = {**modes, "volumeName": name, "resources": {"requests": size}}
+    api.create_namespaced_persistent_volume_claim(
+        name, {"metadata": {"name": CLAIM}, "spec": wanted}
+    )
+    texts = {script.name: script.read_text() for script in scripts}
+    api.create_namespaced_config_map(name, {"metadata": {"name": "scripts"}, "data": texts})
+    try:
+        yield
+    finally:
+        with undisturbed():
+            api.delete_persistent_volume(name)
+
+
+def defaults(image: str, name: str) -> dict[str, Any]:
+    """The installation's defaults for pods (`pod.yaml`) in the namespace of that name."""
+    return {
+        "image": image,
+        "namespace": name,
+        "claim": CLAIM,
+        "limits": {"memory": "256Mi"},
+        "requests": {"cpu": "50m"},
+        "volumes": [{"mount": SCRIPTS, "config_map": "scripts"}],
+    }
+
+
+def _command() -> tuple[str, ...]:
+    found = tuple(shlex.split(os.environ.get("HERMES_TEST_CLUSTER", "")))
+    if not found:
+        raise NotMeasuredError(
+            "no cluster: set KUBECONFIG (and HERMES_TEST_IMAGE), or HERMES_TEST_CLUSTER to a "
+            "command for one"
+        )
+    return found
+
+
+def _run(*command: str, timeout_s: float) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise NotMeasuredError(f"{shlex.join(command)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _digest() -> str:
+    """Of all that goes into the image."""
+    whole = hashlib.sha256()
+    for name in IMAGE_INPUTS:
+        path = ROOT / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                whole.update(file.read_bytes())
+    return whole.hexdigest()[:12]

@@ -1,0 +1,77 @@
+"""The controller's loop on a pool of 1,000 GPUs whose trials are pods of a real cluster's API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import pod_cluster, postgres, stack
+from bench.measure import QUICK, ROOT, Figures, NotMeasuredError, await_, child, environment
+from hermes_ops.stack import client_environment
+from hermes_ops.stack.layout import Layout
+from hermes_ops.stack.supervisor import Supervisor
+
+NOBODY = ["controller", "scheduler", "dag-processor", "triggerer"]
+"""Of the stack these do not run: the controller is ours, and nothing stands behind the trials."""
+
+POLICY = "frontrunner"
+WAITING, ROUNDS = (60, 5) if QUICK else (5_000, 60)
+PODS = (8, 24) if QUICK else (100, 1_000)
+ENDS = 2
+CASE_S = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """So many pods on as many GPUs, and so many trials that wait; some were preempted before.
+
+    `ends` trials end in each round, so that as many others begin.
+    """
+
+    namespace: str
+    pods: int
+    waiting: int
+    preempted: int
+    policy: str
+    rounds: int
+    ends: int
+    seed: int = 1
+
+
+def run() -> Figures:
+    """With 100 pods and with 1,000; as many of the 5,000 trials that wait were preempted before."""
+    with contextlib.ExitStack() as held:
+        held.enter_context(pod_cluster.cluster(nodes=1, gpus=1))
+        server = held.enter_context(postgres.server())
+        databases = ("--airflow-db", server.url("airflow"), "--mlflow-db", server.url("mlflow"))
+        own = held.enter_context(stack.running(2, "--standby", 0, *databases))
+        Supervisor(Layout(own.home)).stop_programs(NOBODY)
+        found = {f"pods_{pods}": _measured(own, pods) for pods in PODS}
+    return {
+        **found,
+        "waiting": WAITING,
+        "policy": POLICY,
+        "ends_a_round": ENDS,
+        "target_loop_ms": 500,
+    }
+
+
+def _measured(own: stack.Stack, pods: int) -> Figures:
+    with pod_cluster.namespace() as (api, name):
+        await_(lambda: pod_cluster.takes_pods(api, name), 30.0, "the namespace takes pods", 0.2)
+        case = Case(name, pods, WAITING, min(pods, WAITING), POLICY, ROUNDS, ENDS)
+        given, result = own.home / f"{name}.json", own.home / f"{name}-figures.json"
+        given.write_text(json.dumps(asdict(case)))
+        command = [sys.executable, "-m", "bench.pod_rounds", given, result]
+        with child(command, environment(**client_environment(own.home)), cwd=ROOT) as process:
+            if code := process.wait(CASE_S):
+                raise NotMeasuredError(f"the controller with {pods} pods ended with {code}")
+    return _read(result)
+
+
+def _read(result: Path) -> Figures:
+    found: Figures = json.loads(result.read_text())
+    return found
