@@ -158,8 +158,10 @@ class Queues:
         for lanes in (self.runs, self.waits):
             lanes[:] = [tuple(job for job in lane if job in ids) for lane in lanes]
         known = set(chain(*self.runs, *self.waits))
+        added: list[list[JobId]] = [[] for _ in self.waits]
         for job in by_submission(job for job in alive if job.id not in known):
-            self.waits[self.level_of(job)] += (job.id,)
+            added[self.level_of(job)].append(job.id)
+        self.waits = [lane + tuple(more) for lane, more in zip(self.waits, added, strict=True)]
         self.clocks = {job: clock for job, clock in self.clocks.items() if job in ids}
         self._newest_s = max((job.submitted_s for job in alive), default=self._newest_s)
         self._trusted = 0
