@@ -19,8 +19,8 @@ def dag_run(dag: str) -> str:
     return f"/api/v2/dags/{dag}/dagRuns"
 
 
-def ran(lab: Any, harness: Any, dag: str, day: int) -> str:
-    """Run a DAG for a day and return the run's id once it has succeeded."""
+def begun(lab: Any, harness: Any, dag: str, day: int) -> str:
+    """Have a DAG run for a day and return the run's id."""
     harness.await_(lambda: lab.airflow.get(f"/api/v2/dags/{dag}").status_code == 200)
     unpaused = lab.airflow.patch(f"/api/v2/dags/{dag}", json={"is_paused": False})
     assert unpaused.status_code == 200, unpaused.text
@@ -28,12 +28,23 @@ def ran(lab: Any, harness: Any, dag: str, day: int) -> str:
     body = {"dag_run_id": run, "logical_date": DAY.format(day)}
     answer = lab.airflow.post(dag_run(dag), json=body)
     assert answer.status_code in (200, 409), answer.text
+    return run
+
+
+def ended(lab: Any, harness: Any, dag: str, run: str) -> None:
+    """Wait until the run has succeeded."""
 
     def state() -> Any:
         found = lab.airflow.get(f"{dag_run(dag)}/{run}").json()["state"]
         return found if found in ("success", "failed") else None
 
     assert harness.await_(state, timeout_s=240.0) == "success", tasks(lab, dag, run)
+
+
+def ran(lab: Any, harness: Any, dag: str, day: int) -> str:
+    """Run a DAG for a day and return the run's id once it has succeeded."""
+    run = begun(lab, harness, dag, day)
+    ended(lab, harness, dag, run)
     return run
 
 
@@ -193,3 +204,65 @@ def test_the_commands_know_a_sweep_in_a_group_and_add_trials_to_it(
     assert document["max_slots_used"] in (1, 2)
     refined = sweep_of(lab, harness, "own_dag", "refine", example)
     assert len(refined.document()["trials"]) == 2  # behind it, and not run again
+
+
+def began(lab: Any, run: str, task: str) -> Any:
+    """When a task of that run of the DAG `halted` began, last."""
+    return lab.airflow.get(f"{dag_run('halted')}/{run}/taskInstances/{task}").json()["start_date"]
+
+
+def goes_on(lab: Any, harness: Any, run: str, *command: str) -> str:
+    """What a command says that has the ended run go on, once that has ended again."""
+    report = began(lab, run, "search.report")
+    said = lab.hermes("sweep", *command)
+    assert said.returncode == 0, said.stdout + said.stderr
+    harness.await_(lambda: began(lab, run, "search.report") not in (None, report), 240.0)
+    ended(lab, harness, "halted", run)
+    return str(said.stdout)
+
+
+@pytest.fixture(scope="module")
+def halted(lab: Any, harness: Any) -> Any:
+    """A sweep in a group that was stopped and resumed, its run, what was before, what was said."""
+    run = begun(lab, harness, "halted", 4)
+    sweep = sweep_of(lab, harness, "halted", "search", run)
+    harness.await_(lambda: sweep.lines(0) > 5 and sweep.lines(1) > 5, 120.0)
+    assert lab.hermes("sweep", "stop", sweep.id).returncode == 0
+    ended(lab, harness, "halted", run)
+    before = sweep.states(), began(lab, run, "behind")
+    said = goes_on(lab, harness, run, "resume", sweep.id)
+    return sweep, run, before, said
+
+
+def test_a_stopped_sweep_in_a_group_is_resumed_and_what_is_behind_it_is_not_run_again(
+    halted: Any, lab: Any
+) -> None:
+    sweep, run, (states, behind), said = halted
+    assert set(states.values()) == {"cancelled"}
+    assert f"Sweep {sweep.id} goes on with 2 trials: 0, 1" in said
+    assert "What is behind search in the DAG halted does not run again" in said
+    assert sweep.states() == {0: "finished", 1: "finished"}
+    for number in (0, 1):
+        assert len(sweep.runs()[number]) == 1
+        *stopped, last = [segment["outcome"] for segment in sweep.segments(number)]
+        assert (set(stopped), last) == ({"preempted"}, "finished")
+        assert [step for step, _ in sweep.curve(number)] == list(range(1, 41))
+    assert began(lab, run, "behind") == behind
+    assert sweep.document()["state"] == "finished"
+
+
+def test_a_trial_in_a_group_that_is_cleared_begins_from_scratch_and_its_sweep_ends_again(
+    halted: Any, lab: Any, harness: Any
+) -> None:
+    sweep, run, _, _ = halted
+    before = {n: runs[0]["info"]["run_id"] for n, runs in sweep.runs().items()}
+    said = goes_on(lab, harness, run, "clear", f"{sweep.id}/1", "--from-scratch")
+    assert f"Trial 1 of {sweep.id} begins from scratch" in said
+    document = sweep.document()
+    assert [t["state"] for t in document["trials"]] == ["finished", "finished"]
+    kept = {r["info"]["run_id"] for r in sweep.runs()[1] if r["tags"]["hermes.kind"] == "trial"}
+    assert before[1] not in kept
+    assert len(kept) == 1
+    assert [step for step, _ in lab.history(*kept)] == list(range(1, 41))
+    assert sweep.runs()[0][0]["info"]["run_id"] == before[0]
+    assert len(sweep.segments(0)) == 2

@@ -1,0 +1,31 @@
+"""A sweep in a group that takes long enough to be stopped, and a task behind it."""
+
+from pathlib import Path
+
+from airflow.sdk import DAG, task
+
+from hermes_ops.airflow.sweep.group import SweepTaskGroup
+
+SWEEP = {
+    "name": "group-halted",
+    "objective": {"metric": "loss"},
+    "search": {
+        "algorithm": "grid",
+        "max_trials": 2,
+        "space": {"rate": {"type": "choice", "values": [0.5, 0.51]}},
+    },
+    "trial": {
+        "command": ["python", "stub.py", "--rate={rate}", "--epochs=40", "--pause=0.25"],
+        "directory": str(Path(__file__).parents[1] / "scripts"),
+    },
+    "budget": {"max_epochs": 40},
+}
+
+with DAG("halted", schedule=None, catchup=False):
+    search = SweepTaskGroup("search", SWEEP)
+
+    @task
+    def behind(steps: int) -> int:
+        return steps
+
+    behind(search.best["steps"])
