@@ -65,6 +65,14 @@ def test_an_extended_sweep_runs_its_new_trials_and_no_old_one_again(grown: Any) 
         assert sweep.runs()[number][0]["info"]["run_id"] == runs[number][0]["info"]["run_id"]
 
 
+def test_the_new_trials_of_an_extended_sweep_begin_in_the_order_of_their_numbers(
+    grown: Any,
+) -> None:
+    sweep, _ = grown
+    starts = [d["trial"] for d in sweep.decisions() if d["action"] == "start" and d["trial"] > 3]
+    assert list(dict.fromkeys(starts)) == [4, 5, 6]
+
+
 def test_the_search_of_an_extended_sweep_knows_all_results_so_far(grown: Any) -> None:
     sweep, _ = grown
     plan = sweep.lab.airflow.get(
