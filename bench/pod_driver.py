@@ -21,7 +21,7 @@ POLICY = "frontrunner"
 WAITING, ROUNDS = (60, 5) if QUICK else (5_000, 60)
 PODS = (8, 24) if QUICK else (100, 1_000)
 ENDS = 2
-CASE_S = 200.0
+CASE_S = 280.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class Fleet:
             "/metrics", "GET", auth_settings=["BearerToken"], _preload_content=False
         )
         found = dict.fromkeys(("list", "watch"), 0)
-        for line in answer[0].data.decode().splitlines():
+        for line in answer.data.decode().splitlines():
             if not line.startswith("apiserver_request_total{"):
                 continue
             if set(_LABEL.findall(line)) >= _OF_PODS:

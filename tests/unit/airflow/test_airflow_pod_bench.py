@@ -165,7 +165,7 @@ def test_calls_are_counted_by_the_servers_own_metrics_of_pods_in_a_namespace() -
         'apiserver_request_total{code="200",resource="pods",scope="namespace",verb="POST"} 50',
         'apiserver_request_duration{resource="pods",scope="namespace",verb="WATCH"} 50',
     ]
-    answer: Any = (SimpleNamespace(data="\n".join(lines).encode()), 200, {})
+    answer = SimpleNamespace(data="\n".join(lines).encode())
     api = SimpleNamespace(api_client=SimpleNamespace(call_api=lambda *_, **__: answer))
     spec: Any = None
     assert Fleet("ns", spec, api).calls() == {"list": 4, "watch": 2}
