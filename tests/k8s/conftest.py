@@ -12,7 +12,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -29,9 +31,10 @@ from tests.integration.conftest import UP_TIMEOUT_S, Stack
 from tests.k8s import faults
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = [
+SCRIPTS = Path(__file__).parent / "scripts"
+MOUNTED = [
     ROOT / "tests/integration/scripts/stub.py",
-    Path(__file__).parent / "scripts/pod_stub.py",
+    SCRIPTS / "pod_stub.py",
 ]
 IMAGE_INPUTS = ("hermes_ops/trial", "helm/images/trial", "requirements.lock")
 BUILD_TIMEOUT_S, UP_CLUSTER_S = 900, 300
@@ -158,6 +161,49 @@ def kubeconfig(cluster_command: tuple[str, ...], home: Path) -> Iterator[None]:
         run(*cluster_command, "down", timeout_s=UP_CLUSTER_S)
 
 
+def docker_works() -> bool:
+    """A client without its daemon is none."""
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="session")
+def programs(
+    kubeconfig: None, cluster_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """An environment in which helm, kubectl and docker are found."""
+    path = os.environ["PATH"]
+    if cluster_command:
+        said = subprocess.run([*cluster_command, "env"], capture_output=True, text=True, check=True)
+        found = re.search(r"^export PATH=(.*):\$PATH$", said.stdout, re.MULTILINE)
+        path = f"{found[1]}:{path}" if found else path
+    if not docker_works():
+        folder = tmp_path_factory.mktemp("docker")
+        stand_in = folder / "docker"
+        stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {SCRIPTS / "docker.py"} "$@"\n')
+        stand_in.chmod(0o755)
+        path = f"{folder}:{path}"
+    return {**os.environ, "PATH": path}
+
+
+@pytest.fixture(scope="session")
+def sh(programs: dict[str, str]) -> Any:
+    """Runs one command line; its output, or a failure with all that it said."""
+
+    def run(line: str, *, text: str = "", cwd: Path = ROOT, timeout_s: float = 120) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line],
+            input=text, capture_output=True, text=True, env=programs, cwd=cwd, timeout=timeout_s,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{line}:\n{done.stdout[-6000:]}{done.stderr[-6000:]}"
+        assert "would violate PodSecurity" not in done.stderr, done.stderr
+        return done.stdout
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def image(
     kubeconfig: None, cluster_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
@@ -225,7 +271,7 @@ def cluster(image: str, cluster_command: tuple[str, ...], home: Path) -> Iterato
     }
     found.api.create_persistent_volume(volume)
     found.api.create_namespaced_persistent_volume_claim(name, claim)
-    scripts = {"metadata": {"name": "scripts"}, "data": {s.name: s.read_text() for s in SCRIPTS}}
+    scripts = {"metadata": {"name": "scripts"}, "data": {s.name: s.read_text() for s in MOUNTED}}
     found.api.create_namespaced_config_map(name, scripts)
     try:
         yield found

@@ -1,7 +1,7 @@
 """`docker build` and `docker push` for a test cluster that no registry reaches.
 
 buildah builds; a push puts the image on the cluster's nodes by the command in HERMES_TEST_CLUSTER.
-An image whose Dockerfile and copied files were built before comes from the cache.
+An image whose Dockerfile and copied files are those of its last build comes from the cache.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def build(dockerfile: Path, tag: str, context: Path) -> None:
         fresh.unlink(missing_ok=True)
         subprocess.run(["buildah", "push", tag, f"docker-archive:{fresh}:{tag}"], check=True)
         fresh.rename(archive)
+        for older in CACHE.glob(f"*-{quote(tag, safe='')}.tar"):
+            if older != archive:
+                older.unlink()
     pointer = CACHE / f"{quote(tag, safe='')}.newest"
     pointer.write_text(archive.name)
 
