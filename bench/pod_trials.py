@@ -32,7 +32,7 @@ from hermes_ops.core.model import Phase
 from hermes_ops.tracking import Tracker
 
 SWEEPS = 12
-POINTS, STEP_S, EPOCHS = 30, 10.0, 100
+POINTS, STEP_S, EPOCHS = 30, 120.0, 100
 
 
 @dataclass(slots=True)
@@ -134,17 +134,22 @@ class World:
 
     def _running(self, sweep: str, config: SweepConfig, number: int, gpu: int) -> Made:
         now_s, node = time.time(), self.nodes[gpu]
-        begun_s = now_s - self.chance.uniform(60.0, 600.0)
+        begun_s, steps = now_s - self.chance.uniform(0.0, STEP_S), self.chance.randint(0, POINTS)
+        before_s = steps * STEP_S
         lease = replace(self._lease(config, number, (gpu,), begun_s), nodes=(node,))
-        segment = Segment(1, running=True, started_s=begun_s, gpus=(gpu,))
-        self._learn(sweep, number, begun_s, int((now_s - begun_s) / STEP_S))
+        segment = Segment(
+            1, running=True, started_s=begun_s, step=steps, steps_at_start=steps, gpus=(gpu,),
+            spans=((begun_s - before_s, begun_s),) if steps else (), service_gpu_s=before_s,
+        )  # fmt: skip
+        self._learn(sweep, number, begun_s - before_s, steps)
         self._status(sweep, number, 1)
         columns = {"state": "deferred", "pool_slots": 1, "priority_weight": 1_000_000}
         return columns, {LEASE_KEY: encode(lease), SEGMENT_KEY: encode(segment)}
 
     def _preempted(self, sweep: str, config: SweepConfig, number: int) -> Made:
         now_s = time.time()
-        begun_s, trained_s = now_s - self.chance.uniform(1_000.0, 3_000.0), POINTS * STEP_S
+        trained_s = POINTS * STEP_S
+        begun_s = now_s - trained_s - self.chance.uniform(1_000.0, 3_000.0)
         lease = self._lease(config, number, (0,), begun_s)
         segment = Segment(
             1, running=False, started_s=begun_s, step=POINTS, service_gpu_s=trained_s,
