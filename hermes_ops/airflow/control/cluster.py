@@ -28,6 +28,9 @@ PERIOD_S = 1.0
 
 NUDGE_PERIOD_S = 0.05
 
+VIEW_SHARE, QUICK_VIEW_S = 0.05, 0.05
+"""A view that takes longer than that to write is written so seldom that it takes this share."""
+
 
 @dataclass(slots=True)
 class AirflowCluster:
@@ -47,6 +50,7 @@ class AirflowCluster:
     _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
     _nudge: Nudge = field(default_factory=controller_nudge)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _view_due_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._sweeps = RunningSweeps(self.pool)
@@ -68,7 +72,16 @@ class AirflowCluster:
         else:
             ages = {s: self.curves.age_s(s) for s in self.books}
             self.applier.apply(self.books, snapshot, plan, actions, ages)
+        self._show(snapshot, plan)
+
+    def _show(self, snapshot: Snapshot, plan: Allocation) -> None:
+        """Write the pool's view; that of thousands of trials not in each round."""
+        begun_s = self.clock()
+        if begun_s < self._view_due_s:
+            return
         publish(self.pool, snapshot, plan, self.books, self.applier.policy_name)
+        took_s = self.clock() - begun_s
+        self._view_due_s = begun_s + took_s / VIEW_SHARE if took_s > QUICK_VIEW_S else 0.0
 
     def wait(self, until_s: float | None) -> None:
         """Send decisions that are done, then sleep until the next round is due.

@@ -21,6 +21,7 @@ from hermes_ops.airflow.control.leader import Leadership
 from hermes_ops.airflow.control.running import usable_gpus
 from hermes_ops.airflow.metadata import PoolRow, RunRow, TrialRow
 from hermes_ops.airflow.records import CloseRecord
+from hermes_ops.core.model import Plan, Snapshot
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from tests.unit.airflow.worlds import SWEEP, Journal, run_row
 
@@ -325,6 +326,25 @@ def test_a_round_that_fails_does_not_end_the_controller(monkeypatch: pytest.Monk
         if sample.name == "hermes_decision_seconds_count"
     )
     assert decisions == 1
+
+
+@pytest.mark.parametrize(("took_s", "written"), [(0.01, 4), (0.2, 1), (0.1, 2)])
+def test_a_view_that_takes_long_is_written_seldom(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, written: int
+) -> None:
+    now, views = [100.0], []
+
+    def publish(*_: Any) -> None:
+        views.append(now[0])
+        now[0] += took_s
+
+    monkeypatch.setattr("hermes_ops.airflow.control.cluster.publish", publish)
+    cluster = controller_of(Database(run_row()), Choice.file()).cluster
+    cluster.clock = lambda: now[0]
+    for _ in range(4):
+        cluster.apply(Snapshot(now[0], (), ()), Plan(()), ())
+        now[0] += 0.8
+    assert len(views) == written
 
 
 def test_the_command_says_in_one_line_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
