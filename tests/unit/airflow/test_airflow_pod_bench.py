@@ -92,7 +92,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     found = create_engine(f"sqlite:///{tmp_path / 'airflow.db'}")
     read: Any = Metadata(found)
     written, trigger = Rows(found, "gpus")._tables, Trigger
-    everything: Any = trigger.__table__  # type: ignore[attr-defined]
+    everything: Any = trigger.__table__
     wanted = {t.name: t for t in (read._dag, read._note, *written.values())}
     everything.metadata.create_all(found, tables=list(wanted.values()))
     with found.begin() as connection:
