@@ -58,7 +58,7 @@ test-heavy: setup
 test-k8s: setup
 	$(BIN)/pytest -m "k8s and not installation" --timeout 1800 $(PYTEST)
 
-# Builds the images of the servers too, and waits for nodes that stay away: twenty minutes.
+# Builds the images of the servers too, and waits for nodes that stay away: half an hour.
 test-k8s-installation: setup
 	$(BIN)/pytest -m installation --timeout 3600 $(PYTEST)
 
