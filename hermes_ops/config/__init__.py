@@ -1,9 +1,9 @@
 """The sweep file: its model, the refusal of anything else, and what a trial gets of it."""
 
+from hermes_ops.config.metrics import Direction
 from hermes_ops.config.model import (
     Algorithm,
     Budget,
-    Direction,
     EarlyStop,
     Objective,
     Search,
