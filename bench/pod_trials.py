@@ -14,8 +14,9 @@ from uuid import UUID
 from bench.measure import Figures
 from bench.pod_driver import Case
 from bench.pod_world import Fleet, Rows, Trial, sweep_config
-from hermes_ops.airflow.control.books import Book, Points
+from hermes_ops.airflow.control.books import Book
 from hermes_ops.airflow.control.pool import Trial as Seen
+from hermes_ops.airflow.control.recall import Points
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import TRIAL_TASK
 from hermes_ops.airflow.records import (

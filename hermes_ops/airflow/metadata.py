@@ -206,17 +206,17 @@ class Metadata:
             for r in self._all(query)
         )
 
-    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, Any]]:
-        """All of a run's state-store records: (task id, map index) -> key -> value."""
+    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, str]]:
+        """All of a run's state-store records: (task id, map index) -> key -> JSON."""
         from sqlalchemy import select
 
         store = self._store.c
         query = select(store.task_id, store.map_index, store.key, store.value).where(
             store.dag_run_id == run.run_key, store.key.like("hermes\\_%", escape="\\")
         )
-        found: dict[tuple[str, int], dict[str, Any]] = {}
+        found: dict[tuple[str, int], dict[str, str]] = {}
         for task_id, map_index, key, value in self._all(query):
-            found.setdefault((task_id, map_index), {})[key] = json.loads(value)
+            found.setdefault((task_id, map_index), {})[key] = value
         return found
 
     def pool(self, name: str, own: Sequence[tuple[str, str, str]]) -> PoolRow | None:

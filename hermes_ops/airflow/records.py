@@ -15,6 +15,7 @@ Each record has one writer and one key. A record is a frozen dataclass here and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
@@ -159,17 +160,17 @@ def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records 
 
 
 def decode(kind: type[R], value: object) -> R | None:
-    """The record that a stored value holds; None when it is absent or of another shape.
+    """The record that a stored value, or its JSON, holds; None when it is absent or misshapen.
 
     Unknown keys are ignored, so that records of a newer release can be read.
     """
-    if not isinstance(value, Mapping):
-        return None
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    known = {k: _tuples(v) for k, v in value.items() if k in names}
     try:
-        return kind(**known)
-    except TypeError:
+        found = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(found, Mapping):
+            return None
+        names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+        return kind(**{k: _tuples(v) for k, v in found.items() if k in names})
+    except (TypeError, ValueError):
         return None
 
 

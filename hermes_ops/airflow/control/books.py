@@ -5,13 +5,14 @@ Nothing here must be remembered: a controller that was killed finds the same boo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from hermes_ops.airflow.control.deferred import as_it_stands
 from hermes_ops.airflow.control.pool import SweepFacts, Trial, job
+from hermes_ops.airflow.control.recall import Points, Recall
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import Metadata, RunRow
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
@@ -20,7 +21,6 @@ from hermes_ops.core.model import Job, Phase, SweepId
 from hermes_ops.errors import Unavailable
 from hermes_ops.search.interface import Observation, Sampler
 
-Points = Sequence[tuple[int, float, int]]
 FAILED, SUCCEEDED = "failed", "success"
 
 FORESEEN = 256
@@ -32,13 +32,17 @@ FORESEEN_A_ROUND = 16
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What does not change during a sweep: its config and what follows from it."""
+    """What does not change during a sweep: its config and what follows from it.
+
+    `recall` keeps what the last round made of the rest.
+    """
 
     run: RunRow
     record: SweepRecord
     config: SweepConfig
     sampler: Sampler
     facts: SweepFacts
+    recall: Recall = field(default_factory=Recall, compare=False)
     _foreseen: dict[int, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -106,11 +110,12 @@ class Book:
         """From Airflow's rows and records and the curves known so far."""
         records = metadata.records(plan.run)
         task = plan.record.trial_task
+        made = plan.recall.trial
         trials = tuple(
-            as_it_stands(Trial.of(row, records.get((task, row.number), {})), plan.run.sweep_id)
+            as_it_stands(made(row, records.get((task, row.number), {})), plan.run.sweep_id)
             for row in metadata.trials(plan.run, task)
         )
-        planned: Mapping[str, Any] = records.get((plan.run.plan_task, -1), {})
+        planned = records.get((plan.run.plan_task, -1), {})
         close = decode(CloseRecord, planned.get(CLOSE_KEY))
         return cls(plan, trials, close, curves, told=told)
 
@@ -128,8 +133,9 @@ class Book:
         if self.close is not None:
             return []
         foreseen = self.plan.foresee(t.number for t in self.trials if t.lease is None)
+        facts, curves, recall = self.plan.facts, self.curves, self.plan.recall
         jobs = [
-            job(t, self.plan.facts, self.curves.get(t.number, ()), now_s, foreseen.get(t.number))
+            job(t, facts, curves.get(t.number, ()), now_s, foreseen.get(t.number), recall=recall)
             for t in self.trials
         ]
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]

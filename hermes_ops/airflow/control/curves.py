@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hermes_ops.airflow.control.books import Points
+from hermes_ops.airflow.control.recall import Points
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:

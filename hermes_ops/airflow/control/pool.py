@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.metadata import OCCUPYING, TrialRow
 from hermes_ops.airflow.records import (
@@ -19,6 +19,9 @@ from hermes_ops.airflow.records import (
     is_active,
 )
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
+
+if TYPE_CHECKING:
+    from hermes_ops.airflow.control.recall import Recall
 
 FINAL_STATES = ("success", "failed", "skipped", "removed", "upstream_failed")
 READY_STATES = ("scheduled",)
@@ -37,6 +40,11 @@ class Trial:
     stop: StopFlag | None
     segment: Segment | None
     left: str = ""
+    phase: Phase = field(init=False, compare=False, default=Phase.PENDING)
+    """The trial's phase for a policy."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phase", self._phase())  # asked for many times in each round
 
     @classmethod
     def of(cls, row: TrialRow, records: Mapping[str, Any]) -> Trial:
@@ -109,9 +117,7 @@ class Trial:
         """True when the segment under way has been told to stop."""
         return self.runs and self.told
 
-    @property
-    def phase(self) -> Phase:
-        """The trial's phase for a policy."""
+    def _phase(self) -> Phase:
         if self.ended:
             return Phase.ENDED
         if self.lease is None:
@@ -190,14 +196,16 @@ def job(
     points: Sequence[tuple[int, float, int]],
     now_s: float,
     foreseen: Mapping[str, Value] | None = None,
+    *,
+    recall: Recall | None = None,
 ) -> Job:
     """The trial as a policy sees it; `foreseen` is the configuration that it will be opened with.
 
-    Its service holds for `now_s`.
+    Its service holds for `now_s`; `recall` knows its curve from the last round.
     """
     phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
-    trains_since_s = segment.started_s if segment.running else None
+    shown = (points, facts.sign, segment.spans, segment.started_s if segment.running else None)
     return Job(
         id=job_id(facts.sweep, trial.number),
         sweep=facts.sweep,
@@ -212,7 +220,7 @@ def job(
         configuration=configuration(trial, foreseen),
         preemptible=facts.preemptible and segment.preemptible,
         service_gpu_s=trial.service_gpu_s(now_s),
-        curve=curve(points, facts.sign, segment.spans, trains_since_s),
+        curve=curve(*shown) if recall is None else recall.curve(trial.number, *shown),
         preemptions=segment.preemptions,
         started_s=trial.started_s,
         waiting_since_s=None if holds else segment.ended_s,

@@ -143,7 +143,7 @@ def test_records_are_ours_alone_by_task_and_map_index(engine: Engine) -> None:
     add_record(engine, "somebody's", {"x": 1}, "trial", 2)
     (run,) = Metadata(engine).sweeps()
     found = Metadata(engine).records(run)
-    assert found["trial", 2] == {"hermes_lease": {"epoch": 4}}
+    assert found["trial", 2] == {"hermes_lease": '{"epoch": 4}'}
     assert set(found["plan", -1]) == {"hermes_sweep"}
 
 
