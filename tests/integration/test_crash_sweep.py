@@ -34,10 +34,10 @@ with open(os.path.join(os.path.dirname(folder), "starts.log"), "a") as log:
 while epoch < EPOCHS:
     time.sleep(0.5)
     epoch += 1
+    print(f"epoch={epoch} loss={1 / (1 + rate * epoch):.8f}", flush=True)
     with open(state + ".new", "w") as file:
         json.dump({"epoch": epoch}, file)
     os.replace(state + ".new", state)
-    print(f"epoch={epoch} loss={1 / (1 + rate * epoch):.8f}", flush=True)
 """
 
 
