@@ -7,7 +7,6 @@ in HERMES_TEST_CLUSTER (`up`, `load`, `base-image`, `down`) starts one, and the 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -26,6 +25,7 @@ import pytest
 import yaml
 from kubernetes import client, config
 
+from bench import pod_cluster
 from tests.integration import harness
 from tests.integration.conftest import UP_TIMEOUT_S, Stack
 from tests.k8s import faults
@@ -36,8 +36,6 @@ MOUNTED = [
     ROOT / "tests/integration/scripts/stub.py",
     SCRIPTS / "pod_stub.py",
 ]
-IMAGE_INPUTS = ("hermes_ops/trial", "helm/images/trial", "requirements.lock")
-BUILD_TIMEOUT_S, UP_CLUSTER_S = 900, 300
 GPUS = 4
 
 
@@ -138,27 +136,13 @@ def cluster_command() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(cluster_command: tuple[str, ...], home: Path) -> Iterator[None]:
+def kubeconfig(home: Path) -> Iterator[None]:
     """KUBECONFIG of this process, of a cluster that is started here where there is none.
 
     Its nodes see what is mounted now, so HERMES_HOME is there before.
     """
-    if os.environ.get("KUBECONFIG"):
+    with pod_cluster.cluster(nodes=2, gpus=2):
         yield
-        return
-    if not cluster_command:
-        pytest.fail("no cluster: set KUBECONFIG, or HERMES_TEST_CLUSTER to a command for one")
-    run(*cluster_command, "down", timeout_s=UP_CLUSTER_S)  # what a run that was cut off has left
-    said = run(*cluster_command, "up", "--nodes", "2", "--gpus", "2", timeout_s=UP_CLUSTER_S)
-    found = dict(re.findall(r"^export (\w+)=(.*)$", said, re.MULTILINE))
-    assert "KUBECONFIG" in found, said
-    patch = pytest.MonkeyPatch()
-    patch.setenv("KUBECONFIG", shlex.split(found["KUBECONFIG"])[0])
-    try:
-        yield
-    finally:
-        patch.undo()
-        run(*cluster_command, "down", timeout_s=UP_CLUSTER_S)
 
 
 def docker_works() -> bool:
@@ -205,35 +189,9 @@ def sh(programs: dict[str, str]) -> Any:
 
 
 @pytest.fixture(scope="session")
-def image(
-    kubeconfig: None, cluster_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def image(kubeconfig: None) -> str:
     """The trial image, on every node."""
-    if named := os.environ.get("HERMES_TEST_IMAGE"):
-        return named
-    if not cluster_command:
-        pytest.fail("no image: set HERMES_TEST_IMAGE to helm/images/trial where the nodes find it")
-    tag = f"localhost/hermes-trial:{_digest()}"
-    archive = tmp_path_factory.mktemp("image") / "trial.tar"
-    run(*cluster_command, "base-image", timeout_s=BUILD_TIMEOUT_S)
-    build = ["buildah", "build", "--isolation", "chroot", "--network", "host"]
-    build += ["--build-arg", "PYTHON_IMAGE=localhost/python:3.11-slim-bookworm"]
-    build += ["-f", str(ROOT / "helm/images/trial/Dockerfile"), "-t", tag, str(ROOT)]
-    run(*build, timeout_s=BUILD_TIMEOUT_S)
-    run("buildah", "push", tag, f"docker-archive:{archive}:{tag}", timeout_s=BUILD_TIMEOUT_S)
-    run(*cluster_command, "load", str(archive), timeout_s=BUILD_TIMEOUT_S)
-    archive.unlink()
-    return tag
-
-
-def _digest() -> str:
-    whole = hashlib.sha256()
-    for name in IMAGE_INPUTS:
-        path = ROOT / name
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file() and "__pycache__" not in file.parts:
-                whole.update(file.read_bytes())
-    return whole.hexdigest()[:12]
+    return pod_cluster.trial_image()
 
 
 @pytest.fixture(scope="session")
