@@ -99,7 +99,7 @@ def run() -> Figures:
         (own.home / "pod.yaml").write_text(yaml.safe_dump(pod_cluster.defaults(image, name)))
         trials, patience = SLOTS + WAITING, "guard_quanta=2" if QUICK else "guard_quanta=20"
         own.up(SLOTS, "--standby", 0, *switch.taking_turns(trials, ("guard_k=0", patience)))
-        held.callback(own.down)
+        held.callback(own.down)  # before the volume under it goes; its folder is the last to go
         pods = ClusterPods(api, name)
         found = {mode: _measured(own, pods, mode, trials) for mode in MODES}
     middle = {m: found[m]["decision_to_reached_s"]["median"] for m in MODES}

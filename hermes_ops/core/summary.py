@@ -12,6 +12,7 @@ from typing import Any
 
 from hermes_ops.core.secondary import Secondary, Seen
 
+KEPT = "kept"
 CurvePoints = tuple[tuple[int, float, int], ...]  # (step, value, Unix milliseconds)
 
 
@@ -78,6 +79,11 @@ class TrialSummary:
     def can_be_best(self) -> bool:
         """False for a trial that failed, which left no model to use, or that misses a bound."""
         return self.state != "failed" and not self.violates
+
+    @property
+    def bounds(self) -> str:
+        """What its sweep's bounds say of it: KEPT, or those that it misses."""
+        return "; ".join(self.violates) or KEPT
 
     def to_document(self) -> dict[str, Any]:
         """Return the trial's part of the JSON document; a value that is not finite is null.

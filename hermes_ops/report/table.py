@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hermes_ops.core.summary import SweepSummary, TrialSummary
@@ -34,20 +34,21 @@ def parameters(summary: SweepSummary) -> tuple[str, ...]:
 class Column:
     """A column of metrics beside the objective: its name in the CSV and its heading on the page.
 
-    `metric` is None for the column of the bounds, and `value` a field of `Seen`.
+    `of` is a trial's cell, None where there is none.
     """
 
     name: str
     heading: str
-    metric: str | None = None
-    value: str = ""
+    of: Callable[[TrialSummary], object]
 
-    def of(self, trial: TrialSummary) -> object:
-        """The trial's cell; None where there is none."""
-        if self.metric is None:
-            return "; ".join(trial.violates) or ("kept" if trial.segments else None)
-        seen = trial.metrics.get(self.metric)
-        return None if seen is None else getattr(seen, self.value)
+
+def _value(metric: str, which: str) -> Callable[[TrialSummary], object]:
+    """The cell of a metric: `which` field of `Seen`."""
+    return lambda trial: getattr(trial.metrics.get(metric), which, None)
+
+
+def _bounds(trial: TrialSummary) -> str | None:
+    return trial.bounds if trial.violates or trial.segments else None
 
 
 def beside(summary: SweepSummary) -> tuple[Column, ...]:
@@ -55,11 +56,11 @@ def beside(summary: SweepSummary) -> tuple[Column, ...]:
     found = []
     for metric in summary.metrics:
         name = metric.name
-        found.append(Column(f"metric.{name}.last", name, name, "last"))
+        found.append(Column(f"metric.{name}.last", name, _value(name, "last")))
         if metric.direction is not None:
-            found.append(Column(f"metric.{name}.best", f"best {name}", name, "best"))
+            found.append(Column(f"metric.{name}.best", f"best {name}", _value(name, "best")))
     if any(metric.is_bounded for metric in summary.metrics):
-        found.append(Column(BOUNDS, BOUNDS))
+        found.append(Column(BOUNDS, BOUNDS, _bounds))
     return tuple(found)
 
 

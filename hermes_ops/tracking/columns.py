@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 
 COLUMNS = ("best", "final", "steps", "segments", "preemptions", "gpu_seconds")
 BOUNDS_TAG = "hermes.bounds"
-"""Tag of a trial's run where its sweep has bounds: KEPT, or those that it misses, in words."""
-KEPT = "kept"
+"""Tag of a trial's run where its sweep has bounds: `TrialSummary.bounds`."""
 
 
 def log_columns(tracker: Tracker, found: Collected) -> None:
@@ -41,8 +40,7 @@ def log_columns(tracker: Tracker, found: Collected) -> None:
         try:
             tracker.log_metrics(run.run_id, metrics)
             if bounded:
-                words = "; ".join(summaries[run.number].violates) or KEPT
-                tracker.set_tags(run.run_id, {BOUNDS_TAG: words})
+                tracker.set_tags(run.run_id, {BOUNDS_TAG: summaries[run.number].bounds})
         except Refused as error:  # its run was deleted, for instance
             log.warning("MLflow refuses the figures of trial %s: %s", run.number, error)
 

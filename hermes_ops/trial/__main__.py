@@ -97,7 +97,7 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
 
 
 def _last_step(options: Options, folder: Folder) -> int:
-    return MetricsFile(folder.metrics).last_step(aside=options.aside)
+    return MetricsFile(folder.metrics).last_step(options.aside)
 
 
 def _on_stop(handler: Callable[[int, object], None]) -> None:

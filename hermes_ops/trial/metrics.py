@@ -68,11 +68,10 @@ class MetricsFile:
         for _ in self._new():
             pass
 
-    def last_step(self, name: str | None = None, aside: Collection[str] = ()) -> int:
-        """The highest step in the file, of one metric or of all but some; 0 without any."""
+    def last_step(self, aside: Collection[str] = ()) -> int:
+        """The highest step in the file, of all metrics but those `aside`; 0 without any."""
         self._catch_up()
-        every = self._seen.items()
-        known = (s for n, s in every if (n == name if name is not None else n not in aside))
+        known = (steps for name, steps in self._seen.items() if name not in aside)
         return max((steps.highest for steps in known), default=0)
 
     def names(self) -> set[str]:

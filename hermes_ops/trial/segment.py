@@ -45,7 +45,7 @@ class Segment:
         self._parent = parent
         self._metrics = MetricsFile(folder.metrics)
         self._aside = options.aside
-        self._before = self._metrics.last_step(aside=options.aside)
+        self._before = self._metrics.last_step(self._aside)
         self._objective_seen = options.objective in self._metrics.names()
         self._events = Follower(folder.events)
         self._events.skip()
@@ -55,13 +55,7 @@ class Segment:
         self.timings: dict[str, float] = {}  # those measured in this very segment
         self._mask = Mask(secret_values(os.environ))
         first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
-        reader = MetricReader(
-            options.objective,
-            options.metric_pattern,
-            first_step,
-            self.status.step_offset,
-            dict(options.others),
-        )
+        reader = _reader(options, first_step, self.status.step_offset)
         self._output = OutputReader(reader, self._mask)
         self._board = _board(options, folder)
         self._keeper = keeper(folder.root, folder.checkpoints)
@@ -316,6 +310,11 @@ class Segment:
             trained_to_end=self._trained_to_end,
             tail=self.tail,
         )
+
+
+def _reader(options: Options, first_step: int, step_offset: int) -> MetricReader:
+    others = dict(options.others)
+    return MetricReader(options.objective, options.metric_pattern, first_step, step_offset, others)
 
 
 def _board(options: Options, folder: Folder) -> Board | None:

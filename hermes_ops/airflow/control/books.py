@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -133,9 +134,10 @@ class Book:
         if self.close is not None:
             return []
         foreseen = self.plan.foresee(t.number for t in self.trials if t.lease is None)
-        facts, curves, recall = self.plan.facts, self.curves, self.plan.recall
+        facts, curves = self.plan.facts, self.curves
+        shown = partial(self.plan.recall.curve, sign=facts.sign)
         jobs = [
-            job(t, facts, curves.get(t.number, ()), now_s, foreseen.get(t.number), recall=recall)
+            job(t, facts, shown(t, curves.get(t.number, ())), now_s, foreseen.get(t.number))
             for t in self.trials
         ]
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]

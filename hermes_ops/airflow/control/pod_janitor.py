@@ -107,9 +107,8 @@ class PodJanitor:
             self._complaints.discard(namespace)
             for over in labels - followed.running - seen:
                 self._namespaces.pop(over, None)
-            if not labels & self._namespaces.keys():
-                self._watched.pop(namespace).leave()
-        for gone in self._watched.keys() - spaces.keys():
+        still = {n for n, labels in spaces.items() if labels & self._namespaces.keys()}
+        for gone in self._watched.keys() - still:
             self._watched.pop(gone).leave()
 
     def _by_namespace(self, followed: Followed) -> dict[str, set[str]]:

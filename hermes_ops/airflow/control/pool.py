@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hermes_ops.airflow.metadata import OCCUPYING, TrialRow
 from hermes_ops.airflow.records import (
@@ -19,9 +19,6 @@ from hermes_ops.airflow.records import (
     is_active,
 )
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
-
-if TYPE_CHECKING:
-    from hermes_ops.airflow.control.recall import Recall
 
 FINAL_STATES = ("success", "failed", "skipped", "removed", "upstream_failed")
 READY_STATES = ("scheduled",)
@@ -193,19 +190,16 @@ def configuration(
 def job(
     trial: Trial,
     facts: SweepFacts,
-    points: Sequence[tuple[int, float, int]],
+    shown: tuple[Point, ...],
     now_s: float,
     foreseen: Mapping[str, Value] | None = None,
-    *,
-    recall: Recall | None = None,
 ) -> Job:
-    """The trial as a policy sees it; `foreseen` is the configuration that it will be opened with.
+    """The trial as a policy sees it, with the curve that is `shown` of it.
 
-    Its service holds for `now_s`; `recall` knows its curve from the last round.
+    Its service holds for `now_s`; `foreseen` is the configuration that it will be opened with.
     """
     phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
-    shown = (points, facts.sign, segment.spans, segment.started_s if segment.running else None)
     return Job(
         id=job_id(facts.sweep, trial.number),
         sweep=facts.sweep,
@@ -220,7 +214,7 @@ def job(
         configuration=configuration(trial, foreseen),
         preemptible=facts.preemptible and segment.preemptible,
         service_gpu_s=trial.service_gpu_s(now_s),
-        curve=curve(*shown) if recall is None else recall.curve(trial.number, *shown),
+        curve=shown,
         preemptions=segment.preemptions,
         started_s=trial.started_s,
         waiting_since_s=None if holds else segment.ended_s,

@@ -15,6 +15,7 @@ from hermes_ops.core.model import Point
 
 Points = Sequence[tuple[int, float, int]]
 Spans = Sequence[tuple[float, float]]
+Asked = tuple[Points, float, Spans, float | None]
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Recall:
     """The trials and the learning curves of one sweep as they were last made."""
 
     _trials: dict[int, tuple[Mapping[str, str], Trial]] = field(default_factory=dict)
-    _curves: dict[int, tuple[tuple[object, ...], tuple[Point, ...]]] = field(default_factory=dict)
+    _curves: dict[int, tuple[Asked, tuple[Point, ...]]] = field(default_factory=dict)
 
     def trial(self, row: TrialRow, records: Mapping[str, str]) -> Trial:
         """As `Trial.of`."""
@@ -36,14 +37,13 @@ class Recall:
         self._trials[row.number] = dict(records), made
         return made
 
-    def curve(
-        self, number: int, points: Points, sign: float, spans: Spans, started_s: float | None
-    ) -> tuple[Point, ...]:
-        """As `pool.curve`, of that trial; the same object as before where nothing has changed."""
-        asked = (points, sign, spans, started_s)
-        known = self._curves.get(number)
-        if known is not None and known[0] == asked:
-            return known[1]
-        made = curve(points, sign, spans, started_s)
-        self._curves[number] = asked, made
-        return made
+    def curve(self, trial: Trial, points: Points, sign: float) -> tuple[Point, ...]:
+        """As `pool.curve`, of the trial; the same object as before where nothing has changed."""
+        segment = trial.segment
+        spans: Spans = () if segment is None else segment.spans
+        since_s = segment.started_s if segment is not None and segment.running else None
+        asked = (points, sign, spans, since_s)
+        known = self._curves.get(trial.number)
+        if known is None or known[0] != asked:
+            self._curves[trial.number] = known = (asked, curve(*asked))
+        return known[1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hermes_ops.airflow.control.pool import Trial, curve
 from hermes_ops.airflow.control.recall import Recall
 from hermes_ops.airflow.records import encode
-from tests.unit.airflow.worlds import flag, lease, row, segment
+from tests.unit.airflow.worlds import flag, lease, pending, row, segment
 
 POINTS = ((1, 0.5, 101_000), (2, 0.4, 102_000))
 RECORDS = {
@@ -45,15 +45,26 @@ points = st.lists(st.sampled_from(POINTS), max_size=2, unique=True).map(tuple)
 begun = st.none() | st.floats(100, 102)
 
 
+def trained(number: int, spans: tuple, since_s: float | None) -> Trial:
+    """A trial that has had these segments and runs since then, if at all."""
+    last = segment(running=since_s is not None, spans=spans, started_s=since_s or 0.0)
+    return Trial(row(number, "running"), lease(), None, last)
+
+
 @given(st.lists(st.tuples(st.integers(0, 1), points, spans, begun), max_size=6))
 def test_a_curve_that_is_recalled_is_what_its_points_and_segments_say(rounds: list) -> None:
     recall = Recall()
     for number, seen, ended, since_s in rounds:
-        shown = (seen, 1.0, ended, since_s)
-        assert recall.curve(number, *shown) == curve(*shown)
+        found = recall.curve(trained(number, ended, since_s), seen, 1.0)
+        assert found == curve(seen, 1.0, ended, since_s)
 
 
 def test_a_curve_of_which_nothing_has_changed_is_the_same_object() -> None:
-    recall, shown = Recall(), (POINTS, 1.0, (), 100.0)
-    assert recall.curve(0, *shown) is recall.curve(0, *shown)
-    assert recall.curve(0, *shown) is not recall.curve(1, *shown)
+    recall, runs = Recall(), trained(0, (), 100.0)
+    first = recall.curve(runs, POINTS, 1.0)
+    assert recall.curve(trained(0, (), 100.0), POINTS, 1.0) is first
+    assert recall.curve(trained(1, (), 100.0), POINTS, 1.0) is not first
+
+
+def test_a_trial_without_a_segment_has_a_curve_of_what_is_known() -> None:
+    assert Recall().curve(pending(0), POINTS, -1.0) == curve(POINTS, -1.0, (), None)
