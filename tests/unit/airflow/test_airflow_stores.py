@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fsspec.core import url_to_fs
 
 from hermes_ops.airflow.control import janitor
 from hermes_ops.airflow.control.janitor import KEEP_FILE, Room, free_ended, free_expired, make_room
@@ -16,27 +19,44 @@ from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.trial.local import trial_variables
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.copies import Copies, StoreError
+from tests.bucket import Bucket, bucket
 from tests.unit.airflow.worlds import SWEEP, book, lease, running
 
 STATES = {0: "finished", 1: "stopped_early", 2: "cancelled", 3: "failed"}
 
 
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Bucket]:
+    with bucket() as made:
+        yield made
+
+
 @pytest.fixture
-def store(home: Path, tmp_path: Path) -> str:
-    sweep_folder(SWEEP).mkdir(parents=True)
-    for number in STATES:
-        copy = tmp_path / "store" / SWEEP / str(number) / "copies"
-        copy.mkdir(parents=True)
-        (copy / "0000000001-000001-ab.json").write_text("{}")
-    other = tmp_path / "store" / "other" / "0"
-    other.mkdir(parents=True)
-    (other / "state").write_text("not ours")
+def in_bucket(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in s3.variables.items():
+        monkeypatch.setenv(name, value)
+    return f"{s3.url}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path) -> str:
     return f"file://{tmp_path}/store"
 
 
+@pytest.fixture(params=["in_folder", pytest.param("in_bucket", marks=pytest.mark.heavy)])
+def store(home: Path, request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    sweep_folder(SWEEP).mkdir(parents=True)
+    files, root = url_to_fs(url, auto_mkdir=True) if "file:" in url else url_to_fs(url)
+    for number in STATES:
+        files.pipe_file(f"{root}/{SWEEP}/{number}/copies/0000000001-000001-ab.json", b"{}")
+    files.pipe_file(f"{root}/other/0/state", b"not ours")
+    return url
+
+
 def left(store: str) -> list[str]:
-    root = Path(store.removeprefix("file://"))
-    return sorted(str(p.relative_to(root)) for p in root.glob("*/*"))
+    files, root = url_to_fs(store, use_listings_cache=False)
+    return sorted(path.removeprefix(f"{root}/") for path in files.glob(f"{root}/*/*"))
 
 
 def refuse(_: str) -> Copies:
@@ -102,9 +122,9 @@ def test_a_store_without_its_package_is_refused_when_the_sweep_is_planned(
 ) -> None:
     check_store(None)
     check_store("file:///mnt/share")
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(HermesError, match="install s3fs"):
-        check_store("s3://bucket/prefix")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(HermesError, match="install gcsfs"):
+        check_store("gs://bucket/prefix")
 
 
 def test_a_store_that_is_away_is_said_once(store: str, caplog: pytest.LogCaptureFixture) -> None:
