@@ -20,8 +20,10 @@ def assemble() -> typer.Typer:
         simulation_commands,
         stack_commands,
         sweep_commands,
+        zsh_script,
     )
 
+    zsh_script.adopt()
     app = typer.Typer(
         name="hermes",
         help="Hyper-parameter sweeps on a shared GPU budget: convergence decides who trains.",
