@@ -26,6 +26,7 @@ from hermes_ops.stack.lifecycle import undisturbed
 CLAIM = "trials"
 SCRIPTS = "/scripts"
 IMAGE_INPUTS = ("hermes_ops/trial", "helm/images/trial", "requirements.lock")
+OF_PIP = ("/etc/ssl/certs", "/etc/pip.conf")
 BUILD_TIMEOUT_S, UP_TIMEOUT_S = 900.0, 300.0
 
 
@@ -54,21 +55,34 @@ def cluster(nodes: int, gpus: int) -> Iterator[None]:
             _run(*command, "down", timeout_s=UP_TIMEOUT_S)
 
 
-def trial_image() -> str:
-    """The trial image, on every node."""
+def trial_image(packages: str = "plain") -> str:
+    """The trial image with a list of packages of helm/images/trial, on every node."""
     if named := os.environ.get("HERMES_TEST_IMAGE"):
         return named
-    command, tag = _command(), f"localhost/hermes-trial:{_digest()}"
-    _run(*command, "base-image", timeout_s=BUILD_TIMEOUT_S)
-    build = ["buildah", "build", "--isolation", "chroot", "--network", "host"]
-    build += ["--build-arg", "PYTHON_IMAGE=localhost/python:3.11-slim-bookworm"]
-    build += ["-f", str(ROOT / "helm/images/trial/Dockerfile"), "-t", tag, str(ROOT)]
-    _run(*build, timeout_s=BUILD_TIMEOUT_S)
+    command, tag = _command(), f"localhost/hermes-trial:{packages}-{_digest()}"
+    if not _is_built(tag):
+        _build(command, packages, tag)
     with tempfile.TemporaryDirectory() as folder:
         archive = f"{folder}/trial.tar"
         _run("buildah", "push", tag, f"docker-archive:{archive}:{tag}", timeout_s=BUILD_TIMEOUT_S)
         _run(*command, "load", archive, timeout_s=BUILD_TIMEOUT_S)
     return tag
+
+
+def _is_built(tag: str) -> bool:
+    """Whether an earlier run has left it; its tag says all that is in it."""
+    look = ["buildah", "inspect", "--type", "image", tag]
+    return subprocess.run(look, capture_output=True, check=False).returncode == 0
+
+
+def _build(command: tuple[str, ...], packages: str, tag: str) -> None:
+    _run(*command, "base-image", timeout_s=BUILD_TIMEOUT_S)
+    build = ["buildah", "build", "--isolation", "chroot", "--network", "host"]
+    build += ["--build-arg", "PYTHON_IMAGE=localhost/python:3.11-slim-bookworm"]
+    build += ["--build-arg", f"PACKAGES={packages}"]
+    build += [f"--volume={p}:{p}:ro" for p in OF_PIP if Path(p).exists()]
+    build += ["-f", str(ROOT / "helm/images/trial/Dockerfile"), "-t", tag, str(ROOT)]
+    _run(*build, timeout_s=BUILD_TIMEOUT_S)
 
 
 @contextlib.contextmanager

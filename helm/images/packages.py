@@ -23,6 +23,7 @@ ROOTS = {
     "mlflow/packages.txt": ("mlflow", "psycopg2-binary"),
     "trial/scikit-learn.txt": ("scikit-learn",),
     "trial/tensorflow.txt": ("tensorflow-cpu", "scikit-learn"),
+    "trial/s3.txt": ("s3fs",),
 }
 # An image holds Python 3.11 on Linux, for which the lock is made too.
 PLATFORM = {**default_environment(), "python_version": "3.11", "sys_platform": "linux"}
