@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from statistics import median
 from typing import ClassVar
@@ -87,7 +88,7 @@ class Frontrunner:
         return plan, _commit(snapshot, plan, goals, prospects, sweeps)
 
     def _prospects(self, snapshot: Snapshot, jobs: Sequence[Job]) -> dict[JobId, Prospect]:
-        compared = _contenders(jobs)
+        compared = contenders(jobs)
         made = table(compared, self.prior)
         found = forecast(made)
         switch_s = _switch_s(jobs)
@@ -141,14 +142,15 @@ def _candidates(snapshot: Snapshot, jobs: Sequence[Job], firm: Sequence[Job]) ->
     return [*held, *queued(jobs, Phase.WAITING), *queued(jobs, Phase.PENDING)]
 
 
-def _contenders(jobs: Sequence[Job]) -> list[Job]:
-    """The trials that are compared: the best begun ones, then new ones in order of submission."""
+def contenders(jobs: Sequence[Job]) -> list[Job]:
+    """The trials that are compared: the best begun ones and the first new ones, in their order."""
     if len(jobs) <= CONTENDERS:
         return list(jobs)
     begun = sorted((job for job in jobs if job.curve), key=lambda j: (best(j.curve), submission(j)))
-    kept = begun[: CONTENDERS * 3 // 4]
-    new = [job for job in jobs if not job.curve]
-    return kept + new[: CONTENDERS - len(kept)]
+    new = (job for job in jobs if not job.curve)
+    chosen = {job.id for job in begun[: CONTENDERS * 3 // 4]}
+    chosen.update(job.id for job in islice(new, CONTENDERS - len(chosen)))
+    return [job for job in jobs if job.id in chosen]
 
 
 def _switch_s(jobs: Sequence[Job]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from hermes_ops.policies.frontrunner_stages import Ends, Stages
 from hermes_ops.policies.frontrunner_table import Table
 
 Floats = NDArray[np.float64]
+KEPT = 64  # tables whose forecast is kept, for as many sweeps of a pool
 WARP = 0.25  # of the sweep's range of losses: below it the scale is nearly linear
 CEILING = 8.0  # of that range: a loss beyond it, or none that is finite, counts as this
 PACE_SCALES = (0.3, 1.0, 3.0)
@@ -36,8 +38,11 @@ class Forecast:
     insight: Floats
 
 
+@lru_cache(maxsize=KEPT)
 def forecast(table: Table) -> Forecast:
     """The forecast, without randomness of its own: the same table gives the same numbers.
+
+    It is kept for the sweeps of which nothing new is known at the next decision.
 
     Curves are extended in two worlds, one in which slow trials fall further late, one in which they
     do not. Early depths cannot tell which is true, so both count, and who is best in either is

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hermes_ops.core.curves import columns
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Job, Phase, Point, Value
-from hermes_ops.policies.frontrunner_features import features, similarities
+from hermes_ops.policies.frontrunner_features import Configuration, features, similarities
 
 Floats = NDArray[np.float64]
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
@@ -26,8 +26,8 @@ class Table:
 
     `losses[M, K]`: the lowest finite loss so far (inf when none was finite), NaN where the trial
     has not been. `seconds[M, K]`: training seconds from the start. `reached[N]`:
-    depths that a trial has passed. `over[N]`: it will not run on. `features[M, F]` and
-    `kernels[W, M, M]` say what hyper-parameters have in common.
+    depths that a trial has passed. `over[N]`: it will not run on. `configurations`: of all M.
+    Tables with the same content are equal: a sweep's changes only when a trial passes a depth.
     """
 
     depths: tuple[int, ...]
@@ -35,8 +35,27 @@ class Table:
     seconds: Floats
     reached: NDArray[np.intp]
     over: NDArray[np.bool_]
-    features: Floats
-    kernels: Floats
+    configurations: tuple[Configuration, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self._content() == other._content()
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+    def _content(self) -> tuple[object, ...]:
+        arrays = (self.losses, self.seconds, self.reached, self.over)
+        return (self.depths, self.configurations, *(array.tobytes() for array in arrays))
+
+    @property
+    def features(self) -> Floats:
+        """M x F numbers that say what hyper-parameters have in common."""
+        return features(self.configurations)
+
+    @property
+    def kernels(self) -> Floats:
+        """W x M x M similarities of hyper-parameters."""
+        return similarities(self.configurations)
 
     @property
     def trials(self) -> int:
@@ -87,8 +106,7 @@ def table(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> Table:
         seconds=np.array([row[1] for row in filled]),
         reached=known.sum(axis=1),
         over=np.array([is_over(job) for job in jobs]),
-        features=features(given),
-        kernels=similarities(given),
+        configurations=given,
     )
 
 

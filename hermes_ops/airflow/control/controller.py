@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from hermes_ops.airflow.client import AirflowClient, Credentials
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.cluster import AirflowCluster
@@ -293,7 +295,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, controller.end)
     signal.signal(signal.SIGINT, controller.end)
     try:
-        return controller.run()
+        with threadpool_limits(limits=1, user_api="blas"):  # the cores are the trials'
+            return controller.run()
     finally:
         controller.cluster.close()
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from hermes_ops.airflow.control.cluster import AirflowCluster
 from hermes_ops.airflow.control.controller import Choice, Controller, main
@@ -355,6 +356,28 @@ def test_the_command_says_in_one_line_what_is_missing(capsys: pytest.CaptureFixt
         )
         assert main(["--pool", "gpus"]) == 2
     assert capsys.readouterr().err == "no database: set it\n"
+
+
+def test_the_controller_decides_in_one_thread_and_leaves_the_cores_to_the_trials(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "hermes_ops.airflow.control.controller"
+    controller = controller_of(Database(run_row()), Choice.file())
+    threads: list[int] = []
+
+    def run(_: Controller) -> int:
+        threads.extend(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+        return 0
+
+    monkeypatch.setattr(f"{module}.build", lambda _: controller)
+    monkeypatch.setattr(AirflowCluster, "close", lambda _: None)
+    monkeypatch.setattr(f"{module}.serve", lambda *_: None)
+    monkeypatch.setattr(f"{module}.signal.signal", lambda *_: None)
+    monkeypatch.setattr(Controller, "run", run)
+    with threadpool_limits(limits=2, user_api="blas"):
+        assert main([]) == 0
+    assert threads
+    assert set(threads) == {1}
 
 
 def test_a_closing_sweep_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import exp, inf, nan
 from typing import Any
 
@@ -15,7 +16,7 @@ from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
 from hermes_ops.core.plan import check
 from hermes_ops.memory import decode, encode
-from hermes_ops.policies.frontrunner import Commitments, Frontrunner
+from hermes_ops.policies.frontrunner import CONTENDERS, Commitments, Frontrunner, contenders
 from hermes_ops.policies.frontrunner_features import features
 from hermes_ops.policies.frontrunner_forecast import forecast
 from hermes_ops.policies.frontrunner_regression import Belief, fit
@@ -235,6 +236,29 @@ def test_the_memory_survives_its_text() -> None:
     _, memory = decide(field([0.1, 0.5, 0.4]), gpus=2)
     assert decode(encode(memory), Commitments()) == memory
     assert memory.goals
+
+
+def test_a_sweep_is_forecast_again_once_a_trial_has_passed_a_depth_and_not_before() -> None:
+    jobs = field([0.2, 0.3, 0.25, 0.5, 0.7])
+    at = depths(jobs)
+    between = next(b - 1 for a, b in pairwise(at) if b - a > 2 and a > 1)
+    jobs[0] = replace(jobs[0], curve=points(losses(0.2, between - 1)))
+    first = forecast(table(jobs, ()))
+    nearer = [replace(jobs[0], curve=points(losses(0.2, between))), *jobs[1:]]
+    assert forecast(table(nearer, ())) is first
+    passed = [replace(jobs[0], curve=points(losses(0.2, between + 1))), *jobs[1:]]
+    assert forecast(table(passed, ())) is not first
+
+
+def test_a_large_sweep_compares_its_best_trials_and_its_first_new_ones_in_their_order() -> None:
+    begun = [trial(n, losses(0.2 + (n * 7 % 200) / 400, 5)) for n in range(200)]
+    new = [trial(n) for n in range(200, 300)]
+    found = contenders(begun + new)
+    best_losses = sorted(losses(0.2 + n / 400, 5)[-1] for n in range(200))[:96]
+    kept = {job.id for job in begun if job.curve[-1].loss <= best_losses[-1]}
+    assert [job.id for job in found if job.curve] == [j.id for j in begun if j.id in kept]
+    assert [job.id for job in found if not job.curve] == [job.id for job in new[:32]]
+    assert len(found) == CONTENDERS
 
 
 def test_chances_add_up_to_one() -> None:

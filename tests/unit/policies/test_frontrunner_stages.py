@@ -23,8 +23,7 @@ def stages(scaled: Floats, slowness: Floats | None = None, gain: float = 0.0) ->
         seconds=np.where(np.isnan(scaled), np.nan, np.array(DEPTHS, float)),
         reached=(~np.isnan(scaled)).sum(axis=1),
         over=np.zeros(count, bool),
-        features=np.zeros((count, 10)),
-        kernels=np.zeros((0, count, count)),
+        configurations=((),) * count,
     )
     return Stages(made, scaled, np.zeros(count) if slowness is None else slowness, gain)
 
