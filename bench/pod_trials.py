@@ -52,6 +52,10 @@ class GivenCurves:
         """The curves of a sweep by trial."""
         return dict(self.held.get(sweep, {}))
 
+    def beside(self, _: str) -> Mapping[str, Mapping[int, Points]]:
+        """No metric is bounded."""
+        return {}
+
     def age_s(self, _: str) -> float:
         """As young as can be."""
         return 0.0

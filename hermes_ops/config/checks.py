@@ -26,7 +26,6 @@ CONSTRAINTS: KeyPath = ("search", "constraints")
 def connections(sound: Sound) -> Found:
     """Every problem between keys."""
     yield from _metrics(sound)
-    yield from _target(sound)
     yield from _startup(sound)
     yield from _names(sound)
     yield from _constraints(sound)
@@ -52,20 +51,6 @@ def _metrics(sound: Sound) -> Found:
             yield _problem(path, found, "each metric once", "remove it, or rename it")
         elif isinstance(name, str):
             taken[name] = f"metrics[{index}]"
-
-
-def _target(sound: Sound) -> Found:
-    bounds = (
-        dotted(("metrics", index, key))
-        for index, metric in _listed_metrics(sound)
-        for key in ("at_most", "at_least")
-        if metric.get(key) is not None
-    )
-    bound = next(bounds, None)
-    if bound is not None and sound.get("objective", "target") is not None:
-        found = f"a target beside {bound}"
-        allowed = "a target or bounds: a target ends the sweep whether or not the bounds are kept"
-        yield _problem(("objective", "target"), found, allowed, "remove one of them")
 
 
 def _listed_metrics(sound: Sound) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -7,8 +7,9 @@ The models hold what can be said of one key or one parameter. What connects seve
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -30,7 +31,7 @@ from hermes_ops.config.metrics import MOST_METRICS, Direction, MetricSpec
 from hermes_ops.config.nightly import Nightly
 from hermes_ops.config.parameters import SpaceSpec, to_space
 from hermes_ops.config.pod import PodSpec, RunIn
-from hermes_ops.core.secondary import Secondary
+from hermes_ops.core.secondary import Secondary, violations
 from hermes_ops.search import make_sampler
 from hermes_ops.search.constraint import Constraint
 from hermes_ops.search.feasible import Feasible, positions
@@ -68,17 +69,13 @@ class Objective(Model):
     direction: Annotated[Direction, Field(strict=False)] = Direction.MINIMIZE
     """minimize or maximize."""
     target: Annotated[Real | None, Field(examples=[0.05])] = None
-    """Value that is good enough: when a trial reports it or a better one, the sweep ends; null:
-    no value is."""
+    """Value that is good enough: the sweep ends when a trial has reported it or a better one and
+    keeps the bounds of all metrics; null: no value is."""
 
     @property
     def sign(self) -> float:
         """1.0 to minimise, -1.0 to maximise: a loss is the metric times the sign."""
         return 1.0 if self.direction is Direction.MINIMIZE else -1.0
-
-    def reaches_target(self, value: float) -> bool:
-        """True if there is a target and the value is as good as it."""
-        return self.target is not None and self.sign * value <= self.sign * self.target
 
 
 Point = dict[str, ValueField]
@@ -240,6 +237,25 @@ class SweepConfig(Model):
     def secondary(self) -> tuple[Secondary, ...]:
         """The metrics beside the objective, as those who judge trials know them."""
         return tuple(metric.to_secondary() for metric in self.metrics)
+
+    @property
+    def ending_bounds(self) -> tuple[str, ...]:
+        """The metrics whose bounds say with the target when the sweep ends; none without one."""
+        bounded = () if self.objective.target is None else self.secondary
+        return tuple(metric.name for metric in bounded if metric.is_bounded)
+
+    def reached(self, values: Iterable[float], last: Mapping[str, float | None]) -> float | None:
+        """The first of a trial's values that is as good as the target; None while none ends it.
+
+        None too without a target, and while the last value of a metric misses a bound of it. So a
+        trial that ends the sweep is one that can be the best.
+        """
+        objective = self.objective
+        if objective.target is None or violations(self.secondary, last):
+            return None
+        goal = objective.sign * objective.target
+        good = (v for v in values if isfinite(v) and objective.sign * v <= goal)
+        return next(good, None)
 
     @property
     def trial_count(self) -> int:

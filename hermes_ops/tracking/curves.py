@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hermes_ops.core.summary import CurvePoints
 from hermes_ops.tracking.names import legal_name
@@ -13,36 +13,48 @@ from hermes_ops.tracking.tracker import Tracker
 
 _FULL_READ_EVERY = 20  # reads; those between look at open trials only
 
+_Held = dict[str, dict[int, CurvePoints]]  # metric -> trial -> points
+_Curve = tuple[str, str]  # run id, metric
+
 
 @dataclass(frozen=True, slots=True)
 class Curves:
     """The curves of a sweep by trial number: points (step, value, Unix milliseconds) by step.
 
-    `newest_age_s` is the age in seconds of the newest point of all, None without any point.
+    `newest_age_s` is the age in seconds of the newest point of all, None without any point;
+    `beside` has the curves of the metrics that were asked for beside the objective, by name.
     """
 
     points: Mapping[int, CurvePoints]
     newest_age_s: float | None
+    beside: Mapping[str, Mapping[int, CurvePoints]] = field(default_factory=dict)
 
 
 class CurveReader:
-    """Reads the objective's curves of a sweep, of all its trials at once.
+    """Reads the objective's curves of a sweep, and those of the metrics `beside` it.
 
-    A read is one search, and one request for each trial whose curve grew by other than the very
+    A read is one search for all, and one request for each curve that grew by other than the very
     next step: for the new steps alone. Whoever logged the metric, the collector or the script
     itself, it counts. A point that comes late, for an earlier step, is seen at the trial's end. A
     new reader begins with everything: nothing is kept outside MLflow.
     """
 
     def __init__(
-        self, tracker: Tracker, objective_metric: str, clock: Callable[[], float] = time.time
+        self,
+        tracker: Tracker,
+        objective_metric: str,
+        clock: Callable[[], float] = time.time,
+        *,
+        beside: Iterable[str] = (),
     ) -> None:
         self._tracker = tracker
-        self._metric = legal_name(objective_metric)
+        self._metric = objective_metric
+        self._beside = tuple(beside)
         self._clock = clock
-        self._points: dict[str, dict[int, CurvePoints]] = {}  # sweep -> trial -> points
+        self._metrics = frozenset(legal_name(name) for name in (objective_metric, *self._beside))
+        self._points: dict[str, _Held] = {}  # sweep -> metric -> trial -> points
         self._runs: dict[str, dict[int, str]] = {}  # sweep -> trial -> its run
-        self._seen: dict[str, LatestMetric] = {}  # run id -> the newest point when it was read
+        self._seen: dict[_Curve, LatestMetric] = {}  # the newest point when it was read
         self._open: dict[str, dict[str, TrialRun]] = {}  # sweep -> run id -> its last sight
         self._reads = 0
 
@@ -51,43 +63,50 @@ class CurveReader:
         known = self._open.get(sweep.sweep_id)
         open_only = known is not None and self._reads % _FULL_READ_EVERY != 0
         trials = self._tracker.trials(sweep, open_only=open_only)
-        held = self._points.setdefault(sweep.sweep_id, {})
+        held = self._points.setdefault(sweep.sweep_id, {name: {} for name in self._metrics})
         runs = self._runs.setdefault(sweep.sweep_id, {})
         for trial in trials:
             if runs.get(trial.number) != trial.run_id:  # the trial is new, or has begun anew
                 runs[trial.number] = trial.run_id
-                held.pop(trial.number, None)
-            self._update(held, trial)
+                for points in held.values():
+                    points.pop(trial.number, None)
+            for metric, points in held.items():
+                self._update(points, trial, metric)
         seen_now = {t.run_id: t for t in trials}
         # A trial that has left the search has ended: its last points are fetched once.
         for run_id, trial in (known or {}).items():
             if run_id not in seen_now and runs[trial.number] == run_id:
-                self._fetch(held, trial)
+                for metric, points in held.items():
+                    self._fetch(points, trial, metric)
         self._open[sweep.sweep_id] = {r: t for r, t in seen_now.items() if t.is_open}
         self._reads += 1
         return self.held(sweep)
 
     def held(self, sweep: SweepRef) -> Curves:
         """Return the curves as last read, without a request."""
-        points = dict(self._points.get(sweep.sweep_id, {}))
+        held = self._points.get(sweep.sweep_id, {})
+        points, *others = (
+            dict(held.get(legal_name(name), {})) for name in (self._metric, *self._beside)
+        )
         newest_ms = max((p[-1][2] for p in points.values() if p), default=None)
         age_s = None if newest_ms is None else max(0.0, self._clock() - newest_ms / 1_000)
-        return Curves(points, age_s)
+        return Curves(points, age_s, dict(zip(self._beside, others, strict=True)))
 
-    def _update(self, held: dict[int, CurvePoints], trial: TrialRun) -> None:
-        latest = trial.metrics.get(self._metric)
-        if latest is None or _same(latest, self._seen.get(trial.run_id)):
+    def _update(self, held: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
+        latest = trial.metrics.get(metric)
+        curve = (trial.run_id, metric)
+        if latest is None or _same(latest, self._seen.get(curve)):
             return
         old = held.get(trial.number, ())
-        new = self._grown(old, trial, latest) if trial.run_id in self._seen else None
+        new = self._grown(old, curve, latest) if curve in self._seen else None
         if new is None:
-            self._fetch(held, trial)
+            self._fetch(held, trial, metric)
         else:
             held[trial.number] = (*old, *curve_of(new))
-        self._seen[trial.run_id] = latest
+        self._seen[curve] = latest
 
     def _grown(
-        self, old: CurvePoints, trial: TrialRun, latest: LatestMetric
+        self, old: CurvePoints, curve: _Curve, latest: LatestMetric
     ) -> tuple[LatestMetric, ...] | None:
         """What came behind the old points; None when all must be read, the first step too."""
         end = old[-1][0] if old else 0
@@ -95,10 +114,10 @@ class CurveReader:
             return None
         if latest.step == end + 1:
             return (latest,)
-        return self._tracker.stretch(trial.run_id, self._metric, end + 1, latest.step)
+        return self._tracker.stretch(*curve, end + 1, latest.step)
 
-    def _fetch(self, held: dict[int, CurvePoints], trial: TrialRun) -> None:
-        points = curve_of(self._tracker.history(trial.run_id, self._metric))
+    def _fetch(self, held: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
+        points = curve_of(self._tracker.history(trial.run_id, metric))
         if points:
             held[trial.number] = points
 

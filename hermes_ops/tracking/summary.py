@@ -59,9 +59,10 @@ def collect(
     parent's tags hermes.pool_slots and hermes.max_slots_used. Raises Unavailable.
     """
     run = tracker.sweep(sweep)
-    curves = CurveReader(tracker, metric, clock).read(sweep).points
+    read = CurveReader(tracker, metric, clock, beside=(m.name for m in others)).read(sweep)
+    curves = read.points
     trials = tracker.trials(sweep)
-    beside = {m: CurveReader(tracker, m.name, clock).read(sweep).points for m in others}
+    beside = {m: read.beside[m.name] for m in others}
     opened = {
         t.number: _trial(
             t,

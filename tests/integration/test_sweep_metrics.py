@@ -85,3 +85,24 @@ def test_a_sweep_in_which_no_trial_keeps_the_bound_has_no_best_and_says_why(
     assert watched.returncode == 1
     assert json.loads(watched.stdout)["best"] is None
     assert "hermes.best" not in sweep.parent["tags"]
+
+
+@pytest.mark.parametrize("first", ["loss", "latency"])
+def test_a_target_ends_the_sweep_once_the_bound_is_kept_too_whichever_is_reported_first(
+    lab: Any, harness: Any, first: str
+) -> None:
+    objective = {"metric": "loss", "target": 1}
+    metrics = [{"name": "latency_ms", "at_most": 20}, SIZE]
+    space = {"order": ["never", first]}
+    sweep = lab.run(
+        harness.config(
+            "settling", space, "settling.py", "{order}", objective=objective, metrics=metrics
+        )
+    )
+    assert sweep.state == "success"
+    expected = "trial 1 reached objective.target 1: loss 0.5, latency_ms 15 (at most 20)"
+    assert sweep.parent["tags"]["hermes.reached"] == expected
+    assert set(sweep.states().values()) == {"stopped_early"}
+    best = sweep.document()["best"]
+    assert (best["number"], best["best"], best["violates"]) == (1, 0.5, [])
+    assert sweep.live() == []

@@ -9,7 +9,7 @@ import pytest
 from hermes_ops import report
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
-from hermes_ops.tracking import CurveReader, LatestMetric, SweepRef, Tracker
+from hermes_ops.tracking import CurveReader, LatestMetric, SweepRef, Tracker, TrialRun
 from hermes_ops.tracking.summary import collect, find
 
 pytestmark = pytest.mark.integration
@@ -25,8 +25,12 @@ def log(tracker: Tracker, run_id: str, *points: Point, name: str = "loss") -> No
 class CountingTracker(Tracker):
     """A tracker that counts the histories that were asked for."""
 
-    histories = 0
+    histories = searches = 0
     stretches: tuple[tuple[int, int], ...] = ()
+
+    def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
+        self.searches += 1
+        return super().trials(sweep, open_only=open_only)
 
     def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
         self.histories += 1
@@ -156,6 +160,37 @@ def test_a_nan_counts_as_a_point(tracker: Tracker, sweep: SweepRef) -> None:
     reader = CurveReader(tracker, "loss")
     assert math.isnan(reader.read(sweep).points[0][0][1])
     assert len(reader.read(sweep).points[0]) == 1
+
+
+def test_metrics_beside_the_objective_cost_a_read_no_search_of_their_own(
+    counting: CountingTracker, sweep: SweepRef
+) -> None:
+    run_id = counting.open_trial(sweep, 0, {})
+    reader = CurveReader(counting, "loss", clock=lambda: 10.0, beside=("latency ms", "size"))
+    log(counting, run_id, (1, 40.0, 5_000), name="latency ms")
+    curves = reader.read(sweep)
+    assert (curves.points, curves.newest_age_s) == ({}, None)
+    assert curves.beside == {"latency ms": {0: ((1, 40.0, 5_000),)}, "size": {}}
+    log(counting, run_id, (1, 0.9, 6_000))
+    log(counting, run_id, (2, 20.0, 7_000), name="latency ms")
+    curves = reader.read(sweep)
+    assert curves.points == {0: ((1, 0.9, 6_000),)}
+    assert curves.beside["latency ms"] == {0: ((1, 40.0, 5_000), (2, 20.0, 7_000))}
+    assert (counting.searches, counting.histories) == (2, 2)
+
+
+def test_the_last_values_beside_the_objective_of_a_trial_that_ended_are_read(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    run_id = tracker.open_trial(sweep, 0, {})
+    reader = CurveReader(tracker, "loss", beside=("latency",))
+    log(tracker, run_id, (1, 0.9, 1_000))
+    reader.read(sweep)
+    log(tracker, run_id, (1, 15.0, 2_000), name="latency")
+    tracker.finish_trial(run_id, "finished")
+    assert reader.read(sweep).beside == {"latency": {0: ((1, 15.0, 2_000),)}}
+    tracker.open_trial(sweep, 1, {})
+    assert reader.read(sweep).beside == {"latency": {0: ((1, 15.0, 2_000),)}}
 
 
 def test_a_summary_is_collected_from_mlflow_alone(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from hermes_ops.airflow.control.deferred import as_it_stands
@@ -101,12 +102,19 @@ class Book:
     trials: tuple[Trial, ...]
     close: CloseRecord | None
     curves: Mapping[int, Points] = field(default_factory=dict)
+    beside: Mapping[str, Mapping[int, Points]] = field(default_factory=dict)  # metric -> trial
     opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
     told: bool = True  # whether MLflow has been read, so that a trial without a curve has none
 
     @classmethod
     def read(
-        cls, plan: Plan, metadata: Metadata, curves: Mapping[int, Points], *, told: bool = True
+        cls,
+        plan: Plan,
+        metadata: Metadata,
+        curves: Mapping[int, Points],
+        *,
+        beside: Mapping[str, Mapping[int, Points]] = MappingProxyType({}),
+        told: bool = True,
     ) -> Book:
         """From Airflow's rows and records and the curves known so far."""
         records = metadata.records(plan.run)
@@ -118,7 +126,7 @@ class Book:
         )
         planned = records.get((plan.run.plan_task, -1), {})
         close = decode(CloseRecord, planned.get(CLOSE_KEY))
-        return cls(plan, trials, close, curves, told=told)
+        return cls(plan, trials, close, curves, beside, told=told)
 
     @property
     def sweep(self) -> str:
@@ -173,6 +181,11 @@ class Book:
     def failed_trials(self) -> int:
         """Trials that ended FAILED."""
         return sum(t.row.state == FAILED for t in self.trials)
+
+    def last_beside(self, number: int) -> dict[str, float]:
+        """The last value that a trial has reported of each metric that has bounds."""
+        found = ((name, points.get(number)) for name, points in self.beside.items())
+        return {name: points[-1][1] for name, points in found if points}
 
     def history(self) -> list[Observation]:
         """What the sampler is told: every trial that has a configuration."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Iterable, Mapping
 
 from hermes_ops.airflow.control.books import FAILED, Book
 from hermes_ops.airflow.records import REACHED_TAG, CloseRecord
+from hermes_ops.core.secondary import Secondary
 
 
 def due_end(book: Book, now_s: float) -> CloseRecord | None:
@@ -16,23 +17,31 @@ def due_end(book: Book, now_s: float) -> CloseRecord | None:
 
 
 def reached_target(book: Book, now_s: float) -> CloseRecord | None:
-    """Which trial reported a value as good as the target: the lowest number of them.
+    """Which trial has a value as good as the target and keeps every bound: the lowest number.
 
-    A trial that failed has none: it leaves no model.
+    A trial that failed has none: it leaves no model. The bounds are looked at in each round, so it
+    does not matter which of a step's metrics is reported first.
     """
-    objective = book.plan.config.objective
+    config = book.plan.config
+    objective = config.objective
     if objective.target is None:
         return None
     for number in sorted(t.number for t in book.trials if t.row.state != FAILED):
-        values = [v for _, v, _ in book.curves.get(number, ()) if isfinite(v)]
-        good = [v for v in values if objective.reaches_target(v)]
-        if good:
+        last = book.last_beside(number)
+        value = config.reached((v for _, v, _ in book.curves.get(number, ())), last)
+        if value is not None:
             reason = (
                 f"trial {number} reached objective.target {objective.target:g}: "
-                f"{objective.metric} {good[0]:g}"
+                f"{objective.metric} {value:g}{_kept(config.secondary, last)}"
             )
             return CloseRecord(reason, "stopped_early", now_s, REACHED_TAG)
     return None
+
+
+def _kept(metrics: Iterable[Secondary], last: Mapping[str, float]) -> str:
+    """The bounds that were kept with the target, in words; empty without any."""
+    words = (f"{m.name} {last[m.name]:g} ({m.bound})" for m in metrics if m.is_bounded)
+    return "".join(f", {word}" for word in words)
 
 
 def spent_budget(book: Book, now_s: float) -> CloseRecord | None:

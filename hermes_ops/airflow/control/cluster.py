@@ -130,4 +130,5 @@ class AirflowCluster:
 
     def _book(self, sweep: str, plan: Plan) -> Book:
         told = self.curves.age_s(sweep) is not None
-        return Book.read(plan, self.metadata, self.curves.curves(sweep), told=told)
+        curves, beside = self.curves.curves(sweep), self.curves.beside(sweep)
+        return Book.read(plan, self.metadata, curves, beside=beside, told=told)

@@ -14,7 +14,7 @@ from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.control.books import Plan
-    from hermes_ops.tracking import CurveReader, SweepRef, Tracker
+    from hermes_ops.tracking import CurveReader, Curves, SweepRef, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class CurveFeed:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
     _readers: dict[str, tuple[CurveReader, SweepRef]] = field(default_factory=dict)
-    _curves: dict[str, Mapping[int, Points]] = field(default_factory=dict)
+    _curves: dict[str, Curves] = field(default_factory=dict)
     _read_at: dict[str, float] = field(default_factory=dict)
     _thread: threading.Thread | None = None
 
@@ -51,13 +51,21 @@ class CurveFeed:
                 if sweep not in self._readers:
                     record = plan.record
                     ref = SweepRef(sweep, record.experiment_id, record.parent_run_id)
-                    metric = plan.config.objective.metric
-                    self._readers[sweep] = (CurveReader(self.tracker, metric), ref)
+                    config = plan.config
+                    metric, beside = config.objective.metric, config.ending_bounds
+                    self._readers[sweep] = (CurveReader(self.tracker, metric, beside=beside), ref)
 
     def curves(self, sweep: str) -> Mapping[int, Points]:
         """The curves of a sweep by trial number: (step, value, Unix milliseconds)."""
         with self._lock:
-            return self._curves.get(sweep, {})
+            found = self._curves.get(sweep)
+        return {} if found is None else found.points
+
+    def beside(self, sweep: str) -> Mapping[str, Mapping[int, Points]]:
+        """The same of each metric whose bounds count for the sweep's end, by the metric's name."""
+        with self._lock:
+            found = self._curves.get(sweep)
+        return {} if found is None else found.beside
 
     def age_s(self, sweep: str) -> float | None:
         """Seconds since MLflow last answered for this sweep; None when it never has."""
@@ -68,7 +76,7 @@ class CurveFeed:
     def newest_s(self) -> float | None:
         """When the newest point of all curves was measured, Unix time; None before the first."""
         with self._lock:
-            curves = [points for found in self._curves.values() for points in found.values()]
+            curves = [points for f in self._curves.values() for points in f.points.values()]
         return max((points[-1][2] / 1000.0 for points in curves if points), default=None)
 
     def read_once(self) -> None:
@@ -77,13 +85,13 @@ class CurveFeed:
             readers = dict(self._readers)
         for sweep, (reader, ref) in readers.items():
             try:
-                found = reader.read(ref).points
+                found = reader.read(ref)
             except HermesError as error:
                 log.warning("The curves of %s are not read now: %s", sweep, error)
                 continue
             with self._lock:
                 if sweep in self._readers:
-                    self._curves[sweep] = dict(found)
+                    self._curves[sweep] = found
                     self._read_at[sweep] = self.clock()
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +19,14 @@ class Reader:
     away = False
     metrics: list[str] = []  # noqa: RUF012 - one for all readers of a test
 
-    def __init__(self, tracker: Any, metric: str) -> None:
-        self.metrics.append(metric)
+    def __init__(self, tracker: Any, metric: str, *, beside: Iterable[str]) -> None:
+        self.beside = {name: POINTS for name in beside}
+        self.metrics += [metric, *self.beside]
 
     def read(self, ref: Any) -> Any:
         if self.away:
             raise Unavailable("MLflow did not answer")
-        return SimpleNamespace(points=POINTS)
+        return SimpleNamespace(points=POINTS, beside=self.beside)
 
 
 @pytest.fixture
@@ -39,6 +41,7 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> CurveFeed:
 def test_a_sweep_has_no_curves_and_no_age_before_the_first_answer(feed: CurveFeed) -> None:
     feed.follow({SWEEP: book().plan})
     assert (feed.curves(SWEEP), feed.age_s(SWEEP)) == ({}, None)
+    assert feed.beside(SWEEP) == {}
 
 
 def test_the_curves_of_the_objective_are_read(feed: CurveFeed) -> None:
@@ -47,6 +50,18 @@ def test_the_curves_of_the_objective_are_read(feed: CurveFeed) -> None:
     feed.read_once()
     assert (feed.curves(SWEEP), feed.age_s(SWEEP)) == (POINTS, 0.0)
     assert Reader.metrics == ["val_loss"]
+
+
+@pytest.mark.parametrize(("target", "read"), [(0.1, ["latency"]), (None, [])])
+def test_of_the_metrics_beside_it_those_are_read_whose_bounds_end_the_sweep(
+    feed: CurveFeed, target: float | None, read: list[str]
+) -> None:
+    objective = {"metric": "val_loss", "target": target}
+    metrics = [{"name": "latency", "at_most": 20}, {"name": "size"}]
+    feed.follow({SWEEP: book(objective=objective, metrics=metrics).plan})
+    feed.read_once()
+    assert feed.beside(SWEEP) == {name: POINTS for name in read}
+    assert Reader.metrics == ["val_loss", *read]
 
 
 def test_an_mlflow_that_is_away_leaves_the_curves_and_lets_them_age(

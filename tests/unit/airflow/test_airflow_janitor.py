@@ -122,6 +122,34 @@ def test_a_sweep_ends_when_a_trial_reaches_the_target(
         assert close.reason == "trial 0 reached objective.target 0.2: acc 0.2"
 
 
+LATENCY = {"name": "latency", "at_most": 20}
+
+
+@pytest.mark.parametrize(
+    ("losses", "latencies", "reached"),
+    [
+        ([0.4, 0.1], [40.0, 20.0], True),
+        ([0.4, 0.1], [40.0], False),  # that of the second step is still to come
+        ([0.4], [40.0, 20.0], False),  # here the objective is
+        ([0.4, 0.1], [], False),
+        ([0.1, 0.4], [40.0, 20.0], True),
+        ([0.4, 0.1], [20.0, 21.0], False),
+        ([0.4, 0.1], [20.0, float("nan")], False),
+    ],
+)
+def test_a_target_ends_a_sweep_once_the_trials_last_values_keep_the_bounds(
+    losses: list[float], latencies: list[float], reached: bool
+) -> None:
+    objective = {"metric": "loss", "target": 0.2}
+    world = book(running(0, 0), running(1, 1), objective=objective, metrics=[LATENCY])
+    world.curves = {0: ((1, 0.1, 0),), 1: tuple((n, v, 0) for n, v in enumerate(losses, start=1))}
+    own = tuple((n, v, 0) for n, v in enumerate(latencies, start=1))
+    world.beside = {"latency": {0: ((1, 21.0, 0),), 1: own}}
+    close = due_end(world, 100.0)
+    expected = "trial 1 reached objective.target 0.2: loss 0.1, latency 20 (at most 20)"
+    assert (close.reason if close else None) == (expected if reached else None)
+
+
 def test_a_failed_trial_reaches_no_target_and_a_sweep_without_one_goes_on() -> None:
     objective = {"metric": "acc", "target": 0.2}
     world = book(ended(0, "failed", "failed"), pending(1), objective=objective)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,41 @@ def test_the_fix_of_a_pattern_shows_one_that_is_allowed() -> None:
     assert "(?P<value>" in found.fix
 
 
-def test_a_target_beside_a_bound_is_refused_and_beside_a_metric_without_one_is_not() -> None:
-    found = problems({"name": "a"}, {"name": "b", "at_least": 1}, target=0.1)
-    assert list(found) == ["objective.target"]
-    assert "metrics[1].at_least" in found["objective.target"].found
-    assert parse(data({"name": "a"}, target=0.1), "test", None).objective.target == 0.1
+BOUNDS = ({"name": "a"}, {"name": "b", "at_most": 20}, {"name": "c", "at_least": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("values", "last", "reached"),
+    [
+        ([0.4, 0.1, 0.05], {"b": 20.0, "c": 0.5}, 0.1),
+        ([0.4, 0.1, 0.9], {"b": 20.0, "c": 0.5}, 0.1),
+        ([math.nan, math.inf, 0.1], {"b": 1.0, "c": 1.0, "a": 9.0}, 0.1),
+        ([-math.inf, 0.2], {"b": 1.0, "c": 1.0}, None),
+        ([0.4, 0.11], {"b": 1.0, "c": 1.0}, None),
+        ([0.1], {"b": 20.1, "c": 0.5}, None),
+        ([0.1], {"b": 20.0, "c": 0.4}, None),
+        ([0.1], {"b": 20.0}, None),
+        ([0.1], {"b": math.nan, "c": 0.5}, None),
+        ([], {"b": 1.0, "c": 1.0}, None),
+    ],
+)
+def test_the_target_is_reached_by_a_trial_that_keeps_every_bound(
+    values: list[float], last: dict[str, float], reached: float | None
+) -> None:
+    assert parse(data(*BOUNDS, target=0.1), "test", None).reached(values, last) == reached
+
+
+def test_the_target_of_a_maximised_objective_is_reached_from_below() -> None:
+    config = parse(data(direction="maximize", target=0.9), "test", None)
+    assert config.reached([0.8, 0.95, 0.91], {}) == 0.95
+    assert config.reached([0.89], {}) is None
+
+
+def test_bounds_are_watched_for_a_sweeps_end_only_beside_a_target() -> None:
+    assert parse(data(*BOUNDS, target=0.1), "test", None).ending_bounds == ("b", "c")
+    without = parse(data(*BOUNDS), "test", None)
+    assert without.ending_bounds == ()
+    assert without.reached([-1e9], {"b": 1.0, "c": 1.0}) is None
 
 
 def test_the_trial_is_told_the_names_and_their_patterns() -> None:
