@@ -28,6 +28,7 @@ from hermes_ops.core.model import (
     SweepId,
 )
 from hermes_ops.errors import ConfigError, Unavailable
+from hermes_ops.tracking import Curves
 
 DASHBOARD = Path(__file__).parents[3] / "helm/hermes-ops/dashboards/hermes-ops.json"
 WHY = Reason("it converges faster")
@@ -113,8 +114,8 @@ def test_the_newest_point_is_that_of_all_sweeps() -> None:
     feed = CurveFeed(outside)
     assert feed.newest_s() is None
     feed._curves = {
-        "a": {0: [(1, 0.5, 4_000)], 1: []},
-        "b": {0: [(1, 0.5, 9_500), (2, 0.4, 9_900)]},
+        "a": Curves({0: ((1, 0.5, 4_000),), 1: ()}, None),
+        "b": Curves({0: ((1, 0.5, 9_500), (2, 0.4, 9_900))}, None),
     }
     assert feed.newest_s() == 9.9
 
