@@ -1,7 +1,8 @@
 """A cluster, the trial image on its nodes, and Airflow beside it whose trials are pods in it.
 
-KUBECONFIG names a cluster, HERMES_TEST_IMAGE an image that it can pull. Without them the command
-in HERMES_TEST_CLUSTER (`up`, `load`, `base-image`, `down`) starts one, and the image is built.
+KUBECONFIG names a cluster, HERMES_TEST_IMAGE an image that it can pull (of PACKAGES=s3). Without
+them the command in HERMES_TEST_CLUSTER (`up`, `load`, `base-image`, `down`) starts one, and the
+images are built.
 """
 
 from __future__ import annotations
@@ -272,5 +273,5 @@ def sweep(lab: PodLab, request: pytest.FixtureRequest) -> Any:
     pod = {"deferrable": getattr(request, "param", False)}
     content = lab.pod_sweep(name, [faults.RATE], faults.EPOCHS, faults.PAUSE_S, pod=pod)
     begun = lab.start(content)
-    harness.await_(lambda: begun.lines(0) >= 4, 120.0)
+    harness.await_(lambda: begun.lines(0) >= 4, faults.START_S)
     return begun

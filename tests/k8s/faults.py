@@ -18,6 +18,8 @@ from tests.integration import harness
 
 RATE, EPOCHS, PAUSE_S = 0.5, 30, 0.6
 SWEEP_S = 300.0
+START_S = 240.0
+"""Until a trial trains: the first sweep of an Airflow that has just started waits longest."""
 NO_POD_S = 60.0
 """How soon after a sweep's end, or a fault, no pod without a lease may be left."""
 
