@@ -40,7 +40,7 @@ class Explanation:
         return (
             f"{self.trial} is {job['phase']}{on_gpus(job['gpus'])}, at step {job['step']}, "
             f"value {job['value']}, {job['preemptions']} preemptions "
-            f"(policy {self.policy}, {self.age_s:.1f} s ago)"
+            f"(policy {self.policy}, {self.age_s:.1f} s ago){_bound(job.get('nodes') or ())}"
         )
 
 
@@ -72,6 +72,12 @@ def parts(trial: str) -> tuple[str, int]:
 def on_gpus(gpus: Sequence[int]) -> str:
     """` on GPU 0, 1`; empty without any."""
     return f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
+
+
+def _bound(nodes: Sequence[str]) -> str:
+    if not nodes:
+        return ""
+    return f"; it may run on {' or '.join(nodes)} only, where its checkpoints are or will be"
 
 
 def short(value: object) -> str:

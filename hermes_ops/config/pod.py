@@ -101,6 +101,13 @@ class PodSpec(Model):
     HERMES_HOME/sweeps."""
     claim_folder: Annotated[Text | None, Field(examples=["hermes/sweeps"])] = None
     """Folder of the claim's volume that is HERMES_HOME/sweeps; null: the whole volume."""
+    checkpoint_claims: Annotated[
+        dict[KubernetesName, KubernetesName] | None,
+        Field(examples=[{"node-a": "checkpoints-a", "node-b": "checkpoints-b"}]),
+    ] = None
+    """PersistentVolumeClaim of each node on which the checkpoints of the trials that run there lie;
+    a trial then stays on its node, and other nodes are not used. Null or empty: they lie on
+    `claim`."""
     requests: Annotated[
         dict[LabelKey, Quantity] | None, Field(examples=[{"cpu": "2", "memory": "4Gi"}])
     ] = None

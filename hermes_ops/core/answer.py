@@ -17,6 +17,7 @@ from hermes_ops.core.model import (
     Reason,
     Snapshot,
 )
+from hermes_ops.core.nodes import homeless
 
 RANKED = 32  # a ranking's head: what may start next is there
 
@@ -59,4 +60,14 @@ def plain(snapshot: Snapshot, job: Job) -> Reason | None:
         return Reason("stops: its GPUs left the pool or another job has them")
     if not job.holds_gpus and job.min_gpus > len(snapshot.gpus):
         return Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
+    if job.nodes and not job.holds_gpus and homeless(snapshot, job):
+        return _away(job)
     return None
+
+
+def _away(job: Job) -> Reason:
+    """Why a job waits whose nodes are not in the pool, or too small for it."""
+    text = f"waits: its checkpoints are on {' or '.join(job.nodes)}, where the pool has "
+    text += "no GPU" if job.min_gpus == 1 else f"no {job.min_gpus} GPUs"
+    change = "that node back in the pool, or clearing the trial with --from-scratch"
+    return Reason(text, would_change=change)

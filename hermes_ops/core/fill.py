@@ -8,6 +8,7 @@ from itertools import chain
 from operator import attrgetter
 
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
+from hermes_ops.core.nodes import Rooms, homeless
 
 _GPUS = attrgetter("gpus")
 
@@ -77,19 +78,23 @@ def fill(
     than GPUs last. With `preempt`, holding jobs that the order serves too late lose their GPUs;
     without, and for jobs that are not preemptible, they keep them. Without `backfill` the first
     job that does not fit blocks all queued ones after it. A job that stays keeps its very GPUs.
+    One that may run on some nodes only starts on those, whoever has to leave them.
     """
     stays = snapshot.stays
     kept = dict(stays) if not preempt else _firm(snapshot)
     left = len(snapshot.gpus) - sum(map(len, map(_GPUS, kept.values())))
     starts: list[Job] = []
+    rooms: Rooms | None = None
     for job in order if left > 0 else ():
         job_id = job.id
         if job_id in kept:
             continue
         stay = stays.get(job_id)
         wanted = job.min_gpus if stay is None else len(stay.gpus)
-        if wanted > left:
-            if not backfill and job.min_gpus <= len(snapshot.gpus):
+        if job.nodes and rooms is None:
+            rooms = Rooms(snapshot, kept.values())
+        if wanted > left or (rooms is not None and not _has_room(rooms, job, stay)):
+            if not backfill and _ever_fits(snapshot, job):
                 break
             continue
         left -= wanted
@@ -99,7 +104,16 @@ def fill(
             starts.append(job)
         if left == 0:
             break
-    return (*kept.values(), *_started(snapshot, kept, starts, choose))
+    return (*kept.values(), *_started(snapshot, kept, starts, choose, rooms))
+
+
+def bound_first(starts: Iterable[Job]) -> list[Job]:
+    """Those that may run on some nodes only, then the others: these fit on what is left."""
+    return sorted(starts, key=_may_run_anywhere)
+
+
+def _may_run_anywhere(job: Job) -> bool:
+    return not job.nodes
 
 
 def _firm(snapshot: Snapshot) -> dict[JobId, Grant]:
@@ -109,8 +123,20 @@ def _firm(snapshot: Snapshot) -> dict[JobId, Grant]:
     return {job: stays[job] for job in firm if job in stays}
 
 
+def _has_room(rooms: Rooms, job: Job, stay: Grant | None) -> bool:
+    return rooms.promise(job) if stay is None else rooms.stay(stay.gpus)
+
+
+def _ever_fits(snapshot: Snapshot, job: Job) -> bool:
+    return job.min_gpus <= len(snapshot.gpus) and not homeless(snapshot, job)
+
+
 def _started(
-    snapshot: Snapshot, kept: dict[JobId, Grant], starts: list[Job], choose: Chooser
+    snapshot: Snapshot,
+    kept: dict[JobId, Grant],
+    starts: list[Job],
+    choose: Chooser,
+    rooms: Rooms | None,
 ) -> list[Grant]:
     """Grants for who starts, if the chooser finds GPUs for it."""
     if not starts:
@@ -118,8 +144,10 @@ def _started(
     free = {gpu.index for gpu in snapshot.gpus}
     free.difference_update(chain.from_iterable(map(_GPUS, kept.values())))
     grants: list[Grant] = []
+    if rooms is not None:
+        starts = bound_first(starts)
     for job in starts:
-        gpus = choose(job, free)
+        gpus = choose(job, free if rooms is None else rooms.of(job, free))
         if gpus is not None:
             free.difference_update(gpus)
             grants.append(grant(job.id, gpus))

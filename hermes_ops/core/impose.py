@@ -10,6 +10,7 @@ from math import inf
 from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.lines import seated
 from hermes_ops.core.model import SHARE_EPS, Gpu, Grant, Job, JobId, Plan, Snapshot
+from hermes_ops.core.nodes import usable
 
 
 class Room:
@@ -81,6 +82,7 @@ class Overdue:
     def __init__(self, snapshot: Snapshot, plan: Plan, protected: Mapping[JobId, float]) -> None:
         self.served: list[Grant] = []
         self.reserved: set[int] = set()
+        self._snapshot = snapshot
         self._granted = {grant.job: grant for grant in plan.grants}
         self._room = Room(snapshot.gpus)
         fixed, blocked = set[int](), set[int]()
@@ -90,7 +92,7 @@ class Overdue:
             stays = not job.preemptible or job.id in protected or not finished_slice(job)
             if stays and job.id not in plan.ends:
                 blocked.update(job.gpus_held)
-        self._obtainable = sum(gpu.index not in fixed for gpu in snapshot.gpus)
+        self._obtainable = {gpu.index for gpu in snapshot.gpus} - fixed
         costs = _costs(snapshot, plan)
         self._available = {gpu.index for gpu in snapshot.gpus} - blocked
         self._cheapest = deque(sorted(self._available, key=costs.__getitem__))
@@ -98,23 +100,32 @@ class Overdue:
     def serve(self, job: Job) -> bool:
         """Grant the job GPUs, or reserve what it could take; False: nobody after it may take any.
 
-        A job that cannot fit beside the non-preemptible ones is passed over.
+        A job that cannot fit beside the non-preemptible ones is passed over. One that may run on
+        some nodes only reserves GPUs there and no others.
         """
         grant = self._granted.get(job.id)
         if grant is None or not self._room.fits(grant):
-            if job.min_gpus > len(self._available):
-                if job.min_gpus > self._obtainable:
-                    return True
-                self.reserved.update(self._available)
-                return False
-            grant = Grant(job.id, self._draw(job.min_gpus))
+            available = usable(self._snapshot, job, self._available)
+            if job.min_gpus > len(available):
+                return self._reserve(job, available)
+            grant = Grant(job.id, self._draw(job.min_gpus, available))
         self._room.take(grant)
         self.served.append(grant)
         self._available.difference_update(grant.gpus)
         return True
 
-    def _draw(self, number: int) -> tuple[int, ...]:
-        """The cheapest available GPUs, ascending; there must be as many."""
+    def _reserve(self, job: Job, available: Collection[int]) -> bool:
+        if job.min_gpus > len(usable(self._snapshot, job, self._obtainable)):
+            return True
+        self.reserved.update(available)
+        if job.nodes:
+            self._available.difference_update(available)
+        return bool(job.nodes)
+
+    def _draw(self, number: int, available: Collection[int]) -> tuple[int, ...]:
+        """The cheapest of the available GPUs, ascending; there must be as many."""
+        if available is not self._available:
+            return tuple(sorted([gpu for gpu in self._cheapest if gpu in available][:number]))
         drawn: list[int] = []
         while len(drawn) < number:
             gpu = self._cheapest.popleft()

@@ -262,20 +262,21 @@ class Queues:
 
     # -- serving
 
-    def serve(self, banned: frozenset[JobId] = frozenset()) -> Service:
+    def serve(self, banned: frozenset[JobId] = frozenset(), bound: bool = False) -> Service:
         """Who runs: the queues in order, in each those that run first, each job that still fits.
 
-        Jobs that must not be stopped keep their GPUs. `banned` jobs are not started.
+        Jobs that must not be stopped keep their GPUs. `banned` jobs are not started. `bound`: GPUs
+        are counted by node, as some job may run on some nodes only.
         """
-        service = Service(self, banned)
+        service = Service(self, banned, bound)
         for level in range(len(self.runs)):
             service.keep(self.runs[level])
             if service.left or service.unplaced:
                 service.start(level, self.waits[level])
         if service.stale:
             self._rebuild()
-            return self.serve(banned)
-        return service
+            return self.serve(banned, bound)
+        return self.serve(banned, bound=True) if service.bound else service
 
     def after(self, service: Service) -> Levels:
         """The memory once this is done: who starts passes those of his queue that wait."""

@@ -70,6 +70,7 @@ class Job:
     total_steps: int | None = None
     deadline_s: float | None = None
     preemptible: bool = True
+    nodes: tuple[str, ...] = ()  # its GPUs are all of one of these nodes; none: of any
     service_gpu_s: float = 0.0  # attained over the whole life; survives every stop
     service_at_s: float | None = None  # the instant for which it holds; None: the snapshot's
     configuration: tuple[tuple[str, Value], ...] = ()  # its hyper-parameters, once it has them

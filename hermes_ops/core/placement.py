@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
 
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.nodes import at_home, node_of
 from hermes_ops.core.order import SubmissionKey, by_submission, submission
 
 Places = dict[JobId, tuple[int, ...]]
@@ -23,13 +23,17 @@ class Queues:
 class Loads:
     """How many jobs stand in the queue of each GPU, at most `threshold` in each, as jobs join."""
 
-    def __init__(self, gpus: Iterable[int], places: Places, threshold: int) -> None:
-        self.jobs = dict.fromkeys(gpus, 0)
+    def __init__(self, snapshot: Snapshot, places: Places, threshold: int) -> None:
+        self._snapshot = snapshot
+        self.jobs = dict.fromkeys((gpu.index for gpu in snapshot.gpus), 0)
         self._threshold = threshold
         for taken in places.values():
             for gpu in taken:
                 self.jobs[gpu] += 1
-        self._heap = [(jobs, gpu) for gpu, jobs in self.jobs.items() if jobs < threshold]
+        self._line_up()
+
+    def _line_up(self) -> None:
+        self._heap = [(jobs, gpu) for gpu, jobs in self.jobs.items() if jobs < self._threshold]
         heapify(self._heap)
 
     @property
@@ -37,11 +41,15 @@ class Loads:
         """True when some queue holds fewer than `threshold` jobs."""
         return bool(self._heap)
 
-    def join(self, number: int) -> tuple[int, ...] | None:
+    def join(self, job: Job) -> tuple[int, ...] | None:
         """Join the shortest queues, ties to the first; None, and nothing changes, without room.
 
-        Source: Hermes, Algorithm 2 (`number` is 1 there).
+        A job that may run on some nodes only joins queues of one of these.
+        Source: Hermes, Algorithm 2 (one GPU there).
         """
+        number = job.min_gpus
+        if job.nodes:
+            return self._join_bound(job)
         if number > len(self._heap):
             return None
         chosen = [heappop(self._heap) for _ in range(number)]
@@ -49,6 +57,22 @@ class Loads:
             self.jobs[gpu] = jobs + 1
             if jobs + 1 < self._threshold:
                 heappush(self._heap, (jobs + 1, gpu))
+        return tuple(sorted(gpu for _, gpu in chosen))
+
+    def _join_bound(self, job: Job) -> tuple[int, ...] | None:
+        """Join the shortest queues of the node where these are shortest."""
+        of_node: dict[str, list[tuple[int, int]]] = {node: [] for node in job.nodes}
+        where = node_of(self._snapshot)
+        for jobs, gpu in sorted(self._heap):
+            if where[gpu] in of_node:
+                of_node[where[gpu]].append((jobs, gpu))
+        heads = [found[: job.min_gpus] for found in of_node.values() if len(found) >= job.min_gpus]
+        if not heads:
+            return None
+        chosen = min(heads)
+        for jobs, gpu in chosen:
+            self.jobs[gpu] = jobs + 1
+        self._line_up()
         return tuple(sorted(gpu for _, gpu in chosen))
 
 
@@ -61,7 +85,7 @@ def place(snapshot: Snapshot, memory: Queues, threshold: int) -> Places:
     not behind another's whole queue (a choice).
     """
     places = _remembered(snapshot, memory)
-    loads = Loads((gpu.index for gpu in snapshot.gpus), places, threshold)
+    loads = Loads(snapshot, places, threshold)
     if loads.has_room:
         _place_open(snapshot, places, loads)
         _place_pending(snapshot, places, loads, threshold)
@@ -74,8 +98,9 @@ def _remembered(snapshot: Snapshot, memory: Queues) -> Places:
     jobs = snapshot.index
     for job_id, gpus in memory.places:
         job = None if job_id in places else jobs.get(job_id)
-        fits = job is not None and len(gpus) == job.min_gpus and indices.issuperset(gpus)
-        if fits and job is not None and job.is_open:
+        if job is None or not job.is_open or len(gpus) != job.min_gpus:
+            continue
+        if indices.issuperset(gpus) and at_home(snapshot, job, gpus):
             places[job_id] = tuple(sorted(gpus))
     return places
 
@@ -87,7 +112,7 @@ def _place_open(snapshot: Snapshot, places: Places, loads: Loads) -> None:
     for job in merge(waiting, lost, key=submission):
         if not loads.has_room:
             return
-        gpus = loads.join(job.min_gpus)
+        gpus = loads.join(job)
         if gpus is not None:
             places[job.id] = gpus
 
@@ -102,7 +127,7 @@ def _place_pending(snapshot: Snapshot, places: Places, loads: Loads, threshold: 
     left = threshold * len(loads.jobs) - (sum(j.is_open for j in snapshot.jobs) if shares else 0)
     while shares and left > 0 and loads.has_room:
         job = shares.pop()
-        gpus = loads.join(job.min_gpus)
+        gpus = loads.join(job)
         if gpus is not None:
             places[job.id] = gpus
             shares.count(job)

@@ -21,6 +21,7 @@ from hermes_ops.core.model import (
     Start,
     Stop,
 )
+from hermes_ops.core.nodes import at_home
 from hermes_ops.core.order import by_submission
 from hermes_ops.errors import PlanError
 
@@ -33,8 +34,8 @@ def check(snapshot: Snapshot, plan: Plan) -> None:
 
     Refused: an unknown job; a grant to a job that has ended, is stopping, is ended by the same
     plan or has another grant; a GPU that is not in the snapshot or is given twice; a number of
-    GPUs outside the job's range; a non-preemptible running job dropped or moved, unless it is
-    ended or its GPUs cannot be kept (`Snapshot.stays`).
+    GPUs outside the job's range, or of nodes on which it may not run; a non-preemptible running
+    job dropped or moved, unless it is ended or its GPUs cannot be kept (`Snapshot.stays`).
     """
     jobs, ends = snapshot.index, set(plan.ends)
     fresh, lost = _changes(snapshot, plan)
@@ -130,17 +131,20 @@ def _check_fresh(
             _refuse_unknown(snapshot.index, (grant.job,))
         if grant.job in ends:
             raise _impossible(f"{grant.job} has a grant and is to be ended")
-        _check_grant(snapshot.index[grant.job], grant)
+        _check_grant(snapshot, snapshot.index[grant.job], grant)
     if not _fits_at_once(snapshot, plan):
         _check_gpus(snapshot, plan)
 
 
-def _check_grant(job: Job, grant: Grant) -> None:
+def _check_grant(snapshot: Snapshot, job: Job, grant: Grant) -> None:
     if job.phase in (Phase.ENDED, Phase.STOPPING):
         raise _impossible(f"{job.id} has a grant, but is {job.phase.value}")
     if not job.min_gpus <= len(grant.gpus) <= job.max_gpus:
         allowed = f"{job.min_gpus} to {job.max_gpus}"
         raise _impossible(f"{job.id} is given {len(grant.gpus)} GPUs, it takes {allowed}")
+    if not (_same(grant, job) or at_home(snapshot, job, grant.gpus)):
+        nodes = " or ".join(job.nodes)
+        raise _impossible(f"{job.id} is given GPUs {grant.gpus}, its checkpoints are on {nodes}")
     if not 0 < grant.share <= 1:
         raise _impossible(f"{job.id} is given a share of {grant.share}")
 

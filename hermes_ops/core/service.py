@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hermes_ops.core.model import QUEUED_PHASES, Job, JobId, Phase
+from hermes_ops.core.nodes import Rooms
 
 if TYPE_CHECKING:
     from hermes_ops.core.levels import Lane, Queues
@@ -15,10 +16,11 @@ class Service:
     """Who is served, while the queues are read.
 
     `stopped` lose their GPUs, `starts` get some, `moves` pass those of their queue that wait;
-    `left` GPUs are not given out yet, `unplaced` running jobs have not been reached yet.
+    `left` GPUs are not given out yet, `unplaced` running jobs have not been reached yet. `rooms`
+    counts them by node, once it is known that a job that waits is `bound` to some nodes.
     """
 
-    def __init__(self, queues: Queues, banned: frozenset[JobId]) -> None:
+    def __init__(self, queues: Queues, banned: frozenset[JobId], bound: bool = False) -> None:
         snapshot = queues.snapshot
         self._queues = queues
         self._banned = banned
@@ -29,6 +31,10 @@ class Service:
         self.moves: list[tuple[int, JobId]] = []
         self.starts: list[tuple[int, Job]] = []
         self.stale = False  # a job of the queues is not in the snapshot
+        self.bound = False  # a job that is bound to some nodes was reached, and nodes not counted
+        self.rooms: Rooms | None = None
+        if bound:
+            self.rooms = Rooms(snapshot, (snapshot.stays[job] for job in firm))
         self.left = len(snapshot.gpus) - sum([len(self._held[job]) for job in firm])
         self.unplaced = len(self._held)
 
@@ -38,7 +44,7 @@ class Service:
             return
         held = self._held
         self.unplaced -= len(lane)
-        if not self._firm:
+        if not self._firm and self.rooms is None:
             wanted = sum(map(len, map(held.__getitem__, lane)))
             if wanted <= self.left:
                 self.left -= wanted
@@ -49,7 +55,7 @@ class Service:
     def _keep(self, job_id: JobId, gpus: tuple[int, ...]) -> bool:
         if job_id in self._firm:
             return True
-        if len(gpus) > self.left:
+        if len(gpus) > self.left or (self.rooms is not None and not self.rooms.stay(gpus)):
             self.stopped.add(job_id)
             return False
         self.left -= len(gpus)
@@ -81,6 +87,15 @@ class Service:
             if belongs > level:  # it went on while it wrote its checkpoint
                 late.append((job.id, belongs))
                 return
+            if job.nodes and not self._bind(job):
+                return
             self.left -= job.min_gpus
             self.starts.append((level, job))
             self.moves.append((level, job.id))
+
+    def _bind(self, job: Job) -> bool:
+        """Promise the job GPUs of one of its nodes; False where that has no room, or is unknown."""
+        if self.rooms is None:
+            self.bound = True
+            return False
+        return self.rooms.promise(job)

@@ -20,6 +20,9 @@ CONTAINER = "base"
 TRIAL_MOUNT = "/hermes/trial"
 """Where the trial finds its own folder, the only one of the volume that it sees."""
 
+CHECKPOINTS_MOUNT = f"{TRIAL_MOUNT}/checkpoints"
+"""Where its node's own claim is, for a sweep that has one for each node."""
+
 DEFAULT_USER = 1000
 GRACE_MARGIN_S = 15
 """Seconds beyond the script's grace: for the result and what else the guard writes."""
@@ -36,7 +39,9 @@ _KEYS = ("name", "mountPath", "key")
 class Facts:
     """What one segment brings into its pod.
 
-    `folder` is the trial's folder in the claim's volume; `identity` is unique among all trials.
+    `folder` is the trial's folder in the claim's volume, `inside` the same without the claim's own
+    folder; `identity` is unique among all trials. `nodes` are a wish; where the node's own claim
+    has the checkpoints (`checkpoint_claim`), the one node is a condition.
     """
 
     sweep: str
@@ -51,6 +56,8 @@ class Facts:
     grace_s: float
     user: int
     nodes: tuple[str, ...] = field(default=())
+    inside: str = ""
+    checkpoint_claim: str | None = None
 
     @property
     def name(self) -> str:
@@ -178,13 +185,14 @@ def _specifics(spec: PodSpec, facts: Facts) -> Plain:
         "terminationGracePeriodSeconds": round(facts.grace_s) + GRACE_MARGIN_S,
         "nodeSelector": spec.node_selector,
         "tolerations": _tolerations(spec),
-        "affinity": _affinity(facts.nodes),
+        "affinity": _affinity(facts),
         "priorityClassName": spec.priority_class,
         "serviceAccountName": spec.service_account,
         "imagePullSecrets": [{"name": name} for name in spec.pull_secrets or ()],
         "containers": [_container(spec, facts)],
         "volumes": [
             {"name": "trials", "persistentVolumeClaim": {"claimName": spec.claim}},
+            *_checkpoint_volume(facts),
             *(_volume(n, v.model_dump()) for n, v in enumerate(spec.volumes or ())),
         ],
     }
@@ -204,6 +212,7 @@ def _container(spec: PodSpec, facts: Facts) -> Plain:
         "resources": _resources(spec, facts.gpus),
         "volumeMounts": [
             {"name": "trials", "mountPath": TRIAL_MOUNT, "subPath": facts.folder},
+            *_checkpoint_mount(facts),
             *(
                 {"name": f"volume-{n}", "mountPath": v.mount, "readOnly": _read_only(v)}
                 for n, v in enumerate(spec.volumes or ())
@@ -238,13 +247,34 @@ def _tolerations(spec: PodSpec) -> list[Plain]:
     ]
 
 
-def _affinity(nodes: Sequence[str]) -> Plain:
-    """The plan's choice of nodes as a wish: only Kubernetes knows what is free there by now."""
+def _affinity(facts: Facts) -> Plain:
+    """The plan's choice of nodes as a wish: only Kubernetes knows what is free there by now.
+
+    It is a condition where the checkpoints are on the node's own claim.
+    """
+    nodes = sorted(set(facts.nodes))
     if not nodes:
         return {}
-    wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": sorted(set(nodes))}
-    term = {"weight": 100, "preference": {"matchExpressions": [wanted]}}
+    wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
+    here = {"matchExpressions": [wanted]}
+    if facts.checkpoint_claim is not None:
+        terms = {"nodeSelectorTerms": [here]}
+        return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    term = {"weight": 100, "preference": here}
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def _checkpoint_volume(facts: Facts) -> list[Plain]:
+    if facts.checkpoint_claim is None:
+        return []
+    claim = {"claimName": facts.checkpoint_claim}
+    return [{"name": "checkpoints", "persistentVolumeClaim": claim}]
+
+
+def _checkpoint_mount(facts: Facts) -> list[Plain]:
+    if facts.checkpoint_claim is None:
+        return []
+    return [{"name": "checkpoints", "mountPath": CHECKPOINTS_MOUNT, "subPath": facts.inside}]
 
 
 def _volume(number: int, volume: Mapping[str, Any]) -> Plain:

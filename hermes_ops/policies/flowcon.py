@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from math import floor, inf
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import largest_drops
 from hermes_ops.core.curves import Floats, Memo, columns
 from hermes_ops.core.model import Grant, Job, JobId, Plan, Point, Reason, Snapshot, Term
+from hermes_ops.core.nodes import usable
 from hermes_ops.core.order import by_submission
 
 GRAIN = 10_000  # shares are whole parts of this: sums stay exact enough
@@ -96,9 +97,9 @@ class FlowCon:
         room = [(jobs, gpu) for gpu, jobs in load.items() if jobs < self.jobs_a_gpu]
         heapify(room)
         for job in snapshot.queue:
-            if job.min_gpus > len(room):
+            found = _drawn(snapshot, job, room)
+            if not found:
                 continue
-            found = [heappop(room) for _ in range(job.min_gpus)]
             seats[job.id] = tuple(sorted(gpu for _, gpu in found))
             for jobs, gpu in found:
                 if jobs + 1 < self.jobs_a_gpu:
@@ -149,6 +150,19 @@ class FlowCon:
         change = f"growing by {self.alpha:g} of its fastest, or less"
         text = f"gets {share:.4g} of a GPU: {grown.rank.value}, grows by {grown.efficiency:.3g}/s"
         return Reason(text, tuple(terms), None, change)
+
+
+def _drawn(snapshot: Snapshot, job: Job, room: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Take as many GPUs as the job needs out of `room`, those with the fewest jobs; or none."""
+    able = usable(snapshot, job, [gpu for _, gpu in room]) if job.nodes else room
+    if job.min_gpus > len(able):
+        return []
+    if not job.nodes:
+        return [heappop(room) for _ in range(job.min_gpus)]
+    found = nsmallest(job.min_gpus, [entry for entry in room if entry[1] in able])
+    room[:] = [entry for entry in room if entry not in found]
+    heapify(room)
+    return found
 
 
 def growth(job: Job, largest_drop: float, alpha: float) -> Growth:

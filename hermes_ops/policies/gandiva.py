@@ -10,6 +10,7 @@ from hermes_ops.core.answer import answer
 from hermes_ops.core.checks import positive
 from hermes_ops.core.fill import consolidated, lowest
 from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.core.nodes import Rooms, at_home, usable
 from hermes_ops.core.packing import Pair, Unit, interfering, renewed, units
 from hermes_ops.core.rounds import Quanta, Rounds, Turns
 
@@ -92,8 +93,9 @@ class _Table:
     def serve(self) -> None:
         """Firm ones, those in their slice, then by turn, each that fits; then say where."""
         left = len(self._snapshot.gpus)
+        rooms = Rooms(self._snapshot)
         for unit in self._units:
-            if unit.size <= left:
+            if unit.size <= left and _has_room(rooms, unit):
                 left -= unit.size
                 self.served.append(unit)
             else:
@@ -102,15 +104,12 @@ class _Table:
         for unit in self.served:
             self._free.difference_update(unit.gpus)
         together = consolidated(self._snapshot.gpus)
-        placed: list[Unit] = []
-        for unit in self.served:
-            gpus = unit.gpus
-            if not gpus:
-                job = unit.jobs[0]
-                gpus = together(job, self._free) or lowest(job, self._free) or ()
-                self._free.difference_update(gpus)
-            placed.append(Unit(unit.jobs, gpus))
-        self.served = placed
+        fresh = [(n, unit.jobs[0]) for n, unit in enumerate(self.served) if not unit.gpus]
+        for number, job in sorted(fresh, key=lambda entry: not entry[1].nodes):
+            free = rooms.of(job, self._free)
+            gpus = together(job, free) or lowest(job, free) or ()
+            self._free.difference_update(gpus)
+            self.served[number] = Unit((job,), gpus)
 
     def pack(self) -> None:
         """Let jobs of one GPU that wait join one that is served, those first with most rounds."""
@@ -119,21 +118,23 @@ class _Table:
         waiting = self.waiting
         self.waiting = []
         for job in waiting:
-            host = next((n for n in reversed(hosts) if self._get_on(self.served[n], job)), None)
+            host = next((n for n in reversed(hosts) if self._may_join(self.served[n], job)), None)
             if host is None or job.min_gpus > 1 or not job.preemptible:
                 self.waiting.append(job)
                 continue
             hosts.remove(host)
             self.served[host] = self.served[host].joined(job)
 
-    def _get_on(self, unit: Unit, job: Job) -> bool:
-        return frozenset((unit.jobs[0].id, job.id)) not in self._apart
+    def _may_join(self, unit: Unit, job: Job) -> bool:
+        get_on = frozenset((unit.jobs[0].id, job.id)) not in self._apart
+        return get_on and at_home(self._snapshot, job, unit.gpus)
 
     def spread(self) -> None:
         """Move one job: the second of a pair to a free GPU, or one on too many nodes to one."""
         for number, unit in enumerate(self.served):
-            if len(unit.jobs) == 2 and self._free:
-                target = (min(self._free),)
+            free = usable(self._snapshot, unit.jobs[-1], self._free)
+            if len(unit.jobs) == 2 and free:
+                target = (min(free),)
                 self.served[number] = Unit(unit.jobs[:1], unit.gpus)
                 self.served.append(Unit(unit.jobs[1:], target))
                 return
@@ -147,7 +148,8 @@ class _Table:
             nodes = len({node[gpu] for gpu in unit.gpus})
             if nodes == 1 or not job.holds_gpus or not job.preemptible:
                 continue
-            better = together(job, self._free) if len(unit.gpus) == job.min_gpus else None
+            free = usable(self._snapshot, job, self._free)
+            better = together(job, free) if len(unit.gpus) == job.min_gpus else None
             if better and len({node[gpu] for gpu in better}) < nodes:
                 self.served[number] = Unit(unit.jobs, better)
                 return
@@ -155,6 +157,10 @@ class _Table:
     def grants(self) -> tuple[Grant, ...]:
         """What those that are served get."""
         return tuple(grant for unit in self.served for grant in unit.grants())
+
+
+def _has_room(rooms: Rooms, unit: Unit) -> bool:
+    return rooms.stay(unit.gpus) if unit.gpus else rooms.promise(unit.jobs[0])
 
 
 def _unfair(table: _Table) -> bool:

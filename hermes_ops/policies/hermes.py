@@ -13,6 +13,7 @@ from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import finished_slice, weighted_convergences
 from hermes_ops.core.fill import grant
 from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Snapshot
+from hermes_ops.core.nodes import usable
 from hermes_ops.core.placement import Places, Queues, Shares, place
 from hermes_ops.policies import hermes_reasons as why
 
@@ -130,8 +131,10 @@ class _Board:
         own = self.places.get(job.id, ())
         if own and self.idle.issuperset(own):
             self.seat(job, own)
-        elif job.min_gpus <= len(self.idle):
-            self.seat(job, tuple(nsmallest(job.min_gpus, self.idle)))
+        else:
+            idle = usable(self.snapshot, job, self.idle)
+            if job.min_gpus <= len(idle):
+                self.seat(job, tuple(nsmallest(job.min_gpus, idle)))
         return job.id in self.seats
 
     def _beats(self, job: Job, gpu: int) -> bool:

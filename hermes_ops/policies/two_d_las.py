@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from hermes_ops.core.answer import RANKED, answer, plain
 from hermes_ops.core.checks import ascending, one_of, positive
-from hermes_ops.core.fill import Chooser, consolidated, fill, grant, lowest
+from hermes_ops.core.fill import Chooser, bound_first, consolidated, fill, grant, lowest
 from hermes_ops.core.levels import Levels, Queues
 from hermes_ops.core.model import (
     QUEUED_PHASES,
@@ -165,8 +165,10 @@ def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
         free = set(map(_index, snapshot.gpus))
         free.difference_update(chain.from_iterable(map(_gpus, stays)))
         starts: list[Grant] = []
-        for _, job in service.starts:
-            gpus = choose(job, free)
+        rooms = service.rooms
+        begun = [job for _, job in service.starts]
+        for job in begun if rooms is None else bound_first(begun):
+            gpus = choose(job, free if rooms is None else rooms.of(job, free))
             if gpus is None:
                 homeless |= {job.id}
                 break

@@ -145,10 +145,11 @@ def base_environment(record: StackRecord) -> dict[str, str]:
     """Return the environment that all programs share.
 
     Airflow's and MLflow's variables of the caller are left out: the stack is what its settings
-    say, whatever shell started it.
+    say, whatever shell started it. HERMES_NODES is kept: no setting says which nodes there are.
     """
     dropped = ("AIRFLOW_", "MLFLOW_", "HERMES_", "SUPERVISOR_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    own = os.environ.items()
+    kept = {k: v for k, v in own if k == "HERMES_NODES" or not k.startswith(dropped)}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile every package anew
     return {
         **kept,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hermes_ops.trial import books
+from hermes_ops.trial import apart, books
 from hermes_ops.trial.files import Folder, read_json
 from hermes_ops.trial.locks import BusyError, fence, take, take_gpus
 from hermes_ops.trial.metrics import MetricsFile
@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options, folder: Folder, parent: int) -> int:
+    if options.checkpoints_apart:
+        apart.claim(folder)
     books.close_lost_segment(folder, _last_step(options, folder))
     folder.result.unlink(missing_ok=True)
     books.keep_reserve(folder.reserve)
@@ -255,6 +257,8 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
         step=status.step,
         checkpoint_step=status.checkpoint_step,
     )
+    if options.checkpoints_apart and ending.outcome is Outcome.FINISHED:
+        apart.empty(folder.checkpoints)
     if ending.outcome is Outcome.FAILED:
         print(f"hermes-trial: failed: {ending.reason}", flush=True)
 

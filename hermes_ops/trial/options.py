@@ -36,6 +36,7 @@ class Options(NamedTuple):
     standby: Path | None = None
     directory: str | None = None
     lock_wait_s: float = 5.0
+    checkpoints_apart: bool = False
 
     @property
     def aside(self) -> frozenset[str]:
@@ -75,6 +76,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         standby=given.standby,
         directory=given.directory,
         lock_wait_s=given.lock_wait,
+        checkpoints_apart=given.checkpoints_apart,
     )
 
 
@@ -108,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python", metavar="INTERPRETER", help="replaces a leading `python`")
     parser.add_argument("--standby", type=Path, metavar="SOCKET", help="of the standby keeper")
     parser.add_argument("--directory", metavar="DIR", help="the script's working directory")
+    parser.add_argument(
+        "--checkpoints-apart", action="store_true", help="they have a volume of their own"
+    )
     parser.add_argument("--lock-wait", type=float, default=5.0, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command")
     return parser

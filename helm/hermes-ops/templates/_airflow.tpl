@@ -76,6 +76,9 @@
 - {name: HERMES_HOME, value: /hermes}
 - {name: HERMES_POD_DEFAULTS, value: /etc/hermes/pod.yaml}
 - {name: HERMES_POOL, value: {{ .Values.pool.name | quote }}}
+{{- with .Values.pool.nodes }}
+- {name: HERMES_NODES, value: {{ . | quote }}}
+{{- end }}
 - {name: HERMES_AIRFLOW_URL, value: {{ include "hermes.airflowUrl" . | quote }}}
 - {name: MLFLOW_TRACKING_URI, value: {{ include "hermes.mlflowUrl" . | quote }}}
 - {name: AIRFLOW_HOME, value: /tmp/airflow}

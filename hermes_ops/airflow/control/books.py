@@ -18,7 +18,14 @@ from hermes_ops.airflow.control.recall import Points, Recall
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import Metadata, RunRow
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
-from hermes_ops.config import Algorithm, SweepConfig, parse, render_command, render_environment
+from hermes_ops.config import (
+    Algorithm,
+    RunIn,
+    SweepConfig,
+    parse,
+    render_command,
+    render_environment,
+)
 from hermes_ops.core.model import Job, Phase, SweepId
 from hermes_ops.errors import Unavailable
 from hermes_ops.search.interface import Observation, Sampler
@@ -64,6 +71,7 @@ class Plan:
             total_steps=config.budget.max_epochs,
             preemptible=config.trial.preemptible,
             deadline_s=_deadline_s(config, record, run),
+            nodes=_claimed_nodes(config),
         )
         return cls(run, record, config, sampler, facts)
 
@@ -87,6 +95,11 @@ class Plan:
 def _began_s(record: SweepRecord, run: RunRow) -> float:
     """When the sweep was planned; if its run was started anew since, then."""
     return max(run.started_s, record.planned_s)
+
+
+def _claimed_nodes(config: SweepConfig) -> tuple[str, ...]:
+    pod = config.trial.pod if config.trial.run_in is RunIn.POD else None
+    return tuple(sorted(pod.checkpoint_claims or ())) if pod is not None else ()
 
 
 def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:

@@ -177,6 +177,7 @@ class SweepFacts:
     total_steps: int | None
     preemptible: bool
     deadline_s: float | None = None  # when its budget of wall-clock time ends it
+    nodes: tuple[str, ...] = ()  # that have a claim for its checkpoints; none: they lie elsewhere
 
 
 def configuration(
@@ -213,6 +214,7 @@ def job(
         deadline_s=facts.deadline_s,
         configuration=configuration(trial, foreseen),
         preemptible=facts.preemptible and segment.preemptible,
+        nodes=_nodes(trial, facts),
         service_gpu_s=trial.service_gpu_s(now_s),
         curve=shown,
         preemptions=segment.preemptions,
@@ -224,6 +226,14 @@ def job(
         tensor_skew=segment.tensor_skew,
         startup_s=segment.startup_s,
     )
+
+
+def _nodes(trial: Trial, facts: SweepFacts) -> tuple[str, ...]:
+    """Where the trial may run: with checkpoints on its node's own claim, where it ran before."""
+    if not facts.nodes or trial.lease is None or len(trial.lease.nodes) != 1:
+        return facts.nodes
+    begun = trial.segment is not None and trial.segment.segments > 0
+    return trial.lease.nodes if begun else facts.nodes
 
 
 def _before_the_first(facts: SweepFacts) -> Segment:

@@ -72,6 +72,7 @@ def _job(job: Job, sign: float, reason: Reason | None, rank: int | None) -> dict
         "id": job.id,
         "phase": job.phase.value,
         "gpus": list(job.gpus_held),
+        "nodes": list(job.nodes),
         "step": job.last_step,
         "total_steps": job.total_steps,
         "value": _number(sign * job.curve[-1].loss) if job.curve else None,

@@ -28,7 +28,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.sweep.continuing import with_trials
 from hermes_ops.airflow.sweep.nights import Nights
 from hermes_ops.airflow.sweep.outcome import best_of
-from hermes_ops.airflow.sweep.pod_sweeps import check_pods, end_left_pods
+from hermes_ops.airflow.sweep.pod_sweeps import checked_pods, end_left_pods
 from hermes_ops.airflow.sweep.published import published
 from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.warm_start import warmed
@@ -117,8 +117,8 @@ class PlanOperator(BaseOperator):
         except HermesError as error:
             raise AirflowFailException(str(error)) from None
         if config.trial.run_in is RunIn.POD:
-            check_pods(config)
-        elif not Path(config.trial.directory).is_absolute():
+            return checked_pods(config)
+        if not Path(config.trial.directory).is_absolute():
             raise AirflowFailException(
                 f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path "
                 "if the sweep is triggered from Airflow. Fix: write the whole path, or start the "

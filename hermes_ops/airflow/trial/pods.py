@@ -79,6 +79,8 @@ class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
         attempt = int(context["ti"].try_number)
         facts = facts_of(visit, spec, sweep, self.number, attempt)
         prepare(visit.folder.path, facts.user)
+        if facts.checkpoint_claim is not None:
+            prepare(visit.folder.checkpoints, facts.user)  # where the node's claim is mounted
         self.full_pod_spec = PodGenerator.deserialize_model_dict(
             manifest(spec, facts, template(spec.template_file))
         )
@@ -138,7 +140,9 @@ def facts_of(visit: Visit, spec: PodSpec, sweep: str, number: int, attempt: int)
     lease = visit.lease
     inside = visit.folder.path.relative_to(home() / "sweeps")
     directory = [] if lease.directory == "." else [f"--directory={lease.directory}"]
-    options = [*trial_options(lease, POD_FOLDER, GPU_LOCKS), *directory]
+    claim = checkpoint_claim(spec, lease)
+    apart = [] if claim is None else ["--checkpoints-apart"]
+    options = [*trial_options(lease, POD_FOLDER, GPU_LOCKS), *directory, *apart]
     visible = ",".join(str(n) for n in range(len(lease.gpus)))  # the container has only its own
     variables = trial_variables(replace(lease, environment={}), POD_FOLDER, sweep, number)
     return Facts(
@@ -154,7 +158,27 @@ def facts_of(visit: Visit, spec: PodSpec, sweep: str, number: int, attempt: int)
         grace_s=GRACE_S,
         user=spec.user or os.getuid() or DEFAULT_USER,
         nodes=lease.nodes,
+        inside=str(inside),
+        checkpoint_claim=claim,
     )
+
+
+def checkpoint_claim(spec: PodSpec, lease: Lease) -> str | None:
+    """The claim of the lease's node that has the trial's checkpoints; None without such claims.
+
+    HermesError for a lease that names no node, several, or one without a claim.
+    """
+    claims = spec.checkpoint_claims
+    if not claims:
+        return None
+    found = [claims[node] for node in lease.nodes if node in claims]
+    if len(lease.nodes) != 1 or not found:
+        raise HermesError(
+            f"the trial's GPUs are on {' and '.join(lease.nodes) or 'no known node'}, and "
+            f"trial.pod.checkpoint_claims names {', '.join(sorted(claims))}: give the controller "
+            "HERMES_NODES with the names of the cluster's nodes."
+        )
+    return found[0]
 
 
 def prepare(folder: Path, user: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.sweep.pod_sweeps import check_pods
+from hermes_ops.airflow.sweep.pod_sweeps import checked_pods
 from hermes_ops.airflow.trial.exits import code_of, record_of
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.pods import (
@@ -22,7 +22,7 @@ from hermes_ops.airflow.trial.pods import (
     template,
 )
 from hermes_ops.airflow.trial.visit import Visit
-from hermes_ops.config import PodSpec, RunIn, leased_pod, parse
+from hermes_ops.config import PodSpec, RunIn, SweepConfig, leased_pod, parse
 from hermes_ops.errors import ConfigError, HermesError
 from tests.unit.airflow.worlds import SWEEP, DictStore, lease, segment
 
@@ -33,6 +33,18 @@ SPEC = PodSpec(image="trial:1", claim="trials", claim_folder="hermes/sweeps", us
 def visit(**changes: Any) -> Visit:
     own = lease(3, (2, 3), environment={"HERMES_PARAM_RATE": "0.1"}, pod={}, **changes)
     return Visit.begin(DictStore(), own, TrialFolder.of(SWEEP, 4), None)
+
+
+def pod_sweep(pod: dict[str, Any], gpus: int = 1) -> SweepConfig:
+    space = {"rate": {"type": "uniform", "low": 0, "high": 1}}
+    data = {
+        "name": "pods",
+        "objective": {"metric": "loss"},
+        "search": {"algorithm": "random", "max_trials": 1, "space": space},
+        "trial": {"command": ["x"], "run_in": "pod", "gpus": gpus, "pod": pod},
+        "budget": {"max_epochs": 1},
+    }
+    return parse(data, "test", None)
 
 
 def test_a_pod_gets_its_own_folder_of_the_claim_and_its_leases_arguments() -> None:
@@ -72,20 +84,55 @@ def test_the_sweep_goes_before_the_installation_and_the_connection_names_the_nam
 def test_a_pod_without_image_or_claim_is_refused_when_the_sweep_is_planned() -> None:
     with pytest.raises(ConfigError, match=r"trial\.pod\.claim"):
         spec_of(lease(pod={"image": "a"}), HOOK)
-    space = {"rate": {"type": "uniform", "low": 0, "high": 1}}
-    config = parse(
-        {
-            "name": "pods",
-            "objective": {"metric": "loss"},
-            "search": {"algorithm": "random", "max_trials": 1, "space": space},
-            "trial": {"command": ["x"], "run_in": "pod", "pod": {"image": "a"}},
-            "budget": {"max_epochs": 1},
-        },
-        "test",
-        None,
-    )
     with pytest.raises(Exception, match=r"trial\.pod\.claim"):
-        check_pods(config)
+        checked_pods(pod_sweep({"image": "a"}))
+
+
+CLAIMS = {"node-a": "disk-a", "node-b": "disk-b"}
+
+
+def test_a_pod_gets_the_claim_of_the_node_of_its_lease() -> None:
+    spec = SPEC.model_copy(update={"checkpoint_claims": CLAIMS})
+    facts = facts_of(visit(nodes=("node-b",)), spec, SWEEP, 4, 2)
+    assert (facts.checkpoint_claim, facts.inside) == ("disk-b", f"{SWEEP}/trials/4")
+    assert "--checkpoints-apart" in facts.arguments
+    assert facts.arguments[-2:] == ("python", "train.py")
+    plain = facts_of(visit(nodes=("node-b",)), SPEC, SWEEP, 4, 2)
+    assert plain.checkpoint_claim is None
+    assert "--checkpoints-apart" not in plain.arguments
+
+
+@pytest.mark.parametrize("nodes", [(), ("node-c",), ("node-a", "node-b")])
+def test_a_lease_that_names_no_one_node_with_a_claim_makes_no_pod(nodes: tuple[str, ...]) -> None:
+    spec = SPEC.model_copy(update={"checkpoint_claims": CLAIMS})
+    with pytest.raises(HermesError, match="HERMES_NODES"):
+        facts_of(visit(nodes=nodes), spec, SWEEP, 4, 2)
+
+
+def test_claims_for_nodes_are_the_sweeps_own_from_its_plan_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "pod.yaml").write_text(
+        "image: a\nclaim: trials\ncheckpoint_claims: {node-a: disk-a, node-c: disk-c}\n"
+    )
+    monkeypatch.setenv("HERMES_NODES", "node-a=2,node-b=2")
+    planned = checked_pods(pod_sweep({"user": 7}))
+    assert planned.trial.pod == PodSpec(
+        user=7, checkpoint_claims={"node-a": "disk-a", "node-c": "disk-c"}
+    )
+    without = pod_sweep({"checkpoint_claims": {}})
+    assert checked_pods(without) is without
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [("", 1), ("node-b=4", 1), ("node-a=2", 3)])
+def test_claims_without_a_node_of_the_pool_that_can_take_a_trial_are_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, gpus: int
+) -> None:
+    monkeypatch.setenv("HERMES_NODES", nodes)
+    pod = {"image": "a", "claim": "trials", "checkpoint_claims": {"node-a": "disk-a"}}
+    with pytest.raises(Exception, match="HERMES_NODES, as in node-a=2,node-b=2") as caught:
+        checked_pods(pod_sweep(pod, gpus=gpus))
+    assert "trial.pod.checkpoint_claims" in str(caught.value)
 
 
 def test_a_lease_says_as_much_of_the_pod_as_the_sweep() -> None:

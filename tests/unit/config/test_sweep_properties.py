@@ -108,6 +108,7 @@ VALID: dict[str, Any] = {
             "template_file": "/opt/pod.yaml",
             "claim": "hermes-trials",
             "claim_folder": "hermes/sweeps",
+            "checkpoint_claims": {"node-a": "checkpoints-a"},
             "requests": {"cpu": "2", "memory": "4Gi"},
             "limits": {"memory": "8Gi"},
             "gpu_resource": "nvidia.com/gpu",

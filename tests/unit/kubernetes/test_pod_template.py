@@ -198,3 +198,22 @@ def test_layers_are_merged_by_key(
     under: dict[str, Any], over: dict[str, Any], both: dict[str, Any]
 ) -> None:
     assert merged(under, over) == both
+
+
+def test_a_claim_of_the_node_is_mounted_at_the_checkpoints_and_the_node_is_a_condition() -> None:
+    facts = replace(FACTS, nodes=("node-a",), inside="digits-1/trials/3", checkpoint_claim="disk-a")
+    pod = manifest(SPEC, facts)
+    assert mounts(pod)["/hermes/trial/checkpoints"] == {
+        "name": "checkpoints",
+        "mountPath": "/hermes/trial/checkpoints",
+        "subPath": "digits-1/trials/3",
+    }
+    volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+    assert volumes["checkpoints"]["persistentVolumeClaim"] == {"claimName": "disk-a"}
+    assert volumes["trials"]["persistentVolumeClaim"] == {"claimName": "trials"}
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity.pop("requiredDuringSchedulingIgnoredDuringExecution")["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-a"]}
+    ]
+    assert affinity == {}

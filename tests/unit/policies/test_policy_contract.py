@@ -85,6 +85,9 @@ def curves(draw: st.DrawFn) -> tuple[Point, ...]:
     return tuple(Point(n, loss, n * gap_s) for n, loss in enumerate(losses, start=1))
 
 
+NODES: list[tuple[str, ...]] = [
+    (), ("node-0",), ("node-1",), ("node-0", "node-1"), ("node-1", "node-2"), ("node-2",),
+]  # fmt: skip
 SOME_S = st.none() | st.floats(0, 20)
 
 
@@ -126,11 +129,16 @@ def jobs(draw: st.DrawFn, number: int, shares: tuple[float, ...]) -> Job:
 
 
 @st.composite
-def snapshots(draw: st.DrawFn, name: str) -> Snapshot:
-    """Any world, drift included: GPUs held twice, or by jobs of a pool that has shrunk."""
+def snapshots(draw: st.DrawFn, name: str, *, bound: bool = True) -> Snapshot:
+    """Any world, drift included: GPUs held twice, or by jobs of a pool that has shrunk.
+
+    `bound`: some jobs may run on some nodes only, perhaps on one that the pool does not have.
+    """
     gpus = draw(st.lists(st.integers(0, 5), unique=True, max_size=5))
     shares = (1.0, 0.5, 0.25) if needs_shares(name) else (1.0,)
     made = [draw(jobs(number=n, shares=shares)) for n in range(draw(st.integers(0, 9)))]
+    if bound and draw(st.booleans()):
+        made = [replace(job, nodes=draw(st.sampled_from(NODES))) for job in made]
     return Snapshot(NOW_S, tuple(Gpu(g, f"node-{g // 3}") for g in gpus), tuple(made))
 
 
@@ -154,6 +162,7 @@ def test_a_plan_is_possible_explained_and_independent_of_the_order_of_jobs(
     snapshot, memory = data.draw(histories(name, policy))
     plan, after = policy.decide(snapshot, memory)
     check(snapshot, plan)
+    assert_at_home(snapshot, plan)
     actions = diff(snapshot, plan)
 
     spoken_of = {j.id for j in snapshot.jobs if j.phase in (Phase.PENDING, Phase.WAITING)}
@@ -170,6 +179,17 @@ def test_a_plan_is_possible_explained_and_independent_of_the_order_of_jobs(
     again = policy.decide(shuffled, memory)
     assert comparable(again) == comparable((plan, after))
     assert diff(shuffled, again[0]) == actions
+
+
+def assert_at_home(snapshot: Snapshot, plan: Plan) -> None:
+    """Whoever gets GPUs and may run on some nodes only gets them of one of these."""
+    node = {gpu.index: gpu.node for gpu in snapshot.gpus}
+    for grant in plan.grants:
+        nodes = {node[gpu] for gpu in grant.gpus}
+        job = snapshot.index[grant.job]
+        if job.nodes and snapshot.held.get(job.id) != grant.gpus:
+            assert len(nodes) == 1
+            assert nodes <= set(job.nodes)
 
 
 PATIENT = [name for name in POLICIES if not built(name, "bare").preempts]
@@ -199,6 +219,53 @@ def test_no_running_job_is_stopped_for_nobody(name: str, data: st.DataObject) ->
     stays = {grant.job for grant in plan.grants}.union(plan.ends)
     for job, gpus in snapshot.held.items():
         assert job in stays or used.intersection(gpus)
+
+
+@each_name
+@pytest.mark.parametrize("wrapper", ["bare", "guarded"])
+def test_a_job_of_one_node_starts_there_once_a_gpu_is_free_there(name: str, wrapper: str) -> None:
+    """Others run and wait, on either node; whoever waits comes in the end where it must be."""
+    policy = built(name, wrapper)
+    memory, pool = policy.initial(), tuple(Gpu(g, f"node-{g // 2}") for g in range(4))
+    open_jobs = {n: bound_job(n, ("node-1",) if n < 3 else ("node-0",)) for n in range(6)}
+    served: set[JobId] = set()
+    for now_s in range(0, 4_000, 100):
+        snapshot = Snapshot(float(now_s), pool, tuple(open_jobs.values()))
+        plan, memory = policy.decide(snapshot, memory)
+        check(snapshot, plan)
+        assert_at_home(snapshot, plan)
+        served |= {grant.job for grant in plan.grants}
+        for n, job in open_jobs.items():
+            open_jobs[n] = moved_on(job, plan.gpus_of(job.id), now_s)
+    assert served == {job.id for job in open_jobs.values()}
+
+
+def bound_job(number: int, nodes: tuple[str, ...]) -> Job:
+    """A trial that waits for a GPU of these nodes, after two steps."""
+    curve = (Point(1, 1.0 + number, 10.0), Point(2, 0.5 + number, 20.0))
+    return Job(
+        JobId(f"a/{number}"), SWEEPS[0], 0.0, Phase.WAITING, nodes=nodes, curve=curve,
+        total_steps=9, waiting_since_s=0.0, service_gpu_s=20.0,
+    )  # fmt: skip
+
+
+def moved_on(job: Job, gpus: tuple[int, ...], now_s: float) -> Job:
+    """The job 100 s later on these GPUs: a step further, over after its ninth."""
+    if job.phase is Phase.ENDED:
+        return job
+    if not gpus:
+        since_s = job.waiting_since_s if job.phase is Phase.WAITING else now_s
+        return replace(job, phase=Phase.WAITING, gpus_held=(), started_s=None,
+                       waiting_since_s=since_s)  # fmt: skip
+    step, started_s = job.last_step + 1, job.started_s if job.gpus_held == gpus else now_s
+    point = Point(step, job.curve[-1].loss * 0.9, step * 10.0)
+    if step > 9:
+        return replace(job, phase=Phase.ENDED, gpus_held=())
+    return replace(
+        job, phase=Phase.RUNNING, gpus_held=gpus, started_s=started_s, curve=(*job.curve, point),
+        service_gpu_s=job.service_gpu_s + 100.0 * len(gpus),
+        steps_at_start=job.steps_at_start if job.gpus_held == gpus else step - 1,
+    )  # fmt: skip
 
 
 @st.composite

@@ -1,0 +1,111 @@
+"""Jobs that may run on some nodes only, as their checkpoints lie on those nodes' own disks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from hermes_ops.core.model import Grant, Job, JobId, Snapshot
+
+
+def node_of(snapshot: Snapshot) -> Mapping[int, str]:
+    """The node of each GPU by its index; kept with the snapshot, beside its views."""
+    known = snapshot.__dict__.get("node_of")
+    if known is None:
+        known = {gpu.index: gpu.node for gpu in snapshot.gpus}
+        snapshot.__dict__["node_of"] = known
+    found: Mapping[int, str] = known
+    return found
+
+
+def at_home(snapshot: Snapshot, job: Job, gpus: Iterable[int]) -> bool:
+    """True when these GPUs are all of one node on which the job may run."""
+    if not job.nodes:
+        return True
+    nodes = {node_of(snapshot).get(gpu, "") for gpu in gpus}
+    return len(nodes) == 1 and nodes.issubset(job.nodes)
+
+
+def usable(snapshot: Snapshot, job: Job, free: Collection[int]) -> Collection[int]:
+    """Those of the free GPUs that the job may take together: all, or those of one of its nodes.
+
+    That is the node with the most of them, ties to the first by name.
+    """
+    if not job.nodes:
+        return free
+    groups: dict[str, set[int]] = {node: set() for node in sorted(job.nodes)}
+    where = node_of(snapshot)
+    for gpu in free:
+        if where[gpu] in groups:
+            groups[where[gpu]].add(gpu)
+    return max(groups.values(), key=len)
+
+
+def homeless(snapshot: Snapshot, job: Job) -> bool:
+    """True when none of the nodes on which the job may run has as many GPUs as it needs."""
+    return bool(job.nodes) and job.min_gpus > len(usable(snapshot, job, node_of(snapshot).keys()))
+
+
+class Rooms:
+    """The GPUs left on each node while jobs are served in an order; which are still undecided.
+
+    Jobs that may run on some nodes only are promised GPUs of one of these. A promise moves to
+    another of the job's nodes where that makes room: among jobs of one GPU nobody is refused whom
+    some distribution over the nodes would serve. Jobs that may run anywhere are not counted here:
+    they fit on what is left as long as the pool's GPUs suffice.
+    """
+
+    def __init__(self, snapshot: Snapshot, kept: Iterable[Grant] = ()) -> None:
+        self._node_of = node_of(snapshot)
+        self._left = Counter(self._node_of.values())
+        self._promised: dict[JobId, tuple[Job, str]] = {}
+        for grant in kept:
+            self._left.subtract(self._node_of[gpu] for gpu in grant.gpus)
+
+    def stay(self, gpus: Iterable[int]) -> bool:
+        """Count a job that keeps these GPUs; False, and nothing counted, if they are promised."""
+        wanted = Counter(self._node_of[gpu] for gpu in gpus)
+        seen = set(wanted)
+        for node, number in wanted.items():
+            self._make_room(node, number, seen)
+        if any(self._left[node] < number for node, number in wanted.items()):
+            return False
+        self._left.subtract(wanted)
+        return True
+
+    def promise(self, job: Job) -> bool:
+        """Count a job that starts; False where none of its nodes has room for it."""
+        if not job.nodes:
+            return True
+        able = sorted(self._left.keys() & set(job.nodes), key=lambda n: (-self._left[n], n))
+        for node in able:
+            if self._make_room(node, job.min_gpus, {node}):
+                self._left[node] -= job.min_gpus
+                self._promised[job.id] = (job, node)
+                return True
+        return False
+
+    def of(self, job: Job, free: Collection[int]) -> Collection[int]:
+        """Those of the free GPUs that a job which was counted may start on."""
+        if not job.nodes:
+            return free
+        node = self._promised[job.id][1]
+        return {gpu for gpu in free if self._node_of[gpu] == node}
+
+    def _make_room(self, node: str, number: int, seen: set[str]) -> bool:
+        """Move promises off the node until so many GPUs are left there; False if they are not."""
+        for job, where in list(self._promised.values()):
+            if self._left[node] >= number:
+                break
+            if where == node:
+                self._move(job, node, seen)
+        return self._left[node] >= number
+
+    def _move(self, job: Job, node: str, seen: set[str]) -> None:
+        for other in sorted(self._left.keys() & set(job.nodes) - seen):
+            seen.add(other)
+            if self._make_room(other, job.min_gpus, seen):
+                self._left[other] -= job.min_gpus
+                self._left[node] += job.min_gpus
+                self._promised[job.id] = (job, other)
+                return

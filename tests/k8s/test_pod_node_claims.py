@@ -1,0 +1,211 @@
+"""Checkpoints on a claim for each node: a trial that is preempted goes on where it began."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration import harness
+from tests.integration.conftest import UP_TIMEOUT_S, Stack
+from tests.k8s.conftest import Cluster, PodLab, gpus_of
+from tests.k8s.faults import pods_seen
+
+pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1500)]
+
+RATES = [0.01, 0.02, 0.03, 0.04, 0.6, 0.7, 0.8, 0.9]  # the last ones fall fastest
+EPOCHS, PAUSE_S, SWEEP_S = 16, 0.8, 600.0
+MOUNT = "/hermes/trial/checkpoints"
+
+
+@dataclass
+class Places:
+    """Where each trial's pods ran, and which claim had their checkpoints, looked at each 0.3 s."""
+
+    cluster: Cluster
+    seen: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
+    most_gpus: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def loop(self) -> None:
+        while not self.stop.wait(0.3):
+            live = [p for p in self.cluster.pods() if p["status"].get("phase") == "Running"]
+            self.most_gpus = max(self.most_gpus, sum(gpus_of(p) for p in live))
+            for pod in live:
+                number = int(pod["metadata"]["labels"]["hermes-ops/trial"])
+                place = (pod["spec"]["nodeName"], claim_of(pod))
+                self.seen.setdefault(number, set()).add(place)
+
+
+def claim_of(pod: dict[str, Any]) -> str:
+    """The claim that is mounted where the checkpoints are."""
+    mounts = {m["mountPath"]: m["name"] for m in pod["spec"]["containers"][0]["volumeMounts"]}
+    volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+    return str(volumes[mounts[MOUNT]]["persistentVolumeClaim"]["claimName"])
+
+
+@dataclass(frozen=True)
+class Disks:
+    """A folder for each node of the cluster that has GPUs, and the pool's setting of the nodes."""
+
+    folder: Path
+    gpus: dict[str, int]
+
+    @property
+    def setting(self) -> str:
+        return ",".join(f"{node}={gpus}" for node, gpus in sorted(self.gpus.items()))
+
+    def left(self, sweep: str) -> list[Path]:
+        """What lies on all of them of a sweep's checkpoints."""
+        return [p for p in self.folder.glob(f"*/{sweep}/trials/*/*") if p.is_file()]
+
+
+@pytest.fixture(scope="module")
+def disks(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
+    """A ReadWriteOnce claim for each node, `checkpoints-NODE`, whose volume is on that node."""
+    nodes = json.loads(cluster.api.list_node(_preload_content=False).data)["items"]
+    gpus = {
+        n["metadata"]["name"]: int(n["status"]["allocatable"].get("nvidia.com/gpu", 0))
+        for n in nodes
+    }
+    found = Disks(tmp_path_factory.mktemp("disks"), {n: g for n, g in gpus.items() if g})
+    for node in found.gpus:
+        made = found.folder / node
+        made.mkdir()
+        made.chmod(0o777)
+        claim(cluster, f"checkpoints-{node}", made, "ReadWriteOnce", node)
+    yield found
+    for node in found.gpus:
+        cluster.api.delete_persistent_volume(f"{cluster.namespace}-checkpoints-{node}")
+
+
+def claim(cluster: Cluster, name: str, folder: Path, mode: str, node: str | None = None) -> None:
+    """A claim and its volume, which is that folder, of one node where it is named."""
+    modes = {"accessModes": [mode], "storageClassName": ""}
+    volume: dict[str, Any] = {
+        "metadata": {"name": f"{cluster.namespace}-{name}"},
+        "spec": {**modes, "capacity": {"storage": "1Gi"},
+                 "hostPath": {"path": str(folder), "type": "Directory"}},
+    }  # fmt: skip
+    if node is not None:
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
+        volume["spec"]["nodeAffinity"] = {"required": terms}
+    wanted = {
+        "metadata": {"name": name},
+        "spec": {**modes, "volumeName": volume["metadata"]["name"],
+                 "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+    cluster.api.create_persistent_volume(volume)
+    cluster.api.create_namespaced_persistent_volume_claim(cluster.namespace, wanted)
+
+
+@pytest.fixture(scope="module")
+def node_lab(
+    cluster: Cluster, image: str, disks: Disks, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PodLab]:
+    """Airflow whose pool knows its nodes, and whose installation has a claim for each."""
+    home = Path(tmp_path_factory.mktemp("nodes"))
+    (home / "sweeps").mkdir()
+    claim(cluster, "node-trials", home / "sweeps", "ReadWriteMany")
+    defaults = {
+        "image": image, "namespace": cluster.namespace, "claim": "node-trials",
+        "checkpoint_claims": {node: f"checkpoints-{node}" for node in disks.gpus},
+        "limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"},
+        "volumes": [{"mount": "/scripts", "config_map": "scripts"}],
+    }  # fmt: skip
+    (home / "pod.yaml").write_text(yaml.safe_dump(defaults))
+    stack = Stack(home)
+    free = ("--airflow-port", "0", "--mlflow-port", "0")
+    slots = str(sum(disks.gpus.values()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "HERMES_NODES", disks.setting)
+        said = stack.hermes("up", "--slots", slots, *free, timeout_s=UP_TIMEOUT_S)
+    assert said.returncode == 0, said.stdout + said.stderr
+    made = PodLab(stack, tmp_path_factory.mktemp("sweeps"), cluster)
+    try:
+        yield made
+    finally:
+        made.close()
+        stopped = stack.down()
+        cluster.api.delete_persistent_volume(f"{cluster.namespace}-node-trials")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
+@pytest.fixture(scope="module")
+def told(node_lab: PodLab, disks: Disks) -> Any:
+    """The sweep, where its pods were seen, and the most files of its checkpoints on the disks."""
+    content = node_lab.pod_sweep("nodes", RATES, EPOCHS, PAUSE_S)
+    with (
+        node_lab.policy("hermes", guard_k=0),
+        harness.sampling(Places(node_lab.cluster)) as places,
+    ):
+        sweep = node_lab.start(content)
+        harness.await_(lambda: disks.left(sweep.id), 120.0)
+        sweep.await_end(SWEEP_S)
+    return sweep, places
+
+
+def test_every_trial_with_its_checkpoints_on_a_node_is_finished(told: Any) -> None:
+    sweep, _ = told
+    assert sweep.state == "success"
+    assert sweep.states() == dict.fromkeys(range(len(RATES)), "finished")
+
+
+def test_a_trial_stays_on_its_node_and_has_that_nodes_claim(told: Any, disks: Disks) -> None:
+    _, places = told
+    assert set(places.seen) == set(range(len(RATES)))
+    for number, seen in places.seen.items():
+        ((node, name),) = seen
+        assert name == f"checkpoints-{node}", number
+    assert {node for seen in places.seen.values() for node, _ in seen} == set(disks.gpus)
+    assert places.most_gpus <= sum(disks.gpus.values())
+
+
+def test_a_trial_preempted_on_its_node_goes_on_with_the_same_curve(
+    told: Any, tmp_path: Path
+) -> None:
+    sweep, _ = told
+    preempted = [n for n in range(len(RATES)) if len(sweep.segments(n)) > 1]
+    assert preempted, "the policy preempted nobody: the test shows nothing"
+    for number in preempted:
+        alone = harness.plain_curve(tmp_path / str(number), RATES[number], EPOCHS)
+        curve = sweep.curve(number)
+        assert [step for step, _ in curve] == list(range(1, EPOCHS + 1))
+        assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+        parts = sweep.segments(number)
+        assert [p["first_step"] for p in parts[1:]] == [p["last_step"] for p in parts[:-1]]
+        devices = [fact["devices"] for fact in pods_seen(sweep, number)]
+        assert len(devices) == len(parts)
+
+
+def test_nothing_is_left_on_the_nodes_of_trials_that_have_finished(told: Any, disks: Disks) -> None:
+    sweep, _ = told
+    assert disks.left(sweep.id) == []
+    folders = sweep.folder.glob("trials/*/checkpoints/*")
+    assert list(folders) == []  # and none ever lay on the shared claim
+
+
+def test_a_trial_that_begins_from_scratch_may_begin_anywhere_and_has_no_old_checkpoint(
+    node_lab: PodLab, disks: Disks, tmp_path: Path
+) -> None:
+    rate, epochs = 0.5, 30
+    sweep = node_lab.start(node_lab.pod_sweep("anew", [rate], epochs, 0.6))
+    harness.await_(lambda: sweep.lines(0) >= 4, 120.0)
+    cleared = node_lab.hermes("sweep", "clear", f"{sweep.id}/0", "--from-scratch")
+    assert cleared.returncode == 0, cleared.stderr
+    begun = time.time()
+    harness.await_(lambda: [s for s in sweep.segments(0) if s["start_s"] > begun], 120.0)
+    sweep.await_end(SWEEP_S)
+    assert sweep.segments(0)[0]["first_step"] == 0
+    alone = harness.plain_curve(tmp_path / "alone", rate, epochs)
+    assert [loss for _, loss in sweep.curve(0)] == pytest.approx(alone, abs=1e-9)
+    assert disks.left(sweep.id) == []

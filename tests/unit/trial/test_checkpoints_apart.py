@@ -1,0 +1,62 @@
+"""Checkpoints on a volume of their own: whose they are, and when they go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hermes_ops.trial import apart
+from hermes_ops.trial.files import Folder
+
+SCRIPT = (
+    "import os, pathlib; d = pathlib.Path(os.environ['HERMES_CHECKPOINT_DIR']); "
+    "print('seen', sorted(p.name for p in d.iterdir())); (d / 'new').write_text('1'); "
+    "print('epoch=1 loss=0.5', flush=True); raise SystemExit({code})"
+)
+
+
+def filled(path: Path) -> Folder:
+    """A trial's folder with something that an earlier life has left among the checkpoints."""
+    folder = Folder(path)
+    (folder.checkpoints / "old").mkdir(parents=True)
+    (folder.checkpoints / "old" / "weights").write_text("1")
+    (folder.checkpoints / "link").symlink_to("/etc/hostname")
+    return folder
+
+
+def segment(folder: Folder, *options: str, epoch: int = 1, code: int = 0) -> str:
+    """Run one segment of a script that writes a checkpoint and ends with that code."""
+    command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(folder.root)]
+    command += ["--epoch", str(epoch), "--objective", "loss", *options, "--", sys.executable]
+    done = subprocess.run(
+        [*command, "-c", SCRIPT.replace("{code}", str(code))],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_what_an_earlier_life_left_is_thrown_away_once(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    apart.claim(folder)
+    assert list(folder.checkpoints.iterdir()) == []
+    (folder.checkpoints / "own").touch()
+    apart.claim(folder)
+    assert [p.name for p in folder.checkpoints.iterdir()] == ["own"]
+
+
+def test_a_trial_finds_its_own_checkpoints_and_leaves_none_when_it_has_finished(
+    tmp_path: Path,
+) -> None:
+    folder = filled(tmp_path)
+    assert "seen []" in segment(folder, "--checkpoints-apart", code=3)
+    assert [p.name for p in folder.checkpoints.iterdir()] == ["new"]
+    assert "seen ['new']" in segment(folder, "--checkpoints-apart", epoch=2)
+    assert list(folder.checkpoints.iterdir()) == []
+
+
+def test_without_a_volume_of_their_own_checkpoints_stay(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    assert "seen ['link', 'old']" in segment(folder)
+    assert {p.name for p in folder.checkpoints.iterdir()} == {"link", "old", "new"}
