@@ -97,6 +97,21 @@ def manifest(spec: PodSpec, facts: Facts, template: Mapping[str, Any] | None = N
     return merged(base, _specifics(spec, facts))
 
 
+def clearing(spec: PodSpec, facts: Facts, template: Mapping[str, Any] | None = None) -> Plain:
+    """A pod on the same node, under the same rules, that sees the node's claim and nothing else."""
+    pod = manifest(spec, facts, template)
+    container = next(c for c in pod["spec"]["containers"] if c["name"] == CONTAINER)
+    container.pop("envFrom", None)
+    kept = ("/tmp", CHECKPOINTS_MOUNT)  # noqa: S108 - in the pod
+    container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] in kept]
+    names = {m["name"] for m in container["volumeMounts"]}
+    pod["spec"]["containers"] = [container]
+    pod["spec"].pop("initContainers", None)
+    pod["spec"]["volumes"] = [v for v in pod["spec"]["volumes"] if v["name"] in names]
+    pod["metadata"]["labels"] = {"app.kubernetes.io/name": "hermes-clearing", **MANAGED}
+    return pod
+
+
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
     """Both as one, `over` first.
 

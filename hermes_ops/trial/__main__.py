@@ -48,7 +48,10 @@ class _End(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run hermes-trial; return its exit code."""
     parent = os.getppid()
-    options = parse(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [apart.EMPTY_OPTION]:
+        return apart.main(given[1:])
+    options = parse(given)
     folder = Folder(options.folder)
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -70,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options, folder: Folder, parent: int) -> int:
-    if options.checkpoints_apart:
-        apart.claim(folder)
+    if options.node is not None:
+        apart.claim(folder, options.node)
     books.close_lost_segment(folder, _last_step(options, folder))
     folder.result.unlink(missing_ok=True)
     books.keep_reserve(folder.reserve)
@@ -257,8 +260,9 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
         step=status.step,
         checkpoint_step=status.checkpoint_step,
     )
-    if options.checkpoints_apart and ending.outcome is Outcome.FINISHED:
-        apart.empty(folder.checkpoints)
+    if options.node is not None and ending.outcome is Outcome.FINISHED:
+        with contextlib.suppress(OSError):
+            apart.give_up(folder)
     if ending.outcome is Outcome.FAILED:
         print(f"hermes-trial: failed: {ending.reason}", flush=True)
 

@@ -17,7 +17,7 @@ class Options(NamedTuple):
     """One segment of one trial: where it lives, what it may use, what it runs.
 
     `others`: the metrics that the sweep names beside the objective, each with the pattern of its
-    own that it may have.
+    own that it may have. `node`: checkpoints are on a volume of this node's own.
     """
 
     folder: Path
@@ -36,7 +36,7 @@ class Options(NamedTuple):
     standby: Path | None = None
     directory: str | None = None
     lock_wait_s: float = 5.0
-    checkpoints_apart: bool = False
+    node: str | None = None
 
     @property
     def aside(self) -> frozenset[str]:
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         standby=given.standby,
         directory=given.directory,
         lock_wait_s=given.lock_wait,
-        checkpoints_apart=given.checkpoints_apart,
+        node=given.checkpoints_on,
     )
 
 
@@ -110,9 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python", metavar="INTERPRETER", help="replaces a leading `python`")
     parser.add_argument("--standby", type=Path, metavar="SOCKET", help="of the standby keeper")
     parser.add_argument("--directory", metavar="DIR", help="the script's working directory")
-    parser.add_argument(
-        "--checkpoints-apart", action="store_true", help="they have a volume of their own"
-    )
+    parser.add_argument("--checkpoints-on", metavar="NODE", help="they are on its own volume")
     parser.add_argument("--lock-wait", type=float, default=5.0, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command")
     return parser

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from hermes_ops.airflow.control.janitor import RESUMABLE
 from hermes_ops.airflow.control.nodes import VARIABLE, node_names
 from hermes_ops.airflow.folders import pod_file
 from hermes_ops.config import PodSpec, RunIn, SweepConfig, complete, pod_defaults
@@ -65,3 +67,18 @@ def end_left_pods(config: SweepConfig, sweep: str) -> None:
         return
     if ended:
         log.info("%s pods of %s were left and are deleted", ended, sweep)
+
+
+def clear_left_disks(config: SweepConfig, sweep: str, document: Mapping[str, Any]) -> None:
+    """After a sweep's end: delete the checkpoints on nodes' own claims of trials that are over.
+
+    Those of trials that can be resumed stay, if the sweep keeps any.
+    """
+    pod = config.trial.pod if config.trial.run_in is RunIn.POD else None
+    if pod is None or not pod.checkpoint_claims:
+        return
+    from hermes_ops.airflow.trial.disks import clear_disks
+
+    stays = RESUMABLE if config.checkpoints.keep_seconds > 0 else ()
+    over = [int(t["number"]) for t in document["trials"] if t["state"] not in stays]
+    clear_disks(sweep, pod, over)

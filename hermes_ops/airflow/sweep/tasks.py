@@ -28,7 +28,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.sweep.continuing import with_trials
 from hermes_ops.airflow.sweep.nights import Nights
 from hermes_ops.airflow.sweep.outcome import best_of
-from hermes_ops.airflow.sweep.pod_sweeps import checked_pods, end_left_pods
+from hermes_ops.airflow.sweep.pod_sweeps import checked_pods, clear_left_disks, end_left_pods
 from hermes_ops.airflow.sweep.published import published
 from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.warm_start import warmed
@@ -184,6 +184,7 @@ class ReportOperator(BaseOperator):
         sweep = sweep_of(self, context)
         end_left_pods(config, sweep)
         document = close_sweep(tracker, sweep, config, self._finals(ti))
+        clear_left_disks(config, sweep, document)
         if document["best"] is None:
             raise AirflowFailException(why_no_best(document, config.objective.metric))
         ref, best = best_of(tracker, config.name, document)

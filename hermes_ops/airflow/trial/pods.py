@@ -141,7 +141,7 @@ def facts_of(visit: Visit, spec: PodSpec, sweep: str, number: int, attempt: int)
     inside = visit.folder.path.relative_to(home() / "sweeps")
     directory = [] if lease.directory == "." else [f"--directory={lease.directory}"]
     claim = checkpoint_claim(spec, lease)
-    apart = [] if claim is None else ["--checkpoints-apart"]
+    apart = [] if claim is None else [f"--checkpoints-on={lease.nodes[0]}"]
     options = [*trial_options(lease, POD_FOLDER, GPU_LOCKS), *directory, *apart]
     visible = ",".join(str(n) for n in range(len(lease.gpus)))  # the container has only its own
     variables = trial_variables(replace(lease, environment={}), POD_FOLDER, sweep, number)

@@ -95,11 +95,11 @@ def test_a_pod_gets_the_claim_of_the_node_of_its_lease() -> None:
     spec = SPEC.model_copy(update={"checkpoint_claims": CLAIMS})
     facts = facts_of(visit(nodes=("node-b",)), spec, SWEEP, 4, 2)
     assert (facts.checkpoint_claim, facts.inside) == ("disk-b", f"{SWEEP}/trials/4")
-    assert "--checkpoints-apart" in facts.arguments
+    assert "--checkpoints-on=node-b" in facts.arguments
     assert facts.arguments[-2:] == ("python", "train.py")
     plain = facts_of(visit(nodes=("node-b",)), SPEC, SWEEP, 4, 2)
     assert plain.checkpoint_claim is None
-    assert "--checkpoints-apart" not in plain.arguments
+    assert not any(a.startswith("--checkpoints-on") for a in plain.arguments)
 
 
 @pytest.mark.parametrize("nodes", [(), ("node-c",), ("node-a", "node-b")])

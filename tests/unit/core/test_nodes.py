@@ -41,7 +41,7 @@ def world(*jobs: Job, pool: tuple[Gpu, ...] = POOL) -> Snapshot:
     return Snapshot(100.0, pool, jobs)
 
 
-def filled(snapshot: Snapshot, *order: Job, **options: bool) -> dict[str, tuple[int, ...]]:
+def filled(snapshot: Snapshot, *order: Job, **options: Any) -> dict[str, tuple[int, ...]]:
     return {g.job: g.gpus for g in fill(snapshot, order, **options)}
 
 

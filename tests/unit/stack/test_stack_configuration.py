@@ -116,12 +116,16 @@ def test_the_scheduler_and_so_every_trial_gets_no_key_of_the_services(tmp_path: 
 
 
 def test_variables_of_the_callers_own_airflow_do_not_reach_the_stack(
-    tmp_path: Path, monkeypatch: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = _settings(tmp_path)
+    monkeypatch.setenv("HERMES_NODES", "node-a=2")
+    monkeypatch.setenv("HERMES_POD_DEFAULTS", "/elsewhere")
     environment = programs.base_environment(_record(settings))
     assert environment["AIRFLOW_HOME"] == str(tmp_path / "airflow")
     assert "PYTHONDONTWRITEBYTECODE" not in environment
+    assert "HERMES_POD_DEFAULTS" not in environment
+    assert environment["HERMES_NODES"] == "node-a=2"
 
 
 def test_a_percent_sign_in_the_home_survives_the_supervisors_configuration(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hermes_ops.trial import apart
+from hermes_ops.trial.__main__ import main
 from hermes_ops.trial.files import Folder
 
 SCRIPT = (
@@ -39,10 +40,10 @@ def segment(folder: Folder, *options: str, epoch: int = 1, code: int = 0) -> str
 
 def test_what_an_earlier_life_left_is_thrown_away_once(tmp_path: Path) -> None:
     folder = filled(tmp_path)
-    apart.claim(folder)
+    apart.claim(folder, "node-a")
     assert list(folder.checkpoints.iterdir()) == []
     (folder.checkpoints / "own").touch()
-    apart.claim(folder)
+    apart.claim(folder, "node-a")
     assert [p.name for p in folder.checkpoints.iterdir()] == ["own"]
 
 
@@ -50,10 +51,22 @@ def test_a_trial_finds_its_own_checkpoints_and_leaves_none_when_it_has_finished(
     tmp_path: Path,
 ) -> None:
     folder = filled(tmp_path)
-    assert "seen []" in segment(folder, "--checkpoints-apart", code=3)
+    assert "seen []" in segment(folder, "--checkpoints-on=node-a", code=3)
     assert [p.name for p in folder.checkpoints.iterdir()] == ["new"]
-    assert "seen ['new']" in segment(folder, "--checkpoints-apart", epoch=2)
+    assert (tmp_path / apart.MARK).read_text() == "node-a"
+    assert "seen ['new']" in segment(folder, "--checkpoints-on=node-a", epoch=2)
     assert list(folder.checkpoints.iterdir()) == []
+    assert not (tmp_path / apart.MARK).exists()
+
+
+def test_hermes_trial_deletes_the_folders_that_it_is_given(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "3")
+    other = filled(tmp_path / "4")
+    gone = [str(folder.checkpoints), str(tmp_path / "absent")]
+    assert main(["--empty", *gone]) == 0
+    assert not folder.checkpoints.exists()
+    assert (other.checkpoints / "old" / "weights").exists()
+    assert main(["--empty", str(other.checkpoints / "link")]) == 1  # a file: nothing to empty
 
 
 def test_without_a_volume_of_their_own_checkpoints_stay(tmp_path: Path) -> None:
