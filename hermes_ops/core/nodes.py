@@ -58,7 +58,8 @@ class Rooms:
     def __init__(self, snapshot: Snapshot, kept: Iterable[Grant] = ()) -> None:
         self._node_of = node_of(snapshot)
         self._left = Counter(self._node_of.values())
-        self._promised: dict[JobId, tuple[Job, str]] = {}
+        self._promised: dict[JobId, str] = {}
+        self._movable: dict[str, dict[JobId, Job]] = {node: {} for node in self._left}
         for grant in kept:
             self._left.subtract(self._node_of[gpu] for gpu in grant.gpus)
 
@@ -77,11 +78,10 @@ class Rooms:
         """Count a job that starts; False where none of its nodes has room for it."""
         if not job.nodes:
             return True
-        able = sorted(self._left.keys() & set(job.nodes), key=lambda n: (-self._left[n], n))
-        for node in able:
+        able = self._movable.keys() & set(job.nodes)
+        for node in sorted(able, key=lambda n: (-self._left[n], n)):
             if self._make_room(node, job.min_gpus, {node}):
-                self._left[node] -= job.min_gpus
-                self._promised[job.id] = (job, node)
+                self._put(job, node)
                 return True
         return False
 
@@ -89,23 +89,28 @@ class Rooms:
         """Those of the free GPUs that a job which was counted may start on."""
         if not job.nodes:
             return free
-        node = self._promised[job.id][1]
+        node = self._promised[job.id]
         return {gpu for gpu in free if self._node_of[gpu] == node}
+
+    def _put(self, job: Job, node: str) -> None:
+        self._left[node] -= job.min_gpus
+        self._promised[job.id] = node
+        if len(job.nodes) > 1:
+            self._movable[node][job.id] = job
 
     def _make_room(self, node: str, number: int, seen: set[str]) -> bool:
         """Move promises off the node until so many GPUs are left there; False if they are not."""
-        for job, where in list(self._promised.values()):
+        for job in list(self._movable[node].values()):
             if self._left[node] >= number:
                 break
-            if where == node:
-                self._move(job, node, seen)
+            self._move(job, node, seen)
         return self._left[node] >= number
 
     def _move(self, job: Job, node: str, seen: set[str]) -> None:
-        for other in sorted(self._left.keys() & set(job.nodes) - seen):
+        for other in sorted(self._movable.keys() & set(job.nodes) - seen):
             seen.add(other)
             if self._make_room(other, job.min_gpus, seen):
-                self._left[other] -= job.min_gpus
+                del self._movable[node][job.id]
                 self._left[node] += job.min_gpus
-                self._promised[job.id] = (job, other)
+                self._put(job, other)
                 return

@@ -98,7 +98,7 @@ class FlowCon:
         heapify(room)
         for job in snapshot.queue:
             found = _drawn(snapshot, job, room)
-            if not found:
+            if found is None:
                 continue
             seats[job.id] = tuple(sorted(gpu for _, gpu in found))
             for jobs, gpu in found:
@@ -152,11 +152,16 @@ class FlowCon:
         return Reason(text, tuple(terms), None, change)
 
 
-def _drawn(snapshot: Snapshot, job: Job, room: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Take as many GPUs as the job needs out of `room`, those with the fewest jobs; or none."""
+def _drawn(
+    snapshot: Snapshot, job: Job, room: list[tuple[int, int]]
+) -> list[tuple[int, int]] | None:
+    """Take as many GPUs as the job needs out of `room`, those with the fewest jobs; None: too few.
+
+    `room` is a heap of (jobs, GPU).
+    """
     able = usable(snapshot, job, [gpu for _, gpu in room]) if job.nodes else room
     if job.min_gpus > len(able):
-        return []
+        return None
     if not job.nodes:
         return [heappop(room) for _ in range(job.min_gpus)]
     found = nsmallest(job.min_gpus, [entry for entry in room if entry[1] in able])

@@ -60,6 +60,14 @@ def decide(*actions: str) -> None:
         DecisionLog(outside).append([entry])
 
 
+def test_a_trial_that_is_bound_to_its_node_is_said_to_be(home: Path) -> None:
+    standing(nodes=["node-a"])
+    bound = explanation(connection(), TRIAL, 5)
+    assert "it may run on node-a only, where its checkpoints are or will be" in bound
+    standing(nodes=[])
+    assert "only" not in explanation(connection(), TRIAL, 5)
+
+
 def test_a_running_trial_is_explained_with_terms_and_runner_up() -> None:
     standing()
     text = explanation(connection(), TRIAL, 5)
