@@ -1,4 +1,4 @@
-"""What the first pages tell a newcomer, typed as it stands: clone, add a policy, compare it.
+"""What the first pages tell a newcomer, typed as it stands: clone, demo, a policy of one's own.
 
 A script of one's own is in test_readme_own_script.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -17,11 +18,15 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+from hermes_ops.stack import processes
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 README, CONTRIBUTING = "README.md", "CONTRIBUTING.md"
 ADDRESS = "ADDRESS"
+FREE_PORTS = "--airflow-port 0 --mlflow-port 0"
+OF_AN_OUTER_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SLOTS")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -31,14 +36,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """As a new shell has it: nothing of this checkout, and no way to install anything."""
-    dropped = ("HERMES_HOME", "PYTHONPATH", "VIRTUAL_ENV")
+    dropped = (*OF_AN_OUTER_MAKE, "HERMES_HOME", "PYTHONPATH", "VIRTUAL_ENV")
     own = {k: v for k, v in os.environ.items() if k not in dropped}
-    return {**own, "UV_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+    return {**own, "UP": FREE_PORTS, "UV_OFFLINE": "1", "PIP_NO_INDEX": "1"}
 
 
 def typed(lines: list[str], folder: Path) -> str:
-    """What the lines printed, typed in that folder."""
-    shell = subprocess.run(
+    """What the lines printed, typed in that folder; they are ended if this is."""
+    shell = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
         cwd=folder,
         env=environment(),
@@ -46,14 +51,20 @@ def typed(lines: list[str], folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
+        start_new_session=True,
     )
-    assert shell.returncode == 0, shell.stdout
-    return shell.stdout
+    try:
+        said, _ = shell.communicate()
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGTERM)  # the demo stops its services then
+            shell.wait(timeout=120)
+    assert shell.returncode == 0, said
+    return said
 
 
 def furnish(checkout: Path) -> None:
-    """Give the checkout what make would install: the packages that are installed here.
+    """Give the checkout what `make demo` would install: the packages that are installed here.
 
     They are found by a path and nothing is written to them; the code that runs is the checkout's.
     """
@@ -66,6 +77,7 @@ def furnish(checkout: Path) -> None:
     hermes = own / "bin" / "hermes"
     hermes.write_text(f"#!{own / 'bin' / 'python'}\n{script}")
     hermes.chmod(0o755)
+    (own / ".ready").touch()
 
 
 def cloned(lines: list[str], folder: Path) -> Path:
@@ -80,10 +92,44 @@ def cloned(lines: list[str], folder: Path) -> Path:
     return checkout
 
 
-def test_a_policy_of_eight_lines_is_known_to_the_command_line_of_the_checkout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose name is short, as the stack's sockets are to lie below it."""
+    return tmp_path_factory.mktemp("new")
+
+
+def test_from_a_clone_to_the_first_result_by_the_commands_of_the_readme(
+    place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkout = cloned(blocks(README, "sh")[0].splitlines()[:-1], tmp_path)
+    begun_s = time.monotonic()
+    *arriving, demo = blocks(README, "sh")[0].splitlines()
+    checkout = cloned(arriving, place)
+    assert "pip" not in typed([f"{demo} --dry-run"], checkout)  # nothing is installed anew
+
+    home = checkout / ".hermes"
+    try:
+        said = typed([demo], checkout)
+        left = processes.members(home)
+    finally:
+        if processes.members(home):
+            typed([f".venv/bin/hermes down --home {home}"], checkout)
+
+    assert "16/16 trials ended" in said
+    assert len(re.findall(r"^│ \d+ +│ finished ", said, re.M)) == 16
+    assert re.search(r"^Best: trial \d+ \(\d", said, re.M)
+    assert "Everything is stopped; no process is left." in said
+    assert left == []
+    sweep = re.search(r"^(\d+) s, at most 2 of 2 GPUs in use at once$", said, re.M)
+    assert sweep is not None
+    with capsys.disabled():
+        took_s = time.monotonic() - begun_s
+        print(f"\nClone to first result, packages installed: {took_s:.0f} s, sweep {sweep[1]} s")
+
+
+def test_a_policy_of_eight_lines_is_known_to_the_command_line_of_the_checkout(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout = cloned(blocks(README, "sh")[0].splitlines()[:-1], place)
     begun_s = time.monotonic()
     module, line = blocks(CONTRIBUTING, "python")
     (compare,) = (b for b in blocks(CONTRIBUTING, "sh") if "shortest" in b)
