@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def _build(command: tuple[str, ...], packages: str, tag: str) -> None:
 @contextlib.contextmanager
 def namespace() -> Iterator[tuple[Any, str]]:
     """The cluster's API, and a namespace under the restricted pod security standard."""
-    api, name = connect(), f"hermes-bench-{uuid.uuid4().hex[:8]}"
+    api, name = connect(), f"hermes-{uuid.uuid4().hex[:8]}"
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
     api.create_namespace({"metadata": {"name": name, "labels": level}})
     try:
@@ -106,23 +106,39 @@ def takes_pods(api: Any, name: str) -> bool:  # noqa: ANN401 - the client has no
 @contextlib.contextmanager
 def volume(api: Any, name: str, folder: Path, scripts: Iterable[Path]) -> Iterator[None]:  # noqa: ANN401 - the client has no types
     """In the namespace of that name: a claim whose volume is the folder, and the scripts."""
-    modes = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    size: Mapping[str, str] = {"storage": "1Gi"}
-    place = {"hostPath": {"path": str(folder), "type": "Directory"}}
-    api.create_persistent_volume(
-        {"metadata": {"name": name}, "spec": {**modes, **place, "capacity": size}}
-    )
-    wanted = {**modes, "volumeName": name, "resources": {"requests": size}}
-    api.create_namespaced_persistent_volume_claim(
-        name, {"metadata": {"name": CLAIM}, "spec": wanted}
-    )
     texts = {script.name: script.read_text() for script in scripts}
-    api.create_namespaced_config_map(name, {"metadata": {"name": "scripts"}, "data": texts})
+    with claimed(api, name, CLAIM, folder):
+        api.create_namespaced_config_map(name, {"metadata": {"name": "scripts"}, "data": texts})
+        yield
+
+
+@contextlib.contextmanager
+def claimed(
+    api: Any,  # noqa: ANN401 - the client has no types
+    namespace: str,
+    name: str,
+    folder: Path,
+    *,
+    mode: str = "ReadWriteMany",
+    node: str | None = None,
+) -> Iterator[None]:
+    """A claim of that name whose volume is the folder, of one node where it is named."""
+    modes, size = {"accessModes": [mode], "storageClassName": ""}, {"storage": "1Gi"}
+    spec: dict[str, Any] = {**modes, "hostPath": {"path": str(folder), "type": "Directory"}}
+    if node is not None:
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
+    own = f"{namespace}-{name}"
+    api.create_persistent_volume({"metadata": {"name": own}, "spec": {**spec, "capacity": size}})
+    wanted = {**modes, "volumeName": own, "resources": {"requests": size}}
+    api.create_namespaced_persistent_volume_claim(
+        namespace, {"metadata": {"name": name}, "spec": wanted}
+    )
     try:
         yield
     finally:
         with undisturbed():
-            api.delete_persistent_volume(name)
+            api.delete_persistent_volume(own)
 
 
 def defaults(image: str, name: str) -> dict[str, Any]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.bucket import Bucket
 
 # Time is no property of the program.
 settings.register_profile("untimed", deadline=None)
@@ -13,3 +19,12 @@ settings.load_profile("untimed")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the shared stack come last: once started it runs until the session's end."""
     items.sort(key=lambda item: "stack" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Bucket]:
+    """A bucket on loopback, for all tests that ask for one."""
+    from tests.bucket import bucket
+
+    with bucket() as made:
+        yield made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ def connect(context: str | None = None) -> Any:  # noqa: ANN401 - the client has
         config.load_incluster_config()
     except config.ConfigException:
         try:
-            config.load_kube_config(context=context)
+            named = os.environ.get("KUBECONFIG") or None  # as it is now, not as it was at import
+            config.load_kube_config(named, context=context)
         except (config.ConfigException, OSError) as error:
             raise HermesError(
                 f"no Kubernetes cluster is known ({error}): set KUBECONFIG, or run this in a pod "

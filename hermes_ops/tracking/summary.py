@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hermes_ops.core.secondary import Secondary, Seen, violations
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused
-from hermes_ops.tracking.curves import CurveReader
+from hermes_ops.tracking.curves import CurveReader, Curves
 from hermes_ops.tracking.runs import RUN_STATUS, SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.tracker import Tracker
 
@@ -60,18 +60,8 @@ def collect(
     """
     run = tracker.sweep(sweep)
     read = CurveReader(tracker, metric, clock, beside=(m.name for m in others)).read(sweep)
-    curves = read.points
     trials = tracker.trials(sweep)
-    beside = {m: read.beside[m.name] for m in others}
-    opened = {
-        t.number: _trial(
-            t,
-            curves.get(t.number, ()),
-            direction,
-            {m: m.seen(v for _, v, _ in points.get(t.number, ())) for m, points in beside.items()},
-        )
-        for t in trials
-    }
+    opened = {t.number: _trial(t, read, direction, others) for t in trials}
     none = {m.name: Seen() for m in others}
     unopened = "cancelled" if run.state in RUN_STATUS else "pending"
     numbers = sorted(set(range(max_trials)) | set(opened))
@@ -86,13 +76,16 @@ def collect(
         max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
         metrics=tuple(others),
     )
-    return Collected(summary, curves, tuple(s for t in trials for s in t.segments), run, trials)
+    segments = tuple(segment for trial in trials for segment in trial.segments)
+    return Collected(summary, read.points, segments, run, trials)
 
 
 def _trial(
-    run: TrialRun, points: CurvePoints, direction: str, beside: Mapping[Secondary, Seen]
+    run: TrialRun, read: Curves, direction: str, others: Sequence[Secondary]
 ) -> TrialSummary:
-    segments = run.segments
+    points, segments = read.points.get(run.number, ()), run.segments
+    beside = {m: read.beside[m.name].get(run.number, ()) for m in others}
+    seen = {m.name: m.seen(value for _, value, _ in found) for m, found in beside.items()}
     gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
     preempted = sum(s.outcome == "preempted" for s in segments)
     return TrialSummary(
@@ -105,8 +98,8 @@ def _trial(
         segments=int(_number(run.tags.get("hermes.segments")) or len(segments)),
         preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
         gpu_seconds=_number(run.tags.get("hermes.gpu_seconds")) or gpu_s,
-        metrics={m.name: seen for m, seen in beside.items()},
-        violates=violations(beside, {m.name: seen.last for m, seen in beside.items()}),
+        metrics=seen,
+        violates=violations(others, {name: one.last for name, one in seen.items()}),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from bench import pod_cluster
 from tests.integration import harness
-from tests.integration.conftest import UP_TIMEOUT_S, Stack
-from tests.k8s.conftest import Cluster, PodLab, gpus_of
+from tests.k8s.conftest import (
+    Cluster,
+    PodLab,
+    airflow_beside,
+    gpus_of,
+    preempted_with_the_same_curve,
+)
 from tests.k8s.faults import pods_seen
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1500)]
@@ -77,35 +82,15 @@ def disks(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         for n in nodes
     }
     found = Disks(tmp_path_factory.mktemp("disks"), {n: g for n, g in gpus.items() if g})
-    for node in found.gpus:
-        made = found.folder / node
-        made.mkdir()
-        made.chmod(0o777)
-        claim(cluster, f"checkpoints-{node}", made, "ReadWriteOnce", node)
-    yield found
-    for node in found.gpus:
-        cluster.api.delete_persistent_volume(f"{cluster.namespace}-checkpoints-{node}")
-
-
-def claim(cluster: Cluster, name: str, folder: Path, mode: str, node: str | None = None) -> None:
-    """A claim and its volume, which is that folder, of one node where it is named."""
-    modes = {"accessModes": [mode], "storageClassName": ""}
-    volume: dict[str, Any] = {
-        "metadata": {"name": f"{cluster.namespace}-{name}"},
-        "spec": {**modes, "capacity": {"storage": "1Gi"},
-                 "hostPath": {"path": str(folder), "type": "Directory"}},
-    }  # fmt: skip
-    if node is not None:
-        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
-        volume["spec"]["nodeAffinity"] = {"required": terms}
-    wanted = {
-        "metadata": {"name": name},
-        "spec": {**modes, "volumeName": volume["metadata"]["name"],
-                 "resources": {"requests": {"storage": "1Gi"}}},
-    }  # fmt: skip
-    cluster.api.create_persistent_volume(volume)
-    cluster.api.create_namespaced_persistent_volume_claim(cluster.namespace, wanted)
+    with contextlib.ExitStack() as held:
+        for node in found.gpus:
+            made = found.folder / node
+            made.mkdir()
+            made.chmod(0o777)
+            named, how = f"checkpoints-{node}", {"mode": "ReadWriteOnce", "node": node}
+            place = pod_cluster.claimed(cluster.api, cluster.namespace, named, made, **how)
+            held.enter_context(place)
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -115,29 +100,15 @@ def node_lab(
     """Airflow whose pool knows its nodes, and whose installation has a claim for each."""
     home = Path(tmp_path_factory.mktemp("nodes"))
     (home / "sweeps").mkdir()
-    claim(cluster, "node-trials", home / "sweeps", "ReadWriteMany")
-    defaults = {
-        "image": image, "namespace": cluster.namespace, "claim": "node-trials",
-        "checkpoint_claims": {node: f"checkpoints-{node}" for node in disks.gpus},
-        "limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"},
-        "volumes": [{"mount": "/scripts", "config_map": "scripts"}],
-    }  # fmt: skip
-    (home / "pod.yaml").write_text(yaml.safe_dump(defaults))
-    stack = Stack(home)
-    free = ("--airflow-port", "0", "--mlflow-port", "0")
-    slots = str(sum(disks.gpus.values()))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, "HERMES_NODES", disks.setting)
-        said = stack.hermes("up", "--slots", slots, *free, timeout_s=UP_TIMEOUT_S)
-    assert said.returncode == 0, said.stdout + said.stderr
-    made = PodLab(stack, tmp_path_factory.mktemp("sweeps"), cluster)
-    try:
-        yield made
-    finally:
-        made.close()
-        stopped = stack.down()
-        cluster.api.delete_persistent_volume(f"{cluster.namespace}-node-trials")
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    claims = {node: f"checkpoints-{node}" for node in disks.gpus}
+    own = {"claim": "node-trials", "checkpoint_claims": claims}
+    defaults = pod_cluster.defaults(image, cluster.namespace) | own
+    folder, slots = tmp_path_factory.mktemp("sweeps"), sum(disks.gpus.values())
+    shared = pod_cluster.claimed(cluster.api, cluster.namespace, "node-trials", home / "sweeps")
+    with pytest.MonkeyPatch.context() as patch, shared:
+        patch.setenv("HERMES_NODES", disks.setting)
+        with airflow_beside(cluster, home, folder, defaults, slots) as made:
+            yield made
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +145,7 @@ def test_a_trial_preempted_on_its_node_goes_on_with_the_same_curve(
     told: Any, tmp_path: Path
 ) -> None:
     sweep, _ = told
-    preempted = [n for n in range(len(RATES)) if len(sweep.segments(n)) > 1]
-    assert preempted, "the policy preempted nobody: the test shows nothing"
-    for number in preempted:
-        alone = harness.plain_curve(tmp_path / str(number), RATES[number], EPOCHS)
-        curve = sweep.curve(number)
-        assert [step for step, _ in curve] == list(range(1, EPOCHS + 1))
-        assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+    for number in preempted_with_the_same_curve(sweep, RATES, EPOCHS, tmp_path):
         parts = sweep.segments(number)
         assert [p["first_step"] for p in parts[1:]] == [p["last_step"] for p in parts[:-1]]
         devices = [fact["devices"] for fact in pods_seen(sweep, number)]

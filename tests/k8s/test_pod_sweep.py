@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration import harness
+from tests.k8s.conftest import preempted_with_the_same_curve
 from tests.k8s.faults import pods_seen
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1500)]
@@ -40,13 +41,7 @@ def test_every_trial_of_pods_is_finished_and_all_accounts_agree(told: Any) -> No
 
 def test_a_trial_preempted_as_a_pod_goes_on_with_the_same_curve(told: Any, tmp_path: Path) -> None:
     sweep, _ = told
-    preempted = [n for n in range(len(RATES)) if len(sweep.segments(n)) > 1]
-    assert preempted, "the policy preempted nobody: the test shows nothing"
-    for number in preempted:
-        alone = harness.plain_curve(tmp_path / str(number), RATES[number], EPOCHS)
-        curve = sweep.curve(number)
-        assert [step for step, _ in curve] == list(range(1, EPOCHS + 1))
-        assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+    for number in preempted_with_the_same_curve(sweep, RATES, EPOCHS, tmp_path):
         outcomes = [segment["outcome"] for segment in sweep.segments(number)]
         assert outcomes == ["preempted"] * (len(outcomes) - 1) + ["finished"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,16 +18,10 @@ from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.trial.local import trial_variables
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.copies import Copies, StoreError
-from tests.bucket import Bucket, bucket
+from tests.bucket import Bucket
 from tests.unit.airflow.worlds import SWEEP, book, lease, running
 
 STATES = {0: "finished", 1: "stopped_early", 2: "cancelled", 3: "failed"}
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Bucket]:
-    with bucket() as made:
-        yield made
 
 
 @pytest.fixture

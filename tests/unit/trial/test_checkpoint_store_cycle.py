@@ -20,7 +20,7 @@ import pytest
 
 from hermes_ops.airflow.trial.connections import storage_environment
 from hermes_ops.trial.outcome import INFRASTRUCTURE
-from tests.bucket import Bucket, bucket
+from tests.bucket import Bucket
 
 ROOT = Path(__file__).parents[3]
 EPOCHS = 8
@@ -111,12 +111,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
     yield world
     world.close()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Bucket]:
-    with bucket() as made:
-        yield made
 
 
 @pytest.fixture
