@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,35 @@ class TrialFolder:
         return tuple(found)
 
 
+@dataclass(slots=True)
+class StatusFile:
+    """What a running trial says of itself, for who asks again and again."""
+
+    path: str
+    _stamp: tuple[int, int, int] = (0, 0, 0)
+    _said: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: TrialFolder) -> StatusFile:
+        """That of the trial whose folder it is."""
+        return cls(str(folder.path / "status.json"))
+
+    def read(self) -> Mapping[str, Any]:
+        """As `TrialFolder.status`; the same object as before while the file is the same one."""
+        try:
+            # It is opened each time: a volume in a network tells what is new to who opens.
+            with open(self.path, "rb", buffering=0) as file:
+                found = os.fstat(file.fileno())
+                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if stamp != self._stamp:
+                    self._said, self._stamp = _object(file.read()), stamp
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise HermesError(f"{self.path} cannot be read: {error.strerror}") from error
+        return self._said
+
+
 @dataclass(frozen=True, slots=True)
 class Accounts:
     """Sums over a trial's segments: (start, end) Unix seconds, GPU-seconds, counts."""
@@ -155,11 +184,19 @@ class Accounts:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        return _object(path.read_bytes())
+    except FileNotFoundError:
         return {}
     except OSError as error:
         raise HermesError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """The JSON object, empty where it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
     return value if isinstance(value, dict) else {}
 
 

@@ -10,9 +10,12 @@ public REST interface (`client.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.records import SWEEP_KEY
@@ -125,6 +128,8 @@ class Metadata:
         self._dag: Any = DagModel.__table__
         self._note: Any = TaskInstanceNote.__table__
 
+        self._asking: Connection | None = None
+
     @classmethod
     def from_airflow(cls) -> Metadata:
         """The database that Airflow's own configuration names; Unsupported: another version's."""
@@ -190,21 +195,18 @@ class Metadata:
 
     def trials(self, run: RunRow, task_id: str) -> tuple[TrialRow, ...]:
         """The expanded trials of a sweep, by number; empty before their expansion."""
-        from sqlalchemy import select
+        from sqlalchemy import String, cast, select
 
         ti, note = self._ti.c, self._note.c
         query = (
-            select(ti.id, ti.map_index, ti.state, ti.pool, ti.pool_slots, ti.priority_weight,
-                   ti.try_number, note.content)
+            select(cast(ti.id, String), ti.map_index, ti.state, ti.pool, ti.pool_slots,
+                   ti.priority_weight, ti.try_number, note.content)
             .outerjoin(self._note, note.ti_id == ti.id)
             .where(ti.dag_id == run.dag_id, ti.run_id == run.run_id, ti.task_id == task_id)
             .where(ti.map_index >= 0)
             .order_by(ti.map_index)
         )  # fmt: skip
-        return tuple(
-            TrialRow(str(r[0]), run.run_key, r[1], r[2], r[3], r[4], r[5] or 0, r[6], r[7] or "")
-            for r in self._all(query)
-        )
+        return tuple(_trial_row(run.run_key, tuple(r)) for r in self._all(query))
 
     def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, str]]:
         """All of a run's state-store records: (task id, map index) -> key -> JSON."""
@@ -246,7 +248,7 @@ class Metadata:
         from sqlalchemy import and_, bindparam, column, exc, table, update
 
         rows = [
-            {"b_id": _uuid(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
+            {"b_id": UUID(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
             for r in ranks
         ]
         if not rows:
@@ -277,24 +279,45 @@ class Metadata:
             lock_id = DBLocks.SCHEDULER_CRITICAL_SECTION.value
             connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": lock_id})
 
-    def _all(self, query: Any) -> Sequence[Any]:  # noqa: ANN401 - a SQLAlchemy select
+    @contextmanager
+    def in_one_go(self) -> Iterator[None]:
+        """All that this thread reads in the block is read by one connection."""
+        with self._connected() as connection:
+            self._asking = connection
+            try:
+                yield
+            finally:
+                self._asking = None
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
         from sqlalchemy import exc
 
         try:
+            if self._asking is not None:
+                yield self._asking
+                return
             with self.engine.connect() as connection:
-                return connection.execute(query).all()
+                yield connection
         except exc.OperationalError as error:
             raise Unavailable(f"Airflow's database did not answer: {error}") from error
+
+    def _all(self, query: Any) -> Sequence[Any]:  # noqa: ANN401 - a SQLAlchemy select
+        with self._connected() as connection:
+            found: Sequence[Any] = connection.execute(query).all()
+        return found
+
+
+@lru_cache(maxsize=65_536)
+def _trial_row(run_key: int, columns: tuple[Any, ...]) -> TrialRow:
+    """The row; that of a task which has not changed is the same object from round to round."""
+    task, number, state, pool, slots, weight, tries, note = columns
+    identity = str(UUID(task))  # SQLite has it without hyphens
+    return TrialRow(identity, run_key, number, state, pool, slots, weight or 0, tries, note or "")
 
 
 def _wait_for_sqlite_writers(connection: Any, _: object) -> None:  # noqa: ANN401 - a DB-API connection
     connection.execute("PRAGMA busy_timeout=20000")
-
-
-def _uuid(value: str) -> Any:  # noqa: ANN401 - the column's own type
-    from uuid import UUID
-
-    return UUID(value)
 
 
 def _seconds(moment: datetime | None) -> float:

@@ -154,7 +154,7 @@ def contenders(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _switch_s(jobs: Sequence[Job]) -> float:
-    known = [job.switch_s for job in jobs if job.switch_s is not None]
+    known = [seconds for job in jobs if (seconds := job.switch_s) is not None]
     return median(known) if known else 0.0
 
 

@@ -139,11 +139,14 @@ class Tracker:
         number: int,
         config: Mapping[str, Any],
         tags: Mapping[str, str] | None = None,
+        *,
+        unseen: bool = False,
     ) -> str:
         """Return the run id of a trial, made now if there is none; of several, the oldest.
 
         The configuration of the call that made the run stands: it is what `trials` returns, with
-        its types, and the run's params. `tags` are set when the run is made.
+        its types, and the run's params. `tags` are set when the run is made. `unseen` says that
+        there was none a moment ago: then it is looked for once a run has been made.
         """
         key = {SWEEP: sweep.sweep_id, TRIAL: str(number), KIND: "trial"}
         rest = {
@@ -153,7 +156,8 @@ class Tracker:
             **(tags or {}),
         }
         for attempt in range(_OPENINGS):
-            run = self._ensure_run(sweep.experiment_id, f"trial-{number:03d}", key, rest)
+            name, new = f"trial-{number:03d}", unseen and not attempt
+            run = self._ensure_run(sweep.experiment_id, name, key, rest, unseen=new)
             try:
                 return self._complete_trial(run)
             except Refused:
@@ -274,10 +278,15 @@ class Tracker:
     # The requests beneath
 
     def _ensure_run(
-        self, experiment_id: str, name: str, key: Mapping[str, str], tags: Mapping[str, str]
+        self,
+        experiment_id: str,
+        name: str,
+        key: Mapping[str, str],
+        tags: Mapping[str, str],
+        *,
+        unseen: bool = False,
     ) -> dict[str, Any]:
-        runs = self._search([experiment_id], key)
-        if runs:
+        if not unseen and (runs := self._search([experiment_id], key)):
             return runs[0]
         made = self._create_run(experiment_id, name, {**tags, **key})
         # Somebody may have made it between our search and our creation: the oldest one stands.

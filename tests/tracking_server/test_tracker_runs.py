@@ -49,6 +49,15 @@ def test_of_two_runs_for_one_trial_the_oldest_is_the_trial(
     assert [t.run_id for t in tracker.trials(sweep)] == [older]
 
 
+def test_a_run_that_is_there_though_it_was_said_to_be_unseen_stands(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    first = tracker.open_trial(sweep, 2, {"a": 1})
+    assert tracker.open_trial(sweep, 2, {"a": 2}, unseen=True) == first
+    (trial,) = tracker.trials(sweep)
+    assert (trial.run_id, trial.config) == (first, {"a": 1})
+
+
 def test_many_openers_of_one_trial_at_once_end_with_one_run(
     tracker: Tracker, sweep: SweepRef
 ) -> None:

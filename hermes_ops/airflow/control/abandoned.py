@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.records import CLOSED_TAG
 from hermes_ops.errors import HermesError
-from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.runs import RUN_STATUS
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ def settle_abandoned(plan: Plan, client: AirflowClient, tracker: Tracker) -> Non
 
     Nothing is open where its report was written. A service that is away leaves it as it is.
     """
-    run = plan.run
-    ref = SweepRef(run.sweep_id, plan.record.experiment_id, plan.record.parent_run_id)
+    run, ref = plan.run, plan.ref
     try:
         if tracker.sweep(ref).state in RUN_STATUS:
             return

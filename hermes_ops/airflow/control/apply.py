@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_ops.airflow.client import AirflowClient, TaskKey, run_page
-from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.books import Book, find
 from hermes_ops.airflow.control.clearing import Clearing, Wish, is_cleared, wish_of
 from hermes_ops.airflow.control.closing import due_end
 from hermes_ops.airflow.control.decisions import DecisionLog, action_name, decision
 from hermes_ops.airflow.control.deferred import settled
+from hermes_ops.airflow.control.granting import Granting
+from hermes_ops.airflow.control.hands import Hands
 from hermes_ops.airflow.control.monitoring import Monitor
-from hermes_ops.airflow.control.nodes import leased_nodes
-from hermes_ops.airflow.control.pool import FINAL_STATES, Trial
+from hermes_ops.airflow.control.pool import FINAL_STATES, Trial, job_id
 from hermes_ops.airflow.control.ranks import WAITING_WEIGHT, rank_of
 from hermes_ops.airflow.metadata import OCCUPYING, Metadata, Rank
 from hermes_ops.airflow.records import (
@@ -43,11 +45,10 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.trial.metrics import Ending, finish_run
 from hermes_ops.airflow.trial.stop_file import tell
-from hermes_ops.config import leased_pod
 from hermes_ops.core.model import Action, JobId, Phase, Snapshot, Start, Stop
 from hermes_ops.core.model import Plan as Allocation
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.tracking import SweepRef, Tracker
+from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,12 @@ class Applier:
     policy_name: str
     options: Mapping[str, Any]
     monitor: Monitor = field(default_factory=Monitor)
+    hands: Hands = field(default_factory=Hands)
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
-    _found: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    _granting: Granting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._granting = Granting(self.tracker, self.hands, self._tags)
 
     def apply(
         self,
@@ -83,12 +88,20 @@ class Applier:
             self._tag(book, AIRFLOW_TAG, f"{self.client.credentials.url}/{page}")
         taken = [a for a in actions if not isinstance(a, Start)]
         self._record(snapshot, taken, ages_s)
-        revoked = self._take_back(books, taken, snapshot.time_s)
-        leases = self._leases(books, actions, snapshot)
+        taking = self.hands.begin(self._take_back, books, taken, snapshot.time_s)
+        try:
+            leases = self._granting.leases(books, actions, snapshot)
+        finally:
+            wait((taking,))
+        revoked = taking.result()
         granted = [a for a in actions if isinstance(a, Start) and a.job in leases]
         self._record(snapshot, granted, ages_s)
-        for job, lease in leases.items():
-            self._put(*_find(books, job), LEASE_KEY, encode(lease))
+        told = [
+            self.hands.begin(self._put, *find(books, job), LEASE_KEY, encode(lease))
+            for job, lease in leases.items()
+        ]
+        for done in wait(told).done:
+            done.result()
         self._rank(books, plan, leases, revoked)
 
     def _take_back(
@@ -97,7 +110,7 @@ class Applier:
         """Tell trials to leave their GPUs; return those whose leases had not begun: revoked."""
         revoked: set[JobId] = set()
         for action in actions:
-            book, trial = _find(books, action.job)
+            book, trial = find(books, action.job)
             if trial.phase is Phase.STARTING:
                 revoked.add(action.job)
             if isinstance(action, Stop) and action.final:
@@ -126,7 +139,7 @@ class Applier:
         """Take nothing as known of a sweep that has ended: it may go on."""
         for tagged in [key for key in self._tagged if key[0] == sweep]:
             del self._tagged[tagged]
-        self._found.pop(sweep, None)
+        self._granting.forget(sweep)
 
     def stop_all(self, books: Iterable[Book], now_s: float) -> None:
         """Stop every segment with its checkpoint and take back what has not begun."""
@@ -205,7 +218,7 @@ class Applier:
         elif wish is Wish.STAY_ENDED:
             self.client.mark([self._task(book, trial)], trial.task_state)
         elif wish is not Wish.NOTHING:
-            outside = Clearing(self.client, self.tracker, self._task(book, trial), _ref(book))
+            outside = Clearing(self.client, self.tracker, self._task(book, trial), book.plan.ref)
             try:
                 if wish is Wish.GO_ON:
                     return outside.go_on(trial)
@@ -228,55 +241,6 @@ class Applier:
         except HermesError as error:
             log.warning("The report task will close the run %s: %s", lease.run_id, error)
 
-    def _leases(
-        self, books: Mapping[str, Book], actions: Sequence[Action], snapshot: Snapshot
-    ) -> dict[JobId, Lease]:
-        """The lease of each start, none where MLflow does not open the trial's run now."""
-        leases: dict[JobId, Lease] = {}
-        for action in actions:
-            if not isinstance(action, Start):
-                continue
-            try:
-                found = _find(books, action.job)
-                lease = self._lease(*found, action.gpus, snapshot.time_s)
-                leases[action.job] = replace(lease, nodes=leased_nodes(snapshot, action.gpus))
-            except HermesError as error:
-                log.warning("Trial %s is not opened now: %s", action.job, error)
-        return leases
-
-    def _lease(self, book: Book, trial: Trial, gpus: tuple[int, ...], now_s: float) -> Lease:
-        if trial.lease is not None:
-            epoch = trial.lease.epoch + 1
-            return replace(trial.lease, epoch=epoch, gpus=gpus, granted_s=now_s, revoked=False)
-        plan = book.plan
-        opened = self._opened(book)
-        if trial.number not in opened:  # kept: MLflow holds on to the first one that it is told
-            opened[trial.number] = book.ask(trial.number)
-        config = opened[trial.number]
-        book.opened_now[trial.number] = config
-        run_id = self.tracker.open_trial(_ref(book), trial.number, config, self._tags(book, trial))
-        spec, budget = plan.config.trial, plan.config.budget
-        return Lease(
-            epoch=1,
-            gpus=gpus,
-            granted_s=now_s,
-            run_id=run_id,
-            config=config,
-            command=book.command(config),
-            directory=str(spec.directory),
-            environment=book.environment(config),
-            python=spec.python,
-            objective=plan.config.objective.metric,
-            direction=plan.config.objective.direction.value,
-            metric_pattern=spec.metric_pattern,
-            time_limit_s=spec.time_limit_seconds,
-            max_epochs=budget.max_epochs,
-            max_failures=spec.max_failures,
-            experiment=plan.record.experiment,
-            experiment_id=plan.record.experiment_id,
-            pod=leased_pod(spec.run_in, spec.pod),
-        )
-
     def _tag(self, book: Book, name: str, value: str) -> None:
         """Set a tag of the sweep's run, once for each value."""
         if self._tagged.get((book.sweep, name)) == value:
@@ -289,13 +253,6 @@ class Applier:
         except HermesError as error:  # its run was deleted, for instance: no reason to stop others
             log.warning("MLflow refuses the tag %s of %s: %s", name, book.sweep, error)
             self._tagged[book.sweep, name] = value
-
-    def _opened(self, book: Book) -> dict[int, dict[str, Any]]:
-        """Configurations by trial: those in MLflow (a controller that died opened them), ours."""
-        if book.sweep not in self._found:
-            runs = self.tracker.trials(_ref(book))
-            self._found[book.sweep] = {r.number: dict(r.config) for r in runs}
-        return self._found[book.sweep]
 
     def _tags(self, book: Book, trial: Trial) -> dict[str, str]:
         run = book.plan.run
@@ -338,7 +295,7 @@ class Applier:
             for trial in book.trials:
                 if trial.ended:
                     continue
-                job = _job_id(book, trial)
+                job = job_id(book.sweep, trial.number)
                 lease = leases.get(job) or (
                     trial.lease if trial.active and job not in revoked else None
                 )
@@ -372,22 +329,3 @@ class Applier:
 
     def _put(self, book: Book, trial: Trial | None, key: str, value: object) -> None:
         self.client.put_state(self._task(book, trial), key, value)
-
-
-def _job_id(book: Book, trial: Trial) -> JobId:
-    return JobId(f"{book.sweep}/{trial.number}")
-
-
-def _find(books: Mapping[str, Book], job: JobId) -> tuple[Book, Trial]:
-    book = books[job.rpartition("/")[0]]
-    return book, _trial(book, job)
-
-
-def _trial(book: Book, job: JobId) -> Trial:
-    number = int(job.rpartition("/")[2])
-    return next(t for t in book.trials if t.number == number)
-
-
-def _ref(book: Book) -> SweepRef:
-    record = book.plan.record
-    return SweepRef(book.sweep, record.experiment_id, record.parent_run_id)

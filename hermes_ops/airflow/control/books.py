@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from hermes_ops.airflow.control.deferred import as_it_stands
-from hermes_ops.airflow.control.pool import SweepFacts, Trial, job
+from hermes_ops.airflow.control.deferred import Standing
+from hermes_ops.airflow.control.pool import SweepFacts, Trial
 from hermes_ops.airflow.control.recall import Points, Recall
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import Metadata, RunRow
@@ -26,11 +25,14 @@ from hermes_ops.config import (
     render_command,
     render_environment,
 )
-from hermes_ops.core.model import Job, Phase, SweepId
+from hermes_ops.core.model import Job, JobId, Phase, SweepId
 from hermes_ops.errors import Unavailable
 from hermes_ops.search.interface import Observation, Sampler
+from hermes_ops.tracking.runs import SweepRef
 
 FAILED, SUCCEEDED = "failed", "success"
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 FORESEEN = 256
 """Trials of a sweep, the first ones, whose configurations are looked up before they begin."""
@@ -43,7 +45,7 @@ FORESEEN_A_ROUND = 16
 class Plan:
     """What does not change during a sweep: its config and what follows from it.
 
-    `recall` keeps what the last round made of the rest.
+    `recall` and `standing` keep what the last round made of the rest.
     """
 
     run: RunRow
@@ -52,6 +54,7 @@ class Plan:
     sampler: Sampler
     facts: SweepFacts
     recall: Recall = field(default_factory=Recall, compare=False)
+    standing: Standing = field(default_factory=Standing, compare=False)
     _foreseen: dict[int, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -74,6 +77,11 @@ class Plan:
             nodes=_claimed_nodes(config),
         )
         return cls(run, record, config, sampler, facts)
+
+    @property
+    def ref(self) -> SweepRef:
+        """Where MLflow has it."""
+        return SweepRef(self.run.sweep_id, self.record.experiment_id, self.record.parent_run_id)
 
     @property
     def learns(self) -> bool:
@@ -132,9 +140,9 @@ class Book:
         """From Airflow's rows and records and the curves known so far."""
         records = metadata.records(plan.run)
         task = plan.record.trial_task
-        made = plan.recall.trial
+        made, stands, sweep = plan.recall.trial, plan.standing.of, plan.run.sweep_id
         trials = tuple(
-            as_it_stands(made(row, records.get((task, row.number), {})), plan.run.sweep_id)
+            stands(made(row, records.get((task, row.number), _NONE)), sweep)
             for row in metadata.trials(plan.run, task)
         )
         planned = records.get((plan.run.plan_task, -1), {})
@@ -156,9 +164,9 @@ class Book:
             return []
         foreseen = self.plan.foresee(t.number for t in self.trials if t.lease is None)
         facts, curves = self.plan.facts, self.curves
-        shown = partial(self.plan.recall.curve, sign=facts.sign)
+        job = self.plan.recall.job
         jobs = [
-            job(t, facts, shown(t, curves.get(t.number, ())), now_s, foreseen.get(t.number))
+            job(t, facts, curves.get(t.number, ()), now_s, foreseen.get(t.number))
             for t in self.trials
         ]
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
@@ -233,3 +241,9 @@ class Book:
     def environment(self, config: Mapping[str, Any]) -> dict[str, str]:
         """The environment variables of a configuration."""
         return render_environment(self.plan.config, dict(config))
+
+
+def find(books: Mapping[str, Book], job: JobId) -> tuple[Book, Trial]:
+    """The trial that a policy calls by that id, and its sweep."""
+    sweep, _, number = job.rpartition("/")
+    return books[sweep], next(t for t in books[sweep].trials if t.number == int(number))

@@ -58,11 +58,13 @@ class AirflowCluster:
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
         now = self.clock()
-        self._read_books()
+        with self.metadata.in_one_go():
+            self._read_books()
         end_overtaken(self.books.values(), self.applier.client, now)
         for book in self.books.values():
             self.applier.settle(book, now)
-        snapshot = pool_snapshot(self.pool, self.metadata, self.books, now, self.nodes)
+        with self.metadata.in_one_go():
+            snapshot = pool_snapshot(self.pool, self.metadata, self.books, now, self.nodes)
         return Snapshot(now, (), ()) if self.draining else snapshot
 
     def apply(self, snapshot: Snapshot, plan: Allocation, actions: Sequence[Action]) -> None:

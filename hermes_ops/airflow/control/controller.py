@@ -26,6 +26,7 @@ from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.cluster import AirflowCluster
 from hermes_ops.airflow.control.curves import CurveFeed
 from hermes_ops.airflow.control.decisions import DecisionLog
+from hermes_ops.airflow.control.hands import AT_ONCE, Hands
 from hermes_ops.airflow.control.leader import Leadership
 from hermes_ops.airflow.control.limits import within_sweeps
 from hermes_ops.airflow.control.monitoring import Monitor
@@ -245,7 +246,8 @@ def build(pool: str) -> Controller:
     client = AirflowClient(Credentials.from_environment())
     monitor = Monitor(pool)
     monitor.follow(curves.newest_s)
-    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor)
+    hands = Hands(1 if metadata.engine.dialect.name == "sqlite" else AT_ONCE)
+    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor, hands)
     priors = PriorFeed(tracker)
     cluster = AirflowCluster(
         pool, metadata, curves, applier, decisions, priors=priors, nodes=node_names()

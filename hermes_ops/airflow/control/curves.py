@@ -41,7 +41,7 @@ class CurveFeed:
 
     def follow(self, plans: Mapping[str, Plan]) -> None:
         """Read the curves of exactly these sweeps from now on."""
-        from hermes_ops.tracking import CurveReader, SweepRef
+        from hermes_ops.tracking import CurveReader
 
         with self._lock:
             for gone in set(self._readers) - set(plans):
@@ -49,11 +49,10 @@ class CurveFeed:
                     known.pop(gone, None)
             for sweep, plan in plans.items():
                 if sweep not in self._readers:
-                    record = plan.record
-                    ref = SweepRef(sweep, record.experiment_id, record.parent_run_id)
                     config = plan.config
                     metric, beside = config.objective.metric, config.ending_bounds
-                    self._readers[sweep] = (CurveReader(self.tracker, metric, beside=beside), ref)
+                    reader = CurveReader(self.tracker, metric, beside=beside)
+                    self._readers[sweep] = (reader, plan.ref)
 
     def curves(self, sweep: str) -> Mapping[int, Points]:
         """The curves of a sweep by trial number: (step, value, Unix milliseconds)."""

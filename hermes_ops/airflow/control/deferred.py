@@ -7,32 +7,56 @@ the task, which Airflow schedules again with the slots that it had.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hermes_ops.airflow.control.pool import READY_STATES, Trial
-from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.folders import StatusFile, TrialFolder
 from hermes_ops.airflow.records import Segment
 from hermes_ops.airflow.trial.exits import PAUSED
 from hermes_ops.airflow.trial.visit import closed, result_of, with_status
 from hermes_ops.errors import HermesError
 
 
-def as_it_stands(trial: Trial, sweep: str) -> Trial:
-    """The trial with what its folder says of the segment that a pod of its lease runs or ran."""
-    lease, segment = trial.lease, trial.segment
-    if lease is None or lease.pod is None or segment is None or not segment.running:
+@dataclass(slots=True)
+class Standing:
+    """The trials of one sweep with what their folders say, made again only where that changed."""
+
+    _status: dict[int, StatusFile] = field(default_factory=dict)
+    _told: dict[int, tuple[Trial, Mapping[str, Any], Trial]] = field(default_factory=dict)
+
+    def of(self, trial: Trial, sweep: str) -> Trial:
+        """The trial with what its folder says of the segment that a pod of its lease runs or ran.
+
+        As it is while the volume is away.
+        """
+        lease, segment = trial.lease, trial.segment
+        if lease is None or lease.pod is None or segment is None or not segment.running:
+            return trial
+        if segment.epoch != lease.epoch:
+            return trial
+        try:
+            if trial.row.state == "deferred":
+                return self._with_status(trial, segment, sweep)
+            if trial.row.state in READY_STATES:
+                result = result_of(TrialFolder.of(sweep, trial.number), lease.epoch)
+                return replace(trial, left=str(result.get("outcome") or ""))
+        except HermesError:
+            return trial
         return trial
-    if segment.epoch != lease.epoch:
-        return trial
-    folder = TrialFolder.of(sweep, trial.number)
-    try:
-        if trial.row.state == "deferred":
-            return replace(trial, segment=with_status(segment, folder.status()))
-        if trial.row.state in READY_STATES:
-            return replace(trial, left=str(result_of(folder, lease.epoch).get("outcome") or ""))
-    except HermesError:  # the volume is away for a while
-        return trial
-    return trial
+
+    def _with_status(self, trial: Trial, segment: Segment, sweep: str) -> Trial:
+        file = self._status.get(trial.number)
+        if file is None:
+            file = StatusFile.of(TrialFolder.of(sweep, trial.number))
+            self._status[trial.number] = file
+        said = file.read()
+        known = self._told.get(trial.number)
+        if known is None or known[0] is not trial or known[1] is not said:
+            told = replace(trial, segment=with_status(segment, said))
+            self._told[trial.number] = known = (trial, said, told)
+        return known[2]
 
 
 def settled(trial: Trial, folder: TrialFolder) -> Segment | None:

@@ -103,11 +103,10 @@ def decide(
 
 
 def _curves(sight: Sight, book: Book) -> Mapping[int, Any]:
-    from hermes_ops.tracking import CurveReader, SweepRef
+    from hermes_ops.tracking import CurveReader
 
-    record = book.plan.record
-    ref = SweepRef(book.plan.facts.sweep, record.experiment_id, record.parent_run_id)
-    return CurveReader(sight.tracker, book.plan.config.objective.metric).read(ref).points
+    plan = book.plan
+    return CurveReader(sight.tracker, plan.config.objective.metric).read(plan.ref).points
 
 
 def _prior(sight: Sight, books: Mapping[str, Book]) -> tuple[PastTrial, ...] | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.books import Book
 from hermes_ops.airflow.control.closing import spent_budget
@@ -24,7 +25,7 @@ from hermes_ops.core.model import (
     Start,
     Stop,
 )
-from hermes_ops.errors import Refused
+from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.worlds import (
     SWEEP,
     Journal,
@@ -71,9 +72,10 @@ def kinds(outside: Journal) -> list[tuple[str, Any]]:
     ]  # fmt: skip
 
 
-def test_a_preemption_writes_the_stop_flag_then_the_lease_then_the_rank() -> None:
+@pytest.mark.parametrize("hands", [1, 4])
+def test_a_preemption_writes_the_stop_flag_then_the_lease_then_the_rank(hands: int) -> None:
     outside = Journal()
-    carry_out(outside.applier(), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
+    carry_out(outside.applier(hands), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
     assert kinds(outside) == [("hermes_stop", 0), ("hermes_lease", 1), ("rank", 1)]
     (_, _, _, told), (_, _, _, granted) = outside.of("put")
     assert (granted["epoch"], granted["gpus"], granted["revoked"]) == (2, [0], False)
@@ -257,9 +259,40 @@ def test_an_mlflow_that_is_away_does_not_hinder_a_preemption() -> None:
     assert [d["action"] for d in read_local(SWEEP)] == ["stop", "start"]
 
 
-def test_an_mlflow_that_refuses_one_sweep_hinders_no_other_write() -> None:
+def test_no_lease_is_written_before_the_last_of_many_stop_flags() -> None:
+    outside = Journal()
+    told, begun = range(4), range(4, 8)
+    trials = [running(n, n) for n in told] + [pending(n) for n in begun]
+    actions = [stop(n) for n in told] + [start(n, n - 4) for n in begun]
+    carry_out(outside.applier(hands=4), book(*trials), *actions)
+    written = [what for what, _ in kinds(outside) if what != "open"]
+    assert written == ["hermes_stop"] * 4 + ["hermes_lease"] * 4 + ["rank"] * 4
+
+
+def test_a_stop_flag_that_cannot_be_written_ends_the_round_before_any_lease() -> None:
+    class Away(Journal):
+        def put_state(self, task: TaskKey, key: str, value: Any) -> None:
+            if key == "hermes_stop":
+                raise Unavailable("Airflow did not answer")
+            super().put_state(task, key, value)
+
+    outside = Away()
+    with pytest.raises(Unavailable):
+        carry_out(outside.applier(hands=4), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
+    assert kinds(outside) == []
+
+
+@pytest.mark.parametrize("opened", [{}, {0: {"rate": 0.5}}])
+def test_only_a_run_that_mlflow_cannot_have_is_made_unseen(opened: dict[int, Any]) -> None:
+    outside = Journal(opened=opened)
+    carry_out(outside.applier(), book(pending(0)), start(0, 0))
+    assert [c[3] for c in outside.of("open")] == [not opened]
+
+
+@pytest.mark.parametrize("hands", [1, 4])
+def test_an_mlflow_that_refuses_one_sweep_hinders_no_other_write(hands: int) -> None:
     outside = Journal(refusal=Refused("the run was deleted"))
-    applier = outside.applier()
+    applier = outside.applier(hands)
     carry_out(applier, book(running(0, 0), waiting(1), pending(2)), start(2, 1), start(1, 0))
     assert kinds(outside) == [("hermes_lease", 1), ("rank", 1)]
     applier.settle(book(waiting(1), close=CloseRecord("over")), NOW_S)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,6 +211,9 @@ class Database:
         self.asked = 0
         self.pool_row: PoolRow | None = PoolRow(2, 0)
         self.away = False
+
+    def in_one_go(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def sweeps(self) -> tuple[RunRow, ...]:
         if self.away:

@@ -4,13 +4,14 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine, insert, select, text
+from sqlalchemy import create_engine, event, insert, select, text
 from sqlalchemy.engine import Engine
 
 from hermes_ops.airflow.metadata import Metadata, PoolRow, Rank
@@ -133,6 +134,47 @@ def test_trials_are_the_expanded_task_instances_by_number(engine: Engine) -> Non
         (ti_id(1), 1, "running"),
     ]
     assert (found[0].pool_slots, found[0].priority_weight) == (3, 7)
+
+
+def test_the_row_of_a_trial_is_the_same_object_until_its_task_changes(engine: Engine) -> None:
+    own: Any = Metadata(engine)
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    for number in range(2):
+        add_task(engine, number, "scheduled", pool_slots=3, priority_weight=7)
+    (run,) = own.sweeps()
+    before = own.trials(run, "trial")
+    own.rerank([Rank(ti_id(1), 8, 3)])
+    after = own.trials(run, "trial")
+    assert after[0] is before[0]
+    assert after[1] == replace(before[1], priority_weight=8)
+
+
+def test_what_is_read_in_one_go_is_read_by_one_connection(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    taken: list[object] = []
+    event.listen(engine, "checkout", lambda *_: taken.append(None))
+    own = Metadata(engine)
+    with own.in_one_go():
+        (run,) = own.sweeps()
+        assert (own.trials(run, "trial"), len(own.records(run))) == ((), 1)
+        assert len(taken) == 1
+    own.sweeps()
+    assert len(taken) == 2
+
+
+def test_a_database_that_goes_away_in_one_go_is_unavailable_then_read_again(
+    engine: Engine,
+) -> None:
+    own = Metadata(engine)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE dag_run RENAME TO elsewhere"))
+    with own.in_one_go(), pytest.raises(Unavailable):
+        own.sweeps()
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE elsewhere RENAME TO dag_run"))
+    assert own.sweeps() == ()
 
 
 def test_records_are_ours_alone_by_task_and_map_index(engine: Engine) -> None:

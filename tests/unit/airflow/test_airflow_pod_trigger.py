@@ -15,7 +15,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException, TaskDeferred
 from airflow.sdk.serde import deserialize, serialize
 
-from hermes_ops.airflow.control.deferred import as_it_stands, settled
+from hermes_ops.airflow.control.deferred import Standing, settled
 from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.control.ranks import ENDED_WEIGHT, LEASED_WEIGHT, WAITING_WEIGHT, rank_of
 from hermes_ops.airflow.folders import TrialFolder
@@ -294,7 +294,7 @@ def test_a_deferred_trial_runs_and_says_how_far_it_is() -> None:
     folder = TrialFolder.of(SWEEP, 0)
     folder.path.mkdir(parents=True)
     (folder.path / "status.json").write_text(json.dumps({"epoch": 1, "step": 7}))
-    seen = as_it_stands(trial("deferred"), SWEEP)
+    seen = Standing().of(trial("deferred"), SWEEP)
     assert (seen.phase, seen.segment and seen.segment.step) == (Phase.RUNNING, 7)
     assert not seen.idle
 
@@ -308,7 +308,7 @@ def test_a_preempted_segment_is_closed_here_and_every_other_end_by_its_task(
 ) -> None:
     outside = Journal()
     left(outcome)
-    seen = book(as_it_stands(trial("scheduled"), SWEEP))
+    seen = book(Standing().of(trial("scheduled"), SWEEP))
     outside.applier().settle(seen, 130.0)
     after = seen.trials[0]
     assert after.phase is phase
@@ -321,8 +321,8 @@ def test_a_preempted_segment_is_closed_here_and_every_other_end_by_its_task(
 def test_what_an_earlier_lease_left_is_not_taken_for_this_ones() -> None:
     newer = trial("scheduled", lease=lease(2, pod={}), segment=segment(2))
     folder = left("preempted")
-    assert as_it_stands(newer, SWEEP).left == ""
-    assert settled(as_it_stands(trial("queued"), SWEEP), folder) is None
+    assert Standing().of(newer, SWEEP).left == ""
+    assert settled(Standing().of(trial("queued"), SWEEP), folder) is None
 
 
 def test_a_sweep_that_ends_lets_a_trial_say_that_it_has_finished() -> None:
@@ -330,7 +330,7 @@ def test_a_sweep_that_ends_lets_a_trial_say_that_it_has_finished() -> None:
 
     outside = Journal()
     left("finished")
-    seen = as_it_stands(trial("scheduled"), SWEEP)
+    seen = Standing().of(trial("scheduled"), SWEEP)
     outside.applier().settle(book(seen, close=CloseRecord("enough")), 130.0)
     assert outside.of("put", "skip", "rank") == []
 

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.airflow.control.pool import Trial, curve
+from hermes_ops.airflow.control.deferred import Standing
+from hermes_ops.airflow.control.pool import SweepFacts, Trial, curve, job
 from hermes_ops.airflow.control.recall import Recall
+from hermes_ops.airflow.folders import StatusFile, TrialFolder
 from hermes_ops.airflow.records import encode
-from tests.unit.airflow.worlds import flag, lease, pending, row, segment
+from hermes_ops.core.model import SweepId
+from hermes_ops.errors import HermesError
+from tests.unit.airflow.worlds import (
+    SWEEP,
+    flag,
+    lease,
+    pending,
+    row,
+    running,
+    segment,
+    waiting,
+)
 
 POINTS = ((1, 0.5, 101_000), (2, 0.4, 102_000))
 RECORDS = {
@@ -68,3 +83,83 @@ def test_a_curve_of_which_nothing_has_changed_is_the_same_object() -> None:
 
 def test_a_trial_without_a_segment_has_a_curve_of_what_is_known() -> None:
     assert Recall().curve(pending(0), POINTS, -1.0) == curve(POINTS, -1.0, (), None)
+
+
+FACTS = SweepFacts(SweepId("digits"), 50.0, 1.0, 1, 1.0, 20, True)
+CONFIGS = ({"rate": 0.1}, {"rate": 0.2})
+told = st.tuples(rows, records, points, st.sampled_from([None, *CONFIGS]))
+
+
+@given(st.lists(told, max_size=8))
+def test_a_job_that_is_recalled_is_what_its_trial_says_at_that_time(rounds: list) -> None:
+    recall = Recall()
+    for place, (now, said, seen, foreseen) in enumerate(rounds):
+        now_s, trial = 200.0 + place, recall.trial(now, said)
+        shown = recall.curve(trial, seen, FACTS.sign)
+        found = recall.job(trial, FACTS, seen, now_s, foreseen)
+        assert found == job(trial, FACTS, shown, now_s, foreseen)
+
+
+def test_the_job_of_a_trial_that_waits_is_the_same_object_until_something_changes() -> None:
+    recall, waits = Recall(), waiting(0)
+    first = recall.job(waits, FACTS, POINTS, 200.0)
+    assert recall.job(waits, FACTS, POINTS, 300.0) is first
+    assert recall.job(waits, FACTS, POINTS[:1], 300.0).curve == first.curve[:1]
+    assert recall.job(waiting(0), FACTS, POINTS, 300.0) is not first
+
+
+def test_the_service_of_a_trial_that_trains_grows_from_round_to_round() -> None:
+    recall, runs = Recall(), running(0, 1)
+    first, second = (recall.job(runs, FACTS, POINTS, now_s) for now_s in (200.0, 210.0))
+    assert second.service_gpu_s == first.service_gpu_s + 10.0
+
+
+# What the folder of a deferred trial says
+
+
+@pytest.fixture
+def folder() -> TrialFolder:
+    found = TrialFolder.of(SWEEP, 0)
+    found.path.mkdir(parents=True)
+    return found
+
+
+def say(folder: TrialFolder, **status: object) -> None:
+    fresh = folder.path / "fresh"
+    fresh.write_text(json.dumps({"epoch": 1, **status}))
+    fresh.replace(folder.path / "status.json")
+
+
+def test_a_status_file_says_what_was_written_last(folder: TrialFolder) -> None:
+    file = StatusFile.of(folder)
+    assert file.read() == folder.status() == {}
+    for step in (7, 8, 9):
+        say(folder, step=step)
+        assert file.read() == folder.status() == {"epoch": 1, "step": step}
+    assert file.read() is file.read()
+    (folder.path / "status.json").write_text('{"epoch": 1, "st')
+    assert file.read() == folder.status() == {}
+    (folder.path / "status.json").unlink()
+    assert file.read() == folder.status() == {}
+
+
+def test_a_status_file_that_cannot_be_read_is_an_error_with_its_path(folder: TrialFolder) -> None:
+    (folder.path / "status.json").mkdir()
+    with pytest.raises(HermesError, match=str(folder.path)):
+        StatusFile.of(folder).read()
+
+
+def test_a_deferred_trial_is_made_again_only_once_its_folder_or_its_records_say_more(
+    folder: TrialFolder,
+) -> None:
+    standing = Standing()
+    trial = Trial(row(0, "deferred"), lease(pod={}), None, segment())
+    say(folder, step=7)
+    first = standing.of(trial, SWEEP)
+    assert first.segment is not None
+    assert first.segment.step == 7
+    assert standing.of(trial, SWEEP) is first
+    say(folder, step=8)
+    assert standing.of(trial, SWEEP).segment == replace(first.segment, step=8)
+    later = replace(trial, segment=segment(failures=1))
+    assert standing.of(later, SWEEP).segment == replace(segment(failures=1), step=8)

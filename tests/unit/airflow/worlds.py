@@ -12,6 +12,7 @@ from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.books import Book, Plan
 from hermes_ops.airflow.control.decisions import DecisionLog
+from hermes_ops.airflow.control.hands import Hands
 from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.metadata import Rank, RunRow, TrialRow
 from hermes_ops.airflow.records import (
@@ -189,9 +190,11 @@ class Journal:
             for n, c in self.opened.items()
         ]
 
-    def open_trial(self, ref: Any, number: int, config: Any, tags: Any) -> str:
+    def open_trial(
+        self, ref: Any, number: int, config: Any, tags: Any, *, unseen: bool = False
+    ) -> str:
         self._mlflow()
-        self.calls.append(("open", number, dict(config)))
+        self.calls.append(("open", number, dict(config), unseen))
         return f"run-{number}"
 
     def reopen(self, run_id: str, drop: Sequence[str] = ()) -> None:
@@ -214,9 +217,10 @@ class Journal:
         self._mlflow()
         self.calls.append(("decisions", chunk, list(lines)))
 
-    def applier(self) -> Applier:
+    def applier(self, hands: int = 1) -> Applier:
         outside: Any = self
-        return Applier(outside, outside, outside, DecisionLog(outside), "hermes", {})
+        log = DecisionLog(outside)
+        return Applier(outside, outside, outside, log, "hermes", {}, hands=Hands(hands))
 
     def of(self, *kinds: str) -> list[tuple[Any, ...]]:
         """What was asked, by kind, without the tags of the sweep's run."""

@@ -1,0 +1,113 @@
+"""The leases of trials that are to start; new ones get a configuration, and a run in MLflow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hermes_ops.airflow.control.books import Book, find
+from hermes_ops.airflow.control.hands import Hands, failed, known
+from hermes_ops.airflow.control.nodes import leased_nodes
+from hermes_ops.airflow.control.pool import Trial
+from hermes_ops.airflow.records import Lease
+from hermes_ops.config import leased_pod
+from hermes_ops.core.model import Action, JobId, Snapshot, Start
+from hermes_ops.errors import HermesError
+from hermes_ops.tracking import Tracker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Granting:
+    """Makes leases, and writes none of them to Airflow. `tags` are those of a trial's run."""
+
+    tracker: Tracker
+    hands: Hands
+    tags: Callable[[Book, Trial], dict[str, str]]
+    _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+
+    def leases(
+        self, books: Mapping[str, Book], actions: Sequence[Action], snapshot: Snapshot
+    ) -> dict[JobId, Lease]:
+        """The lease of each start, none where MLflow does not open the trial's run now."""
+        asked: dict[JobId, Future[Lease]] = {}
+        for action in (a for a in actions if isinstance(a, Start)):
+            book, trial = find(books, action.job)
+            nodes = leased_nodes(snapshot, action.gpus)
+            granted = {"gpus": action.gpus, "granted_s": snapshot.time_s, "nodes": nodes}
+            asked[action.job] = (
+                self._first(book, trial, granted)
+                if trial.lease is None
+                else known(_next(trial.lease, granted))
+            )
+        leases: dict[JobId, Lease] = {}
+        for job, answer in asked.items():
+            try:
+                leases[job] = answer.result()
+            except HermesError as error:
+                log.warning("Trial %s is not opened now: %s", job, error)
+        return leases
+
+    def forget(self, sweep: str) -> None:
+        """Take nothing as known of a sweep that has ended: it may go on."""
+        self._configs.pop(sweep, None)
+
+    def _first(self, book: Book, trial: Trial, granted: Mapping[str, Any]) -> Future[Lease]:
+        try:
+            configs = self._known(book)
+            unseen = trial.number not in configs
+            if unseen:  # kept: MLflow holds on to the first one that it is told
+                configs[trial.number] = book.ask(trial.number)
+        except HermesError as error:
+            return failed(error)
+        config = configs[trial.number]
+        book.opened_now[trial.number] = config
+        lease = replace(_of(book, config), **granted)
+        return self.hands.begin(self._opened, book, trial, lease, unseen)
+
+    def _known(self, book: Book) -> dict[int, dict[str, Any]]:
+        """Configurations by trial: those in MLflow (a controller that died opened them), ours."""
+        if book.sweep not in self._configs:
+            runs = self.tracker.trials(book.plan.ref)
+            self._configs[book.sweep] = {r.number: dict(r.config) for r in runs}
+        return self._configs[book.sweep]
+
+    def _opened(self, book: Book, trial: Trial, lease: Lease, unseen: bool) -> Lease:
+        run_id = self.tracker.open_trial(
+            book.plan.ref, trial.number, lease.config, self.tags(book, trial), unseen=unseen
+        )
+        return replace(lease, run_id=run_id)
+
+
+def _next(lease: Lease, granted: Mapping[str, Any]) -> Lease:
+    return replace(lease, epoch=lease.epoch + 1, revoked=False, **granted)
+
+
+def _of(book: Book, config: dict[str, Any]) -> Lease:
+    """What the sweep says of a trial with that configuration; no GPUs and no run as yet."""
+    plan = book.plan
+    spec, budget = plan.config.trial, plan.config.budget
+    return Lease(
+        epoch=1,
+        gpus=(),
+        granted_s=0.0,
+        run_id="",
+        config=config,
+        command=book.command(config),
+        directory=str(spec.directory),
+        environment=book.environment(config),
+        python=spec.python,
+        objective=plan.config.objective.metric,
+        direction=plan.config.objective.direction.value,
+        metric_pattern=spec.metric_pattern,
+        time_limit_s=spec.time_limit_seconds,
+        max_epochs=budget.max_epochs,
+        max_failures=spec.max_failures,
+        experiment=plan.record.experiment,
+        experiment_id=plan.record.experiment_id,
+        pod=leased_pod(spec.run_in, spec.pod),
+    )

@@ -1,0 +1,43 @@
+"""Several requests at a time, or one after the other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hermes_ops.airflow.control.hands import Hands, failed, known
+from hermes_ops.errors import Unavailable
+
+LIMIT_S = 30.0
+
+
+def test_with_two_hands_two_calls_are_under_way_at_the_same_time() -> None:
+    meeting = threading.Barrier(2)
+    hands = Hands(2)
+    met = [hands.begin(meeting.wait, LIMIT_S) for _ in range(2)]
+    assert sorted(found.result(LIMIT_S) for found in met) == [0, 1]
+
+
+def test_with_one_hand_a_call_is_over_when_it_has_begun() -> None:
+    order: list[int] = []
+    hands = Hands(1)
+    begun = [hands.begin(order.append, number) for number in range(3)]
+    assert order == [0, 1, 2]
+    assert all(future.done() for future in begun)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_an_error_comes_to_whoever_asks_for_the_answer(at_once: int) -> None:
+    def away() -> None:
+        raise Unavailable("it did not answer")
+
+    begun = Hands(at_once).begin(away)
+    with pytest.raises(Unavailable, match="did not answer"):
+        begun.result(LIMIT_S)
+
+
+def test_what_is_known_or_has_failed_needs_no_call() -> None:
+    assert known(3).result(0.0) == 3
+    with pytest.raises(Unavailable):
+        failed(Unavailable("away")).result(0.0)
