@@ -97,9 +97,14 @@ def early_ends(snapshot: Snapshot, rules: Mapping[SweepId, str]) -> Ends:
 
     KeyError for a rule that is not in RULES.
     """
+    asked = {sweep: RULES[rule] for sweep, rule in sorted(rules.items())}
+    judged: dict[SweepId, list[Job]] = {s: [] for s, rule in asked.items() if rule != none_rule}
+    for job in snapshot.jobs if judged else ():
+        if job.sweep in judged:
+            judged[job.sweep].append(job)
     ends: Ends = {}
-    for sweep, rule in sorted(rules.items()):
-        ends |= RULES[rule](by_submission(j for j in snapshot.jobs if j.sweep == sweep))
+    for sweep, jobs in judged.items():
+        ends |= asked[sweep](by_submission(jobs))
     return ends
 
 
@@ -115,6 +120,8 @@ class EarlyStop(Wrapper[M]):
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
         """The inner policy's plan for the jobs that go on, and the ends."""
         ends = early_ends(snapshot, dict(self.rules))
+        if not ends:
+            return self.policy.decide(snapshot, memory)
         jobs = tuple(
             replace(job, phase=Phase.STOPPING) if job.id in ends else job for job in snapshot.jobs
         )

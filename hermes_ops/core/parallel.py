@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -42,12 +43,17 @@ class MaxParallel(Wrapper[M]):
         limits = dict(self.limits)
         hidden: dict[JobId, int] = {}
         while True:
-            seen = tuple(j for j in snapshot.jobs if j.id not in hidden)
-            plan, after = self.policy.decide(replace(snapshot, jobs=seen), memory)
+            plan, after = self.policy.decide(_without(snapshot, hidden), memory)
             surplus = _surplus(snapshot, plan, limits)
             if not surplus:
                 return _without_early(snapshot, _explained(plan, hidden), limits), after
             hidden |= surplus
+
+
+def _without(snapshot: Snapshot, hidden: Mapping[JobId, int]) -> Snapshot:
+    if not hidden:
+        return snapshot  # with what is known of it
+    return replace(snapshot, jobs=tuple(j for j in snapshot.jobs if j.id not in hidden))
 
 
 def _surplus(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> dict[JobId, int]:

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import columns
+from hermes_ops.core.curves import Memo, columns
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Job, Phase, Point, Value
 from hermes_ops.policies.frontrunner_features import Configuration, features, similarities
@@ -96,7 +96,7 @@ def table(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> Table:
     whole = (trial for trial in prior if trial.curve and trial.curve[-1].step >= at[-1])
     past = [trial for trial in whole if not spaces or _names(trial.configuration) in spaces][-PAST:]
     curves = [job.curve for job in jobs] + [trial.curve for trial in past]
-    filled = [_row(curve, at) for curve in curves]
+    filled = _ROWS.of(curves, at)
     losses = np.array([row[0] for row in filled])
     known = ~np.isnan(losses[: len(jobs)])
     given = (*(tuple(job.configuration) for job in jobs), *(t.configuration for t in past))
@@ -118,6 +118,16 @@ def is_over(job: Job) -> bool:
 
 def _names(configuration: Sequence[tuple[str, Value]]) -> frozenset[str]:
     return frozenset(name for name, _ in configuration)
+
+
+ROWS_KEPT = 1 << 13  # those of 32 sweeps with as many earlier trials
+
+
+def _rows(curves: Sequence[tuple[Point, ...]], at: Sequence[int]) -> list[tuple[Floats, Floats]]:
+    return [_row(curve, at) for curve in curves]
+
+
+_ROWS = Memo[tuple[Point, ...], tuple[Floats, Floats]](_rows, ROWS_KEPT)
 
 
 def _row(curve: tuple[Point, ...], at: Sequence[int]) -> tuple[Floats, Floats]:
