@@ -293,7 +293,7 @@ class Applier:
         changes: list[Rank] = []
         for book in books.values():
             for trial in book.trials:
-                if trial.ended:
+                if trial.phase is Phase.ENDED:
                     continue
                 job = job_id(book.sweep, trial.number)
                 lease = leases.get(job) or (

@@ -21,16 +21,15 @@ def rank_of(trial: Trial, lease: Lease | None, place: int | None) -> Rank | None
     """
     row = trial.row
     if row.state == "deferred" and trial.told:
-        found = Rank(row.id, WAITING_WEIGHT, row.pool_slots)
+        weight, slots = WAITING_WEIGHT, row.pool_slots
     elif row.state in OCCUPYING:
         return None
     elif lease is not None:
-        weight = ENDED_WEIGHT if trial.left else LEASED_WEIGHT
-        found = Rank(row.id, weight, max(1, len(lease.gpus)))
+        weight, slots = ENDED_WEIGHT if trial.left else LEASED_WEIGHT, max(1, len(lease.gpus))
     elif trial.lease is None:
-        found = Rank(row.id, UNOPENED_WEIGHT, HELD_POOL_SLOTS)
+        weight, slots = UNOPENED_WEIGHT, HELD_POOL_SLOTS
     else:
         behind = place if place is not None else WAITING_WEIGHT // 2
-        found = Rank(row.id, WAITING_WEIGHT - behind, HELD_POOL_SLOTS)
-    same = (found.priority_weight, found.pool_slots) == (row.priority_weight, row.pool_slots)
-    return None if same else found
+        weight, slots = WAITING_WEIGHT - behind, HELD_POOL_SLOTS
+    same = weight == row.priority_weight and slots == row.pool_slots
+    return None if same else Rank(row.id, weight, slots)
