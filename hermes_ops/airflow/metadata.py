@@ -243,9 +243,9 @@ class Metadata:
         """Write the ranks of task instances that wait, in one transaction; the rows changed.
 
         A task instance that has been queued or runs meanwhile is left alone: its slots count. One
-        that is deferred keeps its slots, and so has its weight changed alone.
+        that is deferred keeps its slots, and so has its weight changed alone, or gives them up.
         """
-        from sqlalchemy import and_, bindparam, column, exc, table, update
+        from sqlalchemy import and_, bindparam, column, exc, or_, table, update
 
         rows = [
             {"b_id": UUID(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
@@ -256,7 +256,8 @@ class Metadata:
         # Not Airflow's own table object: that would set `updated_at` too.
         own: list[Any] = [column("id", self._ti.c.id.type), column("state")]
         ti = table("task_instance", *own, *map(column, RANKED_COLUMNS))
-        lighter = and_(ti.c.state == "deferred", ti.c.pool_slots == bindparam("b_slots"))
+        no_more = or_(ti.c.pool_slots == bindparam("b_slots"), bindparam("b_slots") == 0)
+        lighter = and_(ti.c.state == "deferred", no_more)
         statement = (
             update(ti)
             .where(ti.c.id == bindparam("b_id"))

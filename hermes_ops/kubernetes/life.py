@@ -58,7 +58,8 @@ class PodSegment:
 
     `record` is the exit code that the trial's own result stands for, None while there is none.
     Where `request` is None the pod was made before. `holder` is whatever looks after the pod, once
-    it is made, in the place of the one who made it.
+    it is made, in the place of the one who made it. `log_over` is called whenever its log has come
+    to an end: its container has most likely exited.
     """
 
     pods: Pods
@@ -72,6 +73,7 @@ class PodSegment:
     limits: Limits
     clock: Callable[[], float] = time.time
     holder: Any = None
+    log_over: Callable[[], None] = lambda: None
     trouble: str = ""
     _wake: threading.Event = field(default_factory=threading.Event)
     _log: LogFollower | None = None
@@ -215,8 +217,12 @@ class PodSegment:
 
     def _follow(self) -> None:
         if self._log is None:
-            self._log = LogFollower(self.pods, self.name, self.emit, self._wake.set)
+            self._log = LogFollower(self.pods, self.name, self.emit, self._log_ended)
             self._log.start()
+
+    def _log_ended(self) -> None:
+        self._wake.set()
+        self.log_over()
 
     def _ended(self, view: PodView) -> None:
         """Take in how it ended; one that is being deleted counts once it is gone."""

@@ -1,8 +1,9 @@
 """Trials whose pods the triggerer holds: what the controller does as no process of theirs can.
 
 What such a trial says of itself is read from its folder. A segment that was preempted is closed
-by the controller, so that its task need not take a slot for that; every other end is concluded by
-the task, which Airflow schedules again with the slots that it had.
+by the controller, so that its task need not take a slot for that; its slots are free as soon as the
+trial has said so, while its pod is being removed. Every other end is concluded by the task, which
+Airflow schedules again with the slots that it had.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from hermes_ops.airflow.control.pool import READY_STATES, Trial
 from hermes_ops.airflow.folders import StatusFile, TrialFolder
-from hermes_ops.airflow.records import Segment
+from hermes_ops.airflow.records import Lease, Segment
 from hermes_ops.airflow.trial.exits import PAUSED
 from hermes_ops.airflow.trial.visit import closed, result_of, with_status
 from hermes_ops.errors import HermesError
@@ -38,10 +39,11 @@ class Standing:
             return trial
         try:
             if trial.row.state == "deferred":
-                return self._with_status(trial, segment, sweep)
+                seen = self._with_status(trial, segment, sweep)
+                left = _left(trial, lease, sweep) if trial.told else ""
+                return replace(seen, left=left) if left in PAUSED else seen
             if trial.row.state in READY_STATES:
-                result = result_of(TrialFolder.of(sweep, trial.number), lease.epoch)
-                return replace(trial, left=str(result.get("outcome") or ""))
+                return replace(trial, left=_left(trial, lease, sweep))
         except HermesError:
             return trial
         return trial
@@ -59,8 +61,13 @@ class Standing:
         return known[2]
 
 
+def _left(trial: Trial, lease: Lease, sweep: str) -> str:
+    result = result_of(TrialFolder.of(sweep, trial.number), lease.epoch)
+    return str(result.get("outcome") or "")
+
+
 def settled(trial: Trial, folder: TrialFolder) -> Segment | None:
     """The record of a segment that was preempted and whose task waits; None where there is none."""
-    if trial.left not in PAUSED or trial.segment is None:
+    if trial.left not in PAUSED or trial.segment is None or trial.row.state == "deferred":
         return None
     return closed(trial.segment, folder, trial.left)

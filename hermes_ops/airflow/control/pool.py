@@ -29,7 +29,7 @@ class Trial:
     """All that is known of one trial.
 
     `left` is the outcome of its lease's segment where that has ended and the task, which waits for
-    a slot, has not said so yet.
+    a slot or for the pod to be gone, has not said so yet.
     """
 
     row: TrialRow

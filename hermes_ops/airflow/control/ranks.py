@@ -16,12 +16,13 @@ def rank_of(trial: Trial, lease: Lease | None, place: int | None) -> Rank | None
     """The rank of a trial under that lease, in the policy's order; None: as it is.
 
     One that holds slots keeps them. A deferred one that was told to stop is scheduled with its
-    slots once more when its pod has ended: those for whom it makes room then come before it. One
-    that has ended for another reason says so first.
+    slots once more when its pod has ended: those for whom it makes room then come before it. Once
+    it has said that it is preempted it needs none any more: nobody waits for the rest of its pod.
+    One that has ended for another reason says so first.
     """
     row = trial.row
     if row.state == "deferred" and trial.told:
-        weight, slots = WAITING_WEIGHT, row.pool_slots
+        weight, slots = WAITING_WEIGHT, 0 if trial.left else row.pool_slots
     elif row.state in OCCUPYING:
         return None
     elif lease is not None:

@@ -34,13 +34,18 @@ from hermes_ops.kubernetes.template import TRIAL
 from hermes_ops.tracking import Tracker
 from hermes_ops.trial.outcome import INFRASTRUCTURE
 
-POLL_S = 0.5
+SOONEST_S, LATEST_S = 0.05, 0.5
+LOOKS_A_SECOND = 2_000
+"""At the stop flags of all pods together; of each between `SOONEST_S` and `LATEST_S`."""
 LOOK_S = 5.0
 """A pod is also looked at as soon as its log ends, so now and then is enough."""
 CONNECTIONS = 1_000
 """To Kubernetes' API at the same time: each pod's log has one."""
 
 Say = Callable[[str], None]
+Event = dict[str, Any]
+_HELD: set[str] = set()
+"""The pods of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +120,15 @@ class PodTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire once, when the pod is gone."""
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[dict[str, Any] | None] = loop.create_future()
+        ended: asyncio.Future[Event | None] = loop.create_future()
         given_up = threading.Event()
         say = functools.partial(_say, contextvars.copy_context(), self.log.info)
 
-        def work() -> None:
-            found = hold(self.held, say, given_up.is_set)
+        def tell(found: Event | None) -> None:
             with contextlib.suppress(RuntimeError):  # the triggerer is ending
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(found))
 
+        work = functools.partial(hold, self.held, say, given_up.is_set, tell)
         threading.Thread(target=work, daemon=True, name=self.held.name).start()
         try:
             event = await ended
@@ -137,41 +142,52 @@ class PodTrigger(BaseTrigger):
         await asyncio.to_thread(end, self.held)
 
 
-def hold(held: HeldPod, say: Say, given_up: Callable[[], bool]) -> dict[str, Any] | None:
-    """Look after the pod until it is gone: how it ended; None where it was given up."""
-    log = KeptLog.of(held.folder, held.epoch, say)
+def hold(
+    held: HeldPod, say: Say, given_up: Callable[[], bool], tell: Callable[[Event | None], None]
+) -> None:
+    """Look after the pod until it is gone, then tell how it ended; None where it was given up.
+
+    What is left for MLflow is sent after that, as nobody should wait for it.
+    """
+    feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id))
+    _HELD.add(held.name)
+    try:
+        event = _outcome(held, feed, say, given_up)
+    finally:
+        _HELD.discard(held.name)
+    if event is not None:
+        controller_nudge().give()
+    tell(event)
+    feed.close()
+    if event is not None:
+        feed.pump_once(ended=True)
+
+
+def _outcome(
+    held: HeldPod, feed: MetricFeed, say: Say, given_up: Callable[[], bool]
+) -> Event | None:
+    log, nudge = KeptLog.of(held.folder, held.epoch, say), controller_nudge()
     try:
         limits = Limits(GRACE_S, held.start_s, look_s=LOOK_S)
-        segment = held.segment(held.pods(), log, request=None, limits=limits)
-        feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id))
-        code = _watched(held, segment, feed, say, given_up)
+        segment = held.segment(held.pods(), log, request=None, limits=limits, log_over=nudge.give)
+        segment.start()
+        feed.start()
+        _, code = look_after(segment, held, say, poll_s=_poll_s, given_up=given_up)
+        if code is None:
+            segment.leave()
+        else:
+            segment.finish()
         trouble = segment.trouble
     except HermesError as error:  # another try looks after it, or it cannot be reached
         code, trouble = INFRASTRUCTURE, str(error)
     finally:
         log.close()
-    if code is None:
-        return None
-    controller_nudge().give()
-    return {"epoch": held.epoch, "code": code, "trouble": trouble}
+    return None if code is None else {"epoch": held.epoch, "code": code, "trouble": trouble}
 
 
-def _watched(
-    held: HeldPod, segment: PodSegment, feed: MetricFeed, say: Say, given_up: Callable[[], bool]
-) -> int | None:
-    segment.start()
-    feed.start()
-    try:
-        _, code = look_after(segment, held, say, poll_s=POLL_S, given_up=given_up)
-        if code is None:
-            segment.leave()
-        else:
-            segment.finish()
-    finally:
-        feed.close()
-    if code is not None:
-        feed.pump_once(ended=True)
-    return code
+def _poll_s() -> float:
+    """How often each stop flag is looked at: the more pods there are the less often."""
+    return min(LATEST_S, max(SOONEST_S, len(_HELD) / LOOKS_A_SECOND))
 
 
 def end(held: HeldPod) -> None:

@@ -73,7 +73,7 @@ def look_after(
     trial: Watched,
     say: Callable[[str], None],
     *,
-    poll_s: float = POLL_S,
+    poll_s: Callable[[], float] = lambda: POLL_S,
     given_up: Callable[[], bool] = lambda: False,
 ) -> tuple[StopFlag | None, int | None]:
     """Its stop flag, and its exit code once it has exited.
@@ -83,7 +83,7 @@ def look_after(
     flag: StopFlag | None = None
     told_at = asked_at = 0.0
     nudge = trial.nudge()
-    while (code := segment.wait(poll_s)) is None and not (segment.handed_over or given_up()):
+    while (code := segment.wait(poll_s())) is None and not (segment.handed_over or given_up()):
         if nudge.taken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
             asked_at = time.monotonic()
             fresh = trial.stop_flag() if flag is None or flag.final is None else flag

@@ -228,18 +228,21 @@ def test_a_rank_is_written_to_waiting_rows_and_never_to_occupying_ones(engine: E
     ]  # fmt: skip
 
 
-def test_a_deferred_task_may_change_its_weight_and_never_its_slots(engine: Engine) -> None:
+def test_a_deferred_task_may_change_its_weight_or_give_up_its_slots_and_have_no_others(
+    engine: Engine,
+) -> None:
     add_run(engine)
-    for number in range(2):
-        add_task(engine, number, "deferred", pool_slots=2)
+    for number in range(4):
+        add_task(engine, number, "deferred" if number < 3 else "running", pool_slots=2)
     metadata: Any = Metadata(engine)
-    assert metadata.rerank([Rank(ti_id(0), 7, 2), Rank(ti_id(1), 7, 10_000)]) == 1
+    wanted = [(7, 2), (7, 10_000), (7, 0), (7, 0)]
+    assert metadata.rerank([Rank(ti_id(n), *rank) for n, rank in enumerate(wanted)]) == 2
     with engine.connect() as connection:
         ti = metadata._ti.c
         rows = connection.execute(
             select(ti.priority_weight, ti.pool_slots).order_by(ti.map_index)
         ).all()
-    assert [tuple(r) for r in rows] == [(7, 2), (1, 2)]
+    assert [tuple(r) for r in rows] == [(7, 2), (1, 2), (7, 0), (1, 2)]
 
 
 def test_no_rank_asks_nothing_of_the_database(tmp_path: Path) -> None:

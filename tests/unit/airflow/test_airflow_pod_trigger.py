@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from airflow.sdk.serde import deserialize, serialize
 from hermes_ops.airflow.control.deferred import Standing, settled
 from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.control.ranks import ENDED_WEIGHT, LEASED_WEIGHT, WAITING_WEIGHT, rank_of
-from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.folders import TrialFolder, controller_nudge
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,
@@ -36,6 +37,7 @@ from hermes_ops.airflow.trial.stop_file import tell, told
 from hermes_ops.airflow.trial.visit import Visit
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import HermesError
+from hermes_ops.kubernetes import PodSegment
 from tests.unit.airflow.worlds import (
     SWEEP,
     DictStore,
@@ -90,8 +92,16 @@ def pods(monkeypatch: pytest.MonkeyPatch) -> FakePods:
     monkeypatch.setattr(HeldPod, "pods", lambda held: found)
     monkeypatch.setattr(pod_trigger, "tracker", lambda conn_id: None)
     monkeypatch.setattr(pod_trigger, "MetricFeed", lambda *known: FakeFeed())
-    monkeypatch.setattr(pod_trigger, "POLL_S", 0.01)
+    monkeypatch.setattr(pod_trigger, "SOONEST_S", 0.01)
     return found
+
+
+def ended() -> dict[str, Any]:
+    """How the pod ended that the trigger holds."""
+    told: list[Any] = []
+    hold(HELD, print, never, told.append)
+    (event,) = told
+    return dict(event)
 
 
 def never() -> bool:
@@ -101,21 +111,19 @@ def never() -> bool:
 def test_a_pod_that_has_ended_fires_with_its_trials_own_word(pods: FakePods) -> None:
     left("finished")
     del pods.pods[POD.name]
-    assert hold(HELD, print, never) == {"epoch": 1, "code": 0, "trouble": ""}
+    assert ended() == {"epoch": 1, "code": 0, "trouble": ""}
 
 
 def test_a_pod_that_is_gone_without_a_word_is_trouble_and_is_not_made_again(pods: FakePods) -> None:
     del pods.pods[POD.name]
-    event = hold(HELD, print, never)
-    assert event is not None
+    event = ended()
     assert (event["code"], pods.made) == (70, [])
     assert "deleted" in event["trouble"]
 
 
 def test_a_pod_that_another_try_looks_after_is_left_alone(pods: FakePods) -> None:
     pods.change(POD.name, owner="2")
-    event = hold(HELD, print, never)
-    assert event is not None
+    event = ended()
     assert event["code"] == 70
     end(HELD)
     assert (pods.deleted, pods.pods[POD.name].owner) == ([], "2")
@@ -132,9 +140,47 @@ def test_a_stop_flag_beside_the_folder_ends_the_pod(
 
     monkeypatch.setattr(pods, "delete", delete)
     tell(HELD.folder, flag(1), needed=True)
-    event = hold(HELD, print, never)
-    assert event is not None
+    event = ended()
     assert (event["code"], pods.deleted) == (75, [(POD.name, 30)])
+
+
+def test_the_end_is_told_before_the_last_metrics_are_sent(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = FakeFeed()
+    monkeypatch.setattr(pod_trigger, "MetricFeed", lambda *known: feed)
+    left("finished")
+    del pods.pods[POD.name]
+    hold(HELD, print, never, feed.said.append)
+    assert feed.said == ["start", {"epoch": 1, "code": 0, "trouble": ""}, "close", "pump"]
+
+
+def test_a_pod_that_is_given_up_sends_nothing_more(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = FakeFeed()
+    monkeypatch.setattr(pod_trigger, "MetricFeed", lambda *known: feed)
+    hold(HELD, print, lambda: True, feed.said.append)
+    assert feed.said == ["start", None, "close"]
+
+
+def test_the_end_of_a_pods_log_nudges_the_controller(
+    pods: FakePods, home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nudge, seen = controller_nudge(), []
+    leave = PodSegment.leave
+    monkeypatch.setattr(PodSegment, "leave", lambda own: (seen.append(nudge.taken()), leave(own)))
+    until_s = time.monotonic() + 10.0
+    hold(HELD, print, lambda: nudge.path.exists() or time.monotonic() > until_s, seen.append)
+    assert seen == [True, None]
+
+
+def test_many_pods_are_looked_at_less_often_than_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for count in (1, 100, 400, 1_000, 100_000):
+        monkeypatch.setattr(pod_trigger, "_HELD", set(range(count)))
+        found.append(pod_trigger._poll_s())
+    assert found == [0.05, 0.05, 0.2, 0.5, 0.5]
 
 
 def test_a_trigger_that_is_cancelled_leaves_its_pod_unless_a_person_ended_the_task(
@@ -297,6 +343,33 @@ def test_a_deferred_trial_runs_and_says_how_far_it_is() -> None:
     seen = Standing().of(trial("deferred"), SWEEP)
     assert (seen.phase, seen.segment and seen.segment.step) == (Phase.RUNNING, 7)
     assert not seen.idle
+
+
+@pytest.mark.parametrize(
+    ("outcome", "slots"),
+    [("preempted", 0), ("interrupted", 0), ("finished", 1), ("failed", 1), ("", 1)],
+)
+def test_a_deferred_trial_that_says_it_is_preempted_frees_its_slots_while_its_pod_goes(
+    outcome: str, slots: int
+) -> None:
+    outside = Journal()
+    if outcome:
+        left(outcome)
+    before = trial("deferred", stop=flag(1))
+    seen = book(Standing().of(before, SWEEP))
+    outside.applier().settle(seen, 130.0)
+    after = seen.trials[0]
+    assert after.phase is Phase.STOPPING
+    assert outside.of("put") == []  # its segment is closed once its pod is gone
+    rank = rank_of(after, after.lease, None)
+    assert rank is not None
+    assert (rank.priority_weight, rank.pool_slots) == (WAITING_WEIGHT, slots)
+
+
+def test_a_deferred_trial_that_nobody_told_to_stop_keeps_its_slots() -> None:
+    left("preempted")
+    seen = Standing().of(trial("deferred"), SWEEP)
+    assert (seen.left, rank_of(seen, seen.lease, None)) == ("", None)
 
 
 @pytest.mark.parametrize(
