@@ -149,7 +149,11 @@ def hold(
 
     What is left for MLflow is sent after that, as nobody should wait for it.
     """
-    feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id))
+    try:
+        feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id))
+    except HermesError as error:  # MLflow's address is not known
+        tell(_event(held, INFRASTRUCTURE, str(error)))
+        return
     _HELD.add(held.name)
     try:
         event = _outcome(held, feed, say, given_up)
@@ -161,6 +165,10 @@ def hold(
     feed.close()
     if event is not None:
         feed.pump_once(ended=True)
+
+
+def _event(held: HeldPod, code: int, trouble: str) -> Event:
+    return {"epoch": held.epoch, "code": code, "trouble": trouble}
 
 
 def _outcome(
@@ -182,7 +190,7 @@ def _outcome(
         code, trouble = INFRASTRUCTURE, str(error)
     finally:
         log.close()
-    return None if code is None else {"epoch": held.epoch, "code": code, "trouble": trouble}
+    return None if code is None else _event(held, code, trouble)
 
 
 def _poll_s() -> float:

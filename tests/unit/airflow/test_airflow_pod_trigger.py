@@ -155,6 +155,17 @@ def test_the_end_is_told_before_the_last_metrics_are_sent(
     assert feed.said == ["start", {"epoch": 1, "code": 0, "trouble": ""}, "close", "pump"]
 
 
+def test_an_unknown_address_of_mlflow_is_trouble_and_leaves_the_pod(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(conn_id: str | None) -> None:
+        raise HermesError("MLFLOW_TRACKING_URI is not set")
+
+    monkeypatch.setattr(pod_trigger, "tracker", unknown)
+    assert ended() == {"epoch": 1, "code": 70, "trouble": "MLFLOW_TRACKING_URI is not set"}
+    assert pods.deleted == []
+
+
 def test_a_pod_that_is_given_up_sends_nothing_more(
     pods: FakePods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
