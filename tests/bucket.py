@@ -54,6 +54,11 @@ class Bucket:
         here = f"http://{LOOPBACK}:{self.port}"
         return fsspec.filesystem("s3", key=self.key, secret=self.secret, endpoint_url=here)
 
+    def held(self, folder: str) -> list[str]:
+        """The names of all that lies below a folder of `url`, as seen from there."""
+        files, place = self.files(), f"{self.url.removeprefix('s3://')}/{folder}/"
+        return [str(path).removeprefix(place) for path in files.find(place)]
+
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
         """Nobody listens there for a while; what it holds is kept."""

@@ -13,23 +13,26 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import threading
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from kubernetes import client, config
 
 from bench import pod_cluster
+from hermes_ops.kubernetes import connect
 from tests.integration import harness
 from tests.integration.conftest import UP_TIMEOUT_S, Stack
 from tests.k8s import faults
+
+if TYPE_CHECKING:
+    from tests.bucket import Bucket
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -52,11 +55,7 @@ class Cluster:
 
     command: tuple[str, ...]
     namespace: str
-    api: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        config.load_kube_config(os.environ["KUBECONFIG"])  # not as it was at import
-        self.api = client.CoreV1Api()
+    api: Any = field(init=False, default_factory=connect)
 
     def tool(self, *arguments: str, timeout_s: float = 120) -> str:
         """The command that started the cluster; what only it can do fails without it."""
@@ -214,29 +213,66 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def cluster(image: str, cluster_command: tuple[str, ...], home: Path) -> Iterator[Cluster]:
     """A namespace with the scripts, and a claim whose volume is HERMES_HOME/sweeps."""
-    name = f"hermes-{uuid.uuid4().hex[:8]}"
-    found = Cluster(cluster_command, name)
-    level = {"pod-security.kubernetes.io/enforce": "restricted"}
-    found.api.create_namespace({"metadata": {"name": name, "labels": level}})
-    modes = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = {
-        "metadata": {"name": name},
-        "spec": {**modes, "capacity": {"storage": "1Gi"},
-                 "hostPath": {"path": str(home / "sweeps"), "type": "Directory"}},
-    }  # fmt: skip
-    claim = {
-        "metadata": {"name": "trials"},
-        "spec": {**modes, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    found.api.create_persistent_volume(volume)
-    found.api.create_namespaced_persistent_volume_claim(name, claim)
-    scripts = {"metadata": {"name": "scripts"}, "data": {s.name: s.read_text() for s in MOUNTED}}
-    found.api.create_namespaced_config_map(name, scripts)
+    with (
+        pod_cluster.namespace() as (api, name),
+        pod_cluster.volume(api, name, home / "sweeps", MOUNTED),
+    ):
+        yield Cluster(cluster_command, name)
+
+
+@pytest.fixture(scope="session")
+def image_with_s3(kubeconfig: None) -> str:
+    """The trial image with what a bucket needs, on every node."""
+    return pod_cluster.trial_image("s3")
+
+
+@pytest.fixture(scope="session")
+def pod_bucket(cluster: Cluster) -> Iterator[Bucket]:
+    """A bucket on this machine, where pods find it too; its keys are in the Secret `bucket`."""
+    from tests.bucket import bucket
+
+    nodes = cluster.api.list_node().items
+    node = next(a.address for n in nodes for a in n.status.addresses if a.type == "InternalIP")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect((node, 9))  # sends nothing
+        host = towards.getsockname()[0]
+    with bucket(host) as made:
+        secret = {"metadata": {"name": "bucket"}, "stringData": made.variables}
+        cluster.api.create_namespaced_secret(cluster.namespace, secret)
+        yield made
+
+
+@contextlib.contextmanager
+def airflow_beside(
+    cluster: Cluster, home: Path, folder: Path, defaults: dict[str, Any], slots: int
+) -> Iterator[PodLab]:
+    """Airflow with so many slots, whose sweeps' pods are in the cluster, by these defaults."""
+    (home / "pod.yaml").write_text(yaml.safe_dump(defaults))
+    stack = Stack(home)
+    free = ("--airflow-port", "0", "--mlflow-port", "0")
+    said = stack.hermes("up", "--slots", str(slots), *free, timeout_s=UP_TIMEOUT_S)
+    assert said.returncode == 0, said.stdout + said.stderr
+    made = PodLab(stack, folder, cluster)
     try:
-        yield found
+        yield made
     finally:
-        found.api.delete_namespace(name)
-        found.api.delete_persistent_volume(name)
+        made.close()
+        stopped = stack.down()
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
+def preempted_with_the_same_curve(
+    sweep: Any, rates: Sequence[float], epochs: int, folder: Path
+) -> list[int]:
+    """The trials that gave way, of which there must be some; each curve is that of one alone."""
+    preempted = [n for n in range(len(rates)) if len(sweep.segments(n)) > 1]
+    assert preempted, "the policy preempted nobody: the test shows nothing"
+    for number in preempted:
+        alone = harness.plain_curve(folder / str(number), rates[number], epochs)
+        curve = sweep.curve(number)
+        assert [step for step, _ in curve] == list(range(1, epochs + 1))
+        assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+    return preempted
 
 
 @pytest.fixture(scope="session")
@@ -244,26 +280,9 @@ def lab(
     cluster: Cluster, image: str, home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PodLab]:
     """Airflow with four slots, whose sweeps' pods are in the cluster."""
-    defaults = {
-        "image": image,
-        "namespace": cluster.namespace,
-        "claim": "trials",
-        "limits": {"memory": "256Mi"},
-        "requests": {"cpu": "50m"},
-        "volumes": [{"mount": "/scripts", "config_map": "scripts"}],
-    }
-    (home / "pod.yaml").write_text(yaml.safe_dump(defaults))
-    stack = Stack(home)
-    free = ("--airflow-port", "0", "--mlflow-port", "0")
-    said = stack.hermes("up", "--slots", str(GPUS), *free, timeout_s=UP_TIMEOUT_S)
-    assert said.returncode == 0, said.stdout + said.stderr
-    made = PodLab(stack, tmp_path_factory.mktemp("sweeps"), cluster)
-    try:
+    defaults = pod_cluster.defaults(image, cluster.namespace)
+    with airflow_beside(cluster, home, tmp_path_factory.mktemp("sweeps"), defaults, GPUS) as made:
         yield made
-    finally:
-        made.close()
-        stopped = stack.down()
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
 
 @pytest.fixture

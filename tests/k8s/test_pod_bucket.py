@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import pod_cluster
-from tests.bucket import Bucket, bucket
+from tests.bucket import Bucket
 from tests.integration import harness
 from tests.k8s.conftest import Cluster
 from tests.k8s.faults import RATE
@@ -28,25 +25,6 @@ UNPRIVILEGED = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-
-
-@pytest.fixture(scope="module")
-def s3(cluster: Cluster) -> Iterator[Bucket]:
-    """A bucket on this machine, where pods find it too; its keys are in the Secret `bucket`."""
-    nodes = cluster.api.list_node().items
-    node = next(a.address for n in nodes for a in n.status.addresses if a.type == "InternalIP")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((node, 9))  # sends nothing
-        host = towards.getsockname()[0]
-    with bucket(host) as made:
-        secret = {"metadata": {"name": "bucket"}, "stringData": made.variables}
-        cluster.api.create_namespaced_secret(cluster.namespace, secret)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def image_with_s3(cluster: Cluster) -> str:
-    return pod_cluster.trial_image("s3")
 
 
 class Pod:
@@ -111,12 +89,12 @@ class Pod:
 
 
 def test_a_pod_that_is_deleted_leaves_its_checkpoint_in_the_bucket_for_the_next(
-    cluster: Cluster, s3: Bucket, image_with_s3: str, tmp_path: Path
+    cluster: Cluster, pod_bucket: Bucket, image_with_s3: str, tmp_path: Path
 ) -> None:
-    first = Pod(cluster, image_with_s3, s3.url, 1)
+    first = Pod(cluster, image_with_s3, pod_bucket.url, 1)
     harness.await_(lambda: len(first.curve()) >= 5, READY_S)
     first.stop()
-    second = Pod(cluster, image_with_s3, s3.url, 2)
+    second = Pod(cluster, image_with_s3, pod_bucket.url, 2)
     harness.await_(lambda: second.phase() == "Succeeded", READY_S)
     second.reader.join(READY_S)
     assert "comes from the store" in second.output
@@ -127,5 +105,5 @@ def test_a_pod_that_is_deleted_leaves_its_checkpoint_in_the_bucket_for_the_next(
     assert first.curve() == alone[:done]
     assert second.curve() == alone[resumed_at - 1 :]
     for text in (first.output, second.output, json.dumps(second.facts())):
-        assert s3.key not in text
-        assert s3.secret not in text
+        assert pod_bucket.key not in text
+        assert pod_bucket.secret not in text

@@ -75,7 +75,7 @@ def free_ended(
     gone = set(states) - set(kept)
     for number in gone:
         _delete(TrialFolder.of(sweep, number).checkpoints)
-    obeyed = clear_trials(store, sweep, gone)
+    obeyed = clear_trials(store, sweep, gone) if kept else clear_sweep(store, sweep)
     note = sweep_folder(sweep) / KEEP_FILE
     if kept or not obeyed:
         fresh = note.with_suffix(".new")

@@ -17,7 +17,7 @@ from hermes_ops.airflow.control.stores import check_store, clear_sweep, clear_tr
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.trial.local import trial_variables
 from hermes_ops.errors import HermesError
-from hermes_ops.trial.copies import Copies, StoreError
+from hermes_ops.trial.copies import Copies, StoreError, connect
 from tests.bucket import Bucket
 from tests.unit.airflow.worlds import SWEEP, book, lease, running
 
@@ -69,6 +69,24 @@ def test_nothing_stays_in_the_store_when_nothing_is_kept(store: str) -> None:
     free_ended(SWEEP, STATES, 0.0, 1_000.0, store)
     assert left(store) == ["other/0"]
     assert not (sweep_folder(SWEEP) / KEEP_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("keep_s", "places"), [(0.0, [SWEEP]), (60.0, [f"{SWEEP}/0", f"{SWEEP}/1"])]
+)
+def test_a_store_is_opened_once_for_a_sweep_of_which_nothing_is_kept(
+    store: str, monkeypatch: pytest.MonkeyPatch, keep_s: float, places: list[str]
+) -> None:
+    opened: list[str] = []
+
+    def connecting(url: str) -> Copies:
+        opened.append(url.removeprefix(f"{store}/"))
+        return connect(url)
+
+    monkeypatch.setattr(janitor, "clear_trials", lambda *a: clear_trials(*a, connecting))
+    monkeypatch.setattr(janitor, "clear_sweep", lambda *a: clear_sweep(*a, connecting))
+    free_ended(SWEEP, STATES, keep_s, 1_000.0, store)
+    assert opened == places
 
 
 def test_a_store_that_was_away_at_the_end_is_asked_again_by_the_controller(
