@@ -23,7 +23,7 @@ from hermes_ops.airflow.control.closing import due_end
 from hermes_ops.airflow.control.decisions import DecisionLog, action_name, decision
 from hermes_ops.airflow.control.deferred import settled
 from hermes_ops.airflow.control.granting import Granting
-from hermes_ops.airflow.control.hands import Hands
+from hermes_ops.airflow.control.hands import Hands, answers
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.pool import FINAL_STATES, Trial, job_id
 from hermes_ops.airflow.control.ranks import WAITING_WEIGHT, rank_of
@@ -88,39 +88,35 @@ class Applier:
             self._tag(book, AIRFLOW_TAG, f"{self.client.credentials.url}/{page}")
         taken = [a for a in actions if not isinstance(a, Start)]
         self._record(snapshot, taken, ages_s)
-        taking = self.hands.begin(self._take_back, books, taken, snapshot.time_s)
+        taking = [
+            self.hands.begin(self._take_back, *find(books, a.job), a, snapshot.time_s)
+            for a in taken
+        ]
         try:
             leases = self._granting.leases(books, actions, snapshot)
         finally:
-            wait((taking,))
-        revoked = taking.result()
+            wait(taking)
+        revoked = {job for job in answers(taking) if job is not None}
         granted = [a for a in actions if isinstance(a, Start) and a.job in leases]
         self._record(snapshot, granted, ages_s)
         told = [
             self.hands.begin(self._put, *find(books, job), LEASE_KEY, encode(lease))
             for job, lease in leases.items()
         ]
-        for done in wait(told).done:
-            done.result()
-        self._rank(books, plan, leases, revoked)
+        ranks = self._ranks(books, plan, leases, revoked)
+        answers(told)
+        self.metadata.rerank(ranks)
 
-    def _take_back(
-        self, books: Mapping[str, Book], actions: Sequence[Action], now_s: float
-    ) -> set[JobId]:
-        """Tell trials to leave their GPUs; return those whose leases had not begun: revoked."""
-        revoked: set[JobId] = set()
-        for action in actions:
-            book, trial = find(books, action.job)
-            if trial.phase is Phase.STARTING:
-                revoked.add(action.job)
-            if isinstance(action, Stop) and action.final:
-                end = CloseRecord(action.reason.text, "stopped_early", now_s)
-                self._end(book, (trial,), end, now_s)
-            elif trial.phase is Phase.STARTING:
-                self._revoke(book, trial)
-            else:
-                self._stop(book, trial, action.reason.text, now_s, None)
-        return revoked
+    def _take_back(self, book: Book, trial: Trial, action: Action, now_s: float) -> JobId | None:
+        """Tell a trial to leave its GPUs; its id if its lease had not begun and so is revoked."""
+        if isinstance(action, Stop) and action.final:
+            end = CloseRecord(action.reason.text, "stopped_early", now_s)
+            self._end(book, (trial,), end, now_s)
+        elif trial.phase is Phase.STARTING:
+            self._revoke(book, trial)
+        else:
+            self._stop(book, trial, action.reason.text, now_s, None)
+        return action.job if trial.phase is Phase.STARTING else None
 
     def settle(self, book: Book, now_s: float) -> None:
         """Close a sweep whose budget is spent, end its trials, mend what was left."""
@@ -282,13 +278,14 @@ class Applier:
         self.metadata.rerank([Rank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)])
         self._put(book, trial, LEASE_KEY, encode(replace(trial.lease, revoked=True)))
 
-    def _rank(
+    def _ranks(
         self,
         books: Mapping[str, Book],
         plan: Allocation,
         leases: Mapping[JobId, Lease],
         revoked: set[JobId],
-    ) -> None:
+    ) -> list[Rank]:
+        """What is to be changed of the ranks once the leases stand."""
         order = {job: i for i, job in enumerate(plan.ranking)}
         changes: list[Rank] = []
         for book in books.values():
@@ -301,7 +298,7 @@ class Applier:
                 )
                 if (rank := rank_of(trial, lease, order.get(job))) is not None:
                     changes.append(rank)
-        self.metadata.rerank(changes)
+        return changes
 
     def _record(
         self, snapshot: Snapshot, actions: Sequence[Action], ages_s: Mapping[str, float | None]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,6 +32,12 @@ class Hands:
             return known(call(*args, **named))
         except Exception as error:  # whoever asks for the answer gets it
             return failed(error)
+
+
+def answers(begun: Sequence[Future[T]]) -> list[T]:
+    """The answers of all, once each call is over; the first error of any."""
+    wait(begun)
+    return [call.result() for call in begun]
 
 
 def known(answer: T) -> Future[T]:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hermes_ops.airflow.control.hands import Hands, failed, known
+from hermes_ops.airflow.control.hands import Hands, answers, failed, known
 from hermes_ops.errors import Unavailable
 
 LIMIT_S = 30.0
@@ -35,6 +35,22 @@ def test_an_error_comes_to_whoever_asks_for_the_answer(at_once: int) -> None:
     begun = Hands(at_once).begin(away)
     with pytest.raises(Unavailable, match="did not answer"):
         begun.result(LIMIT_S)
+
+
+def test_the_answers_are_there_once_every_call_is_over_even_where_one_has_failed() -> None:
+    over: list[int] = []
+    hands, may_end = Hands(2), threading.Event()
+
+    def late() -> None:
+        may_end.wait(LIMIT_S)
+        over.append(1)
+
+    begun = [hands.begin(int, "no number"), hands.begin(late)]
+    may_end.set()
+    with pytest.raises(ValueError, match="no number"):
+        answers(begun)
+    assert over == [1]
+    assert answers([hands.begin(int, text) for text in "321"]) == [3, 2, 1]
 
 
 def test_what_is_known_or_has_failed_needs_no_call() -> None:
