@@ -136,9 +136,13 @@ def _measured(own: stack.Stack, pods: ClusterPods, mode: str, trials: int) -> Fi
 
 def _switch(sweep: stack.Sweep, seen: Sightings, turn: switch.Turn) -> switch.Switch:
     line_s = switch.first_line(sweep, turn.follower, "stamps.jsonl", "line_s", turn.decided_s)
+    flag_s = switch.flag_seen_s(sweep, turn)
+    told_s = seen.first(sweep.id, turn.victim, "told", turn.decided_s)
+    if flag_s is not None and told_s is not None and flag_s > told_s:
+        flag_s = None  # the line was repeated: Airflow's triggerer begins a task's log anew
     moments = (
-        switch.flag_seen_s(sweep, turn),
-        seen.first(sweep.id, turn.victim, "told", turn.decided_s),
+        flag_s,
+        told_s,
         switch.trial_exit_s(sweep, turn),
         seen.first(sweep.id, turn.victim, "gone", turn.decided_s),
         switch.next_task_s(sweep, turn),
