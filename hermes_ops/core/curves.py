@@ -59,7 +59,7 @@ class Memo(Generic[F, T]):
     """What was made of facts (curves, jobs), kept as long as the same ones come again.
 
     It changes no result, only its price. A fact is known by its identity, as it never changes: it
-    is kept beside what was made of it, so its identity is not used again.
+    is kept beside what was made of it, so its identity is not used again. Threads may share it.
     """
 
     def __init__(self, make: Callable[..., Iterable[T]], size: int = KEPT) -> None:
@@ -70,12 +70,14 @@ class Memo(Generic[F, T]):
     def of(self, facts: Iterable[F], *about: object) -> list[T]:
         """What `make(facts, *about)` gives, made only of facts that are new with this `about`."""
         kept, asked = self._kept, [(fact, (id(fact), about)) for fact in facts]
-        new = {key: fact for fact, key in asked if key not in kept}
+        known = {key: entry for _, key in asked if (entry := kept.get(key)) is not None}
+        new = {key: fact for fact, key in asked if key not in known}
         if new:
             made = self._make(list(new.values()), *about)
-            for (key, fact), one in zip(new.items(), made, strict=True):
-                kept[key] = fact, one
-        found = [kept[key][1] for _, key in asked]
+            fresh = dict(zip(new, zip(new.values(), made, strict=True), strict=True))
+            kept.update(fresh)
+            known |= fresh
+        found = [known[key][1] for _, key in asked]
         for key in list(islice(kept, max(0, len(kept) - self._size))):
             kept.pop(key, None)
         return found

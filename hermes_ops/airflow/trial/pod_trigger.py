@@ -157,12 +157,12 @@ def hold(
     _HELD.add(held.name)
     try:
         event = _outcome(held, feed, say, given_up)
+        if event is not None:
+            controller_nudge().give()
+        tell(event)
     finally:
         _HELD.discard(held.name)
-    if event is not None:
-        controller_nudge().give()
-    tell(event)
-    feed.close()
+        feed.close()
     if event is not None:
         feed.pump_once(ended=True)
 

@@ -153,3 +153,16 @@ def test_a_memo_forgets_the_oldest_beyond_its_size() -> None:
         True,
         False,
     ]
+
+
+def test_a_memo_answers_though_another_thread_has_it_forget_meanwhile() -> None:
+    kept, new, other = (1,), (2,), (3,)
+
+    def make(facts: list[tuple[int, ...]]) -> list[list[int]]:
+        if new in facts:
+            memo.of([other])  # as another thread would, in the midst of it
+        return [list(fact) for fact in facts]
+
+    memo = Memo[tuple[int, ...], list[int]](make, size=1)
+    memo.of([kept])
+    assert memo.of([kept, new]) == [[1], [2]]
