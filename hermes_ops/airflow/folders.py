@@ -88,8 +88,13 @@ class TrialFolder:
 
     @property
     def stop_flag(self) -> Path:
-        """Its stop flag, for the triggerer; beside the folder, where its pod does not see it."""
+        """Its stop flag as a file; beside the folder, where its pod does not see it."""
         return self.path.with_name(f"{self.path.name}.stop.json")
+
+    @property
+    def lease(self) -> Path:
+        """Its newest lease as a file; beside the folder, where its pod does not see it."""
+        return self.path.with_name(f"{self.path.name}.lease.json")
 
     @property
     def checkpoints(self) -> Path:

@@ -2,12 +2,14 @@
 
 With LocalExecutor each task runs in a process forked from the scheduler's. What that has imported
 already costs the task nothing; the rest is paid at every start of every segment while a GPU idles.
+The DAG processor forks as well, every half a minute for each file.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 
 from airflow.listeners import hookimpl
@@ -28,6 +30,9 @@ NEEDED = (
 )
 
 
+AFTERWARDS_NICE = 10
+"""Lower priority for the process of a task that has left: the next one on its slot starts now."""
+
 POD_MODULE = "hermes_ops.airflow.trial.pods"
 """Half a second of imports, for installations that say what their pods are like."""
 
@@ -35,9 +40,11 @@ POD_MODULE = "hermes_ops.airflow.trial.pods"
 @hookimpl
 def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own signature
     """Called by Airflow when one of its components starts, before any worker is forked."""
-    if "scheduler" not in sys.argv[1:2]:  # the component does not know yet what it is
+    program = sys.argv[1:2]  # the component does not know yet what it is
+    if program not in (["scheduler"], ["dag-processor"]):
         return
-    for name in (*NEEDED, POD_MODULE) if pod_file().exists() else NEEDED:
+    pods = program == ["scheduler"] and pod_file().exists()
+    for name in (*NEEDED, POD_MODULE) if pods else NEEDED:
         try:
             importlib.import_module(name)
         except ImportError:  # the tasks will say so themselves; the scheduler must start
@@ -45,6 +52,8 @@ def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own sig
 
 
 @hookimpl
-def before_stopping(component: object) -> None:  # noqa: ARG001 - the hook's own signature
+def before_stopping(component: object) -> None:
     """Called by Airflow in a task's process when the task's state has been reported."""
+    if type(component).__name__ == "TaskRunnerMarker":
+        os.nice(AFTERWARDS_NICE)
     afterwards.run()

@@ -102,7 +102,7 @@ def _timing() -> Sections:
     """Return the settings that make a hand-over and a recovery fast; seconds."""
     return {
         "scheduler": {
-            "scheduler_idle_sleep_time": "0.15",
+            "scheduler_idle_sleep_time": "0.1",
             "scheduler_heartbeat_sec": "2",
             "job_heartbeat_sec": "2",
             # After a SIGKILL of everything: how soon lost tasks are noticed.

@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     reap(options.home, options.name)
     program = json.loads(Layout(options.home).programs.read_text())[options.name]
+    os.nice(program.get("nice", 0))  # not in the table of an earlier version
     os.execve(program["command"][0], program["command"], program["environment"])  # noqa: S606
 
 

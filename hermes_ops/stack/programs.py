@@ -26,13 +26,16 @@ API_LOCK_WAIT_S = 1.0
 
 AIRFLOW_PROGRAMS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
+BACKGROUND_NICE = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """One supervised program.
 
     `stop_wait_s` bounds the time between SIGTERM and SIGKILL. `signal_group` sends the SIGTERM to
-    its children too; the scheduler tells its own workers.
+    its children too; the scheduler tells its own workers. `nice` lowers the priority of those that
+    no start of a trial waits for.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Program:
     environment: dict[str, str] = field(default_factory=dict)
     stop_wait_s: int = 10
     signal_group: bool = True
+    nice: int = 0
 
 
 def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -> list[Program]:
@@ -69,7 +73,7 @@ def _airflow(settings: Settings) -> list[Program]:
             _python("airflow", "scheduler", "--skip-serve-logs"),
             signal_group=False,
         ),
-        Program("dag-processor", _python("airflow", "dag-processor")),
+        Program("dag-processor", _python("airflow", "dag-processor"), nice=BACKGROUND_NICE),
         Program("triggerer", _python("airflow", "triggerer", "--skip-serve-logs")),
     ]
 
@@ -115,7 +119,7 @@ def _mlflow(settings: Settings, secrets: Credentials, record: StackRecord) -> Pr
         options += ["--app-name", "basic-auth"]
         environment["MLFLOW_AUTH_CONFIG_PATH"] = str(_auth_config(layout, secrets))
         environment["MLFLOW_FLASK_SERVER_SECRET_KEY"] = secrets.mlflow_session_key
-    return Program("mlflow", _python("mlflow", *options), environment)
+    return Program("mlflow", _python("mlflow", *options), environment, nice=BACKGROUND_NICE)
 
 
 def mlflow_database_url(settings: Settings) -> str:
@@ -167,6 +171,7 @@ def write_configuration(layout: Layout, programs: list[Program], record: StackRe
         program.name: {
             "command": program.command,
             "environment": {**base, **program.environment, PROGRAM_VARIABLE: program.name},
+            "nice": program.nice,
         }
         for program in programs
     }

@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == [apart.EMPTY_OPTION]:
         return apart.main(given[1:])
     options = parse(given)
+    if options.on_word and not sys.stdin.buffer.read(1):
+        return INFRASTRUCTURE  # whoever has started this has no use for it, or is no more
     folder = Folder(options.folder)
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -268,4 +270,8 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    with contextlib.suppress(OSError):  # nobody reads any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(exit_code)  # at once: the next trial waits for this GPU

@@ -17,7 +17,8 @@ class Options(NamedTuple):
     """One segment of one trial: where it lives, what it may use, what it runs.
 
     `others`: the metrics that the sweep names beside the objective, each with the pattern of its
-    own that it may have. `node`: checkpoints are on a volume of this node's own.
+    own that it may have. `node`: checkpoints are on a volume of this node's own. `on_word`: touch
+    nothing before a byte has come on standard input.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class Options(NamedTuple):
     directory: str | None = None
     lock_wait_s: float = 5.0
     node: str | None = None
+    on_word: bool = False
 
     @property
     def aside(self) -> frozenset[str]:
@@ -77,6 +79,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         directory=given.directory,
         lock_wait_s=given.lock_wait,
         node=given.checkpoints_on,
+        on_word=given.on_word,
     )
 
 
@@ -111,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--standby", type=Path, metavar="SOCKET", help="of the standby keeper")
     parser.add_argument("--directory", metavar="DIR", help="the script's working directory")
     parser.add_argument("--checkpoints-on", metavar="NODE", help="they are on its own volume")
+    parser.add_argument("--on-word", action="store_true", help="wait for a byte on stdin first")
     parser.add_argument("--lock-wait", type=float, default=5.0, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command")
     return parser

@@ -142,7 +142,7 @@ def write_configuration(home: Path, database: str, port: int) -> None:
                 "secret_key": secrets.token_hex(16),
             },
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
-            "scheduler": {"scheduler_idle_sleep_time": "0.15"},
+            "scheduler": {"scheduler_idle_sleep_time": "0.1"},
             "workers": {"min_heartbeat_interval": "1"},
         }
     )

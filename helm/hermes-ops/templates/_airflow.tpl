@@ -30,7 +30,7 @@
     "maximum_page_limit" "1000")
   "api_auth" (dict "jwt_secret_cmd" "cat /run/secrets/airflow/jwt-secret")
   "scheduler" (dict
-    "scheduler_idle_sleep_time" "0.15"
+    "scheduler_idle_sleep_time" "0.1"
     "scheduler_heartbeat_sec" "2"
     "job_heartbeat_sec" "2"
     "scheduler_health_check_threshold" "15"

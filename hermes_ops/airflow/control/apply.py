@@ -43,8 +43,8 @@ from hermes_ops.airflow.records import (
     StopFlag,
     encode,
 )
+from hermes_ops.airflow.trial.beside import offer, tell
 from hermes_ops.airflow.trial.metrics import Ending, finish_run
-from hermes_ops.airflow.trial.stop_file import tell
 from hermes_ops.core.model import Action, JobId, Phase, Snapshot, Start, Stop
 from hermes_ops.core.model import Plan as Allocation
 from hermes_ops.errors import HermesError, Unavailable
@@ -100,8 +100,7 @@ class Applier:
         granted = [a for a in actions if isinstance(a, Start) and a.job in leases]
         self._record(snapshot, granted, ages_s)
         told = [
-            self.hands.begin(self._put, *find(books, job), LEASE_KEY, encode(lease))
-            for job, lease in leases.items()
+            self.hands.begin(self._grant, *find(books, job), lease) for job, lease in leases.items()
         ]
         ranks = self._ranks(books, plan, leases, revoked)
         answers(told)
@@ -266,10 +265,15 @@ class Applier:
         if flag is not None and flag.epoch == lease.epoch and flag.final == final:
             return
         flag, folder = StopFlag(lease.epoch, reason, now_s, final), book.folder(trial)
-        if lease.pod is not None:
-            tell(folder, flag, needed=trial.row.state == "deferred")
+        tell(folder, flag, needed=trial.row.state == "deferred")
+        folder.nudge().give()  # on this machine the trial need not wait for Airflow's record
         self._put(book, trial, STOP_KEY, encode(flag))
         folder.nudge().give()
+
+    def _grant(self, book: Book, trial: Trial, lease: Lease) -> None:
+        self._put(book, trial, LEASE_KEY, encode(lease))
+        if lease.pod is None:
+            offer(book.folder(trial), lease)
 
     def _revoke(self, book: Book, trial: Trial) -> None:
         """Take back a lease that has not begun: first out of the scheduler's reach."""

@@ -32,6 +32,10 @@ class MlflowRunLink(_LeftLink):
     name = "MLflow run"
     xcom_key = RUN_XCOM
 
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ANN401 - Airflow's own
+        """The address; asked for only where the operator has not left it in this process."""
+        return getattr(operator, "run_link", "") or super().get_link(operator, ti_key=ti_key)
+
 
 class SweepRunLink(_LeftLink):
     """From a sweep's tasks to its run in MLflow, with all its trials."""

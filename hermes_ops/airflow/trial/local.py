@@ -39,6 +39,10 @@ HIDDEN_PREFIXES = (
 KEPT = ("HERMES_HOME",)
 LINE_BYTES = 65_536
 
+START_ALONE_S = 0.25
+"""Seconds that a segment's start has without us: what is written down meanwhile (in Airflow's
+database, by processes that need the processor as well) would delay a script whose GPU idles."""
+
 
 def trial_environment(
     lease: Lease, folder: TrialFolder, sweep: str, number: int, inherited: Mapping[str, str]
@@ -79,7 +83,7 @@ def trial_command(lease: Lease, folder: TrialFolder, pool: str) -> list[str]:
     standby = _standby_socket()
     if standby is not None:
         options += [f"--standby={standby}"]
-    return [*command, *options, "--", *lease.command]
+    return [*command, *options, "--on-word", "--", *lease.command]
 
 
 def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[str]:
@@ -117,10 +121,16 @@ class LocalSegment:
     holder: None = field(default=None, init=False)  # a process stays with the task that started it
     handed_over: bool = field(default=False, init=False)
     trouble: str = field(default="", init=False)
+    _launched: bool = field(default=False, init=False)
     _process: subprocess.Popen[bytes] = field(init=False)
     _reader: threading.Thread = field(init=False)
     _exited: IO[bytes] = field(init=False)  # becomes readable when the process exits
     _patience_ends_s: float = inf
+
+    def prepare(self) -> None:
+        """Have its process ready to begin; it touches nothing yet. `start` reports any trouble."""
+        with contextlib.suppress(OSError):
+            self._launch()
 
     def start(self) -> None:
         """Start it; HermesError when the process cannot be started at all."""
@@ -131,23 +141,36 @@ class LocalSegment:
             )
         self.folder.path.mkdir(parents=True, exist_ok=True)
         Path(self.folder.checkpoints).mkdir(exist_ok=True)
+        try:
+            if not self._launched:
+                self._launch()
+        except OSError as error:  # should it run already, it ends with this task
+            raise HermesError(f"the trial's process cannot be started: {error}") from error
+        self._say_begin()
+        self.wait(START_ALONE_S)
+
+    def _launch(self) -> None:
         environment = trial_environment(
             self.lease, self.folder, self.sweep, self.number, os.environ
         )
-        try:
-            self._process = subprocess.Popen(
-                trial_command(self.lease, self.folder, self.pool),
-                cwd=self.lease.directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            self._exited = os.fdopen(os.pidfd_open(self._process.pid), "rb", buffering=0)
-        except OSError as error:  # should it run already, it ends with this task
-            raise HermesError(f"the trial's process cannot be started: {error}") from error
+        self._process = subprocess.Popen(
+            trial_command(self.lease, self.folder, self.pool),
+            cwd=self.lease.directory,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._exited = os.fdopen(os.pidfd_open(self._process.pid), "rb", buffering=0)
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
+        self._launched = True
+
+    def _say_begin(self) -> None:
+        word = self._process.stdin
+        if word is not None:
+            with contextlib.suppress(OSError), word:  # one that has died is noticed by its exit
+                word.write(b"\n")
 
     @property
     def pid(self) -> int:
@@ -174,11 +197,15 @@ class LocalSegment:
 
     def finish(self) -> None:
         """Leave nothing behind: stop it if it runs, end it after the grace, close the pipe."""
+        if not self._launched:
+            return
         if self._process.poll() is None:
             self.stop()
             if self.wait(GRACE_S + 5.0) is None:
                 self._process.kill()
                 self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._exited.close()
         self._reader.join(timeout=5.0)
 

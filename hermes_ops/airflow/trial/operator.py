@@ -9,7 +9,8 @@ does, through the records of `records.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.timing import configured_reschedule_delay_s
 from hermes_ops.airflow.trial import kept_log
+from hermes_ops.airflow.trial.beside import offered
 from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import RUN_XCOM, MlflowRunLink
 from hermes_ops.airflow.trial.local import LocalSegment
@@ -71,6 +73,7 @@ class HermesTrialMixin(ABC):
     mlflow_conn_id: str | None = None
     storage_conn_id: str | None = None
     operator_extra_links: Collection[BaseOperatorLink] = (MlflowRunLink(),)
+    run_link: str = ""  # the address of its run in MLflow, once this process has left it
     _segment: Running | None = None
 
     def admit(self, store: Store, segment: Segment | None) -> Lease:
@@ -145,13 +148,27 @@ class HermesTrialMixin(ABC):
     def run_trial(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Run one segment, or step aside; the trial's summary when it has finished."""
         store: Store = context["task_state_store"]
+        sweep = sweep_of(self, context)
+        folder = TrialFolder.of(sweep, self.number)
+        with self.readiness(sweep, folder):
+            return self._admitted(store, sweep, folder, context)
+
+    def readiness(
+        self,
+        sweep: str,  # noqa: ARG002 - subclasses use them
+        folder: TrialFolder,  # noqa: ARG002
+    ) -> AbstractContextManager[object]:
+        """Make ready what can be while Airflow is asked whether the trial may run; undo it."""
+        return nullcontext()
+
+    def _admitted(
+        self, store: Store, sweep: str, folder: TrialFolder, context: Mapping[str, Any]
+    ) -> dict[str, Any]:
         last = decode(Segment, store.get(SEGMENT_KEY))
         if last is not None and last.final is not None:
             return self.leave(Ending(last.final, "it had ended before"))
         lease = self.admit(store, last)
         Connections(self.mlflow_conn_id, self.storage_conn_id).enter()
-        sweep = sweep_of(self, context)
-        folder = TrialFolder.of(sweep, self.number)
         self.begin_anew(folder, lease, last)
         visit = Visit.begin(store, lease, folder, last)
         try:
@@ -196,7 +213,8 @@ class HermesTrialMixin(ABC):
         self._segment = segment
         visit.opened()
         lease = visit.lease
-        ti.xcom_push(RUN_XCOM, run_address(tracking_uri(), lease.experiment_id, lease.run_id))
+        self.run_link = run_address(tracking_uri(), lease.experiment_id, lease.run_id)
+        ti.xcom_push(RUN_XCOM, self.run_link)
         flag, code = look_after(segment, visit, self.log.info)  # type: ignore[attr-defined]
         if code is None:
             self._hand_over(segment, visit.folder)
@@ -222,6 +240,7 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
         **kwargs: Any,  # noqa: ANN401 - Airflow's own
     ) -> None:
         super().__init__(**{**trial_defaults(), **kwargs})
+        self._ready: LocalSegment | None = None
         self.number = number
         self.mlflow_conn_id = mlflow_conn_id
         self.storage_conn_id = storage_conn_id
@@ -229,6 +248,22 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Run one segment, or step aside; the trial's summary when it has finished."""
         return self.run_trial(context)
+
+    @contextmanager
+    def readiness(self, sweep: str, folder: TrialFolder) -> Iterator[None]:
+        """Start the process, up to where it would touch something, for the lease that lies here."""
+        lease = None if self.mlflow_conn_id or self.storage_conn_id else offered(folder)
+        if lease is not None:
+            self._ready = self._local(lease, folder, sweep)
+            self._ready.prepare()
+        try:
+            yield
+        finally:
+            if self._ready is not None:
+                self._ready.finish()
+
+    def _local(self, lease: Lease, folder: TrialFolder, sweep: str) -> LocalSegment:
+        return LocalSegment(lease, folder, sweep, self.number, str(self.pool), self.log.info)
 
     def segment(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> Running:
         """The segment of this visit: a process, or a pod where its lease says so."""
@@ -242,6 +277,9 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
                 mlflow_conn_id=self.mlflow_conn_id,
             )
             return pod.segment(visit, sweep, context)
-        return LocalSegment(
-            visit.lease, visit.folder, sweep, self.number, str(self.pool), self.log.info
-        )
+        ready = self._ready
+        if ready is not None and ready.lease == visit.lease:
+            return ready
+        if ready is not None:
+            ready.finish()
+        return self._local(visit.lease, visit.folder, sweep)

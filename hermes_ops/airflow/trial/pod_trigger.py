@@ -21,12 +21,12 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from hermes_ops.airflow.folders import Nudge, TrialFolder, controller_nudge
 from hermes_ops.airflow.records import StopFlag
+from hermes_ops.airflow.trial.beside import told
 from hermes_ops.airflow.trial.connections import URI, mlflow_variables
 from hermes_ops.airflow.trial.exits import record_of
 from hermes_ops.airflow.trial.kept_log import KeptLog
 from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
-from hermes_ops.airflow.trial.stop_file import told
 from hermes_ops.airflow.trial.watching import look_after
 from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import ClusterPods, Limits, PodSegment, labels_of_sweep

@@ -18,6 +18,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.trial import afterwards
+from hermes_ops.airflow.trial.beside import told
 from hermes_ops.airflow.trial.metrics import Ending, MetricFeed
 
 
@@ -80,7 +81,10 @@ class Visit:
         self.feed.start()
 
     def stop_flag(self) -> StopFlag | None:
-        """The stop flag of this lease; an older one does not count."""
+        """The stop flag of this lease, told or on record; an older one does not count."""
+        flag = told(self.folder, self.lease.epoch)
+        if flag is not None:
+            return flag
         flag = decode(StopFlag, self.store.get(STOP_KEY))
         return flag if flag is not None and flag.epoch == self.lease.epoch else None
 

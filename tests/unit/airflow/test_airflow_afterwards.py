@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
 
 from hermes_ops.airflow import preload
 from hermes_ops.airflow.trial import afterwards
@@ -24,6 +25,15 @@ def test_what_a_task_leaves_for_later_is_done_once_when_airflow_says_that_it_has
     preload.before_stopping(component=None)
     preload.before_stopping(component=None)
     assert done == ["sent"]
+
+
+def test_a_task_that_has_left_makes_way_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    niced: list[int] = []
+    monkeypatch.setattr("os.nice", niced.append)
+    preload.before_stopping(component=object())  # the scheduler, for instance
+    assert niced == []
+    preload.before_stopping(component=TaskRunnerMarker())
+    assert niced == [preload.AFTERWARDS_NICE]
 
 
 def test_work_that_hangs_does_not_keep_the_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from hermes_ops.airflow.control.closing import spent_budget
 from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.control.ranks import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
-from hermes_ops.airflow.records import HELD_POOL_SLOTS, CloseRecord, StopFlag
+from hermes_ops.airflow.records import HELD_POOL_SLOTS, CloseRecord, StopFlag, encode
+from hermes_ops.airflow.trial.beside import offered, told
 from hermes_ops.core.model import (
     Action,
     Gpu,
@@ -81,6 +82,18 @@ def test_a_preemption_writes_the_stop_flag_then_the_lease_then_the_rank(hands: i
     assert (granted["epoch"], granted["gpus"], granted["revoked"]) == (2, [0], False)
     assert (told["epoch"], told["final"]) == (1, None)
     assert outside.of("rank") == [("rank", 1, LEASED_WEIGHT, 1)]
+
+
+def test_lease_and_stop_flag_lie_beside_the_trials_folder_for_its_task() -> None:
+    outside, world = Journal(), book(running(0, 0), waiting(1))
+    carry_out(outside.applier(), world, stop(0), start(1, 0))
+    victim, follower = (world.folder(t) for t in world.trials)
+    flag, own = told(victim, 1), offered(follower)
+    assert flag is not None
+    assert own is not None
+    puts = [value for _, _, _, value in outside.of("put")]
+    assert puts == [encode(flag), encode(own)]
+    assert follower.lease.stat().st_mode & 0o077 == 0
 
 
 def test_a_lease_that_has_not_begun_leaves_the_schedulers_reach_before_it_is_revoked() -> None:
@@ -276,10 +289,11 @@ def test_a_stop_flag_that_cannot_be_written_ends_the_round_before_any_lease() ->
                 raise Unavailable("Airflow did not answer")
             super().put_state(task, key, value)
 
-    outside = Away()
+    outside, world = Away(), book(running(0, 0), waiting(1))
     with pytest.raises(Unavailable):
-        carry_out(outside.applier(hands=4), book(running(0, 0), waiting(1)), stop(0), start(1, 0))
+        carry_out(outside.applier(hands=4), world, stop(0), start(1, 0))
     assert kinds(outside) == []
+    assert offered(world.folder(world.trials[1])) is None
 
 
 @pytest.mark.parametrize("opened", [{}, {0: {"rate": 0.5}}])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from hermes_ops.airflow.records import (
     decode,
     encode,
 )
+from hermes_ops.airflow.trial.beside import offer
+from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.metrics import Ending
 from hermes_ops.airflow.trial.operator import HermesTrialMixin, HermesTrialOperator
 from hermes_ops.airflow.trial.visit import Visit
@@ -248,3 +251,82 @@ def test_a_task_that_airflow_kills_checkpoints_its_trial() -> None:
     operator._segment = process
     operator.on_kill()
     assert process.stops == 1
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[LocalSegment]:
+    """Each process that a task has started, in order; none is left at the end."""
+    found: list[LocalSegment] = []
+    launch = LocalSegment._launch
+
+    def noted(segment: LocalSegment) -> None:
+        launch(segment)
+        found.append(segment)
+
+    monkeypatch.setattr(LocalSegment, "_launch", noted)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    return found
+
+
+def enter(store: DictStore, beside: Lease | None, **options: Any) -> TrialFolder:
+    """Run a task whose trial has that lease beside its folder; it leaves by being rescheduled."""
+    folder = TrialFolder.of(SWEEP, 0)
+    if beside is not None:
+        offer(folder, beside)
+    task = HermesTrialOperator(task_id="trial", number=0, pool="gpus", **options)
+    ti: Any = type("Ti", (), {"xcom_push": lambda *_: None})()
+    with pytest.raises(AirflowRescheduleException):
+        task.run_trial({"task_state_store": store, "run_id": SWEEP, "ti": ti})
+    return folder
+
+
+def granted(tmp_path: Path, epoch: int = 1) -> Lease:
+    command = ("sh", "-c", "echo loss=1; exit 3")
+    return lease(epoch, gpus=(), command=command, directory=str(tmp_path))
+
+
+def test_the_process_that_was_made_ready_for_the_lease_is_the_one_that_runs(
+    tmp_path: Path, launched: list[LocalSegment]
+) -> None:
+    own = granted(tmp_path)
+    store = DictStore({LEASE_KEY: encode(own)})
+    folder = enter(store, own)
+    (only,) = launched
+    assert only.lease == own
+    assert (stored(store).failures, folder.result()["exit_code"]) == (1, 3)
+
+
+def test_a_lease_that_airflow_has_not_on_record_begins_nothing(
+    tmp_path: Path, launched: list[LocalSegment]
+) -> None:
+    folder = enter(DictStore(), granted(tmp_path))
+    (only,) = launched
+    assert only.wait(0.0) is not None
+    assert not folder.path.exists()
+
+
+def test_a_process_of_an_older_lease_gives_way_to_that_of_the_lease_on_record(
+    tmp_path: Path, launched: list[LocalSegment]
+) -> None:
+    store = DictStore({LEASE_KEY: encode(granted(tmp_path, 2))})
+    folder = enter(store, granted(tmp_path, 1))
+    assert [s.lease.epoch for s in launched] == [1, 2]
+    assert launched[0].wait(0.0) is not None
+    assert [s["epoch"] for s in folder.segments()] == [2]
+
+
+def test_a_trial_whose_process_cannot_be_made_ready_fails_with_the_reason(
+    tmp_path: Path, launched: list[LocalSegment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = granted(tmp_path / "gone")
+    store = DictStore({LEASE_KEY: encode(own)})
+    enter(store, own)
+    assert (launched, stored(store).failures) == ([], 1)
+    assert "does not exist: correct trial.directory" in capsys.readouterr().out
+
+
+def test_nothing_is_made_ready_before_the_connections_are_known(
+    tmp_path: Path, launched: list[LocalSegment]
+) -> None:
+    enter(DictStore(), granted(tmp_path), mlflow_conn_id="mlflow")
+    assert launched == []

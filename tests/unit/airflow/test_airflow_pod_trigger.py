@@ -30,10 +30,10 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.trial import pod_trigger
+from hermes_ops.airflow.trial.beside import tell, told
 from hermes_ops.airflow.trial.kept_log import KeptLog, taken
 from hermes_ops.airflow.trial.operator import HermesTrialMixin
 from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger, end, hold
-from hermes_ops.airflow.trial.stop_file import tell, told
 from hermes_ops.airflow.trial.visit import Visit
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import HermesError

@@ -8,6 +8,7 @@ import pytest
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.records import SEGMENT_KEY, STOP_KEY, Segment, decode, encode
 from hermes_ops.airflow.trial import afterwards
+from hermes_ops.airflow.trial.beside import tell
 from hermes_ops.airflow.trial.metrics import Ending
 from hermes_ops.airflow.trial.visit import Visit
 from tests.unit.airflow.worlds import SWEEP, DictStore, FakeFeed, flag, lease, segment
@@ -72,6 +73,15 @@ def test_a_stop_flag_counts_for_its_own_lease_only() -> None:
     store = DictStore({STOP_KEY: encode(flag(1))})
     assert begin(store, epoch=2)[0].stop_flag() is None
     assert begin(store, epoch=1)[0].stop_flag() == flag(1)
+
+
+def test_a_stop_flag_beside_the_folder_counts_before_it_is_on_record() -> None:
+    store = DictStore({STOP_KEY: encode(flag(2))})
+    visit, _ = begin(store, epoch=1)
+    assert visit.stop_flag() is None
+    tell(visit.folder, flag(1, "cancelled"), needed=True)
+    assert visit.stop_flag() == flag(1, "cancelled")
+    assert begin(store, epoch=2)[0].stop_flag() == flag(2)
 
 
 def test_a_pause_closes_the_segment_and_sends_what_is_there() -> None:

@@ -148,11 +148,12 @@ def test_the_keeper_of_standby_interpreters_ends_no_live_trial(
 def test_the_launcher_becomes_the_program_with_its_environment(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     layout.create()
-    code = "import os; print(os.environ['MARK'], 'HERMES_OTHER' in os.environ)"
-    table = {"one": {"command": [sys.executable, "-c", code], "environment": {"MARK": "here"}}}
+    code = "import os; print(os.environ['MARK'], 'HERMES_OTHER' in os.environ, os.nice(0))"
+    one = {"command": [sys.executable, "-c", code], "environment": {"MARK": "here"}, "nice": 3}
+    table = {"one": one, "old": {k: v for k, v in one.items() if k != "nice"}}
     layout.programs.write_text(json.dumps(table))
-    command = [sys.executable, "-m", "hermes_ops.stack.launch", "--home", str(tmp_path), "one"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "HERMES_OTHER": "1"}
-    )
-    assert done.stdout.split() == ["here", "False"]
+    environment, mine = {**os.environ, "HERMES_OTHER": "1"}, os.nice(0)
+    for name, nice in (("one", min(19, mine + 3)), ("old", mine)):
+        command = [sys.executable, "-m", "hermes_ops.stack.launch", "--home", str(tmp_path), name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert done.stdout.split() == ["here", "False", str(nice)]

@@ -42,7 +42,8 @@ class Trial:
         for process in self.started:
             process.kill()
             process.wait()
-            process.stdout.close()
+            if process.stdout is not None:
+                process.stdout.close()
 
     def run(self, *options: str, command: list[str] | None = None) -> tuple[int, bytes]:
         process = self.start(*options, command=command)
@@ -302,6 +303,17 @@ def test_a_pattern_that_this_python_cannot_read_is_refused_in_one_line(
     code, output = trial.run("--objective", "loss")
     assert code == 2
     assert b"the pattern of size is not a regular expression" in output
+
+
+def test_a_segment_that_waits_for_the_word_touches_nothing_before_it(trial: Trial) -> None:
+    trial.write("print('loss=1')")
+    command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(trial.folder)]
+    command += ["--epoch", "1", "--on-word", "--", sys.executable, str(trial.script)]
+    for word, code, begun in ((b"", 70, False), (b"\n", 0, True)):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+        trial.started.append(process)
+        process.communicate(word, timeout=60)
+        assert (process.returncode, trial.folder.exists()) == (code, begun)
 
 
 def test_a_busy_folder_and_a_stale_lease_and_a_busy_gpu_are_no_failures(trial: Trial) -> None:
