@@ -2,14 +2,16 @@
 
 `python -m bench.comparison` computes what is not known of this program and data, and writes the
 page. With names of sections it computes those alone; the others are written from figures that are
-kept, of whatever program, or left out where some are missing. `--reuse` computes only what is not
-known at all. Kept figures, with their times of decisions, are in bench/results/comparison.
+kept, of whatever program, or stay on the page as they are where some are missing. `--reuse`
+computes only what is not known at all. Kept figures, with their times of decisions, are in
+bench/results/comparison.
 HERMES_DATA names another folder with `traces/` and `curves/` than examples/, HERMES_COMPARE_JOBS
 a number of processes (default: cores).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +19,7 @@ from bench.comparison_case import ROOT, NotKept, Take
 from bench.comparison_sections import SECTIONS
 
 PAGE = ROOT / "docs" / "comparison.md"
+MARK = "<!-- {} -->"
 HEAD = """# Comparison
 
 Written by `make compare`. Above each table stands the command that prints its figures; seeds,
@@ -36,14 +39,22 @@ def main(arguments: Sequence[str]) -> int:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SECTIONS)}", file=sys.stderr)
         return 2
     wanted = Take.KNOWN if "--reuse" in arguments else Take.SAME
-    texts = []
+    written = sections(PAGE.read_text() if PAGE.exists() else "")
     for name, write in SECTIONS.items():
         try:
-            texts.append(write(wanted if not names or name in names else Take.KEPT))
+            written[name] = write(wanted if not names or name in names else Take.KEPT)
         except NotKept as missing:
-            print(f"{name} is left out, without figures of: {missing}", file=sys.stderr)
+            stays = "stays as it is" if name in written else "is left out"
+            print(f"{name} {stays}, without figures of: {missing}", file=sys.stderr)
+    texts = [f"{MARK.format(name)}\n{written[name]}" for name in SECTIONS if name in written]
     PAGE.write_text("\n".join([HEAD, *texts]))
     return 0
+
+
+def sections(page: str) -> dict[str, str]:
+    """The sections of a page that `main` has written, by name."""
+    parts = re.split(MARK.format(r"(\w+)") + "\n", page)
+    return dict(zip(parts[1::2], (text.rstrip("\n") + "\n" for text in parts[2::2]), strict=True))
 
 
 if __name__ == "__main__":

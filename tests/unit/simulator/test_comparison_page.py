@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import comparison_case, comparison_version
+from bench import comparison, comparison_case, comparison_version
 from bench.comparison_case import Case, NotKept, Take
 from bench.comparison_sections import _off, _quoted, pooled, three_jobs
 from bench.comparison_version import version
@@ -146,3 +146,24 @@ def test_several_files_count_alike_in_a_pooled_speed_up() -> None:
 def test_brackets_are_no_pattern_for_the_shell() -> None:
     line = _quoted("hermes compare --policy-option 2d-las.limits_gpu_s=[4,8] --gpus 2")
     assert line == "hermes compare --policy-option '2d-las.limits_gpu_s=[4,8]' --gpus 2"
+
+
+def test_a_section_whose_figures_are_not_kept_stays_on_the_page_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(take: Take) -> str:
+        raise NotKept("hermes compare")
+
+    written = {
+        "first": lambda _: "## First\n\n1\n",
+        "second": unknown,
+        "third": unknown,
+    }
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n<!-- first -->\n## First\n\n0\n\n<!-- second -->\n## Second\n\n2\n")
+    monkeypatch.setattr(comparison, "SECTIONS", written)
+    monkeypatch.setattr(comparison, "PAGE", page)
+    assert comparison.main(["first"]) == 0
+    kept = "<!-- first -->\n## First\n\n1\n\n<!-- second -->\n## Second\n\n2\n"
+    assert page.read_text() == f"{comparison.HEAD}\n{kept}"
+    assert comparison.sections(page.read_text()).keys() == {"first", "second"}
