@@ -100,6 +100,7 @@ class HermesTrialMixin(ABC):
     def step_aside(self, reason: str) -> NoReturn:
         """Give the slot back and wait, on the same try, for the next lease."""
         self.log.info("Trial %s waits: %s", self.number, reason)  # type: ignore[attr-defined]
+        self.operator_extra_links = ()  # they stand; Airflow would write them once more now
         delay = timedelta(seconds=configured_reschedule_delay_s())
         raise AirflowRescheduleException(datetime.now(UTC) + delay)
 

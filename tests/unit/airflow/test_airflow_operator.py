@@ -77,8 +77,10 @@ def test_a_task_without_a_valid_lease_is_sent_away_on_the_same_try(
     store = DictStore()
     if own is not None:
         store[LEASE_KEY] = encode(own)
+    task = Task()
     with pytest.raises(AirflowRescheduleException) as told:
-        Task().admit(store, last)
+        task.admit(store, last)
+    assert list(task.operator_extra_links) == []
     assert told.value.reschedule_date > datetime.now(UTC) + timedelta(seconds=1)
 
 
