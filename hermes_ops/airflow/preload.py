@@ -29,7 +29,6 @@ NEEDED = (
     "jinja2.ext",
 )
 
-
 AFTERWARDS_NICE = 10
 """Lower priority for the process of a task that has left: the next one on its slot starts now."""
 
@@ -54,6 +53,6 @@ def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own sig
 @hookimpl
 def before_stopping(component: object) -> None:
     """Called by Airflow in a task's process when the task's state has been reported."""
-    if type(component).__name__ == "TaskRunnerMarker":
+    if type(component).__name__ == "TaskRunnerMarker":  # a task's process, and no component
         os.nice(AFTERWARDS_NICE)
     afterwards.run()

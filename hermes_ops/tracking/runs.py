@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_ops.core.summary import Segment
@@ -54,6 +54,7 @@ class TrialRun:
     status: str
     started_ms: int
     ended_ms: int | None
+    unwritten: Mapping[str, Any] = field(default_factory=dict)  # of its config, no params yet
 
     @property
     def is_open(self) -> bool:
@@ -133,6 +134,13 @@ def sweep_of(run: Mapping[str, Any]) -> SweepRun:
     )
 
 
+def unwritten(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a trial's configuration its run does not have as params."""
+    stored = joined_json(CONFIG, tags_of(run)) or {}
+    have = {p["key"] for p in run.get("data", {}).get("params", ())}
+    return {name: v for name, v in stored.items() if legal_name(name) not in have}
+
+
 def trial_of(run: Mapping[str, Any]) -> TrialRun:
     """Return the trial whose run this JSON is."""
     info, tags = run["info"], tags_of(run)
@@ -146,4 +154,5 @@ def trial_of(run: Mapping[str, Any]) -> TrialRun:
         status=info["status"],
         started_ms=int(info.get("start_time", 0)),
         ended_ms=ended_ms_of(info),
+        unwritten=unwritten(run),
     )

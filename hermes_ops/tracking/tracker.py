@@ -34,6 +34,7 @@ from hermes_ops.tracking.runs import (
     sweep_of,
     tags_of,
     trial_of,
+    unwritten,
 )
 
 _OPEN_STATES = "'%ing'"  # pending, waiting, running, and none of the final states
@@ -141,12 +142,14 @@ class Tracker:
         tags: Mapping[str, str] | None = None,
         *,
         unseen: bool = False,
+        params: bool = True,
     ) -> str:
         """Return the run id of a trial, made now if there is none; of several, the oldest.
 
         The configuration of the call that made the run stands: it is what `trials` returns, with
         its types, and the run's params. `tags` are set when the run is made. `unseen` says that
-        there was none a moment ago: then it is looked for once a run has been made.
+        there was none a moment ago: then it is looked for once a run has been made. Without
+        `params` a run of that very configuration may be left to `add_params`.
         """
         key = {SWEEP: sweep.sweep_id, TRIAL: str(number), KIND: "trial"}
         rest = {
@@ -158,6 +161,8 @@ class Tracker:
         for attempt in range(_OPENINGS):
             name, new = f"trial-{number:03d}", unseen and not attempt
             run = self._ensure_run(sweep.experiment_id, name, key, rest, unseen=new)
+            if new and not params and joined_json(CONFIG, tags_of(run)) == dict(config):
+                return str(run["info"]["run_id"])
             try:
                 return self._complete_trial(run)
             except Refused:
@@ -165,6 +170,10 @@ class Tracker:
                 if attempt == _OPENINGS - 1 or self.accepts(run["info"]["run_id"]):
                     raise
         raise AssertionError("unreachable")
+
+    def add_params(self, run_id: str, config: Mapping[str, Any]) -> None:
+        """Write the params of a trial whose run was opened without; it may be done again."""
+        self._log_in_batches(run_id, "params", [param_of(item) for item in config.items()])
 
     def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
         """Return the sweep's open and ended trials by number, with the latest of each metric."""
@@ -298,10 +307,7 @@ class Tracker:
     def _complete_trial(self, run: Mapping[str, Any]) -> str:
         """Do what is left of opening a trial once its run is there; return the run id."""
         run_id = str(run["info"]["run_id"])
-        stored = joined_json(CONFIG, tags_of(run)) or {}
-        have = {p["key"] for p in run.get("data", {}).get("params", ())}
-        missing = [p for p in map(param_of, stored.items()) if p["key"] not in have]
-        self._log_in_batches(run_id, "params", missing)
+        self.add_params(run_id, unwritten(run))
         if run["info"]["status"] != "RUNNING" and tags_of(run).get(STATE) not in RUN_STATUS:
             # The script's own `mlflow.end_run` has ended it, at a preemption for instance.
             self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
@@ -324,10 +330,11 @@ class Tracker:
         """Return the active runs with these tags, oldest first, of any number."""
         if not experiments:
             return []
+        asked = {k: v for k, v in tags.items() if k != KIND or TRIAL not in tags}  # a join each
         is_open = f" and tags.`{STATE}` LIKE {_OPEN_STATES}" if open_only else ""
         body = {
             "experiment_ids": list(experiments),
-            "filter": tag_filter(tags) + is_open,
+            "filter": tag_filter(asked) + is_open,
             "max_results": _PAGE,
             "order_by": ["attributes.start_time ASC"],
         }

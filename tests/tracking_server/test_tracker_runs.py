@@ -107,6 +107,29 @@ def test_params_lost_in_a_crash_are_there_after_the_next_call(
     assert run["data"]["params"] == [{"key": "lr", "value": "0.5"}]
 
 
+def test_a_run_opened_without_its_params_gets_them_later(tracker: Tracker, sweep: SweepRef) -> None:
+    config = {"lr": 0.5, "odd?name": "x"}
+    run_id = tracker.open_trial(sweep, 0, config, unseen=True, params=False)
+    (bare,) = tracker.trials(sweep)
+    assert (bare.run_id, bare.config, bare.unwritten) == (run_id, config, config)
+    tracker.add_params(run_id, {"lr": 0.5})
+    (half,) = tracker.trials(sweep)
+    assert half.unwritten == {"odd?name": "x"}
+    for _ in range(2):  # it may be done again
+        tracker.add_params(run_id, config)
+    (whole,) = tracker.trials(sweep)
+    assert whole.unwritten == {}
+
+
+def test_a_run_that_was_there_is_not_left_without_its_params(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    first = tracker.open_trial(sweep, 0, {"lr": 0.5}, unseen=True, params=False)
+    assert tracker.open_trial(sweep, 0, {"lr": 0.7}, unseen=True, params=False) == first
+    (trial,) = tracker.trials(sweep)
+    assert (trial.config, trial.unwritten) == ({"lr": 0.5}, {})
+
+
 def test_trials_are_read_beyond_one_page(
     tracker: Tracker, sweep: SweepRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,10 @@ class Applier:
             self._stop(book, trial, action.reason.text, now_s, None)
         return action.job if trial.phase is Phase.STARTING else None
 
+    def complete(self, *, whole: bool = False) -> None:
+        """Do what nobody waits for of the leases that were granted; `whole`: all of it."""
+        self._granting.complete(whole=whole)
+
     def settle(self, book: Book, now_s: float) -> None:
         """Close a sweep whose budget is spent, end its trials, mend what was left."""
         self._mend(book, now_s)
@@ -265,10 +269,12 @@ class Applier:
         if flag is not None and flag.epoch == lease.epoch and flag.final == final:
             return
         flag, folder = StopFlag(lease.epoch, reason, now_s, final), book.folder(trial)
-        tell(folder, flag, needed=trial.row.state == "deferred")
-        folder.nudge().give()  # on this machine the trial need not wait for Airflow's record
+        told = tell(folder, flag, needed=trial.row.state == "deferred")
+        if told:  # on this machine the trial need not wait for Airflow's record
+            folder.nudge().give()
         self._put(book, trial, STOP_KEY, encode(flag))
-        folder.nudge().give()
+        if not told:
+            folder.nudge().give()
 
     def _grant(self, book: Book, trial: Trial, lease: Lease) -> None:
         self._put(book, trial, LEASE_KEY, encode(lease))

@@ -90,6 +90,7 @@ class AirflowCluster:
 
         That is after a second, or earlier if nudged or woken.
         """
+        self.applier.complete()
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
         self._janitor.look(self.books.values(), self.clock())
@@ -107,6 +108,7 @@ class AirflowCluster:
 
     def close(self) -> None:
         """Send what is left and stop the background work; no trial is touched."""
+        self.applier.complete(whole=True)
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id, force=True)
         self.curves.close()

@@ -1,10 +1,13 @@
-"""The leases of trials that are to start; new ones get a configuration, and a run in MLflow."""
+"""The leases of trials that are to start; new ones get a configuration, and a run in MLflow.
+
+That run's params follow once the trial has its lease: nothing that decides reads them.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +18,7 @@ from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.records import Lease
 from hermes_ops.config import leased_pod
 from hermes_ops.core.model import Action, JobId, Snapshot, Start
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ class Granting:
     hands: Hands
     tags: Callable[[Book, Trial], dict[str, str]]
     _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
+    _writing: dict[str, Future[None]] = field(default_factory=dict)
 
     def leases(
         self, books: Mapping[str, Book], actions: Sequence[Action], snapshot: Snapshot
@@ -56,6 +61,23 @@ class Granting:
         """Take nothing as known of a sweep that has ended: it may go on."""
         self._configs.pop(sweep, None)
 
+    def complete(self, *, whole: bool = False) -> None:
+        """Write the params of runs that were opened without; those that MLflow does not take now
+        at the next call. Returns at once where there are several hands, unless `whole`.
+        """
+        for run_id in self._bare.keys() - self._writing.keys():
+            self._writing[run_id] = self.hands.begin(
+                self.tracker.add_params, run_id, self._bare[run_id]
+            )
+        if whole:
+            wait(self._writing.values())
+        for run_id in [r for r, begun in self._writing.items() if begun.done()]:
+            error = self._writing.pop(run_id).exception()
+            if not isinstance(error, Unavailable):
+                del self._bare[run_id]
+            if error is not None:
+                log.warning("The params of the run %s are not written: %s", run_id, error)
+
     def _first(self, book: Book, trial: Trial, granted: Mapping[str, Any]) -> Future[Lease]:
         try:
             configs = self._known(book)
@@ -74,12 +96,20 @@ class Granting:
         if book.sweep not in self._configs:
             runs = self.tracker.trials(book.plan.ref)
             self._configs[book.sweep] = {r.number: dict(r.config) for r in runs}
+            self._bare.update({r.run_id: r.unwritten for r in runs if r.unwritten})
         return self._configs[book.sweep]
 
     def _opened(self, book: Book, trial: Trial, lease: Lease, unseen: bool) -> Lease:
         run_id = self.tracker.open_trial(
-            book.plan.ref, trial.number, lease.config, self.tags(book, trial), unseen=unseen
+            book.plan.ref,
+            trial.number,
+            lease.config,
+            self.tags(book, trial),
+            unseen=unseen,
+            params=not unseen,
         )
+        if unseen:
+            self._bare[run_id] = lease.config
         return replace(lease, run_id=run_id)
 
 

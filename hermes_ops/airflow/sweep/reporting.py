@@ -73,6 +73,8 @@ def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
         sender = MetricSender(run.run_id, folder.metrics, folder.sent, tracker)
         if not sender.drain(DRAIN_S):
             raise Unavailable(f"MLflow has not taken all metrics of trial {run.number} yet")
+    if run.unwritten:  # whoever opened it has been killed before
+        tracker.add_params(run.run_id, run.unwritten)
     if run.state in RUN_STATUS:
         return
     accounts = Accounts.of(folder.segments())

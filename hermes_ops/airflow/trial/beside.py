@@ -20,13 +20,15 @@ from hermes_ops.errors import HermesError
 R = TypeVar("R", Lease, StopFlag)
 
 
-def tell(folder: TrialFolder, flag: StopFlag, *, needed: bool) -> None:
-    """Write the stop flag; HermesError if that fails and is needed."""
+def tell(folder: TrialFolder, flag: StopFlag, *, needed: bool) -> bool:
+    """Write the stop flag and say whether it is there; HermesError if not, though it is needed."""
     try:
-        _write(folder.stop_flag, flag)
+        _write(folder.stop_flag, flag, mode=0o644)
     except OSError as error:
         if needed:
             raise HermesError(f"{folder.stop_flag} cannot be written: {error.strerror}") from error
+        return False
+    return True
 
 
 def told(folder: TrialFolder, epoch: int) -> StopFlag | None:
@@ -38,7 +40,7 @@ def told(folder: TrialFolder, epoch: int) -> StopFlag | None:
 def offer(folder: TrialFolder, lease: Lease) -> None:
     """Write the lease, if that can be done; only the owner may read it, as it holds variables."""
     with contextlib.suppress(OSError):
-        _write(folder.lease, lease)
+        _write(folder.lease, lease, mode=0o600)
 
 
 def offered(folder: TrialFolder) -> Lease | None:
@@ -46,10 +48,10 @@ def offered(folder: TrialFolder) -> Lease | None:
     return _read(Lease, folder.lease)
 
 
-def _write(path: Path, record: Lease | StopFlag) -> None:
+def _write(path: Path, record: Lease | StopFlag, *, mode: int) -> None:
     fresh = path.with_suffix(".new")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+    with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
         json.dump(encode(record), stream)
     os.replace(fresh, path)
 

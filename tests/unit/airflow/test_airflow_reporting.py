@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,19 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_sweep(
     assert closed(server)["best"]["number"] == 1
     assert server.finished == "finished"
     assert "The report of digits-1 could not be written." in caplog.text
+
+
+def test_params_that_a_killed_controller_has_left_are_written_by_the_report() -> None:
+    class Left(Server):
+        params: tuple[str, Any] = ("", {})
+
+        def trials(self, ref: Any, **options: Any) -> Any:
+            first, *rest = super().trials(ref, **options)
+            return (replace(first, unwritten={"rate": 0.1}), *rest)
+
+        def add_params(self, run_id: str, config: Any) -> None:
+            self.params = (run_id, config)
+
+    server = Left()
+    closed(server)
+    assert server.params == ("0", {"rate": 0.1})

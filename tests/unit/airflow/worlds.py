@@ -149,6 +149,7 @@ class Journal:
     mlflow_away: bool = False
     refusal: Exception | None = None
     opened: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unwritten: dict[int, dict[str, Any]] = field(default_factory=dict)  # of what was opened
 
     credentials = SimpleNamespace(url="http://airflow")
 
@@ -186,16 +187,36 @@ class Journal:
     def trials(self, ref: Any) -> Sequence[Any]:
         self._mlflow()
         return [
-            SimpleNamespace(number=n, config=c, run_id=f"run-{n}", tags={}, is_open=True)
+            SimpleNamespace(
+                number=n,
+                config=c,
+                run_id=f"run-{n}",
+                tags={},
+                is_open=True,
+                unwritten=self.unwritten.get(n, {}),
+            )
             for n, c in self.opened.items()
         ]
 
     def open_trial(
-        self, ref: Any, number: int, config: Any, tags: Any, *, unseen: bool = False
+        self,
+        ref: Any,
+        number: int,
+        config: Any,
+        tags: Any,
+        *,
+        unseen: bool = False,
+        params: bool = True,
     ) -> str:
         self._mlflow()
         self.calls.append(("open", number, dict(config), unseen))
+        if params:
+            self.add_params(f"run-{number}", config)
         return f"run-{number}"
+
+    def add_params(self, run_id: str, config: Mapping[str, Any]) -> None:
+        self._mlflow()
+        self.calls.append(("params", run_id, dict(config)))
 
     def reopen(self, run_id: str, drop: Sequence[str] = ()) -> None:
         self._mlflow()
