@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from hermes_ops.airflow.control.clearing import Clearing, Wish, is_cleared, wish
 from hermes_ops.airflow.control.closing import due_end
 from hermes_ops.airflow.control.decisions import DecisionLog, action_name, decision
 from hermes_ops.airflow.control.deferred import settled
-from hermes_ops.airflow.control.granting import Granting
+from hermes_ops.airflow.control.granting import Granting, opened
 from hermes_ops.airflow.control.hands import Hands, answers
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.pool import FINAL_STATES, Trial, job_id
@@ -92,17 +92,21 @@ class Applier:
             self.hands.begin(self._take_back, *find(books, a.job), a, snapshot.time_s)
             for a in taken
         ]
+        starts = {a.job: a for a in actions if isinstance(a, Start)}
+        asked: Mapping[JobId, Future[Lease]] = {}
+        leases: dict[JobId, Lease] = {}
+        told: list[Future[None]] = []
         try:
-            leases = self._granting.leases(books, actions, snapshot)
+            asked = self._granting.ask(books, starts.values(), snapshot)
+            revoked = {job for job in answers(taking) if job is not None}
+            for job, lease in opened(asked):  # each as soon as its run is there
+                leases[job] = lease
+                self._record(snapshot, [starts[job]], ages_s)
+                told.append(self.hands.begin(self._grant, *find(books, job), lease))
+            ranks = self._ranks(books, plan, leases, revoked)
         finally:
-            wait(taking)
-        revoked = {job for job in answers(taking) if job is not None}
-        granted = [a for a in actions if isinstance(a, Start) and a.job in leases]
-        self._record(snapshot, granted, ages_s)
-        told = [
-            self.hands.begin(self._grant, *find(books, job), lease) for job, lease in leases.items()
-        ]
-        ranks = self._ranks(books, plan, leases, revoked)
+            begun: tuple[Future[Any], ...] = (*taking, *asked.values(), *told)
+            wait(begun)
         answers(told)
         self.metadata.rerank(ranks)
 

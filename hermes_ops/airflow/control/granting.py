@@ -6,9 +6,10 @@ That run's params follow once the trial has its lease: nothing that decides read
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, as_completed, wait
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from hermes_ops.airflow.control.books import Book, find
@@ -17,7 +18,7 @@ from hermes_ops.airflow.control.nodes import leased_nodes
 from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.records import Lease
 from hermes_ops.config import leased_pod
-from hermes_ops.core.model import Action, JobId, Snapshot, Start
+from hermes_ops.core.model import JobId, Snapshot, Start
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 
@@ -35,12 +36,12 @@ class Granting:
     _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
     _writing: dict[str, Future[None]] = field(default_factory=dict)
 
-    def leases(
-        self, books: Mapping[str, Book], actions: Sequence[Action], snapshot: Snapshot
-    ) -> dict[JobId, Lease]:
-        """The lease of each start, none where MLflow does not open the trial's run now."""
+    def ask(
+        self, books: Mapping[str, Book], starts: Iterable[Start], snapshot: Snapshot
+    ) -> dict[JobId, Future[Lease]]:
+        """The lease of each start, once the trial's run is open."""
         asked: dict[JobId, Future[Lease]] = {}
-        for action in (a for a in actions if isinstance(a, Start)):
+        for action in starts:
             book, trial = find(books, action.job)
             nodes = leased_nodes(snapshot, action.gpus)
             granted = {"gpus": action.gpus, "granted_s": snapshot.time_s, "nodes": nodes}
@@ -49,13 +50,7 @@ class Granting:
                 if trial.lease is None
                 else known(_next(trial.lease, granted))
             )
-        leases: dict[JobId, Lease] = {}
-        for job, answer in asked.items():
-            try:
-                leases[job] = answer.result()
-            except HermesError as error:
-                log.warning("Trial %s is not opened now: %s", job, error)
-        return leases
+        return asked
 
     def forget(self, sweep: str) -> None:
         """Take nothing as known of a sweep that has ended: it may go on."""
@@ -111,6 +106,17 @@ class Granting:
         if unseen:
             self._bare[run_id] = lease.config
         return replace(lease, run_id=run_id)
+
+
+def opened(asked: Mapping[JobId, Future[Lease]]) -> Iterator[tuple[JobId, Lease]]:
+    """The leases as they come; none where MLflow does not open the trial's run now."""
+    jobs = {answer: job for job, answer in asked.items()}
+    there = [answer for answer in jobs if answer.done()]
+    for answer in chain(there, as_completed(jobs.keys() - there)):
+        try:
+            yield jobs[answer], answer.result()
+        except HermesError as error:
+            log.warning("Trial %s is not opened now: %s", jobs[answer], error)
 
 
 def _next(lease: Lease, granted: Mapping[str, Any]) -> Lease:
