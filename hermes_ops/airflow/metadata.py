@@ -10,10 +10,10 @@ public REST interface (`client.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -195,31 +195,41 @@ class Metadata:
 
     def trials(self, run: RunRow, task_id: str) -> tuple[TrialRow, ...]:
         """The expanded trials of a sweep, by number; empty before their expansion."""
-        from sqlalchemy import String, cast, select
-
-        ti, note = self._ti.c, self._note.c
-        query = (
-            select(cast(ti.id, String), ti.map_index, ti.state, ti.pool, ti.pool_slots,
-                   ti.priority_weight, ti.try_number, note.content)
-            .outerjoin(self._note, note.ti_id == ti.id)
-            .where(ti.dag_id == run.dag_id, ti.run_id == run.run_id, ti.task_id == task_id)
-            .where(ti.map_index >= 0)
-            .order_by(ti.map_index)
-        )  # fmt: skip
-        return tuple(_trial_row(run.run_key, tuple(r)) for r in self._all(query))
+        of_sweep = {"dag": run.dag_id, "run": run.run_id, "task": task_id}
+        rows = self._all(self._trials_of_sweep, of_sweep)
+        return tuple(_trial_row(run.run_key, tuple(r)) for r in rows)
 
     def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, str]]:
         """All of a run's state-store records: (task id, map index) -> key -> JSON."""
-        from sqlalchemy import select
-
-        store = self._store.c
-        query = select(store.task_id, store.map_index, store.key, store.value).where(
-            store.dag_run_id == run.run_key, store.key.like("hermes\\_%", escape="\\")
-        )
         found: dict[tuple[str, int], dict[str, str]] = {}
-        for task_id, map_index, key, value in self._all(query):
+        for task_id, map_index, key, value in self._all(self._records_of_run, {"run": run.run_key}):
             found.setdefault((task_id, map_index), {})[key] = value
         return found
+
+    # Made once: with many sweeps, making them takes as long as the database takes to answer.
+
+    @cached_property
+    def _trials_of_sweep(self) -> Any:  # noqa: ANN401 - a SQLAlchemy select
+        from sqlalchemy import String, bindparam, cast, select
+
+        ti, note = self._ti.c, self._note.c
+        return (
+            select(cast(ti.id, String), ti.map_index, ti.state, ti.pool, ti.pool_slots,
+                   ti.priority_weight, ti.try_number, note.content)
+            .outerjoin(self._note, note.ti_id == ti.id)
+            .where(ti.dag_id == bindparam("dag"), ti.run_id == bindparam("run"))
+            .where(ti.task_id == bindparam("task"), ti.map_index >= 0)
+            .order_by(ti.map_index)
+        )  # fmt: skip
+
+    @cached_property
+    def _records_of_run(self) -> Any:  # noqa: ANN401 - a SQLAlchemy select
+        from sqlalchemy import bindparam, select
+
+        store = self._store.c
+        return select(store.task_id, store.map_index, store.key, store.value).where(
+            store.dag_run_id == bindparam("run"), store.key.like("hermes\\_%", escape="\\")
+        )
 
     def pool(self, name: str, own: Sequence[tuple[str, str, str]]) -> PoolRow | None:
         """The pool of that name; `own` are (dag, run, task) whose instances are not foreign."""
@@ -303,9 +313,9 @@ class Metadata:
         except exc.OperationalError as error:
             raise Unavailable(f"Airflow's database did not answer: {error}") from error
 
-    def _all(self, query: Any) -> Sequence[Any]:  # noqa: ANN401 - a SQLAlchemy select
+    def _all(self, query: Any, values: Mapping[str, Any] | None = None) -> Sequence[Any]:  # noqa: ANN401 - a SQLAlchemy select
         with self._connected() as connection:
-            found: Sequence[Any] = connection.execute(query).all()
+            found: Sequence[Any] = connection.execute(query, values).all()
         return found
 
 
