@@ -134,25 +134,29 @@ def sweep_of(run: Mapping[str, Any]) -> SweepRun:
     )
 
 
-def unwritten(run: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration that a trial's run was made with, with its types."""
+    return joined_json(CONFIG, tags_of(run)) or {}
+
+
+def unwritten(run: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a trial's configuration its run does not have as params."""
-    stored = joined_json(CONFIG, tags_of(run)) or {}
     have = {p["key"] for p in run.get("data", {}).get("params", ())}
-    return {name: v for name, v in stored.items() if legal_name(name) not in have}
+    return {name: v for name, v in config.items() if legal_name(name) not in have}
 
 
 def trial_of(run: Mapping[str, Any]) -> TrialRun:
     """Return the trial whose run this JSON is."""
-    info, tags = run["info"], tags_of(run)
+    info, tags, config = run["info"], tags_of(run), config_of(run)
     return TrialRun(
         number=int(tags[TRIAL]),
         run_id=info["run_id"],
-        config=joined_json(CONFIG, tags) or {},
+        config=config,
         state=tags.get(STATE, "running"),
         tags=tags,
         metrics={m["key"]: metric_of(m) for m in run.get("data", {}).get("metrics", ())},
         status=info["status"],
         started_ms=int(info.get("start_time", 0)),
         ended_ms=ended_ms_of(info),
-        unwritten=unwritten(run),
+        unwritten=unwritten(run, config),
     )

@@ -13,7 +13,7 @@ from typing import Any
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.artifacts import Artifacts
-from hermes_ops.tracking.names import chunked_tag, joined_json, legal_name, tag_filter
+from hermes_ops.tracking.names import chunked_tag, legal_name, tag_filter
 from hermes_ops.tracking.registry import Registry
 from hermes_ops.tracking.rest import RestClient
 from hermes_ops.tracking.runs import (
@@ -28,6 +28,7 @@ from hermes_ops.tracking.runs import (
     SweepRef,
     SweepRun,
     TrialRun,
+    config_of,
     has_tags,
     metric_of,
     param_of,
@@ -161,7 +162,7 @@ class Tracker:
         for attempt in range(_OPENINGS):
             name, new = f"trial-{number:03d}", unseen and not attempt
             run = self._ensure_run(sweep.experiment_id, name, key, rest, unseen=new)
-            if new and not params and joined_json(CONFIG, tags_of(run)) == dict(config):
+            if new and not params and config_of(run) == dict(config):
                 return str(run["info"]["run_id"])
             try:
                 return self._complete_trial(run)
@@ -307,7 +308,7 @@ class Tracker:
     def _complete_trial(self, run: Mapping[str, Any]) -> str:
         """Do what is left of opening a trial once its run is there; return the run id."""
         run_id = str(run["info"]["run_id"])
-        self.add_params(run_id, unwritten(run))
+        self.add_params(run_id, unwritten(run, config_of(run)))
         if run["info"]["status"] != "RUNNING" and tags_of(run).get(STATE) not in RUN_STATUS:
             # The script's own `mlflow.end_run` has ended it, at a preemption for instance.
             self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})

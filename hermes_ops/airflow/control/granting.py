@@ -68,8 +68,9 @@ class Granting:
             wait(self._writing.values())
         for run_id in [r for r, begun in self._writing.items() if begun.done()]:
             error = self._writing.pop(run_id).exception()
-            if not isinstance(error, Unavailable):
-                del self._bare[run_id]
+            if isinstance(error, Unavailable):
+                continue
+            del self._bare[run_id]
             if error is not None:
                 log.warning("The params of the run %s are not written: %s", run_id, error)
 

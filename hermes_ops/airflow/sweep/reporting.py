@@ -18,7 +18,7 @@ from hermes_ops.airflow.records import CLOSED_TAG, Segment
 from hermes_ops.airflow.sweep.best_model import log_best_model
 from hermes_ops.airflow.trial.metrics import Ending, finish_run, save_segments
 from hermes_ops.config import SweepConfig
-from hermes_ops.errors import Unavailable
+from hermes_ops.errors import Refused, Unavailable
 from hermes_ops.simulator.reported import background
 from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
 from hermes_ops.tracking.columns import log_columns
@@ -74,7 +74,10 @@ def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
         if not sender.drain(DRAIN_S):
             raise Unavailable(f"MLflow has not taken all metrics of trial {run.number} yet")
     if run.unwritten:  # whoever opened it has been killed before
-        tracker.add_params(run.run_id, run.unwritten)
+        try:
+            tracker.add_params(run.run_id, run.unwritten)
+        except Refused as error:
+            log.warning("The params of trial %s are not written: %s", run.number, error)
     if run.state in RUN_STATUS:
         return
     accounts = Accounts.of(folder.segments())

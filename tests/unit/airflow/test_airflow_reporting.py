@@ -8,6 +8,7 @@ import pytest
 
 from hermes_ops.airflow.folders import sweep_folder
 from hermes_ops.airflow.sweep import reporting
+from hermes_ops.errors import Refused
 from tests.unit.simulator.test_recorded import Mlflow, config
 
 
@@ -61,7 +62,10 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_sweep(
     assert "The report of digits-1 could not be written." in caplog.text
 
 
-def test_params_that_a_killed_controller_has_left_are_written_by_the_report() -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_params_that_a_killed_controller_has_left_are_written_by_the_report_if_mlflow_takes_them(
+    refused: bool,
+) -> None:
     class Left(Server):
         params: tuple[str, Any] = ("", {})
 
@@ -71,7 +75,10 @@ def test_params_that_a_killed_controller_has_left_are_written_by_the_report() ->
 
         def add_params(self, run_id: str, config: Any) -> None:
             self.params = (run_id, config)
+            if refused:
+                raise Refused("too many params")
 
     server = Left()
     closed(server)
+    assert server.finished == "finished"
     assert server.params == ("0", {"rate": 0.1})
