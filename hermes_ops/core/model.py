@@ -13,9 +13,12 @@ from enum import Enum
 from functools import cached_property
 from itertools import chain
 from math import inf
+from operator import attrgetter
 from typing import Any, NewType, Protocol, TypeVar
 
 from hermes_ops.core.order import by_submission, submission
+
+_INDEX = attrgetter("index")
 
 JobId = NewType("JobId", str)
 SweepId = NewType("SweepId", str)
@@ -212,6 +215,13 @@ class Snapshot:
     def held(self) -> Mapping[JobId, tuple[int, ...]]:
         """The GPUs, ascending, that each RUNNING or STARTING job can keep: those of `stays`."""
         return {job: grant.gpus for job, grant in self.stays.items()}
+
+    @cached_property
+    def free(self) -> frozenset[int]:
+        """The GPUs of which no job keeps anything."""
+        free = set(map(_INDEX, self.gpus))
+        free.difference_update(chain.from_iterable(self.held.values()))
+        return frozenset(free)
 
     @cached_property
     def stays(self) -> Mapping[JobId, Grant]:

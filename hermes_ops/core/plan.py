@@ -132,7 +132,7 @@ def _check_fresh(
         if grant.job in ends:
             raise _impossible(f"{grant.job} has a grant and is to be ended")
         _check_grant(snapshot, snapshot.index[grant.job], grant)
-    if not _fits_at_once(snapshot, plan):
+    if not (_are_free(snapshot, fresh) or _fits_at_once(snapshot, plan)):
         _check_gpus(snapshot, plan)
 
 
@@ -147,6 +147,13 @@ def _check_grant(snapshot: Snapshot, job: Job, grant: Grant) -> None:
         raise _impossible(f"{job.id} is given GPUs {grant.gpus}, its checkpoints are on {nodes}")
     if not 0 < grant.share <= 1:
         raise _impossible(f"{job.id} is given a share of {grant.share}")
+
+
+def _are_free(snapshot: Snapshot, fresh: list[Grant]) -> bool:
+    """True when the GPUs of new grants are named once, and no job keeps any of them."""
+    given = list(chain.from_iterable(map(_GPUS, fresh)))
+    named = set(given)
+    return len(named) == len(given) and named <= snapshot.free
 
 
 def _fits_at_once(snapshot: Snapshot, plan: Plan) -> bool:

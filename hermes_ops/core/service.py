@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from hermes_ops.core.model import QUEUED_PHASES, Job, JobId, Phase
@@ -10,6 +11,8 @@ from hermes_ops.core.nodes import Rooms
 
 if TYPE_CHECKING:
     from hermes_ops.core.levels import Lane, Queues
+
+_PREEMPTIBLE = attrgetter("preemptible")
 
 
 class Service:
@@ -25,7 +28,9 @@ class Service:
         self._queues = queues
         self._banned = banned
         self._held: Mapping[JobId, tuple[int, ...]] = snapshot.held
-        firm = [j.id for j in snapshot.holding if not j.preemptible and j.id in self._held]
+        firm: list[JobId] = []
+        if not all(map(_PREEMPTIBLE, snapshot.holding)):  # quick: most often all are
+            firm = [j.id for j in snapshot.holding if not j.preemptible and j.id in self._held]
         self._firm = set(firm)
         self.stopped: set[JobId] = set()
         self.moves: list[tuple[int, JobId]] = []
@@ -63,21 +68,37 @@ class Service:
 
     def start(self, level: int, lane: Lane) -> None:
         """Serve jobs that wait, or run but stand behind those of their queue that wait."""
-        held, index = self._held, self._queues.snapshot.index
         late: list[tuple[JobId, int]] = []
-        for job_id in lane:
-            if self.unplaced and job_id in held:
+        line = iter(lane)
+        if self.unplaced:
+            self._start_among_running(level, line, late)
+        left = self.left
+        if left:
+            for job in map(self._queues.snapshot.index.get, line):
+                if job is None or job.min_gpus <= left:
+                    self._begin(level, job, late)
+                    left = self.left
+                    if not left:
+                        break
+        for job_id, belongs in late:
+            self._queues.relegate(level, job_id, belongs)
+
+    def _start_among_running(
+        self, level: int, line: Iterator[JobId], late: list[tuple[JobId, int]]
+    ) -> None:
+        """Go on as far as jobs that run may stand in the line."""
+        held, index = self._held, self._queues.snapshot.index
+        for job_id in line:
+            if job_id in held:
                 self.unplaced -= 1
                 if self._keep(job_id, held[job_id]):
                     self.moves.append((level, job_id))
+                if not self.unplaced:
+                    return
             elif self.left:
                 job = index.get(job_id)
                 if job is None or job.min_gpus <= self.left:
                     self._begin(level, job, late)
-            elif not self.unplaced:
-                break
-        for job_id, belongs in late:
-            self._queues.relegate(level, job_id, belongs)
 
     def _begin(self, level: int, job: Job | None, late: list[tuple[JobId, int]]) -> None:
         if job is None or job.phase is Phase.ENDED:

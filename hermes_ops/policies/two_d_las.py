@@ -162,8 +162,10 @@ def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
             stays = [stay for stay in stays if stay.job not in service.stopped]
         if not service.starts:
             return service, tuple(stays)
-        free = set(map(_index, snapshot.gpus))
-        free.difference_update(chain.from_iterable(map(_gpus, stays)))
+        free = set(snapshot.free)
+        if service.stopped:
+            free = set(map(_index, snapshot.gpus))
+            free.difference_update(chain.from_iterable(map(_gpus, stays)))
         starts: list[Grant] = []
         rooms = service.rooms
         begun = [job for _, job in service.starts]

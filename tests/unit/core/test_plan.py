@@ -44,7 +44,7 @@ def world(*jobs: Job, gpus: int = 2) -> Snapshot:
 
 
 FIXED = runs("a", 0, preemptible=False)
-PENDING = job("p", Phase.PENDING)
+PENDING, QUEUED = job("p", Phase.PENDING), job("q", Phase.PENDING)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ PENDING = job("p", Phase.PENDING)
         ("pool does not have", world(PENDING), plan(("p", (7,)))),
         ("given twice", world(PENDING, runs("a", 0)), plan(("p", (0,)), ("a", (0,)))),
         ("given twice", world(PENDING), plan(("p", (0, 0)))),
+        ("given twice", world(PENDING, QUEUED), plan(("p", (1,)), ("q", (1,)))),
         ("0 GPUs", world(PENDING), plan(("p", ()))),
         ("3 GPUs", world(PENDING, gpus=3), plan(("p", (0, 1, 2)))),
         ("two grants", world(PENDING), plan(("p", (0,)), ("p", (1,)))),
@@ -136,6 +137,12 @@ def test_the_actions_are_exactly_the_difference(
 ) -> None:
     check(snapshot, target)
     assert actions(snapshot, target) == expected, what
+
+
+def test_the_free_gpus_are_those_of_the_pool_of_which_no_job_keeps_anything() -> None:
+    gone, shared = runs("a", 1, 7), runs("b", 2, share_held=0.5)
+    assert world(gone, shared, PENDING, gpus=4).free == {0, 1, 3}
+    assert world(gpus=0).free == frozenset()
 
 
 def test_another_plan_for_the_same_snapshot_is_compared_anew() -> None:
