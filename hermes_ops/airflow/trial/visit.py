@@ -92,9 +92,9 @@ class Visit:
         """Pass on what the trial says of itself, if it says something new."""
         status = self.folder.status()
         if status != self._said and status.get("epoch") == self.lease.epoch:
-            self._said = status
             self.record = with_status(self.record, status)
             self._write()
+            self._said = status
 
     def result(self) -> Mapping[str, Any]:
         """How this lease's segment ended, or that the trial had finished before; else empty."""

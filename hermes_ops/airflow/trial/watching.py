@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from airflow.sdk.exceptions import AirflowRuntimeError
 
 from hermes_ops.airflow.folders import Nudge
 from hermes_ops.airflow.records import StopFlag
 
 if TYPE_CHECKING:
     from airflow.triggers.base import BaseTrigger
+
+T = TypeVar("T")
 
 POLL_S = 0.02
 """How often a running segment is looked after; its exit is noticed at once."""
@@ -86,14 +90,24 @@ def look_after(
     while (code := segment.wait(poll_s())) is None and not (segment.handed_over or given_up()):
         if nudge.taken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
             asked_at = time.monotonic()
-            fresh = trial.stop_flag() if flag is None or flag.final is None else flag
+            final = flag is not None and flag.final is not None
+            fresh = flag if final else _if_airflow_answers(trial.stop_flag, say)
             if fresh is not None and fresh != flag:
                 _obey(segment, fresh, say if flag is None else None)
-            flag = fresh
+                flag = fresh
         if time.monotonic() - told_at >= STATUS_PERIOD_S:
             told_at = time.monotonic()
-            trial.relay()
+            _if_airflow_answers(trial.relay, say)
     return flag, code
+
+
+def _if_airflow_answers(call: Callable[[], T], say: Callable[[str], None]) -> T | None:
+    """What it returns; None while Airflow's API is away: the trial trains on meanwhile."""
+    try:
+        return call()
+    except AirflowRuntimeError as error:
+        say(f"Airflow does not answer now, the trial goes on: {error}")
+        return None
 
 
 def _obey(segment: Running, flag: StopFlag, say: Callable[[str], None] | None) -> None:

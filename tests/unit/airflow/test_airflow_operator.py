@@ -10,8 +10,11 @@ import pytest
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
+    AirflowRuntimeError,
     AirflowSkipException,
+    ErrorType,
 )
+from airflow.sdk.execution_time.comms import ErrorResponse
 
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.records import (
@@ -237,6 +240,59 @@ def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() 
     process: Any = Process(10, 75, controller)
     assert look_after(process, visit, print) == (flag(1, "cancelled"), 75)
     assert (process.stops, process.hurries) == (1, 1)
+
+
+class AwayStore(DictStore):
+    """A state store behind an API server that does not answer for a while."""
+
+    away = True
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if self.away:
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.GENERIC_ERROR))
+        return super().get(key, default)
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        self.get(key)
+        super().set(key, value)
+
+
+def visit_away(store: AwayStore) -> Visit:
+    store.away = False
+    visit = visit_of(store)
+    store.away = True
+    return visit
+
+
+def test_while_airflow_does_not_answer_the_trial_trains_on_and_its_flag_is_seen_after() -> None:
+    store, lines = AwayStore(), list[str]()
+    visit = visit_away(store)
+    nudge = visit.folder.nudge()
+
+    def controller(left: int) -> None:
+        if left == 8:
+            nudge.give()
+        if left == 4:
+            assert process.stops == 0
+            store.away = False
+            store[STOP_KEY] = encode(flag(1))
+            nudge.give()
+
+    process: Any = Process(10, 75, controller)
+    assert look_after(process, visit, lines.append) == (flag(1), 75)
+    assert process.stops == 1
+    assert "Airflow does not answer now" in lines[0]
+
+
+def test_what_a_trial_said_while_airflow_was_away_is_written_when_it_is_back() -> None:
+    store = AwayStore()
+    visit = visit_away(store)
+    (visit.folder.path / "status.json").write_text(json.dumps({"epoch": 1, "step": 3}))
+    with pytest.raises(AirflowRuntimeError):
+        visit.relay()
+    store.away = False
+    visit.relay()
+    assert store[SEGMENT_KEY]["step"] == 3
 
 
 def test_without_a_flag_of_its_lease_the_process_is_left_alone() -> None:
