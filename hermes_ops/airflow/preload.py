@@ -1,4 +1,4 @@
-"""Airflow's listener: imports before the first task, and what is left to do after a task.
+"""Airflow's listener: what is done before the first task, before each task and after it.
 
 With LocalExecutor each task runs in a process forked from the scheduler's. What that has imported
 already costs the task nothing; the rest is paid at every start of every segment while a GPU idles.
@@ -13,9 +13,10 @@ import os
 import sys
 
 from airflow.listeners import hookimpl
+from structlog.contextvars import get_contextvars
 
 from hermes_ops.airflow.folders import pod_file
-from hermes_ops.airflow.trial import afterwards
+from hermes_ops.airflow.trial import afterwards, ahead
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,15 @@ POD_MODULE = "hermes_ops.airflow.trial.pods"
 
 
 @hookimpl
-def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own signature
-    """Called by Airflow when one of its components starts, before any worker is forked."""
+def on_starting(component: object) -> None:
+    """Called by Airflow when one of its components starts, before any worker is forked.
+
+    Also in a task's process before it reads its DAG; Airflow has then bound the task's names to
+    whatever the process logs.
+    """
+    if _is_task(component):
+        ahead.make(get_contextvars())
+        return
     program = sys.argv[1:2]  # the component does not know yet what it is
     if program not in (["scheduler"], ["dag-processor"]):
         return
@@ -53,6 +61,11 @@ def on_starting(component: object) -> None:  # noqa: ARG001 - the hook's own sig
 @hookimpl
 def before_stopping(component: object) -> None:
     """Called by Airflow in a task's process when the task's state has been reported."""
-    if type(component).__name__ == "TaskRunnerMarker":  # a task's process, and no component
+    if _is_task(component):
         os.nice(AFTERWARDS_NICE)
     afterwards.run()
+
+
+def _is_task(component: object) -> bool:
+    """Whether Airflow speaks of a task's process, and of no component."""
+    return type(component).__name__ == "TaskRunnerMarker"

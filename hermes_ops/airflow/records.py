@@ -85,6 +85,7 @@ class Lease:
 
     `pod` is the sweep's section `trial.pod`, as far as it says something; None for a process.
     `nodes` are those that the policy chose, none where it knows of one machine only.
+    `pool` is the one that the GPUs are of; empty in a lease of an earlier version.
     `anew` is the epoch at which the trial begins from scratch: what it left before is thrown away.
     """
 
@@ -109,6 +110,7 @@ class Lease:
     pod: dict[str, Any] | None = None
     nodes: tuple[str, ...] = ()
     anew: int = 0
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,4 +147,5 @@ def _of(book: Book, config: dict[str, Any]) -> Lease:
         experiment=plan.record.experiment,
         experiment_id=plan.record.experiment_id,
         pod=leased_pod(spec.run_in, spec.pod),
+        pool=plan.config.pool,
     )

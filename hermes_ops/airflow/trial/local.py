@@ -123,7 +123,7 @@ class LocalSegment:
     trouble: str = field(default="", init=False)
     _launched: bool = field(default=False, init=False)
     _process: subprocess.Popen[bytes] = field(init=False)
-    _reader: threading.Thread = field(init=False)
+    _reader: threading.Thread | None = field(default=None, init=False)
     _exited: IO[bytes] = field(init=False)  # becomes readable when the process exits
     _patience_ends_s: float = inf
 
@@ -146,6 +146,8 @@ class LocalSegment:
                 self._launch()
         except OSError as error:  # should it run already, it ends with this task
             raise HermesError(f"the trial's process cannot be started: {error}") from error
+        self._reader = threading.Thread(target=self._forward, daemon=True)
+        self._reader.start()
         self._say_begin()
         self.wait(START_ALONE_S)
 
@@ -162,8 +164,6 @@ class LocalSegment:
             stderr=subprocess.STDOUT,
         )
         self._exited = os.fdopen(os.pidfd_open(self._process.pid), "rb", buffering=0)
-        self._reader = threading.Thread(target=self._forward, daemon=True)
-        self._reader.start()
         self._launched = True
 
     def _say_begin(self) -> None:
@@ -207,7 +207,10 @@ class LocalSegment:
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._exited.close()
-        self._reader.join(timeout=5.0)
+        if self._reader is not None:
+            self._reader.join(timeout=5.0)
+        elif self._process.stdout is not None:
+            self._process.stdout.close()
 
     def _forward(self) -> None:
         stream: IO[bytes] | None = self._process.stdout

@@ -36,14 +36,14 @@ from hermes_ops.airflow.records import (
     is_active,
 )
 from hermes_ops.airflow.timing import configured_reschedule_delay_s
-from hermes_ops.airflow.trial import kept_log
+from hermes_ops.airflow.trial import ahead, kept_log
 from hermes_ops.airflow.trial.beside import offered
 from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import RUN_XCOM, MlflowRunLink
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.metrics import Ending, tracking_uri
 from hermes_ops.airflow.trial.visit import Store, Visit
-from hermes_ops.airflow.trial.watching import Running, look_after
+from hermes_ops.airflow.trial.watching import Running, if_airflow_answers, look_after
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED
 
@@ -212,11 +212,12 @@ class HermesTrialMixin(ABC):
         except HermesError as error:
             return self.fail(visit, str(error))
         self._segment = segment
-        visit.opened()
+        say = self.log.info  # type: ignore[attr-defined]
+        if_airflow_answers(visit.opened, say)  # else written with the trial's next status
         lease = visit.lease
         self.run_link = run_address(tracking_uri(), lease.experiment_id, lease.run_id)
-        ti.xcom_push(RUN_XCOM, self.run_link)
-        flag, code = look_after(segment, visit, self.log.info)  # type: ignore[attr-defined]
+        if_airflow_answers(lambda: ti.xcom_push(RUN_XCOM, self.run_link), say)
+        flag, code = look_after(segment, visit, say)
         if code is None:
             self._hand_over(segment, visit.folder)
         segment.finish()
@@ -254,7 +255,8 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
     def readiness(self, sweep: str, folder: TrialFolder) -> Iterator[None]:
         """Start the process, up to where it would touch something, for the lease that lies here."""
         lease = None if self.mlflow_conn_id or self.storage_conn_id else offered(folder)
-        if lease is not None:
+        self._ready = self._made_ahead(lease, folder)
+        if lease is not None and self._ready is None:
             self._ready = self._local(lease, folder, sweep)
             self._ready.prepare()
         try:
@@ -262,6 +264,17 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
         finally:
             if self._ready is not None:
                 self._ready.finish()
+
+    def _made_ahead(self, lease: Lease | None, folder: TrialFolder) -> LocalSegment | None:
+        """The process that was made ready before this operator was; None, or what is wanted."""
+        made = ahead.taken()
+        if made is None:
+            return None
+        if (made.lease, made.folder, made.pool) != (lease, folder, self.pool):
+            made.finish()
+            return None
+        made.emit = self.log.info
+        return made
 
     def _local(self, lease: Lease, folder: TrialFolder, sweep: str) -> LocalSegment:
         return LocalSegment(lease, folder, sweep, self.number, str(self.pool), self.log.info)

@@ -77,8 +77,8 @@ class Visit:
 
     def opened(self) -> None:
         """The segment's process has started."""
-        self._write()
         self.feed.start()
+        self._write()
 
     def stop_flag(self) -> StopFlag | None:
         """The stop flag of this lease, told or on record; an older one does not count."""

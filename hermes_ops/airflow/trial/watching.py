@@ -91,17 +91,17 @@ def look_after(
         if nudge.taken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
             asked_at = time.monotonic()
             final = flag is not None and flag.final is not None
-            fresh = flag if final else _if_airflow_answers(trial.stop_flag, say)
+            fresh = flag if final else if_airflow_answers(trial.stop_flag, say)
             if fresh is not None and fresh != flag:
                 _obey(segment, fresh, say if flag is None else None)
                 flag = fresh
         if time.monotonic() - told_at >= STATUS_PERIOD_S:
             told_at = time.monotonic()
-            _if_airflow_answers(trial.relay, say)
+            if_airflow_answers(trial.relay, say)
     return flag, code
 
 
-def _if_airflow_answers(call: Callable[[], T], say: Callable[[str], None]) -> T | None:
+def if_airflow_answers(call: Callable[[], T], say: Callable[[str], None]) -> T | None:
     """What it returns; None while Airflow's API is away: the trial trains on meanwhile."""
     try:
         return call()

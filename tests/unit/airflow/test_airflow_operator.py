@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ from airflow.sdk.exceptions import (
     ErrorType,
 )
 from airflow.sdk.execution_time.comms import ErrorResponse
+from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
 
+from hermes_ops.airflow import preload
 from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
@@ -26,6 +31,7 @@ from hermes_ops.airflow.records import (
     decode,
     encode,
 )
+from hermes_ops.airflow.trial import ahead
 from hermes_ops.airflow.trial.beside import offer
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.metrics import Ending
@@ -326,13 +332,18 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LocalSegment]:
     return found
 
 
-def enter(store: DictStore, beside: Lease | None, **options: Any) -> TrialFolder:
+def enter(
+    store: DictStore,
+    beside: Lease | None,
+    xcom_push: Callable[..., None] = lambda *_: None,
+    **options: Any,
+) -> TrialFolder:
     """Run a task whose trial has that lease beside its folder; it leaves by being rescheduled."""
     folder = TrialFolder.of(SWEEP, 0)
     if beside is not None:
         offer(folder, beside)
     task = HermesTrialOperator(task_id="trial", number=0, pool="gpus", **options)
-    ti: Any = type("Ti", (), {"xcom_push": lambda *_: None})()
+    ti: Any = type("Ti", (), {"xcom_push": xcom_push})()
     with pytest.raises(AirflowRescheduleException):
         task.run_trial({"task_state_store": store, "run_id": SWEEP, "ti": ti})
     return folder
@@ -388,3 +399,93 @@ def test_nothing_is_made_ready_before_the_connections_are_known(
 ) -> None:
     enter(DictStore(), granted(tmp_path), mlflow_conn_id="mlflow")
     assert launched == []
+
+
+class StoreThatRefusesTheFirst(DictStore):
+    """A state store whose server is away when a segment begins."""
+
+    refused = False
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        if not self.refused:
+            self.refused = True
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.GENERIC_ERROR))
+        super().set(key, value)
+
+
+def test_a_segment_that_has_begun_goes_on_where_airflow_takes_no_word_of_it(
+    tmp_path: Path, launched: list[LocalSegment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(*_: object) -> None:
+        raise AirflowRuntimeError(ErrorResponse(error=ErrorType.GENERIC_ERROR))
+
+    own = granted(tmp_path)
+    store = StoreThatRefusesTheFirst({LEASE_KEY: encode(own)})
+    folder = enter(store, own, away)
+    assert len(launched) == 1
+    assert folder.result()["exit_code"] == 3  # its own exit, and nobody stopped it
+    assert (stored(store).epoch, stored(store).running, stored(store).failures) == (1, False, 1)
+    assert capsys.readouterr().out.count("Airflow does not answer now") == 2
+
+
+TASK = {"dag_id": MAIN_DAG, "run_id": SWEEP, "task_id": "trial", "map_index": 0}
+
+
+def airflow_starts(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Airflow does in a task's process before it reads the DAG."""
+    monkeypatch.setattr(preload, "get_contextvars", lambda: task)
+    preload.on_starting(component=TaskRunnerMarker())
+
+
+def test_a_process_made_ready_before_the_dag_is_read_is_the_one_that_runs(
+    tmp_path: Path, launched: list[LocalSegment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(granted(tmp_path), pool="gpus")
+    offer(TrialFolder.of(SWEEP, 0), own)
+    airflow_starts(TASK, monkeypatch)
+    (ahead,) = launched
+    folder = enter(DictStore({LEASE_KEY: encode(own)}), own)
+    assert launched == [ahead]
+    assert folder.result()["exit_code"] == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "options", "processes"),
+    [
+        ({}, {"epoch": 2}, {}, 2),  # granted anew between the two
+        ({"pool": "others"}, {"pool": "others"}, {}, 2),
+        ({}, {}, {"mlflow_conn_id": "mlflow"}, 1),  # it needs the variables of the connection
+    ],
+)
+def test_a_process_made_ready_for_something_else_ends_untouched(
+    first: dict[str, Any],
+    then: dict[str, Any],
+    options: dict[str, Any],
+    processes: int,
+    tmp_path: Path,
+    launched: list[LocalSegment],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = replace(granted(tmp_path), pool="gpus")
+    offer(TrialFolder.of(SWEEP, 0), replace(own, **first))
+    airflow_starts(TASK, monkeypatch)
+    enter(DictStore(), replace(own, **then), **options)
+    assert len(launched) == processes
+    assert all(s.wait(0.0) is not None for s in launched)
+    assert not TrialFolder.of(SWEEP, 0).path.exists()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"map_index": -1}, {"map_index": 1}, {"run_id": "another"}, {"map_index": None}],
+)
+def test_a_task_without_a_lease_of_its_own_makes_nothing_ready(
+    other: dict[str, Any],
+    tmp_path: Path,
+    launched: list[LocalSegment],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offer(TrialFolder.of(SWEEP, 0), replace(granted(tmp_path), pool="gpus"))
+    airflow_starts({**TASK, **other}, monkeypatch)
+    assert launched == []
+    assert ahead.taken() is None
