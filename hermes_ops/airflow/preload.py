@@ -16,6 +16,7 @@ from airflow.listeners import hookimpl
 from structlog.contextvars import get_contextvars
 
 from hermes_ops.airflow.folders import pod_file
+from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.trial import afterwards, ahead
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,23 @@ def on_starting(component: object) -> None:
             importlib.import_module(name)
         except ImportError:  # the tasks will say so themselves; the scheduler must start
             log.warning("%s is not preloaded", name, exc_info=True)
+    _rehearse()
+
+
+def _rehearse() -> None:
+    """Do once what takes longest the first time, so that no task's process has to.
+
+    A sweep's DAG is made, and a client of Airflow's API with the certificates that it trusts.
+    """
+    try:
+        from airflow.sdk.api.client import Client
+
+        from hermes_ops.airflow.sweep.dag import sweep_dag
+
+        sweep_dag(MAIN_DAG)
+        Client(base_url="http://127.0.0.1", token="").close()
+    except Exception:  # whatever it is, the tasks will say so themselves; the scheduler must start
+        log.warning("The start of a task is not rehearsed", exc_info=True)
 
 
 @hookimpl

@@ -61,3 +61,26 @@ def test_a_trial_reads_its_dag_without_the_trigger_form(monkeypatch: pytest.Monk
 
     assert parsed_for("trial") == set()
     assert {"name", "search", "trial"} <= parsed_for("plan") == parsed_for(None)
+
+
+@pytest.mark.parametrize(("program", "dags"), [("scheduler", 1), ("api-server", 0)])
+def test_a_program_that_forks_tasks_has_made_a_sweeps_dag_before(
+    program: str, dags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("sys.argv", ["airflow", program])
+    monkeypatch.setattr("hermes_ops.airflow.sweep.dag.sweep_dag", made.append)
+    preload.on_starting(component=object())
+    assert len(made) == dags
+
+
+def test_the_scheduler_starts_though_the_start_of_a_task_cannot_be_rehearsed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: str) -> None:
+        raise ValueError("a broken installation")
+
+    monkeypatch.setattr("sys.argv", ["airflow", "scheduler"])
+    monkeypatch.setattr("hermes_ops.airflow.sweep.dag.sweep_dag", fail)
+    preload.on_starting(component=object())
+    assert "a broken installation" in caplog.text
