@@ -286,7 +286,7 @@ def changed(sh: Any, sweeps: list[str], change: str, **how: Any) -> None:
     assert trained.keys() <= training(sh).keys()
 
 
-def of_stub(name: str, *, deferrable: bool) -> Any:
+def of_stub(name: str, *, deferrable: bool, epochs: int = EPOCHS) -> Any:
     """A sweep of stub.py as pods on half of the GPUs; no failure of a trial is forgiven."""
     pod = {
         "volumes": [{"mount": "/scripts", "config_map": "stub"}],
@@ -295,22 +295,26 @@ def of_stub(name: str, *, deferrable: bool) -> Any:
     }
     trial = {"directory": "/scripts", "run_in": "pod", "pod": pod, "max_failures": 0}
     budget = {"max_parallel": GPUS // 2}
-    return harness.stub(name, RATES, EPOCHS, PAUSE_S, trial=trial, budget=budget)
+    return harness.stub(name, RATES, epochs, PAUSE_S, trial=trial, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def patient(installed: list[str], sh: Any) -> Iterator[None]:
+    """The script of `of_stub`, and a policy that preempts nobody: a stop is a fault's doing."""
+    script = ROOT / "tests/integration/scripts/stub.py"
+    sh(f"kubectl -n {NAMESPACE} create configmap stub --from-file {script}")
+    sh(f"{CONTROLLER} hermes policy fifo")
+    yield
+    sh(f"{CONTROLLER} hermes policy frontrunner")
 
 
 @pytest.fixture(scope="module")
 def upgraded(
-    installed: list[str], programs: dict[str, str], sh: Any, checkout: Path,
+    patient: None, programs: dict[str, str], sh: Any, checkout: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[list[harness.Sweep], PodSampler]]:  # fmt: skip
-    """Two sweeps, held by workers and by the triggerer, through an upgrade and back again.
-
-    The policy preempts nobody: whatever stops a trial is the change's doing.
-    """
+    """Two sweeps, held by workers and by the triggerer, through an upgrade and back again."""
     folder = tmp_path_factory.mktemp("installation")
-    script = ROOT / "tests/integration/scripts/stub.py"
-    sh(f"kubectl -n {NAMESPACE} create configmap stub --from-file {script}")
-    sh(f"{CONTROLLER} hermes policy fifo")
     with reached(programs, sh, folder) as lab:
         modes = {"by-workers": False, "by-triggerer": True}
         names = [lab.start(of_stub(n, deferrable=mode)).id for n, mode in modes.items()]
@@ -328,7 +332,6 @@ def upgraded(
                 sweep.await_end(SWEEPS_S)
             sh(f"{CONTROLLER} tar -C /hermes -cf - sweeps | tar -C {folder} -xf -")
             yield sweeps, sampler
-    sh(f"{CONTROLLER} hermes policy frontrunner")
 
 
 @pytest.mark.installation
@@ -378,6 +381,48 @@ def test_an_upgrade_keeps_every_secret_and_one_of_two_controllers_leads(
         cwd=checkout, timeout_s=1_000,
     )  # fmt: skip
     assert secrets(sh) == before
-    texts = metrics(sh).values()
-    assert len(texts) == 2
-    assert sum('hermes_leading{pool="gpus"} 1.0' in text for text in texts) == 1
+    harness.await_(lambda: leaders(sh), 60.0, 1.0)
+    assert len(metrics(sh)) == 2
+    assert len(leaders(sh)) == 1
+
+
+CUT = """SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND usename = 'hermes_controller'"""
+
+
+def leaders(sh: Any) -> list[str]:
+    """The pods of the controllers that lead; none while one of them does not answer."""
+    with contextlib.suppress(AssertionError):
+        return [n for n, text in metrics(sh).items() if 'hermes_leading{pool="gpus"} 1.0' in text]
+    return []
+
+
+def restarts(sh: Any, pod: str) -> int:
+    """How often the pod's containers have been started again."""
+    (found,) = (p for p in objects(sh, "pods") if p["metadata"]["name"] == pod)
+    return sum(c["restartCount"] for c in found["status"]["containerStatuses"])
+
+
+@pytest.mark.installation
+@pytest.mark.timeout(1_200)
+def test_a_leader_whose_database_connection_is_cut_makes_way_and_no_trial_is_stopped(
+    patient: None, programs: dict[str, str], sh: Any, tmp_path: Path
+) -> None:
+    sh(f"kubectl -n {NAMESPACE} scale deploy/hermes-controller --replicas 2")
+    sh(f"kubectl -n {NAMESPACE} rollout status deploy/hermes-controller", timeout_s=300)
+    with reached(programs, sh, tmp_path) as lab:
+        sweep = lab.start(of_stub("leader-cut", deferrable=False, epochs=40))
+        harness.await_(lambda: steps(sh, sweep.id) > GPUS, 240.0, 1.0)
+        (former,) = harness.await_(lambda: leaders(sh), 60.0, 1.0)
+        before, cut_s = restarts(sh, former), time.monotonic()
+        psql = f"psql -h /tmp -U postgres -tAc {shlex.quote(CUT)}"
+        assert sh(f"kubectl -n {NAMESPACE} exec statefulset/hermes-postgresql -- {psql}").split()
+        harness.await_(lambda: restarts(sh, former) > before, 60.0)
+        (present,) = harness.await_(lambda: leaders(sh), 60.0)
+        print(f"\nrecovery: {present} led {time.monotonic() - cut_s:.1f} s after {former} was cut")
+        assert sweep.await_end(SWEEPS_S) == "success"
+        assert sweep.states() == dict.fromkeys(range(len(RATES)), "finished")
+        sh(f"{CONTROLLER} tar -C /hermes -cf - sweeps/{sweep.id} | tar -C {tmp_path} -xf -")
+        for number in range(len(RATES)):
+            assert [s["outcome"] for s in sweep.segments(number)] == ["finished"]
+            faults.never_twice(sweep, number)

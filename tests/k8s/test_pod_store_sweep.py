@@ -75,11 +75,11 @@ def seen(store_lab: PodLab) -> Iterator[Seen]:
         yield sampler
 
 
-@pytest.fixture(scope="module")
-def told(store_lab: PodLab, pod_bucket: Bucket, seen: Seen) -> Any:
-    """The sweep; the bucket held copies of it meanwhile."""
-    store = {"store": pod_bucket.url}
-    content = store_lab.pod_sweep("stored", RATES, EPOCHS, PAUSE_S, checkpoints=store)
+@pytest.fixture(scope="module", params=[False, True], ids=["worker", "triggerer"])
+def told(store_lab: PodLab, pod_bucket: Bucket, seen: Seen, request: pytest.FixtureRequest) -> Any:
+    """The sweep, its pods held by workers or not; the bucket held copies of it meanwhile."""
+    store, pod = {"store": pod_bucket.url}, {"deferrable": request.param}
+    content = store_lab.pod_sweep("stored", RATES, EPOCHS, PAUSE_S, checkpoints=store, pod=pod)
     with store_lab.policy("hermes", guard_k=0):
         sweep = store_lab.start(content)
         harness.await_(lambda: pod_bucket.held(sweep.id), 240.0)
