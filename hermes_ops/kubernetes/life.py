@@ -114,7 +114,7 @@ class PodSegment:
         """Its trial is over: it is cut off after a short grace."""
         self._told(HURRIED_GRACE_S)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Look after it no more; it goes on."""
         if self._log is not None:
             self._log.finish(0.0)

@@ -212,6 +212,10 @@ class LocalSegment:
         elif self._process.stdout is not None:
             self._process.stdout.close()
 
+    def release(self) -> None:
+        """A process ends with its task."""
+        self.finish()
+
     def _forward(self) -> None:
         stream: IO[bytes] | None = self._process.stdout
         if stream is None:

@@ -178,7 +178,7 @@ class HermesTrialMixin(ABC):
             return self._run(visit, sweep, context)
         finally:
             if self._segment is not None:
-                self._segment.finish()
+                self._segment.release()
             visit.feed.close()
 
     def on_kill(self) -> None:

@@ -182,7 +182,7 @@ def _outcome(
         feed.start()
         _, code = look_after(segment, held, say, poll_s=_poll_s, given_up=given_up)
         if code is None:
-            segment.leave()
+            segment.release()
         else:
             segment.finish()
         trouble = segment.trouble

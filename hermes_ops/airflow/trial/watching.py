@@ -58,6 +58,9 @@ class Running(Protocol):
     def finish(self) -> None:
         """Leave nothing of it behind; may be called again."""
 
+    def release(self) -> None:
+        """Its task cannot go on with it: what the task's next try can take over lives on."""
+
 
 class Watched(Protocol):
     """What is to be known of a segment's trial meanwhile."""

@@ -216,6 +216,8 @@ class Process:
         self.looks, self.code, self.on_look = looks, code, on_look
         self.stops = 0
         self.hurries = 0
+        self.ends: list[str] = []
+        self.trouble = ""
 
     def wait(self, seconds: float) -> int | None:
         self.looks -= 1
@@ -228,6 +230,37 @@ class Process:
 
     def hurry(self) -> None:
         self.hurries += 1
+
+    def start(self) -> None:
+        """It runs."""
+
+    def finish(self) -> None:
+        self.ends.append("finish")
+
+    def release(self) -> None:
+        self.ends.append("release")
+
+
+@pytest.mark.parametrize("part", ["looks", "is_over"])
+def test_a_task_that_breaks_off_releases_its_segment_and_one_that_ends_leaves_nothing(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_: FakeFeed())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+
+    def broken(left: int) -> None:
+        if part == "looks" and left == 1:
+            raise RuntimeError("this worker's own trouble")
+
+    process: Any = Process(3, 75, broken)
+    monkeypatch.setattr(HermesTrialOperator, "segment", lambda *_: process)
+    store = DictStore({LEASE_KEY: encode(lease(1))})
+    ti: Any = type("Ti", (), {"xcom_push": lambda *_: None})()
+    context = {"task_state_store": store, "run_id": SWEEP, "ti": ti}
+    with pytest.raises(RuntimeError if part == "looks" else AirflowRescheduleException):
+        HermesTrialOperator(task_id="trial", number=0).run_trial(context)
+    assert process.ends[0] == ("release" if part == "looks" else "finish")
+    assert stored(store).running is (part == "looks")
 
 
 def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() -> None:

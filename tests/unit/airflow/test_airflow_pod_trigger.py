@@ -179,8 +179,8 @@ def test_the_end_of_a_pods_log_nudges_the_controller(
     pods: FakePods, home: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nudge, seen = controller_nudge(), []
-    leave = PodSegment.leave
-    monkeypatch.setattr(PodSegment, "leave", lambda own: (seen.append(nudge.taken()), leave(own)))
+    leave = PodSegment.release
+    monkeypatch.setattr(PodSegment, "release", lambda own: (seen.append(nudge.taken()), leave(own)))
     until_s = time.monotonic() + 10.0
     hold(HELD, print, lambda: nudge.path.exists() or time.monotonic() > until_s, seen.append)
     assert seen == [True, None]
