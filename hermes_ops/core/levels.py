@@ -10,9 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain
 from math import inf
-from operator import itemgetter, not_
 
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot
 from hermes_ops.core.order import by_submission, submission
@@ -23,7 +22,6 @@ TRUSTED_DECISIONS = 64  # so often the memory is believed where counts agree, th
 
 Crossing = tuple[float, int, JobId]
 """When a job that holds GPUs reaches its queue's limit (inf: never), its queue, its id."""
-_OWNER = itemgetter(2)
 
 Lane = tuple[JobId, ...]
 
@@ -86,17 +84,17 @@ class Queues:
     # -- bringing up to date
 
     def _update(self, before: tuple[Crossing, ...]) -> None:
-        held = list(map(self.snapshot.held.__contains__, map(_OWNER, before)))
-        still = list(compress(before, held))
+        held = self.snapshot.held
+        still = [crossing for crossing in before if crossing[2] in held]
         if len(still) < len(before):
-            self._leave(list(compress(before, map(not_, held))))
+            self._leave([crossing for crossing in before if crossing[2] not in held])
         if not self._arrive():
             self._rebuild()
         due = bisect_right(still, (self.snapshot.time_s, len(self.runs), JobId("")))
         self.crossings = still[due:]
         for crossing in still[:due] if due < 2 else self._in_order(still[:due]):
             self._demote(crossing)
-        if len(self.crossings) != len(self.snapshot.held):
+        if len(self.crossings) != len(held):
             self._adopt()
         if self._knob is not None:
             self._promote()

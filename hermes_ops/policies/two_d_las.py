@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import floor, inf
@@ -146,8 +146,7 @@ def served(queues: Queues, policy: TwoDLas) -> tuple[Plan, Levels]:
     index = queues.snapshot.index
     head = islice(queues.waiting(), RANKED)
     ranking = tuple(job for job in head if job in index and index[job].phase in QUEUED_PHASES)
-    begun = {job.id: level for level, job in service.starts}
-    reasons = LazyReasons(index, Explainer(queues, grants, begun))
+    reasons = LazyReasons(index, Explainer(queues, grants))
     review_s = policy.review_s(queues)
     return Plan(grants, ranking=ranking, review_at_s=review_s, reasons=reasons), after
 
@@ -182,12 +181,10 @@ def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
 
 
 class Explainer:
-    """Why a job runs or waits, by its queue; `begun` are the queues of those that start now."""
+    """Why a job runs or waits, by its queue."""
 
-    def __init__(
-        self, queues: Queues, grants: tuple[Grant, ...], begun: Mapping[JobId, int]
-    ) -> None:
-        self._queues, self._grants, self._begun = queues, grants, begun
+    def __init__(self, queues: Queues, grants: tuple[Grant, ...]) -> None:
+        self._queues, self._grants = queues, grants
         self._level: dict[JobId, int] = {}
         self._granted: set[JobId] = set()
         self._asked = 0
@@ -200,8 +197,6 @@ class Explainer:
 
     def _found(self, job: JobId) -> tuple[int, bool]:
         """The job's queue, and whether it has GPUs; a table pays only for many questions."""
-        if job in self._begun:  # of whom most is asked
-            return self._begun[job], True
         self._asked += 1
         lanes = (*enumerate(self._queues.waits), *enumerate(self._queues.runs))
         if self._asked < MANY:

@@ -42,7 +42,7 @@ def render(settings: Settings, secrets: Credentials, slots: int, airflow_port: i
     sections: Sections = {
         "core": _core(settings, secrets, slots, airflow_port),
         **_api(secrets, airflow_port),
-        **_timing(is_sqlite=settings.airflow_db is None),
+        **_timing(),
         **_quiet(settings),
         "database": {
             "sql_alchemy_conn": database_url(settings),
@@ -98,15 +98,11 @@ def _api(secrets: Credentials, airflow_port: int) -> Sections:
     }
 
 
-def _timing(*, is_sqlite: bool = True) -> Sections:
-    """Return the settings that make a hand-over and a recovery fast; seconds.
-
-    The scheduler sees a free slot once it has slept and gone through all tasks, which takes it
-    longer on PostgreSQL: there it sleeps less.
-    """
+def _timing() -> Sections:
+    """Return the settings that make a hand-over and a recovery fast; seconds."""
     return {
         "scheduler": {
-            "scheduler_idle_sleep_time": "0.1" if is_sqlite else "0.05",
+            "scheduler_idle_sleep_time": "0.1",
             "scheduler_heartbeat_sec": "2",
             "job_heartbeat_sec": "2",
             # After a SIGKILL of everything: how soon lost tasks are noticed.

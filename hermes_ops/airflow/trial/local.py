@@ -132,6 +132,10 @@ class LocalSegment:
         with contextlib.suppress(OSError):
             self._launch()
 
+    def stands_for(self, other: LocalSegment) -> bool:
+        """Whether it is the same segment, made at another time."""
+        return (self.lease, self.folder, self.pool) == (other.lease, other.folder, other.pool)
+
     def start(self) -> None:
         """Start it; HermesError when the process cannot be started at all."""
         if not Path(self.lease.directory).is_dir():

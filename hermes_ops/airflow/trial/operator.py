@@ -9,8 +9,7 @@ does, through the records of `records.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
@@ -37,7 +36,6 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.timing import configured_reschedule_delay_s
 from hermes_ops.airflow.trial import ahead, kept_log
-from hermes_ops.airflow.trial.beside import offered
 from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import RUN_XCOM, MlflowRunLink
 from hermes_ops.airflow.trial.local import LocalSegment
@@ -151,20 +149,6 @@ class HermesTrialMixin(ABC):
         store: Store = context["task_state_store"]
         sweep = sweep_of(self, context)
         folder = TrialFolder.of(sweep, self.number)
-        with self.readiness(sweep, folder):
-            return self._admitted(store, sweep, folder, context)
-
-    def readiness(
-        self,
-        sweep: str,  # noqa: ARG002 - subclasses use them
-        folder: TrialFolder,  # noqa: ARG002
-    ) -> AbstractContextManager[object]:
-        """Make ready what can be while Airflow is asked whether the trial may run; undo it."""
-        return nullcontext()
-
-    def _admitted(
-        self, store: Store, sweep: str, folder: TrialFolder, context: Mapping[str, Any]
-    ) -> dict[str, Any]:
         last = decode(Segment, store.get(SEGMENT_KEY))
         if last is not None and last.final is not None:
             return self.leave(Ending(last.final, "it had ended before"))
@@ -249,35 +233,12 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """Run one segment, or step aside; the trial's summary when it has finished."""
-        return self.run_trial(context)
-
-    @contextmanager
-    def readiness(self, sweep: str, folder: TrialFolder) -> Iterator[None]:
-        """Start the process, up to where it would touch something, for the lease that lies here."""
-        lease = None if self.mlflow_conn_id or self.storage_conn_id else offered(folder)
-        self._ready = self._made_ahead(lease, folder)
-        if lease is not None and self._ready is None:
-            self._ready = self._local(lease, folder, sweep)
-            self._ready.prepare()
+        self._ready = ahead.taken()  # it ends unless it is what is to run
         try:
-            yield
+            return self.run_trial(context)
         finally:
             if self._ready is not None:
                 self._ready.finish()
-
-    def _made_ahead(self, lease: Lease | None, folder: TrialFolder) -> LocalSegment | None:
-        """The process that was made ready before this operator was; None, or what is wanted."""
-        made = ahead.taken()
-        if made is None:
-            return None
-        if (made.lease, made.folder, made.pool) != (lease, folder, self.pool):
-            made.finish()
-            return None
-        made.emit = self.log.info
-        return made
-
-    def _local(self, lease: Lease, folder: TrialFolder, sweep: str) -> LocalSegment:
-        return LocalSegment(lease, folder, sweep, self.number, str(self.pool), self.log.info)
 
     def segment(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> Running:
         """The segment of this visit: a process, or a pod where its lease says so."""
@@ -291,9 +252,14 @@ class HermesTrialOperator(HermesTrialMixin, BaseOperator):
                 mlflow_conn_id=self.mlflow_conn_id,
             )
             return pod.segment(visit, sweep, context)
+        own = LocalSegment(
+            visit.lease, visit.folder, sweep, self.number, str(self.pool), self.log.info
+        )
         ready = self._ready
-        if ready is not None and ready.lease == visit.lease:
+        if ready is None:
+            return own
+        if ready.stands_for(own) and not (self.mlflow_conn_id or self.storage_conn_id):
+            ready.emit = own.emit
             return ready
-        if ready is not None:
-            ready.finish()
-        return self._local(visit.lease, visit.folder, sweep)
+        ready.finish()  # made for another lease, or without the variables of the connections
+        return own

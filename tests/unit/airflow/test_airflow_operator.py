@@ -350,6 +350,9 @@ def test_a_task_that_airflow_kills_checkpoints_its_trial() -> None:
     assert process.stops == 1
 
 
+TASK = {"dag_id": MAIN_DAG, "run_id": SWEEP, "task_id": "trial", "map_index": 0}
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[LocalSegment]:
     """Each process that a task has started, in order; none is left at the end."""
@@ -375,16 +378,17 @@ def enter(
     folder = TrialFolder.of(SWEEP, 0)
     if beside is not None:
         offer(folder, beside)
+        ahead.make(TASK)
     task = HermesTrialOperator(task_id="trial", number=0, pool="gpus", **options)
     ti: Any = type("Ti", (), {"xcom_push": xcom_push})()
     with pytest.raises(AirflowRescheduleException):
-        task.run_trial({"task_state_store": store, "run_id": SWEEP, "ti": ti})
+        task.execute({"task_state_store": store, "run_id": SWEEP, "ti": ti})
     return folder
 
 
 def granted(tmp_path: Path, epoch: int = 1) -> Lease:
     command = ("sh", "-c", "echo loss=1; exit 3")
-    return lease(epoch, gpus=(), command=command, directory=str(tmp_path))
+    return lease(epoch, gpus=(), command=command, directory=str(tmp_path), pool="gpus")
 
 
 def test_the_process_that_was_made_ready_for_the_lease_is_the_one_that_runs(
@@ -427,11 +431,23 @@ def test_a_trial_whose_process_cannot_be_made_ready_fails_with_the_reason(
     assert "does not exist: correct trial.directory" in capsys.readouterr().out
 
 
-def test_nothing_is_made_ready_before_the_connections_are_known(
-    tmp_path: Path, launched: list[LocalSegment]
+@pytest.mark.parametrize(
+    ("of_lease", "options"),
+    [({"pool": "others"}, {}), ({}, {"mlflow_conn_id": "mlflow"}), ({}, {"storage_conn_id": "s3"})],
+)
+def test_a_process_made_ready_for_another_pool_or_without_connections_gives_way(
+    of_lease: dict[str, Any],
+    options: dict[str, Any],
+    tmp_path: Path,
+    launched: list[LocalSegment],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    enter(DictStore(), granted(tmp_path), mlflow_conn_id="mlflow")
-    assert launched == []
+    monkeypatch.setattr("hermes_ops.airflow.trial.operator.Connections.enter", lambda _: None)
+    own = replace(granted(tmp_path), **of_lease)
+    folder = enter(DictStore({LEASE_KEY: encode(own)}), own, **options)
+    first, second = launched
+    assert (first.wait(0.0), second.wait(0.0)) == (-15, 3)
+    assert len(folder.segments()) == 1
 
 
 class StoreThatRefusesTheFirst(DictStore):
@@ -461,53 +477,6 @@ def test_a_segment_that_has_begun_goes_on_where_airflow_takes_no_word_of_it(
     assert capsys.readouterr().out.count("Airflow does not answer now") == 2
 
 
-TASK = {"dag_id": MAIN_DAG, "run_id": SWEEP, "task_id": "trial", "map_index": 0}
-
-
-def airflow_starts(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Airflow does in a task's process before it reads the DAG."""
-    monkeypatch.setattr(preload, "get_contextvars", lambda: task)
-    preload.on_starting(component=TaskRunnerMarker())
-
-
-def test_a_process_made_ready_before_the_dag_is_read_is_the_one_that_runs(
-    tmp_path: Path, launched: list[LocalSegment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = replace(granted(tmp_path), pool="gpus")
-    offer(TrialFolder.of(SWEEP, 0), own)
-    airflow_starts(TASK, monkeypatch)
-    (ahead,) = launched
-    folder = enter(DictStore({LEASE_KEY: encode(own)}), own)
-    assert launched == [ahead]
-    assert folder.result()["exit_code"] == 3
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "options", "processes"),
-    [
-        ({}, {"epoch": 2}, {}, 2),  # granted anew between the two
-        ({"pool": "others"}, {"pool": "others"}, {}, 2),
-        ({}, {}, {"mlflow_conn_id": "mlflow"}, 1),  # it needs the variables of the connection
-    ],
-)
-def test_a_process_made_ready_for_something_else_ends_untouched(
-    first: dict[str, Any],
-    then: dict[str, Any],
-    options: dict[str, Any],
-    processes: int,
-    tmp_path: Path,
-    launched: list[LocalSegment],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = replace(granted(tmp_path), pool="gpus")
-    offer(TrialFolder.of(SWEEP, 0), replace(own, **first))
-    airflow_starts(TASK, monkeypatch)
-    enter(DictStore(), replace(own, **then), **options)
-    assert len(launched) == processes
-    assert all(s.wait(0.0) is not None for s in launched)
-    assert not TrialFolder.of(SWEEP, 0).path.exists()
-
-
 @pytest.mark.parametrize(
     "other",
     [{"map_index": -1}, {"map_index": 1}, {"run_id": "another"}, {"map_index": None}],
@@ -518,7 +487,21 @@ def test_a_task_without_a_lease_of_its_own_makes_nothing_ready(
     launched: list[LocalSegment],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    offer(TrialFolder.of(SWEEP, 0), replace(granted(tmp_path), pool="gpus"))
-    airflow_starts({**TASK, **other}, monkeypatch)
+    offer(TrialFolder.of(SWEEP, 0), granted(tmp_path))
+    monkeypatch.setattr(preload, "get_contextvars", lambda: {**TASK, **other})
+    preload.on_starting(component=TaskRunnerMarker())
     assert launched == []
     assert ahead.taken() is None
+
+
+def test_airflow_has_a_trials_process_made_ready_before_it_reads_the_dag(
+    tmp_path: Path, launched: list[LocalSegment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = granted(tmp_path)
+    offer(TrialFolder.of(SWEEP, 0), own)
+    monkeypatch.setattr(preload, "get_contextvars", lambda: TASK)
+    preload.on_starting(component=TaskRunnerMarker())
+    (only,) = launched
+    assert ahead.taken() is only
+    only.finish()
+    assert not TrialFolder.of(SWEEP, 0).path.exists()
