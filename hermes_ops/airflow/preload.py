@@ -28,6 +28,9 @@ NEEDED = (
     "airflow.dag_processing.bundles.local",
     "airflow.providers.standard.operators.empty",
     "airflow.sdk.bases.sensor",
+    "airflow.sdk.execution_time.supervisor",
+    "airflow.version",
+    "encodings.idna",
     "jinja2.ext",
 )
 

@@ -298,12 +298,10 @@ class Queues:
         )
 
     def _step_back(self, stopped: set[JobId]) -> None:
-        levels = {crossing[1] for crossing in self.crossings if crossing[2] in stopped}
         self.crossings = [c for c in self.crossings if c[2] not in stopped]
-        for level in levels:
-            lane = self.runs[level]
-            back = tuple(job for job in lane if job in stopped)
-            if back:
+        for level, lane in enumerate(self.runs):
+            if not stopped.isdisjoint(lane):
+                back = tuple(job for job in lane if job in stopped)
                 self.runs[level] = tuple(job for job in lane if job not in stopped)
                 self.waits[level] = back + self.waits[level]
 

@@ -4,10 +4,11 @@ Units stand in the names: `_s` seconds, `_gpu_s` GPU-seconds. Times are seconds 
 the driver's clock (Unix time live, zero-based virtual time in a simulation). A loss is always
 "lower is better": a maximised objective enters with its sign turned.
 """
+# A little over 400 lines: whoever writes a policy finds all that it gets and gives in one place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -154,13 +155,14 @@ class Snapshot:
         index: Mapping[JobId, Job] | None = None,
         stays: Mapping[JobId, Grant] | None = None,
         held: Mapping[JobId, tuple[int, ...]] | None = None,
+        free: frozenset[int] | None = None,
     ) -> Snapshot:
         """A snapshot with its views, as they are described there; `others` are the other jobs.
 
-        The mappings may be left out. What is given must not change while the snapshot exists.
+        Views may be left out. What is given must not change while the snapshot exists.
         """
         snapshot = cls.__new__(cls)  # without `jobs`: see `__getattr__`
-        views = {"index": index, "stays": stays, "held": held}
+        views = {"index": index, "stays": stays, "held": held, "free": free}
         snapshot.__dict__.update(time_s=time_s, gpus=gpus)
         snapshot.__dict__.update(holding=holding, queue=queue, others=others)
         snapshot.__dict__.update((name, view) for name, view in views.items() if view is not None)
@@ -222,6 +224,16 @@ class Snapshot:
         free = set(map(_INDEX, self.gpus))
         free.difference_update(chain.from_iterable(self.held.values()))
         return frozenset(free)
+
+    def free_without(self, stopped: Collection[JobId]) -> set[int]:
+        """The GPUs of which no job keeps anything once these have stopped."""
+        free = set(self.free)
+        gone = [self.stays[job] for job in stopped if job in self.stays]
+        free.update(chain.from_iterable(grant.gpus for grant in gone))
+        if any(grant.share < 1 for grant in gone):  # another may keep the rest of its GPU
+            stays = (grant for job, grant in self.stays.items() if job not in stopped)
+            free.difference_update(chain.from_iterable(grant.gpus for grant in stays))
+        return free
 
     @cached_property
     def stays(self) -> Mapping[JobId, Grant]:

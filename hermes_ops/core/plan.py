@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, compress
 from operator import attrgetter, is_not
+from typing import NamedTuple
 
 from hermes_ops.core.model import (
     SHARE_EPS,
@@ -38,7 +39,8 @@ def check(snapshot: Snapshot, plan: Plan) -> None:
     job dropped or moved, unless it is ended or its GPUs cannot be kept (`Snapshot.stays`).
     """
     jobs, ends = snapshot.index, set(plan.ends)
-    fresh, lost = _changes(snapshot, plan)
+    changes = _changes(snapshot, plan)
+    fresh, lost, doubled = changes
     known = jobs.__contains__
     if not (all(map(known, plan.ranking)) and all(map(known, ends))):
         _refuse_unknown(jobs, (*plan.ranking, *plan.ends))
@@ -47,8 +49,10 @@ def check(snapshot: Snapshot, plan: Plan) -> None:
             raise _impossible(f"{job_id} is to be ended, but has ended")
         if job_id not in lost and job_id in snapshot.stays:
             raise _impossible(f"{job_id} has a grant and is to be ended")
+    if doubled:
+        raise _impossible(f"{_doubled(plan)} has two grants")
     if fresh:
-        _check_fresh(snapshot, plan, fresh, ends)
+        _check_fresh(snapshot, plan, changes, ends)
     _check_firm(snapshot, fresh, lost.difference(ends))
 
 
@@ -59,7 +63,7 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
     a STARTING one too. Another number of GPUs gives Resize; as many but other GPUs give Stop, and
     the job starts on the new ones in a later round, once it waits.
     """
-    fresh, lost = _changes(snapshot, plan)
+    fresh, lost, _ = _changes(snapshot, plan)
     granted = {grant.job: grant for grant in fresh}
     ends = set(plan.ends)
     stops: list[Action] = []
@@ -82,28 +86,46 @@ def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
     return (*stops, *resizes, *starts)
 
 
-def _changes(snapshot: Snapshot, plan: Plan) -> tuple[list[Grant], set[JobId]]:
-    """The grants that are not what a job keeps, and who keeps nothing: most plans change little.
+class _Changes(NamedTuple):
+    """The grants that are not what a job keeps, who keeps nothing, and if one has two grants."""
+
+    fresh: list[Grant]
+    lost: set[JobId]
+    doubled: bool
+
+
+def _changes(snapshot: Snapshot, plan: Plan) -> _Changes:
+    """What the plan changes: most plans change little.
 
     Kept with the snapshot, beside its views, as `check` and `diff` both ask for it.
     """
     grants, before = plan.grants, snapshot.__dict__.get("changes")
     if before is not None and before[0] is grants:
-        found: tuple[list[Grant], set[JobId]] = before[1]
+        found: _Changes = before[1]
         return found
     found = _compared(snapshot.stays, grants)
     snapshot.__dict__["changes"] = (grants, found)
     return found
 
 
-def _compared(
-    stays: Mapping[JobId, Grant], grants: tuple[Grant, ...]
-) -> tuple[list[Grant], set[JobId]]:
+def _compared(stays: Mapping[JobId, Grant], grants: tuple[Grant, ...]) -> _Changes:
     if grants[: len(stays)] == tuple(stays.values()):  # quick: equal parts are the same objects
-        return list(grants[len(stays) :]), set()
-    named = list(map(_JOB, grants))
-    fresh = compress(grants, map(is_not, grants, map(stays.get, named)))
-    return [grant for grant in fresh if stays.get(grant.job) != grant], stays.keys() - set(named)
+        new = grants[len(stays) :]
+        named = set(map(_JOB, new))
+        return _Changes(list(new), set(), len(named) < len(new) or not named.isdisjoint(stays))
+    line = list(map(_JOB, grants))
+    fresh = compress(grants, map(is_not, grants, map(stays.get, line)))
+    named = set(line)
+    return _Changes(
+        [grant for grant in fresh if stays.get(grant.job) != grant],
+        stays.keys() - named,
+        len(named) < len(line),
+    )
+
+
+def _doubled(plan: Plan) -> JobId:
+    """The job that has the most grants."""
+    return Counter(grant.job for grant in plan.grants).most_common(1)[0][0]
 
 
 def _same(grant: Grant, job: Job) -> bool:
@@ -121,18 +143,15 @@ def _refuse_unknown(jobs: Mapping[JobId, Job], named: Iterable[JobId]) -> None:
 
 
 def _check_fresh(
-    snapshot: Snapshot, plan: Plan, fresh: list[Grant], ends: Collection[JobId]
+    snapshot: Snapshot, plan: Plan, changes: _Changes, ends: Collection[JobId]
 ) -> None:
-    if len(set(map(_JOB, plan.grants))) < len(plan.grants):
-        counted = Counter(grant.job for grant in plan.grants)
-        raise _impossible(f"{counted.most_common(1)[0][0]} has two grants")
-    for grant in fresh:
+    for grant in changes.fresh:
         if grant.job not in snapshot.index:
             _refuse_unknown(snapshot.index, (grant.job,))
         if grant.job in ends:
             raise _impossible(f"{grant.job} has a grant and is to be ended")
         _check_grant(snapshot, snapshot.index[grant.job], grant)
-    if not (_are_free(snapshot, fresh) or _fits_at_once(snapshot, plan)):
+    if not (_are_free(snapshot, changes) or _fits_at_once(snapshot, plan)):
         _check_gpus(snapshot, plan)
 
 
@@ -149,11 +168,13 @@ def _check_grant(snapshot: Snapshot, job: Job, grant: Grant) -> None:
         raise _impossible(f"{job.id} is given a share of {grant.share}")
 
 
-def _are_free(snapshot: Snapshot, fresh: list[Grant]) -> bool:
+def _are_free(snapshot: Snapshot, changes: _Changes) -> bool:
     """True when the GPUs of new grants are named once, and no job keeps any of them."""
-    given = list(chain.from_iterable(map(_GPUS, fresh)))
+    given = list(chain.from_iterable(map(_GPUS, changes.fresh)))
     named = set(given)
-    return len(named) == len(given) and named <= snapshot.free
+    if len(named) < len(given):
+        return False
+    return named <= snapshot.free or named <= snapshot.free_without(changes.lost)
 
 
 def _fits_at_once(snapshot: Snapshot, plan: Plan) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar
@@ -31,7 +31,7 @@ ORDERS = ("start", "entry")
 PLACEMENTS = ("profile", "count")
 MANY = 16  # so many reasons are asked for when somebody reads them all
 DEMOTIONS = ("exact", "late")
-_index, _gpus, _job = attrgetter("index"), attrgetter("gpus"), attrgetter("job")
+_job = attrgetter("job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ def served(queues: Queues, policy: TwoDLas) -> tuple[Plan, Levels]:
     service, grants = seat(queues, policy.chooser(queues.snapshot))
     after = queues.after(service)
     index = queues.snapshot.index
-    head = islice(queues.waiting(), RANKED)
-    ranking = tuple(job for job in head if job in index and index[job].phase in QUEUED_PHASES)
-    reasons = LazyReasons(index, Explainer(queues, grants))
+    head = filter(None, map(index.get, islice(queues.waiting(), RANKED)))
+    ranking = tuple([job.id for job in head if job.phase in QUEUED_PHASES])
+    reasons = LazyReasons(index, Explainer(queues, grants, service))
     review_s = policy.review_s(queues)
     return Plan(grants, ranking=ranking, review_at_s=review_s, reasons=reasons), after
 
@@ -162,10 +162,7 @@ def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
             stays = [stay for stay in stays if stay.job not in service.stopped]
         if not service.starts:
             return service, tuple(stays)
-        free = set(snapshot.free)
-        if service.stopped:
-            free = set(map(_index, snapshot.gpus))
-            free.difference_update(chain.from_iterable(map(_gpus, stays)))
+        free = snapshot.free_without(service.stopped)
         starts: list[Grant] = []
         rooms = service.rooms
         begun = [job for _, job in service.starts]
@@ -183,8 +180,9 @@ def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
 class Explainer:
     """Why a job runs or waits, by its queue."""
 
-    def __init__(self, queues: Queues, grants: tuple[Grant, ...]) -> None:
+    def __init__(self, queues: Queues, grants: tuple[Grant, ...], service: Service) -> None:
         self._queues, self._grants = queues, grants
+        self._begun = {job.id: level for level, job in service.starts}
         self._level: dict[JobId, int] = {}
         self._granted: set[JobId] = set()
         self._asked = 0
@@ -197,6 +195,8 @@ class Explainer:
 
     def _found(self, job: JobId) -> tuple[int, bool]:
         """The job's queue, and whether it has GPUs; a table pays only for many questions."""
+        if job in self._begun:
+            return self._begun[job], True
         self._asked += 1
         lanes = (*enumerate(self._queues.waits), *enumerate(self._queues.runs))
         if self._asked < MANY:

@@ -23,6 +23,7 @@ class View:
         self._index: dict[JobId, Job] = {}
         self._stays: dict[JobId, Grant] = {}
         self._held: dict[JobId, tuple[int, ...]] = {}
+        self._free = _Free()
         self._lent: list[ref[Snapshot]] = []  # who was given these very views
 
     def changed(self, life: Life) -> None:
@@ -45,6 +46,7 @@ class View:
             index=self._index,
             stays=self._stays,
             held=self._held,
+            free=self._free.among(pool),
         )
         self._lent = [*(lent for lent in self._lent if lent() is not None), ref(snapshot)]
         return snapshot
@@ -69,10 +71,12 @@ class View:
         job = life.fact()
         self._index[life.id] = job
         line = self._line(life.phase)
+        held_before = self._held.get(life.id, ())
         if line is self._holding and life.grant is not None:
             self._stays[life.id], self._held[life.id] = life.grant, life.grant.gpus
         elif life.id in self._stays:
             del self._stays[life.id], self._held[life.id]
+        self._free.passed(held_before, self._held.get(life.id, ()))
         before = self._where.get(life.rank)
         if before is not None and before is not line:
             before.drop(life.rank)
@@ -85,3 +89,33 @@ class View:
         if phase in QUEUED_PHASES:
             return self._queue
         return self._holding if phase in (Phase.STARTING, Phase.RUNNING) else self._others
+
+
+class _Free:
+    """The GPUs of which no job keeps anything, kept up to date."""
+
+    def __init__(self) -> None:
+        self._pool: tuple[Gpu, ...] = ()
+        self._indices: frozenset[int] = frozenset()
+        self._kept: dict[int, int] = {}  # how many jobs keep a part of it
+        self._free: set[int] = set()
+
+    def passed(self, before: tuple[int, ...], now: tuple[int, ...]) -> None:
+        """A job keeps these GPUs now, and kept those before."""
+        if before == now:
+            return
+        kept = self._kept
+        for gpu in now:
+            kept[gpu] = kept.get(gpu, 0) + 1
+        for gpu in before:
+            kept[gpu] -= 1
+        self._free.difference_update(now)
+        self._free.update(g for g in before if not kept[g] and g in self._indices)
+
+    def among(self, pool: tuple[Gpu, ...]) -> frozenset[int]:
+        """Those of this pool."""
+        if pool is not self._pool:
+            self._pool = pool
+            self._indices = frozenset(gpu.index for gpu in pool)
+            self._free = {gpu for gpu in self._indices if not self._kept.get(gpu)}
+        return frozenset(self._free)

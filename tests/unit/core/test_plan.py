@@ -60,6 +60,13 @@ PENDING, QUEUED = job("p", Phase.PENDING), job("q", Phase.PENDING)
         ("given twice", world(PENDING, runs("a", 0)), plan(("p", (0,)), ("a", (0,)))),
         ("given twice", world(PENDING), plan(("p", (0, 0)))),
         ("given twice", world(PENDING, QUEUED), plan(("p", (1,)), ("q", (1,)))),
+        (
+            "given twice",  # one of two jobs that share the GPU is stopped
+            world(PENDING, runs("a", 0, share_held=0.5), runs("b", 0, share_held=0.5)),
+            Plan((Grant(JobId("p"), (0,)), Grant(JobId("b"), (0,), share=0.5))),
+        ),
+        ("two grants", world(runs("a", 0)), plan(("a", (0,)), ("a", (1,)))),
+        ("two grants", world(runs("a", 0), PENDING), plan(("a", (0,)), ("p", (1,)), ("a", (0,)))),
         ("0 GPUs", world(PENDING), plan(("p", ()))),
         ("3 GPUs", world(PENDING, gpus=3), plan(("p", (0, 1, 2)))),
         ("two grants", world(PENDING), plan(("p", (0,)), ("p", (1,)))),
@@ -82,6 +89,7 @@ def test_an_impossible_plan_is_refused(fact: str, snapshot: Snapshot, bad: Plan)
         (world(FIXED), plan(ends=("a",))),
         (world(FIXED, gpus=0), plan()),
         (world(job("a", Phase.STOPPING), PENDING), plan(("p", (0,)))),
+        (world(runs("a", 0), runs("b", 1), PENDING), plan(("b", (1,)), ("p", (0,)))),
         (world(FIXED, runs("b", 0, preemptible=False)), plan(("a", (0,)))),
     ],
 )
@@ -143,6 +151,18 @@ def test_the_free_gpus_are_those_of_the_pool_of_which_no_job_keeps_anything() ->
     gone, shared = runs("a", 1, 7), runs("b", 2, share_held=0.5)
     assert world(gone, shared, PENDING, gpus=4).free == {0, 1, 3}
     assert world(gpus=0).free == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "free"),
+    [((), {3}), (("a",), {0, 3}), (("b",), {3}), (("b", "c"), {1, 3}), (("a", "p", "x"), {0, 3})],
+)
+def test_a_shared_gpu_is_free_once_all_that_share_it_have_stopped(
+    stopped: tuple[str, ...], free: set[int]
+) -> None:
+    sharing = (runs(name, 1, share_held=0.5) for name in "bc")
+    snapshot = world(runs("a", 0), *sharing, runs("d", 2), PENDING, gpus=4)
+    assert snapshot.free_without([JobId(name) for name in stopped]) == free
 
 
 def test_another_plan_for_the_same_snapshot_is_compared_anew() -> None:

@@ -327,8 +327,29 @@ def test_a_snapshot_that_is_kept_does_not_change_with_the_world() -> None:
         assert again == snapshot
         for view in ("queue", "holding", "others"):
             assert tuple(getattr(again, view)) == tuple(getattr(snapshot, view))
-        for view in ("index", "held", "stays"):
+        for view in ("index", "held", "stays", "free"):
             assert getattr(again, view) == getattr(snapshot, view)
+
+
+def test_the_free_gpus_are_those_that_nobody_keeps_through_shares_and_failed_nodes() -> None:
+    half, fail = ((1,), 0.5), NodeFailure(5.0, "node-0", 8.0)
+    script = Script(
+        {
+            0.0: {"a": (0,), "b": half, "c": half},
+            2.0: {"a": (0,), "c": half},
+            4.0: {"a": (0,), "b": (2,), "c": half},
+            6.0: {"a": (3,)},
+        }
+    )
+    jobs = [work(name, 40.0) for name in "abc"]
+    simulate(workload(*jobs, disturbances=(fail,)), layout("2x2"), script)
+    free = {snapshot.time_s: sorted(snapshot.free) for snapshot in script.seen}
+    assert free[2.0] == [2, 3]
+    assert free[4.0] == [2, 3]
+    assert (free[5.0], free[6.0]) == ([3], [3])
+    assert free[8.0] == [0, 1, 2]
+    for snapshot in script.seen:
+        assert snapshot.free == Snapshot(snapshot.time_s, snapshot.gpus, snapshot.jobs).free
 
 
 # -- machines
