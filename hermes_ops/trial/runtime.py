@@ -25,6 +25,9 @@ from hermes_ops.trial.store import Checkpoint, Store
 _KEPT = 2
 _KEPT_FINALS = 16
 DISK_ERROR = 74  # EX_IOERR
+ENDING_S = 4.0
+"""Seconds that a script which is told to stop after a `fit` has to come to its own end: stopped in
+its last lines a trial would wait for GPUs, and start all over, for nothing but these lines."""
 
 
 class Runtime:
@@ -98,9 +101,26 @@ class Runtime:
             self.stop = True
             return
         if os.getpid() == self._pid and self._owner is not None and self.store.serials():
-            self.leave()
+            if not self.records or self.stop:
+                self.leave()
+            self.end_soon()
+            return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+    def end_soon(self) -> None:
+        """A `fit` is complete: let the script end by itself, or leave unless it trains again.
+
+        A further `fit` ends at its first batch.
+        """
+        self.stop = True
+        timer = threading.Timer(ENDING_S, self._leave_idle)
+        timer.daemon = True
+        timer.start()
+
+    def _leave_idle(self) -> None:
+        if self.session is None:
+            self.leave()
 
     def leave(self) -> None:
         """End the process as preempted; the user's `finally` and atexit code is not run."""

@@ -175,7 +175,7 @@ class Session:
         last = self.model.stop_training or epoch + 1 >= self.epochs
         if self.runtime.stop or not last:
             self.save(batch=0, best=best, objective=self._objective(values))
-        if self.runtime.stop:
+        if self.runtime.stop and not last:
             self.runtime.leave()
 
     def _look_for_hidden_state(self) -> None:
@@ -269,7 +269,7 @@ class Session:
         self.runtime.writer.wait()
         send({"kind": "trained", "step": self._step(self.epoch)})
         if self.runtime.stop:
-            self.runtime.leave()
+            self.runtime.end_soon()
 
     def put_back_end(self, record: Mapping[str, Any]) -> None:
         """A fit that was complete before: its last state again, and its history."""

@@ -74,6 +74,26 @@ run(model(), 6, callbacks=[keras.callbacks.EarlyStopping(
 """
 )
 
+DIES = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + FIT
+    + """
+import threading
+class Die(keras.callbacks.Callback):
+    # In the first process only: dies once the last epoch's checkpoint is written.
+    def on_train_end(self, logs=None):
+        if os.environ.get("AT"):
+            for thread in threading.enumerate():
+                if thread.name == "hermes-checkpoint":
+                    thread.join()
+            os.kill(os.getpid(), signal.SIGKILL)
+run(model(), 6, callbacks=[keras.callbacks.EarlyStopping(
+    monitor="val_loss", mode="max", patience=2, restore_best_weights=True), Die()])
+"""
+)
+
 CALLBACKS = (
     PREAMBLE
     + SEEDED
@@ -99,6 +119,21 @@ print("between", np.random.rand(), flush=True)
 other = model()
 run(other, 2)
 run(network, 3)
+"""
+)
+
+ENDING = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + FIT
+    + """
+import time
+run(model(), 3)
+if os.environ.get("AT") == "after":
+    os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(float(os.environ.get("ENDING_S", "0.2")))
+print("over", flush=True)
 """
 )
 

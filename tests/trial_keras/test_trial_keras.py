@@ -96,7 +96,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return whole
 
 
-@pytest.mark.parametrize("at", ["TERM:0:1:3", "KILL:0:3:2", "TERM:0:4:7"])
+@pytest.mark.parametrize("at", ["TERM:0:1:3", "KILL:0:3:2", "TERM:0:3:7"])
 def test_a_stopped_and_resumed_trial_has_the_same_curve(
     tmp_path: Path, interpreter: str, whole_run: Whole, at: str
 ) -> None:
@@ -109,6 +109,17 @@ def test_a_stopped_and_resumed_trial_has_the_same_curve(
     assert (run.folder / "model" / "model.keras").exists()
     assert run.status["timings"]["restore_s"] > 0
     assert 0 < run.status["tensor_skew"] <= 1
+
+
+def test_a_trial_that_is_killed_after_its_last_epoch_trains_no_epoch_more(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.DIES)
+    run = Run(tmp_path, "run", interpreter, scripts.DIES)
+    assert run.segment("TERM:0:2:7") not in (0, 75), run.output
+    assert run.status["checkpoint_step"] == max(step for _, step in whole.metrics()) == 3
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
 
 
 def test_callbacks_go_on_where_they_were(
@@ -132,6 +143,39 @@ def test_of_several_fits_those_that_are_complete_are_not_run_again(
     assert_same(run, whole)
     assert run.said("between") == whole.said("between")
     assert {step for _, step in run.metrics()} == set(range(1, 9))
+
+
+@pytest.mark.parametrize("at", ["TERM:0:2:7", "after"])
+def test_a_script_told_to_stop_when_all_is_trained_ends_by_itself(
+    tmp_path: Path, interpreter: str, whole_run: Whole, at: str
+) -> None:
+    whole = whole_run(interpreter, scripts.ENDING)
+    run = Run(tmp_path, "run", interpreter, scripts.ENDING)
+    assert run.segment(at) == 0, run.output
+    assert run.result["outcome"] == "finished"
+    assert run.said("over") == ["over"]
+    assert_same(run, whole)
+
+
+@pytest.mark.parametrize("at", ["TERM:0:2:7", "after"])
+def test_a_script_whose_last_lines_take_long_is_preempted_in_them_and_trains_nothing_twice(
+    tmp_path: Path,
+    interpreter: str,
+    whole_run: Whole,
+    monkeypatch: pytest.MonkeyPatch,
+    at: str,
+) -> None:
+    whole = whole_run(interpreter, scripts.ENDING)
+    run = Run(tmp_path, "run", interpreter, scripts.ENDING)
+    monkeypatch.setenv("ENDING_S", "500")
+    assert run.segment(at) == 75, run.output
+    assert run.result["outcome"] == "preempted"
+    assert run.status["checkpoint_step"] == 3
+    assert run.said("over") == []
+    monkeypatch.setenv("ENDING_S", "0")
+    assert run.segment() == 0, run.output
+    assert run.said("over") == ["over"]
+    assert_same(run, whole)
 
 
 def test_unseeded_shuffling_shows_each_sample_once_an_epoch_across_a_stop(
