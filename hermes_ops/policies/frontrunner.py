@@ -51,7 +51,7 @@ class Frontrunner:
     The index of a trial is the best ratio, over all plans "train to that depth, go on only if it
     then looks well enough", of the chance that this finishes the best trial to the seconds it
     takes on average (Gittins). Whoever gets a GPU keeps it to the next depth, and at least as long
-    as a stop and resume costs.
+    as a stop and resume costs; after its last step to its end.
 
     `prior`: trials of earlier sweeps of the same space; those with whole curves are learnt from.
     Own rule, measured on recorded sweeps. A sweep of more than CONTENDERS trials compares its
@@ -128,11 +128,14 @@ def index(found: Forecast, made: Table, costs_s: Floats) -> Floats:
 
 
 def _firm(snapshot: Snapshot, jobs: Sequence[Job], goals: Mapping[JobId, int]) -> list[Job]:
-    """Who is within its slice. A job whose goal is not known runs to its next report."""
+    """Who is within its slice, or has trained to its end: its last lines take less than a switch.
+
+    A job whose goal is not known runs to its next report.
+    """
     return [
         job
         for job in seated(snapshot, jobs)
-        if not is_over(job) and job.last_step < goals.get(job.id, job.steps_at_start + 1)
+        if is_over(job) or job.last_step < goals.get(job.id, job.steps_at_start + 1)
     ]
 
 

@@ -107,6 +107,13 @@ def test_a_trial_keeps_its_gpu_to_the_end_of_its_slice() -> None:
     assert granted([runs, better], goals={"s/0": 9}) == ["s/1"]
 
 
+def test_a_trial_that_has_trained_to_its_end_keeps_its_gpu_for_its_last_lines() -> None:
+    done, better = trial(0, losses(0.7, TOTAL), gpu=0), trial(1, losses(0.1, 8))
+    assert granted([done, better], goals={"s/0": TOTAL}) == ["s/0"]
+    assert granted([done, better]) == ["s/0"]
+    assert granted([done, better], gpus=2) == ["s/0", "s/1"]
+
+
 def test_the_goal_is_the_next_depth() -> None:
     _, memory = decide([trial(0, losses(0.3, 8))])
     assert memory.goals == (("s/0", 13),)
