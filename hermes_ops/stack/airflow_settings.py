@@ -78,6 +78,7 @@ def _core(
         "mp_start_method": "fork",
         "execution_api_server_url": f"http://127.0.0.1:{airflow_port}/execution/",
         "hostname_callable": "socket.gethostname",  # no name server is asked
+        "xcom_backend": "hermes_ops.airflow.trial.links.StandingXCom",
         "min_serialized_dag_update_interval": "5",
         "simple_auth_manager_users": f"{ADMIN_USER}:admin,{CONTROLLER_USER}:user",
         "simple_auth_manager_passwords_file": str(passwords_file(settings.layout)),

@@ -1,17 +1,20 @@
 """What runs beside the user's script, and what the script may call: `report`, `checkpoint_dir`.
 
 Standard library only: this package is loaded in the user's interpreter, whatever that holds. What
-starts with every segment imports little: no dataclasses, for instance, which import `inspect`.
+starts with every segment imports little: no dataclasses, for instance, which import `inspect`; and
+what the user's interpreter loads before the script (this module and the hook) next to nothing: not
+even `pathlib` and `typing`, which would double the time that Python takes to start.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # checkers of types know this name
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hermes_ops.trial.metrics import MetricsFile
 
 __all__ = ["checkpoint_dir", "report"]
@@ -34,6 +37,8 @@ def report(step: int, **metrics: float) -> None:
     path = os.environ.get("HERMES_METRICS_FILE")
     if not path or not values:
         return
+    from pathlib import Path
+
     from hermes_ops.trial.channel import bad_values, send
     from hermes_ops.trial.metrics import Metric, MetricsFile
 
@@ -51,5 +56,7 @@ def checkpoint_dir() -> Path | None:
 
     Write to a hidden or *.tmp name there, then rename: what is complete counts as a checkpoint.
     """
+    from pathlib import Path
+
     path = os.environ.get("HERMES_CHECKPOINT_DIR")
     return Path(path) if path else None

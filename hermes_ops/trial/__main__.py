@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes_ops.trial import apart, books
+from hermes_ops.trial.entropy import entropy
 from hermes_ops.trial.files import Folder, read_json
 from hermes_ops.trial.locks import BusyError, fence, take, take_gpus
 from hermes_ops.trial.metrics import MetricsFile
@@ -87,6 +88,8 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     adopt_orphans()
     group_pipe = os.pipe2(os.O_CLOEXEC)
     start_guard(token, group_pipe)
+    with contextlib.suppress(OSError):  # the script's own process would say so
+        entropy(folder.root)
     books.open_segment(folder, options.epoch, options.gpus, _last_step(options, folder))
     url = _store()
     answer = _fetch(url, options, folder, token, stops) if url is not None else None

@@ -10,9 +10,9 @@ from hermes_ops.trial.files import read_json, write_json
 _NAMES = ("python", "numpy", "shuffle")
 
 
-def entropy() -> dict[str, int]:
-    """The seeds, each below 2^31, kept in the trial's folder."""
-    path = Path(os.environ["HERMES_TRIAL_DIR"]) / "entropy.json"
+def entropy(folder: Path | None = None) -> dict[str, int]:
+    """The seeds, each below 2^31, kept in the trial's folder: $HERMES_TRIAL_DIR by default."""
+    path = (folder or Path(os.environ["HERMES_TRIAL_DIR"])) / "entropy.json"
     seeds = read_json(path)
     if seeds is None or set(seeds) != set(_NAMES):
         seeds = {name: int.from_bytes(os.urandom(4), "little") >> 1 for name in _NAMES}

@@ -1,21 +1,22 @@
 """Installed at the start of the user's interpreter: patches Keras once that is imported.
 
-Nothing is imported here that the script does not import itself.
+Nothing is imported here that the script does not import itself, and at the start as good as
+nothing: the GPU waits for it in every segment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import os
-import random
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
 
-from hermes_ops.trial.entropy import entropy
 from hermes_ops.trial.relevant import relevant
+
+TYPE_CHECKING = False  # checkers of types know this name
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
 
 _KERAS_3 = "keras.src.backend.tensorflow.trainer"
 _KERAS_2 = (
@@ -30,21 +31,21 @@ _environment: tuple[tuple[str, str], ...] = ()
 
 
 def install() -> None:
-    """Seed what the script may leave unseeded, so that it repeats itself; watch imports."""
+    """Have what the script may leave unseeded seeded when it is imported; watch imports."""
     global _environment  # noqa: PLW0603 - one a process, by its nature
     _environment = relevant(os.environ)
     for name in HEAVY:
         if name in sys.modules:
             _tell_import(name)
-    random.seed(entropy()["python"])
     targets: dict[str, Callable[[ModuleType], None]] = {
+        "random": _seed_random,
         "numpy": _seed_numpy,
         _KERAS_3: _patch_keras_3,
     }
     targets.update(dict.fromkeys(_KERAS_2, _patch_keras_2))
     for name in list(targets):
         if name in sys.modules:  # a standby interpreter has imported it already
-            targets.pop(name)(sys.modules[name])
+            _act(targets.pop(name), sys.modules[name])
     sys.meta_path.insert(0, _AfterImport(targets))
 
 
@@ -54,6 +55,8 @@ def _tell_import(name: str) -> None:
     Not if the script has changed its environment before, nor if the module is the script's own:
     an import ahead of the script would then not be the same.
     """
+    import contextlib
+
     from hermes_ops.trial.channel import send
 
     with contextlib.suppress(OSError):
@@ -62,7 +65,23 @@ def _tell_import(name: str) -> None:
         send({"kind": "import", "name": name, "ahead": not (changed or own)})
 
 
+def _act(action: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Do what is to be done with an imported module; a failure must not break the script."""
+    try:
+        action(module)
+    except Exception as error:
+        sys.stderr.write(f"hermes: {module.__name__} is imported as it is: {error!r}\n")
+
+
+def _seed_random(random: ModuleType) -> None:
+    from hermes_ops.trial.entropy import entropy
+
+    random.seed(entropy()["python"])
+
+
 def _seed_numpy(numpy: ModuleType) -> None:
+    from hermes_ops.trial.entropy import entropy
+
     numpy.random.seed(entropy()["numpy"])
 
 
@@ -120,10 +139,10 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then the action; a failing action must not break the script."""
+        """Run the module, then the action."""
         self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         if os.environ.get("HERMES_TRIAL_DIR"):
-            self._action(module)
+            _act(self._action, module)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+TYPE_CHECKING = False  # checkers of types know this name
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _RELEVANT = (
     "TF_", "KERAS_", "XLA_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "JAX_",

@@ -17,6 +17,23 @@ SWEEP_XCOM, REPORT_XCOM = "hermes_mlflow_sweep", "hermes_report"
 """XCom keys under which a sweep's tasks leave the addresses of its run and of its report."""
 
 
+class StandingXCom(BaseXCom):
+    """Airflow's XComs, but that a trial's link stays when the trial comes back to a slot.
+
+    Airflow deletes what a task's last entry has left before the next one may begin: two requests
+    while a GPU idles, for an address that is about to be written again. A setting of `hermes up`;
+    an Airflow without it does the same, later.
+    """
+
+    @classmethod
+    def delete(
+        cls, key: str, task_id: str, dag_id: str, run_id: str, map_index: int | None = None
+    ) -> None:
+        """As Airflow does, but for the address of a trial's run."""
+        if key != RUN_XCOM:
+            super().delete(key, task_id, dag_id, run_id, map_index)
+
+
 class _LeftLink(BaseOperatorLink):
     """To the address under `xcom_key`; empty while there is none."""
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.bases.xcom import BaseXCom
 from airflow.serialization.serialized_objects import DagSerialization
 
 from hermes_ops.airflow.addresses import report_address, run_address
@@ -12,7 +13,7 @@ from hermes_ops.airflow.sweep import outcome
 from hermes_ops.airflow.sweep.group import SweepTaskGroup
 from hermes_ops.airflow.sweep.outcome import best_of
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
-from hermes_ops.airflow.trial.links import REPORT_XCOM, RUN_XCOM, SWEEP_XCOM
+from hermes_ops.airflow.trial.links import REPORT_XCOM, RUN_XCOM, SWEEP_XCOM, StandingXCom
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.tracking import SweepRef
 from tests.unit.airflow.worlds import sweep_file
@@ -81,6 +82,20 @@ def test_each_link_leads_to_the_address_that_its_task_has_left(
     left.clear()
     (link,) = HermesTrialOperator.operator_extra_links
     assert link.get_link(task, ti_key=None) == ""
+
+
+def test_a_trials_link_alone_stays_when_airflow_clears_what_a_task_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deleted: list[str] = []
+
+    def delete(cls: type, key: str, *place: object) -> None:
+        deleted.append(key)
+
+    monkeypatch.setattr(BaseXCom, "delete", classmethod(delete))
+    for key in (RUN_XCOM, SWEEP_XCOM, "return_value"):
+        StandingXCom.delete(key=key, task_id="trial", dag_id="d", run_id="r", map_index=3)
+    assert deleted == [SWEEP_XCOM, "return_value"]
 
 
 def test_airflow_reads_the_addresses_by_themselves_for_trials_too() -> None:

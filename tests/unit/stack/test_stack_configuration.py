@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import importlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from airflow.sdk.bases.xcom import BaseXCom
 
 from hermes_ops.stack import airflow_settings, credentials, programs
 from hermes_ops.stack.layout import Layout, shared_folder
@@ -77,6 +79,11 @@ def test_the_users_own_airflow_settings_win(tmp_path: Path) -> None:
     parsed = _airflow(settings)
     assert parsed["core"]["parallelism"] == "77"
     assert parsed["smtp"]["a"] == "b"
+
+
+def test_the_store_of_xcoms_is_one_that_airflow_takes(tmp_path: Path) -> None:
+    module, _, name = _airflow(_settings(tmp_path))["core"]["xcom_backend"].rpartition(".")
+    assert issubclass(getattr(importlib.import_module(module), name), BaseXCom)
 
 
 def test_the_sweep_dag_is_found_in_this_installation() -> None:

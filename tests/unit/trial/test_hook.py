@@ -1,0 +1,67 @@
+"""What happens in the user's interpreter before the script, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hermes_ops.trial.__main__ import SITE
+from hermes_ops.trial.entropy import entropy
+
+
+def python(code: str, trial: Path | None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": SITE}
+    environment.pop("HERMES_TRIAL_DIR", None)
+    if trial is not None:
+        environment["HERMES_TRIAL_DIR"] = str(trial)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+
+
+def loaded(trial: Path | None) -> set[str]:
+    code = "import sys; before = sorted(sys.modules); import json; print(json.dumps(before))"
+    return set(json.loads(python(code, trial).stdout))
+
+
+def test_before_the_script_nothing_is_imported_that_takes_long(tmp_path: Path) -> None:
+    added = loaded(tmp_path) - loaded(None)
+    assert "hermes_ops.trial.hook" in added
+    allowed = {"__future__", "importlib", "importlib.machinery", "importlib._bootstrap",
+               "importlib._bootstrap_external", "math", "warnings", "_warnings"}  # fmt: skip
+    assert {m for m in added if not m.startswith("hermes_ops")} <= allowed
+
+
+def test_a_script_that_imports_random_draws_the_same_in_each_segment(tmp_path: Path) -> None:
+    mine, another = tmp_path / "mine", tmp_path / "another"
+    mine.mkdir()
+    another.mkdir()
+    code = "import random; print(random.random())"
+    first, second = python(code, mine).stdout, python(code, mine).stdout
+    assert first == second != python(code, another).stdout
+
+
+def test_a_module_that_loaded_random_before_the_hook_does_not_keep_it_unseeded(
+    tmp_path: Path,
+) -> None:
+    again = "sys.meta_path.pop(0); from hermes_ops.trial.hook import install; install()"
+    late = python(f"import random, sys; random.seed(); {again}; print(random.random())", tmp_path)
+    assert late.stdout == python("import random; print(random.random())", tmp_path).stdout
+
+
+def test_a_script_goes_on_where_its_seeds_cannot_be_kept(tmp_path: Path) -> None:
+    done = python("import random; print('trained')", tmp_path / "gone")
+    assert done.stdout == "trained\n"
+    assert "hermes: random is imported as it is" in done.stderr
+
+
+def test_the_seeds_are_there_before_the_script_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    look = f"import os; assert os.path.exists({str(folder / 'entropy.json')!r})"
+    command = ["--dir", str(folder), "--epoch", "1", "--", sys.executable, "-I", "-c", look]
+    trial = [sys.executable, "-m", "hermes_ops.trial", *command]
+    subprocess.run(trial, cwd=Path(__file__).parents[3], check=True, capture_output=True)
+    assert entropy(folder) == json.loads((folder / "entropy.json").read_text())
