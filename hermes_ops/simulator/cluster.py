@@ -49,7 +49,7 @@ class VirtualCluster:
 
     * A job that is stopped keeps its GPUs for its `checkpoint_s`, then waits with its progress
       kept exactly. One that has not begun to train in its segment has nothing to write and leaves
-      at once, as does one that is ended for good.
+      at once, as does one that is ended for good. One in its last lines (`ending_s`) ends.
     * A job that is granted GPUs which another still occupies is STARTING and begins when they are
       free. One that is moved is stopped, and decided on again once it has left.
     * A job of a failed node falls back to its last checkpoint: its last curve point or stop.
@@ -282,6 +282,8 @@ class VirtualCluster:
             self._end(life, "stopped_early")
         elif not life.gpus:
             self._withdraw(life)
+        elif life.training_since_s is not None and life.ends_by_itself:
+            life.phase = Phase.STOPPING
         elif life.training_since_s is None or not _leaving_s(life):
             self._pause(life)
         else:

@@ -75,6 +75,12 @@ class Life:
         reached_s = curve[self.seen].seconds if self.seen < len(curve) else inf
         return min(reached_s, self.work.seconds)
 
+    @property
+    def ends_by_itself(self) -> bool:
+        """True when only its last lines are left: told to stop, it comes to its end as well."""
+        curve, left_s = self.work.curve, self.work.seconds - self.trained_s
+        return 0 < len(curve) == self.seen and left_s <= self.work.costs.ending_s
+
     def begin(self, now_s: float, gpus: tuple[int, ...], share: float) -> None:
         """Occupy the GPUs: a segment begins."""
         self.waited_s += now_s - self.waiting_since_s

@@ -24,6 +24,9 @@ SIGHT_S = 1.4
 """How much later than it is reported a live policy sees a value: it is sent each 0.4 s, read from
 MLflow each second, and looked at each second."""
 
+ENDING_S = 4.0
+"""How long a live trial that is told to stop when all is trained has to come to its own end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -262,6 +265,7 @@ class _Clock:
             handover_s=handed.gap_s,
             warm_s=first_batch_s,
             leave_s=max(0.0, after_stop_s - handed.gap_s - typical["checkpoint_s"]),
+            ending_s=ENDING_S,
         )
         begins_s = [s.start_s - record.started_s for s in _firsts(_segments(record))]
         return cls(

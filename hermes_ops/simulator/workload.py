@@ -21,6 +21,8 @@ class Costs:
     `restore_s`; one that is stopped ends with `checkpoint_s` and `leave_s`. Handover, warming up
     and leaving are what no job measures by itself: a policy does not see them, as it does not live,
     and takes the end of the handover for the segment's begin.
+
+    A job that is stopped after its last point, with at most `ending_s` to go, comes to its own end.
     """
 
     startup_s: float = 0.0
@@ -29,6 +31,7 @@ class Costs:
     handover_s: float = 0.0
     warm_s: float = 0.0
     leave_s: float = 0.0
+    ending_s: float = 0.0
 
 
 class Begin(NamedTuple):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -121,6 +122,15 @@ class Runtime:
     def _leave_idle(self) -> None:
         if self.session is None:
             self.leave()
+
+    def at_exit(self) -> None:
+        """The script has come to its end: from now on SIGTERM takes its exit code from it no more.
+
+        Python puts back what a signal does by default before it tears its modules down, which with
+        TensorFlow takes a second; only a signal that is ignored stays so.
+        """
+        if os.getpid() == self._pid and self._owner is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def leave(self) -> None:
         """End the process as preempted; the user's `finally` and atexit code is not run."""
@@ -241,6 +251,7 @@ def runtime() -> Runtime:
 def prepare() -> None:
     """Called when Keras is imported: from now on SIGTERM ends the process in good order."""
     runtime().listen()
+    atexit.register(runtime().at_exit)
 
 
 def shuffle_seed(fit: int) -> int:

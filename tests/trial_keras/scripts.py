@@ -137,6 +137,21 @@ print("over", flush=True)
 """
 )
 
+TEARDOWN = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + FIT
+    + """
+class Slow:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM, write=os.write):
+        kill(pid, number)
+        write(1, b"gone\\n")
+sys.slow = Slow()
+run(model(), 3)
+"""
+)
+
 UNSEEDED = (
     PREAMBLE
     + MODEL

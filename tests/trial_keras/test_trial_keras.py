@@ -157,6 +157,17 @@ def test_a_script_told_to_stop_when_all_is_trained_ends_by_itself(
     assert_same(run, whole)
 
 
+def test_a_script_told_to_stop_while_its_interpreter_is_torn_down_has_finished(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.ENDING)
+    run = Run(tmp_path, "run", interpreter, scripts.TEARDOWN)
+    assert run.segment() == 0, run.output
+    assert run.result["outcome"] == "finished"
+    assert run.said("gone") == ["gone"]
+    assert_same(run, whole)
+
+
 @pytest.mark.parametrize("at", ["TERM:0:2:7", "after"])
 def test_a_script_whose_last_lines_take_long_is_preempted_in_them_and_trains_nothing_twice(
     tmp_path: Path,

@@ -179,6 +179,18 @@ def test_a_job_that_stops_is_stopping_until_it_has_left() -> None:
     assert ends(run) == {"a": 12.5}
 
 
+@pytest.mark.parametrize(("told_s", "ended_s"), [(7.5, 25.0), (8.5, 24.0), (9.0, 10.0)])
+def test_a_job_that_is_told_to_stop_in_its_last_lines_ends_by_itself(
+    told_s: float, ended_s: float
+) -> None:
+    costs = Costs(checkpoint_s=0.5, ending_s=1.0)
+    jobs = workload(work("a", 10.0, costs=costs, curve=curve(4.0, 8.0)), work("b", 3.0))
+    run = simulate(jobs, ONE, Script({0.0: {"a": (0,)}, told_s: {"b": (0,)}, 22.5: {"a": (0,)}}))
+    assert ends(run)["a"] == ended_s
+    assert run.outcomes[0].preemptions == (ended_s > 10.0)
+    assert ends(run)["b"] == (13.0 if ended_s == 10.0 else told_s + 3.5)
+
+
 def test_a_job_that_has_not_begun_to_train_leaves_without_a_checkpoint() -> None:
     a = work("a", 10.0, costs=Costs(startup_s=5.0, checkpoint_s=2.0))
     run = simulate(workload(a), ONE, Script({0.0: {"a": (0,)}, 3.0: {}, 4.0: {"a": (0,)}}))

@@ -13,6 +13,7 @@ from hermes_ops.simulator.recorded import Record, Recorded, Trial, read, recorde
 from hermes_ops.simulator.replay import Choice, replay
 from hermes_ops.simulator.workload import Costs, Work
 from hermes_ops.tracking import LatestMetric, SweepRef, SweepRun, TrialRun
+from hermes_ops.trial.runtime import ENDING_S
 
 BEGIN_S = 1_000.0
 
@@ -88,7 +89,8 @@ def test_a_trial_trains_between_its_points_and_ends_when_its_script_has_exited()
 def test_what_no_trial_measures_of_a_switch_is_the_handover() -> None:
     found = recorded(record(FIRST, SECOND))
     # 1.5 s between the trials and 3 s of start, of which a trial knows 2 s.
-    assert found.costs == Costs(startup_s=2.0, handover_s=1.5, warm_s=1.0)
+    expected = Costs(startup_s=2.0, handover_s=1.5, warm_s=1.0, ending_s=ENDING_S)
+    assert found.costs == expected
     assert (work(found, 0).costs, work(found, 0).starts) == (found.costs, ((3.0, 2.0, 0.0),))
 
 
@@ -155,6 +157,10 @@ def test_a_stop_costs_from_its_decision_to_the_next_trial() -> None:
     assert found.costs.leave_s == pytest.approx(0.5)
 
 
+def test_a_replay_gives_a_trial_as_long_to_end_by_itself_as_it_has_live() -> None:
+    assert recorded(record(FIRST, SECOND)).costs.ending_s == ENDING_S
+
+
 def test_a_trial_has_its_own_costs_where_it_measured_them() -> None:
     slow = replace(FIRST, timings={"startup_s": 2.5, "checkpoint_s": 0.25})
     found = recorded(record(slow, SECOND))
@@ -183,7 +189,7 @@ def test_a_trial_that_failed_at_a_value_that_is_not_finite_has_shown_all() -> No
 def test_a_sweep_of_nothing_but_unopened_trials_is_a_workload_too() -> None:
     found = recorded(record(Trial(0, "cancelled", None)))
     assert found.workload.jobs[0].seconds == 0.0
-    assert (found.costs, found.measured.time_to_best_s) == (Costs(), None)
+    assert (found.costs, found.measured.time_to_best_s) == (Costs(ending_s=ENDING_S), None)
 
 
 # -- reading ---------------------------------------------------------------------------------------
