@@ -248,30 +248,29 @@ class _Clock:
         typical = {name: _median(_timings(record, name)) for name in TIMINGS}
         first = [_trained(t, record, None, typical["startup_s"], 0.0) for t in record.trials]
         step_s = _median([t.step_s for t in first if t.step_s is not None])
-        tail_s = _median([t.tail_s for t in first if t.tail_s is not None])
-        trained = [
-            _trained(t, record, step_s or None, typical["startup_s"], tail_s) for t in record.trials
-        ]
         handed = _Handed.of(record)
+        checkpoint_s, startup_s = typical["checkpoint_s"], typical["startup_s"]
+        leave_s = max(0.0, handed.stop_s + handed.gap_after_stop_s - handed.gap_s - checkpoint_s)
+        going_s = leave_s + checkpoint_s
+        trained = [_trained(t, record, step_s or None, startup_s, going_s) for t in record.trials]
         told = list(_told(record, trained))
         first_batch_s = max(0.0, _median([lead_s - startup_s for lead_s, startup_s in told]))
         if not told:  # nobody measured a start-up: it is all that came before the first batch
             typical["startup_s"] = _median([s for t in trained for s in t.leads_s if s is not None])
-        after_stop_s = handed.stop_s + handed.gap_after_stop_s
         costs = Costs(
             startup_s=typical["startup_s"],
             restore_s=typical["restore_s"],
-            checkpoint_s=typical["checkpoint_s"],
+            checkpoint_s=checkpoint_s,
             handover_s=handed.gap_s,
             warm_s=first_batch_s,
-            leave_s=max(0.0, after_stop_s - handed.gap_s - typical["checkpoint_s"]),
+            leave_s=leave_s,
             ending_s=ENDING_S,
         )
         begins_s = [s.start_s - record.started_s for s in _firsts(_segments(record))]
         return cls(
             trained=tuple(zip(record.trials, trained, strict=True)),
             costs=costs,
-            tail_s=tail_s,
+            tail_s=_median([t.tail_s for t in trained if t.tail_s is not None]),
             submitted_s=max(0.0, _median(begins_s) - handed.gap_s),
         )
 

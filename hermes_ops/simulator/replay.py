@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from statistics import median_low
 from typing import Any
 
 from hermes_ops.core.early_stop import EarlyStop
@@ -19,6 +20,10 @@ from hermes_ops.simulator.event_log import EventLog
 from hermes_ops.simulator.metrics import lowest_loss
 from hermes_ops.simulator.recorded import Recorded
 from hermes_ops.simulator.workload import Costs, Outcome, Run, Workload
+
+SIGHT_SHIFTS_S = (0.0, -0.2, -0.15, -0.1, -0.05, 0.05, 0.1, 0.15, 0.2)
+"""Values are seen so much sooner or later than usual in the simulations of which a figure is the
+median: which trial makes way can hang on a part of a second that nobody decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What the trials would have done. `needed`: the cut-short ones of whose missing part the
-    result depends; `runs`: one simulation for each way in which the curves could have gone on.
+    result depends; `runs`: one simulation for each way in which the curves could have gone on,
+    values seen as late as usual.
     """
 
     choice: Choice
@@ -83,13 +89,15 @@ def replay(
     choice: Choice,
     *,
     log_of: Callable[[str], EventLog | None] = lambda _: None,
+    shifts_s: Sequence[float] = SIGHT_SHIFTS_S,
 ) -> Replay:
     """Simulate the sweep alone on the pool under the policy, its early stopping and limits kept.
 
-    Each figure is the least and the most over the simulations of `completions`. The time to best
-    is, in each of them, that until the finished trial with the lowest loss has ended; where
-    cut-short trials are needed, each of them can have been the best, and the best complete trial
-    can only while no needed one has shown a lower loss. Budgets of time do not end it.
+    Each figure is the least and the most over the simulations of `completions`, and of each of
+    these the median over `shifts_s`, of which 0 comes first. The time to best is, in each
+    simulation, that until the finished trial with the lowest loss has ended; where cut-short trials
+    are needed, each of them can have been the best, and the best complete trial can only while no
+    needed one has shown a lower loss. Budgets of time do not end it.
 
     For a policy that never looks at curves nor preempts (fifo) the truth lies within the bounds if
     no missing step took longer than the slowest recorded one. For others the bounds are those of
@@ -99,25 +107,68 @@ def replay(
     """
     gpus = tuple(Gpu(index) for index in range(_gpus(recorded, choice)))
     workload, costs = _workload(recorded, choice)
-    runs = [
-        (c.name, _simulated(recorded, c, gpus, choice, log_of(c.name)))
-        for c in completions(workload)
-    ]
+    usual, *others = (
+        [
+            (c.name, _simulated(recorded, c, gpus, choice, None if shift_s else log_of(c.name)))
+            for c in completions(_seen_later(workload, shift_s))
+        ]
+        for shift_s in (shifts_s if workload.sight_s else (0.0,))
+    )
     cut = {work.id: work.seconds for work in workload.jobs if work.cut_short}
-    whole_s = [_ends_s(run, cut, recorded.never_best) for _, run in runs]
-    needed = {o.work.id for _, run in runs for o in run.outcomes if _needs(o, cut)}
+    found = [_figures(r, cut, recorded.never_best, costs.handover_s) for r in (usual, *others)]
+    needed = {
+        o.work.id for r in (usual, *others) for _, run in r for o in run.outcomes if _needs(o, cut)
+    }
     return Replay(
         choice=choice,
         gpus=len(gpus),
         costs=costs,
-        time_to_best_s=_bounds([end for ends in whole_s for end in ends]),
-        gpu_hours=_bounds(_gpu_hours(run, costs.handover_s) for _, run in runs),
-        preemptions=_bounds(float(sum(o.preemptions for o in run.outcomes)) for _, run in runs),
-        makespan_s=_bounds(max((s.end_s for s in run.segments), default=0.0) for _, run in runs),
+        time_to_best_s=_middle([f.time_to_best_s for f in found]),
+        gpu_hours=_middle([f.gpu_hours for f in found]),
+        preemptions=_middle([f.preemptions for f in found]),
+        makespan_s=_middle([f.makespan_s for f in found]),
         cut_short=_numbers(cut),
         needed=_numbers(needed),
-        runs=tuple(runs),
+        runs=tuple(usual),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """The figures of the simulations in which values are seen equally late."""
+
+    time_to_best_s: Bounds
+    gpu_hours: Bounds
+    preemptions: Bounds
+    makespan_s: Bounds
+
+
+_Runs = list[tuple[str, Run]]
+
+
+def _figures(
+    runs: _Runs, cut: Mapping[JobId, float], never: Collection[JobId], handover_s: float
+) -> _Figures:
+    return _Figures(
+        _bounds(end_s for _, run in runs for end_s in _ends_s(run, cut, never)),
+        _bounds(_gpu_hours(run, handover_s) for _, run in runs),
+        _bounds(float(sum(o.preemptions for o in run.outcomes)) for _, run in runs),
+        _bounds(max((s.end_s for s in run.segments), default=0.0) for _, run in runs),
+    )
+
+
+def _middle(bounds: Sequence[Bounds]) -> Bounds:
+    """The lower median of each end, so that it is one that was simulated; of those that are."""
+    known = [found for b in bounds if (found := b.range) is not None]
+    if not known:
+        return Bounds(None, None)
+    return Bounds(median_low(low for low, _ in known), median_low(high for _, high in known))
+
+
+def _seen_later(workload: Workload, shift_s: float) -> Workload:
+    if not shift_s:
+        return workload
+    return replace(workload, sight_s=max(0.0, workload.sight_s + shift_s))
 
 
 def _gpus(recorded: Recorded, choice: Choice) -> int:

@@ -94,8 +94,9 @@ def alternative(
 ) -> Alternative:
     """Return the sweep's replay under a policy, within the guards of a live pool.
 
-    The values of the trials `without`, which cannot be the best, are no part of the courses. Raises
-    HermesError as soon as it `is_late`, and what `replay` raises.
+    The values of the trials `without`, which cannot be the best, are no part of the courses.
+    Figures and courses are of the same simulations. Raises HermesError as soon as it `is_late`, and
+    what `replay` raises.
     """
     name = found.workload.name
 
@@ -106,7 +107,8 @@ def alternative(
                 f"`hermes replay {name} --policy {policy}` waits."
             )
 
-    replayed = replayed_under(found, Choice(policy, {}), log_of=lambda _: EventLog(check))
+    choice, logged = Choice(policy, {}), EventLog(check)
+    replayed = replayed_under(found, choice, log_of=lambda _: logged, shifts_s=(0.0,))
     return _alternative(found, replayed, {JobId(f"{name}/{number}") for number in without})
 
 

@@ -94,6 +94,18 @@ def test_what_no_trial_measures_of_a_switch_is_the_handover() -> None:
     assert (work(found, 0).costs, work(found, 0).starts) == (found.costs, ((3.0, 2.0, 0.0),))
 
 
+def test_what_a_stopped_trial_trained_after_its_last_point_is_no_part_of_its_next_start() -> None:
+    stopped = trial(
+        0,
+        points=seen((8, 0.9), (10, 0.8), (22.5, 0.7), (24.5, 0.6)),
+        segments=(piece(0, 0, 5, 12, "preempted"), piece(0, 0, 20, 29.5)),  # exits in 5 s
+    )
+    found = recorded(record(stopped, stops=((0, BEGIN_S + 11.5),)))
+    # 1.5 of the 2 s after its second point, so that 0.5 of the 2.5 s before its third one.
+    assert found.costs.leave_s == 0.5
+    assert [begin.lead_s for begin in work(found, 0).starts] == [1.0, 2.0]
+
+
 def test_each_start_of_a_trial_is_kept_and_later_ones_are_as_it_usually_measured_them() -> None:
     again = replace(
         FIRST,

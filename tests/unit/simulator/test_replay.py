@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hermes_ops.simulator.completions import MOST_POINTS, completions
 from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import time_to_best_s
 from hermes_ops.simulator.recorded import Measured, Recorded
-from hermes_ops.simulator.replay import Bounds, Choice, replay
+from hermes_ops.simulator.replay import SIGHT_SHIFTS_S, Bounds, Choice, replay
 from hermes_ops.simulator.workload import Begin, Costs, Run, Work, Workload
 from tests.unit.simulator.test_recorded import config
 
@@ -236,6 +237,19 @@ class Watched(Wrapper[None]):
 def watched(workload: Workload) -> tuple[Run, list[Snapshot]]:
     policy = Watched(make_policy("fifo", {}))
     return simulate(workload, (Gpu(0),), policy), policy.seen
+
+
+def test_a_figure_is_the_median_over_moments_at_which_values_may_be_seen() -> None:
+    works = [work(n, [3 + n, 2, 1 + n / 10, 1 - n / 10], 0.9 + n / 7) for n in range(6)]
+    found, fair = sweep(*works, gpus=2), Choice("fair", {"quantum_steps": 1}, guards=False)
+
+    def replays(shifts_s: tuple[float, ...], sight_s: float = 1.4) -> Bounds:
+        seen_late = replace(found.workload, sight_s=sight_s)
+        return replay(replace(found, workload=seen_late), fair, shifts_s=shifts_s).time_to_best_s
+
+    single = [replays((0.0,), 1.4 + shift_s).low for shift_s in SIGHT_SHIFTS_S]
+    assert len(set(single)) > 1
+    assert replays(SIGHT_SHIFTS_S).low == pytest.approx(median_low(single))
 
 
 def test_a_policy_sees_a_point_as_late_as_live_and_the_trial_reaches_it_in_time() -> None:
