@@ -107,8 +107,8 @@ def alternative(
                 f"`hermes replay {name} --policy {policy}` waits."
             )
 
-    choice, logged = Choice(policy, {}), EventLog(check)
-    replayed = replayed_under(found, choice, log_of=lambda _: logged, shifts_s=(0.0,))
+    choice = Choice(policy, {})
+    replayed = replayed_under(found, choice, log_of=lambda _: EventLog(check), shifts_s=(0.0,))
     return _alternative(found, replayed, {JobId(f"{name}/{number}") for number in without})
 
 
