@@ -17,15 +17,13 @@ from hermes_ops.simulator.workload import Begin, Costs, Work, Workload
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS
 from hermes_ops.tracking.summary import Collected, collect, find
+from hermes_ops.trial.runtime import ENDING_S
 
 FINISHED = "finished"
 
 SIGHT_S = 1.4
 """How much later than it is reported a live policy sees a value: it is sent each 0.4 s, read from
 MLflow each second, and looked at each second."""
-
-ENDING_S = 4.0
-"""How long a live trial that is told to stop when all is trained has to come to its own end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,59 +105,49 @@ def replay(
 
     Raises ConfigError for an unknown policy or option or an unknown number of GPUs.
     """
+    usual, *others = [
+        _replayed(recorded, choice, shift_s, (lambda _: None) if shift_s else log_of)
+        for shift_s in (shifts_s if recorded.workload.sight_s else (0.0,))
+    ]
+    found = (usual, *others)
+    return replace(
+        usual,
+        time_to_best_s=_middle(r.time_to_best_s for r in found),
+        gpu_hours=_middle(r.gpu_hours for r in found),
+        preemptions=_middle(r.preemptions for r in found),
+        makespan_s=_middle(r.makespan_s for r in found),
+        needed=tuple(sorted({number for r in found for number in r.needed})),
+    )
+
+
+def _replayed(
+    recorded: Recorded, choice: Choice, shift_s: float, log_of: Callable[[str], EventLog | None]
+) -> Replay:
+    """The replay in which values are seen so much later than usual."""
     gpus = tuple(Gpu(index) for index in range(_gpus(recorded, choice)))
     workload, costs = _workload(recorded, choice)
-    usual, *others = (
-        [
-            (c.name, _simulated(recorded, c, gpus, choice, None if shift_s else log_of(c.name)))
-            for c in completions(_seen_later(workload, shift_s))
-        ]
-        for shift_s in (shifts_s if workload.sight_s else (0.0,))
-    )
+    runs = [
+        (c.name, _simulated(recorded, c, gpus, choice, log_of(c.name)))
+        for c in completions(_seen_later(workload, shift_s))
+    ]
     cut = {work.id: work.seconds for work in workload.jobs if work.cut_short}
-    found = [_figures(r, cut, recorded.never_best, costs.handover_s) for r in (usual, *others)]
-    needed = {
-        o.work.id for r in (usual, *others) for _, run in r for o in run.outcomes if _needs(o, cut)
-    }
+    whole_s = [_ends_s(run, cut, recorded.never_best) for _, run in runs]
+    needed = {o.work.id for _, run in runs for o in run.outcomes if _needs(o, cut)}
     return Replay(
         choice=choice,
         gpus=len(gpus),
         costs=costs,
-        time_to_best_s=_middle([f.time_to_best_s for f in found]),
-        gpu_hours=_middle([f.gpu_hours for f in found]),
-        preemptions=_middle([f.preemptions for f in found]),
-        makespan_s=_middle([f.makespan_s for f in found]),
+        time_to_best_s=_bounds([end for ends in whole_s for end in ends]),
+        gpu_hours=_bounds(_gpu_hours(run, costs.handover_s) for _, run in runs),
+        preemptions=_bounds(float(sum(o.preemptions for o in run.outcomes)) for _, run in runs),
+        makespan_s=_bounds(max((s.end_s for s in run.segments), default=0.0) for _, run in runs),
         cut_short=_numbers(cut),
         needed=_numbers(needed),
-        runs=tuple(usual),
+        runs=tuple(runs),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """The figures of the simulations in which values are seen equally late."""
-
-    time_to_best_s: Bounds
-    gpu_hours: Bounds
-    preemptions: Bounds
-    makespan_s: Bounds
-
-
-_Runs = list[tuple[str, Run]]
-
-
-def _figures(
-    runs: _Runs, cut: Mapping[JobId, float], never: Collection[JobId], handover_s: float
-) -> _Figures:
-    return _Figures(
-        _bounds(end_s for _, run in runs for end_s in _ends_s(run, cut, never)),
-        _bounds(_gpu_hours(run, handover_s) for _, run in runs),
-        _bounds(float(sum(o.preemptions for o in run.outcomes)) for _, run in runs),
-        _bounds(max((s.end_s for s in run.segments), default=0.0) for _, run in runs),
-    )
-
-
-def _middle(bounds: Sequence[Bounds]) -> Bounds:
+def _middle(bounds: Iterable[Bounds]) -> Bounds:
     """The lower median of each end, so that it is one that was simulated; of those that are."""
     known = [found for b in bounds if (found := b.range) is not None]
     if not known:
@@ -166,8 +156,6 @@ def _middle(bounds: Sequence[Bounds]) -> Bounds:
 
 
 def _seen_later(workload: Workload, shift_s: float) -> Workload:
-    if not shift_s:
-        return workload
     return replace(workload, sight_s=max(0.0, workload.sight_s + shift_s))
 
 
