@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from bench.measure import QUICK, Figures, figures
-from hermes_ops.core.guards import guarded
+from hermes_ops.core.guards import QUANTA, guarded
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Policy, Snapshot, SweepId
 from hermes_ops.core.plan import check, diff
 from hermes_ops.policies import make_policy
@@ -21,6 +21,8 @@ SWEEPS = 4
 NOW_S = 1_000_000.0
 LATER_S = 15.0
 STEP_S = 3.0
+STARTUP_S, RESTORE_S, CHECKPOINT_S = 3.0, 0.4, 0.1
+QUANTUM_S = 4 * (STARTUP_S + RESTORE_S + CHECKPOINT_S)
 
 M = TypeVar("M")
 
@@ -39,7 +41,7 @@ def run() -> Figures:
 
 
 def _figures(name: str) -> Figures:
-    policy, found = guarded(make_policy(name, {}), k=3.0, quanta=8), {}
+    policy, found = guarded(make_policy(name, {})), {}
     for jobs in JOBS:
         gpus, made = _world(jobs)
         seen = Snapshot(NOW_S, gpus, made)
@@ -104,7 +106,8 @@ def _world(jobs: int) -> tuple[tuple[Gpu, ...], tuple[Job, ...]]:
 
 def _job(number: int, gpus: int, chance: random.Random) -> Job:
     sweep, running = SweepId(f"s{number % SWEEPS}"), number < gpus
-    rate, since_s = chance.uniform(0.01, 0.3), NOW_S - chance.uniform(1.0, 113.0)
+    rate, trains_s = chance.uniform(0.01, 0.3), chance.uniform(1.0, 113.0)
+    waits_s = chance.uniform(1.0, 1.01 * QUANTA * (JOBS_A_GPU - 1) * QUANTUM_S)
     service_gpu_s = chance.uniform(10.0, 20_000.0)
     return Job(
         JobId(f"{sweep}/{number}"),
@@ -114,10 +117,10 @@ def _job(number: int, gpus: int, chance: random.Random) -> Job:
         gpus_held=(number,) if running else (),
         service_gpu_s=service_gpu_s,
         curve=tuple(_point(step, rate) for step in range(1, POINTS + 1)),
-        started_s=since_s if running else None,
-        waiting_since_s=None if running else since_s,
+        started_s=NOW_S - trains_s if running else None,
+        waiting_since_s=None if running else NOW_S - waits_s,
         steps_at_start=POINTS // 2,
-        checkpoint_s=0.1,
-        restore_s=0.4,
-        startup_s=3.0,
+        checkpoint_s=CHECKPOINT_S,
+        restore_s=RESTORE_S,
+        startup_s=STARTUP_S,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hermes_ops.core.guards import guarded
+from hermes_ops.core.guards import QUANTA, guarded
 from hermes_ops.core.learning import PER_GPU
 from hermes_ops.core.model import Policy
 from hermes_ops.errors import ConfigError, Problem
@@ -21,7 +21,7 @@ class GuardOptions:
     """`k` and `quanta` of the two guards; `open`: of `OpenForLearning`, trials for each GPU."""
 
     k: float = 3.0
-    quanta: int = 8
+    quanta: int = QUANTA
     open: int = PER_GPU
 
     def __post_init__(self) -> None:

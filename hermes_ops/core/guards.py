@@ -7,7 +7,7 @@ not guarded: they never resume, so that nothing is lost by switching.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
@@ -19,6 +19,8 @@ from hermes_ops.core.quantum import Quantum
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
+QUANTA = 32
+"""The part of the pool's time that `Aging` may take, inverted: our choice, about 3 %."""
 _WAITING = Phase.WAITING
 
 
@@ -58,29 +60,32 @@ class AntiThrash(Wrapper[M]):
 
 @dataclass(frozen=True, slots=True)
 class Aging(Wrapper[M]):
-    """Serve a waiting open job once it has waited for `quanta` quanta, the longest waiting first.
+    """Serve a waiting open job once it has waited long enough, the longest waiting first.
 
     It takes idle GPUs, else those of the job whose segment is the oldest among the ones that may
     be stopped: preemptible, its quantum over, a slice finished (else its work could be thrown
     away again and again).
 
-    Bound: let R be the longest round: a quantum and the switch around it, (k + 1) x the largest
-    switch cost, or, if longer, the start-up, first slice and checkpoint of a job. Let G be the
-    GPUs that non-preemptible jobs do not hold and W the open jobs that wait when this one comes
-    of age, itself included. Among jobs of one GPU it is served after at most
+    Bound: let the round of a job be a quantum and the switch around it, (k + 1) x the largest
+    switch cost, or, if longer, its start-up, a slice (the seconds from one report to the next) and
+    its checkpoint; R the longest one of the waiting. Let G be the GPUs that non-preemptible jobs do
+    not hold and W the open jobs that wait. To serve each of them for its round takes the pool
+    L = sum(GPUs x round) / G. Among jobs of one GPU each is served after at most
 
-        quanta x quantum_s + ceil(W / G) x R
+        quanta x max(R, L) + ceil(W / G) x R
 
-    seconds of waiting, and after quanta x quantum_s + W x R if there are gangs among them: while a
-    gang is the first in line nothing else starts on GPUs that it could take, as long as it can
-    ever fit. `quantum_s` is (k + 1) x the largest switch cost of an open job unless it is given.
-    The bound counts from snapshot to snapshot: a driver that looks later adds its delay.
+    seconds of waiting, with the largest W, R and L of that time, and after quanta x max(R, L) +
+    W x R if there are gangs among them: while a gang is the first in line nothing else starts on
+    GPUs that it could take, as long as it can ever fit. So no more than 1 / quanta of the pool's
+    time goes to jobs that have waited long enough, however many wait: the rest is the policy's.
+    (k + 1) x the largest switch cost of an open job is `quantum_s` where that is given. The bound
+    counts from snapshot to snapshot: a driver that looks later adds its delay.
 
     A policy that does not preempt promises no bound and is left alone. A pending job has lost
     nothing yet and does not age.
     """
 
-    quanta: int = 8
+    quanta: int = QUANTA
     k: float = 3.0
     default_switch_s: float = 5.0
     quantum_s: float | None = None
@@ -111,18 +116,30 @@ class Aging(Wrapper[M]):
 
     def _overdue(self, snapshot: Snapshot, plan: Plan) -> tuple[list[Job], float]:
         """Who is to be served, in order, and when the next one comes of age."""
-        patience_s, ends, next_due = self.quanta * self._quantum_s(snapshot), set(plan.ends), inf
+        ends = set(plan.ends)
+        waiting = [j for j in snapshot.queue if j.phase is _WAITING and j.id not in ends]
+        if not waiting:
+            return [], inf
+        patience_s, next_due = self._patience_s(snapshot, waiting), inf
         overdue: list[Job] = []
-        for job in snapshot.queue:
-            if job.phase is _WAITING and job.id not in ends:
-                since_s = job.waiting_since_s
-                due_s = (job.submitted_s if since_s is None else since_s) + patience_s
-                if due_s <= snapshot.time_s:
-                    overdue.append(job)
-                elif due_s < next_due:
-                    next_due = due_s
+        for job in waiting:
+            due_s = _waits_since(job) + patience_s
+            if due_s <= snapshot.time_s:
+                overdue.append(job)
+            elif due_s < next_due:
+                next_due = due_s
         overdue.sort(key=_waits_since)  # stable: the queue is in order of submission
         return overdue, next_due
+
+    def _patience_s(self, snapshot: Snapshot, waiting: Sequence[Job]) -> float:
+        quantum_s = self._quantum_s(snapshot)
+        longest_s = total_gpu_s = 0.0
+        for job in waiting:
+            round_s = max(quantum_s, _slice_s(job))
+            total_gpu_s += job.min_gpus * round_s
+            longest_s = max(longest_s, round_s)
+        fixed = sum(len(job.gpus_held) for job in snapshot.holding if not job.preemptible)
+        return self.quanta * max(longest_s, total_gpu_s / max(1, len(snapshot.gpus) - fixed))
 
     def _quantum(self) -> Quantum:
         return Quantum(self.k, self.default_switch_s)
@@ -134,7 +151,7 @@ class Aging(Wrapper[M]):
 
 
 def guarded(
-    policy: Policy[M], k: float = 3.0, quanta: int = 8, default_switch_s: float = 5.0
+    policy: Policy[M], k: float = 3.0, quanta: int = QUANTA, default_switch_s: float = 5.0
 ) -> Policy[M]:
     """The policy under both guards.
 
@@ -183,3 +200,9 @@ def _review(plan: Plan, at_s: float) -> Plan:
 
 def _waits_since(job: Job) -> float:
     return job.submitted_s if job.waiting_since_s is None else job.waiting_since_s
+
+
+def _slice_s(job: Job) -> float:
+    """From the start of a segment to the checkpoint after its first report, as far as known."""
+    report_s = job.curve[-1].seconds / len(job.curve) if job.curve else 0.0
+    return (job.switch_s or 0.0) + report_s

@@ -196,7 +196,7 @@ def _commit(
     for grant in plan.grants:
         job = snapshot.index[grant.job]
         goal = goals.get(job.id, 0)
-        if goal <= job.last_step or job.id not in snapshot.held:
+        if job.id not in snapshot.held or (goal <= job.last_step and job.preemptible):
             known = prospects.get(job.id)
             goal = known.goal if known else _next_depth(job, sweeps[job.sweep])
         kept.append((job.id, goal))

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any, Protocol
 
-from hermes_ops.core.guards import guarded
+from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Gpu, Policy
 from hermes_ops.errors import ConfigError, Problem
@@ -177,6 +177,7 @@ def _with_startup(workload: Workload, startup_s: float) -> Workload:
 class Contender:
     """A policy with its parameters, within the live pool's guards or bare (the default).
 
+    The guards' own options (`guard_k` ...) are among the parameters; without guards they are wrong.
     `label` is what tables call it when the policy's name says too little.
     """
 
@@ -202,8 +203,11 @@ class Contender:
             return OracleBest(future)
         sizes_gpu_s = tuple(work.seconds * work.gpus for work in draw.workload.jobs)
         given = {"oracle": future, "prior": draw.prior, "sizes_gpu_s": sizes_gpu_s}
-        policy = make_policy(self.policy, dict(self.parameters), given)
-        return guarded(policy) if self.guards else policy
+        options = dict(self.parameters)
+        if not self.guards:
+            return make_policy(self.policy, options, given)
+        policy = make_policy(self.policy, without_guards(options), given)
+        return GuardOptions.of(options).around(policy)
 
 
 @dataclass(frozen=True, slots=True)

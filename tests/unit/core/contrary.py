@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hermes_ops.core.model import Grant, Phase, Plan, Snapshot
+from hermes_ops.core.fill import fill
+from hermes_ops.core.model import OPEN_PHASES, Grant, Phase, Plan, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,12 @@ class Deaf(Contrary):
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         blind = tuple(replace(j, preemptible=True) for j in snapshot.jobs)
         return Contrary().decide(replace(snapshot, jobs=blind), memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial(Contrary):
+    """It gives all GPUs to the first jobs by their ids, whatever happens to the others."""
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        order = sorted((j for j in snapshot.jobs if j.phase in OPEN_PHASES), key=lambda j: j.id)
+        return Plan(fill(snapshot, order, backfill=True, preempt=True)), memory

@@ -27,12 +27,21 @@ from hermes_ops.core.model import (
 from hermes_ops.core.plan import check, diff
 from hermes_ops.policies import POLICIES, make_policy
 from hermes_ops.policies.hermes import Hermes
-from tests.unit.core.contrary import Contrary, Deaf
+from tests.unit.core.contrary import Contrary, Deaf, Partial
 
 K, QUANTA = 3.0, 2
 START_S, RESTORE_S, CHECKPOINT_S = 2.0, 1.0, 1.5
 SWITCH_S = START_S + RESTORE_S + CHECKPOINT_S
 LOOK_EACH_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait, with the most trials, and the most GPUs wanted, of any moment of it."""
+
+    seconds: float
+    trials: int
+    gpus: int
 
 
 @dataclass(slots=True)
@@ -45,8 +54,9 @@ class Trial:
     fall: float
     trained_s: float = 0.0
     released_s: float | None = None  # STOPPING: when its checkpoint is written
-    waits: list[tuple[float, float, int]] = field(default_factory=list)
-    worst_line: int = 0
+    waits: list[Wait] = field(default_factory=list)
+    longest_line: int = 0
+    widest_line: int = 0
 
 
 class VirtualCluster:
@@ -86,8 +96,8 @@ class VirtualCluster:
     def _start(self, trial: Trial, gpus: tuple[int, ...]) -> None:
         since = trial.job.waiting_since_s
         if trial.job.phase is Phase.WAITING and since is not None:
-            trial.waits.append((since, self.now_s, trial.worst_line))
-        trial.worst_line = 0
+            trial.waits.append(Wait(self.now_s - since, trial.longest_line, trial.widest_line))
+        trial.longest_line = trial.widest_line = 0
         trial.job = replace(
             trial.job,
             phase=Phase.STARTING,
@@ -158,27 +168,39 @@ def play(policy: Policy[Any], cluster: VirtualCluster, until_s: float = 300.0) -
 
 
 def _count_line(cluster: VirtualCluster) -> None:
-    """The longest line that each waiting trial has been in once it was of age."""
-    line = sum(t.job.phase is Phase.WAITING for t in cluster.trials.values())
-    for trial in cluster.trials.values():
-        since = trial.job.waiting_since_s
-        due = since is not None and since + PATIENCE_S <= cluster.now_s
-        if trial.job.phase is Phase.WAITING and due and trial.worst_line == 0:
-            trial.worst_line = line
+    """The longest line that each waiting trial has been in."""
+    line = [t for t in cluster.trials.values() if t.job.phase is Phase.WAITING]
+    wanted = sum(trial.job.min_gpus for trial in line)
+    for trial in line:
+        trial.longest_line = max(trial.longest_line, len(line))
+        trial.widest_line = max(trial.widest_line, wanted)
 
 
 QUANTUM_S = (K + 1) * SWITCH_S
-PATIENCE_S = QUANTA * QUANTUM_S
 ROUND_S = QUANTUM_S + 2 * LOOK_EACH_S  # the cluster looks once for the stop, once for the start
-WILD: list[Policy[Any]] = [Hermes(), Hermes(4), Contrary(), Deaf()]
+WILD: list[Policy[Any]] = [Hermes(), Hermes(4), Contrary(), Deaf(), Partial()]
 GUARDS: dict[str, Any] = {"k": K, "quanta": QUANTA, "default_switch_s": SWITCH_S}
+GUARDED = guarded(Hermes(3), **GUARDS)
 
 
-def waited(cluster: VirtualCluster) -> list[tuple[float, int]]:
-    """Each wait in seconds, with the length of the line when the trial came of age."""
-    done = [(end - begin, line) for t in cluster.trials.values() for begin, end, line in t.waits]
+def waited(cluster: VirtualCluster) -> list[Wait]:
+    """Each wait that has ended, and those that last."""
+    done = [wait for trial in cluster.trials.values() for wait in trial.waits]
     still = [t for t in cluster.trials.values() if t.job.phase is Phase.WAITING]
-    return done + [(cluster.now_s - (t.job.waiting_since_s or 0), t.worst_line) for t in still]
+    for trial in still:
+        since_s = trial.job.waiting_since_s or 0.0
+        done.append(Wait(cluster.now_s - since_s, trial.longest_line, trial.widest_line))
+    return done
+
+
+def patience_s(wait: Wait, gpus: int) -> float:
+    """No slice is longer than the quantum, so that the quantum is each trial's round."""
+    return QUANTA * QUANTUM_S * max(1.0, wait.gpus / gpus)
+
+
+def limit_s(wait: Wait, gpus: int, gangs: bool = False) -> float:
+    rounds = wait.trials if gangs else ceil(wait.trials / gpus)
+    return patience_s(wait, gpus) + rounds * ROUND_S + LOOK_EACH_S
 
 
 @pytest.mark.parametrize("policy", WILD, ids=lambda p: type(p).__name__)
@@ -188,8 +210,8 @@ def test_waiting_and_switching_stay_within_their_bounds(
     policy: Policy[Any], cluster: VirtualCluster
 ) -> None:
     play(guarded(policy, **GUARDS), cluster)
-    for waited_s, line in waited(cluster):
-        assert waited_s <= PATIENCE_S + ceil(line / cluster.gpus) * ROUND_S + LOOK_EACH_S
+    for wait in waited(cluster):
+        assert wait.seconds <= limit_s(wait, cluster.gpus)
     assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
 
 
@@ -200,8 +222,8 @@ def test_waiting_and_switching_stay_within_their_bounds_with_gangs(
     policy: Policy[Any], cluster: VirtualCluster
 ) -> None:
     play(guarded(policy, **GUARDS), cluster)
-    for waited_s, line in waited(cluster):
-        assert waited_s <= PATIENCE_S + line * ROUND_S + LOOK_EACH_S
+    for wait in waited(cluster):
+        assert wait.seconds <= limit_s(wait, cluster.gpus, gangs=True)
     assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
 
 
@@ -234,9 +256,8 @@ def test_both_bounds_hold_for_each_policy_that_preempts(
     cluster = data.draw(clusters(largest))
     policy = make_policy(name, {}, {"oracle": Future(cluster)})
     play(guarded(policy, **GUARDS), cluster)
-    for waited_s, line in waited(cluster):
-        rounds = ceil(line / cluster.gpus) if largest == 1 else line
-        assert waited_s <= PATIENCE_S + rounds * ROUND_S + LOOK_EACH_S
+    for wait in waited(cluster):
+        assert wait.seconds <= limit_s(wait, cluster.gpus, gangs=largest > 1)
     assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
 
 
@@ -255,19 +276,34 @@ def three_trials() -> VirtualCluster:
     )
 
 
-def longest_wait(policy: Policy[Any]) -> float:
+def longest_wait(policy: Policy[Any]) -> Wait:
     cluster = three_trials()
     play(policy, cluster)
-    return max(waited_s for waited_s, _ in waited(cluster))
+    return max(waited(cluster), key=lambda wait: wait.seconds)
 
 
 def test_without_aging_a_trial_that_does_not_converge_waits_to_the_end() -> None:
-    limit_s = PATIENCE_S + 2 * ROUND_S + LOOK_EACH_S
-    assert longest_wait(AntiThrash(Hermes(3), K, SWITCH_S)) > 2 * limit_s
-    assert PATIENCE_S <= longest_wait(guarded(Hermes(3), **GUARDS)) <= limit_s
+    bare, aged = longest_wait(AntiThrash(Hermes(3), K, SWITCH_S)), longest_wait(GUARDED)
+    assert bare.seconds > 1.5 * limit_s(bare, gpus=1)
+    assert patience_s(Wait(0.0, 1, 1), gpus=1) <= aged.seconds <= limit_s(aged, gpus=1)
 
 
 def test_without_the_guard_the_contrary_policy_loses_more_than_that() -> None:
     cluster = three_trials()
     play(Contrary(), cluster)
     assert cluster.lost_s > cluster.occupied_s / (K + 1)
+
+
+@pytest.mark.parametrize("waiting", [1, 5, 14])
+@pytest.mark.parametrize("quanta", [2, 8])
+def test_a_policy_keeps_its_choice_for_most_of_the_time_however_many_wait(
+    waiting: int, quanta: int
+) -> None:
+    job = Job(JobId("s/00"), SweepId("s"), 0.0, Phase.WAITING, waiting_since_s=0.0)
+    names = [JobId(f"s/{number:02}") for number in range(waiting + 1)]
+    cluster = VirtualCluster([Trial(replace(job, id=n), 10.0, 9_999, 0.1) for n in names], gpus=1)
+    patience_s = quanta * waiting * QUANTUM_S
+    play(guarded(Partial(), **(GUARDS | {"quanta": quanta})), cluster, until_s=5.0 * patience_s)
+    chosen, *others = cluster.trials.values()
+    assert all(trial.trained_s > 0 for trial in others)
+    assert sum(wait.seconds for wait in chosen.waits) <= cluster.now_s / quanta

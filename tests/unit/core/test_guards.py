@@ -78,7 +78,7 @@ def waits(number: int, since_s: float, **facts: Any) -> Job:
 def test_the_job_that_waited_too_long_replaces_the_oldest_segment() -> None:
     fast = runs(0, 0, started_s=10.0), runs(1, 1, started_s=5.0)
     snapshot = world(*fast, waits(2, 4.0), gpus=2)  # 8 quanta of 4 x 3 s = 96 s
-    plan, _ = Aging(Hermes()).decide(snapshot, Hermes().initial())
+    plan, _ = Aging(Hermes(), quanta=8).decide(snapshot, Hermes().initial())
     assert plan.gpus_of(JobId("s/2")) == (1,)
     assert plan.gpus_of(JobId("s/0")) == (0,)
     assert "gives way to s/2" in plan.reasons[JobId("s/1")].text
@@ -86,35 +86,63 @@ def test_the_job_that_waited_too_long_replaces_the_oldest_segment() -> None:
 
 def test_a_job_that_is_not_due_makes_the_policy_be_asked_again_when_it_is() -> None:
     snapshot = world(runs(0, 0, started_s=10.0), waits(1, 5.0))
-    plan, _ = Aging(Hermes()).decide(snapshot, Hermes().initial())
+    plan, _ = Aging(Hermes(), quanta=8).decide(snapshot, Hermes().initial())
     assert plan.gpus_of(JobId("s/0")) == (0,)
     assert plan.review_at_s == 101.0
 
 
 def test_the_longest_waiting_is_served_first() -> None:
     snapshot = world(runs(0, 0, started_s=10.0), waits(1, 2.0), waits(2, 1.0))
-    assert granted(Aging(Hermes()), snapshot) == {"s/2": (0,)}
+    assert granted(Aging(Hermes(), quanta=4), snapshot) == {"s/2": (0,)}  # 4 x 2 x 12 s = 96 s
+
+
+def due_s(*waiting: Job, gpus: int = 1) -> float:
+    """When the first of them is of age: 8 rounds of the longest, or of all through the GPUs."""
+    running = (runs(n, n, started_s=10.0, preemptible=False) for n in range(gpus - 1))
+    last = runs(gpus - 1, gpus - 1, started_s=10.0)
+    snapshot = world(*running, last, *waiting, gpus=gpus, now_s=12.0)
+    plan, _ = Aging(Hermes(), quanta=8).decide(snapshot, Hermes().initial())
+    assert plan.review_at_s is not None
+    return plan.review_at_s
+
+
+def test_who_waits_is_of_age_later_the_more_wait_with_it() -> None:
+    assert due_s(waits(8, 5.0)) == 5.0 + 8 * 12.0
+    assert due_s(waits(8, 5.0), waits(9, 5.0)) == 5.0 + 8 * 2 * 12.0
+
+
+def test_gpus_that_fixed_jobs_hold_serve_nobody_who_waits() -> None:
+    assert due_s(waits(8, 5.0), waits(9, 5.0), gpus=3) == 5.0 + 8 * 2 * 12.0
+
+
+def test_a_slice_that_is_longer_than_the_quantum_is_the_round() -> None:
+    long = (Point(1, 1.0, 50.0), Point(2, 1.0, 100.0))
+    assert due_s(waits(8, 5.0, curve=long)) == 5.0 + 8 * (3.0 + 50.0)
+    both = (waits(8, 5.0), waits(9, 5.0, curve=long))
+    assert due_s(*both) == 5.0 + 8 * (12.0 + 53.0)
 
 
 def test_aging_leaves_a_job_that_has_not_finished_a_slice() -> None:
     snapshot = world(runs(0, 0, started_s=10.0, steps_at_start=2), waits(1, 1.0))
-    assert granted(Aging(Hermes()), snapshot) == {"s/0": (0,)}
+    assert granted(Aging(Hermes(), quanta=8), snapshot) == {"s/0": (0,)}
+    sliced = world(runs(0, 0, started_s=10.0, steps_at_start=1), waits(1, 1.0))
+    assert granted(Aging(Hermes(), quanta=8), sliced) == {"s/1": (0,)}
 
 
 def test_an_overdue_gang_reserves_a_gpu_until_the_other_may_be_taken() -> None:
     gang = waits(2, 1.0, min_gpus=2, max_gpus=2)
     snapshot = world(runs(0, 0, started_s=95.0), gang, job(3, Phase.PENDING), gpus=2)
-    plan, _ = guarded(Hermes()).decide(snapshot, Hermes().initial())
+    plan, _ = guarded(Hermes(), quanta=4).decide(snapshot, Hermes().initial())
     assert [grant.job for grant in plan.grants] == ["s/0"]
     assert plan.review_at_s == 106.0
-    assert granted(guarded(Hermes()), replace(snapshot, time_s=106.0)) == {"s/2": (0, 1)}
+    assert granted(guarded(Hermes(), quanta=4), replace(snapshot, time_s=106.0)) == {"s/2": (0, 1)}
 
 
 def test_a_gang_that_can_never_fit_beside_a_fixed_job_reserves_nothing() -> None:
     gang = waits(2, 1.0, min_gpus=2, max_gpus=2)
     fixed = runs(0, 0, started_s=0.0, preemptible=False)
     snapshot = world(fixed, gang, job(3, Phase.PENDING), gpus=2)
-    assert granted(guarded(Hermes()), snapshot) == {"s/0": (0,), "s/3": (1,)}
+    assert granted(guarded(Hermes(), quanta=4), snapshot) == {"s/0": (0,), "s/3": (1,)}
 
 
 def test_a_policy_that_does_not_preempt_is_left_alone() -> None:

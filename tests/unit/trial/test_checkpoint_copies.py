@@ -385,6 +385,7 @@ def test_a_stop_ends_the_fetching_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)  # it may be there already
     with pytest.raises(NotInstalledError, match="install s3fs where hermes-trial runs"):
         connect("s3://bucket/prefix")
     with pytest.raises(NotInstalledError, match="correct the URL"):
