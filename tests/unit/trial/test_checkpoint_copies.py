@@ -13,6 +13,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.registry import _registry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -385,7 +386,7 @@ def test_a_stop_ends_the_fetching_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)  # it may be there already
+    monkeypatch.delitem(_registry, "s3", raising=False)  # it may be there already
     with pytest.raises(NotInstalledError, match="install s3fs where hermes-trial runs"):
         connect("s3://bucket/prefix")
     with pytest.raises(NotInstalledError, match="correct the URL"):
