@@ -24,10 +24,10 @@ HEAD = """# Comparison
 
 Written by `make compare`. Above each table stands the command that prints its figures; seeds,
 data and policies are the same on every machine, so the figures are, but for `decision ms` (CPU
-time). Policies run bare, without the guards of a live pool. Means over seeds have 95 % bootstrap
-intervals in brackets; speed-ups are geometric means of the seeds' ratios. [Simulate](simulate.md)
-explains the columns. Data: [traces](../examples/traces/README.md), [learning
-curves](../examples/curves/README.md).
+time). Policies run bare, without the guards of a live pool, but where it says so. Means over seeds
+have 95 % bootstrap intervals in brackets; speed-ups are geometric means of the seeds' ratios.
+[Simulate](simulate.md) explains the columns. Data: [traces](../examples/traces/README.md),
+[learning curves](../examples/curves/README.md).
 """
 
 

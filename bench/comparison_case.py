@@ -60,6 +60,7 @@ class Case:
     good: int | None = None
     prior_sweeps: int | None = None
     switch_seconds: float = 0.0
+    guards: bool = False
 
     @property
     def command(self) -> str:
@@ -76,6 +77,8 @@ class Case:
                 words.append(f"--{name.replace('_', '-')} {getattr(self, name)}")
         if self.switch_seconds:
             words.append(f"--switch-seconds {self.switch_seconds:g}")
+        if self.guards:
+            words.append("--guards")
         return " ".join(words)
 
     def known(self) -> Case:
@@ -116,7 +119,7 @@ class Case:
         )
         wide = "x" in self.gpus
         pool = gpus_of(None if wide else int(self.gpus), self.gpus if wide else None)
-        chosen = contenders(policy, self.options, guards=False)
+        chosen = contenders(policy, self.options, guards=self.guards)
         several = _workers() if self.seeds > 1 and JOBS != 1 else None
         return compare(asked.task(), pool, chosen, range(self.seeds), jobs=JOBS, pool=several)
 

@@ -17,6 +17,7 @@ ROUND_ROBIN = "fair.quantum_steps=1"
 PAPER = ("fifo", "fair", "slaq", "hermes", "asha", "frontrunner")
 LEARNERS = ("fifo", "hermes", "asha", "frontrunner")
 SWITCHES_S = (0.0, 3.0, 30.0)
+GUARDED_S = 3.0
 FEW, MANY = 1, 16
 EXACT = ("2d-las.placement=count", "2d-las.demotion=exact")
 LATE = ("2d-las.placement=count", "2d-las.demotion=late")
@@ -277,6 +278,20 @@ what was lost.
     return "\n".join(parts)
 
 
+def guards(take: Take) -> str:
+    """The same policies as a live pool runs them."""
+    case = Case("", "4", PAPER, (ROUND_ROBIN,), SEEDS, switch_seconds=GUARDED_S, guards=True)
+    every = _files(case, take)
+    found = {name: one for name, (_, one) in every.items()}
+    return f"""## Within the guards of a live pool
+
+As above with {GUARDED_S:g} s for a switch, each policy within [the guards](policies.md#the-guards)
+at their defaults. Time until the best trial has finished, speed-up over FIFO.
+
+{_commands([command for command, _ in every.values()])}
+{_by_file(found, BEST)}"""
+
+
 def priors(take: Take) -> str:
     """What one earlier sweep teaches; nothing without a policy that learns from it."""
     case = Case("", "4", ("fifo", "frontrunner"), seeds=SEEDS, prior_sweeps=1)
@@ -365,6 +380,7 @@ SECTIONS: Mapping[str, Callable[[Take], str]] = {
     "best": best,
     "good": good,
     "switches": switches,
+    "guards": guards,
     "priors": priors,
     "reached": reached,
 }

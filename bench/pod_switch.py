@@ -97,8 +97,8 @@ def run() -> Figures:
             pod_cluster.volume(api, name, own.home / "sweeps", [SCRIPTS / "stub.py"])
         )
         (own.home / "pod.yaml").write_text(yaml.safe_dump(pod_cluster.defaults(image, name)))
-        trials, patience = SLOTS + WAITING, "guard_quanta=2" if QUICK else "guard_quanta=20"
-        own.up(SLOTS, "--standby", 0, *switch.taking_turns(trials, ("guard_k=0", patience)))
+        trials = SLOTS + WAITING
+        own.up(SLOTS, "--standby", 0, *switch.taking_turns(trials, switch.RESTLESS))
         held.callback(own.down)  # before the volume under it goes; its folder is the last to go
         pods = ClusterPods(api, name)
         found = {mode: _measured(own, pods, mode, trials) for mode in MODES}

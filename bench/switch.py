@@ -19,11 +19,11 @@ KERAS_SWITCHES = 3 if QUICK else 20
 EPOCH_S = (0.3, 0.5) if QUICK else (2.0, 4.0)
 WAIT_S = 240.0 if QUICK else 1_200.0
 
-# No quantum, and patience enough that all trials are opened before the first has waited too long:
-# a trial makes way as soon as it has shown something, first for new ones, then for each in turn.
-RESTLESS = ("guard_k=0", "guard_quanta=2" if QUICK else "guard_quanta=20")
-# The quantum is the one that users get, so that the next standby interpreter has time to be ready.
-IN_TURN = ("guard_quanta=1" if QUICK else "guard_quanta=4",)
+# Each trial waits for as long as the pool needs to serve all others once: they take turns.
+IN_TURN = ("guard_quanta=1",)
+# Nor is there a quantum: a trial makes way as soon as it has shown something. With one, as users
+# have it, the next standby interpreter has time to be ready.
+RESTLESS = ("guard_k=0", *IN_TURN)
 
 
 @dataclass(frozen=True, slots=True)

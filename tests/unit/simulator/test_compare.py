@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.core.guards import guarded
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import JobId, Point
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import POLICIES
 from hermes_ops.policies.fifo import Fifo
+from hermes_ops.policies.hermes import Hermes
 from hermes_ops.simulator import compare as module
 from hermes_ops.simulator.compare import (
     Comparison,
@@ -167,7 +169,17 @@ def test_a_policy_learns_of_earlier_sweeps_when_it_asks_for_them(
 
 def test_guards_are_there_when_they_are_asked_for() -> None:
     draw = Drawn().draw(0)
-    assert Contender("hermes", guards=True).make(draw) != Contender("hermes").make(draw)
+    assert Contender("hermes", guards=True).make(draw) == guarded(Hermes())
+    assert Contender("hermes").make(draw) == Hermes()
+
+
+def test_parameters_of_the_guards_are_theirs_and_not_the_policy_s() -> None:
+    given = (("threshold", 3), ("guard_quanta", 5), ("guard_k", 1))
+    draw = Drawn().draw(0)
+    assert Contender("hermes", given, guards=True).make(draw) == guarded(Hermes(3), 1.0, 5)
+    for guards, name in ((True, "guard_colour"), (False, "guard_quanta")):
+        with pytest.raises(ConfigError, match=name):
+            Contender("hermes", ((name, 1),), guards).make(draw)
 
 
 def test_an_unknown_policy_is_refused_before_anything_is_simulated(
