@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SLOTS = 2
 TRIALS = 4 if QUICK else 24
 EPOCHS = 2 if QUICK else 6
-FILTERS = {"type": "integer", "low": 144, "high": 192}  # epochs of three to five seconds
+FILTERS = {"type": "integer", "low": 112, "high": 160}  # epochs of two to four seconds
 SEED = 13  # its best trial is in the middle of them: neither for fifo nor against it
 ALL = ("fifo", "hermes") if QUICK else ("fifo", "fair", "slaq", "hermes", "frontrunner")
 POLICIES = tuple(filter(None, os.environ.get("BENCH_POLICIES", "").split(","))) or ALL

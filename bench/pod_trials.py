@@ -60,6 +60,10 @@ class GivenCurves:
         """As young as can be."""
         return 0.0
 
+    def has_news(self) -> bool:
+        """The rounds come by themselves."""
+        return False
+
     def close(self) -> None:
         """Nothing is held."""
 

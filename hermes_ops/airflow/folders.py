@@ -31,6 +31,10 @@ def sweep_folder(run_id: str) -> Path:
     return home() / "sweeps" / safe_name(run_id)
 
 
+NUDGE_PERIOD_S = 0.05
+"""How often those who are nudged look."""
+
+
 @dataclass(slots=True)
 class Nudge:
     """A file that is touched to say "look now"; whoever looks would do so a little later anyway.
@@ -59,6 +63,11 @@ class Nudge:
 def controller_nudge() -> Nudge:
     """For the controllers of this home: a trial has left its slot."""
     return Nudge(home() / "nudge")
+
+
+def metrics_nudge() -> Nudge:
+    """For the same: a trial's metrics have been sent to MLflow."""
+    return Nudge(home() / "metrics")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,17 @@ from hermes_ops.airflow.control.pod_janitor import PodJanitor
 from hermes_ops.airflow.control.priors import PriorFeed
 from hermes_ops.airflow.control.publish import publish
 from hermes_ops.airflow.control.running import RunningSweeps, pool_snapshot
-from hermes_ops.airflow.folders import Nudge, controller_nudge, home
+from hermes_ops.airflow.folders import NUDGE_PERIOD_S, Nudge, controller_nudge, home
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.core.model import Action, Snapshot
 from hermes_ops.core.model import Plan as Allocation
 
 PERIOD_S = 1.0
-"""Seconds between two rounds when nothing nudges the controller and no review is due."""
+"""Seconds between two rounds when nothing nudges the controller, no curve has changed and no review
+is due."""
 
-NUDGE_PERIOD_S = 0.05
+CURVE_SHARE = 0.2
+"""Rounds that only a changed curve calls for take at most this share of the time."""
 
 VIEW_SHARE, QUICK_VIEW_S = 0.05, 0.05
 """A view that takes longer than that to write is written so seldom that it takes this share."""
@@ -51,13 +53,14 @@ class AirflowCluster:
     _nudge: Nudge = field(default_factory=controller_nudge)
     _wake: threading.Event = field(default_factory=threading.Event)
     _view_due_s: float = 0.0
+    _observed_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._sweeps = RunningSweeps(self.pool)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
-        now = self.clock()
+        now = self._observed_s = self.clock()
         with self.metadata.in_one_go():
             self._read_books()
         end_overtaken(self.books.values(), self.applier.client, now)
@@ -88,17 +91,21 @@ class AirflowCluster:
     def wait(self, until_s: float | None) -> None:
         """Send decisions that are done, then sleep until the next round is due.
 
-        That is after a second, or earlier if nudged or woken.
+        That is after a second, or earlier if nudged or woken, or if a curve has changed and the
+        last round was short enough.
         """
         self.applier.complete()
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
         self._janitor.look(self.books.values(), self.clock())
         self._pod_janitor.look(self.books.values(), self.clock())
-        due_s = self.clock() + PERIOD_S
-        due_s = due_s if until_s is None else min(due_s, until_s)
+        now = self.clock()
+        due_s = now + PERIOD_S if until_s is None else min(now + PERIOD_S, until_s)
+        rested_s = self._observed_s + (now - self._observed_s) / CURVE_SHARE
         while not self._wake.wait(NUDGE_PERIOD_S):
             if self._nudge.taken() or self.clock() >= due_s:
+                break
+            if self.clock() >= rested_s and self.curves.has_news():
                 break
         self._wake.clear()
 

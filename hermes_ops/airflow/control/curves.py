@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.control.recall import Points
+from hermes_ops.airflow.folders import NUDGE_PERIOD_S, Nudge, metrics_nudge
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+"""Seconds between two readings when nothing nudges the feed."""
+
+LEAST_S, READING_SHARE = 0.5, 0.1
+"""Readings are at least so far apart, and take at most this share of the time."""
 
 
 @dataclass(slots=True)
@@ -32,6 +37,8 @@ class CurveFeed:
     _readers: dict[str, tuple[CurveReader, SweepRef]] = field(default_factory=dict)
     _curves: dict[str, Curves] = field(default_factory=dict)
     _read_at: dict[str, float] = field(default_factory=dict)
+    _nudge: Nudge = field(default_factory=metrics_nudge)
+    _news: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -78,6 +85,12 @@ class CurveFeed:
             curves = [points for f in self._curves.values() for points in f.points.values()]
         return max((points[-1][2] / 1000.0 for points in curves if points), default=None)
 
+    def has_news(self) -> bool:
+        """True when a curve has changed since the last call."""
+        fresh = self._news.is_set()
+        self._news.clear()
+        return fresh
+
     def read_once(self) -> None:
         """One round over all sweeps; a server that is away leaves the curves as they are."""
         with self._lock:
@@ -90,6 +103,8 @@ class CurveFeed:
                 continue
             with self._lock:
                 if sweep in self._readers:
+                    if _differ(found, self._curves.get(sweep)):
+                        self._news.set()
                     self._curves[sweep] = found
                     self._read_at[sweep] = self.clock()
 
@@ -101,8 +116,24 @@ class CurveFeed:
 
     def _loop(self) -> None:
         while not self._stop.is_set():
+            begun_s = time.monotonic()
             try:
                 self.read_once()
             except Exception:  # the thread must live; the next round tries again
                 log.exception("Reading curves failed")
-            self._stop.wait(PERIOD_S)
+            took_s = time.monotonic() - begun_s
+            self._pause(begun_s + PERIOD_S, begun_s + max(LEAST_S, took_s / READING_SHARE))
+
+    def _pause(self, due_s: float, nudged_s: float) -> None:
+        """Until it is due, or if nudged until then, on the monotonic clock."""
+        nudged = False
+        while not self._stop.wait(NUDGE_PERIOD_S):
+            nudged = nudged or self._nudge.taken()
+            if time.monotonic() >= (nudged_s if nudged else due_s):
+                return
+
+
+def _differ(new: Curves, old: Curves | None) -> bool:
+    """True when a trial of the objective has another curve: one that stayed is the same object."""
+    before: Mapping[int, Points] = {} if old is None else old.points
+    return any(before.get(number) is not points for number, points in new.points.items())

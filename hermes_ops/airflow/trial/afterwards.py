@@ -11,10 +11,10 @@ from collections.abc import Callable
 PATIENCE_S = 2.0
 """The process must be gone before its task may start again (`timing.reschedule_delay_s`)."""
 
-_pending: list[Callable[[], None]] = []
+_pending: list[Callable[[], object]] = []
 
 
-def do(work: Callable[[], None]) -> None:
+def do(work: Callable[[], object]) -> None:
     """Have `work` done when the task has left; it may be cut off, so it must be repeatable."""
     _pending.append(work)
 

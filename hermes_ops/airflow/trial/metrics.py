@@ -6,10 +6,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.folders import TrialFolder, metrics_nudge
 from hermes_ops.airflow.records import Segment
 from hermes_ops.core.summary import Segment as SegmentFact
 from hermes_ops.errors import HermesError
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.4
+LOOK_S, REST_S = 0.1, 0.4
+"""How often a trial's new metrics are looked for, and how long those wait that come after some."""
+
 DRAIN_S = 20.0
 """How long a finished trial waits for MLflow before it leaves the rest to the report task."""
 
@@ -45,12 +48,14 @@ class Ending:
 class MetricFeed:
     """Sends a trial's metrics in the background; an MLflow that is away delays them, no more.
 
-    `tracker` is the way to MLflow, by default one of its own.
+    `tracker` is the way to MLflow, by default one of its own; `look_s` how often the file is
+    looked at, where `LOOK_S` would be too often.
     """
 
     run_id: str
     folder: TrialFolder
     tracker: Tracker | None = None
+    look_s: Callable[[], float] = lambda: LOOK_S
     _stop: threading.Event = field(default_factory=threading.Event)
     _busy: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
@@ -61,15 +66,22 @@ class MetricFeed:
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
 
-    def pump_once(self, *, ended: bool = False) -> None:
-        """Send what is there, if MLflow answers; of a segment that has ended also its record."""
+    def pump_once(self, *, ended: bool = False) -> bool:
+        """Send what is there, if MLflow answers; of a segment that has ended also its record.
+
+        Returns whether anything was sent; then the controllers are told.
+        """
+        sent = 0
         with self._busy:
             try:
-                self._open().pump()
+                sent = self._open().pump()
                 if ended and self.tracker is not None:
                     save_segments(self.tracker, self.run_id, self.folder)
             except (HermesError, OSError) as error:  # MLflow is away, or the volume is full
                 log.warning("Metrics stay on disk for now: %s", error)
+        if sent:
+            metrics_nudge().give()
+        return sent > 0
 
     def finish(self, ending: Ending, record: Segment) -> None:
         """Send the rest and close the run in that state; what fails here the report task redoes."""
@@ -100,8 +112,9 @@ class MetricFeed:
         return self._sender
 
     def _loop(self) -> None:
-        while not self._stop.wait(PERIOD_S):
-            self.pump_once()
+        pause_s = self.look_s()
+        while not self._stop.wait(pause_s):
+            pause_s = REST_S if self.pump_once() else self.look_s()
 
 
 def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:

@@ -36,7 +36,8 @@ from hermes_ops.trial.outcome import INFRASTRUCTURE
 
 SOONEST_S, LATEST_S = 0.05, 0.5
 LOOKS_A_SECOND = 2_000
-"""At the stop flags of all pods together; of each between `SOONEST_S` and `LATEST_S`."""
+"""At the stop flags of all pods together, and at their metrics; of each between `SOONEST_S` and
+`LATEST_S`."""
 LOOK_S = 5.0
 """A pod is also looked at as soon as its log ends, so now and then is enough."""
 CONNECTIONS = 1_000
@@ -150,7 +151,7 @@ def hold(
     What is left for MLflow is sent after that, as nobody should wait for it.
     """
     try:
-        feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id))
+        feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id), _poll_s)
     except HermesError as error:  # MLflow's address is not known
         tell(_event(held, INFRASTRUCTURE, str(error)))
         return
@@ -194,7 +195,7 @@ def _outcome(
 
 
 def _poll_s() -> float:
-    """How often each stop flag is looked at: the more pods there are the less often."""
+    """How often each pod's stop flag and metrics are looked at: the more pods the less often."""
     return min(LATEST_S, max(SOONEST_S, len(_HELD) / LOOKS_A_SECOND))
 
 

@@ -260,6 +260,33 @@ def test_a_bad_policy_file_leaves_the_policy_in_force_and_is_said_once(
     assert controller.cluster.applier.policy_name == "hermes"
 
 
+@pytest.mark.parametrize(
+    ("round_s", "news", "rested_s"),
+    [
+        (0.1, False, 1.0),  # nothing new: the period
+        (0.1, True, 0.4),  # a changed curve, once the round is a fifth of the time
+        (0.01, True, 0.05),
+        (0.9, True, 1.0),  # a long round is not repeated sooner for a curve
+    ],
+)
+def test_a_changed_curve_ends_the_wait_when_the_round_was_short(
+    round_s: float, news: bool, rested_s: float
+) -> None:
+    cluster, now_s = controller_of(Database(), Choice.file()).cluster, 100.0
+
+    def wait(pause_s: float) -> bool:
+        nonlocal now_s
+        now_s += pause_s
+        return False
+
+    event: Any = SimpleNamespace(wait=wait, clear=list)
+    curves: Any = SimpleNamespace(has_news=lambda: news)
+    cluster._wake, cluster.curves, cluster.clock = event, curves, lambda: now_s
+    cluster._observed_s = now_s - round_s
+    cluster.wait(None)
+    assert now_s - 100.0 == pytest.approx(rested_s, abs=0.051)
+
+
 def test_the_first_policy_must_be_a_good_one() -> None:
     Choice.file().write_text('{"policy": "fastest"}')
     with pytest.raises(ConfigError):

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.curves import CurveFeed
+from hermes_ops.airflow.folders import metrics_nudge
 from hermes_ops.errors import Unavailable
+from hermes_ops.tracking import CurveReader
+from hermes_ops.tracking.runs import LatestMetric, TrialRun
 from tests.unit.airflow.worlds import SWEEP, book
 
 POINTS = {0: ((1, 0.5, 1_000),)}
@@ -88,3 +91,76 @@ def test_the_background_work_ends_when_it_is_told_to(feed: CurveFeed) -> None:
     feed.close()
     assert feed._thread is not None
     assert not feed._thread.is_alive()
+
+
+class Passing:
+    """An event that never comes, and time that passes only while somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def wait(self, timeout_s: float) -> bool:
+        self.now_s += timeout_s
+        return False
+
+
+@pytest.fixture
+def passing(feed: CurveFeed, monkeypatch: pytest.MonkeyPatch) -> Passing:
+    """The time of the feed's pauses."""
+    found: Any = Passing()
+    feed._stop = found
+    monkeypatch.setattr("hermes_ops.airflow.control.curves.time.monotonic", lambda: found.now_s)
+    return found
+
+
+def test_a_feed_that_is_not_nudged_reads_after_a_second(feed: CurveFeed, passing: Passing) -> None:
+    feed._pause(1.0, 0.5)
+    assert passing.now_s == pytest.approx(1.0, abs=0.06)
+
+
+def test_metrics_that_were_sent_are_read_sooner_but_not_before_the_least_pause(
+    feed: CurveFeed, passing: Passing
+) -> None:
+    metrics_nudge().give()
+    feed._pause(1.0, 0.5)
+    assert passing.now_s == pytest.approx(0.5, abs=0.06)
+    feed._pause(passing.now_s + 1.0, passing.now_s + 0.5)  # one nudge, one sooner reading
+    assert passing.now_s == pytest.approx(1.5, abs=0.12)
+
+
+def test_only_a_changed_curve_is_news_and_it_is_told_once(
+    feed: CurveFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {0: ((1, 0.5, 1_000),)}
+    found = SimpleNamespace(points=points, beside={})
+    monkeypatch.setattr(Reader, "read", lambda own, ref: SimpleNamespace(**vars(found)))
+    feed.follow({SWEEP: book().plan})
+    assert not feed.has_news()
+    feed.read_once()
+    assert (feed.has_news(), feed.has_news()) == (True, False)
+    feed.read_once()
+    assert not feed.has_news()
+    found.points = {0: (*points[0], (2, 0.4, 2_000))}
+    feed.read_once()
+    assert feed.has_news()
+
+
+def test_a_curve_that_a_reader_finds_unchanged_is_no_news(feed: CurveFeed) -> None:
+    """Readers keep a curve's points as they are, object and all, until it grows."""
+    first, second = LatestMetric(0.5, 1, 1_000), LatestMetric(0.4, 2, 2_000)
+    latest = [first]
+
+    def trials(*_: Any, **__: Any) -> list[TrialRun]:
+        metrics = {"val_loss": latest[-1]}
+        return [TrialRun(0, "run-0", {}, "running", {}, metrics, "RUNNING", 1, None)]
+
+    tracker: Any = SimpleNamespace(trials=trials, history=lambda *_: tuple(latest))
+    plan = book().plan
+    feed.follow({SWEEP: plan})
+    feed._readers = {SWEEP: (CurveReader(tracker, "val_loss"), plan.ref)}
+    news = []
+    for known in ([first], [first], [first, second], [first, second]):
+        latest[:] = known
+        feed.read_once()
+        news.append(feed.has_news())
+    assert news == [True, False, True, False]

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.folders import TrialFolder, metrics_nudge
 from hermes_ops.airflow.trial.metrics import Ending, MetricFeed, finish_run, save_segments
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.worlds import SWEEP, lease, segment
@@ -15,8 +16,9 @@ from tests.unit.airflow.worlds import SWEEP, lease, segment
 class Mlflow:
     """A trial's run, and the sender of its metrics."""
 
-    def __init__(self, trouble: Exception | None = None) -> None:
+    def __init__(self, trouble: Exception | None = None, sends: Sequence[int] = ()) -> None:
         self.trouble = trouble
+        self.sends = list(sends)
         self.said: list[Any] = []
 
     def _say(self, *what: Any) -> None:
@@ -26,7 +28,7 @@ class Mlflow:
 
     def pump(self) -> int:
         self.said.append("pump")
-        return 0
+        return self.sends.pop(0) if self.sends else 0
 
     def drain(self, timeout_s: float) -> bool:
         self.said.append("drain")
@@ -52,6 +54,26 @@ def test_a_pause_sends_metrics_and_the_record_of_segments() -> None:
     feed_of(mlflow).pump_once()
     feed_of(mlflow).pump_once(ended=True)
     assert mlflow.said == ["pump", "pump", ("segments", "run-0", [])]
+
+
+def test_metrics_that_were_sent_nudge_the_controllers_and_an_idle_look_does_not() -> None:
+    nudge, feed = metrics_nudge(), feed_of(Mlflow(sends=[0, 3, 0]))
+    told = [(feed.pump_once(), nudge.taken()) for _ in range(3)]
+    assert told == [(False, False), (True, True), (False, False)]
+
+
+def test_new_metrics_are_looked_for_often_and_rest_after_a_sending() -> None:
+    pauses: list[float] = []
+
+    def wait(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return len(pauses) == 5
+
+    feed = feed_of(Mlflow(sends=[0, 3, 0, 0]))
+    stop: Any = SimpleNamespace(wait=wait)
+    feed._stop, feed.look_s = stop, lambda: 0.2
+    feed._loop()
+    assert pauses == [0.2, 0.2, 0.4, 0.2, 0.2]
 
 
 def test_an_end_sends_the_rest_before_it_closes_the_run() -> None:
