@@ -176,7 +176,10 @@ class StatusFile:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Sums over a trial's segments: (start, end) Unix seconds, GPU-seconds, counts."""
+    """Sums over a trial's segments: (start, end) Unix seconds of training, GPU-seconds, counts.
+
+    Its training starts when the start-up and the restore that a segment has measured are over.
+    """
 
     spans: tuple[tuple[float, float], ...]
     service_gpu_s: float
@@ -187,10 +190,14 @@ class Accounts:
     def of(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
         """The accounts of these segments; one that has not ended counts as a segment only."""
         ended = [s for s in segments if s.get("end_s") is not None]
-        spans = tuple((float(s["start_s"]), float(s["end_s"])) for s in ended)
+        held = [(float(s["start_s"]), float(s["end_s"])) for s in ended]
+        leads = (float(s.get("startup_s") or 0.0) + float(s.get("restore_s") or 0.0) for s in ended)
+        spans = tuple(
+            (min(start + lead, end), end) for (start, end), lead in zip(held, leads, strict=True)
+        )
         service = sum(
             (end - start) * max(1, len(s.get("gpus") or ()))
-            for s, (start, end) in zip(ended, spans, strict=True)
+            for s, (start, end) in zip(ended, held, strict=True)
         )
         preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
         return cls(spans, service, len(segments), preemptions)

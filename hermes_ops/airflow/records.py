@@ -127,9 +127,9 @@ class StopFlag:
 class Segment:
     """The newest segment of a trial and its accounts over its whole life.
 
-    `running` is False once the segment has ended; `spans` are (start, end) of all ended segments
-    in Unix seconds; `final` is the state that the trial ended in, None while it has not. `task` is
-    the id of the task instance that the trial was ended with by the controller.
+    `running` is False once the segment has ended; `spans` are (start, end) of the training in all
+    ended segments, in Unix seconds; `final` is the state that the trial ended in, None while it has
+    not. `task` is the id of the task instance that the trial was ended with by the controller.
     """
 
     epoch: int
@@ -154,6 +154,15 @@ class Segment:
     final: str | None = None
     gpus: tuple[int, ...] = ()
     task: str = ""
+
+    @property
+    def trains_since_s(self) -> float:
+        """When the newest segment has begun to train, as far as its start has been measured.
+
+        Until it has, it takes as long as that of the segment before.
+        """
+        restore_s = self.restore_s if self.segments > 1 else None
+        return self.started_s + (self.startup_s or 0.0) + (restore_s or 0.0)
 
 
 def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records above

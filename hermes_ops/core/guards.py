@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import fsum, inf
+from operator import mul
 from typing import TypeVar
 
 from hermes_ops.core.guard_reasons import Quanta, served_reasons
@@ -21,7 +22,7 @@ from hermes_ops.core.wrapper import Wrapper
 M = TypeVar("M")
 QUANTA = 32
 """The part of the pool's time that `Aging` may take, inverted: our choice, about 3 %."""
-_WAITING = Phase.WAITING
+_WAITING, _STOPPING = Phase.WAITING, Phase.STOPPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,9 @@ class Aging(Wrapper[M]):
     Bound: let the round of a job be a quantum and the switch around it, (k + 1) x the largest
     switch cost, or, if longer, its start-up, a slice (the seconds from one report to the next) and
     its checkpoint; R the longest one of the waiting. Let G be the GPUs that non-preemptible jobs do
-    not hold and W the open jobs that wait. To serve each of them for its round takes the pool
-    L = sum(GPUs x round) / G. Among jobs of one GPU each is served after at most
+    not hold and W the open jobs that wait, or that are stopping and soon will. To serve each of
+    them for its round takes the pool L = sum(GPUs x round) / G. Among jobs of one GPU each is
+    served after at most
 
         quanta x max(R, L) + ceil(W / G) x R
 
@@ -120,7 +122,8 @@ class Aging(Wrapper[M]):
         waiting = [j for j in snapshot.queue if j.phase is _WAITING and j.id not in ends]
         if not waiting:
             return [], inf
-        patience_s, next_due = self._patience_s(snapshot, waiting), inf
+        leaving = [j for j in snapshot.others if j.phase is _STOPPING and j.id not in ends]
+        patience_s, next_due = self._patience_s(snapshot, (*waiting, *leaving)), inf
         overdue: list[Job] = []
         for job in waiting:
             due_s = _waits_since(job) + patience_s
@@ -133,13 +136,10 @@ class Aging(Wrapper[M]):
 
     def _patience_s(self, snapshot: Snapshot, waiting: Sequence[Job]) -> float:
         quantum_s = self._quantum_s(snapshot)
-        longest_s = total_gpu_s = 0.0
-        for job in waiting:
-            round_s = max(quantum_s, _slice_s(job))
-            total_gpu_s += job.min_gpus * round_s
-            longest_s = max(longest_s, round_s)
+        rounds_s = [max(quantum_s, _slice_s(job)) for job in waiting]
+        total_gpu_s = fsum(map(mul, (job.min_gpus for job in waiting), rounds_s))  # in any order
         fixed = sum(len(job.gpus_held) for job in snapshot.holding if not job.preemptible)
-        return self.quanta * max(longest_s, total_gpu_s / max(1, len(snapshot.gpus) - fixed))
+        return self.quanta * max(*rounds_s, total_gpu_s / max(1, len(snapshot.gpus) - fixed))
 
     def _quantum(self) -> Quantum:
         return Quantum(self.k, self.default_switch_s)

@@ -232,6 +232,7 @@ class VirtualCluster:
         begin = life.work.start_of(life.segment, resumed=life.trained_s > 0)
         life.phase = Phase.RUNNING
         life.startup_s = begin.startup_s
+        life.unmeasured_s += begin.lead_s - begin.startup_s - begin.restore_s
         if life.trained_s:
             life.restore_s = begin.restore_s
         life.training_since_s = self.now_s
@@ -256,7 +257,7 @@ class VirtualCluster:
         curve = life.work.curve
         while life.seen < len(curve) and curve[life.seen].seconds <= life.trained_s:
             self.journal.seen(self.now_s, life)
-            life.seen += 1
+            life.see()
             if self._sight_s > 0:
                 self._push(self.now_s + self._sight_s, _SIGHT, self._show, life.id)
             else:
@@ -288,6 +289,7 @@ class VirtualCluster:
             self._pause(life)
         else:
             life.phase, life.speed = Phase.STOPPING, 0.0
+            life.unmeasured_s += _leaving_s(life)
             life.version += 1
             self._due.pop(life.rank, None)
             self._push(self.now_s + _leaving_s(life), _JOB, self._pause, life, life.version)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Point
@@ -45,6 +46,8 @@ class Life:
     training_since_s: float | None = None  # `trained_s` holds for this instant
     speed: float = 0.0
     seen: int = 0  # points of the curve that have been reached
+    unmeasured_s: float = 0.0  # of warming up and leaving: no job tells it from training
+    ahead_s: list[float] = field(default_factory=list)  # of it, before each point reached
     shown: int = 0  # those of them that a policy sees by now
     sight: tuple[Point, ...] = ()  # these points: one object while no more are shown
     # the current segment
@@ -92,6 +95,11 @@ class Life:
         self.held_s = 0.0
         self.trained_before_s = self.trained_s
         self.steps_at_start = self.work.curve[self.seen - 1].step if self.seen else 0
+
+    def see(self) -> None:
+        """Reach the next point of the curve."""
+        self.ahead_s.append(self.unmeasured_s)
+        self.seen += 1
 
     def settle(self, now_s: float) -> None:
         """Account the training up to now."""
@@ -151,7 +159,7 @@ class Life:
         queued = self.phase in (Phase.PENDING, Phase.WAITING)
         training = self.training_since_s is not None and holds
         if len(self.sight) < self.shown:
-            self.sight = work.curve[: self.shown]
+            self.sight += tuple(self._next_sights())
         return VirtualJob(
             id=work.id,
             sweep=work.sweep,
@@ -185,6 +193,14 @@ class Life:
             trained_at_s=self.training_since_s or 0.0,
             speed=self.speed if training else 0.0,
         )
+
+    def _next_sights(self) -> Iterator[Point]:
+        """The points that are shown by now and are not in sight yet."""
+        new = slice(len(self.sight), self.shown)
+        least_s = self.sight[-1].seconds if self.sight else 0.0
+        for point, ahead_s in zip(self.work.curve[new], self.ahead_s[new], strict=True):
+            least_s = max(least_s, point.seconds + ahead_s)
+            yield replace(point, seconds=least_s) if ahead_s else point
 
     def _step_seconds(self) -> tuple[tuple[int, float], ...]:
         if not self.seen:

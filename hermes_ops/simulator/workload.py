@@ -19,8 +19,9 @@ class Costs:
 
     Every segment begins with `handover_s`, `startup_s` and `warm_s`, every resumed one also with
     `restore_s`; one that is stopped ends with `checkpoint_s` and `leave_s`. Handover, warming up
-    and leaving are what no job measures by itself: a policy does not see them, as it does not live,
-    and takes the end of the handover for the segment's begin.
+    and leaving are what no job measures by itself. As it does live, a policy takes the end of the
+    handover for the segment's begin, and warming up and leaving for training: they are in the
+    seconds of the points that it sees.
 
     A job that is stopped after its last point, with at most `ending_s` to go, comes to its own end.
     """

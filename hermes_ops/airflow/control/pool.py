@@ -145,7 +145,7 @@ class Trial:
 def training_seconds(
     moment_s: float, spans: Sequence[tuple[float, float]], started_s: float | None
 ) -> float:
-    """Seconds of training before `moment_s`: the ended spans and the segment under way."""
+    """Seconds of training before `moment_s`: the ended spans and, if it trains, since then."""
     total = sum(max(0.0, min(end, moment_s) - start) for start, end in spans)
     if started_s is not None and moment_s > started_s:
         total += moment_s - started_s

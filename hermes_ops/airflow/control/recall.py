@@ -44,7 +44,7 @@ class Recall:
         """As `pool.curve`, of the trial; the same object as before where nothing has changed."""
         segment = trial.segment
         spans: Spans = () if segment is None else segment.spans
-        since_s = segment.started_s if segment is not None and segment.running else None
+        since_s = segment.trains_since_s if segment is not None and segment.running else None
         asked = (points, sign, spans, since_s)
         known = self._curves.get(trial.number)
         if known is None or known[0] != asked:

@@ -81,6 +81,15 @@ def test_a_curve_of_which_nothing_has_changed_is_the_same_object() -> None:
     assert recall.curve(trained(1, (), 100.0), POINTS, 1.0) is not first
 
 
+@pytest.mark.parametrize(("segments", "began_s"), [(1, 94.0), (2, 96.0)])
+def test_a_curve_counts_from_the_end_of_the_start_as_far_as_that_is_measured(
+    segments: int, began_s: float
+) -> None:
+    last = segment(started_s=90.0, startup_s=4.0, restore_s=2.0, segments=segments)
+    trial = Trial(row(0, "running"), lease(), None, last)
+    assert Recall().curve(trial, POINTS, 1.0) == curve(POINTS, 1.0, (), began_s)
+
+
 def test_a_trial_without_a_segment_has_a_curve_of_what_is_known() -> None:
     assert Recall().curve(pending(0), POINTS, -1.0) == curve(POINTS, -1.0, (), None)
 

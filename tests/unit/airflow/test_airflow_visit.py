@@ -103,6 +103,25 @@ def test_a_pause_closes_the_segment_and_sends_what_is_there() -> None:
     assert (found.step, found.checkpoint_s, feed.said) == (5, 0.2, ["pump"])
 
 
+def test_training_begins_after_the_start_and_the_restore_that_a_segment_has_measured() -> None:
+    store = DictStore()
+    visit, _ = begin(store)
+    write(
+        visit,
+        "segments.jsonl",
+        {"epoch": 1, "gpus": [0], "start_s": 10.0, "first_step": 0},
+        {"startup_s": 1.5, "restore_s": None, "epoch": 1, "end_s": 14.0, "outcome": "preempted"},
+        {"epoch": 2, "gpus": [0], "start_s": 20.0, "first_step": 5},
+        {"startup_s": 1.0, "restore_s": 0.5, "epoch": 2, "end_s": 24.0, "outcome": "preempted"},
+        {"epoch": 3, "gpus": [0], "start_s": 30.0, "first_step": 7},
+        {"startup_s": 9.0, "epoch": 3, "end_s": 31.0, "outcome": "failed"},
+    )
+    visit.pause("failed", failed=True)
+    found = stored(store)
+    assert found.spans == ((11.5, 14.0), (21.5, 24.0), (31.0, 31.0))
+    assert found.service_gpu_s == 9.0
+
+
 def test_the_next_visit_goes_on_where_the_last_one_paused() -> None:
     store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, step=5, startup_s=4.0))})
     visit, _ = begin(store, epoch=2)

@@ -168,8 +168,9 @@ def play(policy: Policy[Any], cluster: VirtualCluster, until_s: float = 300.0) -
 
 
 def _count_line(cluster: VirtualCluster) -> None:
-    """The longest line that each waiting trial has been in."""
-    line = [t for t in cluster.trials.values() if t.job.phase is Phase.WAITING]
+    """The longest line that each waiting trial has been in; one that is stopping soon joins it."""
+    queued = (Phase.WAITING, Phase.STOPPING)
+    line = [t for t in cluster.trials.values() if t.job.phase in queued]
     wanted = sum(trial.job.min_gpus for trial in line)
     for trial in line:
         trial.longest_line = max(trial.longest_line, len(line))

@@ -111,6 +111,11 @@ def test_who_waits_is_of_age_later_the_more_wait_with_it() -> None:
     assert due_s(waits(8, 5.0), waits(9, 5.0)) == 5.0 + 8 * 2 * 12.0
 
 
+def test_who_is_stopping_counts_among_those_who_wait() -> None:
+    leaving = job(9, Phase.STOPPING)
+    assert due_s(waits(8, 5.0), leaving) == due_s(waits(8, 5.0), waits(9, 5.0))
+
+
 def test_gpus_that_fixed_jobs_hold_serve_nobody_who_waits() -> None:
     assert due_s(waits(8, 5.0), waits(9, 5.0), gpus=3) == 5.0 + 8 * 2 * 12.0
 

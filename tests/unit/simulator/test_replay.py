@@ -259,6 +259,24 @@ def test_a_policy_sees_a_point_as_late_as_live_and_the_trial_reaches_it_in_time(
     assert [s.at_s for s in run.sights] == [1.0, 2.0, 3.0]
 
 
+def test_what_nobody_measures_of_a_switch_is_training_to_a_policy_as_it_is_live() -> None:
+    costs = Costs(startup_s=1.0, restore_s=0.5, checkpoint_s=0.25, warm_s=4.0, leave_s=0.125)
+    works = tuple(work(n, [3, 2, 1], costs=costs, total_steps=3) for n in range(2))
+    policy = Watched(make_policy("fair", {"quantum_steps": 1}))
+    simulate(Workload(SWEEP, works), (Gpu(0),), policy)
+    (ended, _) = policy.seen[-1].jobs
+    assert [point.seconds for point in ended.curve] == [5.0, 10.375, 15.75]
+
+
+def test_a_start_that_took_less_than_its_parts_never_turns_a_policys_clock_back() -> None:
+    starts = (Begin(1.0, 1.0), Begin(0.5, 4.0))
+    works = tuple(work(n, [3, 2], starts=starts, total_steps=2) for n in range(2))
+    policy = Watched(make_policy("fair", {"quantum_steps": 1}))
+    simulate(Workload(SWEEP, works), (Gpu(0),), policy)
+    (ended, _) = policy.seen[-1].jobs
+    assert [point.seconds for point in ended.curve] == [1.0, 1.0]
+
+
 def test_the_handover_and_the_first_batch_cost_time_that_no_policy_sees() -> None:
     costs = Costs(startup_s=1.0, handover_s=2.0, warm_s=4.0)
     run, seen = watched(Workload(SWEEP, (work(0, [3, 2], costs=costs),)))
