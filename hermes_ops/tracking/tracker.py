@@ -44,6 +44,7 @@ _OPENINGS = 3  # tries to open a trial while others open it too
 _HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
 _STRETCH = 2_500  # the most of a stretch of steps
 _GREATEST_BOUND = (1 << 31) - 1  # of a stretch, for MLflow
+_OVERTAKEN = "BAD_REQUEST"  # another client wrote the same entry; a second time MLflow knows it
 _BATCH = 100  # params or tags in one request, MLflow's limit
 
 
@@ -351,7 +352,13 @@ class Tracker:
 
     def _log_in_batches(self, run_id: str, kind: str, entries: list[dict[str, str]]) -> None:
         for i in range(0, len(entries), _BATCH):
-            self._rest.post("runs/log-batch", {"run_id": run_id, kind: entries[i : i + _BATCH]})
+            batch = {"run_id": run_id, kind: entries[i : i + _BATCH]}
+            try:
+                self._rest.post("runs/log-batch", batch)
+            except Refused as error:
+                if error.code != _OVERTAKEN:
+                    raise
+                self._rest.post("runs/log-batch", batch)
 
     def _experiment(self, name: str) -> str:
         found = self._experiment_named(name)

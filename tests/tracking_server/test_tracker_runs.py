@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,31 @@ def test_many_openers_of_one_trial_at_once_end_with_one_run(
     assert len(found) == 4
     (trial,) = tracker.trials(sweep)
     assert tracker.open_trial(sweep, 1, {}) == trial.run_id
+
+
+@pytest.mark.parametrize(
+    ("codes", "posts"), [(["BAD_REQUEST"], 2), (["BAD_REQUEST"] * 2, 2), (["MALFORMED_REQUEST"], 1)]
+)
+def test_params_that_another_client_wrote_at_the_same_time_are_written_once_more(
+    tracker: Tracker,
+    sweep: SweepRef,
+    monkeypatch: pytest.MonkeyPatch,
+    codes: list[str],
+    posts: int,
+) -> None:
+    run_id, real, sent = tracker.open_trial(sweep, 11, {}), tracker._rest.post, []
+
+    def post(path: str, body: dict[str, object]) -> object:
+        answer = real(path, body)  # this one is the other client's
+        sent.append(path)
+        if len(sent) <= len(codes):
+            raise Refused("UNIQUE constraint failed", codes[len(sent) - 1])
+        return answer
+
+    monkeypatch.setattr(tracker._rest, "post", post)
+    with pytest.raises(Refused) if len(codes) == posts else nullcontext():
+        tracker.add_params(run_id, {"a": 1})
+    assert sent == ["runs/log-batch"] * posts
 
 
 def test_the_configuration_of_the_first_call_stands_with_its_types(
