@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.policies.frontrunner_chance import chances
+from hermes_ops.policies.frontrunner_chance import by_rank, chances
 from hermes_ops.policies.frontrunner_pooling import Crowd, Outlook, pooled
 from hermes_ops.policies.frontrunner_regression import Belief, fit
 from hermes_ops.policies.frontrunner_stages import Ends, Stages
@@ -21,7 +21,8 @@ CEILING = 8.0  # of that range: a loss beyond it, or none that is finite, counts
 PACE_SCALES = (0.3, 1.0, 3.0)
 PACE_REACH = 2.0  # log units from the usual pace of a stage: a clock that stood still tells no more
 SLOW_GAIN = 3.0  # of a trial one deviation slower a step, over the mean of two recorded families
-WORLDS = ((1.0, 0.5), (0.0, 0.5))  # share of SLOW_GAIN, chance: slow trials may fall further or not
+SLOW_REACH = 2.0  # deviations: who is slower still is not believed to fall further still
+WORLDS = ((1.0, 0.4), (0.0, 0.6))  # share of SLOW_GAIN, chance: slow trials may fall further or not
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,8 @@ def forecast(table: Table) -> Forecast:
     for share, end, outlook in zip(odds, ends, outlooks, strict=True):
         chance += share * chances(outlook.mean, outlook.sd, ~table.over, record)
         insight += share * _insight(table, end, outlook)
-    return Forecast(chance, np.cumsum(ahead, axis=1), insight)
+    told = by_rank(chance, table.losses[:count], table.reached)
+    return Forecast(told, np.cumsum(ahead, axis=1), insight)
 
 
 def _insight(table: Table, ends: Ends, outlook: Outlook) -> Floats:
@@ -88,7 +90,8 @@ def _together(own: Floats, alone: Floats) -> Floats:
 def _slowness(pace: Floats) -> Floats:
     """Log seconds a step, early in training, in standard deviations of the sweep."""
     early = pace[:, min(2, pace.shape[1] - 1)]
-    found: Floats = (early - early.mean()) / max(float(early.std()), 0.05)
+    off = (early - early.mean()) / max(float(early.std()), 0.05)
+    found: Floats = np.clip(off, -SLOW_REACH, SLOW_REACH)
     return found
 
 

@@ -95,6 +95,16 @@ def test_the_trial_that_leads_clearly_gets_the_gpu() -> None:
     assert granted(field(levels)) == ["s/2"]
 
 
+def test_a_trial_that_is_far_slower_than_all_others_is_no_likelier_than_the_leader() -> None:
+    """Slow trials may fall further, but not ever further the slower they are."""
+    paces_s = [1.0 + 0.05 * (n % 5) for n in range(24)]
+    jobs = [trial(n, [0.8 + 0.01 * n], pace_s=pace_s) for n, pace_s in enumerate(paces_s)]
+    leader, slow = trial(24, [0.5]), trial(25, [0.85], pace_s=20.0)
+    chance = forecast(table([*jobs, leader, slow], ())).chance
+    assert chance[24] == chance.max()
+    assert chance[24] > chance[25]
+
+
 def test_of_equal_trials_the_one_with_less_time_left_gets_the_gpu() -> None:
     jobs = field([0.6, 0.61, 0.62, 0.63])
     rivals = [trial(4, losses(0.3, 8), pace_s=20.0), trial(5, losses(0.3, 8), pace_s=1.0)]
