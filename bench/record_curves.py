@@ -8,6 +8,7 @@ are CPU time as measured, times PACE, as of a network that is so much larger.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -125,9 +126,15 @@ def _train(data: Data, configuration: tuple[float, ...], seed: int) -> Array:
     """EPOCHS x (loss, score, CPU seconds so far)."""
     batch, rate, momentum, decay, layers, units, adam = configuration
     kind = MLPClassifier if data.classes else MLPRegressor
-    model = kind((int(units),) * int(layers), solver="adam" if adam else "sgd", alpha=decay,
-                 batch_size=int(batch), learning_rate_init=rate, momentum=momentum,
-                 random_state=seed)  # fmt: skip
+    model = kind(
+        hidden_layer_sizes=(int(units),) * int(layers),
+        solver="adam" if adam else "sgd",
+        alpha=decay,
+        batch_size=int(batch),
+        learning_rate_init=rate,
+        momentum=momentum,
+        random_state=seed,
+    )
     rows, spent_s = [], 0.0
     for _ in range(EPOCHS):
         began_s = process_time()
@@ -151,9 +158,11 @@ def _epoch(data: Data, model: MLPClassifier | MLPRegressor) -> tuple[float, floa
             told = model.predict(data.valid)
             loss = mean_squared_error(data.valid_y, told)
             score = float(1 - loss / data.valid_y.var())
-    except ValueError:  # what scikit-learn raises for weights that are not finite
+    except ValueError as error:
+        if not re.search("finite|NaN|infinity", str(error)):  # what is said of such weights
+            raise
         return np.nan, 0.0
-    return (min(float(loss), WORST), score) if np.isfinite(told).all() else (np.nan, 0.0)
+    return min(float(loss), WORST), score
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def forecast(table: Table) -> Forecast:
 
     Curves are extended in two worlds, one in which slow trials fall further late, one in which they
     do not. Early depths cannot tell which is true, so both count, and who is best in either is
-    looked at.
+    looked at. Ranks have the last word (`by_rank`).
     """
     count, stages = table.trials, len(table.depths)
     if not table.seen[:, 0].any():
