@@ -42,12 +42,12 @@ def by_rank(chance: Floats, losses: Floats, reached: NDArray[np.intp]) -> Floats
     `reached[N]`: depths passed. RANKS and MIDDLE are near the maximum of likelihood on seven of the
     recorded files of curves, and change little when any one of them is left out.
     """
-    ranks = np.full(len(chance), MIDDLE)
-    for depth in np.unique(reached[reached > 0]):
-        at, there = reached == depth, losses[:, depth - 1]
-        others = np.sort(there[~np.isnan(there)])
-        sides = others.searchsorted(there[at]), others.searchsorted(there[at], side="right") - 1
-        ranks[at] = (sides[0] + sides[1]) / 2 / len(others)
+    depth = np.maximum(reached - 1, 0)
+    others = losses[:, depth].T
+    own = np.diag(others)[:, None]
+    below, upto = (others < own).sum(axis=1), (others <= own).sum(axis=1)
+    there = np.maximum((~np.isnan(others)).sum(axis=1), 1)
+    ranks = np.where(reached > 0, (below + upto - 1) / 2 / there, MIDDLE)
     told: Floats = chance * np.exp(-RANKS * ranks)
     total = float(told.sum())
     return told / total if total > 0 else told
