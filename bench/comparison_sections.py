@@ -194,9 +194,10 @@ def raw(take: Take) -> str:
     found = {name: one for name, (_, one) in every.items()}
     return f"""## Raw curves
 
-As above on the recorded curves of small networks, noisy as they are, trained on four data sets;
-`frontrunner` was tuned with the first three as well, and with none of these seeds. Time until the
-best trial has finished, speed-up over FIFO.
+As above on the recorded curves of small networks, noisy as they are, trained on four data sets.
+The constants of `frontrunner` were chosen on the files above and the first three of these, with
+other seeds (which draw from the same configurations); `mlp_friedman` had no part in it. Time until
+the best trial has finished, speed-up over FIFO.
 
 {_commands([command for command, _ in every.values()])}
 {_by_file(found, BEST)}
