@@ -1,7 +1,7 @@
 """Record learning curves of small networks: examples/curves/mlp_*.npz.
 
 `python -m bench.record_curves [NAME ...]` trains 320 configurations of scikit-learn's multi-layer
-perceptron for 50 epochs each, one core, ten minutes a file. Losses follow from the seeds; seconds
+perceptron for 50 epochs each, one core, some minutes a file. Losses follow from the seeds; seconds
 are CPU time as measured, times PACE, as of a network that is so much larger.
 """
 
