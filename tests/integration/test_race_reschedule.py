@@ -25,7 +25,9 @@ def contested(
 ) -> Iterator[Any]:
     """A sweep of equal trials that take turns as fast as Airflow allows, after its end."""
     options = ["--policy", "hermes"]
-    options += ["--policy-option", "guard_k=0", "--policy-option", "threshold=4"]
+    # Three quanta of patience: 50 preemptions on a machine with twice as much work as cores.
+    for option in ("guard_k=0", "guard_quanta=3", "threshold=4"):
+        options += ["--policy-option", option]
     if request.param == "postgresql":
         options += ["--airflow-db", request.getfixturevalue("postgres").url("race")]
     started = own_stack.up(*options)
