@@ -118,6 +118,11 @@ class Search(Model):
     space: SpaceSpec
     """Parameters by name; each has a type and its bounds or values."""
 
+    @property
+    def learns(self) -> bool:
+        """True when a configuration depends on the results so far: not with grid and random."""
+        return self.algorithm not in (Algorithm.GRID, Algorithm.RANDOM)
+
     def to_space(self) -> Space:
         """The space that `make_sampler` takes, in the order of the file."""
         return to_space(self.space)

@@ -10,6 +10,7 @@ from typing import Any
 
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guard_options import GuardOptions, without_guards
+from hermes_ops.core.learning import OpenForLearning
 from hermes_ops.core.model import Gpu, JobId, Policy, SweepId
 from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.errors import ConfigError, Problem
@@ -192,10 +193,12 @@ def _simulated(
 def _policy(recorded: Recorded, workload: Workload, choice: Choice) -> Policy[Any]:
     """As the controller of a pool builds it: guards, then the sweep's own limits."""
     own, given = without_guards(choice.options), {"oracle": oracle(workload), "prior": ()}
-    policy = make_policy(choice.policy, own, given)
+    policy, sweep = make_policy(choice.policy, own, given), SweepId(recorded.workload.name)
     if choice.guards:
-        policy = GuardOptions.of(choice.options).around(policy)
-    sweep = SweepId(recorded.workload.name)
+        guards = GuardOptions.of(choice.options)
+        policy = guards.around(policy)
+        if recorded.config.search.learns:
+            policy = OpenForLearning(policy, frozenset({sweep}), guards.open)
     most = recorded.config.budget.max_parallel
     limited = policy if most is None else MaxParallel(policy, ((sweep, most),))
     return EarlyStop(limited, ((sweep, recorded.config.early_stop.value),))

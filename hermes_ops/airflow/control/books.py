@@ -18,7 +18,6 @@ from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import Metadata, RunRow
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
 from hermes_ops.config import (
-    Algorithm,
     RunIn,
     SweepConfig,
     parse,
@@ -85,8 +84,8 @@ class Plan:
 
     @property
     def learns(self) -> bool:
-        """True when a configuration depends on the results so far: not with grid and random."""
-        return self.config.search.algorithm not in (Algorithm.GRID, Algorithm.RANDOM)
+        """True when a configuration depends on the results so far."""
+        return self.config.search.learns
 
     def foresee(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Any]]:
         """Configurations that trials will be opened with, by number; more of them at each call.
