@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hermes_ops.core.model import JobId, Phase, Plan, Reason, Snapshot, SweepId, overlay
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, overlay
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
@@ -19,21 +19,27 @@ class OpenForLearning(Wrapper[M]):
 
     Of each sweep in `learning`, whose trials get their configurations from earlier results as
     they are opened, at most `per_gpu` (at least 1) trials for each GPU of the pool are open. The
-    inner policy does not see pending trials beyond that, so their GPUs go to others. This is the
-    threshold of Hermes' queues (Son et al. 2021, Algorithm 1) as a bound for every policy, and
-    for each sweep on its own: both are our choice.
+    inner policy does not see pending trials beyond that, so their GPUs go to others, nor the
+    configurations of those it sees, which a replay knows before they are drawn. The bound is the
+    threshold of Hermes' queues (Son et al. 2021, Algorithm 1), for every policy and for each
+    sweep on its own: both are our choice.
     """
 
     learning: frozenset[SweepId]
     per_gpu: int = PER_GPU
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
-        """The inner policy's plan without the trials that are not to be opened yet."""
+        """The inner policy's plan without what is not to be known yet: trials, configurations."""
         most = self.per_gpu * len(snapshot.gpus)
         hidden = _beyond(snapshot, self.learning, most)
-        if not hidden:
+        sealed = {job.id for job in snapshot.queue if job.configuration and self._unknown(job)}
+        if not hidden and not sealed:
             return self.policy.decide(snapshot, memory)
-        seen = tuple(job for job in snapshot.jobs if job.id not in hidden)
+        seen = tuple(
+            replace(job, configuration=()) if job.id in sealed else job
+            for job in snapshot.jobs
+            if job.id not in hidden
+        )
         plan, after = self.policy.decide(replace(snapshot, jobs=seen), memory)
         why = Reason(
             f"waits to be opened: its search learns from results, so {most} trials of its sweep "
@@ -41,6 +47,9 @@ class OpenForLearning(Wrapper[M]):
             would_change="one of them ending, or a larger open_per_gpu",
         )
         return replace(plan, reasons=overlay(plan.reasons, dict.fromkeys(hidden, why))), after
+
+    def _unknown(self, job: Job) -> bool:
+        return job.phase is Phase.PENDING and job.sweep in self.learning
 
 
 def _beyond(snapshot: Snapshot, learning: frozenset[SweepId], most: int) -> set[JobId]:

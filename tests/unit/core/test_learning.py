@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from hermes_ops.core.learning import OpenForLearning
 from hermes_ops.core.model import Gpu, Job, Phase, Plan, Snapshot, SweepId
 from hermes_ops.core.plan import check
+from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.policies import make_policy
 from tests.unit.policies.tiny import granted, trial
 
@@ -45,6 +47,27 @@ def test_a_trial_that_is_not_opened_yet_has_that_as_its_reason() -> None:
 def test_a_sweep_that_does_not_learn_opens_as_many_as_its_policy_likes() -> None:
     others = [replace(trial(n), sweep=SweepId("t")) for n in range(6)]
     assert len(plan(*others, gpus=6, per_gpu=1).grants) == 6
+
+
+@dataclass(frozen=True, slots=True)
+class Watching(Wrapper[Any]):
+    """Notes which trials it sees with a configuration."""
+
+    known: list[str] = field(default_factory=list)
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:
+        self.known.extend(job.id for job in snapshot.jobs if job.configuration)
+        return self.policy.decide(snapshot, memory)
+
+
+def test_no_policy_sees_the_configuration_of_a_trial_that_a_search_has_not_opened() -> None:
+    rate = (("rate", 0.5),)
+    begun, new = (replace(job, configuration=rate) for job in (trial(0, 1.0), trial(1)))
+    other = replace(trial(9), configuration=rate, sweep=SweepId("t"))  # drawn without results
+    snapshot = Snapshot(100.0, (Gpu(0),), (begun, new, other))
+    policy = OpenForLearning(watching := Watching(make_policy("fifo", {})), LEARNS)
+    policy.decide(snapshot, policy.initial())
+    assert watching.known == [begun.id, other.id]
 
 
 PHASES = st.sampled_from([Phase.PENDING, Phase.WAITING, Phase.STOPPING, Phase.ENDED])
