@@ -8,11 +8,9 @@ from math import isfinite
 from statistics import median_low
 from typing import Any
 
-from hermes_ops.core.early_stop import EarlyStop
+from hermes_ops.config.limits import within_sweeps
 from hermes_ops.core.guard_options import GuardOptions, without_guards
-from hermes_ops.core.learning import OpenForLearning
-from hermes_ops.core.model import Gpu, JobId, Policy, SweepId
-from hermes_ops.core.parallel import MaxParallel
+from hermes_ops.core.model import Gpu, JobId, Policy
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies import make_policy
 from hermes_ops.simulator.completions import Completion, completions
@@ -193,15 +191,11 @@ def _simulated(
 def _policy(recorded: Recorded, workload: Workload, choice: Choice) -> Policy[Any]:
     """As the controller of a pool builds it: guards, then the sweep's own limits."""
     own, given = without_guards(choice.options), {"oracle": oracle(workload), "prior": ()}
-    policy, sweep = make_policy(choice.policy, own, given), SweepId(recorded.workload.name)
-    if choice.guards:
-        guards = GuardOptions.of(choice.options)
-        policy = guards.around(policy)
-        if recorded.config.search.learns:
-            policy = OpenForLearning(policy, frozenset({sweep}), guards.open)
-    most = recorded.config.budget.max_parallel
-    limited = policy if most is None else MaxParallel(policy, ((sweep, most),))
-    return EarlyStop(limited, ((sweep, recorded.config.early_stop.value),))
+    policy, configs = make_policy(choice.policy, own, given), {workload.name: recorded.config}
+    if not choice.guards:
+        return within_sweeps(policy, configs, open_per_gpu=None)
+    guards = GuardOptions.of(choice.options)
+    return within_sweeps(guards.around(policy), configs, guards.open)
 
 
 def _needs(outcome: Outcome, cut: Mapping[JobId, float]) -> bool:

@@ -28,7 +28,6 @@ from hermes_ops.airflow.control.curves import CurveFeed
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.hands import AT_ONCE, Hands
 from hermes_ops.airflow.control.leader import Leadership
-from hermes_ops.airflow.control.limits import within_sweeps
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.monitoring_server import Address, serve
 from hermes_ops.airflow.control.nodes import node_names
@@ -36,6 +35,7 @@ from hermes_ops.airflow.control.priors import PriorFeed
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.trial.metrics import tracking_uri
+from hermes_ops.config.limits import within_sweeps
 from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Plan, Policy, Snapshot
@@ -221,7 +221,8 @@ class _OfSweeps(Wrapper[Any]):
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401 - any memory
         """The policy's plan, by the limits and rules of the sweeps that the snapshot shows."""
-        asked = within_sweeps(self.policy, self.cluster.books, self.open_per_gpu)
+        configs = {sweep: book.plan.config for sweep, book in self.cluster.books.items()}
+        asked = within_sweeps(self.policy, configs, self.open_per_gpu)
         with self.monitor.deciding():
             return asked.decide(snapshot, memory)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.controller import Choice
-from hermes_ops.airflow.control.limits import within_sweeps
 from hermes_ops.airflow.control.running import pool_snapshot
 from hermes_ops.airflow.explaining import UNDECIDED
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.contents import score
 from hermes_ops.airflow.page.sight import Sight
+from hermes_ops.config.limits import within_sweeps
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Action, Job, Phase, Plan, Reason, Resize, Snapshot, Start
 from hermes_ops.core.plan import check, diff
@@ -96,7 +96,8 @@ def decide(
     choice: Choice, books: Mapping[str, Book], snapshot: Snapshot, prior: tuple[PastTrial, ...]
 ) -> Plan:
     """The plan that the controller would make; PlanError for an impossible one."""
-    policy = within_sweeps(choice.build(prior), books, choice.guards.open)
+    configs = {sweep: book.plan.config for sweep, book in books.items()}
+    policy = within_sweeps(choice.build(prior), configs, choice.guards.open)
     plan, _ = policy.decide(snapshot, policy.initial())
     check(snapshot, plan)
     return plan
