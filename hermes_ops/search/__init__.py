@@ -36,13 +36,13 @@ def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
 
     feasible = Feasible(space, tuple(constraints))
     sampler: Sampler
+    points = tuple(feasible.canonical(point) for point in points_to_evaluate)
     if algorithm == "grid":
-        sampler = GridSampler(feasible, points_to_evaluate)
+        sampler = GridSampler(feasible, points)
     elif algorithm == "random":
-        sampler = KnownFirst(RandomSampler(feasible, seed), feasible, points_to_evaluate)
+        sampler = KnownFirst(RandomSampler(feasible, seed, points), points)
     elif algorithm == "tpe":
-        tpe = TpeSampler(feasible, seed, startup_trials)
-        sampler = KnownFirst(tpe, feasible, points_to_evaluate)
+        sampler = KnownFirst(TpeSampler(feasible, seed, startup_trials, points), points)
     else:
         raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     return sampler if max_trials is None else Limited(sampler, max_trials)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from hermes_ops.search.feasible import Feasible
 from hermes_ops.search.interface import Observation, Sampler
 from hermes_ops.search.space import Config
 
@@ -12,12 +11,9 @@ from hermes_ops.search.space import Config
 class KnownFirst:
     """Give the listed points to the first trials; `inner` goes on with the numbers after them."""
 
-    def __init__(
-        self, inner: Sampler, feasible: Feasible, points: Sequence[Mapping[str, object]]
-    ) -> None:
-        """Raise ValueError or KeyError for a point outside the space and its constraints."""
+    def __init__(self, inner: Sampler, points: Sequence[Config]) -> None:
         self._inner = inner
-        self._points = tuple(feasible.canonical(point) for point in points)
+        self._points = tuple(points)
 
     @property
     def size(self) -> int | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from hermes_ops.search.distinct import Key, Untried, key_of, size_of, tried
 from hermes_ops.search.feasible import Feasible, approach
 from hermes_ops.search.interface import Observation
 from hermes_ops.search.random import RandomSampler, seed_of
@@ -21,10 +22,13 @@ from hermes_ops.search.space import (
     Quantised,
     Space,
 )
-from hermes_ops.search.tree import axes, branching, brought, from_units, to_units
+from hermes_ops.search.tree import axes, branching, brought, from_units, grid_size, to_units
 
 ATTEMPTS = 10
 """Suggestions for one trial; each takes about 10 ms."""
+
+REPEATED = 3
+"""Suggestions of what has been tried, after which an untried configuration is looked for."""
 
 Shape = tuple[tuple[str, int, Any], ...]
 
@@ -42,6 +46,10 @@ class TpeSampler:
     made anew, `ATTEMPTS` times at most; then the last one is approached from the trial's random
     draw, which does satisfy them (our choice).
 
+    In a space whose values can be counted, no configuration is tried again before all of them have
+    been. hyperopt suggests such ones: after `REPEATED` of them the trial has an untried
+    configuration as near to the last one as one is found (our choice).
+
     hyperopt sees axes named p0, p1, ... and numbers, never a user's text.
 
     Source: Bergstra et al., "Algorithms for hyper-parameter optimization", NIPS 2011, section 4;
@@ -50,13 +58,18 @@ class TpeSampler:
 
     size = None
 
-    def __init__(self, feasible: Feasible, seed: int, startup_trials: int) -> None:
+    def __init__(
+        self, feasible: Feasible, seed: int, startup_trials: int, points: Sequence[Config] = ()
+    ) -> None:
         """`startup_trials`: trials of a lower number are drawn at random."""
         self._feasible = feasible
         self._space = feasible.space
         self._seed = seed
         self._startup_trials = startup_trials
-        self._random = RandomSampler(feasible, seed)
+        self._points = tuple(points)
+        self._random = RandomSampler(feasible, seed, points)
+        self._is_finite = grid_size(feasible.space) is not None
+        self._size = size_of(feasible)
         self._labels = {name: f"p{axis}" for axis, (name, _) in enumerate(axes(self._space))}
 
     def exhausted(self, number: int) -> bool:  # noqa: ARG002 - interface
@@ -66,18 +79,41 @@ class TpeSampler:
     def ask(self, number: int, history: Sequence[Observation]) -> Config:
         """A random draw during start-up, TPE's suggestion afterwards."""
         others = sorted((o for o in history if o.number != number), key=lambda o: o.number)
+        taken = self._taken(number, others)
         losses = [o.loss for o in others if o.loss is not None and _counts(o)]
         if number < self._startup_trials or not losses:
-            return self._random.ask(number, history)
-        docs = [self._document(o, max(losses)) for o in others]
+            config = self._random.ask(number, history)
+        else:
+            config = self._learned(number, [self._document(o, max(losses)) for o in others], taken)
+        return config if key_of(config) not in taken else self._untried(number, config, taken)
+
+    def _taken(self, number: int, others: Sequence[Observation]) -> Collection[Key]:
+        """The configurations of the other trials, points that wait for theirs included."""
+        if not self._is_finite:
+            return ()
+        begun = {number, *(o.number for o in others)}
+        waiting = (point for place, point in enumerate(self._points) if place not in begun)
+        return tried(itertools.chain((o.config for o in others), waiting), self._size)
+
+    def _learned(self, number: int, docs: list[dict[str, Any]], taken: Collection[Key]) -> Config:
+        """TPE's suggestion that satisfies the constraints; one of `taken` after several such."""
         config: Config = {}
+        repeated = 0
         for attempt in range(ATTEMPTS):
             config = self._suggest(number, attempt, docs)
-            if self._feasible.holds(config):
+            if not self._feasible.holds(config):
+                continue
+            repeated += key_of(config) in taken
+            if key_of(config) not in taken or repeated == REPEATED:
                 return config
         wanted = to_units(self._space, config)
         reached = approach(self._feasible, self._random.units(number), wanted)
         return from_units(self._space, reached)
+
+    def _untried(self, number: int, config: Config, taken: Collection[Key]) -> Config:
+        wanted = {**self._random.units(number), **to_units(self._space, config)}
+        seed = seed_of(self._seed, number)
+        return Untried(self._feasible).near(wanted, taken, seed) or config
 
     def _suggest(self, number: int, attempt: int, docs: list[dict[str, Any]]) -> Config:
         from hyperopt import tpe
