@@ -48,7 +48,8 @@ class Fence:
 
 def files() -> Iterator[Path]:
     inside = (p for folder in (*FOLDERS, "tests") for p in (ROOT / folder).rglob("*"))
-    for path in (*ROOT.iterdir(), *inside):
+    own = (p for p in ROOT.iterdir() if p.name != ".git")  # a file in a checkout made by worktree
+    for path in (*own, *inside):
         if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
             yield path
 
