@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from hermes_ops.trial.keras_backup import take_out_backups
 from hermes_ops.trial.runtime import Runtime, runtime
 from hermes_ops.trial.session import Backend, Session
 
@@ -23,6 +24,9 @@ def run_fit(backend: Backend, original: Original, model: Any, args: Any, kwargs:
         return original(model, *args, **kwargs)
     call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
+    left_out = take_out_backups(call.arguments)
+    if left_out is not None:
+        process.say_once(left_out)
     process.begun += 1
     process.model_number(model)
     number = process.begun - 1

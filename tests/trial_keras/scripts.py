@@ -74,6 +74,26 @@ run(model(), 6, callbacks=[keras.callbacks.EarlyStopping(
 """
 )
 
+BACKUP = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + FIT
+    + """
+import tempfile
+class Leave(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 3 and os.environ.get("LEAVE"):
+            os._exit(9)
+class Backup(keras.callbacks.BackupAndRestore):
+    pass  # a script's own kind of it
+folder = os.environ.get("BACKUP") or tempfile.mkdtemp()
+network = model()
+network.build((None, 12))
+run(network, 5, callbacks=[Backup(folder), Leave()])
+"""
+)
+
 DIES = (
     PREAMBLE
     + SEEDED

@@ -132,6 +132,24 @@ def test_callbacks_go_on_where_they_were(
     assert_same(run, whole)
 
 
+def test_a_backup_that_another_trial_has_left_is_neither_used_nor_written(
+    tmp_path: Path, interpreter: str, whole_run: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = whole_run(interpreter, scripts.BACKUP)
+    run, backup = Run(tmp_path, "run", interpreter, scripts.BACKUP), tmp_path / "backup"
+    monkeypatch.setenv("BACKUP", str(backup))
+    plain = {**os.environ, "LEAVE": "yes", "CUDA_VISIBLE_DEVICES": "", "HERMES_TRIAL_DIR": "none"}
+    left = subprocess.run([interpreter, str(run.script)], env=plain, check=False)
+    files = sorted(backup.rglob("*"))
+    assert left.returncode == 9
+    assert files, "the script left no backup"
+    assert run.segment("TERM:0:2:3") == 75, run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+    assert sorted(backup.rglob("*")) == files
+    assert len(run.said("hermes: BackupAndRestore is left out")) == 1
+
+
 def test_of_several_fits_those_that_are_complete_are_not_run_again(
     tmp_path: Path, interpreter: str, whole_run: Whole
 ) -> None:
