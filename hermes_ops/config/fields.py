@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -18,6 +19,35 @@ GREATEST_BOUND = 1e100  # beyond it the squares that TPE forms overflow
 SMALLEST_LOG_BOUND = 1e-100
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._\-]{0,63}$"
 PARAMETER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.\-]{0,63}$"
+
+_GPUS = "remove it: a trial sees the GPUs of its lease; trial.gpus says how many"
+_RUN = "remove it: what the script logs goes to the trial's own run"
+_SERVER = (
+    "remove it: the script finds the MLflow of its sweep; a pod's address of it is "
+    "set in trial.pod.environment"
+)
+OF_ONE_TRIAL: dict[str, str] = {
+    "CUDA_VISIBLE_DEVICES": _GPUS,
+    "NVIDIA_VISIBLE_DEVICES": _GPUS,
+    "HIP_VISIBLE_DEVICES": _GPUS,
+    "ROCR_VISIBLE_DEVICES": _GPUS,
+    "GPU_DEVICE_ORDINAL": _GPUS,
+    "MLFLOW_RUN_ID": _RUN,
+    "MLFLOW_EXPERIMENT_ID": _RUN,
+    "MLFLOW_EXPERIMENT_NAME": _RUN,
+}
+"""Variables that Hermes sets for each trial, or whose value would undo what it sets, with the
+remedy: a sweep file sets none of them, for a pod neither."""
+OF_THE_STACK: dict[str, str] = dict.fromkeys(
+    (
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+        "MLFLOW_TRACKING_TOKEN",
+    ),
+    _SERVER,
+)
+"""Variables by which a script finds the MLflow server that has its run."""
 
 
 def refusal(allowed: str, fix: str, found: str = "") -> PydanticCustomError:
@@ -42,6 +72,20 @@ def _environment_name(value: str) -> str:
         raise refusal("a name of letters, digits and _, no digit first", "rename the variable")
     if value.upper().startswith("HERMES_"):
         raise refusal("a name that does not begin with HERMES_", "rename the variable")
+    return value
+
+
+def _pod_variable(value: str) -> str:
+    return _not_owned(_environment_name(value), OF_ONE_TRIAL)
+
+
+def _script_variable(value: str) -> str:
+    return _not_owned(_environment_name(value), OF_ONE_TRIAL | OF_THE_STACK)
+
+
+def _not_owned(value: str, owned: Mapping[str, str]) -> str:
+    if value in owned:
+        raise refusal("a name that Hermes does not set itself", owned[value], value)
     return value
 
 
@@ -144,6 +188,8 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 ParameterName = Annotated[str, Field(pattern=PARAMETER_PATTERN)]
 EnvironmentName = Annotated[Text, AfterValidator(_environment_name)]
+ScriptVariable = Annotated[Text, AfterValidator(_script_variable)]
+PodVariable = Annotated[Text, AfterValidator(_pod_variable)]
 ValueField = Annotated[
     Value,
     PlainValidator(_value),

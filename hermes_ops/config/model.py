@@ -22,6 +22,7 @@ from hermes_ops.config.fields import (
     Model,
     Name,
     Real,
+    ScriptVariable,
     Seconds,
     Text,
     ValueField,
@@ -167,9 +168,9 @@ class TrialSpec(Model):
     pod: PodSpec | None = None
     """With run_in pod: what the pod is like beyond the installation's defaults."""
     environment: Annotated[
-        dict[EnvironmentName, Text], Field(max_length=1_000, examples=[{"DATA": "/data"}])
+        dict[ScriptVariable, Text], Field(max_length=1_000, examples=[{"DATA": "/data"}])
     ] = Field(default_factory=dict)
-    """Environment variables of the script, texts as they stand."""
+    """Environment variables of the script, texts as they stand; none that Hermes sets itself."""
     gpus: Annotated[int, Field(ge=1, le=1_024, examples=[1])] = 1
     """GPUs that a trial holds while it trains."""
     preemptible: bool = True

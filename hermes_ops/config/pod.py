@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from hermes_ops.config.fields import EnvironmentName, Model, Seconds, Text, refusal
+from hermes_ops.config.fields import Model, PodVariable, Seconds, Text, refusal
 from hermes_ops.errors import ConfigError, Problem
 
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.\-]{0,251}[a-z0-9])?$"
@@ -129,7 +129,7 @@ class PodSpec(Model):
     secrets: Annotated[tuple[KubernetesName, ...] | None, Field(strict=False)] = None
     """Secrets whose keys become environment variables of the script."""
     environment: Annotated[
-        dict[EnvironmentName, Text] | None, Field(examples=[{"MLFLOW_TRACKING_URI": "http://m"}])
+        dict[PodVariable, Text] | None, Field(examples=[{"MLFLOW_TRACKING_URI": "http://m"}])
     ] = None
     """Environment variables of the pod; trial.environment goes before them."""
     volumes: Annotated[tuple[Volume, ...] | None, Field(strict=False)] = None

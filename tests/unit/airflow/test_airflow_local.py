@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.timing import reschedule_delay_s
-from hermes_ops.airflow.trial.local import LocalSegment, trial_command, trial_environment
+from hermes_ops.airflow.trial.local import (
+    LocalSegment,
+    trial_command,
+    trial_environment,
+    trial_variables,
+)
+from hermes_ops.config.fields import OF_ONE_TRIAL
 from hermes_ops.errors import HermesError
 from tests.unit.airflow.worlds import lease
 
@@ -53,6 +59,12 @@ def test_the_trial_its_gpus_and_its_parameters_reach_the_script() -> None:
     assert found["HERMES_METRICS_FILE"] == "/h/sweeps/s/trials/3/metrics.jsonl"
     assert (found["HERMES_MAX_EPOCHS"], found["MLFLOW_RUN_ID"]) == ("20", "run-0")
     assert "PYTHONDONTWRITEBYTECODE" not in found
+
+
+def test_a_sweep_file_sets_no_variable_that_a_trial_is_given() -> None:
+    ours = trial_variables(lease(environment={}), FOLDER, "s", 3)
+    free = {name for name in ours if not name.startswith("HERMES_")} - OF_ONE_TRIAL.keys()
+    assert free == {"PYTHONUNBUFFERED"}
 
 
 def test_without_a_gpu_the_script_sees_none() -> None:

@@ -193,6 +193,30 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "rename",
     ),
     (
+        "the GPUs of a lease",
+        {"trial__environment": {"CUDA_VISIBLE_DEVICES": "7"}},
+        "trial.environment.CUDA_VISIBLE_DEVICES",
+        "trial.gpus says how many",
+    ),
+    (
+        "the run of a trial",
+        {"trial__environment": {"MLFLOW_RUN_ID": "1"}},
+        "trial.environment.MLFLOW_RUN_ID",
+        "the trial's own run",
+    ),
+    (
+        "the server of a sweep",
+        {"trial__environment": {"MLFLOW_TRACKING_URI": "http://m"}},
+        "trial.environment.MLFLOW_TRACKING_URI",
+        "trial.pod.environment",
+    ),
+    (
+        "the GPUs of a pod's lease",
+        {"trial__run_in": "pod", "trial__pod": {"environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}},
+        "trial.pod.environment.NVIDIA_VISIBLE_DEVICES",
+        "trial.gpus says how many",
+    ),
+    (
         "an unknown placeholder",
         {"trial__command": ["python", "{ratte}"]},
         "trial.command[1]",
