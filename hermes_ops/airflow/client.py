@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
+from hermes_ops.airflow.pieces import KeyValues, read_record, write_record
 from hermes_ops.asking import ask
 from hermes_ops.errors import HermesError, Unavailable
 
@@ -77,20 +78,31 @@ class AirflowClient:
         self._http = httpx.Client(base_url=self.credentials.url, timeout=self.timeout_s)
 
     def put_state(self, task: TaskKey, key: str, value: object) -> None:
-        """Write one record of the task state store; it never expires by itself."""
-        path = f"{_instances(task)}/{quote(task.task_id)}/state-store/{quote(key)}"
-        self._call(
-            "PUT",
-            path,
-            params={"map_index": task.map_index},
-            json={"value": value, "expires_at": None},
-        )
+        """Write one record of the task state store, of any size; it never expires by itself."""
+        write_record(self._state_store(task), key, value)
 
     def get_state(self, task: TaskKey, key: str) -> object:
         """One record of the task state store; None when there is none."""
-        path = f"{_instances(task)}/{quote(task.task_id)}/state-store/{quote(key)}"
-        answer = self._call("GET", path, params={"map_index": task.map_index}, missing_ok=True)
-        return None if answer is None else answer["value"]
+        return read_record(self._state_store(task).read, key)
+
+    def _state_store(self, task: TaskKey) -> KeyValues:
+        """The values of one task; those over 65,535 bytes are refused by Airflow."""
+        values = f"{_instances(task)}/{quote(task.task_id)}/state-store"
+        of_task = {"map_index": task.map_index}
+
+        def read(key: str) -> object:
+            path = f"{values}/{quote(key)}"
+            answer = self._call("GET", path, params=of_task, missing_ok=True)
+            return None if answer is None else answer["value"]
+
+        def write(key: str, value: object) -> None:
+            body = {"value": value, "expires_at": None}
+            self._call("PUT", f"{values}/{quote(key)}", params=of_task, json=body)
+
+        def delete(key: str) -> None:
+            self._call("DELETE", f"{values}/{quote(key)}", params=of_task, missing_ok=True)
+
+        return KeyValues(read, write, delete)
 
     def skip(self, tasks: Iterable[TaskKey]) -> None:
         """Set task instances that wait to `skipped`, in one request a DAG run."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from hermes_ops.airflow.identity import sweep_id
+from hermes_ops.airflow.pieces import PIECES, joined, piece_keys
 from hermes_ops.airflow.records import SWEEP_KEY
 from hermes_ops.errors import Unavailable, Unsupported
 
@@ -42,6 +43,8 @@ REQUIRED_COLUMNS = {
     "dag": {"dag_id", "is_paused"},
     "task_instance_note": {"ti_id", "content"},
 }  # fmt: skip
+
+_PIECES_IN_JSON = f'"{PIECES}"'
 
 RANKED_COLUMNS = ("priority_weight", "pool_slots")
 """What `rerank` writes of `task_instance`: all that the controller's database role may update."""
@@ -129,6 +132,7 @@ class Metadata:
         self._note: Any = TaskInstanceNote.__table__
 
         self._asking: Connection | None = None
+        self._joined: dict[int, dict[tuple[tuple[str, int], str], tuple[str, str]]] = {}
 
     @classmethod
     def from_airflow(cls) -> Metadata:
@@ -177,10 +181,14 @@ class Metadata:
             .where(store.key == SWEEP_KEY, run.state == "running")
             .order_by(run.start_date, run.id)
         )  # fmt: skip
+        rows = self._all(query)
+        running = {r[0] for r in rows}
+        self._joined = {run: known for run, known in self._joined.items() if run in running}
         return tuple(
-            RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]), json.loads(r[6]), bool(r[7]))
-            for r in self._all(query)
-        )
+            RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
+                   _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]))
+            for r in rows
+        )  # fmt: skip
 
     def dags_of(self, sweep: str) -> tuple[str, ...]:
         """The DAGs that have, or had, a sweep of that id; ended ones count, deleted runs do not."""
@@ -203,8 +211,33 @@ class Metadata:
         """All of a run's state-store records: (task id, map index) -> key -> JSON."""
         found: dict[tuple[str, int], dict[str, str]] = {}
         for task_id, map_index, key, value in self._all(self._records_of_run, {"run": run.run_key}):
-            found.setdefault((task_id, map_index), {})[key] = value
+            place = (task_id, map_index)
+            whole = self._whole(run.run_key, place, key, value)
+            found.setdefault(place, {})[key] = whole
         return found
+
+    def _whole(self, run_key: int, place: tuple[str, int], key: str, head: str) -> str:
+        """The JSON of a record, with the fields that lie in pieces; read once for each head."""
+        if _PIECES_IN_JSON not in head:
+            return head
+        of_run = self._joined.setdefault(run_key, {})
+        known = of_run.get((place, key))
+        if known is not None and known[0] == head:
+            return known[1]
+        whole = self._joined_record(run_key, place, key, _parsed(head))
+        if whole is None:  # a writer is at work, or somebody has deleted a piece
+            return "null"
+        text = json.dumps(whole)
+        of_run[place, key] = (head, text)
+        return text
+
+    def _joined_record(
+        self, run_key: int, place: tuple[str, int], key: str, head: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        (task, index), keys = place, sorted(piece_keys(key, head))
+        asked = {"run": run_key, "task": task, "index": index, "keys": keys}
+        pieces = {name: json.loads(text) for name, text in self._all(self._pieces, asked)}
+        return joined(key, head, pieces.get)
 
     # Made once: with many sweeps, making them takes as long as the database takes to answer.
 
@@ -228,7 +261,21 @@ class Metadata:
 
         store = self._store.c
         return select(store.task_id, store.map_index, store.key, store.value).where(
-            store.dag_run_id == bindparam("run"), store.key.like("hermes\\_%", escape="\\")
+            store.dag_run_id == bindparam("run"),
+            store.key.like("hermes\\_%", escape="\\"),
+            store.key.not_like("%.%"),  # those are pieces
+        )
+
+    @cached_property
+    def _pieces(self) -> Any:  # noqa: ANN401 - a SQLAlchemy select
+        from sqlalchemy import bindparam, select
+
+        store = self._store.c
+        return select(store.key, store.value).where(
+            store.dag_run_id == bindparam("run"),
+            store.task_id == bindparam("task"),
+            store.map_index == bindparam("index"),
+            store.key.in_(bindparam("keys", expanding=True)),
         )
 
     def pool(self, name: str, own: Sequence[tuple[str, str, str]]) -> PoolRow | None:
@@ -325,6 +372,16 @@ def _trial_row(run_key: int, columns: tuple[Any, ...]) -> TrialRow:
     task, number, state, pool, slots, weight, tries, note = columns
     identity = str(UUID(task))  # SQLite has it without hyphens
     return TrialRow(identity, run_key, number, state, pool, slots, weight or 0, tries, note or "")
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> dict[str, Any]:
+    """The JSON object, the same one for the same text; empty where it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _wait_for_sqlite_writers(connection: Any, _: object) -> None:  # noqa: ANN401 - a DB-API connection

@@ -6,13 +6,15 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_ops.errors import Refused
 
 _ILLEGAL = re.compile(r"[^/\w.\- :]")
 _NAME_LENGTH = 250
+_BATCH = 100  # params or tags in one request, MLflow's limit
+_BATCH_BYTES = 900_000  # of JSON; MLflow's limit is a million
 _CHUNK_LENGTH = 7_900  # MLflow's limit for the value of a tag is 8,000 characters
 
 
@@ -67,3 +69,18 @@ def joined_json(key: str, tags: Mapping[str, str]) -> Any:  # noqa: ANN401 - wha
     text = "".join(parts)
     # Parts of an older, longer text may follow: the value ends where its JSON ends.
     return json.JSONDecoder().raw_decode(text)[0] if text else None
+
+
+def in_batches(entries: Sequence[Mapping[str, str]]) -> Iterator[list[Mapping[str, str]]]:
+    """Yield params or tags in groups that MLflow takes in one request."""
+    batch: list[Mapping[str, str]] = []
+    size_bytes = 0
+    for entry in entries:
+        entry_bytes = len(json.dumps(entry))
+        if batch and (len(batch) == _BATCH or size_bytes + entry_bytes > _BATCH_BYTES):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(entry)
+        size_bytes += entry_bytes
+    if batch:
+        yield batch

@@ -13,7 +13,7 @@ from typing import Any
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.artifacts import Artifacts
-from hermes_ops.tracking.names import chunked_tag, legal_name, tag_filter
+from hermes_ops.tracking.names import chunked_tag, in_batches, legal_name, tag_filter
 from hermes_ops.tracking.registry import Registry
 from hermes_ops.tracking.rest import RestClient
 from hermes_ops.tracking.runs import (
@@ -45,7 +45,6 @@ _HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
 _STRETCH = 2_500  # the most of a stretch of steps
 _GREATEST_BOUND = (1 << 31) - 1  # of a stretch, for MLflow
 _OVERTAKEN = "BAD_REQUEST"  # another client wrote the same entry; a second time MLflow knows it
-_BATCH = 100  # params or tags in one request, MLflow's limit
 
 
 class Tracker:
@@ -351,8 +350,8 @@ class Tracker:
         self._rest.post("runs/update", body)
 
     def _log_in_batches(self, run_id: str, kind: str, entries: list[dict[str, str]]) -> None:
-        for i in range(0, len(entries), _BATCH):
-            batch = {"run_id": run_id, kind: entries[i : i + _BATCH]}
+        for entries_of_batch in in_batches(entries):
+            batch = {"run_id": run_id, kind: entries_of_batch}
             try:
                 self._rest.post("runs/log-batch", batch)
             except Refused as error:

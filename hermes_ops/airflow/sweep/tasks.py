@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from hermes_ops.airflow.addresses import report_address, run_address
 from hermes_ops.airflow.control.stores import check_store
 from hermes_ops.airflow.identity import sweep_of
+from hermes_ops.airflow.pieces import KeyValues, read_record, write_record
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     CLOSED_TAG,
@@ -72,7 +73,8 @@ class PlanOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> list[int]:
         """Refuse a bad configuration before anything starts; safe to repeat."""
-        before = decode(SweepRecord, context["task_state_store"].get(SWEEP_KEY))
+        store = context["task_state_store"]
+        before = decode(SweepRecord, read_record(store.get, SWEEP_KEY))
         config = self._read(context) if before is None else _again(before, context)
         self.connections.enter()
         tracker = Tracker(tracking_uri())
@@ -95,7 +97,7 @@ class PlanOperator(BaseOperator):
             planned_s=before.planned_s if before is not None else time.time(),
             nightly=self.nights is not None,
         )
-        context["task_state_store"].set(SWEEP_KEY, encode(record))
+        write_record(KeyValues(store.get, store.set, store.delete), SWEEP_KEY, encode(record))
         if before is not None:
             self._open_again(context, tracker, ref)
         self._leave(context["ti"], config, ref)

@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import (
 from hermes_ops.airflow.addresses import run_address
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import sweep_of
+from hermes_ops.airflow.pieces import read_record
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,
@@ -76,7 +77,7 @@ class HermesTrialMixin(ABC):
 
     def admit(self, store: Store, segment: Segment | None) -> Lease:
         """The lease that this entry may use; leaves the task when there is none."""
-        lease = decode(Lease, store.get(LEASE_KEY))
+        lease = decode(Lease, read_record(store.get, LEASE_KEY))
         if lease is None or not is_active(lease, segment):
             self.step_aside("no lease: the GPUs belong to other trials")
         return lease
@@ -149,7 +150,7 @@ class HermesTrialMixin(ABC):
         store: Store = context["task_state_store"]
         sweep = sweep_of(self, context)
         folder = TrialFolder.of(sweep, self.number)
-        last = decode(Segment, store.get(SEGMENT_KEY))
+        last = decode(Segment, read_record(store.get, SEGMENT_KEY))
         if last is not None and last.final is not None:
             return self.leave(Ending(last.final, "it had ended before"))
         lease = self.admit(store, last)
@@ -173,7 +174,8 @@ class HermesTrialMixin(ABC):
     def resume(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
         """Take up the task again whose pod the triggerer held: conclude what has not been."""
         store: Store = context["task_state_store"]
-        lease, last = decode(Lease, store.get(LEASE_KEY)), decode(Segment, store.get(SEGMENT_KEY))
+        lease = decode(Lease, read_record(store.get, LEASE_KEY))
+        last = decode(Segment, read_record(store.get, SEGMENT_KEY))
         if lease is None or last is None or not last.running or last.epoch != event["epoch"]:
             return self.run_trial(context)
         Connections(self.mlflow_conn_id, self.storage_conn_id).enter()

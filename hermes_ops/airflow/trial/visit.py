@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hermes_ops.airflow.folders import Accounts, Nudge, TrialFolder, controller_nudge
+from hermes_ops.airflow.pieces import read_record
 from hermes_ops.airflow.records import (
     SEGMENT_KEY,
     STOP_KEY,
@@ -85,7 +86,7 @@ class Visit:
         flag = told(self.folder, self.lease.epoch)
         if flag is not None:
             return flag
-        flag = decode(StopFlag, self.store.get(STOP_KEY))
+        flag = decode(StopFlag, read_record(self.store.get, STOP_KEY))
         return flag if flag is not None and flag.epoch == self.lease.epoch else None
 
     def relay(self) -> None:

@@ -187,3 +187,21 @@ def test_a_run_that_airflow_made_before_it_failed_is_not_made_twice(tmp_path: Pa
     airflow = Airflow(lambda _: httpx.Response(next(codes), json={"dag_run_id": "mine"}))
     assert client_of(airflow, tmp_path).trigger("d", "mine", {})["dag_run_id"] == "mine"
     assert [r.method for r in airflow.requests] == ["POST", "GET"]
+
+
+def test_a_large_record_is_written_in_values_that_airflow_takes(tmp_path: Path) -> None:
+    values: dict[str, Any] = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        key = request.url.path.rpartition("/")[2]
+        if request.method == "GET":
+            return httpx.Response(200 if key in values else 404, json={"value": values.get(key)})
+        value = json.loads(request.content)["value"]
+        assert len(json.dumps(value)) <= 65_535
+        values[key] = value
+        return httpx.Response(204)
+
+    record = {"epoch": 1, "config": {f"p{n}": "\u8a9e" * 1_000 + str(n) for n in range(200)}}
+    client = client_of(Airflow(answer), tmp_path)
+    client.put_state(TASK, "hermes_lease", record)
+    assert client.get_state(TASK, "hermes_lease") == record

@@ -15,8 +15,10 @@ from sqlalchemy import create_engine, event, insert, select, text
 from sqlalchemy.engine import Engine
 
 from hermes_ops.airflow.metadata import Metadata, PoolRow, Rank
+from hermes_ops.airflow.pieces import divided
+from hermes_ops.airflow.records import Lease, decode, encode
 from hermes_ops.errors import Unavailable, Unsupported
-from tests.unit.airflow.worlds import SWEEP, sweep_record, ti_id
+from tests.unit.airflow.worlds import SWEEP, lease, sweep_record, ti_id
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -303,3 +305,62 @@ def test_a_sweep_belongs_to_the_dags_whose_runs_have_its_id_ended_ones_too(engin
     assert Metadata(engine).dags_of("nightly:grp:at:2026") == ("nightly",)
     for unknown in ("at:2026", "nightly:at:2026", f"other:{SWEEP}", "", "x"):
         assert Metadata(engine).dags_of(unknown) == ()
+
+
+def add_in_pieces(engine: Engine, key: str, record: Any, **place: Any) -> None:
+    made = divided(key, record)
+    assert made.pieces
+    add_record(engine, key, made.head, **place)
+    for name, piece in made.pieces.items():
+        add_record(engine, name, piece, **place)
+
+
+def test_records_in_pieces_are_read_as_one(engine: Engine) -> None:
+    add_run(engine)
+    record, config = sweep_record(), {f"p{n}": "語" * 1_000 for n in range(60)}
+    add_in_pieces(engine, "hermes_sweep", {**record, "config": {**record["config"], **config}})
+    own = encode(lease(config=config))
+    add_in_pieces(engine, "hermes_lease", own, task="trial", index=3)
+    metadata = Metadata(engine)
+    (run,) = metadata.sweeps()
+    assert run.sweep["config"]["p59"] == config["p59"]
+    for _ in range(2):
+        found = metadata.records(run)["trial", 3]
+        assert list(found) == ["hermes_lease"]
+        assert decode(Lease, found["hermes_lease"]) == lease(config=config)
+
+
+def test_pieces_are_read_once_for_each_head(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    own = encode(lease(config={f"p{n}": "語" * 1_000 for n in range(60)}))
+    add_in_pieces(engine, "hermes_lease", own, task="trial", index=3)
+    metadata = Metadata(engine)
+    (run,) = metadata.sweeps()
+    asked: list[object] = []
+    event.listen(engine, "before_cursor_execute", lambda *_: asked.append(None))
+    metadata.records(run)
+    assert len(asked) == 2
+    metadata.records(run)
+    assert len(asked) == 3
+
+
+def test_a_record_without_its_pieces_is_none_until_they_are_there(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    own = encode(lease(config={f"p{n}": "語" * 1_000 for n in range(60)}))
+    made = divided("hermes_lease", own)
+    add_record(engine, "hermes_lease", made.head, task="trial", index=3)
+    metadata = Metadata(engine)
+    (run,) = metadata.sweeps()
+    assert decode(Lease, metadata.records(run)["trial", 3]["hermes_lease"]) is None
+    for name, piece in made.pieces.items():
+        add_record(engine, name, piece, task="trial", index=3)
+    assert decode(Lease, metadata.records(run)["trial", 3]["hermes_lease"]) is not None
+
+
+def test_a_sweep_whose_record_is_no_json_hides_no_other(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    add_record(engine, "hermes_sweep", [], task="other.plan")
+    assert sorted([r.sweep for r in Metadata(engine).sweeps()], key=len) == [{}, sweep_record()]

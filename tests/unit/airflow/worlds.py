@@ -121,6 +121,9 @@ class DictStore(dict[str, Any]):
     def set(self, key: str, value: Any, *, retention: Any = None) -> None:
         self[key] = value
 
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
+
 
 @dataclass
 class FakeFeed:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.errors import Refused
-from hermes_ops.tracking.names import chunked_tag, joined_json, legal_name, quoted
+from hermes_ops.tracking.names import chunked_tag, in_batches, joined_json, legal_name, quoted
 
 
 @pytest.mark.parametrize("name", ["loss", "val_loss", "a/b c.d-e:f", "größe", "x" * 250])
@@ -51,6 +51,18 @@ def test_a_long_json_text_survives_its_chunks_and_leftovers(
 
 def test_a_tag_that_is_not_there_is_none() -> None:
     assert joined_json("t", {}) is None
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, 1_000), (6_000, 1_000), (8_000, 3), (1, 0)])
+@pytest.mark.parametrize("sign", ["a", "語", "😀", "\x01"])
+def test_batches_of_params_keep_order_and_mlflow_s_limits(
+    length: int, count: int, sign: str
+) -> None:
+    entries = [{"key": f"p{n}", "value": sign * length} for n in range(count)]
+    batches = list(in_batches(entries))
+    assert [entry for batch in batches for entry in batch] == entries
+    assert all(0 < len(batch) <= 100 for batch in batches)
+    assert all(len(json.dumps(batch)) < 1_000_000 for batch in batches)
 
 
 def test_importing_tracking_imports_neither_mlflow_nor_httpx() -> None:
