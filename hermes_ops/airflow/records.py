@@ -130,6 +130,9 @@ class Segment:
     `running` is False once the segment has ended; `spans` are (start, end) of the training in all
     ended segments, in Unix seconds; `final` is the state that the trial ended in, None while it has
     not. `task` is the id of the task instance that the trial was ended with by the controller.
+    `reason` is why the newest segment failed, or why the trial ended; `cause` one of
+    `hermes_ops.trial.failure.Cause` of a failure. `first_failure` is the reason of the trial's
+    first failure and its last lines, kept while it is tried again.
     """
 
     epoch: int
@@ -154,6 +157,9 @@ class Segment:
     final: str | None = None
     gpus: tuple[int, ...] = ()
     task: str = ""
+    reason: str = ""
+    cause: str = ""
+    first_failure: tuple[str, ...] = ()
 
     @property
     def trains_since_s(self) -> float:

@@ -192,7 +192,8 @@ class TrialSpec(Model):
     time_limit_seconds: Annotated[Seconds | None, Field(examples=[3600])] = None
     """Training time of a trial, all segments together, after which it has failed."""
     max_failures: Annotated[int, Field(ge=0, le=1_000, examples=[2])] = 2
-    """Failures of the script that are retried; one more and the trial has failed."""
+    """Failures of the script that are retried; one more and the trial has failed. What cannot
+    change (a missing package, an argument that is refused, NaN) is not retried."""
 
 
 class Budget(Model):

@@ -144,7 +144,10 @@ def _checkpoints_s(trials: Sequence[TrialRun]) -> Iterator[tuple[int, float]]:
 
 
 def _ending(trial: TrialRun) -> Ending:
-    return Ending(trial.tags.get("hermes.reason", ""), trial.tags.get("hermes.output_tail", ""))
+    tail, first = (trial.tags.get(f"hermes.{n}", "") for n in ("output_tail", "first_failure"))
+    if first:
+        tail = f"{tail}\n\nThe first failure of this trial was: {first}".lstrip()
+    return Ending(trial.tags.get("hermes.reason", ""), tail)
 
 
 def _one_line(error: Exception) -> str:

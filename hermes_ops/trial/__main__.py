@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hermes_ops.trial import apart, books
 from hermes_ops.trial.entropy import entropy
+from hermes_ops.trial.failure import Cause, is_final, may_start_later
 from hermes_ops.trial.files import Folder, read_json
 from hermes_ops.trial.locks import BusyError, fence, take, take_gpus
 from hermes_ops.trial.metrics import MetricsFile
@@ -155,9 +156,9 @@ def _watch(options: Options, folder: Folder, segment: Segment, token: str, guard
     try:
         child = _start(options, segment, environment(options, folder, token, os.environ))
     except OSError as error:
-        reason = _cannot_start(options, error)
-        print(f"hermes-trial: {reason}", flush=True)
-        return _End(Ending(Outcome.FAILED, reason, 127), 127, [reason])
+        ending = _cannot_start(options, error, segment.has_trained)
+        print(f"hermes-trial: {ending.reason}", flush=True)
+        return _End(ending, 127, [ending.reason])
     os.write(guard, f"{child.pid}\n".encode())
     url = _store()
     if url is not None:
@@ -210,11 +211,22 @@ def _command(options: Options) -> tuple[str, ...]:
     return options.command
 
 
-def _cannot_start(options: Options, error: OSError) -> str:
-    directory = options.directory
+def _cannot_start(options: Options, error: OSError, has_trained: bool) -> Ending:
+    """Return the failure of a script whose process cannot be started: it names the wrong key.
+
+    A folder that is not there may be on a disk that is away: that is tried again.
+    """
+    directory, program = options.directory, _command(options)[0]
+    cause = Cause.OTHER if may_start_later(error.errno) else Cause.CANNOT_START
     if directory is not None and not os.path.isdir(directory):
-        return f"the working directory {directory} does not exist: correct trial.directory"
-    return f"cannot start {_command(options)[0]!r}: {error.strerror}: correct trial.command"
+        reason = f"the working directory {directory} does not exist: correct trial.directory"
+        cause = Cause.OTHER
+    else:
+        key = "trial.python" if program != options.command[0] else "trial.command"
+        reason = f"cannot start {program!r}: {error.strerror}: correct {key}"
+    return Ending(
+        Outcome.FAILED, reason, 127, cause.value, retryable=not is_final(cause, has_trained)
+    )
 
 
 def environment(

@@ -142,6 +142,8 @@ def write_result(
         "outcome": ending.outcome.value,
         "exit_code": exit_code,
         "reason": ending.reason,
+        "cause": ending.cause,
+        "retryable": ending.retryable,
         "tail": tail,
         "step": step,
         "checkpoint_step": checkpoint_step,

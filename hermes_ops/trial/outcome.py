@@ -7,6 +7,16 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hermes_ops.trial.failure import (
+    Cause,
+    Failure,
+    classify,
+    is_error_at_stop,
+    is_final,
+    lines_since,
+    no_objective,
+)
+
 FINISHED, PREEMPTED, INFRASTRUCTURE = 0, 75, 70
 _NO_SPACE = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
 
@@ -32,14 +42,24 @@ class Facts(NamedTuple):
     objective_reported: bool
     trained_to_end: bool  # the hook saw every epoch through, or the last epoch was reported
     tail: Sequence[str]
+    diverged: bool = False  # the verdict is that the objective is not finite
+    direction: str | None = None
+    reported: Sequence[str] = ()  # names of metrics, over the trial's whole life
+    tail_at_stop: Sequence[str] = ()  # the last lines when it was told to stop
+    worked_before: bool = False  # an earlier segment has reported values, and this one none
 
 
 class Ending(NamedTuple):
-    """The outcome, its reason for a person, and the exit code of hermes-trial."""
+    """The outcome, its reason for a person, and the exit code of hermes-trial.
+
+    Of a failure also its cause, and whether trying the trial again may help.
+    """
 
     outcome: Outcome
     reason: str
     code: int
+    cause: str = ""
+    retryable: bool = True
 
 
 def judge(facts: Facts) -> Ending:
@@ -49,27 +69,43 @@ def judge(facts: Facts) -> Ending:
     known to have trained to its end: a clean exit on SIGTERM must not pass for a finished trial.
     """
     if facts.verdict is not None:
-        return _failed(facts, facts.verdict)
+        cause = Cause.DIVERGED if facts.diverged else Cause.OTHER
+        return _failed(facts, facts.verdict, cause)
     if facts.ended_at_max_epochs:
         return _finished(facts)
     if facts.exit_code == PREEMPTED:
         return _stopped(facts)
     if facts.asked_to_stop and not (facts.exit_code == 0 and facts.trained_to_end):
-        return _stopped(facts) if not _out_of_space(facts) else _failed(facts, _no_space())
+        return _told_to_stop(facts)
     if facts.exit_code == 0:
         return _finished(facts)
-    return _failed(facts, _why(facts))
+    return _broken(facts)
 
 
 def _finished(facts: Facts) -> Ending:
     if facts.objective is not None and not facts.objective_reported:
-        return _failed(
-            facts,
-            f"it ended without ever reporting {facts.objective!r}: name the objective as the "
-            f"script reports it, print `{facts.objective}=VALUE`, set trial.metric_pattern or call "
-            "hermes_ops.trial.report()",
-        )
+        found = no_objective(facts.objective, facts.direction, facts.reported)
+        return _failed(facts, f"{found.line}: {found.remedy}", found.cause)
     return Ending(Outcome.FINISHED, "", FINISHED)
+
+
+def _told_to_stop(facts: Facts) -> Ending:
+    """Tell a script that has stopped from one that raised an error instead."""
+    if _out_of_space(facts):
+        return _failed(facts, _no_space())
+    fresh = lines_since(facts.tail_at_stop, facts.tail)
+    if is_error_at_stop(facts.exit_code, fresh):
+        ending = _broken(facts._replace(tail=fresh))
+        return ending._replace(reason=f"told to stop, it failed: {ending.reason}")
+    return _stopped(facts)
+
+
+def _broken(facts: Facts) -> Ending:
+    """Return the failure of a script that has ended by an error or a signal."""
+    if _out_of_space(facts):
+        return _failed(facts, _no_space())
+    found = classify(facts.exit_code, facts.tail)
+    return _failed(facts, _why(facts, found), found.cause)
 
 
 def _stopped(facts: Facts) -> Ending:
@@ -78,20 +114,20 @@ def _stopped(facts: Facts) -> Ending:
     return Ending(Outcome.INTERRUPTED, "stopped without a checkpoint: it starts anew", PREEMPTED)
 
 
-def _failed(facts: Facts, reason: str) -> Ending:
+def _failed(facts: Facts, reason: str, cause: Cause = Cause.OTHER) -> Ending:
     code = facts.exit_code if facts.exit_code > 0 else 128 - facts.exit_code
     if code in (FINISHED, PREEMPTED, INFRASTRUCTURE, 128) or code > 255:
         code = 1
-    return Ending(Outcome.FAILED, reason, code)
+    retryable = not is_final(cause, facts.worked_before)
+    return Ending(Outcome.FAILED, reason, code, cause.value, retryable)
 
 
-def _why(facts: Facts) -> str:
-    if _out_of_space(facts):
-        return _no_space()
+def _why(facts: Facts, found: Failure) -> str:
     last = next((line.strip() for line in reversed(facts.tail) if line.strip()), "no output")
     if facts.exit_code < 0:
         return f"killed by {_signal_name(-facts.exit_code)}: {last}"
-    return f"exit code {facts.exit_code}: {last}"
+    why = f"exit code {facts.exit_code}: {found.line or last}"
+    return f"{why}: {found.remedy}" if found.remedy else why
 
 
 def _out_of_space(facts: Facts) -> bool:

@@ -69,6 +69,10 @@ class Segment:
         self._stop_seen = 0
         self._kill_at_s: float | None = None
         self._verdict: str | None = None
+        self._diverged = False
+        self._tail_at_stop: list[str] = []
+        self._had_values = bool(self._metrics.names())  # in earlier segments
+        self._has_values = False
         self._at_max_epochs = False
         self._written: dict[str, Any] = {}
         self._scan_at_s = 0.0
@@ -97,6 +101,11 @@ class Segment:
         self._read_board(child.pid, final=True)
         self._observe(final=True)
         return judge(self._facts(code)), code
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the trial had reported values before this segment."""
+        return self._had_values
 
     @property
     def tail(self) -> list[str]:
@@ -148,6 +157,7 @@ class Segment:
         self._note_steps(others + fresh)
 
     def _note_steps(self, metrics: list[Metric]) -> None:
+        self._has_values = self._has_values or bool(metrics)
         for metric in metrics:
             if metric.step > self.status.step and metric.name not in self._aside:
                 self.status.step = metric.step
@@ -164,7 +174,11 @@ class Segment:
         for metric in metrics:
             if metric.name == self._options.objective and not math.isfinite(metric.value):
                 word = "NaN" if math.isnan(metric.value) else "infinite"
-                self._verdict = self._verdict or f"{metric.name} is {word} at step {metric.step}"
+                self._diverge(f"{metric.name} is {word} at step {metric.step}")
+
+    def _diverge(self, verdict: str) -> None:
+        if self._verdict is None:
+            self._verdict, self._diverged = verdict, True
 
     def _observe(self, final: bool = False) -> None:
         fresh = self._metrics.refresh()
@@ -257,8 +271,7 @@ class Segment:
 
     def _on_bad_value(self, event: dict[str, Any]) -> None:
         if event.get("name") == self._options.objective:
-            reason = f"{event['name']} is {event['word']} at step {event['step']}"
-            self._verdict = self._verdict or reason
+            self._diverge(f"{event['name']} is {event['word']} at step {event['step']}")
 
     def write_status(self) -> None:
         """Write status.json if anything in it has changed; a full disk must not end the watch."""
@@ -283,6 +296,7 @@ class Segment:
         ended = self._verdict is not None or self._at_max_epochs
         now_s = time.monotonic()
         if self._kill_at_s is None and (ended or self._stop_requests):
+            self._tail_at_stop = self.tail
             child.signal(signal.SIGTERM)
             grace_s = self._options.grace_s
             self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)
@@ -309,6 +323,11 @@ class Segment:
             objective_reported=self._objective_seen,
             trained_to_end=self._trained_to_end,
             tail=self.tail,
+            diverged=self._diverged,
+            direction=self._options.direction or os.environ.get("HERMES_DIRECTION"),
+            reported=sorted(self._metrics.names()),
+            tail_at_stop=self._tail_at_stop,
+            worked_before=self._had_values and not self._has_values,
         )
 
 

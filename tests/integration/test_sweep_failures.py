@@ -27,11 +27,12 @@ REASONS = {
     "no_such_script.py": "exit code 2",
 }
 BAD = list(LAST_WORDS)
+TRIED_AGAIN = {"exits.py", "hangs.py"}  # the others would fail again in the same way
 
 
 @pytest.fixture(scope="module")
 def zoo(lab: Any, harness: Any) -> Any:
-    """Six scripts that fail, each tried twice, and two good ones; all have slots at once."""
+    """Six scripts that fail and two good ones; all have slots at once."""
     content = harness.config(
         "zoo",
         {"script": [*BAD, "stub.py", "./stub.py"]},
@@ -51,13 +52,16 @@ def gone(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> An
 
 
 @pytest.mark.parametrize("script", BAD)
-def test_a_failing_script_is_retried_and_ends_failed(zoo: Any, script: str) -> None:
+def test_a_failing_script_ends_failed_and_is_retried_where_it_may_help(
+    zoo: Any, script: str
+) -> None:
     number = BAD.index(script)
     (run,) = zoo.runs()[number]
     assert run["tags"]["hermes.state"] == "failed"
     assert run["info"]["status"] == "FAILED"
     assert zoo.tasks()["trial", number]["state"] == "failed"
-    assert [s["outcome"] for s in zoo.segments(number)] == ["failed", "failed"]
+    tries = 2 if script in TRIED_AGAIN else 1
+    assert [s["outcome"] for s in zoo.segments(number)] == ["failed"] * tries
 
 
 @pytest.mark.parametrize("script", BAD)

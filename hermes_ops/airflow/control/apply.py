@@ -236,7 +236,7 @@ class Applier:
         if lease is None:
             return
         record = trial.segment or Segment(epoch=lease.epoch, running=False, started_s=now_s)
-        record = replace(record, running=False, final=state, task=trial.row.id,
+        record = replace(record, running=False, final=state, task=trial.row.id, reason=reason,
                          ended_s=record.ended_s or now_s)  # fmt: skip
         self._put(book, trial, SEGMENT_KEY, encode(record))
         try:

@@ -45,7 +45,13 @@ if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker, TrialRun
 
 ENDED_RUN = ("success", "failed")
-OF_AN_END = ("hermes.reason", "hermes.ended", "hermes.output_tail")
+OF_AN_END = (
+    "hermes.reason",
+    "hermes.ended",
+    "hermes.output_tail",
+    "hermes.first_failure",
+    "hermes.cause",
+)
 """Tags of a trial's run that say how it ended."""
 
 

@@ -37,11 +37,15 @@ def tracking_uri() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a trial ended for good: its final state, why, and of a failure its last lines."""
+    """How a trial ended for good: its final state, why, and of a failure its last lines.
+
+    `first_failure`: of a trial that was tried again, why it failed first and its lines then.
+    """
 
     state: str
     reason: str = ""
     tail: tuple[str, ...] = ()
+    first_failure: str = ""
 
 
 @dataclass(slots=True)
@@ -155,4 +159,8 @@ def finish_run(tracker: Tracker, run_id: str, ending: Ending, record: Segment) -
         tags["hermes.reason"] = ending.reason[:1000]
     if ending.tail:
         tags["hermes.output_tail"] = "\n".join(ending.tail)[-4000:]
+    if ending.first_failure:
+        tags["hermes.first_failure"] = ending.first_failure[:4000]
+    if record.cause and ending.state == "failed":
+        tags["hermes.cause"] = record.cause
     tracker.finish_trial(run_id, ending.state, tags)

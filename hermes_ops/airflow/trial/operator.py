@@ -41,7 +41,7 @@ from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import RUN_XCOM, MlflowRunLink
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.metrics import Ending, tracking_uri
-from hermes_ops.airflow.trial.visit import Store, Visit
+from hermes_ops.airflow.trial.visit import Failed, Store, Visit
 from hermes_ops.airflow.trial.watching import Running, if_airflow_answers, look_after
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED
@@ -121,19 +121,34 @@ class HermesTrialMixin(ABC):
             self.step_aside(str(why))
         known = [str(part) for part in (result.get("reason"), trouble) if part]
         reason = "; ".join(known) or f"its process ended with {code} and left no result"
-        return self.fail(visit, reason, tuple(result.get("tail") or ()))
+        return self.fail(
+            visit,
+            Failed(
+                reason,
+                tuple(result.get("tail") or ()),
+                str(result.get("cause") or ""),
+                bool(result.get("retryable", True)),
+            ),
+        )
 
-    def fail(self, visit: Visit, reason: str, tail: tuple[str, ...] = ()) -> dict[str, Any]:
+    def fail(self, visit: Visit, failure: Failed) -> dict[str, Any]:
         """Count a failure of the script: try again from its checkpoint, or end it."""
         failures, allowed = visit.record.failures + 1, visit.lease.max_failures
+        counted = f"failure {failures}, {allowed} are allowed"
         self.log.error(  # type: ignore[attr-defined]
-            "Trial %s failed (failure %s, %s are allowed): %s\n%s",
-            self.number, failures, allowed, reason, "\n".join(tail),
-        )  # fmt: skip
-        visit.pause("failed", failed=True)
-        if failures <= allowed:
-            self.step_aside(f"it is tried again from its last checkpoint ({reason})")
-        return self.end(visit, Ending("failed", reason, tail))
+            "Trial %s failed (%s): %s\n%s",
+            self.number,
+            counted if failure.retryable else f"{counted}; it would fail again in the same way",
+            failure.reason,
+            "\n".join(failure.tail),
+        )
+        visit.pause("failed", failed=True, failure=failure)
+        if failure.retryable and failures <= allowed:
+            self.step_aside(f"it is tried again from its last checkpoint ({failure.reason})")
+        first = visit.record.first_failure
+        repeated = failures == 1 or first == (failure.reason,)
+        words = "" if repeated else "\n".join(first)
+        return self.end(visit, Ending("failed", failure.reason, failure.tail, words))
 
     def end(self, visit: Visit, ending: Ending) -> dict[str, Any]:
         """Write the final state down, then leave."""
@@ -196,7 +211,7 @@ class HermesTrialMixin(ABC):
             segment = self.segment(visit, sweep, context)
             segment.start()
         except HermesError as error:
-            return self.fail(visit, str(error))
+            return self.fail(visit, Failed(str(error)))
         self._segment = segment
         say = self.log.info  # type: ignore[attr-defined]
         if_airflow_answers(visit.opened, say)  # else written with the trial's next status

@@ -22,6 +22,20 @@ from hermes_ops.airflow.trial import afterwards
 from hermes_ops.airflow.trial.beside import told
 from hermes_ops.airflow.trial.metrics import Ending, MetricFeed
 
+REASON_CHARACTERS = 1_000
+FIRST_LINES, FIRST_CHARACTERS = 12, 200
+"""How much of a trial's first failure its record keeps: its last lines, and of each the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """How a segment failed: why, with which last lines, and whether trying again may help."""
+
+    reason: str
+    tail: tuple[str, ...] = ()
+    cause: str = ""
+    retryable: bool = True
+
 
 class Store(Protocol):
     """The task's own state store."""
@@ -57,6 +71,8 @@ class Visit:
             started_s=before.started_s if goes_on else time.time(),
             ended_s=None,
             outcome="",
+            reason="",
+            cause="",
             gpus=lease.gpus,
             steps_at_start=before.step,
             spans=accounts.spans,
@@ -101,11 +117,11 @@ class Visit:
         """How this lease's segment ended, or that the trial had finished before; else empty."""
         return result_of(self.folder, self.lease.epoch)
 
-    def pause(self, outcome: str, *, failed: bool = False) -> None:
+    def pause(self, outcome: str, *, failed: bool = False, failure: Failed | None = None) -> None:
         """The segment has ended and the trial goes on another time."""
         self._close(outcome)
         if failed:
-            self.record = replace(self.record, failures=self.record.failures + 1)
+            self.record = with_failure(self.record, failure or Failed(""))
         self._write()
         controller_nudge().give()
         afterwards.do(lambda: self.feed.pump_once(ended=True))
@@ -113,7 +129,8 @@ class Visit:
     def end(self, ending: Ending) -> None:
         """The trial has ended for good."""
         self._close(ending.state)
-        self.record = replace(self.record, final=ending.state)
+        reason = ending.reason[:REASON_CHARACTERS]
+        self.record = replace(self.record, final=ending.state, reason=reason)
         self._write()
         controller_nudge().give()
         self.feed.finish(ending, self.record)
@@ -130,6 +147,21 @@ def result_of(folder: TrialFolder, epoch: int) -> Mapping[str, Any]:
     result = folder.result()
     ours = result.get("epoch") == epoch or result.get("outcome") == "finished"
     return result if ours else {}
+
+
+def with_failure(record: Segment, failure: Failed) -> Segment:
+    """The record once one more failure is counted; the first one is kept for those that follow."""
+    first = record.first_failure
+    if not record.failures:
+        lines = (failure.reason, *failure.tail[-FIRST_LINES:])
+        first = tuple(line[:FIRST_CHARACTERS] for line in lines)
+    return replace(
+        record,
+        failures=record.failures + 1,
+        reason=failure.reason[:REASON_CHARACTERS],
+        cause=failure.cause,
+        first_failure=first,
+    )
 
 
 def closed(record: Segment, folder: TrialFolder, outcome: str) -> Segment:

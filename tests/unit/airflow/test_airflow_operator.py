@@ -155,6 +155,31 @@ def test_failures_up_to_the_limit_are_tried_again_and_one_more_ends_the_trial() 
     assert said(last)[-1] == Ending("failed", "no data", ("a", "b"))
 
 
+def test_what_would_fail_again_in_the_same_way_is_not_tried_again() -> None:
+    store = DictStore()
+    result = {"outcome": "failed", "reason": "loss is NaN at step 2", "retryable": False}
+    with pytest.raises(AirflowFailException, match="loss is NaN at step 2"):
+        Task().conclude(visit_of(store, cause="diverged", **result), None, 1)
+    found = stored(store)
+    assert (found.failures, found.final) == (1, "failed")
+    assert (found.reason, found.cause) == ("loss is NaN at step 2", "diverged")
+
+
+def test_the_first_failure_is_told_with_the_last_one() -> None:
+    store = DictStore()
+    for epoch, (reason, line) in enumerate([("no data", "a"), ("no disk", "b")], 1):
+        with pytest.raises(AirflowRescheduleException):
+            Task().conclude(
+                visit_of(store, epoch, outcome="failed", reason=reason, tail=[line]), None, 1
+            )
+        assert stored(store).first_failure == ("no data", "a")
+        assert stored(store).reason == reason
+    last = visit_of(store, 3, outcome="failed", reason="no GPU", tail=["c"])
+    with pytest.raises(AirflowFailException):
+        Task().conclude(last, None, 1)
+    assert said(last)[-1] == Ending("failed", "no GPU", ("c",), "no data\na")
+
+
 def test_what_is_known_of_a_failure_from_outside_is_told_beside_its_own_reason() -> None:
     store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, failures=2))})
     visit = visit_of(store, 2, outcome="failed", reason="killed by SIGKILL")

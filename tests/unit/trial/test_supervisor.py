@@ -540,3 +540,66 @@ def test_what_is_reported_counts_however_much_is_printed_beside_it(trial: Trial)
     code, output = trial.run("--objective", "loss")
     assert code == 0, output
     assert trial.result["step"] == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "cause"),
+    [
+        ("import no_such_package", (), "missing_module"),
+        ("def broken(:", (), "syntax_error"),
+        (
+            "import argparse; argparse.ArgumentParser().parse_args(['--surprise'])",
+            (),
+            "refused_argument",
+        ),
+        ("print('epoch=1 loss=1'); print('epoch=2 loss=nan')", (), "diverged"),
+        ("print('epoch=1 val_acc=0.4')", (), "no_objective"),
+        ("print('epoch=1 loss=1')", ("--python", "/no/such/python"), "cannot_start"),
+        ("print('epoch=1 loss=1'); raise OSError('no data')", (), "other"),
+    ],
+)
+def test_the_result_says_whether_the_trial_is_to_be_tried_again(
+    trial: Trial, text: str, options: tuple[str, ...], cause: str
+) -> None:
+    trial.write(text)
+    trial.run("--objective", "loss", *options, command=["python" if options else sys.executable,
+                                                        str(trial.script)])  # fmt: skip
+    result = trial.result
+    assert (result["outcome"], result["cause"]) == ("failed", cause)
+    assert result["retryable"] is (cause == "other")
+
+
+def test_an_interpreter_that_is_not_there_is_named_by_its_key(trial: Trial) -> None:
+    trial.run("--python", "/no/such/python", command=["python", "train.py"])
+    assert trial.result["reason"].endswith("correct trial.python")
+    trial.run("--python", "/no/such/python", command=["no-such-program"])
+    assert trial.result["reason"].endswith("correct trial.command")
+
+
+def test_a_script_that_raises_when_it_is_told_to_stop_has_failed(trial: Trial) -> None:
+    trial.write(
+        "import os, signal, time\n"
+        "open(os.environ['HERMES_CHECKPOINT_DIR'] + '/state', 'w').write('1')\n"
+        "def stop(*_): raise TypeError('cannot save this')\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print('epoch=1 loss=1', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = trial.start("--objective", "loss")
+    says(process, b"loss")
+    process.terminate()
+    assert process.wait(20) == 1
+    assert trial.result["outcome"] == "failed"
+    assert (
+        "told to stop, it failed: exit code 1: TypeError: cannot save this"
+        in (trial.result["reason"])
+    )
+
+
+def test_a_package_that_was_there_in_an_earlier_segment_is_waited_for(trial: Trial) -> None:
+    trial.write("print('epoch=1 loss=1'); raise SystemExit(75)")
+    trial.run("--objective", "loss")
+    trial.write("import no_such_package")
+    trial.epoch = 2
+    trial.run("--objective", "loss")
+    assert (trial.result["cause"], trial.result["retryable"]) == ("missing_module", True)
