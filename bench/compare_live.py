@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 SLOTS = 2
 TRIALS = 4 if QUICK else 24
 EPOCHS = 2 if QUICK else 6
-FILTERS = {"type": "integer", "low": 112, "high": 160}  # epochs of two to four seconds
+SPACE: Figures = {
+    "learning_rate": {"type": "loguniform", "low": 0.0003, "high": 0.03},
+    "dropout": {"type": "uniform", "low": 0, "high": 0.6},
+    "filters": {"type": "integer", "low": 112, "high": 160},  # epochs of two to four seconds
+    "batch_size": {"type": "quantised", "low": 16, "high": 64, "step": 16},
+    "optimizer": {"type": "choice", "values": ["adam", "sgd"]},
+}
 SEED = 13  # its best trial is in the middle of them: neither for fifo nor against it
 ALL = ("fifo", "hermes") if QUICK else ("fifo", "fair", "slaq", "hermes", "frontrunner")
 POLICIES = tuple(filter(None, os.environ.get("BENCH_POLICIES", "").split(","))) or ALL
@@ -66,7 +72,7 @@ def run() -> Figures:
 
 
 def config(name: str, trials: int = TRIALS, epochs: int = EPOCHS) -> Figures:
-    """examples/digits/sweep.yaml with so many random configurations, always the same ones.
+    """examples/digits/sweep.yaml with so many configurations of SPACE, always the same ones.
 
     Its networks are larger: a value is seen up to a second after it was reported. Were epochs not
     several times as long, chance alone would say how many of them a trial gets before it makes
@@ -77,10 +83,10 @@ def config(name: str, trials: int = TRIALS, epochs: int = EPOCHS) -> Figures:
     folder = ROOT / "examples/digits"
     made: Figures = yaml.safe_load((folder / "sweep.yaml").read_text())
     made["name"] = name
-    made["search"].update(algorithm="random", seed=SEED, max_trials=trials)
-    made["search"].pop("startup_trials", None)
-    made["search"]["space"]["filters"] = FILTERS
+    made["search"] = {"algorithm": "random", "seed": SEED, "max_trials": trials, "space": SPACE}
     command = made["trial"]["command"]
+    command[command.index("--filters") + 1] = "{filters}"
+    command += ["--batch-size", "{batch_size}"]
     command[command.index("--epochs") + 1] = str(epochs)
     made["trial"]["directory"] = str(folder)
     made["budget"] = {"max_epochs": epochs}

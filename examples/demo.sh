@@ -17,6 +17,8 @@ trap stop EXIT
 trap 'exit 130' INT TERM
 
 "$hermes" sweep run examples/digits/sweep.yaml --follow
+# What it was good for: the same trials, had they been run one after the other.
+"$hermes" replay "$(basename "$(ls -dt "$HERMES_HOME"/sweeps/*/ | head -n 1)")" --policy fifo
 "$hermes" status
 if [ -t 0 ]; then
   read -r -p "Airflow and MLflow stay open. Enter or Ctrl-C stops them. " || true

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.publish import read_view
+from hermes_ops.core.amounts import figure
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _bound(nodes: Sequence[str]) -> str:
 
 def short(value: object) -> str:
     """A term of a score in four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return figure(value, 4) if isinstance(value, float) else str(value)
 
 
 def _decisions(tracker: Tracker, sweep: str, *, needed: bool) -> Sequence[Mapping[str, Any]]:

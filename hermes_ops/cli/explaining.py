@@ -22,13 +22,13 @@ def explanation(connection: Connection, trial: str, last: int) -> str:
 
 
 def _why(found: Explanation) -> list[str]:
-    from hermes_ops.airflow.explaining import UNDECIDED
+    from hermes_ops.airflow.explaining import UNDECIDED, short
 
     job = found.standing
     if job is None:
         return []
     lines = [f"  because: {job['reason'] or UNDECIDED}"]
-    lines += [f"    {name} = {value}" for name, value in job["terms"].items()]
+    lines += [f"    {name} = {short(value)}" for name, value in job["terms"].items()]
     if job["runner_up"]:
         lines.append(f"  runner-up: {job['runner_up']}")
     if job["would_change"]:

@@ -57,7 +57,8 @@ def plain(snapshot: Snapshot, job: Job) -> Reason | None:
     if job.phase is Phase.STOPPING:
         return Reason("is stopping: it waits from then on")
     if job.holds_gpus and job.id not in snapshot.stays:
-        return Reason("stops: its GPUs left the pool or another job has them")
+        text = "stops: its GPUs left the pool or another job has them"
+        return Reason(text, would_change="those GPUs back in the pool")
     if not job.holds_gpus and job.min_gpus > len(snapshot.gpus):
         return Reason("waits: it needs more GPUs than the pool has", would_change="a larger pool")
     if job.nodes and not job.holds_gpus and homeless(snapshot, job):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
+from hermes_ops.core.amounts import figure
 from hermes_ops.core.curves import best_by, mean_by
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term, overlay
 from hermes_ops.core.order import by_submission
@@ -52,9 +53,9 @@ def median_rule(jobs: Sequence[Job]) -> Ends:
             continue
         best, limit = best_by(job.curve, step), median(others)
         if best > limit:
-            text = f"stopped early: best loss {best:.4g} at step {step} is over the median"
+            text = f"stopped early: best loss {figure(best, 4)} at step {step} is over the median"
             terms = _numbers(best_loss=best, median_loss=limit, step=step, others=len(others))
-            ends[job.id] = Reason(text, terms, None, f"a best loss of {limit:.4g} or less")
+            ends[job.id] = Reason(text, terms, None, f"a best loss of {figure(limit, 4)} or less")
     return ends
 
 
@@ -83,9 +84,9 @@ def asha_rule(jobs: Sequence[Job]) -> Ends:
         mine = best_by(job.curve, rung)
         if places and mine > at_rung[places - 1][0]:
             limit, rival = at_rung[places - 1]
-            text = f"stopped early: loss {mine:.4g} at rung {rung} is not in the best third"
+            text = f"stopped early: loss {figure(mine, 4)} at rung {rung} is not in the best third"
             terms = _numbers(best_loss=mine, limit_loss=limit, rung=rung, trials=len(at_rung))
-            ends[job.id] = Reason(text, terms, rival, f"a loss of {limit:.4g} or less")
+            ends[job.id] = Reason(text, terms, rival, f"a loss of {figure(limit, 4)} or less")
     return ends
 
 

@@ -8,9 +8,12 @@ from functools import cached_property
 
 from hermes_ops.core.model import Grant, Job, JobId, LazyReasons, Plan, Reason, Snapshot, Term
 
-_RUNS = Reason("runs")
-_PUT_OFF = Reason("waits: its GPUs are kept for a job that has waited too long")
-_RUNS_ON = Reason("runs on: who was to follow it waits")
+_RUNS = Reason("runs", would_change="its end")
+_PUT_OFF = Reason(
+    "waits: its GPUs are kept for a job that has waited too long",
+    would_change="the end of that job's turn",
+)
+_RUNS_ON = Reason("runs on: who was to follow it waits", would_change="that job's start")
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def served_reasons(
 
 def _served(waited_s: float) -> Reason:
     text = f"served: it has waited {waited_s:.1f} s, long enough"
-    return Reason(text, (Term("waited_s", waited_s),))
+    return Reason(text, (Term("waited_s", waited_s),), None, "having waited less")
 
 
 def _gives_way(job: Job, now_s: float, taker: JobId, waited_s: float) -> Reason:

@@ -20,7 +20,10 @@ from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
 
-_EARLY = Reason("waits until a trial of its sweep has left its GPUs", would_change="that")
+_EARLY = Reason(
+    "waits until a trial of its sweep has left its GPUs",
+    would_change="a trial of its sweep leaving its GPUs",
+)
 
 
 @dataclass(frozen=True, slots=True)

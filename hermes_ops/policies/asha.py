@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, isnan
 from typing import ClassVar
 
+from hermes_ops.core.amounts import figure
 from hermes_ops.core.checks import whole
 from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
@@ -93,14 +94,16 @@ def why(job: Job, on: bool, at: Standing) -> Reason:
         change = f"falling behind {at.places} trials at rung {at.rung}"
         return Reason(f"{text}: {place}", terms, None, change if on else "a GPU becoming free")
     if on and not job.preemptible and job.holds_gpus:
-        return Reason(f"runs: it cannot be stopped without losing work; {place}", terms)
+        return Reason(
+            f"runs: it cannot be stopped without losing work; {place}", terms, None, "its end"
+        )
     text = "resumed, as nothing is promotable or new" if on else "paused"
     return Reason(f"{text}: {place}", terms, None, _needs(at))
 
 
 def _needs(at: Standing) -> str:
     more = "more trials at the rung"
-    return more if isnan(at.limit) else f"a loss of {at.limit:.4g} or less, or {more}"
+    return more if isnan(at.limit) else f"a loss of {figure(at.limit, 4)} or less, or {more}"
 
 
 def _terms(at: Standing) -> tuple[Term, ...]:

@@ -9,6 +9,8 @@ from hermes_ops.core.answer import answer
 from hermes_ops.core.fill import fill
 from hermes_ops.core.model import Grant, Job, Plan, Reason, Snapshot, Term
 
+_EARLIER = "an earlier submission"
+
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
@@ -36,10 +38,10 @@ class Fifo:
 
 def _reason(snapshot: Snapshot, grants: tuple[Grant, ...], job: Job, runs: bool) -> Reason:
     if job.holds_gpus:
-        return Reason("runs until it ends: fifo never stops a job")
+        return Reason("runs until it ends: fifo never stops a job", would_change="its end")
     if runs:
         needed = (Term("GPUs needed", job.min_gpus),)
-        return Reason("starts: it was submitted before all that wait", needed)
+        return Reason("starts: it was submitted before all that wait", needed, None, _EARLIER)
     granted = {grant.job for grant in grants}
     size = len(snapshot.gpus)
     line = [j for j in snapshot.queue if j.min_gpus <= size and j.id not in granted]

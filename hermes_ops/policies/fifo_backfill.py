@@ -33,8 +33,9 @@ class FifoBackfill:
 
 def _reason(job: Job, runs: bool) -> Reason:
     if job.holds_gpus:
-        return Reason("runs until it ends: fifo-backfill never stops a job")
+        return Reason("runs until it ends: fifo-backfill never stops a job", would_change="its end")
     terms = (Term("GPUs needed", job.min_gpus),)
     if runs:
-        return Reason("starts: it is the first submitted that fits", terms)
+        change = "an earlier submission that fits"
+        return Reason("starts: it is the first submitted that fits", terms, None, change)
     return Reason("waits: fewer GPUs are idle than it needs", terms, None, "running jobs ending")

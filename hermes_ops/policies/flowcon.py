@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hermes_ops.core.amounts import figure
 from hermes_ops.core.answer import answer
 from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import largest_drops
@@ -145,10 +146,12 @@ class FlowCon:
     def _runs(self, grown: Growth, share: float) -> Reason:
         terms = [Term("share", share), Term("alpha", self.alpha)]
         if grown.efficiency is None:
-            return Reason(f"gets {share:.4g} of a GPU: new, not seen to grow yet", tuple(terms))
+            text = f"gets {figure(share)} of a GPU: new, not seen to grow yet"
+            return Reason(text, tuple(terms), None, "its next reports")
         terms.append(Term("growth_efficiency_per_s", grown.efficiency))
         change = f"growing by {self.alpha:g} of its fastest, or less"
-        text = f"gets {share:.4g} of a GPU: {grown.rank.value}, grows by {grown.efficiency:.3g}/s"
+        rate = f"{figure(grown.efficiency)}/s"
+        text = f"gets {figure(share)} of a GPU: {grown.rank.value}, grows by {rate}"
         return Reason(text, tuple(terms), None, change)
 
 

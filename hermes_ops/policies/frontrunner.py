@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from hermes_ops.core.amounts import figure, short_duration
 from hermes_ops.core.curves import best
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
@@ -23,6 +24,8 @@ from hermes_ops.policies.frontrunner_table import Table, depths, is_over, table
 
 ROUNDING = 1e-9  # of a value: what sums in another order may differ by
 CONTENDERS = 128  # trials of a sweep that are compared: a decision costs the cube of it
+
+_FALLS_BACK = "a trial ahead of it falling back, or a free GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,18 +221,24 @@ def _explanation(
         if known is None:
             goal = goals.get(job.id)
             text = f"runs to step {goal}" if on and goal else "runs" if on else "waits"
-            return Reason(f"{text}: not compared now", (), rival, "its slice ending" if on else "")
+            return Reason(
+                f"{text}: not compared now",
+                (),
+                rival,
+                "the end of its slice" if on else _FALLS_BACK,
+            )
         terms = (
             Term("chance_to_be_best", known.chance),
             Term("seconds_left", known.left_s),
             Term("chance_per_second", known.value),
         )
+        left = short_duration(known.left_s)
         verb = ("runs" if job.holds_gpus else "starts") if on else "waits"
-        text = f"{verb}: best with chance {known.chance:.3g}, {known.left_s:.3g} s from its end"
+        text = f"{verb}: best with chance {figure(known.chance)}, {left} from its end"
         if on:
             return Reason(
                 f"{text}; judged at step {known.goal}", terms, rival, "what it shows then"
             )
-        return Reason(text, terms, rival, "a trial ahead of it falling back, or a free GPU")
+        return Reason(text, terms, rival, _FALLS_BACK)
 
     return explain

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isinf
 
+from hermes_ops.core.amounts import figure
 from hermes_ops.core.answer import plain
 from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.model import Job, JobId, Phase, Reason, Snapshot, Term
@@ -74,7 +75,7 @@ class View:
 
 def _kept(view: View, job: Job, rival: JobId | None, terms: tuple[Term, ...]) -> Reason:
     if rival is None:
-        return Reason("runs: nobody waits for its GPU", terms)
+        return Reason("runs: nobody waits for its GPU", terms, None, "a job waiting for its GPU")
     rival_text = f"{rival} ({_rate(view.scores[rival])})"
     if view.scores[rival] <= view.scores[job.id]:
         text = f"runs: it converges at {_rate(view.scores[job.id])}, next is {rival_text}"
@@ -85,7 +86,8 @@ def _kept(view: View, job: Job, rival: JobId | None, terms: tuple[Term, ...]) ->
     text = f"runs: its first slice of this segment is not finished; then {rival_text}"
     if not finished_slice(job):
         return Reason(text, terms, rival, "its next reported step")
-    return Reason(f"runs: {rival_text} has not won all GPUs it needs", terms, rival)
+    text = f"runs: {rival_text} has not won all GPUs it needs"
+    return Reason(text, terms, rival, f"{rival} winning the others too")
 
 
 def _started(view: View, job: Job, rival: JobId | None, terms: tuple[Term, ...]) -> Reason:
@@ -93,7 +95,7 @@ def _started(view: View, job: Job, rival: JobId | None, terms: tuple[Term, ...])
     rate = _rate(view.scores[job.id])
     verb = "starts" if job.phase is Phase.PENDING else "resumes"
     if victim is None:
-        change = f"{rival} being faster" if rival else ""
+        change = f"{rival} being faster" if rival else "a faster job waiting for that GPU"
         return Reason(f"{verb} on an idle GPU: {rate}", terms, rival, change)
     beaten = f"{victim} ({_rate(view.scores[victim])})"
     return Reason(f"{verb}: {rate}, faster than {beaten}", terms, victim, f"{victim} being faster")
@@ -137,4 +139,4 @@ def _best(view: View, jobs: set[JobId]) -> JobId | None:
 
 
 def _rate(score: float) -> str:
-    return "not seen yet" if isinf(score) else f"{score:.3g}/s"
+    return "not seen yet" if isinf(score) else f"{figure(score)}/s"

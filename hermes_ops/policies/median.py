@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hermes_ops.core.amounts import figure
 from hermes_ops.core.checks import whole
 from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.curves import best, best_by, mean_by
@@ -115,19 +116,24 @@ def _why(job: Job, on: bool, bad: Mapping[JobId, Verdict]) -> Reason:
         text = "runs: not worse than the median" if on else "waits in order of submission"
         return Reason(text, (Term("best_loss", best(job.curve)),), None, change)
     text = "runs, as nothing better waits" if on else "paused"
-    change = f"a median over {verdict.best:.4g}" if on else f"a median of {verdict.best:.4g}"
+    change = (
+        f"a median over {figure(verdict.best, 4)}"
+        if on
+        else f"a median of {figure(verdict.best, 4)}"
+    )
     if on and job.holds_gpus and not job.preemptible:
         text = "runs, as it cannot be stopped without losing work"
     return Reason(f"{text}: {_compared(verdict)}", _terms(verdict), None, change)
 
 
 def _ended(verdict: Verdict) -> Reason:
-    return Reason(f"ended: {_compared(verdict)}", _terms(verdict))
+    change = f"a best loss of {figure(verdict.median, 4)} or less"
+    return Reason(f"ended: {_compared(verdict)}", _terms(verdict), None, change)
 
 
 def _compared(verdict: Verdict) -> str:
-    at = f"at step {verdict.step}, median {verdict.median:.4g} of {verdict.others} others"
-    return f"best loss {verdict.best:.4g} {at}"
+    at = f"at step {verdict.step}, median {figure(verdict.median, 4)} of {verdict.others} others"
+    return f"best loss {figure(verdict.best, 4)} {at}"
 
 
 def _terms(verdict: Verdict) -> tuple[Term, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import erf, floor, hypot, inf, isfinite, sqrt
 from typing import ClassVar
 
+from hermes_ops.core.amounts import figure
 from hermes_ops.core.checks import whole
 from hermes_ops.core.curve_fit import Fitted, lowest_fits
 from hermes_ops.core.curves import Memo, best
@@ -216,16 +217,22 @@ class _Board:
             kind = "poor, but nothing else is left" if on else "paused as poor"
         else:
             kind = "opportunistic, takes its turn" if on else "opportunistic, waits for its turn"
-        change = f"a chance of {min(self.division.threshold, 1.0):.3g} or more"
+        change = f"a chance of {figure(min(self.division.threshold, 1.0))} or more"
         found = self.found[job.id]
-        shown = f"{kind}: chance {found.chance:.3g} to reach {found.target:.4g}"
-        return Reason(shown, self._terms(found), None, "" if job.id in self.place else change)
+        shown = f"{kind}: chance {figure(found.chance)} to reach {figure(found.target, 4)}"
+        if job.id in self.place:
+            change = (
+                f"a chance below {figure(min(self.division.threshold, 1.0))}"
+                if on
+                else "a slice ending"
+            )
+        return Reason(shown, self._terms(found), None, change)
 
     def ended(self, job: JobId) -> Reason:
         """The reason for ending a poor trial."""
         found = self.found[job]
-        text = f"ended as poor: chance {found.chance:.3g} to reach {found.target:.4g}"
-        return Reason(text, self._terms(found), None, f"a chance of {self.poor:.3g}")
+        text = f"ended as poor: chance {figure(found.chance)} to reach {figure(found.target, 4)}"
+        return Reason(text, self._terms(found), None, f"a chance of {figure(self.poor)}")
 
     def _terms(self, found: Forecast) -> tuple[Term, ...]:
         return (

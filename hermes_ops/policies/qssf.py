@@ -71,10 +71,11 @@ class Qssf:
 
         def explain(job: Job, runs: bool) -> Reason:
             if job.holds_gpus:
-                return Reason("runs until it ends: qssf never stops a job")
+                return Reason("runs until it ends: qssf never stops a job", would_change="its end")
             terms = (Term("predicted_gpu_s", now[job.id]),)
             if runs:
-                return Reason("starts: the shortest of its line, by prediction", terms)
+                text = "starts: the shortest of its line, by prediction"
+                return Reason(text, terms, None, "a shorter prediction for another job")
             return Reason("waits for shorter jobs", terms, None, "a running job ending")
 
         predicted = tuple(now.items()) if memory.ended else ()

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hermes_ops.core.amounts import figure, short_duration
 from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.curve_fit import MIN_POINTS, Fitted, lowest_fits
 from hermes_ops.core.curves import Memo, columns
@@ -146,13 +147,14 @@ class _View:
         """The reason for a job that has GPUs (`on`), or has none."""
         drop = self.drops.get(job.id, 0.0)
         terms = (Term("predicted_drop", drop), Term("slice_s", self.slice_s))
-        shown = "not seen yet" if drop == inf else f"predicted to win {drop:.3g} of its drop"
-        text = f"{shown} in {self.slice_s:.3g} s"
+        shown = "not seen yet" if drop == inf else f"predicted to win {figure(drop)} of its drop"
+        text = f"{shown} in {short_duration(self.slice_s)}"
         if not on:
             change = "the prediction for a running job falling below its own"
             return Reason(f"waits: {text}", terms, None, change)
         if job.id in self.firm:
-            return Reason(f"runs until its slice is over: {text}", terms, self.best_waiting)
+            text = f"runs until its slice is over: {text}"
+            return Reason(text, terms, self.best_waiting, "the end of its slice")
         rival = self.best_waiting if self.best_waiting != job.id else None
-        change = f"a greater prediction for {rival}" if rival else ""
+        change = f"a greater prediction for {rival or 'a job that waits'}"
         return Reason(f"{'runs' if job.holds_gpus else 'starts'}: {text}", terms, rival, change)

@@ -52,7 +52,10 @@ def shortest_first(
     def explain(job: Job, runs: bool) -> Reason:
         terms = (Term(term, keys[job.id][0]),)
         if runs:
-            return Reason(f"runs: less {what} is left of it than of those that wait", terms)
+            change = f"a job with less {what} left"
+            return Reason(
+                f"runs: less {what} is left of it than of those that wait", terms, None, change
+            )
         text = f"waits: jobs with less {what} left go first"
         return Reason(text, terms, None, "one of them ending")
 

@@ -97,7 +97,11 @@ def brackets_line(snapshot: Snapshot, brackets: Sequence[Bracket]) -> Line:
 def ends_of(brackets: Iterable[Bracket]) -> dict[JobId, Reason]:
     """The open trials that were left behind, with the reason for their end."""
     return {
-        job.id: Reason(f"ended: number {rank} of {size} at rung {rung}", _terms(rung, rank, size))
+        job.id: Reason(
+            f"ended: number {rank} of {size} at rung {rung}",
+            _terms(rung, rank, size),
+            would_change="a better loss at that rung",
+        )
         for found in brackets
         for job, rung, rank, size in found.cut
         if job.may_end
@@ -124,12 +128,18 @@ class Because:
                 return Reason(shown, _terms(rung, rank, size), None, change)
         terms = (Term("loss", best(job.curve)), Term("still_to_come", len(found.runs)))
         text = "runs on an idle GPU" if on else "waits"
-        return Reason(f"{text}: {len(found.runs)} have still to reach {goal}", terms, None, goal)
+        return Reason(
+            f"{text}: {len(found.runs)} have still to reach {goal}",
+            terms,
+            None,
+            f"their reaching {goal}",
+        )
 
     def _runs(self, job: Job, on: bool, found: Bracket, goal: str) -> Reason:
         terms = (Term("step", job.last_step), Term("still_to_come", len(found.runs)))
         if on:
-            return Reason(f"runs to {goal}, with {len(found.runs)} of {found.size}", terms)
+            text = f"runs to {goal}, with {len(found.runs)} of {found.size}"
+            return Reason(text, terms, None, f"reaching {goal}")
         return Reason(f"waits to run to {goal}", terms, None, "a GPU becoming free")
 
 

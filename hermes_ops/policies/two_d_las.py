@@ -132,7 +132,8 @@ class TwoDLas:
         def explain(job: Job, runs: bool) -> Reason:
             terms = (Term("attained_gpu_s", job.attained_gpu_s(now_s)),)
             if runs:
-                return Reason("runs: few have had less GPU time, or it fits beside them", terms)
+                text = "runs: few have had less GPU time, or it fits beside them"
+                return Reason(text, terms, None, "a job with less GPU time")
             return Reason("waits: others have had less GPU time", terms, None, "the next quantum")
 
         review_s = (floor(now_s / quantum_s + 1e-9) + 1) * quantum_s
@@ -213,7 +214,7 @@ class Explainer:
         attained_gpu_s = self._queues.attained_gpu_s(job)
         terms = (Term("queue", level + 1), Term("attained_gpu_s", attained_gpu_s))
         if runs:
-            change = "a job of a higher queue" if level else ""
+            change = "a job of a higher queue" if level else "its demotion, or its end"
             return Reason(f"runs: its turn in queue {level + 1}", terms, None, change)
         text = f"waits in queue {level + 1}: the GPUs are taken by jobs before it"
         return Reason(text, terms, None, "one of those ending, or being demoted")

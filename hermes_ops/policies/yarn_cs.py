@@ -65,7 +65,9 @@ class YarnCs:
                 Term("used_gpus", board.used[queue]),
             )
             if runs:
-                return Reason(f"runs: queue {queue or 'default'!s} had its turn", terms)
+                return Reason(
+                    f"runs: queue {queue or 'default'!s} had its turn", terms, None, "its end"
+                )
             change = "a job of its queue, or of one beyond its guarantee, ending"
             return Reason(f"waits in queue {queue or 'default'!s}", terms, None, change)
 

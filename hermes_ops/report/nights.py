@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from hermes_ops.core.amounts import duration
 from hermes_ops.core.summary import Night, SweepSummary
 from hermes_ops.report.background import Background
-from hermes_ops.report.duration import duration
 from hermes_ops.report.table import shown
 
 

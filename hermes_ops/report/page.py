@@ -12,10 +12,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from hermes_ops.core.amounts import duration
 from hermes_ops.core.secondary import why_no_best
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
 from hermes_ops.report.background import Background, Range
-from hermes_ops.report.duration import duration
 from hermes_ops.report.nights import nights
 from hermes_ops.report.pictures import pictures
 from hermes_ops.report.switching import switching_gpu_s

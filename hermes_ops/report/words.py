@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hermes_ops.core.amounts import duration
 from hermes_ops.core.summary import SweepSummary
 from hermes_ops.report.background import Alternative, Background, Range
-from hermes_ops.report.duration import duration
 
 
 def story(summary: SweepSummary, background: Background, switching: Range) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config.limits import within_sweeps
+from hermes_ops.core.explanation import explained
 from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Plan, Policy, Snapshot
@@ -224,7 +225,8 @@ class _OfSweeps(Wrapper[Any]):
         configs = {sweep: book.plan.config for sweep, book in self.cluster.books.items()}
         asked = within_sweeps(self.policy, configs, self.open_per_gpu)
         with self.monitor.deciding():
-            return asked.decide(snapshot, memory)
+            plan, memory = asked.decide(snapshot, memory)
+            return explained(snapshot, plan), memory
 
 
 def _object(text: str, source: str) -> dict[str, Any]:

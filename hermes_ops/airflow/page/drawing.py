@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hermes_ops.report.duration import duration
+from hermes_ops.core.amounts import duration
 
 _ASSETS = Path(__file__).parent / "assets"
 REFRESH_S = 3

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.core.early_stop import EarlyStop
+from hermes_ops.core.explanation import explained
 from hermes_ops.core.guards import Aging, AntiThrash, guarded
 from hermes_ops.core.learning import OpenForLearning
 from hermes_ops.core.model import (
@@ -179,6 +180,28 @@ def test_a_plan_is_possible_explained_and_independent_of_the_order_of_jobs(
     again = policy.decide(shuffled, memory)
     assert comparable(again) == comparable((plan, after))
     assert diff(shuffled, again[0]) == actions
+
+
+@each_name
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_each_choice_names_a_runner_up_and_what_would_change_it(
+    name: str, data: st.DataObject
+) -> None:
+    policy = built(name, data.draw(st.sampled_from(sorted(WRAPPERS))))
+    snapshot, memory = data.draw(histories(name, policy))
+    plan = explained(snapshot, policy.decide(snapshot, memory)[0])
+    granted = {grant.job for grant in plan.grants}
+    for job_id, reason in plan.reasons.items():
+        job = snapshot.index[job_id]
+        if job.phase in (Phase.ENDED, Phase.STOPPING):
+            continue
+        assert reason.would_change, (name, job_id, reason)
+        assert reason.runner_up != job_id
+        assert not re.search(r"\de\+\d", f"{reason.text} {reason.would_change}"), reason
+        rivals = set(plan.ranking) if job_id in granted else granted
+        if rivals - {job_id} and job_id not in plan.ends and not job.holds_gpus:
+            assert reason.runner_up is not None, (name, job_id, reason)
 
 
 def assert_at_home(snapshot: Snapshot, plan: Plan) -> None:

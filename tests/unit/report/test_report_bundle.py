@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hermes_ops import report
+from hermes_ops.core.amounts import duration
 from hermes_ops.core.secondary import Secondary, Seen
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
-from hermes_ops.report.duration import duration
 from hermes_ops.report.table import csv_text
 
 

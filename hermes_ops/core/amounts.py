@@ -1,0 +1,38 @@
+"""Numbers and times for people: no exponent where a plain number can stand."""
+
+from __future__ import annotations
+
+from math import floor, isfinite, log10
+
+_LEAST, _MOST = 1e-4, 1e15  # outside of these a power of ten is easier to read
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3_600} h {whole % 3_600 // 60:02d} min"
+
+
+def short_duration(seconds: float) -> str:
+    """Return a time for people, below ten seconds with tenths: `0.4 s`."""
+    if not isfinite(seconds):
+        return "an unknown time"
+    return f"{seconds:.1f} s" if 0 <= seconds < 9.95 else duration(seconds)
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits, as `0.0312`, `12.5`, `1,234`, `3.2e-05`.
+
+    Digits before the point are never cut; infinities and NaN are `inf`, `-inf` and `nan`.
+    """
+    if value == 0 or not isfinite(value):
+        return f"{value:g}"
+    if not _LEAST <= abs(value) < _MOST:
+        return f"{value:.{digits}g}"
+    places = digits - 1 - floor(log10(abs(value)))
+    text = f"{value:,.{max(0, places)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
