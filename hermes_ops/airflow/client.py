@@ -201,6 +201,11 @@ class AirflowClient:
             if not answer["task_instances"] or len(rows) >= answer["total_entries"]:
                 return rows
 
+    def pool(self, name: str) -> dict[str, Any] | None:
+        """Return the pool; None when there is none of that name."""
+        answer = self._call("GET", f"/api/v2/pools/{quote(name, safe='')}", missing_ok=True)
+        return None if answer is None else dict(answer)
+
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """The DAG; None while Airflow has not parsed it."""
         answer = self._call("GET", f"/api/v2/dags/{quote(dag_id)}", missing_ok=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from hermes_ops.cli.census import Census
 from hermes_ops.cli.locating import ENDED, Place, state_of
+from hermes_ops.cli.notices import Notices
 from hermes_ops.core.secondary import why_no_best
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.report.table import shown as as_text
@@ -30,24 +31,35 @@ ROWS = 40
 STYLES = {"running": "bold green", "starting": "green", "stopping": "yellow", "ended": "dim"}
 
 
-def follow(connection: Connection, place: Place, *, quiet: bool) -> dict[str, Any]:
-    """Show the sweep until it has ended; its document."""
+def follow(
+    connection: Connection,
+    place: Place,
+    *,
+    quiet: bool,
+    warnings: list[dict[str, str]] | None = None,
+) -> dict[str, Any]:
+    """Show the sweep until it has ended; its document.
+
+    `warnings`: those that its user has been told; None: those that its plan has left are told.
+    """
     from hermes_ops.airflow.folders import home
     from hermes_ops.cli.outcome import document
 
+    notices = Notices(connection, place, warnings)
     census = Census(home())
     census.start()
     try:
-        _until_the_end(connection, place, quiet)
+        _until_the_end(connection, place, quiet, notices)
     finally:
         most = census.close()
     found = document(connection, place, most)
+    found["warnings"] = notices.warnings or []
     if not quiet:
         _print_end(connection, place.sweep, found)
     return found
 
 
-def _until_the_end(connection: Connection, place: Place, quiet: bool) -> None:
+def _until_the_end(connection: Connection, place: Place, quiet: bool, notices: Notices) -> None:
     from hermes_ops.airflow.control.publish import read_view
 
     sweep = place.sweep
@@ -65,6 +77,7 @@ def _until_the_end(connection: Connection, place: Place, quiet: bool) -> None:
                 asked_at, state = time.monotonic(), _state(connection, place)
                 _tell(silence.heard(asked_at, state))
             view = read_view(connection.pool)
+            _tell(*notices.due(time.monotonic(), view))
             if view is not None and sweep in view.get("sweeps", {}):
                 if live:
                     shown.update(table(view, sweep))
@@ -100,9 +113,10 @@ class Silence:
         )
 
 
-def _tell(words: str | None) -> None:
-    if words is not None:
-        Console(stderr=True).print(words)
+def _tell(*lines: str | None) -> None:
+    for words in lines:
+        if words is not None:
+            Console(stderr=True).print(Text(words))
 
 
 def _state(connection: Connection, place: Place) -> str:

@@ -25,6 +25,9 @@ SweepId = Annotated[
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML or JSON).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse a sweep with warnings: exit code 2.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,11 +60,13 @@ def run(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the trials until the sweep has ended.")
     ] = False,
+    strict: Strict = False,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Start a sweep; a file that is not valid starts nothing."""
     from hermes_ops.cli.connection import connect
+    from hermes_ops.cli.warning_list import found_warnings
     from hermes_ops.config import load_file
 
     config = load_file(file)
@@ -73,11 +78,16 @@ def run(
         )
     sweep = new_sweep_id(config.name)
     place = Place.main(sweep)
+    warnings = found_warnings(config, file, connection, place.dag_id)
+    if strict:
+        warnings.refuse()
     connection.airflow.trigger(place.dag_id, sweep, json.loads(config.to_json()))
     typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
     typer.echo(f"Airflow  {connection.airflow_url}/dags/{place.dag_id}/runs/{sweep}", err=as_json)
+    if text := warnings.render():
+        typer.echo(text, err=True)
     if follow or as_json:
-        _follow(connection, place, as_json=as_json)
+        _follow(connection, place, as_json=as_json, warnings=warnings.document())
     else:
         typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
 
@@ -130,15 +140,28 @@ def stop(
     typer.echo(f"Sweep {sweep} ends: {reason}.")
 
 
-def check(file: SweepFile, *, home: Home = None) -> None:
+def check(
+    file: SweepFile, *, strict: Strict = False, as_json: Json = False, home: Home = None
+) -> None:
     """Print what a sweep file means: the resolved config, the first trials, what it may cost."""
     from hermes_ops.cli.estimating import estimate_or_reason
+    from hermes_ops.cli.warning_list import found_warnings, reached
     from hermes_ops.config import check_preview, load_file
 
     config = load_file(file)
-    typer.echo(check_preview(config).render(), nl=False)
-    if (estimate := estimate_or_reason(config, home)) is not None:
-        typer.echo(f"\n{estimate}")
+    warnings = found_warnings(config, file, reached(home))
+    preview = check_preview(config)
+    if as_json:
+        document = {"config": json.loads(config.to_json()), **preview.document()}
+        typer.echo(json.dumps({**document, "warnings": warnings.document()}))
+    else:
+        typer.echo(preview.render(), nl=False)
+        if (estimate := estimate_or_reason(config, home)) is not None:
+            typer.echo(f"\n{estimate}")
+    if strict:
+        warnings.refuse()
+    elif not as_json and (text := warnings.render()):
+        typer.echo(f"\n{text}")
 
 
 def schema() -> None:
@@ -236,12 +259,18 @@ def controller(
     raise typer.Exit(main(arguments))
 
 
-def _follow(connection: Connection, place: Place, *, as_json: bool) -> None:
+def _follow(
+    connection: Connection,
+    place: Place,
+    *,
+    as_json: bool,
+    warnings: list[dict[str, str]] | None = None,
+) -> None:
     from hermes_ops.cli.following import follow
 
     sweep = place.sweep
     try:
-        document = follow(connection, place, quiet=as_json)
+        document = follow(connection, place, quiet=as_json, warnings=warnings)
     except KeyboardInterrupt:
         typer.echo(f"\nSweep {sweep} goes on. `hermes sweep watch {sweep}` shows it again, "
                    f"`hermes sweep stop {sweep}` ends it.", err=True)  # fmt: skip

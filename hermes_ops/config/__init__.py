@@ -12,9 +12,10 @@ from hermes_ops.config.model import (
 )
 from hermes_ops.config.parse import load_file, parse
 from hermes_ops.config.pod import PodSpec, RunIn, complete, leased_pod, pod_defaults, pod_spec
-from hermes_ops.config.preview import Preview, check_preview
+from hermes_ops.config.preview import Preview, check_preview, warnings_of
 from hermes_ops.config.render import render_command, render_environment
 from hermes_ops.config.schema import dag_params_schema, json_schema
+from hermes_ops.config.sweep_warnings import SweepWarning, never_fits
 
 __all__ = [
     "Algorithm",
@@ -27,6 +28,7 @@ __all__ = [
     "RunIn",
     "Search",
     "SweepConfig",
+    "SweepWarning",
     "TrialSpec",
     "check_preview",
     "complete",
@@ -34,9 +36,11 @@ __all__ = [
     "json_schema",
     "leased_pod",
     "load_file",
+    "never_fits",
     "parse",
     "pod_defaults",
     "pod_spec",
     "render_command",
     "render_environment",
+    "warnings_of",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -284,3 +284,10 @@ def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
         if path[:length] in lines:
             return lines[path[:length]]
     return lines.get(())
+
+
+def places(path: Path, paths: Iterable[KeyPath]) -> list[str]:
+    """Return `FILE:LINE` of each key of a sweep file; empty texts where it has no lines."""
+    lines = read(path).lines
+    found = (line_of(lines, key) for key in paths)
+    return [f"{path.name}:{line}" if line is not None else "" for line in found]

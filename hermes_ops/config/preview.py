@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from hermes_ops.config.model import Algorithm, SweepConfig
+from hermes_ops.config.script import script_warnings
+from hermes_ops.config.sweep_warnings import SweepWarning, config_warnings
 from hermes_ops.search.space import Config, text
 
 
@@ -33,6 +37,14 @@ class Preview:
     certain: int
     note: str
     cost: CostBound
+
+    def document(self) -> dict[str, Any]:
+        """Return the first trials and the bound of the cost as a JSON object."""
+        return {
+            "first_trials": list(self.trials),
+            "certain": self.certain,
+            "cost": asdict(self.cost),
+        }
 
     def render(self) -> str:
         """Everything as text for a terminal."""
@@ -106,3 +118,17 @@ def _cost_lines(cost: CostBound) -> list[str]:
         f"  GPU-seconds          {gpu}",
         f"  wall-clock seconds   {wall}",
     ]
+
+
+def warnings_of(
+    config: SweepConfig, *, pool_slots: int | None, environ: Mapping[str, str] | None
+) -> tuple[SweepWarning, ...]:
+    """Return what is likely a mistake in a valid sweep.
+
+    `pool_slots`: of its pool; None where they are not known. `environ`: the environment of the
+    processes that train on this machine; None where they train elsewhere: then nothing is looked
+    for on its disk.
+    """
+    found = config_warnings(config, pool_slots)
+    here = () if environ is None else script_warnings(config, environ)
+    return (*found, *here)

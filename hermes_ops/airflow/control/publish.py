@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,23 @@ def _sweep(book: Book) -> dict[str, Any]:
         "ended": sum(t.ended for t in book.trials),
         "open": book.open_trials,
         "closing": book.close.reason if book.close else None,
+        "not_preemptible": dict(_not_preemptible(book)),
     }
+
+
+def _not_preemptible(book: Book) -> Iterator[tuple[str, str]]:
+    """Yield the trials that train and cannot be stopped, with the reason, once it is known.
+
+    Before its first value a trial that writes checkpoints has none either.
+    """
+    for trial in book.trials:
+        segment = trial.segment
+        if trial.ended or segment is None or not segment.running:
+            continue
+        if not book.plan.facts.preemptible:
+            yield str(trial.number), "trial.preemptible is false in the sweep file"
+        elif not segment.preemptible and segment.step > segment.steps_at_start:
+            yield str(trial.number), segment.preemptible_reason
 
 
 def _sign(books: Mapping[str, Book], job: Job) -> float:

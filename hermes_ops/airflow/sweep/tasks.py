@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,8 @@ from hermes_ops.airflow.sweep.warm_start import warmed
 from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import REPORT_XCOM, SWEEP_XCOM, SweepReportLink, SweepRunLink
 from hermes_ops.airflow.trial.metrics import tracking_uri
-from hermes_ops.config import RunIn, SweepConfig, parse
+from hermes_ops.config import RunIn, SweepConfig, parse, warnings_of
+from hermes_ops.config.sweep_warnings import as_tag
 from hermes_ops.core.secondary import why_no_best
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.tracking import SweepRef, Tracker
@@ -83,9 +85,8 @@ class PlanOperator(BaseOperator):
         if before is None:
             config = warmed(config, tracker, self.log.info)
         sweep = sweep_of(self, context)
-        ref = tracker.ensure_sweep(
-            config.name, sweep, published(config).to_yaml(), self._tags(config)
-        )
+        tags = {**self._tags(config), **(self._warn(config) if before is None else {})}
+        ref = tracker.ensure_sweep(config.name, sweep, published(config).to_yaml(), tags)
         record = SweepRecord(
             config=json.loads(config.to_json()),
             trials=config.trial_count,
@@ -133,6 +134,13 @@ class PlanOperator(BaseOperator):
         context["task_state_store"].set(CLOSE_KEY, {})
         tags = tracker.sweep(ref).tags
         tracker.reopen(ref.parent_run_id, [t for t in (CLOSED_TAG, REACHED_TAG) if t in tags])
+
+    def _warn(self, config: SweepConfig) -> dict[str, str]:
+        """Log what is likely a mistake; the tag that keeps it for those who follow the sweep."""
+        warnings = warnings_of(config, pool_slots=None, environ=os.environ)
+        for warning in warnings:
+            self.log.warning("%s", warning)
+        return as_tag(warnings)
 
     def _tags(self, config: SweepConfig) -> dict[str, str]:
         tags = {"hermes.sampler": config.search.algorithm.value, "hermes.name": config.name}

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.control.publish import publish, read_view, view_path
 from hermes_ops.core.model import Gpu, JobId, Plan, Reason, Snapshot, Term
-from tests.unit.airflow.worlds import SWEEP, book, pending, running, waiting
+from tests.unit.airflow.worlds import (
+    SWEEP,
+    book,
+    pending,
+    running,
+    segment,
+    sweep_file,
+    waiting,
+)
 
 
 def published(*points: tuple[int, float, int], direction: str = "minimize") -> None:
@@ -24,7 +35,8 @@ def test_a_view_comes_back_as_it_was_published() -> None:
     view = read_view("gpus")
     assert view is not None
     assert (view["time_s"], view["policy"], view["gpus"]) == (7.0, "p", [0])
-    assert view["sweeps"] == {SWEEP: {"trials": 3, "ended": 0, "open": 2, "closing": None}}
+    facts = {"trials": 3, "ended": 0, "open": 2, "closing": None, "not_preemptible": {}}
+    assert view["sweeps"] == {SWEEP: facts}
     first, second, third = view["jobs"]
     assert (first["id"], first["phase"], first["gpus"]) == (f"{SWEEP}/0", "running", [0])
     assert (first["step"], first["value"], first["rank"]) == (2, 0.25, 1)
@@ -51,3 +63,25 @@ def test_no_view_or_a_damaged_one_is_none(text: str | None) -> None:
     if text is not None:
         view_path("gpus").write_text(text)
     assert read_view("gpus") is None
+
+
+def test_a_trial_that_cannot_be_preempted_is_named_with_the_reason_once_it_is_known() -> None:
+    stuck = {"preemptible": False, "preemptible_reason": "it writes no checkpoint"}
+    trials = [
+        replace(running(0, 0), segment=segment(gpus=(0,), step=2, **stuck)),
+        replace(running(1, 1), segment=segment(gpus=(1,), step=0, **stuck)),
+        running(2, 2),
+        replace(waiting(3), segment=segment(running=False, step=2, **stuck)),
+    ]
+    assert not_preemptible_of(*trials) == {"0": "it writes no checkpoint"}
+    fixed = sweep_file()["trial"] | {"preemptible": False}
+    reason = "trial.preemptible is false in the sweep file"
+    assert not_preemptible_of(running(0, 0), trial=fixed) == {"0": reason}
+
+
+def not_preemptible_of(*trials: Trial, **changes: Any) -> Any:
+    world = book(*trials, **changes)
+    publish("gpus", Snapshot(7.0, (Gpu(0),), ()), Plan(), {SWEEP: world}, "p")
+    view = read_view("gpus")
+    assert view is not None
+    return view["sweeps"][SWEEP]["not_preemptible"]

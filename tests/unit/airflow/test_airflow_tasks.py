@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from hermes_ops.airflow.sweep import tasks
 from hermes_ops.airflow.sweep.dag import sweep_asset
 from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
+from hermes_ops.config.sweep_warnings import from_tag
 from hermes_ops.tracking import SweepRef
 from tests.unit.airflow.worlds import SWEEP, DictStore, sweep_file
 
@@ -27,6 +29,7 @@ class Mlflow:
     """MLflow; keeps which sweeps it was asked to open."""
 
     opened: list[tuple[str, str]]
+    tags: list[dict[str, str]]
     stored: list[str]
 
     def __init__(self, uri: str) -> None:
@@ -35,6 +38,7 @@ class Mlflow:
     def ensure_sweep(self, name: str, sweep: str, config: str, tags: Any) -> Any:
         self.opened.append((name, sweep))
         self.stored.append(config)
+        self.tags.append(tags)
         return SimpleNamespace(parent_run_id="parent", experiment_id="7")
 
     def sweep(self, ref: Any) -> Any:
@@ -48,7 +52,7 @@ class Mlflow:
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Mlflow]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
     monkeypatch.setattr(tasks, "Tracker", Mlflow)
-    Mlflow.opened, Mlflow.stored = [], []
+    Mlflow.opened, Mlflow.stored, Mlflow.tags = [], [], []
     return Mlflow
 
 
@@ -109,6 +113,23 @@ def test_the_configuration_in_mlflow_holds_no_secret(mlflow: type[Mlflow]) -> No
     assert record.config["trial"]["environment"]["HF_TOKEN"] == "swordfish"
     assert "swordfish" not in str(given["ti"])
     assert "salmon" not in str(given["ti"])
+
+
+def test_what_is_likely_a_mistake_is_a_tag_of_the_sweep_and_in_the_plans_log(
+    mlflow: type[Mlflow], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trial = {"command": ["python", "gone.py", "{rate}"], "directory": str(tmp_path)}
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    operator.log.propagate = True
+    with caplog.at_level("WARNING"):
+        assert operator.execute(context(sweep_file(trial=trial))) == list(range(8))
+    (seen,) = from_tag(mlflow.tags[0]["hermes.warnings"])
+    assert (seen["where"], seen["leads_to"]) == (
+        "trial.command[1]", "every trial fails before it begins"
+    )  # fmt: skip
+    (tmp_path / "gone.py").write_text("")
+    assert operator.execute(context(sweep_file(trial=trial))) == list(range(8))
+    assert "hermes.warnings" not in mlflow.tags[1]
 
 
 def relative() -> dict[str, Any]:

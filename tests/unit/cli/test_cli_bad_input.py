@@ -31,6 +31,12 @@ class Airflow:
     def put_state(self, *record: Any) -> None:
         self.put.append(record)
 
+    def pool(self, name: str) -> dict[str, Any]:
+        return {"name": name, "slots": 2}
+
+    def dag(self, dag: str) -> dict[str, Any]:
+        return {"is_paused": False}
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
