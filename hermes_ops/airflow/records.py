@@ -41,6 +41,15 @@ CLOSED_TAG = "hermes.closed"
 REACHED_TAG = "hermes.reached"
 """Tag of a sweep's MLflow run: which trial reached the objective's target."""
 
+FAILED_TAG = "hermes.failed"
+"""Tag of a sweep's MLflow run: why it has failed."""
+
+FAILURES_TAG = "hermes.failures"
+"""Tag of a sweep's MLflow run: a line for each way in which trials failed."""
+
+END_TAGS = (CLOSED_TAG, REACHED_TAG, FAILED_TAG, FAILURES_TAG)
+"""Tags of a sweep's MLflow run that hold of its end alone: it loses them when it goes on."""
+
 HELD_POOL_SLOTS = 10_000
 """Slots that a trial without a lease asks for: more than a pool has, so Airflow passes it over."""
 
@@ -69,8 +78,8 @@ class SweepRecord:
 class CloseRecord:
     """The sweep ends now: `state` is what its open trials become, `reason` what users read.
 
-    `tag` is the tag of its MLflow run that says so: CLOSED_TAG, or REACHED_TAG where its end is a
-    success.
+    `tag` is the tag of its MLflow run that says so: CLOSED_TAG, REACHED_TAG where its end is a
+    success, FAILED_TAG where it is a failure.
     """
 
     reason: str

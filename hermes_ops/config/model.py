@@ -207,6 +207,11 @@ class Budget(Model):
     """GPU time of all trials together."""
     failed_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = None
     """Failed trials that end the sweep."""
+    count_diverged: bool = False
+    """Whether trials whose objective became NaN or infinite count among the failed ones."""
+    same_failures: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = 3
+    """How many of the first trials must fail in the same way, before any has reported a value, for
+    the sweep to end as failed."""
     max_parallel: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = None
     """Trials that train at the same time."""
 

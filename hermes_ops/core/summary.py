@@ -74,6 +74,7 @@ class TrialSummary:
     gpu_seconds: float = 0.0
     metrics: Mapping[str, Seen] = field(default_factory=dict)
     violates: tuple[str, ...] = ()
+    reason: str = ""  # why it ended, where it did not finish
 
     @property
     def can_be_best(self) -> bool:
@@ -88,7 +89,8 @@ class TrialSummary:
     def to_document(self) -> dict[str, Any]:
         """Return the trial's part of the JSON document; a value that is not finite is null.
 
-        `metrics` and `violates` are there where the sweep names metrics.
+        `metrics` and `violates` are there where the sweep names metrics, `reason` where there is
+        one.
         """
         return {
             "number": self.number,
@@ -100,6 +102,7 @@ class TrialSummary:
             "segments": self.segments,
             "preemptions": self.preemptions,
             "gpu_seconds": round(self.gpu_seconds, 3),
+            **({"reason": self.reason} if self.reason else {}),
             **(self._of_metrics() if self.metrics else {}),
         }
 
@@ -139,6 +142,7 @@ class SweepSummary:
     pool_slots: int | None = None
     max_slots_used: int | None = None
     metrics: tuple[Secondary, ...] = ()
+    reason: str = ""  # why it ended before its last trial, or failed
 
     @property
     def best(self) -> TrialSummary | None:
@@ -161,6 +165,7 @@ class SweepSummary:
             "wall_seconds": round(self.wall_seconds, 3),
             "pool_slots": self.pool_slots,
             "max_slots_used": self.max_slots_used,
+            **({"reason": self.reason} if self.reason else {}),
         }
 
 

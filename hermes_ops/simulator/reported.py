@@ -44,7 +44,7 @@ def background(
     told = Background(
         config=config,
         policy=found.run.tags.get("hermes.policy", ""),
-        closed=found.run.tags.get("hermes.closed", ""),
+        closed=found.run.tags.get("hermes.closed") or found.run.tags.get("hermes.failed", ""),
         started_s=found.run.started_ms / 1_000,
         checkpoint_s=dict(_checkpoints_s(found.trials)),
         endings={t.number: _ending(t) for t in found.trials if t.state in RUN_STATUS},

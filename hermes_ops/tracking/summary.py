@@ -14,6 +14,9 @@ from hermes_ops.tracking.curves import CurveReader, Curves
 from hermes_ops.tracking.runs import RUN_STATUS, SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.tracker import Tracker
 
+WHY_TAGS = ("hermes.closed", "hermes.failed", "hermes.reached")
+"""Tags of a sweep's run that say why it has ended as it has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Collected:
@@ -75,6 +78,7 @@ def collect(
         pool_slots=_known(pool_slots, run.tags.get("hermes.pool_slots")),
         max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
         metrics=tuple(others),
+        reason=next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), ""),
     )
     segments = tuple(segment for trial in trials for segment in trial.segments)
     return Collected(summary, read.points, segments, run, trials)
@@ -99,6 +103,7 @@ def _trial(
         preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
         gpu_seconds=_number(run.tags.get("hermes.gpu_seconds")) or gpu_s,
         metrics=seen,
+        reason=run.tags.get("hermes.reason", ""),
         violates=violations(others, {name: one.last for name, one in seen.items()}),
     )
 

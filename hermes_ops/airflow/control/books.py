@@ -29,8 +29,6 @@ from hermes_ops.errors import Unavailable
 from hermes_ops.search.interface import Observation, Sampler
 from hermes_ops.tracking.runs import SweepRef
 
-FAILED, SUCCEEDED = "failed", "success"
-
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 FORESEEN = 256
@@ -199,8 +197,9 @@ class Book:
 
     @property
     def failed_trials(self) -> int:
-        """Trials that ended FAILED."""
-        return sum(t.row.state == FAILED for t in self.trials)
+        """Trials that ended FAILED; those that diverged if the sweep counts them."""
+        counts = self.plan.config.budget.count_diverged
+        return sum(t.failed and (counts or not t.diverged) for t in self.trials)
 
     def last_beside(self, number: int) -> dict[str, float]:
         """The last value that a trial has reported of each metric that has bounds."""
@@ -221,7 +220,7 @@ class Book:
         loss = min(finite) if finite else None
         if not trial.ended:
             return Observation(trial.number, config, loss, "running")
-        failed = trial.row.state == FAILED or loss is None
+        failed = trial.failed or loss is None
         return Observation(trial.number, config, loss, "failed" if failed else "finished")
 
     def ask(self, number: int) -> dict[str, Any]:

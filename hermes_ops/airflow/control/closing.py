@@ -1,11 +1,14 @@
-"""When a sweep ends before its last trial: its target is reached, or its budget is spent."""
+"""When a sweep ends before its last trial: its target is reached, its budget is spent, or its
+first trials fail in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 
-from hermes_ops.airflow.control.books import FAILED, Book
-from hermes_ops.airflow.records import REACHED_TAG, CloseRecord
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.records import FAILED_TAG, REACHED_TAG, CloseRecord
+from hermes_ops.core.failures import alike
 from hermes_ops.core.secondary import Secondary
 
 
@@ -13,7 +16,7 @@ def due_end(book: Book, now_s: float) -> CloseRecord | None:
     """Why the sweep ends now, its target before its budget; None while it goes on, and after."""
     if book.trials and all(t.ended for t in book.trials):
         return None
-    return reached_target(book, now_s) or spent_budget(book, now_s)
+    return reached_target(book, now_s) or failed_alike(book, now_s) or spent_budget(book, now_s)
 
 
 def reached_target(book: Book, now_s: float) -> CloseRecord | None:
@@ -26,7 +29,7 @@ def reached_target(book: Book, now_s: float) -> CloseRecord | None:
     objective = config.objective
     if objective.target is None:
         return None
-    for number in sorted(t.number for t in book.trials if t.row.state != FAILED):
+    for number in sorted(t.number for t in book.trials if not t.failed):
         last = book.last_beside(number)
         value = config.reached((v for _, v, _ in book.curves.get(number, ())), last)
         if value is not None:
@@ -42,6 +45,40 @@ def _kept(metrics: Iterable[Secondary], last: Mapping[str, float]) -> str:
     """The bounds that were kept with the target, in words; empty without any."""
     words = (f"{m.name} {last[m.name]:g} ({m.bound})" for m in metrics if m.is_bounded)
     return "".join(f", {word}" for word in words)
+
+
+def failed_alike(book: Book, now_s: float) -> CloseRecord | None:
+    """Why the sweep ends since its first trials failed in the same way; None while it goes on.
+
+    All that have ended since it began, or was resumed, failed alike, and none has reported a value.
+    A trial that has trained for longer than they did is waited for: it may go better.
+    Trials that diverged show something else of the script, unless the sweep counts them as failed.
+    """
+    budget, began_s = book.plan.config.budget, book.plan.facts.submitted_s
+    if budget.same_failures is None or not book.told or _has_values(book):
+        return None
+    ended = [(t, t.segment) for t in book.trials if t.segment is not None and t.ended]
+    reasons = {
+        t.number: segment.reason
+        for t, segment in ended
+        if segment.failures
+        and (segment.ended_s or now_s) >= began_s
+        and (budget.count_diverged or not t.diverged)
+    }
+    failed = [t for t, _ in ended if t.failed and t.number in reasons]
+    if len(failed) < budget.same_failures or not all(t.failed for t, _ in ended):
+        return None
+    groups = alike((t.number, reasons[t.number]) for t in failed)
+    longest_gpu_s = max(t.service_gpu_s(now_s) for t in failed)
+    ahead = any(not t.ended and t.service_gpu_s(now_s) > longest_gpu_s for t in book.trials)
+    if len(groups) != 1 or ahead:
+        return None
+    reason = f"the first {len(failed)} trials failed alike: {groups[0].reason}"
+    return CloseRecord(reason, "cancelled", now_s, FAILED_TAG)
+
+
+def _has_values(book: Book) -> bool:
+    return any(isfinite(v) for points in book.curves.values() for _, v, _ in points)
 
 
 def spent_budget(book: Book, now_s: float) -> CloseRecord | None:

@@ -19,6 +19,7 @@ from hermes_ops.airflow.records import (
     is_active,
 )
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
+from hermes_ops.trial.failure import Cause
 
 FINAL_STATES = ("success", "failed", "skipped", "removed", "upstream_failed")
 READY_STATES = ("scheduled",)
@@ -63,6 +64,18 @@ class Trial:
         """True once the task instance is in a final state, or the trial said that it is done."""
         over = self.segment is not None and self.segment.final is not None
         return over or self.row.state in FINAL_STATES
+
+    @property
+    def failed(self) -> bool:
+        """True once the trial has ended as failed, whether or not Airflow knows it yet."""
+        final = self.segment.final if self.segment is not None else None
+        return self.row.state == "failed" or final == "failed"
+
+    @property
+    def diverged(self) -> bool:
+        """True once it has failed because its objective became NaN or infinite."""
+        cause = self.segment.cause if self.segment is not None else ""
+        return self.failed and cause == Cause.DIVERGED.value
 
     @property
     def awaits_skip(self) -> bool:

@@ -26,7 +26,7 @@ from hermes_ops.airflow.identity import (
 )
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
-    CLOSED_TAG,
+    END_TAGS,
     REACHED_TAG,
     SEGMENT_KEY,
     SWEEP_KEY,
@@ -39,6 +39,7 @@ from hermes_ops.airflow.sweep.published import published
 from hermes_ops.config import Algorithm, SweepConfig, parse
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
+from hermes_ops.trial.failure import Cause
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient
@@ -192,12 +193,21 @@ class EndedSweep:
                 f"its trials have used {used_gpu_s:.0f} GPU-seconds of budget.gpu_seconds "
                 f"{budget.gpu_seconds:g}: give a greater total with --gpu-seconds."
             )
-        failed = sum(s == "failed" and n not in trials_again for n, s in self.states.items())
+        failed = sum(
+            s == "failed"
+            and n not in trials_again
+            and (budget.count_diverged or not self._diverged(n))
+            for n, s in self.states.items()
+        )
         if budget.failed_trials is not None and failed >= budget.failed_trials:
             raise HermesError(
                 f"{failed} trials have failed, as many as budget.failed_trials: give a greater "
                 "number with --failed-trials."
             )
+
+    def _diverged(self, number: int) -> bool:
+        run = self.runs.get(number)
+        return run is not None and run.tags.get("hermes.cause") == Cause.DIVERGED.value
 
     def _without_reached(self, config: SweepConfig) -> SweepConfig:
         """The config without its target, if the sweep ended because that was reached."""
@@ -222,7 +232,7 @@ class EndedSweep:
         self.airflow.put_state(self.plan, SWEEP_KEY, encode(record))
         parent = self.record.parent_run_id
         tags = self._tags()
-        self.tracker.reopen(parent, [t for t in (CLOSED_TAG, REACHED_TAG) if t in tags])
+        self.tracker.reopen(parent, [t for t in END_TAGS if t in tags])
         self.tracker.artifacts.write(parent, "sweep.yaml", published(config).to_yaml().encode())
 
     def _trial(self, number: int) -> TaskKey:

@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,10 +15,13 @@ from hermes_ops import report
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.janitor import free_ended
 from hermes_ops.airflow.folders import Accounts, TrialFolder, sweep_folder
-from hermes_ops.airflow.records import CLOSED_TAG, Segment
+from hermes_ops.airflow.records import CLOSED_TAG, FAILED_TAG, FAILURES_TAG, Segment
 from hermes_ops.airflow.sweep.best_model import log_best_model
 from hermes_ops.airflow.trial.metrics import Ending, finish_run, save_segments
 from hermes_ops.config import SweepConfig
+from hermes_ops.core.failures import failure_lines
+from hermes_ops.core.secondary import why_no_best
+from hermes_ops.core.sweep_state import FAILED, final_state
 from hermes_ops.errors import Refused, Unavailable
 from hermes_ops.simulator.reported import background
 from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
@@ -46,16 +50,7 @@ def close_sweep(
     ref = find(tracker, sweep, config.name)
     for run in tracker.trials(ref):
         _settle(tracker, sweep, run, finals.get(run.number, "cancelled"))
-    closed = CLOSED_TAG in tracker.sweep(ref).tags
-    tracker.finish_sweep(ref.parent_run_id, "cancelled" if closed else "finished")
-    collected = collect(
-        tracker,
-        ref,
-        metric=config.objective.metric,
-        direction=config.objective.direction.value,
-        max_trials=config.trial_count,
-        others=config.secondary,
-    )
+    collected = _ended(tracker, ref, config)
     log_columns(tracker, collected)
     log_outcome(tracker, collected)
     DecisionLog(tracker).upload(sweep, ref.parent_run_id, force=True)
@@ -64,6 +59,34 @@ def close_sweep(
     rules = config.checkpoints
     free_ended(sweep, states, rules.keep_seconds, time.time(), rules.store)
     return collected.summary.to_document()
+
+
+def _ended(tracker: Tracker, ref: SweepRef, config: SweepConfig) -> Collected:
+    """Give the sweep's run its final state, and why trials failed; what has become of the sweep."""
+    tags, parent = tracker.sweep(ref).tags, ref.parent_run_id
+    closed, failed = CLOSED_TAG in tags, FAILED_TAG in tags
+    tracker.finish_sweep(parent, final_state(closed=closed, failed=failed, has_best=True))
+    collected = collect(
+        tracker,
+        ref,
+        metric=config.objective.metric,
+        direction=config.objective.direction.value,
+        max_trials=config.trial_count,
+        others=config.secondary,
+    )
+    summary = collected.summary
+    state = final_state(closed=closed, failed=failed, has_best=summary.best is not None)
+    why = failure_lines((t.number, t.reason) for t in summary.trials if t.state == "failed")
+    said = {FAILURES_TAG: "\n".join(why)} if why else {}
+    if state == FAILED and not failed:
+        said[FAILED_TAG] = why[0] if why else why_no_best(summary.to_document(), summary.metric)
+    if said:
+        tracker.set_tags(parent, said)
+    if state == summary.state:
+        return collected
+    tracker.finish_sweep(parent, state)
+    reason = summary.reason or said.get(FAILED_TAG, "")
+    return replace(collected, summary=replace(summary, state=state, reason=reason))
 
 
 def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:

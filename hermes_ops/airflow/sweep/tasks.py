@@ -19,9 +19,8 @@ from hermes_ops.airflow.identity import sweep_of
 from hermes_ops.airflow.pieces import KeyValues, read_record, write_record
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
-    CLOSED_TAG,
+    END_TAGS,
     OUTCOMES,
-    REACHED_TAG,
     SWEEP_KEY,
     SweepRecord,
     decode,
@@ -133,7 +132,7 @@ class PlanOperator(BaseOperator):
         """The plan was cleared, or is tried again: an earlier end counts no more."""
         context["task_state_store"].set(CLOSE_KEY, {})
         tags = tracker.sweep(ref).tags
-        tracker.reopen(ref.parent_run_id, [t for t in (CLOSED_TAG, REACHED_TAG) if t in tags])
+        tracker.reopen(ref.parent_run_id, [t for t in END_TAGS if t in tags])
 
     def _warn(self, config: SweepConfig) -> dict[str, str]:
         """Log what is likely a mistake; the tag that keeps it for those who follow the sweep."""

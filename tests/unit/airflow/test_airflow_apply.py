@@ -8,11 +8,17 @@ import pytest
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.books import Book
-from hermes_ops.airflow.control.closing import spent_budget
+from hermes_ops.airflow.control.closing import due_end, spent_budget
 from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.control.ranks import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
-from hermes_ops.airflow.records import HELD_POOL_SLOTS, CloseRecord, StopFlag, encode
+from hermes_ops.airflow.records import (
+    FAILED_TAG,
+    HELD_POOL_SLOTS,
+    CloseRecord,
+    StopFlag,
+    encode,
+)
 from hermes_ops.airflow.trial.beside import offered, told
 from hermes_ops.core.model import (
     Action,
@@ -363,6 +369,64 @@ def test_a_sweep_ends_when_as_many_trials_failed_as_its_budget_allows() -> None:
     assert spent is not None
     assert (spent.state, spent.at_s) == ("cancelled", NOW_S)
     assert "2 trials failed" in spent.reason
+
+
+def broken(number: int, reason: str = "no package foo3", **changes: Any) -> Trial:
+    """A trial that has failed by its script."""
+    facts = {"failures": 1, "reason": reason, "ended_s": 110.0, "service_gpu_s": 5.0, **changes}
+    record = segment(running=False, final="failed", **facts)
+    return Trial(row(number, "running"), lease(), None, record)
+
+
+def diverged(number: int) -> Trial:
+    return broken(number, "val_loss is NaN at step 2", cause="diverged")
+
+
+def test_a_diverged_trial_counts_as_failed_only_if_the_sweep_says_so() -> None:
+    budget = {"failed_trials": 2}
+    trials = (broken(0, "no data"), diverged(1), pending(2))
+    assert spent_budget(book(*trials, budget=budget), NOW_S) is None
+    assert spent_budget(book(*trials, budget={**budget, "count_diverged": True}), NOW_S) is not None
+
+
+def test_a_sweep_whose_first_trials_fail_alike_ends_with_that_reason() -> None:
+    world = book(broken(0), broken(1, "no package foo4"), broken(2), pending(3))
+    close = due_end(world, NOW_S)
+    assert close is not None
+    assert (close.state, close.tag) == ("cancelled", FAILED_TAG)
+    assert close.reason == "the first 3 trials failed alike: no package foo3"
+
+
+def test_a_sweep_goes_on_while_it_is_not_its_script_that_fails() -> None:
+    alike = (broken(0), broken(1), broken(2))
+    worlds = {
+        "fewer": book(broken(0), broken(1), pending(3)),
+        "not asked for": book(*alike, pending(3), budget={"same_failures": None}),
+        "more asked for": book(*alike, pending(3), budget={"same_failures": 4}),
+        "another reason": book(*alike, broken(3, "no data"), pending(4)),
+        "one has finished": book(*alike, succeeded(3), pending(4)),
+        "one has come further": book(*alike, running(3, 0), pending(4)),
+        "they diverged": book(diverged(0), diverged(1), diverged(2), pending(3)),
+        "a person marked them": book(*(broken(n, failures=0) for n in range(3)), pending(3)),
+        "they failed before it was resumed": book(
+            *(broken(n, ended_s=49.0) for n in range(3)), pending(3)
+        ),
+    }
+    assert {what: due_end(world, NOW_S) for what, world in worlds.items()} == dict.fromkeys(worlds)
+    valued, unread = book(*alike, pending(3)), book(*alike, pending(3))
+    valued.curves = {1: ((1, 0.5, 0),)}
+    unread.told = False
+    assert due_end(valued, NOW_S) is None
+    assert due_end(unread, NOW_S) is None
+
+
+def test_a_trial_that_has_just_begun_does_not_keep_a_broken_sweep_alive() -> None:
+    young = replace(running(3, 0), segment=segment(started_s=NOW_S - 1.0, gpus=(0,)))
+    assert due_end(book(broken(0), broken(1), broken(2), young), NOW_S) is not None
+
+
+def succeeded(number: int) -> Trial:
+    return Trial(row(number, "success"), lease(), None, segment(running=False, final="finished"))
 
 
 def test_a_sweep_ends_when_its_wall_clock_is_spent() -> None:

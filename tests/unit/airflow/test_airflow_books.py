@@ -89,6 +89,13 @@ def test_a_maximised_objective_is_told_as_a_loss() -> None:
     assert [o.loss for o in world.history()] == [-0.75]
 
 
+def test_a_trial_that_diverged_is_told_as_failed_before_airflow_has_its_tasks_state() -> None:
+    over = segment(running=False, final="failed", cause="diverged")
+    world = book(Trial(row(0, "running"), lease(), None, over))
+    world.curves = {0: ((1, 0.01, 0), (2, float("nan"), 1))}
+    assert world.history() == [Observation(0, {"rate": 0.1}, 0.01, "failed")]
+
+
 def test_the_same_history_gives_the_same_configuration() -> None:
     assert book(running(0, 0)).ask(1) == book(running(0, 0)).ask(1)
     assert book(pending(0)).ask(1) != book(pending(0)).ask(2)

@@ -136,6 +136,8 @@ VALID: dict[str, Any] = {
         "gpu_seconds": 5.5,
         "max_parallel": 2,
         "failed_trials": 1,
+        "count_diverged": True,
+        "same_failures": 5,
     },
     "checkpoints": {
         "keep_seconds": 3600,

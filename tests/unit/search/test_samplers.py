@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -241,3 +241,16 @@ def test_names_and_texts_are_only_texts_to_tpe(name: str) -> None:
         for n, value in enumerate(("1/0", "exit()", "p0"))
     ]
     assert sampler.ask(3, history)[name] in ("1/0", "exit()", "p0")
+
+
+def test_tpe_learns_that_a_region_fails() -> None:
+    def drawn_there(state: Literal["finished", "failed"]) -> int:
+        sampler, history = build("tpe"), []
+        for number in range(40):
+            config = sampler.ask(number, history)
+            bad = float(config["rate"]) > 0.01  # type: ignore[arg-type]
+            loss = 0.5 + 0.001 * (number % 7)
+            history.append(Observation(number, config, loss, state if bad else "finished"))
+        return sum(float(o.config["rate"]) > 0.01 for o in history[10:])  # type: ignore[arg-type]
+
+    assert drawn_there("failed") < drawn_there("finished") / 2
