@@ -66,7 +66,7 @@ def _until_the_end(connection: Connection, place: Place, quiet: bool, notices: N
     console = Console()
     shown = Live(console=console, refresh_per_second=4, transient=True)
     live = console.is_terminal and not quiet
-    said = ""
+    said, is_found = "", quiet
     if live:
         shown.start()
     try:
@@ -79,6 +79,7 @@ def _until_the_end(connection: Connection, place: Place, quiet: bool, notices: N
             view = read_view(connection.pool)
             _tell(*notices.due(time.monotonic(), view))
             if view is not None and sweep in view.get("sweeps", {}):
+                is_found = is_found or _print_comparison(console, connection, sweep)
                 if live:
                     shown.update(table(view, sweep))
                 elif not quiet and (line := progress_line(view, sweep)) != said:
@@ -192,6 +193,7 @@ def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> 
         f"{found['pool_slots']} GPUs in use at once"
     )
     console.print(f"MLflow   {_page(connection, sweep)}", soft_wrap=True)
+    _print_comparison(console, connection, sweep)
 
 
 def end_table(sweep: str, found: Mapping[str, Any]) -> Table:
@@ -219,6 +221,19 @@ def missed_bounds(found: Mapping[str, Any], most: int = 10) -> list[str]:
     ]
     rest = len(missed) - most
     return [*lines, f"{rest} more trials miss a bound"] if rest > 0 else lines
+
+
+def _print_comparison(console: Console, connection: Connection, sweep: str) -> bool:
+    """Print where MLflow shows the trials side by side; False while it does not know the sweep."""
+    from hermes_ops.tracking.summary import find
+
+    try:
+        ref = find(connection.tracker, sweep)
+    except HermesError:
+        return False
+    address = connection.tracker.comparison_url(ref)
+    console.print(f"Compare  {address}", soft_wrap=True, highlight=False)
+    return True
 
 
 def _page(connection: Connection, sweep: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.artifacts import Artifacts
+from hermes_ops.tracking.comparison import SharedViews, comparison_path
 from hermes_ops.tracking.names import chunked_tag, in_batches, legal_name, tag_filter
 from hermes_ops.tracking.registry import Registry
 from hermes_ops.tracking.rest import RestClient
@@ -65,6 +66,7 @@ class Tracker:
         self._clock = clock
         self.artifacts = Artifacts(self._rest)
         self.registry = Registry(self._rest)
+        self.views = SharedViews(self._rest)
 
     @property
     def uri(self) -> str:
@@ -284,6 +286,10 @@ class Tracker:
     def run_url(self, experiment_id: str, run_id: str) -> str:
         """Return the address of the run's page."""
         return f"{self.uri}/#/experiments/{experiment_id}/runs/{run_id}"
+
+    def comparison_url(self, sweep: SweepRef) -> str:
+        """Return the address of MLflow's page of runs with the trials of that sweep."""
+        return f"{self.uri}{comparison_path(sweep)}"
 
     # The requests beneath
 

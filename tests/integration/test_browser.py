@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from hermes_ops.tracking import Tracker
 
 pytestmark = [
     pytest.mark.integration,
@@ -204,3 +207,24 @@ def test_a_report_draws_all_its_pictures_without_a_network(
     assert [e["message"] for e in chromium.get_log("browser")] == []
     outside = [url for _, url in _requests(chromium) if not url.startswith(("file:", "data:"))]
     assert outside == []
+
+
+def test_one_address_opens_a_sweeps_trials_in_mlflow_as_a_table_and_as_curves(
+    chromium: Any, lab: Any, sweep: Any
+) -> None:
+    with closing(Tracker(lab.stack.mlflow_url)) as tracker:
+        ref = _until(chromium, lambda _: tracker.find_sweep(sweep.id))
+        address = tracker.comparison_url(ref)
+    chromium.set_window_size(2400, 1000)  # columns beyond its edge are not in the page
+    chromium.get(address)
+    headings = r"(?=.*\bhermes\.state\b)(?=.*\bloss\b)(?=.*\brate\b)"
+    _until(chromium, _has("main", headings))
+    page = _text(chromium, "main")
+    assert "trial-001" in page
+    assert re.search(r"\b[23] matching runs", page)  # its trials alone, those that have begun
+    chromium.get(f"{address}&compareRunsMode=CHART")
+    _until(chromium, _has("main", "Learning curves"))
+    curves = (
+        ".js-plotly-plot .scatterlayer .trace .lines path, .js-plotly-plot .gl-container canvas"
+    )
+    _until(chromium, lambda d: d.find_elements(By.CSS_SELECTOR, curves))

@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from jinja2 import TemplateError
 
-from hermes_ops.airflow.addresses import report_address, run_address
+from hermes_ops.airflow.addresses import comparison_address, report_address, run_address
 from hermes_ops.airflow.control.stores import check_store
 from hermes_ops.airflow.identity import sweep_of
 from hermes_ops.airflow.pieces import KeyValues, read_record, write_record
@@ -34,13 +34,21 @@ from hermes_ops.airflow.sweep.published import published
 from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.warm_start import warmed
 from hermes_ops.airflow.trial.connections import Connections
-from hermes_ops.airflow.trial.links import REPORT_XCOM, SWEEP_XCOM, SweepReportLink, SweepRunLink
+from hermes_ops.airflow.trial.links import (
+    REPORT_XCOM,
+    SWEEP_XCOM,
+    TRIALS_XCOM,
+    CompareTrialsLink,
+    SweepReportLink,
+    SweepRunLink,
+)
 from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config import RunIn, SweepConfig, parse, warnings_of
 from hermes_ops.config.sweep_warnings import as_tag
 from hermes_ops.core.secondary import why_no_best
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.tracking import SweepRef, Tracker
+from hermes_ops.tracking.comparison import ComparedSweep
 
 CONFIG_XCOM = "hermes_config"
 """XCom key of the sweep as it was planned, for its report; secrets are stars in it."""
@@ -55,7 +63,7 @@ class PlanOperator(BaseOperator):
     :param nights: what makes the sweep one of many nights
     """
 
-    operator_extra_links = (SweepRunLink(),)
+    operator_extra_links = (SweepRunLink(), CompareTrialsLink())
 
     def __init__(
         self,
@@ -86,6 +94,8 @@ class PlanOperator(BaseOperator):
         sweep = sweep_of(self, context)
         tags = {**self._tags(config), **(self._warn(config) if before is None else {})}
         ref = tracker.ensure_sweep(config.name, sweep, published(config).to_yaml(), tags)
+        now_ms = int(time.time() * 1_000)
+        tracker.views.save(ref, ComparedSweep.from_config(config), now_ms)
         record = SweepRecord(
             config=json.loads(config.to_json()),
             trials=config.trial_count,
@@ -147,7 +157,13 @@ class PlanOperator(BaseOperator):
 
     def _leave(self, ti: Any, config: SweepConfig, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's own
         ti.xcom_push(CONFIG_XCOM, json.loads(published(config).to_json()))
-        ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
+        _leave_addresses(ti, ref)
+
+
+def _leave_addresses(ti: Any, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's own
+    """Leave what the links of the sweep's tasks lead to."""
+    ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
+    ti.xcom_push(TRIALS_XCOM, comparison_address(tracking_uri(), ref))
 
 
 def _again(before: SweepRecord, context: Mapping[str, Any]) -> SweepConfig:
@@ -163,7 +179,7 @@ class ReportOperator(BaseOperator):
     :param connections: what leads to MLflow in the place of its variables
     """
 
-    operator_extra_links = (SweepRunLink(), SweepReportLink())
+    operator_extra_links = (SweepRunLink(), CompareTrialsLink(), SweepReportLink())
 
     def __init__(
         self,
@@ -198,7 +214,7 @@ class ReportOperator(BaseOperator):
             raise AirflowFailException(why_no_best(document, config.objective.metric))
         ref, best = best_of(tracker, config.name, document)
         page = report_address(tracking_uri(), ref.experiment_id, ref.parent_run_id)
-        ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
+        _leave_addresses(ti, ref)
         ti.xcom_push(REPORT_XCOM, page)
         for asset in self.outlets:
             context["outlet_events"][asset].extra = {**best, "report": page}

@@ -15,6 +15,8 @@ RUN_XCOM = "hermes_mlflow_run"
 """XCom key under which a trial leaves the address of its run in MLflow."""
 SWEEP_XCOM, REPORT_XCOM = "hermes_mlflow_sweep", "hermes_report"
 """XCom keys under which a sweep's tasks leave the addresses of its run and of its report."""
+TRIALS_XCOM = "hermes_mlflow_trials"
+"""XCom key under which they leave that of MLflow's table and charts of its trials."""
 
 
 class StandingXCom(BaseXCom):
@@ -59,6 +61,13 @@ class SweepRunLink(_LeftLink):
 
     name = "Sweep in MLflow"
     xcom_key = SWEEP_XCOM
+
+
+class CompareTrialsLink(_LeftLink):
+    """From a sweep's tasks to its trials in MLflow, side by side in a table and in charts."""
+
+    name = "Compare trials"
+    xcom_key = TRIALS_XCOM
 
 
 class SweepReportLink(_LeftLink):

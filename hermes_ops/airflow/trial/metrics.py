@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hermes_ops.airflow.folders import TrialFolder, metrics_nudge
+from hermes_ops.airflow.folders import Accounts, TrialFolder, metrics_nudge
 from hermes_ops.airflow.records import Segment
 from hermes_ops.core.summary import Segment as SegmentFact
 from hermes_ops.errors import HermesError
@@ -53,13 +53,15 @@ class MetricFeed:
     """Sends a trial's metrics in the background; an MLflow that is away delays them, no more.
 
     `tracker` is the way to MLflow, by default one of its own; `look_s` how often the file is
-    looked at, where `LOOK_S` would be too often.
+    looked at, where `LOOK_S` would be too often. `objective` is the metric whose best and final
+    value stand in MLflow's table, and its direction.
     """
 
     run_id: str
     folder: TrialFolder
     tracker: Tracker | None = None
     look_s: Callable[[], float] = lambda: LOOK_S
+    objective: tuple[str, str] = ("", "minimize")
     _stop: threading.Event = field(default_factory=threading.Event)
     _busy: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
@@ -81,6 +83,7 @@ class MetricFeed:
                 sent = self._open().pump()
                 if ended and self.tracker is not None:
                     save_segments(self.tracker, self.run_id, self.folder)
+                    self._log_columns(self.tracker)
             except (HermesError, OSError) as error:  # MLflow is away, or the volume is full
                 log.warning("Metrics stay on disk for now: %s", error)
         if sent:
@@ -95,6 +98,7 @@ class MetricFeed:
                 self._open().drain(DRAIN_S)
                 if self.tracker is not None:
                     save_segments(self.tracker, self.run_id, self.folder)
+                    self._log_columns(self.tracker)
                     finish_run(self.tracker, self.run_id, ending, record)
             except (HermesError, OSError) as error:
                 log.warning("The report task will close the run: %s", error)
@@ -104,6 +108,21 @@ class MetricFeed:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
+
+    def _log_columns(self, tracker: Tracker) -> None:
+        """Log what MLflow's table shows of the trial before its sweep has ended."""
+        from hermes_ops.tracking.columns import log_so_far, reported
+
+        segments = self.folder.segments()
+        accounts = Accounts.of(segments)
+        figures: dict[str, float | None] = {
+            **reported(self.folder.metrics, *self.objective),
+            "steps": max((s.get("last_step") or 0 for s in segments), default=0),
+            "segments": accounts.segments,
+            "preemptions": accounts.preemptions,
+            "gpu_seconds": accounts.service_gpu_s,
+        }
+        log_so_far(tracker, self.run_id, figures, int(time.time() * 1_000))
 
     def _open(self) -> MetricSender:
         if self._sender is None:

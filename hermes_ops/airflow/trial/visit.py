@@ -80,13 +80,13 @@ class Visit:
             segments=accounts.segments + 1,
             preemptions=accounts.preemptions,
         )
-        return cls(store, lease, folder, MetricFeed(lease.run_id, folder), record)
+        return cls(store, lease, folder, _feed(lease, folder), record)
 
     @classmethod
     def after(cls, store: Store, lease: Lease, folder: TrialFolder, last: Segment) -> Visit:
         """The visit of a segment that has ended under `lease` or an earlier lease of its trial."""
         own = replace(lease, epoch=last.epoch, gpus=last.gpus)
-        return cls(store, own, folder, MetricFeed(lease.run_id, folder), last)
+        return cls(store, own, folder, _feed(lease, folder), last)
 
     def nudge(self) -> Nudge:
         """Given when there is a stop flag."""
@@ -140,6 +140,10 @@ class Visit:
 
     def _write(self) -> None:
         self.store.set(SEGMENT_KEY, encode(self.record))
+
+
+def _feed(lease: Lease, folder: TrialFolder) -> MetricFeed:
+    return MetricFeed(lease.run_id, folder, objective=(lease.objective, lease.direction))
 
 
 def result_of(folder: TrialFolder, epoch: int) -> Mapping[str, Any]:

@@ -38,13 +38,16 @@ class Mlflow:
         self._say("segments", run_id, [(r.trial, r.epoch, r.gpus, r.end_s) for r in rows])
         self.starts = [(r.startup_s, r.restore_s) for r in rows]
 
+    def log_metrics(self, run_id: str, metrics: Sequence[Mapping[str, Any]]) -> None:
+        self._say("columns", run_id, {m["key"]: m["value"] for m in metrics})
+
     def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
         self._say("finish", run_id, state, dict(tags))
 
 
 def feed_of(mlflow: Mlflow) -> MetricFeed:
     outside: Any = mlflow
-    feed = MetricFeed(lease().run_id, TrialFolder.of(SWEEP, 3))
+    feed = MetricFeed(lease().run_id, TrialFolder.of(SWEEP, 3), objective=("loss", "minimize"))
     feed.tracker = feed._sender = outside
     return feed
 
@@ -53,7 +56,43 @@ def test_a_pause_sends_metrics_and_the_record_of_segments() -> None:
     mlflow = Mlflow()
     feed_of(mlflow).pump_once()
     feed_of(mlflow).pump_once(ended=True)
-    assert mlflow.said == ["pump", "pump", ("segments", "run-0", [])]
+    assert [s if isinstance(s, str) else s[0] for s in mlflow.said] == [
+        "pump",
+        "pump",
+        "segments",
+        "columns",
+    ]
+
+
+def test_a_trial_that_has_left_its_gpu_has_its_figures_in_the_table_before_its_sweep_ends() -> None:
+    folder = TrialFolder.of(SWEEP, 3)
+    folder.path.mkdir(parents=True)
+    values = [("loss", 0.5), ("acc", 0.1), ("loss", 0.25), ("loss", float("nan")), ("loss", 0.75)]
+    lines = [
+        {"name": name, "value": value, "step": step, "time_ms": step}
+        for step, (name, value) in enumerate(values, start=1)
+    ]
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    segments = [
+        {"epoch": 1, "gpus": [0], "start_s": 1.0, "first_step": 0},
+        {"epoch": 1, "end_s": 5.0, "last_step": 2, "outcome": "preempted"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in segments)
+    (folder.path / "segments.jsonl").write_text(text)
+    mlflow = Mlflow()
+    feed_of(mlflow).pump_once(ended=True)
+    assert mlflow.said[-1] == (
+        "columns",
+        "run-0",
+        {
+            "hermes.best": 0.25,
+            "hermes.final": 0.75,
+            "hermes.steps": 2.0,
+            "hermes.segments": 1.0,
+            "hermes.preemptions": 1.0,
+            "hermes.gpu_seconds": 4.0,
+        },
+    )
 
 
 def test_metrics_that_were_sent_nudge_the_controllers_and_an_idle_look_does_not() -> None:
@@ -82,6 +121,7 @@ def test_an_end_sends_the_rest_before_it_closes_the_run() -> None:
     assert [s if isinstance(s, str) else s[0] for s in mlflow.said] == [
         "drain",
         "segments",
+        "columns",
         "finish",
     ]
 

@@ -8,12 +8,18 @@ from airflow.sdk import DAG
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.serialization.serialized_objects import DagSerialization
 
-from hermes_ops.airflow.addresses import report_address, run_address
+from hermes_ops.airflow.addresses import comparison_address, report_address, run_address
 from hermes_ops.airflow.sweep import outcome
 from hermes_ops.airflow.sweep.group import SweepTaskGroup
 from hermes_ops.airflow.sweep.outcome import best_of
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
-from hermes_ops.airflow.trial.links import REPORT_XCOM, RUN_XCOM, SWEEP_XCOM, StandingXCom
+from hermes_ops.airflow.trial.links import (
+    REPORT_XCOM,
+    RUN_XCOM,
+    SWEEP_XCOM,
+    TRIALS_XCOM,
+    StandingXCom,
+)
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.tracking import SweepRef
 from tests.unit.airflow.worlds import sweep_file
@@ -57,6 +63,8 @@ def test_a_trial_that_left_no_model_has_no_address_of_one() -> None:
 def test_pages_are_named_without_the_password_of_their_server() -> None:
     page = run_address("https://me:swordfish@mlflow:5000/base/", "7", "r")
     assert page == "https://mlflow:5000/base/#/experiments/7/runs/r"
+    trials = comparison_address("https://me:swordfish@mlflow:5000/base", SweepRef("s", "7", "r"))
+    assert trials.startswith("https://mlflow:5000/base/#/experiments/7/runs?workflowType=")
     report = report_address("http://mlflow", "7", "r")
     assert report == "http://mlflow/#/experiments/7/runs/r/artifacts/report/report.html"
 
@@ -64,7 +72,8 @@ def test_pages_are_named_without_the_password_of_their_server() -> None:
 def test_each_link_leads_to_the_address_that_its_task_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left = {RUN_XCOM: "trial's run", SWEEP_XCOM: "sweep's run", REPORT_XCOM: "report"}
+    left = {RUN_XCOM: "trial's run", SWEEP_XCOM: "sweep's run", REPORT_XCOM: "report",
+            TRIALS_XCOM: "its trials"}  # fmt: skip
 
     def get(*, ti_key: Any, key: str) -> Any:
         return left.get(key)
@@ -76,8 +85,12 @@ def test_each_link_leads_to_the_address_that_its_task_has_left(
         for kind in (HermesTrialOperator, PlanOperator, ReportOperator)
     } == {
         HermesTrialOperator: {"MLflow run": "trial's run"},
-        PlanOperator: {"Sweep in MLflow": "sweep's run"},
-        ReportOperator: {"Sweep in MLflow": "sweep's run", "Sweep report": "report"},
+        PlanOperator: {"Sweep in MLflow": "sweep's run", "Compare trials": "its trials"},
+        ReportOperator: {
+            "Sweep in MLflow": "sweep's run",
+            "Compare trials": "its trials",
+            "Sweep report": "report",
+        },
     }
     left.clear()
     (link,) = HermesTrialOperator.operator_extra_links
@@ -104,7 +117,11 @@ def test_airflow_reads_the_addresses_by_themselves_for_trials_too() -> None:
     stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
     found = {t.task_id: {k.name: k.xcom_key for k in t.operator_extra_links} for t in stored.tasks}
     assert found == {
-        "digits.plan": {"Sweep in MLflow": SWEEP_XCOM},
+        "digits.plan": {"Sweep in MLflow": SWEEP_XCOM, "Compare trials": TRIALS_XCOM},
         "digits.trial": {"MLflow run": RUN_XCOM},
-        "digits.report": {"Sweep in MLflow": SWEEP_XCOM, "Sweep report": REPORT_XCOM},
+        "digits.report": {
+            "Sweep in MLflow": SWEEP_XCOM,
+            "Compare trials": TRIALS_XCOM,
+            "Sweep report": REPORT_XCOM,
+        },
     }

@@ -22,6 +22,7 @@ from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
 from hermes_ops.config.sweep_warnings import from_tag
 from hermes_ops.tracking import SweepRef
+from hermes_ops.tracking.comparison import ComparedSweep, view_key
 from tests.unit.airflow.worlds import SWEEP, DictStore, sweep_file
 
 
@@ -31,15 +32,20 @@ class Mlflow:
     opened: list[tuple[str, str]]
     tags: list[dict[str, str]]
     stored: list[str]
+    compared: list[ComparedSweep]
 
     def __init__(self, uri: str) -> None:
         assert uri == "http://mlflow"
+        self.views = self
+
+    def save(self, ref: Any, compared: ComparedSweep, created_ms: int) -> None:
+        self.compared.append(compared)
 
     def ensure_sweep(self, name: str, sweep: str, config: str, tags: Any) -> Any:
         self.opened.append((name, sweep))
         self.stored.append(config)
         self.tags.append(tags)
-        return SimpleNamespace(parent_run_id="parent", experiment_id="7")
+        return SweepRef(sweep, "7", "parent")
 
     def sweep(self, ref: Any) -> Any:
         return SimpleNamespace(tags={CLOSED_TAG: "stopped by its user"})
@@ -52,7 +58,7 @@ class Mlflow:
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Mlflow]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
     monkeypatch.setattr(tasks, "Tracker", Mlflow)
-    Mlflow.opened, Mlflow.stored, Mlflow.tags = [], [], []
+    Mlflow.opened, Mlflow.stored, Mlflow.tags, Mlflow.compared = [], [], [], []
     return Mlflow
 
 
@@ -77,6 +83,13 @@ def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlfl
     assert (record.trials, record.trial_task, record.parent_run_id) == (8, "trial", "parent")
     assert mlflow.opened == [("digits", SWEEP)]
     assert given["ti"]["hermes_mlflow_sweep"] == "http://mlflow/#/experiments/7/runs/parent"
+    (view,) = mlflow.compared
+    assert (view.metric, view.direction, view.trials) == ("val_loss", "minimize", 8)
+    compare = given["ti"]["hermes_mlflow_trials"]
+    assert compare == (
+        "http://mlflow/#/experiments/7/runs"
+        f"?workflowType=machine_learning&viewStateShareKey={view_key(SWEEP)}"
+    )
     given["params"] = sweep_file(name="other")
     assert operator.execute(given) == list(range(8))  # a second try changes nothing
     assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
@@ -204,6 +217,7 @@ def test_a_report_closes_the_sweep_with_what_each_trials_task_ended_as(closed: l
     page = "http://mlflow/#/experiments/7/runs/parent"
     assert given["ti"]["hermes_report"] == f"{page}/artifacts/report/report.html"
     assert given["ti"]["hermes_mlflow_sweep"] == page
+    assert view_key(SWEEP) in given["ti"]["hermes_mlflow_trials"]
 
 
 def test_the_event_of_a_sweeps_asset_says_what_came_out(closed: list[Any]) -> None:
