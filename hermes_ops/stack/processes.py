@@ -1,7 +1,8 @@
 """Find and end the processes of one home, and never anybody else's.
 
 A process is ours if its environment names our `HERMES_HOME` and the program or trial that it
-belongs to. psutil refuses to signal a process whose id has been taken by another since.
+belongs to, if a trial's record has it, or if it descends from a process of a trial. psutil refuses
+to signal a process whose id has been taken by another since.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from pathlib import Path
 
 import psutil
 
+from hermes_ops.trial.process_record import forget_ended, recorded
+from hermes_ops.trial.process_tree import Process, ProcessTable, is_alive
+
 # hermes-trial itself gives its script 30 s to write a checkpoint.
 TRIAL_GRACE_S = 35.0
 PROGRAM_GRACE_S = 2.0
 KILL_WAIT_S = 5.0
 # What an Airflow task needs to report the exit of its trial before it is ended itself.
 REPORT_WAIT_S = 0.5
+STANDBY = "standby"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,24 @@ def members(home: Path) -> list[Member]:
     """Return every live process of `home`, except this one and those that started it."""
     me = psutil.Process()
     excluded = {me.pid, *(parent.pid for parent in me.parents())}
-    found = (_member(process, str(home)) for process in psutil.process_iter())
-    return [member for member in found if member and member.pid not in excluded]
+    found = [_member(process, str(home)) for process in psutil.process_iter()]
+    by_pid = {member.pid: member for member in found if member is not None}
+    for trial, process in recorded(home):
+        _add(by_pid, process, "", trial)
+    table = ProcessTable()
+    for member in list(by_pid.values()):
+        if member.trial or member.program == STANDBY:
+            for process in table.below(member.pid):
+                _add(by_pid, process, member.program, member.trial)
+    return [member for pid, member in by_pid.items() if pid not in excluded]
+
+
+def _add(by_pid: dict[int, Member], known: Process, program: str, trial: str) -> None:
+    """Add a process that does not say itself whose it is."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(known.pid)
+        if is_alive(known):  # the id has not been given away in between
+            by_pid.setdefault(known.pid, Member(process, program, trial, supervises_trial=False))
 
 
 def _member(process: psutil.Process, home: str) -> Member | None:
@@ -96,6 +117,7 @@ def end(home: Path, belongs: Callable[[Member], bool] = lambda _: True) -> int:
         time.sleep(REPORT_WAIT_S)
     rest = [member for member in members(home) if belongs(member)]
     _end(rest, PROGRAM_GRACE_S)
+    forget_ended(home)
     return len(chosen)
 
 

@@ -19,13 +19,9 @@ from hermes_ops.trial.locks import BusyError, fence, take, take_gpus
 from hermes_ops.trial.metrics import MetricsFile
 from hermes_ops.trial.options import Options, parse
 from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, Ending, Outcome
-from hermes_ops.trial.process import (
-    SEGMENT_VARIABLE,
-    Child,
-    PlainChild,
-    adopt_orphans,
-    start_guard,
-)
+from hermes_ops.trial.process import SEGMENT_VARIABLE, Child, adopt_orphans, sweep_up
+from hermes_ops.trial.process_record import own_record
+from hermes_ops.trial.reaper import END_S, PlainChild, Reaper, fork_reaper
 from hermes_ops.trial.segment import Segment
 from hermes_ops.trial.standby_client import Order, learn, order
 from hermes_ops.trial.standby_client import take as take_standby
@@ -87,8 +83,8 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     _on_stop(lambda number, _: stops.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
     adopt_orphans()
-    group_pipe = os.pipe2(os.O_CLOEXEC)
-    start_guard(token, group_pipe)
+    own_record(folder.root).end(END_S)  # of a segment that was killed with its reaper
+    reaper = fork_reaper(at_end=lambda: _end_left(folder, token))
     with contextlib.suppress(OSError):  # the script's own process would say so
         entropy(folder.root)
     books.open_segment(folder, options.epoch, options.gpus, _last_step(options, folder))
@@ -99,12 +95,21 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     for _ in stops:
         segment.request_stop()
     segment.write_status()
-    end = _not_begun(answer) or _watch(options, folder, segment, token, group_pipe[1])
+    end = _not_begun(answer) or _watch(options, folder, segment, token, reaper)
     if segment.on_training is not None:
         segment.on_training()
     _finish(options, folder, segment, end)
-    os.write(group_pipe[1], b"done\n")
+    reaper.release()
     return end.ending.code
+
+
+def _end_left(folder: Folder, token: str) -> None:
+    """In the reaper, once hermes-trial has vanished: end what runs in a standby interpreter.
+
+    The reaper has inherited the locks: folder and GPUs are free only after that.
+    """
+    sweep_up(token, wait_s=END_S)
+    own_record(folder.root).end(END_S)
 
 
 def _last_step(options: Options, folder: Folder) -> int:
@@ -152,14 +157,13 @@ def _not_begun(answer: Answer | None) -> _End | None:
     return _End(Ending(Outcome.INTERRUPTED, answer.said, code), code, [answer.said])
 
 
-def _watch(options: Options, folder: Folder, segment: Segment, token: str, guard: int) -> _End:
+def _watch(options: Options, folder: Folder, segment: Segment, token: str, reaper: Reaper) -> _End:
     try:
-        child = _start(options, segment, environment(options, folder, token, os.environ))
+        child = _start(options, segment, environment(options, folder, token, os.environ), reaper)
     except OSError as error:
         ending = _cannot_start(options, error, segment.has_trained)
         print(f"hermes-trial: {ending.reason}", flush=True)
         return _End(ending, 127, [ending.reason])
-    os.write(guard, f"{child.pid}\n".encode())
     url = _store()
     if url is not None:
         _copy_from_now_on(url, options, folder, segment, token)
@@ -188,7 +192,9 @@ def _copy_rest(ending: Ending, segment: Segment) -> None:
         print("hermes-trial: the newest checkpoint has not reached the store", flush=True)
 
 
-def _start(options: Options, segment: Segment, environment: Mapping[str, str]) -> Child:
+def _start(
+    options: Options, segment: Segment, environment: Mapping[str, str], reaper: Reaper
+) -> Child:
     """Start the script in a standby interpreter if one is to be had, plainly otherwise."""
     socket = options.standby
     wanted = order(_command(options), options.directory, environment) if socket else None
@@ -197,7 +203,7 @@ def _start(options: Options, segment: Segment, environment: Mapping[str, str]) -
         child = take_standby(socket, wanted)
         if child is not None:
             return child
-    return PlainChild(_command(options), environment, options.directory)
+    return PlainChild(reaper, _command(options), environment, options.directory)
 
 
 def _teach(socket: Path, wanted: Order, imports: Mapping[str, bool]) -> None:

@@ -21,6 +21,7 @@ from hermes_ops.trial.options import Options
 from hermes_ops.trial.outcome import PREEMPTED, Ending, Facts, judge
 from hermes_ops.trial.output import MetricReader, OutputReader
 from hermes_ops.trial.process import Child, sweep_up
+from hermes_ops.trial.process_record import own_record
 from hermes_ops.trial.relay import Relay
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ class Segment:
             self._observe()
             self._act(child, time.monotonic() - started_s, limit_s)
             code = child.poll()
-        child.kill_group()
         sweep_up(self._token, wait_s=_DRAIN_S)
+        own_record(self._folder.root).end(_DRAIN_S)
         relay.drain(_DRAIN_S)
         self._take(self._output.close())
         self._read_board(child.pid, final=True)
@@ -304,7 +305,7 @@ class Segment:
         if self._kill_at_s is None:
             return
         if now_s >= self._kill_at_s or self._stop_requests > max(1, self._stop_seen):
-            child.kill_group()
+            child.kill()
 
     def _reached_max_epochs(self) -> bool:
         limit = self._options.max_epochs

@@ -14,7 +14,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,12 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.trial.process import (
-    adopt_orphans,
-    die_with_parent,
-    kill_group,
-    ordinary_priority,
-)
+from hermes_ops.trial.process import adopt_orphans, ordinary_priority
+from hermes_ops.trial.process_tree import end_descendants
+from hermes_ops.trial.reaper import END_S, Reaper, fork_reaper
 from hermes_ops.trial.relevant import relevant
 from hermes_ops.trial.standby_client import READY_TEMPLATE, STARTED, receive, send
 
@@ -49,36 +45,12 @@ class Profile:
 
 
 @dataclass
-class Copy:
-    """A copy that a template has made of itself; this process is its parent."""
-
-    pid: int
-    returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code as `subprocess` gives it, None while it lives."""
-        if self.returncode is None:
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self) -> int | None:
-        """Wait for its end."""
-        if self.returncode is None:
-            with contextlib.suppress(ChildProcessError):
-                _, status = os.waitpid(self.pid, 0)
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-
-@dataclass
 class Standby:
-    """An interpreter that imports, waits, or has become a trial."""
+    """An interpreter that imports, waits, or has become a trial, below a reaper of its own."""
 
-    process: subprocess.Popen[bytes] | Copy
-    socket: socket.socket
+    reaper: Reaper
+    pid: int
+    socket: socket.socket  # by which it is ordered; a copy is not
     profile: Profile
     imports: tuple[str, ...]
     ready_s: float | None = None
@@ -157,7 +129,7 @@ class Keeper:
             connection.sendall(b'{"pid": null}\n')
             connection.close()
             return
-        connection.sendall(json.dumps({"pid": standby.process.pid}).encode() + b"\n")
+        connection.sendall(json.dumps({"pid": standby.pid}).encode() + b"\n")
         self.running[connection] = standby
         self.selector.register(connection, selectors.EVENT_READ, self._trial_gone)
 
@@ -214,10 +186,14 @@ class Keeper:
     # -- interpreters --------------------------------------------------------------------------
 
     def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         for connection, standby in list(self.running.items()):
-            code = standby.process.poll()
+            code = standby.reaper.poll()
             if code is not None:
-                kill_group(standby.process.pid)
+                if standby.reaper.lost:
+                    self._end_strays(standby)
                 with contextlib.suppress(OSError):
                     connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
                 self._forget(connection)
@@ -226,10 +202,16 @@ class Keeper:
             [
                 s
                 for s in self.idle
-                if s.process.poll() is not None
+                if s.reaper.poll() is not None
                 or (s.ready_s is not None and now_s - s.ready_s > _IDLE_LIMIT_S)
             ]
         )
+
+    def _end_strays(self, lost: Standby) -> None:
+        """A reaper was killed: what was below it is below us, and is none of our reapers."""
+        standbys = [*self.idle, *self.running.values()]
+        known = {s.reaper.pid for s in standbys if s is not lost}
+        end_descendants(os.getpid(), END_S, without=known)
 
     def _replenish(self) -> None:
         if self.last is None or self.replenish_at_s is None or self.stopping:
@@ -254,28 +236,20 @@ class Keeper:
         self, profile: Profile, imports: tuple[str, ...], environment: Mapping[str, str]
     ) -> None:
         ours, theirs = socket.socketpair()
-        keeper = os.getpid()
         clean = {k: v for k, v in environment.items() if not k.startswith(_PRIVATE)}
         clean.pop("CUDA_VISIBLE_DEVICES", None)
+        reaper = fork_reaper(keep=[theirs.fileno()], subreaper=False)
+        command = [profile.python, "-c", _START.format(theirs.fileno(), imports)]
         try:
-            process = subprocess.Popen(
-                [profile.python, "-c", _START.format(theirs.fileno(), imports)],
-                env=clean,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                preexec_fn=lambda: die_with_parent(keeper),  # noqa: PLW1509 - one thread here
-            )
+            pid = reaper.start(command, clean, "/", keep=[theirs.fileno()])
         except OSError:
+            reaper.end()
             ours.close()
             self.known.pop(profile, None)
             return
         finally:
             theirs.close()
-        standby = Standby(process, ours, profile, imports)
+        standby = Standby(reaper, pid, ours, profile, imports)
         self.idle.append(standby)
         self.selector.register(ours, selectors.EVENT_READ, lambda _: self._ready(standby))
 
@@ -300,22 +274,29 @@ class Keeper:
 
 def _copied(standby: Standby, message: dict[str, Any], handles: list[int]) -> Standby | None:
     """A copy of the template that has become the script, None if it could not be made."""
+    own, other = socket.socketpair()
     try:
         standby.socket.settimeout(_STARTED_S)
-        send(standby.socket, dict(message, copy=True), handles)
-        pid = int.from_bytes(standby.socket.recv(4), "little")
+        send(standby.socket, dict(message, copy=True), [*handles, other.fileno()])
+        ids = standby.socket.recv(8)
     except OSError:
+        ids = b""
+    finally:
+        other.close()
+    if len(ids) < 8:
+        own.close()  # a copy that is made all the same ends at that
         return None
-    own, other = socket.socketpair()
-    other.close()
-    return (
-        Standby(Copy(pid), own, standby.profile, standby.imports, time.monotonic()) if pid else None
+    reaper, script = (int.from_bytes(ids[n : n + 4], "little") for n in (0, 4))
+    unused = socket.socket(socket.AF_UNIX)
+    return Standby(
+        Reaper(reaper, own), script, unused, standby.profile, standby.imports, time.monotonic()
     )
 
 
 def _started(standby: Standby, message: dict[str, Any], handles: list[int]) -> Standby | None:
     """The interpreter itself once it has become the script."""
     try:
+        standby.reaper.adopt(message["environment"])
         standby.socket.settimeout(_STARTED_S)
         send(standby.socket, message, handles)
         return standby if standby.socket.recv(1) == STARTED else None
@@ -325,10 +306,11 @@ def _started(standby: Standby, message: dict[str, Any], handles: list[int]) -> S
 
 def _promised(standby: Standby, message: dict[str, Any], handles: list[int]) -> Standby | None:
     """The interpreter itself, which becomes the script as soon as its imports are done."""
-    if standby.process.poll() is not None:
+    if standby.reaper.poll() is not None:
         return None
-    ordinary_priority(standby.process.pid)
+    ordinary_priority(standby.pid)
     try:
+        standby.reaper.adopt(message["environment"])
         standby.socket.settimeout(_STARTED_S)
         send(standby.socket, message, handles)
     except OSError:
@@ -337,21 +319,22 @@ def _promised(standby: Standby, message: dict[str, Any], handles: list[int]) -> 
 
 
 def _end(standby: Standby) -> None:
-    kill_group(standby.process.pid)
-    standby.process.wait()
+    standby.reaper.end()
     standby.socket.close()
 
 
 def _listen(path: Path) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    fresh = path.with_name(f".{path.name}")  # nobody finds it before it listens
+    fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
-        listener.bind(str(path))
+        listener.bind(str(fresh))
     finally:
         os.umask(before)
     listener.listen(64)
+    fresh.replace(path)
     return listener
 
 
@@ -368,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket", required=True, type=Path, help="where trials ask")
     parser.add_argument("--slots", required=True, type=int, help="interpreters at most")
     given = parser.parse_args(arguments)
-    adopt_orphans()  # copies of a template become our children
+    adopt_orphans()  # the reapers of copies become our children
     Keeper(given.socket, given.slots).serve()
     return 0
 

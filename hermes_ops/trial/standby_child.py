@@ -9,13 +9,14 @@ import os
 import signal
 import socket
 import sys
-import time
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.trial.process import die_with_parent, ordinary_priority
+from hermes_ops.trial.process import adopt_orphans, die_with_parent, ordinary_priority
+from hermes_ops.trial.process_record import record_of
+from hermes_ops.trial.reaper import serve
 from hermes_ops.trial.standby_client import READY, READY_TEMPLATE, STARTED, receive
 
 _IDLE_NICE = 10
@@ -24,7 +25,7 @@ _IDLE_NICE = 10
 def main(handle: int, imports: Sequence[str]) -> None:
     """Import, wait for orders on the keeper's socket, run one: in this process or in a copy."""
     _drop_working_directory()
-    keeper, keeper_pid = socket.socket(fileno=handle), os.getppid()
+    keeper = socket.socket(fileno=handle)
     reversible = os.geteuid() == 0  # others could not take a lower priority back
     if reversible:
         os.nice(_IDLE_NICE)
@@ -35,7 +36,7 @@ def main(handle: int, imports: Sequence[str]) -> None:
         ordinary_priority(os.getpid())
     keeper.sendall(READY_TEMPLATE if _can_be_copied() else READY)
     try:
-        message, handles = _order(keeper, keeper_pid)
+        message, handles = _order(keeper)
     except (OSError, ValueError):  # the keeper has gone
         return
     _become(message, handles)
@@ -45,16 +46,16 @@ def main(handle: int, imports: Sequence[str]) -> None:
     _run(message["script"])
 
 
-def _order(keeper: socket.socket, keeper_pid: int) -> tuple[dict[str, Any], list[int]]:
+def _order(keeper: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """What this process is to become; where copies are ordered, it returns in the copies only."""
     while True:
         message, handles = receive(keeper)
-        pid = _copy(keeper_pid) if message.get("copy") else 0
-        if pid == 0:
+        ids = _copy(handles, message, keeper) if message.get("copy") else b""
+        if not ids:
             return message, handles
         for number in handles:
             os.close(number)
-        keeper.sendall(pid.to_bytes(4, "little"))
+        keeper.sendall(ids)
 
 
 def _can_be_copied() -> bool:
@@ -70,27 +71,37 @@ def _can_be_copied() -> bool:
     return sum(name != "jemalloc_bg_thd" for name in names) == 1
 
 
-def _copy(keeper: int) -> int:
-    """Copy this process, the keeper being the copy's parent; the copy's id, 0 in the copy."""
+def _copy(handles: list[int], message: Mapping[str, Any], keeper: socket.socket) -> bytes:
+    """Copy this process below a reaper of its own; the ids of both, nothing in the copy.
+
+    The reaper is made by one that ends at once, so that it becomes a child of the keeper.
+    """
     reader, writer = os.pipe()
     middle = os.fork()
     if middle:
         os.close(writer)
         with open(reader, "rb") as stream:
-            pid = int.from_bytes(stream.read(4), "little")
+            ids = stream.read(8)
         os.waitpid(middle, 0)
-        return pid
-    if copy := os.fork():
-        os.write(writer, copy.to_bytes(4, "little"))
+        return ids
+    if os.fork():
         os._exit(0)
     os.close(reader)
-    os.close(writer)
     os.setsid()
-    until_s = time.monotonic() + 1.0
-    while os.getppid() != keeper and time.monotonic() < until_s:  # the one between ends now
-        time.sleep(0.001)
-    die_with_parent(keeper)  # at once, if it is not the keeper that has adopted us
-    return 0
+    adopt_orphans()
+    control, reaper = handles.pop(), os.getpid()
+    script = os.fork()
+    if script:
+        os.write(writer, reaper.to_bytes(4, "little") + script.to_bytes(4, "little"))
+        os.close(writer)
+        os.close(handles.pop())
+        keeper.close()
+        serve(socket.socket(fileno=control), script, record_of(message["environment"]))
+    os.close(writer)
+    os.close(control)
+    os.setsid()
+    die_with_parent(reaper)
+    return b""
 
 
 def _drop_working_directory() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_ops.trial.outcome import PREEMPTED
-from hermes_ops.trial.process import kill_group
+from hermes_ops.trial.process_tree import kill, process_of
 
 READY, READY_TEMPLATE, STARTED = b"r", b"t", b"s"  # what an interpreter tells its keeper
 _CONNECT_S = 0.5
@@ -63,6 +63,7 @@ class StandbyChild:
         self._keeper = keeper
         self._received = b""
         self._code: int | None = None
+        self._process = process_of(pid)
         keeper.setblocking(False)
 
     def poll(self) -> int | None:
@@ -83,15 +84,12 @@ class StandbyChild:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        if self._process is not None:
+            kill(self._process, number)
 
-    def kill_group(self) -> None:
-        """Send SIGKILL to the whole group."""
-        if self._code is None:
-            self.signal(signal.SIGKILL)
-        kill_group(self.pid)
+    def kill(self) -> None:
+        """Send SIGKILL to the process; its reaper then ends all that it has started."""
+        self.signal(signal.SIGKILL)
 
 
 def take(path: Path, wanted: Order) -> StandbyChild | None:

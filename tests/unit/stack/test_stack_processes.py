@@ -14,6 +14,8 @@ import pytest
 
 from hermes_ops.stack import launch, processes
 from hermes_ops.stack.layout import Layout
+from hermes_ops.trial.process_record import ProcessRecord
+from hermes_ops.trial.process_tree import Process, process_of
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(60)"
 READY = f"""import os, signal
@@ -61,6 +63,47 @@ def _end_of(process: subprocess.Popen[str]) -> str:
 def test_a_process_with_our_marks_is_ours(tmp_path: Path, start: Start) -> None:
     ours = start(HERMES_HOME=str(tmp_path), HERMES_PROGRAM="mlflow")
     assert [(m.pid, m.program) for m in processes.members(tmp_path)] == [(ours.pid, "mlflow")]
+
+
+def test_what_a_trial_has_started_is_its_own_whatever_it_calls_itself(
+    tmp_path: Path, start: Start
+) -> None:
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], env={{}})"
+    parent = start(f"{code}; {SLEEP}", HERMES_HOME=str(tmp_path), HERMES_TRIAL="4")
+    child = psutil.Process(parent.pid).children()[0]
+    assert {(m.pid, m.trial) for m in processes.members(tmp_path)} == {
+        (parent.pid, "4"),
+        (child.pid, "4"),
+    }
+    child.kill()
+
+
+def test_what_a_trials_reaper_has_written_down_is_found_and_ended(
+    tmp_path: Path, start: Start
+) -> None:
+    left, other, ended = start(SLEEP), start(SLEEP), start(SLEEP)
+    record = ProcessRecord(tmp_path / "processes" / "a.json", "7")
+    known, gone = process_of(left.pid), process_of(ended.pid)
+    ended.kill()
+    ended.wait()
+    before = process_of(other.pid).started_ticks - 1_000
+    taken = Process(other.pid, before)  # its id was that of a process that has ended
+    record.write([known, gone, taken])
+    found = [(m.pid, m.trial, m.supervises_trial) for m in processes.members(tmp_path)]
+    assert found == [(left.pid, "7", False)]
+    assert processes.end(tmp_path) == 1
+    assert process_of(left.pid) is None
+    assert other.poll() is None
+    assert processes.members(tmp_path) == []
+    assert not record.path.exists()
+
+
+def test_a_record_of_another_boot_names_no_process(tmp_path: Path, start: Start) -> None:
+    record = ProcessRecord(tmp_path / "processes" / "a.json", "7")
+    record.write([process_of(start(SLEEP).pid)])
+    document = json.loads(record.path.read_text())
+    record.path.write_text(json.dumps({**document, "boot": "another"}))
+    assert processes.members(tmp_path) == []
 
 
 def test_a_trial_counts_once_with_its_helper_and_its_script() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hermes_ops.trial.relevant import relevant
@@ -103,8 +105,11 @@ class World:
         return process.returncode, output.decode()
 
     def children(self) -> list[int]:
-        text = Path(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        """The interpreters: each is below a reaper of its own."""
+        reapers = psutil.Process(self.keeper.pid).children()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for reaper in reapers for child in reaper.children()]
+        return []
 
     def ready(self) -> None:
         """Wait until a standby has done its imports: it then sleeps on its socket."""
