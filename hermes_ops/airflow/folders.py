@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hermes_ops.confined_folder import (
+    DOCUMENT_BYTES,
+    ConfinedFolder,
+    NotConfinedError,
+    confined,
+)
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.copies import safe_name
 from hermes_ops.trial.locks import BusyError, take
@@ -47,13 +53,14 @@ class Nudge:
 
     def give(self) -> None:
         """Say it."""
-        with contextlib.suppress(OSError):
-            self.path.touch()
+        with contextlib.suppress(OSError, NotConfinedError):
+            folder, name = confined(self.path)
+            folder.touch(name)
 
     def taken(self) -> bool:
         """True when it was said since the last call."""
         try:
-            at_ns = self.path.stat().st_mtime_ns
+            at_ns = self.path.lstat().st_mtime_ns
         except OSError:
             return False
         fresh, self._seen_ns = at_ns != self._seen_ns, at_ns
@@ -149,28 +156,30 @@ class TrialFolder:
 class StatusFile:
     """What a running trial says of itself, for who asks again and again."""
 
-    path: str
+    _folder: ConfinedFolder
+    _name: str
     _stamp: tuple[int, int, int] = (0, 0, 0)
     _said: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: TrialFolder) -> StatusFile:
         """That of the trial whose folder it is."""
-        return cls(str(folder.path / "status.json"))
+        return cls(ConfinedFolder(folder.path), "status.json")
 
     def read(self) -> Mapping[str, Any]:
         """As `TrialFolder.status`; the same object as before while the file is the same one."""
         try:
             # It is opened each time: a volume in a network tells what is new to who opens.
-            with open(self.path, "rb", buffering=0) as file:
+            with self._folder.open(self._name) as file:
                 found = os.fstat(file.fileno())
                 stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
                 if stamp != self._stamp:
-                    self._said, self._stamp = _object(file.read()), stamp
+                    self._said, self._stamp = _object(file.read(DOCUMENT_BYTES)), stamp
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise HermesError(f"{self.path} cannot be read: {error.strerror}") from error
+            path = self._folder.root / self._name
+            raise HermesError(f"{path} cannot be read: {error.strerror}") from error
         return self._said
 
 
@@ -205,7 +214,8 @@ class Accounts:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return _object(path.read_bytes())
+        folder, name = confined(path)
+        return _object(folder.read(name))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -223,13 +233,14 @@ def _object(text: bytes) -> dict[str, Any]:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        text = path.read_text()
+        folder, name = confined(path)
+        text = folder.read(name)
     except FileNotFoundError:
         return
     for line in text.splitlines():
         try:
             value = json.loads(line)
-        except json.JSONDecodeError:  # the torn last line of a process that was killed
+        except ValueError:  # the torn last line of a process that was killed
             continue
         if isinstance(value, dict):
             yield value

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from hermes_ops.confined_folder import ConfinedFolder
 from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.tracking.rest import RestClient
 
 _PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 _BLOCK_BYTES = 1 << 20
+_MOST_SHOWN = 20
+_log = logging.getLogger(__name__)
 
 
 class Artifacts:
@@ -39,14 +44,17 @@ class Artifacts:
             _by_library("log_artifact", self._rest.uri, run_id, file, parent.lstrip("."))
 
     def write_folder(self, run_id: str, folder: Path, path: str) -> None:
-        """Store every file under `folder` below the artifact `path`."""
-        root = self._proxied(run_id)
-        if root is None:
-            _by_library("log_artifacts", self._rest.uri, run_id, folder, path)
-            return
-        for file in sorted(f for f in folder.rglob("*") if f.is_file()):
-            target = PurePosixPath(path) / file.relative_to(folder).as_posix()
-            self._put_file(f"{root}/{quote(str(target))}", file)
+        """Store every regular file under `folder` below the artifact `path`; links are left out."""
+        root, source = self._proxied(run_id), ConfinedFolder(folder)
+        if left_out := list(source.left_out()):
+            shown = ", ".join(left_out[:_MOST_SHOWN])
+            _log.warning("Not uploaded from %s, as they are no regular files: %s", folder, shown)
+        for name in source.files():
+            target = PurePosixPath(path) / name
+            if root is None:
+                self._copy_by_library(run_id, source, name, str(target.parent))
+            else:
+                self._put_file(f"{root}/{quote(str(target))}", source, name)
 
     def read(self, run_id: str, path: str) -> bytes:
         """Return one artifact; Refused when there is none."""
@@ -91,13 +99,21 @@ class Artifacts:
             written.append(target)
         return tuple(written)
 
-    def _put_file(self, url: str, file: Path) -> None:
+    def _put_file(self, url: str, folder: ConfinedFolder, name: str) -> None:
         def blocks() -> Iterator[bytes]:
-            with file.open("rb") as stream:
+            with folder.open(name) as stream:
                 while block := stream.read(_BLOCK_BYTES):
                     yield block
 
-        self._put(url, blocks, file.stat().st_size)
+        self._put(url, blocks, folder.size_bytes(name))
+
+    def _copy_by_library(self, run_id: str, folder: ConfinedFolder, name: str, target: str) -> None:
+        """Hand MLflow's library a copy: it would follow a link that takes the file's place."""
+        with TemporaryDirectory() as scratch, folder.open(name) as stream:
+            copy = Path(scratch) / PurePosixPath(name).name
+            with copy.open("wb") as written:
+                shutil.copyfileobj(stream, written, _BLOCK_BYTES)
+            _by_library("log_artifact", self._rest.uri, run_id, copy, target)
 
     def _put(self, url: str, blocks: Callable[[], Iterator[bytes]], size_bytes: int) -> None:
         self._rest.send("PUT", url, content=blocks, headers={"Content-Length": str(size_bytes)})

@@ -6,7 +6,10 @@ import json
 import logging
 import platform
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from hermes_ops.confined_folder import ConfinedFolder
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +24,14 @@ def package(folder: Path, run_id: str) -> bool:
     That needs what the hook of Keras 3 leaves, a `model.keras` with its signature. A folder that
     the script itself saved by `mlflow.<flavor>.save_model` is a model already.
     """
-    if (folder / MLMODEL).exists():
+    files = ConfinedFolder(folder)
+    if files.has(MLMODEL):
         return True
     try:
-        told = json.loads((folder / SIGNATURE_FILE).read_text())
-        if not (folder / KERAS_FILE).exists() or int(told["keras"].split(".")[0]) < _FLAVOR_SINCE:
+        told = json.loads(files.read(SIGNATURE_FILE))
+        if not files.has(KERAS_FILE) or int(told["keras"].split(".")[0]) < _FLAVOR_SINCE:
             return False
-        _write(folder, run_id, told)
+        _write(files, run_id, told)
     except FileNotFoundError:
         return False
     except Exception:  # the model is there all the same, only without its description
@@ -36,7 +40,7 @@ def package(folder: Path, run_id: str) -> bool:
     return True
 
 
-def _write(folder: Path, run_id: str, told: dict[str, Any]) -> None:
+def _write(folder: ConfinedFolder, run_id: str, told: dict[str, Any]) -> None:
     from mlflow.models import Model
     from mlflow.models.signature import ModelSignature
 
@@ -51,8 +55,11 @@ def _write(folder: Path, run_id: str, told: dict[str, Any]) -> None:
     )
     version = platform.python_version()
     model.add_flavor("python_function", loader_module="mlflow.keras", python_version=version)
-    (folder / "requirements.txt").write_text("\n".join(["mlflow", *told["requirements"]]) + "\n")
-    model.save(str(folder / MLMODEL))
+    requirements = "\n".join(["mlflow", *told["requirements"]]) + "\n"
+    folder.replace("requirements.txt", requirements.encode())
+    with TemporaryDirectory() as scratch:  # MLflow would write through a link of that name
+        model.save(str(Path(scratch) / MLMODEL))
+        folder.replace(MLMODEL, (Path(scratch) / MLMODEL).read_bytes())
 
 
 def _schema(tensors: list[dict[str, Any]]) -> Any:  # noqa: ANN401 - MLflow is untyped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -173,9 +174,10 @@ class MetricSender:
 
     def _size(self) -> int:
         try:
-            return self._file.stat().st_size
+            found = self._file.lstat()
         except FileNotFoundError:
             return 0
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0  # a link is nothing to send
 
 
 def _entry(line: Line) -> dict[str, Any]:

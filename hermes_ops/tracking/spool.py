@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hermes_ops.confined_folder import NotConfinedError, confined
 
 _BLOCK_BYTES = 1 << 20
 _TOO_GREAT = 1 << 63
@@ -34,7 +35,8 @@ def read_lines(
     The metric is None for a line that is not one (torn by a crash, or damaged). A last line
     without its newline is left for later.
     """
-    with path.open("rb") as stream:
+    folder, name = confined(path)
+    with folder.open(name) as stream:
         stream.seek(start)
         offset = start
         while stop is None or offset < stop:
@@ -105,14 +107,14 @@ def _extended(last: range, step: int) -> range | None:
 def load_offset(path: Path) -> int:
     """Return the offset that `save_offset` stored; 0 when there is none that can be read."""
     try:
-        return max(0, int(json.loads(path.read_bytes())["offset"]))
-    except (OSError, ValueError, TypeError, KeyError):
+        folder, name = confined(path)
+        return max(0, int(json.loads(folder.read(name))["offset"]))
+    except (OSError, NotConfinedError, ValueError, TypeError, KeyError):
         return 0
 
 
 def save_offset(path: Path, offset: int) -> None:
     """Store the offset, in the old one's place at once or not at all."""
     state: dict[str, Any] = {"offset": offset}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(state))
-    temporary.replace(path)
+    folder, name = confined(path)
+    folder.replace(name, json.dumps(state).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -17,7 +18,12 @@ class BusyError(Exception):
 def take(path: Path, wait_s: float, what: str) -> int:
     """Lock `path` and return its descriptor, to be kept open; BusyError after `wait_s` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:  # a link would lock, or even make, another file
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise BusyError(f"{what} cannot be locked: {path} is a link, remove it") from None
     deadline_s = time.monotonic() + wait_s
     while True:
         try:

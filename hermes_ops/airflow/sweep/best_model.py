@@ -59,6 +59,8 @@ def _model(sweep: str, best: TrialSummary) -> Path | None:
     """What the best trial left: its model, or else its own checkpoints."""
     folder = TrialFolder.of(sweep, best.number)
     for candidate in (folder.model, folder.checkpoints):
-        if candidate.is_dir() and any(candidate.iterdir()):
+        if candidate.is_symlink():
+            log.warning("%s is a link: it is not uploaded as the best model", candidate)
+        elif candidate.is_dir() and any(candidate.iterdir()):
             return candidate
     return None

@@ -17,6 +17,7 @@ from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from hermes_ops.airflow.folders import TrialFolder, pod_file, sweep_folder
 from hermes_ops.airflow.trial.pods import template, with_namespace
 from hermes_ops.config import PodSpec, pod_defaults
+from hermes_ops.confined_folder import ConfinedFolder, NotConfinedError
 from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import ClusterPods, Facts, Pods
 from hermes_ops.kubernetes.template import CHECKPOINTS_MOUNT, DEFAULT_USER, clearing
@@ -28,6 +29,7 @@ PATIENCE_S = 60.0
 """How long a node may take to delete."""
 
 LOOK_S = 1.0
+_NAME_BYTES = 1_000
 
 
 def by_node(sweep: str, numbers: Collection[int]) -> dict[str, list[int]]:
@@ -35,8 +37,9 @@ def by_node(sweep: str, numbers: Collection[int]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for number in sorted(numbers):
         try:
-            node = (TrialFolder.of(sweep, number).path / MARK).read_text().strip()
-        except OSError:
+            folder = ConfinedFolder(TrialFolder.of(sweep, number).path)
+            node = folder.read(MARK, _NAME_BYTES).decode().strip()
+        except (OSError, NotConfinedError, UnicodeError):
             continue
         found.setdefault(node, []).append(number)
     return found

@@ -8,6 +8,7 @@ MLflow or to Kubernetes' API.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -185,10 +186,12 @@ def prepare(folder: Path, user: int) -> None:
     """Make the trial's folder so that the pod's user can write in it; HermesError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():  # its script made it: the link's target is not the pod's
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
         if folder.stat().st_uid == user:
             return
         if os.getuid() == 0:
-            os.chown(folder, user, user)
+            os.chown(folder, user, user, follow_symlinks=False)
         else:
             folder.chmod(0o777)
     except OSError as error:
