@@ -211,7 +211,7 @@ def test_a_trial_that_had_ended_before_ends_so_again(state: str, leaves: type[Ex
 def test_a_result_that_nobody_saw_is_found_on_entry_and_nothing_runs_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_: FakeFeed())
+    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_, **__: FakeFeed())
     store = DictStore({LEASE_KEY: encode(lease(2)), SEGMENT_KEY: encode(segment(2))})
     visit_of(store, 2, outcome="finished")
     operator = HermesTrialOperator(task_id="trial", number=0)
@@ -223,7 +223,7 @@ def test_a_result_that_nobody_saw_is_found_on_entry_and_nothing_runs_again(
 def test_a_script_that_cannot_be_started_is_a_failure_of_the_sweep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_: FakeFeed())
+    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_, **__: FakeFeed())
     own = lease(1, directory="/does/not/exist", max_failures=0)
     store = DictStore({LEASE_KEY: encode(own)})
     operator = HermesTrialOperator(task_id="trial", number=0)
@@ -270,7 +270,7 @@ class Process:
 def test_a_task_that_breaks_off_releases_its_segment_and_one_that_ends_leaves_nothing(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_: FakeFeed())
+    monkeypatch.setattr("hermes_ops.airflow.trial.visit.MetricFeed", lambda *_, **__: FakeFeed())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
 
     def broken(left: int) -> None:
