@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -122,17 +123,23 @@ def _welcome(settings: Settings, started: StackRecord) -> None:
     from hermes_ops.stack import credentials
 
     layout = settings.layout
-    password = credentials.admin_password_file(layout).read_text().strip()
-    typer.echo(f"Airflow   {started.airflow_url}   log in as {credentials.ADMIN_USER} / {password}")
+    login = _login(credentials.ADMIN_USER, credentials.admin_password_file(layout))
+    typer.echo(f"Airflow   {started.airflow_url}   {login}")
     mlflow_login = ""
     if started.mlflow_auth:
-        secret = credentials.mlflow_password_file(layout).read_text().strip()
-        mlflow_login = f"   log in as admin / {secret}"
+        mlflow_login = f"   {_login('admin', credentials.mlflow_password_file(layout))}"
     typer.echo(f"MLflow    {started.mlflow_url}{mlflow_login}")
     typer.echo(
         f"Pool      {started.pool}: {started.slots} slots, policy {started.policy}"
         f"   (passwords in {layout.secrets}, logs in {layout.logs})"
     )
+
+
+def _login(user: str, file: Path) -> str:
+    """Say how to log in; the password itself to a terminal alone, as a log is read by others."""
+    if sys.stdout.isatty():
+        return f"log in as {user} / {file.read_text().strip()}"
+    return f"log in as {user}, password in {file}"
 
 
 def down(home: Home = None) -> None:

@@ -50,7 +50,7 @@ def faults(values: dict[str, Any]) -> list[tuple[str, str]]:
 # Maps whose keys are the user's own words.
 FREE = {
     ("policy", "options"), ("airflow", "config"), ("metrics", "serviceMonitor", "labels"),
-    ("metrics", "dashboard", "labels"),
+    ("metrics", "dashboard", "labels"), ("networkPolicy", "dns", "podLabels"),
 }  # fmt: skip
 
 
