@@ -112,6 +112,7 @@ class Lease:
     metric_pattern: str | None = None
     time_limit_s: float | None = None
     max_epochs: int | None = None
+    finish_s: float | None = None
     max_failures: int = 0
     experiment: str = ""
     experiment_id: str = ""

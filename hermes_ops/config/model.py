@@ -191,6 +191,9 @@ class TrialSpec(Model):
     say so (TOKEN, PASSWORD, ...)."""
     time_limit_seconds: Annotated[Seconds | None, Field(examples=[3600])] = None
     """Training time of a trial, all segments together, after which it has failed."""
+    finish_seconds: Annotated[Seconds, Field(examples=[300])] = 300.0
+    """Time that the script has after its last epoch (budget.max_epochs) for what is left to do;
+    then it is ended, and the trial is finished."""
     max_failures: Annotated[int, Field(ge=0, le=1_000, examples=[2])] = 2
     """Failures of the script that are retried; one more and the trial has failed. What cannot
     change (a missing package, an argument that is refused, NaN) is not retried."""

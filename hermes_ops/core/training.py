@@ -47,8 +47,10 @@ def training(
     (a segment whose start-up nothing tells of counts as training whole). Training past the last
     point of a stopped segment, all but the `leave_s` seconds of leaving, is credited to the next
     one's first point: it resumes there. Without any segment the clock starts at the first point.
+    A point at step 0 is left out: it was measured before the training.
     """
-    parts = _parts(points, sorted(segments, key=lambda s: s.start_s))
+    trained = tuple(point for point in points if point[0] > 0)
+    parts = _parts(trained, sorted(segments, key=lambda s: s.start_s))
     own = [rate for part in parts for rate in part.rates]
     pace_s = median(own) if own else typical_step_s
     walk = _Walk(sign, pace_s, startup_s, leave_s)

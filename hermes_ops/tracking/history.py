@@ -65,7 +65,7 @@ def _counts(
 
 
 def _shows(points: CurvePoints) -> bool:
-    return any(isfinite(value) for _, value, _ in points)
+    return any(isfinite(value) for step, value, _ in points if step > 0)
 
 
 def _past(trial: TrialRun, points: CurvePoints, sign: float, total_steps: int | None) -> PastTrial:

@@ -24,15 +24,16 @@ _files: dict[str, MetricsFile] = {}  # each knows how far it has read its file
 
 
 def report(step: int, **metrics: float) -> None:
-    """Report metrics of a completed step (from 1); outside Hermes it does nothing.
+    """Report metrics of a completed step, 0 before the first; outside Hermes it does nothing.
 
     A (name, step) that has been reported before, by an earlier segment too, is not stored again.
-    NaN and infinities are stored; as the objective they end the trial as failed.
+    NaN and infinities are stored; as the objective they end the trial as failed. With the objective
+    at a step beyond `budget.max_epochs` nothing is stored, and the trial is ended as finished.
 
-    Raises: ValueError if `step` is not a whole number above 0 or a value is not a number.
+    Raises: ValueError if `step` is not a whole number from 0 or a value is not a number.
     """
-    if isinstance(step, bool) or int(step) != step or step < 1:
-        raise ValueError(f"step must be a whole number from 1, not {step!r}")
+    if isinstance(step, bool) or int(step) != step or step < 0:
+        raise ValueError(f"step must be a whole number from 0, not {step!r}")
     values = {name: float(value) for name, value in metrics.items()}
     path = os.environ.get("HERMES_METRICS_FILE")
     if not path or not values:
@@ -46,6 +47,10 @@ def report(step: int, **metrics: float) -> None:
     if fresh:
         send({"kind": "report", "names": fresh})
         _announced.update(fresh)
+    limit = os.environ.get("HERMES_MAX_EPOCHS")
+    if limit and step > int(limit) and os.environ.get("HERMES_OBJECTIVE") in values:
+        send({"kind": "beyond", "step": int(step)})
+        return
     file = _files.setdefault(path, MetricsFile(Path(path)))
     file.append(Metric(n, v, int(step)) for n, v in values.items())
     bad_values({n: v for n, v in values.items() if not math.isfinite(v)}, int(step))

@@ -113,7 +113,7 @@ def _end_left(folder: Folder, token: str) -> None:
 
 
 def _last_step(options: Options, folder: Folder) -> int:
-    return MetricsFile(folder.metrics).last_step(options.aside)
+    return MetricsFile(folder.metrics).progress(options.objective, options.aside)
 
 
 def _on_stop(handler: Callable[[int, object], None]) -> None:

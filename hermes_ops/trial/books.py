@@ -28,14 +28,17 @@ class Status:
         self.step = 0
         self.checkpoint_step: int | None = None
         self.checkpointed_s: float | None = None
-        self.step_offset = 0
+        self.step_offset = 0  # of a trial that an earlier version has begun
+        self.steps_by = ""  # how the objective's steps are known, once it has come
+        self.said: list[str] = []  # kinds of notes that the output has had
+        self.advice = ""  # while no value of the objective is read
         self.tensor_skew: float | None = None  # the largest tensor's share of the model
         names = ("startup_s", "restore_s", "checkpoint_s")
         self.timings: dict[str, float | None] = dict.fromkeys(names)
 
     def document(self) -> dict[str, Any]:
         """The JSON of it."""
-        return dict(self.__dict__, timings=dict(self.timings))
+        return dict(self.__dict__, timings=dict(self.timings), said=list(self.said))
 
 
 def continued(folder: Folder, epoch: int, has_checkpoint: bool) -> Status:
@@ -43,6 +46,8 @@ def continued(folder: Folder, epoch: int, has_checkpoint: bool) -> Status:
     status = Status(epoch=epoch, pid=os.getpid(), started_s=time.time())
     last = read_json(folder.status) or {}
     status.step_offset = int(last.get("step_offset") or 0)
+    status.steps_by = str(last.get("steps_by") or "")
+    status.said = [str(kind) for kind in last.get("said") or ()]
     status.tensor_skew = last.get("tensor_skew")
     timings = last.get("timings")
     if isinstance(timings, dict):

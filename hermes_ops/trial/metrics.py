@@ -14,7 +14,7 @@ from hermes_ops.trial.steps import Steps
 
 
 class Metric(NamedTuple):
-    """One reported value; `step` counts completed epochs (or reports), from 1."""
+    """One reported value; `step` counts completed epochs (or reports): 0 is before the first."""
 
     name: str
     value: float
@@ -73,6 +73,16 @@ class MetricsFile:
         self._catch_up()
         known = (steps for name, steps in self._seen.items() if name not in aside)
         return max((steps.highest for steps in known), default=0)
+
+    def reached(self, name: str) -> int | None:
+        """The highest step of one metric; None if it is not in the file."""
+        self._catch_up()
+        steps = self._seen.get(name)
+        return None if steps is None else steps.highest
+
+    def progress(self, objective: str | None, aside: Collection[str] = ()) -> int:
+        """How far the trial has trained: only the objective tells, where there is one."""
+        return self.last_step(aside) if objective is None else self.reached(objective) or 0
 
     def names(self) -> set[str]:
         """The names of the metrics in the file."""

@@ -17,8 +17,10 @@ class Options(NamedTuple):
     """One segment of one trial: where it lives, what it may use, what it runs.
 
     `others`: the metrics that the sweep names beside the objective, each with the pattern of its
-    own that it may have. `node`: checkpoints are on a volume of this node's own. `on_word`: touch
-    nothing before a byte has come on standard input.
+    own that it may have. `finish_s`: how long the script may take after its last epoch.
+    `advise_s`: when the user is told that nothing that it prints is read. `node`: checkpoints are
+    on a volume of this node's own. `on_word`: touch nothing before a byte has come on standard
+    input.
     """
 
     folder: Path
@@ -33,6 +35,8 @@ class Options(NamedTuple):
     metric_pattern: str | None = None
     others: tuple[tuple[str, str | None], ...] = ()
     grace_s: float = 30.0
+    finish_s: float = 300.0
+    advise_s: float = 60.0
     python: str | None = None
     standby: Path | None = None
     directory: str | None = None
@@ -74,6 +78,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         metric_pattern=given.metric_pattern,
         others=tuple(others.items()),
         grace_s=given.grace,
+        finish_s=given.finish_seconds,
+        advise_s=given.advise_after,
         python=given.python,
         standby=given.standby,
         directory=given.directory,
@@ -110,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--direction", choices=["minimize", "maximize"], help="of the objective")
     parser.add_argument("--metric-pattern", metavar="REGEX", help="groups name, value, step")
     parser.add_argument("--grace", type=float, default=30.0, metavar="S", help="SIGTERM to SIGKILL")
+    parser.add_argument(
+        "--finish-seconds", type=float, default=300.0, metavar="S", help="after its last epoch"
+    )
+    parser.add_argument("--advise-after", type=float, default=60.0, help=argparse.SUPPRESS)
     parser.add_argument("--python", metavar="INTERPRETER", help="replaces a leading `python`")
     parser.add_argument("--standby", type=Path, metavar="SOCKET", help="of the standby keeper")
     parser.add_argument("--directory", metavar="DIR", help="the script's working directory")

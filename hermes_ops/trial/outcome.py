@@ -18,6 +18,7 @@ from hermes_ops.trial.failure import (
 )
 
 FINISHED, PREEMPTED, INFRASTRUCTURE = 0, 75, 70
+_MOST_REFUSED = 3  # lines that were not read, in a reason
 _NO_SPACE = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
 
 
@@ -46,6 +47,7 @@ class Facts(NamedTuple):
     direction: str | None = None
     reported: Sequence[str] = ()  # names of metrics, over the trial's whole life
     tail_at_stop: Sequence[str] = ()  # the last lines when it was told to stop
+    refused: Sequence[str] = ()  # lines that were not read, and why
     worked_before: bool = False  # an earlier segment has reported values, and this one none
 
 
@@ -85,7 +87,8 @@ def judge(facts: Facts) -> Ending:
 def _finished(facts: Facts) -> Ending:
     if facts.objective is not None and not facts.objective_reported:
         found = no_objective(facts.objective, facts.direction, facts.reported)
-        return _failed(facts, f"{found.line}: {found.remedy}", found.cause)
+        reason = "; ".join([f"{found.line}: {found.remedy}", *facts.refused[:_MOST_REFUSED]])
+        return _failed(facts, reason, found.cause)
     return Ending(Outcome.FINISHED, "", FINISHED)
 
 

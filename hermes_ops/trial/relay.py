@@ -37,6 +37,9 @@ class Relay:
         self._listen = listen
         self._masked = (mask or Mask()).stream()
         self._backlog = bytearray()
+        self._words = bytearray()  # our own lines, for the next end of a line
+        self._output = target
+        self._is_line_ended = True
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
@@ -71,6 +74,18 @@ class Relay:
         os.close(self._wake)
         os.close(self._waker)
 
+    def say(self, line: str) -> None:
+        """Put a line of our own between the script's, at the next end of a line."""
+        self._words += line.encode(errors="replace") + b"\n"
+
+    def end(self) -> None:
+        """After `drain`: say what has found no end of a line, unless our reader is too slow."""
+        words = (b"" if self._is_line_ended else b"\n") + self._words
+        with contextlib.suppress(OSError):
+            if self._words and select.select([], [self._output], [], 0)[1]:
+                os.write(self._output, words[:_ATOMIC_BYTES])
+        self._words.clear()
+
     def _read(self) -> None:
         assert self._source is not None
         data = os.read(self._source, _BLOCK_BYTES)
@@ -79,7 +94,16 @@ class Relay:
         else:
             self._source = None
         if self._target is not None:
-            self._backlog += self._masked.feed(data) if data else self._masked.close()
+            self._pass_on(self._masked.feed(data) if data else self._masked.close())
+
+    def _pass_on(self, piece: bytes) -> None:
+        end = piece.rfind(b"\n") + 1
+        if piece:
+            self._is_line_ended = end == len(piece)
+        if self._words and end:
+            piece = piece[:end] + self._words + piece[end:]
+            self._words.clear()
+        self._backlog += piece
 
     def _write(self) -> None:
         assert self._target is not None

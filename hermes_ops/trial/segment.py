@@ -22,6 +22,7 @@ from hermes_ops.trial.outcome import PREEMPTED, Ending, Facts, judge
 from hermes_ops.trial.output import MetricReader, OutputReader
 from hermes_ops.trial.process import Child, sweep_up
 from hermes_ops.trial.process_record import own_record
+from hermes_ops.trial.progress import Progress
 from hermes_ops.trial.relay import Relay
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _OUTPUT_LAG_S = 0.15  # a line and a checkpoint written together are seen within
 _FAILED_GRACE_S = 3.0
 _RESULT_S = 2.0  # of the grace, for what is written after the last copy
 _BOARD_VARIABLE = "HERMES_TENSORBOARD_DIR"
+_PARAMETER_PREFIX = "HERMES_PARAM_"
+_LAST_LINES = "its last epoch is over and it is about to end"
 
 
 class Segment:
@@ -45,19 +48,24 @@ class Segment:
         self._token = token
         self._parent = parent
         self._metrics = MetricsFile(folder.metrics)
-        self._aside = options.aside
-        self._before = self._metrics.last_step(self._aside)
+        self._before = self._metrics.progress(options.objective, options.aside)
+        self._progress = Progress(
+            options.objective, options.max_epochs, options.finish_s, self._before, options.aside
+        )
         self._objective_seen = options.objective in self._metrics.names()
         self._events = Follower(folder.events)
         self._events.skip()
         has_checkpoint = books.newest_checkpoint_s(folder) is not None
         self.status = books.continued(folder, options.epoch, has_checkpoint)
         self.status.step = self._before
+        if self._progress.is_complete:
+            self._set_preemptible(True)
         self.timings: dict[str, float] = {}  # those measured in this very segment
         self._mask = Mask(secret_values(os.environ))
         first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
-        reader = _reader(options, first_step, self.status.step_offset)
-        self._output = OutputReader(reader, self._mask)
+        reached = self._metrics.reached(options.objective) if options.objective else None
+        self._reader = _reader(options, self.status, first_step, reached)
+        self._output = OutputReader(self._reader, self._mask)
         self._board = _board(options, folder)
         self._keeper = keeper(folder.root, folder.checkpoints)
         self.copier: Copier | None = None
@@ -74,7 +82,9 @@ class Segment:
         self._tail_at_stop: list[str] = []
         self._had_values = bool(self._metrics.names())  # in earlier segments
         self._has_values = False
-        self._at_max_epochs = False
+        self._ended_as_trained = False
+        self._notes: dict[str, str] = {}
+        self._relay: Relay | None = None
         self._written: dict[str, Any] = {}
         self._scan_at_s = 0.0
         self._step_times: deque[tuple[float, int]] = deque(maxlen=1024)
@@ -87,7 +97,7 @@ class Segment:
         """Watch the child to its end; return the ending and the script's exit code."""
         started_s = time.monotonic()
         limit_s = self._time_left_s()
-        relay = Relay(child.output, self._take_output, mask=self._mask)
+        relay = self._relay = Relay(child.output, self._take_output, mask=self._mask)
         code = child.poll()
         while code is None:
             relay.pump(POLL_S)
@@ -99,6 +109,7 @@ class Segment:
         own_record(self._folder.root).end(_DRAIN_S)
         relay.drain(_DRAIN_S)
         self._take(self._output.close())
+        relay.end()
         self._read_board(child.pid, final=True)
         self._observe(final=True)
         return judge(self._facts(code)), code
@@ -131,8 +142,21 @@ class Segment:
     def _take_output(self, data: bytes) -> None:
         self._take(self._output.feed(data))
 
+    def _say_once(self, kind: str, text: str) -> None:
+        """Say something in the output, once in the trial; its failure may repeat it."""
+        if kind in self._notes:
+            return
+        self._notes[kind] = self._mask.text(text)
+        if kind not in self.status.said and self._relay is not None:
+            self.status.said.append(kind)
+            self._relay.say(f"hermes-trial: {self._notes[kind]}")
+
     def _take(self, metrics: list[Metric]) -> None:
         self._store([m for m in metrics if m.name not in self._reported])
+        if self._reader.beyond is not None:
+            self._progress.pass_end(self._reader.beyond)
+        for kind, note in self._reader.notes.items():
+            self._say_once(kind, note)
 
     def _read_board(self, pid: int, final: bool = False) -> None:
         """Store what the script has written for TensorBoard; its output then says no more of it."""
@@ -142,6 +166,7 @@ class Segment:
             self._store(found)
 
     def _store(self, metrics: list[Metric]) -> None:
+        metrics = self._progress.within(metrics)
         if metrics:
             self._judge_values(metrics)
             self._append(metrics)
@@ -160,16 +185,16 @@ class Segment:
     def _note_steps(self, metrics: list[Metric]) -> None:
         self._has_values = self._has_values or bool(metrics)
         for metric in metrics:
-            if metric.step > self.status.step and metric.name not in self._aside:
+            if self._progress.note(metric):
                 self.status.step = metric.step
                 self._step_times.append((time.time(), metric.step))
             if metric.name == self._options.objective:
                 self._objective_seen = True
                 if self._keeper is not None:
                     self._keeper.value(metric.value, time.time())
-        limit = self._options.max_epochs
-        if limit is not None and self.status.step >= limit:
+        if self._progress.is_complete:
             self._trained_to_end = True
+            self._set_preemptible(True)
 
     def _judge_values(self, metrics: list[Metric]) -> None:
         for metric in metrics:
@@ -192,7 +217,7 @@ class Segment:
         if not self._hooked and (final or now_s >= self._scan_at_s):
             self._scan_at_s = now_s + 1.0
             self._look_for_checkpoint(final)
-        self.status.step_offset = self._output.step_offset
+        self.status.steps_by = self._reader.steps_by
         self.write_status()
 
     def _look_for_checkpoint(self, final: bool) -> None:
@@ -207,16 +232,22 @@ class Segment:
         if written_s >= self.status.started_s - 1.0:
             steps = [step for seen_s, step in self._step_times if seen_s <= known_s]
             self.status.checkpoint_step = steps[-1] if steps else self._before
-        self.status.preemptible, self.status.preemptible_reason = True, ""
+        self._set_preemptible(True)
         if self._keeper is not None:
             self._keeper.checkpointed()
         self._offer()
+
+    def _set_preemptible(self, is_preemptible: bool, reason: str = "") -> None:
+        """Say whether the script may be stopped; in its last lines it keeps its GPU."""
+        if self._progress.is_complete:
+            is_preemptible, reason = False, _LAST_LINES
+        self.status.preemptible, self.status.preemptible_reason = is_preemptible, reason
 
     def _offer(self) -> None:
         """There is a new checkpoint: it may be copied."""
         written_s = self.status.checkpointed_s
         if self.copier is not None and written_s is not None:
-            self.copier.offer(written_s, self.status.checkpoint_step, self._output.step_offset)
+            self.copier.offer(written_s, self.status.checkpoint_step, self.status.step_offset)
 
     def _hear(self, event: dict[str, Any]) -> None:
         """Take in one message from the code that runs inside the script."""
@@ -227,6 +258,7 @@ class Segment:
             "restored": self._on_restored,
             "trained": self._on_trained,
             "bad_value": self._on_bad_value,
+            "beyond": self._on_beyond,
             "import": self._on_import,
             "model": self._on_model,
         }
@@ -237,8 +269,8 @@ class Segment:
     def _on_hook(self, event: dict[str, Any]) -> None:
         self._hooked = True
         self._trained_to_end = False
-        self.status.preemptible = bool(event.get("preemptible", True))
-        self.status.preemptible_reason = str(event.get("reason") or "")
+        reason = str(event.get("reason") or "")
+        self._set_preemptible(bool(event.get("preemptible", True)), reason)
         if self.on_training is not None:
             self.on_training()
         if event.get("startup_s") is not None:
@@ -250,7 +282,7 @@ class Segment:
     def _on_checkpoint(self, event: dict[str, Any]) -> None:
         self.status.checkpoint_step = int(event["step"])
         self.status.checkpointed_s = time.time()
-        self.status.preemptible, self.status.preemptible_reason = True, ""
+        self._set_preemptible(True)
         self._measured("checkpoint_s", event["seconds"])
         self._offer()
 
@@ -270,6 +302,9 @@ class Segment:
     def _on_import(self, event: dict[str, Any]) -> None:
         self.imports[str(event.get("name"))] = bool(event.get("ahead"))
 
+    def _on_beyond(self, event: dict[str, Any]) -> None:
+        self._progress.pass_end(int(event["step"]))
+
     def _on_bad_value(self, event: dict[str, Any]) -> None:
         if event.get("name") == self._options.objective:
             self._diverge(f"{event['name']} is {event['word']} at step {event['step']}")
@@ -288,13 +323,8 @@ class Segment:
         if self._parent and os.getppid() != self._parent:
             self._parent = 0
             self._stop_requests += 1
-        if limit_s is not None and running_s >= limit_s:
-            self._verdict = (
-                self._verdict or f"time limit: {self._options.time_limit_s:g} s are over"
-            )
-        if self._reached_max_epochs():
-            self._at_max_epochs = True
-        ended = self._verdict is not None or self._at_max_epochs
+        self._judge_time(running_s, limit_s)
+        ended = self._verdict is not None or self._ended_as_trained
         now_s = time.monotonic()
         if self._kill_at_s is None and (ended or self._stop_requests):
             self._tail_at_stop = self.tail
@@ -307,17 +337,23 @@ class Segment:
         if now_s >= self._kill_at_s or self._stop_requests > max(1, self._stop_seen):
             child.kill()
 
-    def _reached_max_epochs(self) -> bool:
-        limit = self._options.max_epochs
-        if limit is None or self._hooked:
-            return False
-        return self.status.step >= limit and self.status.step > self._before
+    def _judge_time(self, running_s: float, limit_s: float | None) -> None:
+        """End a script that is over its time: as failed, or as finished after its last epoch."""
+        why_over = self._progress.why_over(time.monotonic())
+        is_over_limit = limit_s is not None and running_s >= limit_s
+        limit = f"time limit: {self._options.time_limit_s:g} s are over" if is_over_limit else ""
+        if limit and not self._progress.is_complete:
+            self._verdict = self._verdict or limit
+        why_over = why_over or limit
+        if why_over and self._verdict is None and not self._stop_requests:
+            self._ended_as_trained = True
+            self._say_once("ended", f"the script is ended as finished: {why_over}")
 
     def _facts(self, code: int) -> Facts:
         return Facts(
             exit_code=code,
             asked_to_stop=self._stop_requests > 0 or code == PREEMPTED,
-            ended_at_max_epochs=self._at_max_epochs,
+            ended_at_max_epochs=self._ended_as_trained,
             verdict=self._verdict,
             has_checkpoint=books.newest_checkpoint_s(self._folder) is not None,
             objective=self._options.objective,
@@ -328,13 +364,29 @@ class Segment:
             direction=self._options.direction or os.environ.get("HERMES_DIRECTION"),
             reported=sorted(self._metrics.names()),
             tail_at_stop=self._tail_at_stop,
+            refused=list(self._notes.values()),
             worked_before=self._had_values and not self._has_values,
         )
 
 
-def _reader(options: Options, first_step: int, step_offset: int) -> MetricReader:
-    others = dict(options.others)
-    return MetricReader(options.objective, options.metric_pattern, first_step, step_offset, others)
+def _reader(
+    options: Options, status: books.Status, first_step: int, reached: int | None
+) -> MetricReader:
+    return MetricReader(
+        options.objective,
+        options.metric_pattern,
+        first_step,
+        status.step_offset,
+        dict(options.others),
+        max_epochs=options.max_epochs,
+        reached=reached,
+        steps_by=status.steps_by,
+        parameters=[
+            name[len(_PARAMETER_PREFIX) :]
+            for name in os.environ
+            if name.startswith(_PARAMETER_PREFIX)
+        ],
+    )
 
 
 def _board(options: Options, folder: Folder) -> Board | None:

@@ -143,6 +143,7 @@ def _of(book: Book, config: dict[str, Any]) -> Lease:
         metric_pattern=spec.metric_pattern,
         time_limit_s=spec.time_limit_seconds,
         max_epochs=budget.max_epochs,
+        finish_s=spec.finish_seconds,
         max_failures=spec.max_failures,
         experiment=plan.record.experiment,
         experiment_id=plan.record.experiment_id,

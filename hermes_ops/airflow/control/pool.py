@@ -171,10 +171,14 @@ def curve(
     spans: Sequence[tuple[float, float]],
     started_s: float | None,
 ) -> tuple[Point, ...]:
-    """The learning curve from (step, value, Unix milliseconds), lower is better."""
+    """The learning curve from (step, value, Unix milliseconds), lower is better.
+
+    It begins with step 1: a value at step 0 says what the model was before its training.
+    """
     return tuple(
         Point(step, sign * value, training_seconds(time_ms / 1000.0, spans, started_s))
         for step, value, time_ms in points
+        if step > 0
     )
 
 

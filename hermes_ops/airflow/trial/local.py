@@ -97,6 +97,7 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
     optional = {
         "--time-limit": lease.time_limit_s,
         "--max-epochs": lease.max_epochs,
+        "--finish-seconds": lease.finish_s,
         "--metric-pattern": lease.metric_pattern,
         "--python": lease.python,
     }

@@ -72,19 +72,23 @@ def test_without_a_gpu_the_script_sees_none() -> None:
 
 
 def test_the_command_guards_the_script_with_its_epoch_and_gpu_locks(home: Path) -> None:
-    own = lease(4, (0, 1), time_limit_s=9.0, metric_pattern="--x", python="/usr/bin/python3")
+    own = lease(4, (0, 1), time_limit_s=9.0, metric_pattern="--x", python="/usr/bin/python3",
+                finish_s=60.0)  # fmt: skip
     command = trial_command(own, FOLDER, "gpus")
     mine = command[command.index("hermes_ops.trial") + 1 : command.index("--")]
     pairs = dict(zip(mine[::2], mine[1::2], strict=False))
     assert (pairs["--epoch"], pairs["--gpus"]) == ("4", "0,1")
     assert pairs["--gpu-locks"] == str(home / "gpus" / "gpus")
     assert {"--time-limit=9.0", "--metric-pattern=--x", "--python=/usr/bin/python3"} <= set(mine)
+    assert "--finish-seconds=60.0" in mine
     assert command[command.index("--") + 1 :] == ["python", "train.py"]
 
 
 def test_options_that_the_lease_does_not_have_are_left_out() -> None:
     command = trial_command(lease(gpus=()), FOLDER, "gpus")
-    assert not any(c.startswith(("--gpu", "--time", "--metric", "--python")) for c in command)
+    assert not any(
+        c.startswith(("--gpu", "--time", "--finish", "--metric", "--python")) for c in command
+    )
 
 
 def test_a_missing_working_directory_is_named_with_its_remedy(tmp_path: Path) -> None:

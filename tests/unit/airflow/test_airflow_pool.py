@@ -99,6 +99,7 @@ def test_a_maximised_objective_enters_with_its_sign_turned() -> None:
     points = ((1, 0.5, 101_000), (2, 0.7, 102_000))
     assert curve(points, -1.0, (), 100.0) == (Point(1, -0.5, 1.0), Point(2, -0.7, 2.0))
     assert curve(points, 1.0, (), 100.0)[1].loss == 0.7
+    assert curve([(0, 2.3, 100_500), *points], -1.0, (), 100.0) == curve(points, -1.0, (), 100.0)
 
 
 def test_a_running_trial_is_charged_for_all_its_gpus_up_to_now() -> None:

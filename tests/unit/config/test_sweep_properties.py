@@ -98,6 +98,7 @@ VALID: dict[str, Any] = {
         "tensorboard": "runs",
         "secrets": ["DATA"],
         "time_limit_seconds": 60,
+        "finish_seconds": 60,
         "max_failures": 0,
         "run_in": "pod",
         "pod": {

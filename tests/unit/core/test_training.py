@@ -115,3 +115,9 @@ def test_whatever_the_stops_a_steady_trial_has_a_steady_curve(
     assert [p.seconds for p in found.curve] == pytest.approx(wanted, abs=0.01 + 0.001 * step)
     leads = [lead_s for lead_s, _, _ in parts]
     assert list(found.leads_s) == pytest.approx(leads, abs=0.02 * (step + 1))
+
+
+def test_an_evaluation_before_the_training_is_no_point_of_its_curve() -> None:
+    trained = points((1, 107.0), (2, 109.0), (3, 111.0))
+    whole = training(trained, [held(100, 112.5, "finished")])
+    assert training(((0, 2.3, 101_000), *trained), [held(100, 112.5, "finished")]) == whole

@@ -37,9 +37,12 @@ def test_arguments_that_a_script_prints_are_no_metrics() -> None:
     assert read("version=1.2.3 loss=1.2.3 loss=abc") == []
 
 
-def test_a_script_that_counts_from_zero_is_counted_from_one() -> None:
+def test_an_epoch_0_is_a_point_at_step_0_and_shifts_nothing() -> None:
     reader = MetricReader("loss", None, 0)
-    assert [reader.read(f"epoch={e} loss=1")[0].step for e in (0, 1, 2)] == [1, 2, 3]
+    assert [reader.read(f"epoch={e} loss=1")[0].step for e in (0, 1, 2)] == [0, 1, 2]
+
+
+def test_a_trial_that_an_earlier_version_has_shifted_goes_on_shifted() -> None:
     assert MetricReader("loss", None, 0, step_offset=1).read("epoch=3 loss=1")[0].step == 4
 
 
@@ -83,8 +86,8 @@ def test_a_pattern_of_one_metric_is_read_beside_all_others() -> None:
 
 
 def test_a_pattern_of_one_metric_that_names_another_finds_nothing() -> None:
-    reader = MetricReader("loss", None, 0, others={"a": r"(?P<name>\w+): (?P<value>\S+)"})
-    assert reader.read("b: 1 a: 2 loss: 3") == [Metric("a", 2, 1)]
+    reader = MetricReader("loss", None, 0, others={"a": r"(?P<name>\w+) is (?P<value>\S+)"})
+    assert reader.read("b is 1 a is 2 loss is 3") == [Metric("a", 2, 1)]
 
 
 def test_metrics_that_the_sweep_names_are_read_beside_a_thousand_others() -> None:
@@ -316,6 +319,7 @@ def test_memory_is_bounded_whatever_comes(block: bytes) -> None:
 
 def test_names_are_bounded_and_the_objective_is_read_all_the_same() -> None:
     reader = MetricReader("loss", None, 0)
+    reader.read("epoch=0 loss=1")
     found = [m for n in range(3000) for m in reader.read(f"epoch=1 m{n}=1")]
     assert len(found) == MOST_NAMES
     assert reader.read("epoch=1 loss=1 m5000=2 m1=3") == [

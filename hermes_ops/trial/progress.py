@@ -1,0 +1,77 @@
+"""How far a trial has trained, as its objective tells, and when its script has had its time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from hermes_ops.trial.metrics import Metric
+
+
+class Progress:
+    """The trial's newest step, and whether its last epoch is over.
+
+    Only the objective moves it; without one every metric does that is not `aside`. A script that
+    has trained `max_epochs` ends by itself: it is ended if it reports the objective at a step
+    beyond them, or `finish_s` seconds after the last one.
+    """
+
+    def __init__(
+        self,
+        objective: str | None,
+        max_epochs: int | None,
+        finish_s: float,
+        step: int,
+        aside: Collection[str] = (),
+    ) -> None:
+        self._objective = objective
+        self._max_epochs = max_epochs
+        self._finish_s = finish_s
+        self._aside = aside
+        self.step = step
+        self.beyond: int | None = None
+        self._trained_at_s: float | None = None  # on the monotonic clock, in this segment
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last epoch has been reported."""
+        return self._max_epochs is not None and self.step >= self._max_epochs
+
+    def note(self, metric: Metric) -> bool:
+        """Take a stored value in; return whether the trial has trained further."""
+        counts = (
+            metric.name == self._objective if self._objective else metric.name not in self._aside
+        )
+        if not counts or metric.step <= self.step:
+            return False
+        if self._is_beyond(metric):
+            self.pass_end(metric.step)
+            return False
+        self.step = metric.step
+        return True
+
+    def within(self, metrics: Iterable[Metric]) -> list[Metric]:
+        """Leave out the objective beyond the last epoch, and what comes with it at that step."""
+        found = list(metrics)
+        past = {m.step for m in found if m.name == self._objective and self._is_beyond(m)}
+        for step in past:
+            self.pass_end(step)
+        return [m for m in found if m.step not in past] if past else found
+
+    def pass_end(self, step: int) -> None:
+        """The script has reported its objective at a step beyond its last epoch."""
+        self.beyond = self.beyond or step
+
+    def why_over(self, now_s: float) -> str | None:
+        """Why the script is to be ended as finished now; None as long as it may go on."""
+        if self.beyond is not None:
+            return f"it has reported step {self.beyond}, beyond budget.max_epochs"
+        if not self.is_complete:
+            return None
+        if self._trained_at_s is None:
+            self._trained_at_s = now_s
+        if now_s - self._trained_at_s < self._finish_s:
+            return None
+        return f"it has not ended {self._finish_s:g} s (trial.finish_seconds) after its last epoch"
+
+    def _is_beyond(self, metric: Metric) -> bool:
+        return self._max_epochs is not None and metric.step > self._max_epochs
