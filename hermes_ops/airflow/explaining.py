@@ -20,10 +20,35 @@ UNDECIDED = "nothing was decided about it yet"
 
 
 @dataclass(frozen=True, slots=True)
+class TrialEnd:
+    """The final state of a trial, why it ended so, and of one that was retried why it failed first.
+
+    `steps` is the last step that it reported; empty where that is not known.
+    """
+
+    state: str
+    reason: str = ""
+    first_failure: str = ""
+    steps: str = ""
+
+    @property
+    def words(self) -> str:
+        """Its end in a sentence, in lines of its own where it was tried more than once."""
+        steps = f" after step {self.steps}" if self.steps not in ("", "0") else ""
+        text = f"has ended{steps}: {self.state.replace('_', ' ')}"
+        text += f", because: {self.reason}" if self.reason else ""
+        if not self.first_failure:
+            return text + ("" if text.endswith(".") else ".")
+        first = "\n".join(f"    {line}" for line in self.first_failure.splitlines())
+        return f"{text}\n  it was tried more than once; its first failure was:\n{first}"
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """A trial's standing in the pool now, None when it is not there, and all its decisions.
 
     The decisions are newest first, each as `decisions.jsonl` has it; `age_s`: of the standing.
+    `ended`: the final state of one that has ended, and why, as far as MLflow tells.
     """
 
     trial: str
@@ -31,11 +56,14 @@ class Explanation:
     policy: str
     age_s: float
     decisions: Sequence[Mapping[str, Any]]
+    ended: TrialEnd | None = None
 
     @property
     def now(self) -> str:
         """Its standing in one sentence."""
         job = self.standing
+        if self.ended is not None:
+            return f"{self.trial} {self.ended.words}"
         if job is None:
             return f"{self.trial} is not in the pool now."
         return (
@@ -54,12 +82,30 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     view = read_view(pool) or {"jobs": [], "time_s": 0.0, "policy": "?"}
     job = next((j for j in view["jobs"] if j["id"] == trial), None)
     found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
-    if job is None and not found:
+    over = job is None or job["phase"] == "ended"
+    ended = trial_end(tracker, sweep, number) if over else None
+    if job is None and not found and ended is None:
         raise HermesError(
             f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."
         )
     age_s = max(0.0, time.time() - view["time_s"])
-    return Explanation(trial, job, view["policy"], age_s, tuple(reversed(found)))
+    return Explanation(trial, job, view["policy"], age_s, tuple(reversed(found)), ended)
+
+
+def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
+    """How MLflow says that the trial has ended; None while it has not, or MLflow is away."""
+    from hermes_ops.tracking.runs import RUN_STATUS
+    from hermes_ops.tracking.summary import find
+
+    try:
+        runs = tracker.trials(find(tracker, sweep))
+    except HermesError:
+        return None
+    for run in runs:
+        if run.number == number and run.state in RUN_STATUS:
+            told = (run.tags.get(f"hermes.{n}", "") for n in ("reason", "first_failure", "steps"))
+            return TrialEnd(run.state, *told)
+    return None
 
 
 def parts(trial: str) -> tuple[str, int]:

@@ -32,5 +32,5 @@ def clear(
     place = locate(airflow, sweep)
     clear_trial(airflow, place.plan, number, from_scratch=from_scratch)
     how = "begins from scratch" if from_scratch else "goes on"
-    typer.echo(f"Trial {number} of {sweep} {how}, and so does its sweep.")
-    typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
+    typer.echo(f"Trial {number} of {place.sweep} {how}, and so does its sweep.")
+    typer.echo(f"Watch it with `hermes sweep watch {place.sweep}`.")

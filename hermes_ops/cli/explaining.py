@@ -25,7 +25,7 @@ def _why(found: Explanation) -> list[str]:
     from hermes_ops.airflow.explaining import UNDECIDED, short
 
     job = found.standing
-    if job is None:
+    if job is None or found.ended is not None:
         return []
     lines = [f"  because: {job['reason'] or UNDECIDED}"]
     lines += [f"    {name} = {short(value)}" for name, value in job["terms"].items()]

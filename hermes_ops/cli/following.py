@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from hermes_ops.cli.census import Census
 from hermes_ops.cli.locating import ENDED, Place, state_of
 from hermes_ops.cli.notices import Notices
+from hermes_ops.cli.tables import TableColumn, TableRow, fitted, print_whole
+from hermes_ops.core.failures import failure_lines, normalised
 from hermes_ops.core.secondary import why_no_best
+from hermes_ops.core.sweep_state import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.report.table import shown as as_text
 
@@ -28,6 +30,7 @@ PERIOD_S = 0.5
 SILENCE_S = 30.0  # then the user is told that Airflow does not answer
 STATE_PERIOD_S = 2.0  # Airflow is asked less often than the view is read: it has trials to serve
 ROWS = 40
+_PROGRESS = ""  # key of the line of progress among those that were said
 STYLES = {"running": "bold green", "starting": "green", "stopping": "yellow", "ended": "dim"}
 
 
@@ -49,24 +52,27 @@ def follow(
     census = Census(home())
     census.start()
     try:
-        _until_the_end(connection, place, quiet, notices)
+        state = _until_the_end(connection, place, quiet, notices)
     finally:
         most = census.close()
     found = document(connection, place, most)
+    found["state"] = sweep_state(state, found["state"])
     found["warnings"] = notices.warnings or []
     if not quiet:
-        _print_end(connection, place.sweep, found)
+        print_standing(connection, place.sweep, found)
     return found
 
 
-def _until_the_end(connection: Connection, place: Place, quiet: bool, notices: Notices) -> None:
+def _until_the_end(connection: Connection, place: Place, quiet: bool, notices: Notices) -> str:
+    """Show the sweep until it has ended; return what Airflow calls its state then."""
     from hermes_ops.airflow.control.publish import read_view
 
     sweep = place.sweep
     console = Console()
     shown = Live(console=console, refresh_per_second=4, transient=True)
     live = console.is_terminal and not quiet
-    said, is_found = "", quiet
+    said: dict[str, str] = {}
+    is_found = quiet
     if live:
         shown.start()
     try:
@@ -81,14 +87,32 @@ def _until_the_end(connection: Connection, place: Place, quiet: bool, notices: N
             if view is not None and sweep in view.get("sweeps", {}):
                 is_found = is_found or _print_comparison(console, connection, sweep)
                 if live:
-                    shown.update(table(view, sweep))
-                elif not quiet and (line := progress_line(view, sweep)) != said:
-                    said = line
-                    console.print(line)
+                    shown.update(table(view, sweep, console.width))
+                elif not quiet:
+                    _print_lines(console, unsaid(view, sweep, said))
             time.sleep(PERIOD_S)
     finally:
         if live:
             shown.stop()
+    return state
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def unsaid(view: Mapping[str, Any], sweep: str, said: dict[str, str]) -> list[str]:
+    """Return what a log does not say yet of the sweep, and note it in `said`.
+
+    That is the line of its progress when it has changed, and each way in which trials fail once.
+    """
+    line = progress_line(view, sweep)
+    failed = {normalised(words): words for words in view["sweeps"][sweep].get("failures", ())}
+    fresh = [line] if said.get(_PROGRESS) != line else []
+    fresh += [words for key, words in failed.items() if key not in said]
+    said.update(failed | {_PROGRESS: line})
+    return fresh
 
 
 @dataclass(slots=True)
@@ -144,50 +168,67 @@ def progress_line(view: Mapping[str, Any], sweep: str) -> str:
     )
 
 
-def table(view: Mapping[str, Any], sweep: str) -> Group:
-    """The pool's view of one sweep."""
+COLUMNS = (
+    TableColumn("trial"),
+    TableColumn("state"),
+    TableColumn("GPU"),
+    TableColumn("epoch"),
+    TableColumn("value"),
+    TableColumn("convergence", spare=True),
+    TableColumn("priority", spare=True),
+    TableColumn("preemptions", spare=True),
+    TableColumn("why", wraps=True),
+)
+
+
+def table(view: Mapping[str, Any], sweep: str, width: int = 160) -> Group:
+    """The pool's view of one sweep, and below it why trials have failed."""
     facts = view["sweeps"][sweep]
     mine = [j for j in view["jobs"] if j["id"].rpartition("/")[0] == sweep]
-    shown = Table("trial", "state", "GPU", "epoch", "value", "convergence", "priority",
-                  "preemptions", "why", title=f"{sweep} · policy {view['policy']}")  # fmt: skip
     begun = [j for j in mine if j["phase"] != "pending"]
-    for job in begun[:ROWS]:
-        shown.add_row(*map(Text, _cells(job)), style=STYLES.get(job["phase"], ""))
+    rows = (TableRow(_cells(job), _style(job)) for job in begun[:ROWS])
+    shown = fitted(f"{sweep} · policy {view['policy']}", COLUMNS, rows, width)
     waiting = facts["trials"] - facts["ended"] - facts["open"]
     total = max(1, facts["trials"])
     bar = ProgressBar(total=total, completed=facts["ended"], width=40)
     note = f"{facts['ended']}/{facts['trials']} trials ended, {waiting} not begun"
     if facts["closing"]:
         note += f" — ending: {facts['closing']}"
-    return Group(shown, bar, Text(f" {note}"))  # the bar ends without a line's end
+    failed = (Text(line, style="red") for line in facts.get("failures", ()))
+    return Group(shown, bar, Text(f" {note}"), *failed)  # the bar ends without a line's end
+
+
+def _style(job: Mapping[str, Any]) -> str:
+    return "red" if job.get("final") == "failed" else STYLES.get(job["phase"], "")
 
 
 def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
     total = job["total_steps"]
     return (
         job["id"].rpartition("/")[2],
-        job["phase"],
+        job.get("final") or job["phase"],
         ",".join(map(str, job["gpus"])),
         f"{job['step']}/{total}" if total else str(job["step"]),
         as_text(job["value"]),
         as_text(job["terms"].get("convergence")),
         str(job["rank"] or ""),
         str(job["preemptions"]),
-        job["reason"][:60],
+        job["reason"],
     )
 
 
-def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> None:
+def print_standing(connection: Connection, sweep: str, found: Mapping[str, Any]) -> None:
+    """Print a sweep's document: its trials, why they failed, the best one, its page in MLflow."""
     console = Console()
     best = found["best"]
-    console.print(end_table(sweep, found))
-    for line in missed_bounds(found):
+    print_whole(console, end_table(sweep, found, console.width))
+    for line in (*why_ended(found), *missed_bounds(found)):
         console.print(Text(line))
-    if best is None:
-        console.print(Text(why_no_best(found)))
-    else:
+    if best is not None:
         settings = ", ".join(f"{k}={as_text(v)}" for k, v in best["config"].items())
         console.print(Text(f"Best: trial {best['number']} ({as_text(best['best'])}) {settings}"))
+    elif found["state"] in ENDED_STATES:
+        console.print(Text(why_no_best(found)))
     console.print(
         f"{found['wall_seconds']:.0f} s, at most {found['max_slots_used']} of "
         f"{found['pool_slots']} GPUs in use at once"
@@ -196,21 +237,32 @@ def _print_end(connection: Connection, sweep: str, found: Mapping[str, Any]) -> 
     _print_comparison(console, connection, sweep)
 
 
-def end_table(sweep: str, found: Mapping[str, Any]) -> Table:
+def why_ended(found: Mapping[str, Any]) -> list[str]:
+    """Why the sweep has ended as it has, and a line for each way in which trials failed."""
+    failed = [(t["number"], t.get("reason") or "") for t in found["trials"]
+              if t["state"] == "failed"]  # fmt: skip
+    lines = failure_lines(failed)
+    reason = found.get("reason")
+    if reason and not any(reason in line for line in lines):
+        lines.insert(0, f"{found['state'].capitalize()}: {reason}")
+    return lines
+
+
+def end_table(sweep: str, found: Mapping[str, Any], width: int = 160) -> RenderableType:
     """The trials of a sweep's document, with the last values of the metrics that it names."""
     names = [*(found["trials"][0].get("metrics") or ())] if found["trials"] else []
-    shown = Table("trial", "state", "epochs", "final", "best", title=f"{sweep}: {found['state']}")
-    for heading in (*names, "segments", "preemptions", "GPU-seconds"):
-        shown.add_column(Text(heading))
+    heads = ("trial", "state", "epochs", "final", "best", *names, "segments", "preemptions",
+             "GPU-seconds")  # fmt: skip
     best = found["best"]
+    rows = []
     for trial in found["trials"]:
         seen = (as_text(trial["metrics"][name]["last"]) for name in names)
         cells = (trial["number"], trial["state"], trial["steps"], as_text(trial["final"]),
                  as_text(trial["best"]), *seen, trial["segments"], trial["preemptions"],
                  f"{trial['gpu_seconds']:.1f}")  # fmt: skip
         is_best = best is not None and trial["number"] == best["number"]
-        shown.add_row(*map(str, cells), style="bold green" if is_best else "")
-    return shown
+        rows.append(TableRow(tuple(map(str, cells)), "bold green" if is_best else ""))
+    return fitted(f"{sweep}: {found['state']}", [TableColumn(h) for h in heads], rows, width)
 
 
 def missed_bounds(found: Mapping[str, Any], most: int = 10) -> list[str]:

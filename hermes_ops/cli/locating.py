@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,19 @@ OF_REPORT = {
 }
 """The state of a sweep in a group by that of its report's task; any other: it runs."""
 
+MOST_BEGINNINGS = 100
+"""The newest sweeps among which the beginning of an id is looked for."""
+
+MOST_SHOWN = 5
+
+_OF_AN_ID = re.compile(r"[\w.~:+-]+")
+
 PLANNER, REPORTER = "PlanOperator", "ReportOperator"
 """The operators of a sweep's first and last task, as Airflow names them."""
+
+
+class SeveralSweepsError(HermesError):
+    """The beginning of an id is that of several sweeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A sweep in the list; the times are Airflow's text, None where there is none yet."""
+    """A sweep in the list; the times are Airflow's text, None where there is none yet.
+
+    `reason`: why it has ended as it has, or why its trials fail.
+    """
 
     sweep: str
     dag_id: str
@@ -75,6 +90,7 @@ class Listed:
     state: str
     start_date: str | None
     end_date: str | None
+    reason: str | None = None
 
     def document(self) -> dict[str, str | None]:
         """As a JSON object."""
@@ -82,15 +98,43 @@ class Listed:
 
 
 def locate(airflow: AirflowClient, sweep: str) -> Place:
-    """The place of the sweep; HermesError when Airflow has none of that id."""
+    """The place of the sweep; HermesError when Airflow has none of that id.
+
+    Of the newest sweeps the beginning of the id is enough where it is the beginning of one alone.
+    """
     for place in _possible(sweep):
         if _is_there(airflow, place):
             return place
+    known = newest(airflow, MOST_BEGINNINGS) if _OF_AN_ID.fullmatch(sweep) else ()
+    begun = beginning_with(sweep, (row.sweep for row in known))
+    if len(begun) == 1:
+        return next(p for p in _possible(begun[0]) if _is_there(airflow, p))
+    if begun:
+        shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
+        raise SeveralSweepsError(
+            f"{sweep!r} is the beginning of {len(begun)} sweeps: {shown}: write more of the id."
+        )
     if inside := _sweeps_of_run(airflow, sweep):
         raise HermesError(
             f"{sweep!r} is a DAG run that holds the sweeps {', '.join(inside)}: name one of them."
         )
     raise HermesError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
+
+
+def full_id(airflow: AirflowClient, sweep: str) -> str:
+    """Return the id of the sweep that this is the beginning of; itself where there is none."""
+    try:
+        return locate(airflow, sweep).sweep
+    except SeveralSweepsError:
+        raise
+    except HermesError:  # whoever asks says what is not known; Airflow may be away
+        return sweep
+
+
+def beginning_with(beginning: str, sweeps: Iterable[str]) -> list[str]:
+    """Return the ids that begin so; those alone that go on with `-`, where there are any."""
+    found = [s for s in sweeps if s.startswith(beginning)] if beginning else []
+    return [s for s in found if s[len(beginning) :].startswith("-")] or found
 
 
 def state_of(airflow: AirflowClient, place: Place) -> str | None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hermes_ops.cli import clearing_command, continuing_commands
+from hermes_ops.cli import clearing_command, continuing_commands, listing
 from hermes_ops.cli.completing import policies, sweeps, trials
-from hermes_ops.cli.locating import ENDED, Place, locate, newest, state_of
+from hermes_ops.cli.locating import ENDED, Place, full_id, locate, state_of
 from hermes_ops.cli.stack_commands import Home
 from hermes_ops.errors import HermesError
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 SweepId = Annotated[
     str,
-    typer.Argument(help="The sweep's id; see `hermes sweep list`.", autocompletion=sweeps),
+    typer.Argument(
+        help="The sweep's id, or the beginning of it alone; see `hermes sweep list`.",
+        autocompletion=sweeps,
+    ),
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML or JSON).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")]
@@ -34,7 +37,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module to the application."""
     sweep = typer.Typer(help="Run sweeps and look at them.", no_args_is_help=True)
     sweep.command("run")(run)
-    sweep.command("list")(list_sweeps)
+    listing.register(sweep)
     sweep.command("watch")(watch)
     sweep.command("stop")(stop)
     sweep.command("check")(check)
@@ -100,25 +103,6 @@ def watch(sweep: SweepId, *, as_json: Json = False, home: Home = None) -> None:
     _follow(connection, locate(connection.airflow, sweep), as_json=as_json)
 
 
-def list_sweeps(*, as_json: Json = False, home: Home = None) -> None:
-    """List the newest sweeps of all DAGs."""
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    from hermes_ops.cli.connection import connect
-
-    found = newest(connect(home).airflow)
-    if as_json:
-        typer.echo(json.dumps([row.document() for row in found]))
-        return
-    table = Table(Column("sweep", overflow="fold"), "state", "started", "ended")
-    for row in found:
-        times = (str(moment or "")[:19] for moment in (row.start_date, row.end_date))
-        table.add_row(Text(row.sweep), row.state, *times)
-    Console().print(table if found else "No sweep has been run yet.")
-
-
 def stop(
     sweep: SweepId,
     *,
@@ -132,12 +116,13 @@ def stop(
     connection = connect(home)
     place = locate(connection.airflow, sweep)
     state = state_of(connection.airflow, place)
-    if state in ENDED:
-        typer.echo(f"Sweep {sweep} has already ended ({state}).")
+    if state is not None and state in ENDED:
+        ended_as = listing.ended_as(connection, place, state)
+        typer.echo(f"Sweep {place.sweep} has already ended ({ended_as}).")
         return
     close = CloseRecord(reason=reason, at_s=time.time())
     connection.airflow.put_state(place.plan, CLOSE_KEY, encode(close))
-    typer.echo(f"Sweep {sweep} ends: {reason}.")
+    typer.echo(f"Sweep {place.sweep} ends: {reason}.")
 
 
 def check(
@@ -208,8 +193,10 @@ def explain(
     from hermes_ops.cli.connection import connect
     from hermes_ops.cli.explaining import explanation
 
-    parts(trial)
-    typer.echo(explanation(connect(home), trial, last))
+    sweep, number = parts(trial)
+    connection = connect(home)
+    trial = f"{full_id(connection.airflow, sweep)}/{number}"
+    typer.echo(explanation(connection, trial, last))
 
 
 def policy(

@@ -122,6 +122,19 @@ class Tracker:
         runs = self._search([found["experiment_id"]] if found else [], {KIND: "sweep"})
         return tuple(sweep_of(run) for run in reversed(runs))
 
+    def newest_sweeps(self, most: int = 200) -> dict[str, SweepRun]:
+        """Return the newest sweeps of all experiments by id; of two of one id the older one."""
+        experiments = [e["experiment_id"] for e in self._experiments()]
+        body = {
+            "experiment_ids": experiments,
+            "filter": tag_filter({KIND: "sweep"}),
+            "max_results": most,
+            "order_by": ["attributes.start_time DESC"],
+        }
+        runs = self._rest.post("runs/search", body).get("runs", ()) if experiments else ()
+        found = map(sweep_of, runs)
+        return {run.ref.sweep_id: run for run in found}
+
     def finish_sweep(
         self, parent_run_id: str, state: str, tags: Mapping[str, str] | None = None
     ) -> None:

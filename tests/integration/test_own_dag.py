@@ -201,7 +201,7 @@ def test_the_commands_know_a_sweep_in_a_group_and_add_trials_to_it(
 ) -> None:
     sweep = sweep_of(lab, harness, "own_dag", "search", example)
     listed = json.loads(lab.hermes("sweep", "list", "--json").stdout)
-    assert {row["sweep"]: row["state"] for row in listed}[sweep.id] == "success"
+    assert {row["sweep"]: row["state"] for row in listed}[sweep.id] == "finished"
     assert "already ended" in lab.hermes("sweep", "stop", sweep.id).stdout
     assert "holds the sweeps" in lab.hermes("sweep", "watch", f"own_dag:{example}").stderr
     extended = lab.hermes("sweep", "extend", sweep.id, "--trials", "1")

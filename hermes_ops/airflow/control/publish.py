@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.pool import Trial, job_id
 from hermes_ops.airflow.folders import home
-from hermes_ops.core.model import Job, Plan, Reason, Snapshot
+from hermes_ops.airflow.records import OUTCOMES
+from hermes_ops.core.failures import failure_lines
+from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
+
+MOST_TRIED_AGAIN = 3
+"""Trials that failed and are tried again, of which the view says why."""
 
 
 def view_path(pool: str) -> Path:
@@ -27,6 +33,7 @@ def publish(
 ) -> None:
     """Write the view of this round."""
     order = {job: i + 1 for i, job in enumerate(plan.ranking)}
+    ended = {job_id(s, t.number): _end_of(t) for s, b in books.items() for t in b.trials if t.ended}
     document = {
         "time_s": snapshot.time_s,
         "pid": os.getpid(),
@@ -34,7 +41,8 @@ def publish(
         "gpus": [g.index for g in snapshot.gpus],
         "sweeps": {s: _sweep(b) for s, b in books.items()},
         "jobs": [
-            _job(j, _sign(books, j), plan.reasons.get(j.id), order.get(j.id)) for j in snapshot.jobs
+            _job(j, _sign(books, j), plan.reasons.get(j.id), order.get(j.id)) | _final(j, ended)
+            for j in snapshot.jobs
         ],
     }
     path = view_path(pool)
@@ -59,7 +67,20 @@ def _sweep(book: Book) -> dict[str, Any]:
         "open": book.open_trials,
         "closing": book.close.reason if book.close else None,
         "not_preemptible": dict(_not_preemptible(book)),
+        **({"failures": lines} if (lines := failures(book)) else {}),
     }
+
+
+def failures(book: Book) -> list[str]:
+    """Return why trials have failed, a line for each way, also those that are tried again."""
+    begun = [(t, t.segment) for t in book.trials if t.segment is not None]
+    lines = failure_lines((t.number, segment.reason) for t, segment in begun if t.failed)
+    again = [(t, segment) for t, segment in begun if segment.failures and not t.ended]
+    for trial, segment in again[:MOST_TRIED_AGAIN]:
+        reason = segment.reason or "".join(segment.first_failure[:1])
+        counted = f"failure {segment.failures}, {book.plan.config.trial.max_failures} are allowed"
+        lines.append(f"Trial {trial.number} is tried again ({counted}): {reason}")
+    return lines
 
 
 def _not_preemptible(book: Book) -> Iterator[tuple[str, str]]:
@@ -75,6 +96,16 @@ def _not_preemptible(book: Book) -> Iterator[tuple[str, str]]:
             yield str(trial.number), "trial.preemptible is false in the sweep file"
         elif not segment.preemptible and segment.step > segment.steps_at_start:
             yield str(trial.number), segment.preemptible_reason
+
+
+def _end_of(trial: Trial) -> str:
+    final = trial.segment.final if trial.segment is not None else None
+    return final or OUTCOMES.get(trial.row.state or "", "failed")
+
+
+def _final(job: Job, ended: Mapping[JobId, str]) -> dict[str, str]:
+    """Return the final state of a job that has ended; nothing of any other."""
+    return {"final": ended[job.id]} if job.id in ended else {}
 
 
 def _sign(books: Mapping[str, Book], job: Job) -> float:

@@ -23,6 +23,7 @@ class Mlflow:
 
     def __init__(self, *decisions: dict[str, Any], known: bool = True, away: bool = False) -> None:
         self.decisions, self.known, self.away = decisions, known, away
+        self.runs: list[Any] = []
 
     def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
         if self.away:
@@ -31,6 +32,9 @@ class Mlflow:
 
     def read_decisions(self, parent: str) -> Any:
         return self.decisions
+
+    def trials(self, ref: Any) -> Any:
+        return self.runs
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +118,36 @@ def test_an_mlflow_that_is_away_is_not_taken_for_an_unknown_trial() -> None:
 def test_the_standing_is_shown_though_mlflow_is_away() -> None:
     standing()
     assert "is running" in explanation(connection(Mlflow(away=True)), TRIAL, 5)
+
+
+def ended(state: str, **tags: str) -> Mlflow:
+    mlflow = Mlflow()
+    named = {f"hermes.{name}": value for name, value in tags.items()}
+    mlflow.runs = [SimpleNamespace(number=3, state=state, tags=named)]
+    return mlflow
+
+
+@pytest.mark.parametrize("in_pool", [True, False])
+def test_a_trial_that_has_ended_is_explained_by_its_state_and_reason(in_pool: bool) -> None:
+    if in_pool:
+        standing(phase="ended", reason="")
+    mlflow = ended("failed", reason="no package foo", steps="0")
+    text = explanation(connection(mlflow), TRIAL, 5)
+    assert text.splitlines()[0] == "digits-1/3 has ended: failed, because: no package foo."
+    assert "not in the pool" not in text
+    assert "because: nothing was decided" not in text
+
+
+def test_a_trial_that_was_tried_again_is_explained_with_its_first_failure() -> None:
+    mlflow = ended("failed", reason="no disk", steps="4", first_failure="no data\nread: gone")
+    assert explanation(connection(mlflow), TRIAL, 5).splitlines()[:4] == [
+        "digits-1/3 has ended after step 4: failed, because: no disk",
+        "  it was tried more than once; its first failure was:",
+        "    no data",
+        "    read: gone",
+    ]
+
+
+def test_a_trial_that_goes_on_is_not_said_to_have_ended() -> None:
+    standing()
+    assert "has ended" not in explanation(connection(ended("running")), TRIAL, 5)

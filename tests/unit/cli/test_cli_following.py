@@ -5,7 +5,15 @@ from typing import Any
 
 from rich.console import Console
 
-from hermes_ops.cli.following import Silence, end_table, missed_bounds, progress_line, table
+from hermes_ops.cli.following import (
+    Silence,
+    end_table,
+    missed_bounds,
+    progress_line,
+    table,
+    unsaid,
+    why_ended,
+)
 
 
 def job(number: int, phase: str = "running", **changes: Any) -> dict[str, Any]:
@@ -109,3 +117,30 @@ def test_the_first_ten_trials_that_miss_a_bound_are_named_and_the_others_counted
 
 def test_without_other_metrics_the_table_at_the_end_has_no_column_of_them() -> None:
     assert ended(facts(0), best=0).count("0.5") == 1
+
+
+def test_why_trials_failed_is_under_the_table() -> None:
+    text = shown(view(job(0, "ended", final="failed"), failures=["Trial 0 failed: no data"]))
+    assert text.rstrip().splitlines()[-1].strip() == "Trial 0 failed: no data"
+    assert "failed" in next(line for line in text.splitlines() if "3/20" in line)
+
+
+def test_a_log_says_each_way_of_failing_once() -> None:
+    said: dict[str, str] = {}
+    one, two = ["Trial 0 failed: no data"], ["2 trials failed alike: no data"]
+    assert unsaid(view(job(0), failures=one), "digits-1", said)[1:] == one
+    assert unsaid(view(job(0), failures=one), "digits-1", said) == []
+    assert unsaid(view(job(0), failures=two), "digits-1", said) == two
+    more = unsaid(view(job(0), failures=["3 trials failed alike: no data"]), "digits-1", said)
+    assert more == []
+    assert len(unsaid(view(job(1)), "digits-1", said)) == 1
+
+
+def test_the_end_of_a_sweep_says_why_once_if_all_trials_failed_alike() -> None:
+    trials = [{"number": n, "state": "failed", "reason": f"NaN at step {n}"} for n in range(8)]
+    found = {"state": "failed", "reason": "8 trials failed alike: NaN at step 0", "trials": trials}
+    assert why_ended(found) == ["8 trials failed alike: NaN at step 0"]
+    found["reason"] = "the first 3 trials failed alike: no package"
+    assert why_ended(found)[0] == "Failed: the first 3 trials failed alike: no package"
+    finished = {"state": "finished", "trials": [{"number": 0, "state": "finished"}]}
+    assert why_ended(finished) == []

@@ -15,7 +15,7 @@ from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.identity import MAIN_DAG, sweep_id
 from hermes_ops.cli import assemble
 from hermes_ops.cli.locating import ENDED, Place, locate, newest, state_of
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Unavailable
 
 NIGHT = "scheduled__2026-04-01T02:00:00+00:00"
 
@@ -148,8 +148,18 @@ def test_the_list_has_the_sweeps_of_all_dags_in_the_order_of_their_runs() -> Non
     ]
 
 
+class Away:
+    """An MLflow that does not answer."""
+
+    def newest_sweeps(self) -> Any:
+        raise Unavailable("MLflow does not answer")
+
+    def find_sweep(self, *_: Any) -> Any:
+        raise Unavailable("MLflow does not answer")
+
+
 def said(airflow: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
-    reached = SimpleNamespace(airflow=airflow, tracker=None, pool="gpus")
+    reached = SimpleNamespace(airflow=airflow, tracker=Away(), pool="gpus")
     monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached)
     return CliRunner().invoke(assemble(), ["sweep", *words])
 
@@ -158,7 +168,8 @@ def test_the_list_as_json_names_dag_and_run(monkeypatch: pytest.MonkeyPatch) -> 
     first, *_ = json.loads(said(an_airflow(), monkeypatch, "list", "--json").stdout)
     assert first == {
         "sweep": "mine:first:manual:2", "dag_id": "mine", "dag_run_id": "manual:2",
-        "state": "success", "start_date": "task began", "end_date": "task ended",
+        "state": "finished", "start_date": "task began", "end_date": "task ended",
+        "reason": None,
     }  # fmt: skip
 
 
@@ -176,7 +187,8 @@ def test_a_sweep_in_a_group_is_stopped_by_its_own_plan_alone(
     assert "ends" in said(airflow, monkeypatch, "stop", "mine:second:manual:2").output
     ((task, key, _),) = airflow.put
     assert (task, key) == (TaskKey("mine", "manual:2", "second.plan"), "hermes_close")
-    assert "already ended" in said(airflow, monkeypatch, "stop", "mine:first:manual:2").output
+    again = said(airflow, monkeypatch, "stop", "mine:first:manual:2").output
+    assert "has already ended (finished)" in again
     assert len(airflow.put) == 1
 
 

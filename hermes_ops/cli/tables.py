@@ -1,0 +1,115 @@
+"""Tables in a terminal of any width: an id, a head and a number are neither cut nor wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_GAP = 2  # between the columns of a table without lines
+_LINES = 3  # what a column of a table with lines takes beside its text
+_LEAST_WRAPPED = 24
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column: `wraps` for prose, `spare` for what a narrow terminal does without."""
+
+    head: str
+    wraps: bool = False
+    spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """The cells of a row, and its style."""
+
+    cells: tuple[str, ...]
+    style: str = ""
+
+
+def fitted(
+    title: str, columns: Sequence[TableColumn], rows: Iterable[TableRow], width: int
+) -> RenderableType:
+    """Return a table that fits: with lines, without, without spare columns, else in parts.
+
+    Each part begins with the first column. What is wider than the terminal even so stays whole.
+    """
+    rows = list(rows)
+    places = list(range(len(columns)))
+    if _taken(columns, rows, places, _LINES) + 1 <= width:
+        return _table(title, columns, rows, places, lines=True)
+    if _taken(columns, rows, places, _GAP) > width:
+        places = [n for n in places if not columns[n].spare]
+    parts = _parts(columns, rows, places, width)
+    return Group(
+        *(
+            _table(title if n == 0 else "", columns, rows, part, lines=False)
+            for n, part in enumerate(parts)
+        )
+    )
+
+
+def is_wide(columns: Sequence[TableColumn], cells: Iterable[tuple[str, ...]], width: int) -> bool:
+    """Return whether the table does not fit, not even without lines."""
+    return _taken(columns, list(map(TableRow, cells)), range(len(columns)), _GAP) > width
+
+
+def print_whole(console: Console, what: RenderableType) -> None:
+    """Print it without cutting what is wider than the terminal."""
+    width = max(console.width, console.measure(what).minimum)
+    console.print(what, width=width, crop=False, overflow="ignore")
+
+
+def _parts(
+    columns: Sequence[TableColumn], rows: Sequence[TableRow], places: Sequence[int], width: int
+) -> list[list[int]]:
+    first, *others = places
+    parts = [[first]]
+    for place in others:
+        fits = _taken(columns, rows, [*parts[-1], place], _GAP) <= width
+        if fits or len(parts[-1]) == 1:
+            parts[-1].append(place)
+        else:
+            parts.append([first, place])
+    return parts
+
+
+def _taken(
+    columns: Sequence[TableColumn], rows: Sequence[TableRow], places: Sequence[int], each: int
+) -> int:
+    return sum(_least(columns, rows, place) + each for place in places)
+
+
+def _least(columns: Sequence[TableColumn], rows: Sequence[TableRow], place: int) -> int:
+    """Return the least width of a column."""
+    head = cell_len(columns[place].head)
+    widest = max((cell_len(row.cells[place]) for row in rows), default=0)
+    if columns[place].wraps:
+        widest = min(widest, _LEAST_WRAPPED)
+    return max(head, widest)
+
+
+def _table(
+    title: str,
+    columns: Sequence[TableColumn],
+    rows: Sequence[TableRow],
+    places: Sequence[int],
+    *,
+    lines: bool,
+) -> Table:
+    table = Table(title=Text(title) if title else None) if lines else Table(
+        title=Text(title) if title else None, box=None, padding=(0, _GAP, 0, 0), pad_edge=False,
+        title_justify="left", expand=False,
+    )  # fmt: skip
+    for place in places:
+        column = columns[place]
+        least = _least(columns, rows, place)
+        table.add_column(Text(column.head), no_wrap=not column.wraps, min_width=least)
+    for row in rows:
+        table.add_row(*(Text(row.cells[place]) for place in places), style=row.style)
+    return table
