@@ -21,9 +21,11 @@ from hermes_ops.trial.copies import (
 )
 from hermes_ops.trial.files import Folder, read_json
 from hermes_ops.trial.originals import Entry, Mark, Snapshot, digest, snapshot
+from hermes_ops.trial.said import is_first_time
 
 MOMENT_S = 0.5
 """A checkpoint that has not changed for so long is complete."""
+_STORE_FAILS = "checkpoints are not copied"
 _RETRY_S = 60.0
 _LAST_RETRY_S = 0.5
 
@@ -217,6 +219,8 @@ class Copier:
     def _say(self, trouble: str) -> None:
         if not self._said:
             self._said = True
+            if not is_first_time(self._folder.root, _STORE_FAILS):
+                return
             print(
                 f"hermes-trial: checkpoints are not copied to {self._url}: {trouble}: the trial "
                 "goes on, and it is tried again",

@@ -21,6 +21,7 @@ from hermes_ops.trial.entropy import entropy
 from hermes_ops.trial.keeping import KEEP_VARIABLE
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.outcome import PREEMPTED
+from hermes_ops.trial.said import is_first_time
 from hermes_ops.trial.store import Checkpoint, Store
 
 _KEPT = 2
@@ -143,9 +144,11 @@ class Runtime:
     # -- reporting -----------------------------------------------------------------------------
 
     def say_once(self, text: str) -> None:
-        """Print a line, the first time in this process."""
+        """Print a line, once in the trial: a later segment does not say it again."""
         if text not in self._said:
             self._said.add(text)
+            if not is_first_time(self.folder, text):
+                return
             print(f"hermes: {text}", flush=True)
 
     def report(self, step: int, values: Mapping[str, float]) -> bool:
