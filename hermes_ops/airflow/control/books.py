@@ -5,6 +5,7 @@ Nothing here must be remembered: a controller that was killed finds the same boo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,6 +29,8 @@ from hermes_ops.core.model import Job, JobId, Phase, SweepId
 from hermes_ops.errors import Unavailable
 from hermes_ops.search.interface import Observation, Sampler
 from hermes_ops.tracking.runs import SweepRef
+
+log = logging.getLogger(__name__)
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -93,8 +96,16 @@ class Plan:
         if not self.learns:
             unknown = (n for n in numbers if n < FORESEEN and n not in self._foreseen)
             for number in islice(unknown, FORESEEN_A_ROUND):
-                self._foreseen[number] = self.sampler.ask(number, ())
+                self._foreseen[number] = self._draw(number)
         return self._foreseen
+
+    def _draw(self, number: int) -> Mapping[str, Any]:
+        """A configuration; empty where the search fails, which the trial's start will report."""
+        try:
+            return self.sampler.ask(number, ())
+        except Exception as error:  # whatever a sampler raises: the others are foreseen
+            log.debug("Trial %s of %s is not foreseen: %s", number, self.run.sweep_id, error)
+            return {}
 
 
 def _began_s(record: SweepRecord, run: RunRow) -> float:
@@ -122,6 +133,7 @@ class Book:
     curves: Mapping[int, Points] = field(default_factory=dict)
     beside: Mapping[str, Mapping[int, Points]] = field(default_factory=dict)  # metric -> trial
     opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
+    held: frozenset[int] = frozenset()  # trials whose start has failed a moment ago
     told: bool = True  # whether MLflow has been read, so that a trial without a curve has none
 
     @classmethod
@@ -175,6 +187,8 @@ class Book:
         """
         if trial.number in self.plan.record.touched:
             return False
+        if trial.number in self.held and candidate.phase in (Phase.PENDING, Phase.WAITING):
+            return False
         if self.plan.run.paused and candidate.phase in (Phase.PENDING, Phase.WAITING):
             return False
         return candidate.phase is not Phase.PENDING or trial.row.state == "scheduled"
@@ -188,6 +202,11 @@ class Book:
     def open_trials(self) -> int:
         """Trials that have begun and have not ended."""
         return sum(t.lease is not None and not t.ended for t in self.trials)
+
+    @property
+    def has_begun(self) -> bool:
+        """True once a trial has begun to train."""
+        return any(t.segment is not None and t.segment.segments > 0 for t in self.trials)
 
     def best_trial(self) -> int | None:
         """The number of the trial with the best value so far, of two the lower; None without."""
@@ -239,6 +258,11 @@ class Book:
     def environment(self, config: Mapping[str, Any]) -> dict[str, str]:
         """The environment variables of a configuration."""
         return render_environment(self.plan.config, dict(config))
+
+
+def find_sweep(job: JobId) -> str:
+    """The sweep of a trial that a policy calls by that id."""
+    return job.rpartition("/")[0]
 
 
 def find(books: Mapping[str, Book], job: JobId) -> tuple[Book, Trial]:

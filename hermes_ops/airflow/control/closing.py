@@ -11,12 +11,25 @@ from hermes_ops.airflow.records import FAILED_TAG, REACHED_TAG, CloseRecord
 from hermes_ops.core.failures import alike
 from hermes_ops.core.secondary import Secondary
 
+FIRST_FAILURES = 3
+"""A sweep none of whose trials has begun ends when so many cannot be started."""
+
 
 def due_end(book: Book, now_s: float) -> CloseRecord | None:
     """Why the sweep ends now, its target before its budget; None while it goes on, and after."""
+    if (unstartable := cannot_start(book, now_s)) is not None:
+        return unstartable
     if book.trials and all(t.ended for t in book.trials):
         return None
     return reached_target(book, now_s) or failed_alike(book, now_s) or spent_budget(book, now_s)
+
+
+def cannot_start(book: Book, now_s: float) -> CloseRecord | None:
+    """Why no trial of the sweep can be started; None while that is not so."""
+    reasons = [t.segment.reason for t in book.trials if t.segment and t.was_given_up]
+    if book.has_begun or not reasons or len(reasons) < min(FIRST_FAILURES, len(book.trials)):
+        return None
+    return CloseRecord(f"no trial could be started: {reasons[-1]}", "cancelled", now_s, FAILED_TAG)
 
 
 def reached_target(book: Book, now_s: float) -> CloseRecord | None:

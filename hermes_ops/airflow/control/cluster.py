@@ -6,26 +6,31 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from hermes_ops.airflow.control.abandoned import settle_abandoned
+from hermes_ops.airflow.control.abandoned import end_unreadable, settle_abandoned
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.books import Book, Plan
 from hermes_ops.airflow.control.curves import CurveFeed
 from hermes_ops.airflow.control.decisions import DecisionLog
+from hermes_ops.airflow.control.faults import THE_POOL, FaultBarrier, Subject
 from hermes_ops.airflow.control.janitor import Janitor
-from hermes_ops.airflow.control.overlap import end_overtaken
+from hermes_ops.airflow.control.overlap import overtaken, replaced
 from hermes_ops.airflow.control.pod_janitor import PodJanitor
 from hermes_ops.airflow.control.priors import PriorFeed
 from hermes_ops.airflow.control.publish import publish
 from hermes_ops.airflow.control.running import RunningSweeps, pool_snapshot
 from hermes_ops.airflow.folders import NUDGE_PERIOD_S, Nudge, controller_nudge, home
 from hermes_ops.airflow.metadata import Metadata
-from hermes_ops.core.model import Action, Snapshot
+from hermes_ops.airflow.records import CloseRecord
+from hermes_ops.core.model import Action, Job, Snapshot
 from hermes_ops.core.model import Plan as Allocation
 
 PERIOD_S = 1.0
 """Seconds between two rounds when nothing nudges the controller, no curve has changed and no review
 is due."""
+
+UPLOAD = "send its decisions to MLflow"
 
 CURVE_SHARE = 0.2
 """Rounds that only a changed curve calls for take at most this share of the time."""
@@ -56,35 +61,60 @@ class AirflowCluster:
     _observed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._sweeps = RunningSweeps(self.pool)
+        self._sweeps = RunningSweeps(self.pool, self.faults)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
         now = self._observed_s = self.clock()
+        self.faults.begin_round()
         with self.metadata.in_one_go():
             self._read_books()
-        end_overtaken(self.books.values(), self.applier.client, now)
+        self._end_unreadable(now)
+        for book in overtaken(self.books.values()):
+            self.applier.close(book, replaced(now))
         for book in self.books.values():
-            self.applier.settle(book, now)
+            self.faults.attempt(Subject(book.sweep), "settle it", self.applier.settle, book, now)
         with self.metadata.in_one_go():
-            snapshot = pool_snapshot(self.pool, self.metadata, self.books, now, self.nodes)
+            jobs = self._jobs(now)
+            snapshot = pool_snapshot(
+                self.pool, self.metadata, self.books, now, nodes=self.nodes, jobs=jobs
+            )
         return Snapshot(now, (), ()) if self.draining else snapshot
+
+    @property
+    def faults(self) -> FaultBarrier:
+        """What fails of single sweeps and trials."""
+        return self.applier.faults
+
+    def _jobs(self, now_s: float) -> tuple[Job, ...]:
+        """The trials of all sweeps as a policy sees them."""
+        made = (
+            self.faults.attempt(Subject(sweep), "show its trials", book.jobs, now_s)
+            for sweep, book in self.books.items()
+        )
+        return tuple(job for done in made if done is not None for job in done.value)
 
     def apply(self, snapshot: Snapshot, plan: Allocation, actions: Sequence[Action]) -> None:
         """Grant leases, re-rank, stop; or, while draining, stop everything."""
-        if self.draining:
-            self.applier.stop_all(self.books.values(), self.clock())
-        else:
-            ages = {s: self.curves.age_s(s) for s in self.books}
-            self.applier.apply(self.books, snapshot, plan, actions, ages)
-        self._show(snapshot, plan)
+        try:
+            if self.draining:
+                self.applier.stop_all(self.books.values(), self.clock())
+            else:
+                ages = {s: self.curves.age_s(s) for s in self.books}
+                self.applier.apply(self.books, snapshot, plan, actions, ages)
+        finally:
+            self._show(snapshot, plan)
 
     def _show(self, snapshot: Snapshot, plan: Allocation) -> None:
         """Write the pool's view; that of thousands of trials not in each round."""
         begun_s = self.clock()
         if begun_s < self._view_due_s:
             return
-        publish(self.pool, snapshot, plan, self.books, self.applier.policy_name)
+        self.faults.attempt(
+            Subject(THE_POOL), "write the pool's view", publish,
+            self.pool, snapshot, plan, self.books, self.applier.policy_name,
+            faults=self.faults.faults,
+        )  # fmt: skip
         took_s = self.clock() - begun_s
         self._view_due_s = begun_s + took_s / VIEW_SHARE if took_s > QUICK_VIEW_S else 0.0
 
@@ -94,11 +124,7 @@ class AirflowCluster:
         That is after a second, or earlier if nudged or woken, or if a curve has changed and the
         last round was short enough.
         """
-        self.applier.complete()
-        for book in self.books.values():
-            self.decisions.upload(book.sweep, book.plan.record.parent_run_id)
-        self._janitor.look(self.books.values(), self.clock())
-        self._pod_janitor.look(self.books.values(), self.clock())
+        self._do_what_nobody_waits_for()
         now = self.clock()
         due_s = now + PERIOD_S if until_s is None else min(now + PERIOD_S, until_s)
         rested_s = self._observed_s + (now - self._observed_s) / CURVE_SHARE
@@ -108,6 +134,15 @@ class AirflowCluster:
             if self.clock() >= rested_s and self.curves.has_news():
                 break
         self._wake.clear()
+
+    def _do_what_nobody_waits_for(self) -> None:
+        pool, call = Subject(THE_POOL), self.faults.isolate
+        call(pool, "write params", self.applier.complete)
+        for book in self.books.values():
+            run_id = book.plan.record.parent_run_id
+            call(Subject(book.sweep), UPLOAD, self.decisions.upload, book.sweep, run_id)
+        for janitor in (self._janitor, self._pod_janitor):
+            call(pool, "clean up", janitor.look, self.books.values(), self.clock())
 
     def wake(self) -> None:
         """End the current `wait`."""
@@ -129,15 +164,36 @@ class AirflowCluster:
         return (home() / "drain").exists()
 
     def _read_books(self) -> None:
-        for gone, ended in self._sweeps.read(self.metadata).items():
-            self.decisions.upload(gone, ended.record.parent_run_id, force=True)
-            self.applier.forget(gone)
-            settle_abandoned(ended, self.applier.client, self.applier.tracker)
+        ended = self._sweeps.read(self.metadata)
+        self.faults.keep({*self._sweeps.plans, *self._sweeps.unreadable})
+        for sweep, plan in ended.items():
+            self.faults.isolate(Subject(sweep), "settle its end", self._leave, sweep, plan)
         plans = self._sweeps.plans
-        self.curves.follow(plans)
+        pool = Subject(THE_POOL)
+        self.faults.isolate(pool, "follow the curves", self.curves.follow, plans)
         if self.priors is not None:
-            self.priors.follow(plans)
-        self.books = {s: self._book(s, p) for s, p in plans.items()}
+            self.faults.isolate(pool, "follow earlier sweeps", self.priors.follow, plans)
+        read = {
+            sweep: self.faults.attempt(Subject(sweep), "read its trials", self._book, sweep, plan)
+            for sweep, plan in plans.items()
+        }
+        self.books = {sweep: done.value for sweep, done in read.items() if done is not None}
+
+    def _end_unreadable(self, now_s: float) -> None:
+        """End the sweeps of this pool whose record cannot be read."""
+        writer, tracker = self.applier.client, self.applier.tracker
+        for run, reason in self._sweeps.hopeless(now_s):
+            end = CloseRecord(reason, "cancelled", now_s)
+            trials = partial(self.metadata.trials, run)
+            self.faults.attempt(
+                Subject(run.sweep_id), "end it", end_unreadable, run, end, trials, writer, tracker
+            )
+
+    def _leave(self, sweep: str, ended: Plan) -> None:
+        """Settle a sweep that runs no more."""
+        self.decisions.upload(sweep, ended.record.parent_run_id, force=True)
+        self.applier.forget(sweep)
+        settle_abandoned(ended, self.applier.client, self.applier.tracker)
 
     def _book(self, sweep: str, plan: Plan) -> Book:
         told = self.curves.age_s(sweep) is not None

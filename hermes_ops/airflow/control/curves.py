@@ -98,8 +98,9 @@ class CurveFeed:
         for sweep, (reader, ref) in readers.items():
             try:
                 found = reader.read(ref)
-            except HermesError as error:
-                log.warning("The curves of %s are not read now: %s", sweep, error)
+            except Exception as error:  # whatever it is: the curves of others are read
+                trace = None if isinstance(error, HermesError) else error
+                log.warning("The curves of %s are not read now: %s", sweep, error, exc_info=trace)
                 continue
             with self._lock:
                 if sweep in self._readers:

@@ -13,16 +13,27 @@ from itertools import chain
 from typing import Any
 
 from hermes_ops.airflow.control.books import Book, find
-from hermes_ops.airflow.control.hands import Hands, failed, known
+from hermes_ops.airflow.control.faults import (
+    DRAW,
+    OPEN,
+    RENDER,
+    THE_POOL,
+    FaultBarrier,
+    Subject,
+)
+from hermes_ops.airflow.control.hands import Hands, known
 from hermes_ops.airflow.control.nodes import leased_nodes
 from hermes_ops.airflow.control.pool import Trial
-from hermes_ops.airflow.records import Lease
+from hermes_ops.airflow.records import Lease, Segment
+from hermes_ops.airflow.trial.metrics import Ending, finish_run
 from hermes_ops.config import leased_pod
 from hermes_ops.core.model import JobId, Snapshot, Start
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import Unavailable
 from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
+
+PARAMS = "write params of new runs to MLflow"
 
 
 @dataclass(slots=True)
@@ -32,6 +43,7 @@ class Granting:
     tracker: Tracker
     hands: Hands
     tags: Callable[[Book, Trial], dict[str, str]]
+    faults: FaultBarrier = field(default_factory=FaultBarrier)
     _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
     _writing: dict[str, Future[None]] = field(default_factory=dict)
@@ -39,17 +51,16 @@ class Granting:
     def ask(
         self, books: Mapping[str, Book], starts: Iterable[Start], snapshot: Snapshot
     ) -> dict[JobId, Future[Lease]]:
-        """The lease of each start, once the trial's run is open."""
+        """The lease of each start, once the trial's run is open; none of one that has to wait."""
         asked: dict[JobId, Future[Lease]] = {}
         for action in starts:
             book, trial = find(books, action.job)
             nodes = leased_nodes(snapshot, action.gpus)
             granted = {"gpus": action.gpus, "granted_s": snapshot.time_s, "nodes": nodes}
-            asked[action.job] = (
-                self._first(book, trial, granted)
-                if trial.lease is None
-                else known(_next(trial.lease, granted))
-            )
+            if trial.lease is not None:
+                asked[action.job] = known(_next(trial.lease, granted))
+            elif (opening := self._first(book, trial, granted)) is not None:
+                asked[action.job] = opening
         return asked
 
     def forget(self, sweep: str) -> None:
@@ -69,23 +80,49 @@ class Granting:
         for run_id in [r for r, begun in self._writing.items() if begun.done()]:
             error = self._writing.pop(run_id).exception()
             if isinstance(error, Unavailable):
+                self.faults.note(Subject(THE_POOL), PARAMS, error)
                 continue
             del self._bare[run_id]
-            if error is not None:
+            if error is None:
+                self.faults.clear(Subject(THE_POOL), PARAMS)
+            else:
                 log.warning("The params of the run %s are not written: %s", run_id, error)
 
-    def _first(self, book: Book, trial: Trial, granted: Mapping[str, Any]) -> Future[Lease]:
+    def give_up(self, book: Book, trial: Trial, record: Segment, reason: str) -> None:
+        """End in MLflow a trial that cannot be started, as far as its configuration is known."""
+        config = self._configs.get(book.sweep, {}).get(trial.number)
         try:
-            configs = self._known(book)
-            unseen = trial.number not in configs
-            if unseen:  # kept: MLflow holds on to the first one that it is told
-                configs[trial.number] = book.ask(trial.number)
-        except HermesError as error:
-            return failed(error)
-        config = configs[trial.number]
+            if trial.lease is not None:
+                run_id = trial.lease.run_id
+            elif config is not None:
+                tags = self.tags(book, trial)
+                run_id = self.tracker.open_trial(book.plan.ref, trial.number, config, tags)
+            else:
+                return
+            finish_run(self.tracker, run_id, Ending("failed", reason), record)
+        except Exception as error:  # whatever it is, the trial ends
+            log.warning("MLflow has no word of trial %s of %s: %s", trial.number, book.sweep, error)
+
+    def _first(self, book: Book, trial: Trial, granted: Mapping[str, Any]) -> Future[Lease] | None:
+        subject = Subject(book.sweep, trial.number)
+        drawn = self.faults.isolate(subject, DRAW, self._drawn, book, trial)
+        if drawn is None:
+            return None
+        config, unseen = drawn.value
+        made = self.faults.isolate(subject, RENDER, _of, book, config)
+        if made is None:
+            return None
         book.opened_now[trial.number] = config
-        lease = replace(_of(book, config), **granted)
+        lease = replace(made.value, **granted)
         return self.hands.begin(self._opened, book, trial, lease, unseen)
+
+    def _drawn(self, book: Book, trial: Trial) -> tuple[dict[str, Any], bool]:
+        """The configuration of a trial, and whether MLflow has not seen it."""
+        configs = self._known(book)
+        unseen = trial.number not in configs
+        if unseen:  # kept: MLflow holds on to the first one that it is told
+            configs[trial.number] = book.ask(trial.number)
+        return configs[trial.number], unseen
 
     def _known(self, book: Book) -> dict[int, dict[str, Any]]:
         """Configurations by trial: those in MLflow (a controller that died opened them), ours."""
@@ -109,15 +146,23 @@ class Granting:
         return replace(lease, run_id=run_id)
 
 
-def opened(asked: Mapping[JobId, Future[Lease]]) -> Iterator[tuple[JobId, Lease]]:
-    """The leases as they come; none where MLflow does not open the trial's run now."""
+def opened(
+    asked: Mapping[JobId, Future[Lease]], faults: FaultBarrier
+) -> Iterator[tuple[JobId, Lease]]:
+    """The leases as they come; none of a trial whose run MLflow does not open now."""
     jobs = {answer: job for job, answer in asked.items()}
     there = [answer for answer in jobs if answer.done()]
     for answer in chain(there, as_completed(jobs.keys() - there)):
+        job = jobs[answer]
+        sweep, _, number = job.rpartition("/")
+        subject = Subject(sweep, int(number))
         try:
-            yield jobs[answer], answer.result()
-        except HermesError as error:
-            log.warning("Trial %s is not opened now: %s", jobs[answer], error)
+            lease = answer.result()
+        except Exception as error:  # whatever it is: the others are opened
+            faults.note(subject, OPEN, error)
+            continue
+        faults.clear(subject, OPEN)
+        yield job, lease
 
 
 def _next(lease: Lease, granted: Mapping[str, Any]) -> Lease:

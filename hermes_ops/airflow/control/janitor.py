@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,11 +160,15 @@ class Janitor:
 
     def clean(self, running: Sequence[str], rooms: Sequence[Room], now_s: float) -> None:
         """One round: what has expired, then each sweep that has a limit."""
+        self._try(lambda: free_expired(running, now_s))
+        for room in rooms:
+            self._try(lambda own=room: self._warn(own, make_room(own)))  # type: ignore[misc]
+
+    @staticmethod
+    def _try(clean: Callable[[], object]) -> None:
         try:
-            free_expired(running, now_s)
-            for room in rooms:
-                self._warn(room, make_room(room))
-        except OSError:
+            clean()
+        except Exception:  # whatever it is: the other sweeps are cleaned up
             log.exception("Checkpoints could not be cleaned up; it is tried again")
 
     def _warn(self, room: Room, left_bytes: float) -> None:

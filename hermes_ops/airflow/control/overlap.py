@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 
-from hermes_ops.airflow.client import AirflowClient, TaskKey
 from hermes_ops.airflow.control.books import Book
-from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, encode
+from hermes_ops.airflow.records import CloseRecord
 from hermes_ops.config.nightly import Overlap
-
-log = logging.getLogger(__name__)
 
 
 def overtaken(books: Collection[Book]) -> tuple[Book, ...]:
@@ -30,11 +26,6 @@ def overtaken(books: Collection[Book]) -> tuple[Book, ...]:
     )
 
 
-def end_overtaken(books: Collection[Book], client: AirflowClient, now_s: float) -> None:
-    """Write down that they end; their trials are told when their books are settled."""
-    for book in overtaken(books):
-        close = CloseRecord("replaced by the next night's sweep", "cancelled", now_s)
-        run = book.plan.run
-        client.put_state(TaskKey(run.dag_id, run.run_id, run.plan_task), CLOSE_KEY, encode(close))
-        book.close = close
-        log.info("Sweep %s ends: %s", book.sweep, close.reason)
+def replaced(now_s: float) -> CloseRecord:
+    """The end of a sweep that a newer night replaces."""
+    return CloseRecord("replaced by the next night's sweep", "cancelled", now_s)

@@ -78,10 +78,19 @@ class Trial:
         return self.failed and cause == Cause.DIVERGED.value
 
     @property
-    def awaits_skip(self) -> bool:
+    def awaits_mark(self) -> bool:
         """True when the trial was ended while its task waited, and that task waits still."""
-        final = self.segment.final if self.segment is not None else None
-        return self.idle and final in ("stopped_early", "cancelled")
+        if self.segment is None or not self.idle:
+            return False
+        final = self.segment.final
+        failed_here = final == "failed" and self.segment.task == self.row.id
+        return failed_here or final in ("stopped_early", "cancelled")
+
+    @property
+    def was_given_up(self) -> bool:
+        """True when the trial has failed without ever having begun."""
+        segment = self.segment
+        return segment is not None and segment.final == "failed" and segment.segments == 0
 
     @property
     def idle(self) -> bool:

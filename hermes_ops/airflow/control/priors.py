@@ -118,8 +118,12 @@ class PriorFeed:
                     sometimes=kind.sometimes,
                     total_steps=kind.total_steps,
                 )
-            except HermesError as error:
-                log.warning("Earlier sweeps of %s are not read now: %s", kind.experiment, error)
+            except Exception as error:  # whatever it is: those of others are read
+                trace = None if isinstance(error, HermesError) else error
+                name = kind.experiment
+                log.warning(
+                    "Earlier sweeps of %s are not read now: %s", name, error, exc_info=trace
+                )
                 with self._lock:
                     self._due.add(kind)
                 continue

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.faults import Fault
 from hermes_ops.airflow.control.pool import Trial, job_id
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.records import OUTCOMES
@@ -29,7 +30,13 @@ def view_path(pool: str) -> Path:
 
 
 def publish(
-    pool: str, snapshot: Snapshot, plan: Plan, books: Mapping[str, Book], policy: str
+    pool: str,
+    snapshot: Snapshot,
+    plan: Plan,
+    books: Mapping[str, Book],
+    policy: str,
+    *,
+    faults: Sequence[Fault] = (),
 ) -> None:
     """Write the view of this round."""
     order = {job: i + 1 for i, job in enumerate(plan.ranking)}
@@ -44,11 +51,35 @@ def publish(
             _job(j, _sign(books, j), plan.reasons.get(j.id), order.get(j.id)) | _final(j, ended)
             for j in snapshot.jobs
         ],
+        "problems": [_problem(f) for f in faults],
     }
+    _write(pool, document)
+
+
+def publish_trouble(pool: str, trouble: Mapping[str, Any] | None) -> None:
+    """Write into the view that rounds fail (`since_s`, `rounds`, `reason`), or that none does."""
+    document = read_view(pool) or {"time_s": 0.0, "policy": "?", "gpus": [], "sweeps": {},
+                                   "jobs": [], "problems": []}  # fmt: skip
+    if document.get("trouble") != trouble:
+        _write(pool, {**document, "pid": os.getpid(), "trouble": trouble})
+
+
+def _write(pool: str, document: Mapping[str, Any]) -> None:
     path = view_path(pool)
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(document, separators=(",", ":")))
     os.replace(fresh, path)
+
+
+def _problem(fault: Fault) -> dict[str, Any]:
+    return {
+        "sweep": fault.subject.sweep,
+        "trial": fault.subject.trial,
+        "step": fault.step,
+        "reason": fault.reason,
+        "since_s": fault.since_s,
+        "tries": fault.tries,
+    }
 
 
 def read_view(pool: str) -> dict[str, Any] | None:

@@ -366,7 +366,7 @@ def test_a_view_that_takes_long_is_written_seldom(
 ) -> None:
     now, views = [100.0], []
 
-    def publish(*_: Any) -> None:
+    def publish(*_: Any, **__: Any) -> None:
         views.append(now[0])
         now[0] += took_s
 

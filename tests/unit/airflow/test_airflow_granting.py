@@ -9,6 +9,7 @@ import pytest
 
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.faults import FaultBarrier
 from hermes_ops.airflow.control.granting import opened
 from hermes_ops.airflow.control.hands import failed, known
 from hermes_ops.airflow.records import Lease
@@ -74,7 +75,7 @@ def test_the_next_controller_writes_the_params_that_a_killed_one_has_left() -> N
 def test_leases_come_in_the_order_of_their_runs_and_those_that_stand_come_first() -> None:
     slow: Future[Lease] = Future()
     asked = {JobId("s/0"): slow, JobId("s/1"): known(lease()), JobId("s/2"): known(lease(epoch=2))}
-    coming = opened(asked)
+    coming = opened(asked, FaultBarrier())
     assert [job for job, _ in islice(coming, 2)] == ["s/1", "s/2"]
     slow.set_result(lease(epoch=3))
     assert [(job, own.epoch) for job, own in coming] == [("s/0", 3)]
@@ -82,4 +83,4 @@ def test_leases_come_in_the_order_of_their_runs_and_those_that_stand_come_first(
 
 def test_a_run_that_is_not_opened_keeps_no_other_trial_from_its_lease() -> None:
     asked = {JobId("s/0"): failed(Unavailable("MLflow is away")), JobId("s/1"): known(lease())}
-    assert [job for job, _ in opened(asked)] == ["s/1"]
+    assert [job for job, _ in opened(asked, FaultBarrier())] == ["s/1"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.books import Book, Plan
-from hermes_ops.airflow.control.overlap import end_overtaken, overtaken
+from hermes_ops.airflow.control.overlap import overtaken, replaced
 from hermes_ops.airflow.metadata import RunRow
 from hermes_ops.airflow.records import CloseRecord, SweepRecord, encode
 from tests.unit.airflow.worlds import Journal, running, sweep_file
@@ -37,13 +37,14 @@ def test_only_nights_that_replace_are_ended(own: Any) -> None:
 
 def test_a_replaced_sweep_is_closed_once_and_for_its_reader() -> None:
     books = [night("a", 1.0), night("b", 2.0)]
-    journal: Any = Journal()
-    end_overtaken(books, journal, 100.0)
+    journal = Journal()
+    applier = journal.applier()
+    for _ in range(2):
+        for own in overtaken(books):
+            applier.close(own, replaced(100.0))
     ((_, _, key, record),) = journal.calls
     assert (key, record["reason"]) == ("hermes_close", "replaced by the next night's sweep")
     assert books[0].close is not None
-    end_overtaken(books, journal, 101.0)
-    assert len(journal.calls) == 1
 
 
 def test_a_sweep_that_ends_anyway_is_left_to_end() -> None:

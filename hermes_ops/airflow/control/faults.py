@@ -1,0 +1,238 @@
+"""What fails of one sweep or trial is kept from all others: a fault barrier for the round.
+
+A call that a round makes for one sweep goes through `FaultBarrier.attempt`. What it raises is
+recorded as a `Fault` and tried again later, less and less often, and the round goes on. A service
+that answers nobody is no fault of a sweep: then the round is skipped, as soon as a second sweep
+finds that out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Generic, ParamSpec, TypeVar
+
+from hermes_ops.errors import HermesError, Unavailable
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+THE_POOL = ""
+"""In the place of a sweep: what belongs to none of them."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, SERVICE_PAUSE_S = 1.0, 60.0, 5.0
+"""A step that failed is tried again after a second, then after two, four and so on; where a service
+did not answer, in the next rounds, then each five seconds."""
+
+MOST_TRIES = 5
+"""So often is a trial's start tried; then the trial ends."""
+
+SERVICE_PATIENCE_S = 600.0
+"""A service that does not answer for one trial for so long, but for others, never will."""
+
+REASON_CHARACTERS = 1_000
+
+DRAW, RENDER = "draw its configuration", "make its command"
+OPEN, GRANT = "open its run in MLflow", "write its lease"
+STARTING = frozenset({DRAW, RENDER, OPEN, GRANT})
+"""The steps of a trial's start: while one of them fails, the trial is offered no GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a call is made for: a sweep, or one trial of it."""
+
+    sweep: str
+    trial: int | None = None
+
+    def __str__(self) -> str:
+        if self.sweep == THE_POOL:
+            return "the pool"
+        return self.sweep if self.trial is None else f"trial {self.trial} of {self.sweep}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A step that fails: why, since when, how often. It is not tried again before `again_s`.
+
+    `is_service` is True while a service did not answer, which is not the subject's own fault.
+    """
+
+    subject: Subject
+    step: str
+    reason: str
+    since_s: float
+    tries: int
+    again_s: float
+    is_service: bool
+
+    def __str__(self) -> str:
+        times = "once" if self.tries == 1 else f"{self.tries} times"
+        since = time.strftime("%H:%M:%S", time.localtime(self.since_s))
+        return f"{self.step}: failed {times} since {since}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
+    """The answer of a call that was made."""
+
+    value: T
+
+
+@dataclass(slots=True)
+class FaultBarrier:
+    """Makes the calls of a round, and remembers which of them fail; safe in threads."""
+
+    clock: Callable[[], float] = time.time
+    _faults: dict[tuple[Subject, str], Fault] = field(default_factory=dict)
+    _succeeded_s: dict[str, float] = field(default_factory=dict)  # by step
+    _away: dict[str, Unavailable] = field(default_factory=dict)  # by sweep, in this round
+    _answered: bool = False  # a service, in this round
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin_round(self) -> None:
+        """Forget who was not answered in the last round."""
+        with self._lock:
+            self._away, self._answered = {}, False
+
+    def keep(self, sweeps: Collection[str]) -> None:
+        """Forget what failed of all other sweeps: they run no more."""
+        known = {*sweeps, THE_POOL}
+        with self._lock:
+            self._faults = {k: f for k, f in self._faults.items() if k[0].sweep in known}
+
+    def attempt(
+        self,
+        subject: Subject,
+        step: str,
+        call: Callable[P, T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Done[T] | None:
+        """Make a call for a subject; None if it failed, or if it is too early to try again.
+
+        Raises Unavailable once a service has answered nobody and a second sweep asks in vain.
+        """
+        try:
+            return self._called(subject, step, lambda: call(*args, **named))
+        except Unavailable as error:
+            self._leave_out(subject.sweep, error)
+            return None
+
+    def isolate(
+        self,
+        subject: Subject,
+        step: str,
+        call: Callable[P, T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> Done[T] | None:
+        """As `attempt`, of a service without which the rest of a round can do: MLflow."""
+        try:
+            return self._called(subject, step, lambda: call(*args, **named))
+        except Unavailable:
+            return None
+
+    def _called(self, subject: Subject, step: str, call: Callable[[], T]) -> Done[T] | None:
+        if not self._is_due(subject, step):
+            return None
+        try:
+            value = call()
+        except Exception as error:  # whatever it is: the others must go on
+            self.note(subject, step, error)
+            if isinstance(error, Unavailable):
+                raise
+            return None
+        self.clear(subject, step)
+        return Done(value)
+
+    def note(self, subject: Subject, step: str, error: Exception) -> None:
+        """Record that a step failed."""
+        now_s, key, is_service = self.clock(), (subject, step), isinstance(error, Unavailable)
+        reason = _reason(error)
+        with self._lock:
+            before = self._faults.get(key)
+            tries = 1 if before is None else before.tries + 1
+            pause_s = _pause_s(tries, is_service)
+            since_s = now_s if before is None else before.since_s
+            fault = Fault(subject, step, reason, since_s, tries, now_s + pause_s, is_service)
+            self._faults[key] = fault
+        if before is None or before.reason != reason:
+            trace = None if isinstance(error, HermesError) else error
+            log.warning("Of %s: %s", subject, fault, exc_info=trace)
+
+    def clear(self, subject: Subject, step: str) -> None:
+        """Record that a step succeeded."""
+        with self._lock:
+            self._succeeded_s[step] = self.clock()
+            self._faults.pop((subject, step), None)
+
+    def forget(self, subject: Subject) -> None:
+        """Forget all that failed of a subject: it has ended."""
+        with self._lock:
+            self._faults = {k: f for k, f in self._faults.items() if k[0] != subject}
+
+    def answered(self) -> None:
+        """Say that a service has answered in this round."""
+        self._answered = True
+
+    def end_round(self) -> None:
+        """Raise Unavailable if a service was asked in this round and has answered nobody."""
+        with self._lock:
+            away = next(iter(self._away.values()), None)
+            if away is not None and not self._answered:
+                raise away
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """All that fails now, the oldest first."""
+        with self._lock:
+            return tuple(sorted(self._faults.values(), key=lambda f: f.since_s))
+
+    def starting(self, sweep: str) -> dict[int, Fault]:
+        """The trials of a sweep whose start fails, by number."""
+        return {
+            f.subject.trial: f
+            for f in self.faults
+            if f.subject.sweep == sweep and f.subject.trial is not None and f.step in STARTING
+        }
+
+    def is_hopeless(self, fault: Fault) -> bool:
+        """Return whether a trial's start has been tried often enough."""
+        if not fault.is_service:
+            return fault.tries >= MOST_TRIES
+        others_s = self._succeeded_s.get(fault.step, 0.0)
+        lasted_s = self.clock() - fault.since_s
+        return lasted_s >= SERVICE_PATIENCE_S and others_s > fault.since_s
+
+    def _is_due(self, subject: Subject, step: str) -> bool:
+        with self._lock:
+            fault = self._faults.get((subject, step))
+            if subject.sweep in self._away:
+                return False
+            return fault is None or self.clock() >= fault.again_s
+
+    def _leave_out(self, sweep: str, error: Unavailable) -> None:
+        """Ask nothing more for that sweep in this round; raise if nobody is answered."""
+        with self._lock:
+            self._away[sweep] = error
+            if len(self._away) > 1 and not self._answered:
+                raise error
+
+
+def _pause_s(tries: int, is_service: bool) -> float:
+    """How long to wait after so many tries; a service that is away may be back at once."""
+    if is_service:
+        return SERVICE_PAUSE_S if tries >= MOST_TRIES else 0.0
+    return float(min(FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16), LONGEST_PAUSE_S))
+
+
+def _reason(error: Exception) -> str:
+    """What a person reads of an error."""
+    text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+    return text if len(text) <= REASON_CHARACTERS else text[:REASON_CHARACTERS] + "…"
