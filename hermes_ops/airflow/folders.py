@@ -118,6 +118,11 @@ class TrialFolder:
         return self.path / "checkpoints"
 
     @property
+    def workspace(self) -> Path:
+        """The trial's own copy of the script's folder, where the sweep asks for one."""
+        return self.path / "workspace"
+
+    @property
     def model(self) -> Path:
         """The best model of the trial, where its framework is known."""
         return self.path / "model"

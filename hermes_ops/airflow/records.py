@@ -96,6 +96,7 @@ class Lease:
     `nodes` are those that the policy chose, none where it knows of one machine only.
     `pool` is the one that the GPUs are of; empty in a lease of an earlier version.
     `anew` is the epoch at which the trial begins from scratch: what it left before is thrown away.
+    `workspace`: "shared", or "copy" for a copy of the directory of the trial's own.
     """
 
     epoch: int
@@ -121,6 +122,7 @@ class Lease:
     nodes: tuple[str, ...] = ()
     anew: int = 0
     pool: str = ""
+    workspace: str = "shared"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from hermes_ops.cli.workspace_warning import workspace_warnings
 from hermes_ops.config import SweepConfig, SweepWarning, warnings_of
 from hermes_ops.errors import HermesError
 
@@ -64,7 +65,8 @@ def found_warnings(
     one. `dag_id`: the DAG that is to run the sweep.
     """
     if connection is None:
-        return WarningList(file, warnings_of(config, pool_slots=None, environ=os.environ))
+        found = warnings_of(config, pool_slots=None, environ=os.environ)
+        return WarningList(file, (*found, *workspace_warnings(config, os.environ)))
     slots, paused = None, False
     try:
         slots = slots_of(connection.airflow, config.pool)
@@ -73,6 +75,7 @@ def found_warnings(
         pass
     environ = os.environ if is_here(connection.airflow_url) else None
     found = warnings_of(config, pool_slots=slots, environ=environ)
+    found = (*found, *workspace_warnings(config, environ))
     return WarningList(file, (*found, *([_paused(dag_id)] if paused and dag_id else ())))
 
 

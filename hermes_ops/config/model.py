@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hermes_ops.config.fields import (
     ConstraintText,
@@ -60,6 +60,13 @@ class EarlyStop(StrEnum):
     NONE = "none"
     MEDIAN = "median"
     ASHA = "asha"
+
+
+class Workspace(StrEnum):
+    """Where the script of a trial runs."""
+
+    SHARED = "shared"
+    COPY = "copy"
 
 
 class Objective(Model):
@@ -162,7 +169,11 @@ class TrialSpec(Model):
     ]
     """Program and arguments; {name} is replaced, a leading python is the interpreter above."""
     directory: Annotated[Text, Field(min_length=1, examples=["."])] = "."
-    """Working directory; relative to the folder of the sweep file, in a pod to the image's own."""
+    """Working directory; relative to the folder of the sweep file, in a pod to the image's own.
+    copy: that folder itself, with workspace copy."""
+    workspace: Annotated[Workspace, Field(strict=False)] = Workspace.SHARED
+    """shared: all trials run in the directory; copy: each runs in a copy of it, made at its start
+    and kept through preemptions."""
     run_in: Annotated[RunIn, Field(strict=False)] = RunIn.PROCESS
     """process: on the Airflow worker; pod: in a cluster of Kubernetes."""
     pod: PodSpec | None = None
@@ -197,6 +208,14 @@ class TrialSpec(Model):
     max_failures: Annotated[int, Field(ge=0, le=1_000, examples=[2])] = 2
     """Failures of the script that are retried; one more and the trial has failed. What cannot
     change (a missing package, an argument that is refused, NaN) is not retried."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_directory(cls, data: object) -> object:
+        """Read `directory: copy` as what it stands for; a folder of that name is `./copy`."""
+        if isinstance(data, Mapping) and data.get("directory") == Workspace.COPY.value:
+            return {**data, "directory": ".", "workspace": Workspace.COPY.value}
+        return data
 
 
 class Budget(Model):

@@ -25,6 +25,7 @@ from hermes_ops.trial.reaper import END_S, PlainChild, Reaper, fork_reaper
 from hermes_ops.trial.segment import Segment
 from hermes_ops.trial.standby_client import Order, learn, order
 from hermes_ops.trial.standby_client import take as take_standby
+from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, written_originals
 
 if TYPE_CHECKING:
     from hermes_ops.trial.fetching import Answer
@@ -90,12 +91,13 @@ def _run(options: Options, folder: Folder, parent: int) -> int:
     books.open_segment(folder, options.epoch, options.gpus, _last_step(options, folder))
     url = _store()
     answer = _fetch(url, options, folder, token, stops) if url is not None else None
+    options, refused = _own_directory(options, folder)
     segment = Segment(options, folder, token, parent)
     _on_stop(segment.request_stop)
     for _ in stops:
         segment.request_stop()
     segment.write_status()
-    end = _not_begun(answer) or _watch(options, folder, segment, token, reaper)
+    end = _not_begun(answer) or refused or _watch(options, folder, segment, token, reaper)
     if segment.on_training is not None:
         segment.on_training()
     _finish(options, folder, segment, end)
@@ -157,6 +159,22 @@ def _not_begun(answer: Answer | None) -> _End | None:
     return _End(Ending(Outcome.INTERRUPTED, answer.said, code), code, [answer.said])
 
 
+def _own_directory(options: Options, folder: Folder) -> tuple[Options, _End | None]:
+    """Let the script run in a copy of its folder where the sweep asks for it."""
+    source = os.path.abspath(options.directory or os.getcwd())
+    if options.workspace != COPY or not os.path.isdir(source):
+        return options, None
+    try:
+        place = ensure_workspace(Path(source), folder.root, os.environ)
+    except (WorkspaceError, OSError) as error:
+        is_ours = isinstance(error, OSError)
+        reason = f"the copy of {source} could not be made: {error}"
+        cause = Cause.OTHER if is_ours else Cause.CANNOT_START
+        ending = Ending(Outcome.FAILED, reason, 127, cause.value, retryable=is_ours)
+        return options, _End(ending, 127, [reason])
+    return options._replace(directory=str(place), copied_from=source), None
+
+
 def _watch(options: Options, folder: Folder, segment: Segment, token: str, reaper: Reaper) -> _End:
     try:
         child = _start(options, segment, environment(options, folder, token, os.environ), reaper)
@@ -197,7 +215,10 @@ def _start(
 ) -> Child:
     """Start the script in a standby interpreter if one is to be had, plainly otherwise."""
     socket = options.standby
-    wanted = order(_command(options), options.directory, environment) if socket else None
+    wanted = None
+    if socket is not None:
+        folders = options.directory, options.copied_from
+        wanted = order(_command(options), *folders, environment)
     if socket is not None and wanted is not None:
         segment.on_training = lambda: _teach(socket, wanted, segment.imports)
         child = take_standby(socket, wanted)
@@ -286,6 +307,12 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
     if options.node is not None and ending.outcome is Outcome.FINISHED:
         with contextlib.suppress(OSError):
             apart.give_up(folder)
+    for original in written_originals(folder.root):
+        print(
+            f"hermes-trial: {original} has been written, and all trials share it: it is too large "
+            "for a copy; put it elsewhere, or write results under another name",
+            flush=True,
+        )
     if ending.outcome is Outcome.FAILED:
         print(f"hermes-trial: failed: {ending.reason}", flush=True)
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes_ops.trial.workspace import COPY, SHARED
+
 _OTHERS_VARIABLE = "HERMES_OTHER_METRICS"  # those beside the objective, from the sweep file
 
 
@@ -40,6 +42,8 @@ class Options(NamedTuple):
     python: str | None = None
     standby: Path | None = None
     directory: str | None = None
+    workspace: str = SHARED
+    copied_from: str | None = None  # the folder of which `directory` is the trial's own copy
     lock_wait_s: float = 5.0
     node: str | None = None
     on_word: bool = False
@@ -83,6 +87,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         python=given.python,
         standby=given.standby,
         directory=given.directory,
+        workspace=given.workspace,
         lock_wait_s=given.lock_wait,
         node=given.checkpoints_on,
         on_word=given.on_word,
@@ -123,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python", metavar="INTERPRETER", help="replaces a leading `python`")
     parser.add_argument("--standby", type=Path, metavar="SOCKET", help="of the standby keeper")
     parser.add_argument("--directory", metavar="DIR", help="the script's working directory")
+    parser.add_argument(
+        "--workspace", choices=[SHARED, COPY], default=SHARED, help="run in it, or in a copy of it"
+    )
     parser.add_argument("--checkpoints-on", metavar="NODE", help="they are on its own volume")
     parser.add_argument("--on-word", action="store_true", help="wait for a byte on stdin first")
     parser.add_argument("--lock-wait", type=float, default=5.0, help=argparse.SUPPRESS)

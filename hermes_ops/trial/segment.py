@@ -189,12 +189,24 @@ class Segment:
                 self.status.step = metric.step
                 self._step_times.append((time.time(), metric.step))
             if metric.name == self._options.objective:
+                self._point_out(metric)
                 self._objective_seen = True
                 if self._keeper is not None:
                     self._keeper.value(metric.value, time.time())
         if self._progress.is_complete:
             self._trained_to_end = True
             self._set_preemptible(True)
+
+    def _point_out(self, metric: Metric) -> None:
+        """Say it once where a new trial begins in the middle: it may have read another's files."""
+        fresh = not self._objective_seen and self.status.checkpointed_s is None
+        if fresh and metric.step > 1:
+            print(
+                f"hermes-trial: the first value of {metric.name} came at step {metric.step}, and "
+                "the trial has no checkpoint: if its script went on from files of another trial, "
+                "give each its own folder (trial.directory: copy)",
+                flush=True,
+            )
 
     def _judge_values(self, metrics: list[Metric]) -> None:
         for metric in metrics:

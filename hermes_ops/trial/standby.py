@@ -340,7 +340,7 @@ def _listen(path: Path) -> socket.socket:
 
 def profile_of(message: Mapping[str, Any]) -> Profile:
     """The profile of a request: interpreter, script, and the environment that imports depend on."""
-    script = os.path.join(message["directory"], message["script"])
+    script = os.path.join(message.get("copied_from") or message["directory"], message["script"])
     environment = message["environment"]
     return Profile(message["python"], os.path.realpath(script), relevant(environment))
 

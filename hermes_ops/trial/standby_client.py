@@ -29,6 +29,7 @@ class Order(NamedTuple):
     arguments: tuple[str, ...]
     directory: str
     environment: Mapping[str, str]
+    copied_from: str | None = None  # where the script lies of which this is a trial's own copy
 
     def document(self, kind: str) -> dict[str, Any]:
         """The JSON of a message of that kind."""
@@ -38,12 +39,16 @@ class Order(NamedTuple):
             "script": self.script,
             "arguments": list(self.arguments),
             "directory": self.directory,
+            "copied_from": self.copied_from,
             "environment": dict(self.environment),
         }
 
 
 def order(
-    command: Sequence[str], directory: str | None, environment: Mapping[str, str]
+    command: Sequence[str],
+    directory: str | None,
+    copied_from: str | None,
+    environment: Mapping[str, str],
 ) -> Order | None:
     """The order for a command of the form `python script.py ...`; None for any other."""
     python = shutil.which(command[0], path=environment.get("PATH"))
@@ -51,7 +56,8 @@ def order(
     if python is None or not is_python or len(command) < 2 or not command[1].endswith(".py"):
         return None
     place = os.path.abspath(directory or os.getcwd())
-    return Order(os.path.abspath(python), command[1], tuple(command[2:]), place, dict(environment))
+    arguments, found = tuple(command[2:]), os.path.abspath(python)
+    return Order(found, command[1], arguments, place, dict(environment), copied_from)
 
 
 class StandbyChild:

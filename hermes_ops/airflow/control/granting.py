@@ -181,6 +181,7 @@ def _of(book: Book, config: dict[str, Any]) -> Lease:
         config=config,
         command=book.command(config),
         directory=str(spec.directory),
+        workspace=spec.workspace.value,
         environment=book.environment(config),
         python=spec.python,
         objective=plan.config.objective.metric,

@@ -1,9 +1,10 @@
 """Checkpoints: how long they stay after a sweep's end, and how much room they may take on disk.
 
-At a sweep's end those of trials that cannot go on are deleted. The others stay until the time in
-`keep.json` beside them; whichever controller runs then deletes them. While a sweep runs its size
-limit is kept at the cost of trials that have ended, never of one that may go on. What a sweep's
-store holds of a trial goes with what is on disk.
+At a sweep's end those of trials that cannot go on are deleted. The others, and the working
+directories that trials have for themselves, stay until the time in `keep.json` beside them;
+whichever controller runs then deletes them. While a sweep runs its size limit is kept at the cost
+of trials that have ended, never of one that may go on. What a sweep's store holds of a trial goes
+with what is on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +75,16 @@ def free_ended(
     able = [n for n, state in states.items() if keep_s > 0 and state in RESUMABLE]
     kept = [n for n in able if store or TrialFolder.of(sweep, n).checkpoints.exists()]
     gone = set(states) - set(kept)
+    copies = [n for n in states if keep_s > 0 and TrialFolder.of(sweep, n).workspace.exists()]
     for number in gone:
         _delete(TrialFolder.of(sweep, number).checkpoints)
+    for number in set(states) - set(copies):
+        _delete(TrialFolder.of(sweep, number).workspace)
     obeyed = clear_trials(store, sweep, gone) if kept else clear_sweep(store, sweep)
     note = sweep_folder(sweep) / KEEP_FILE
-    if kept or not obeyed:
+    if kept or copies or not obeyed:
         fresh = note.with_suffix(".new")
-        until_s = now_s + (keep_s if kept else 0.0)
+        until_s = now_s + (keep_s if kept or copies else 0.0)
         fresh.write_text(json.dumps({"until_s": until_s, "sweep": sweep, "store": store}))
         os.replace(fresh, note)
     else:
@@ -99,7 +104,7 @@ def free_expired(running: Collection[str], now_s: float) -> list[Path]:
     }
     expired = []
     for note, known in due.items():
-        for folder in note.parent.glob("trials/*/checkpoints"):
+        for folder in _kept_folders(note.parent):
             _delete(folder)
         if clear_sweep(known.get("store"), str(known.get("sweep"))):
             note.unlink(missing_ok=True)
@@ -110,19 +115,24 @@ def free_expired(running: Collection[str], now_s: float) -> list[Path]:
 
 def make_room(room: Room) -> float:
     """Delete checkpoints of ended trials until the limit is kept; the bytes that are left."""
-    sizes = {
-        int(f.parent.name): size_bytes(f)
-        for f in sweep_folder(room.sweep).glob("trials/*/checkpoints")
-        if f.parent.name.isdigit()
-    }
+    sizes: Counter[int] = Counter()
+    for folder in _kept_folders(sweep_folder(room.sweep)):
+        if folder.parent.name.isdigit():
+            sizes[int(folder.parent.name)] += size_bytes(folder)
     used = float(sum(sizes.values()))
     for number in room.spare:
         if used <= room.most_bytes:
             break
         if sizes.get(number) and clear_trials(room.store, room.sweep, [number]):
             _delete(TrialFolder.of(room.sweep, number).checkpoints)
+            _delete(TrialFolder.of(room.sweep, number).workspace)
             used -= sizes[number]
     return used
+
+
+def _kept_folders(sweep: Path) -> list[Path]:
+    """Return the checkpoints of a sweep's trials, and the working directories of their own."""
+    return [*sweep.glob("trials/*/checkpoints"), *sweep.glob("trials/*/workspace")]
 
 
 def size_bytes(folder: Path) -> int:

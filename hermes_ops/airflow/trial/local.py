@@ -18,6 +18,7 @@ from typing import IO
 from hermes_ops.airflow.folders import TrialFolder, home
 from hermes_ops.airflow.records import Lease
 from hermes_ops.errors import HermesError
+from hermes_ops.trial.workspace import SHARED
 
 GRACE_S = 30.0
 """Seconds that a script has to checkpoint after it was told to stop."""
@@ -100,6 +101,7 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
         "--finish-seconds": lease.finish_s,
         "--metric-pattern": lease.metric_pattern,
         "--python": lease.python,
+        "--workspace": lease.workspace if lease.workspace != SHARED else None,
     }
     return options + [f"{name}={value}" for name, value in optional.items() if value is not None]
 

@@ -63,6 +63,22 @@ def test_checkpoints_go_when_their_time_is_over_and_not_before() -> None:
     assert free_expired((), 1_061.0) == []
 
 
+def test_a_trials_own_working_directory_is_kept_as_long_whatever_its_end_and_counts() -> None:
+    folders = [checkpoint(n).with_name("workspace") for n in STATES]
+    for folder in folders[:2]:
+        folder.mkdir()
+        (folder / "result.txt").write_bytes(b"x" * 50)
+    free_ended(SWEEP, {0: "finished", 1: "stopped_early"}, 60.0, 1_000.0)
+    assert [f.exists() for f in folders] == [True, True, False, False]
+    assert make_room(Room(SWEEP, 250.0, (1, 0))) == 250.0  # two of 100 and one of 50
+    assert [f.exists() for f in folders] == [True, False, False, False]
+    assert free_expired((), 1_061.0) == [sweep_folder(SWEEP)]
+    assert not folders[0].exists()
+    folders[0].mkdir(parents=True)
+    free_ended(SWEEP, {0: "finished"}, 0.0, 1_000.0)
+    assert not folders[0].exists()
+
+
 def test_a_sweep_without_a_limit_asks_for_no_room() -> None:
     assert Room.of(book(running(0, 0))) is None
 

@@ -13,6 +13,7 @@ from hermes_ops.airflow.trial.local import (
     LocalSegment,
     trial_command,
     trial_environment,
+    trial_options,
     trial_variables,
 )
 from hermes_ops.config.fields import OF_ONE_TRIAL
@@ -89,6 +90,13 @@ def test_options_that_the_lease_does_not_have_are_left_out() -> None:
     assert not any(
         c.startswith(("--gpu", "--time", "--finish", "--metric", "--python")) for c in command
     )
+
+
+def test_a_copy_of_the_directory_is_asked_for_in_processes_and_in_pods_alike() -> None:
+    own = lease(workspace="copy")
+    assert "--workspace=copy" in trial_command(own, FOLDER, "gpus")
+    assert "--workspace=copy" in trial_options(own, FOLDER, Path("/tmp/gpus"))
+    assert not any("workspace" in option for option in trial_command(lease(), FOLDER, "gpus"))
 
 
 def test_a_missing_working_directory_is_named_with_its_remedy(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def test_check_lists_the_warnings_behind_what_the_file_means(
     assert "First trials:" in preview
 
 
+def test_a_folder_that_cannot_be_copied_for_each_trial_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_ops.trial.workspace.MOST_FILES", 1)
+    for directory, said in (("copy", True), (".", False)):
+        trial = {**SWEEP["trial"], "directory": directory}
+        (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, "trial": trial}))
+        (tmp_path / "train.py").write_text("")
+        found = numbered(hermes(capsys, "sweep", "check", "sweep.json")[1])
+        assert ("trial.workspace" in found) == said
+
+
 def test_check_prints_one_document_with_the_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = hermes(capsys, "sweep", "check", "sweep.json", "--json")
     document = json.loads(out)

@@ -139,6 +139,19 @@ def test_without_a_folder_paths_stay_as_they_are() -> None:
     assert parse(sweep(), "form", None).trial.directory == "."
 
 
+def test_a_directory_of_each_trials_own_is_a_copy_of_the_files_folder(tmp_path: Path) -> None:
+    for given, directory, workspace in [
+        ({"trial__directory": "copy"}, tmp_path, "copy"),
+        ({"trial__directory": "./copy"}, tmp_path / "copy", "shared"),
+        ({"trial__directory": "code", "trial__workspace": "copy"}, tmp_path / "code", "copy"),
+        ({}, tmp_path, "shared"),
+    ]:
+        trial = parse(sweep(**given), "test", tmp_path).trial
+        assert (trial.directory, trial.workspace.value) == (str(directory), workspace)
+    again = parse(json.loads(parse(sweep(trial__directory="copy"), "t", None).to_json()), "t", None)
+    assert (again.trial.directory, again.trial.workspace.value) == (".", "copy")
+
+
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("an unknown key", {"nmae": 1}, "nmae", "did you mean name?"),
     ("an unknown key of a section", {"search__sede": 1}, "search.sede", "did you mean seed?"),
