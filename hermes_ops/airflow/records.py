@@ -169,6 +169,7 @@ class Segment:
     final: str | None = None
     gpus: tuple[int, ...] = ()
     task: str = ""
+    advice: str = ""
     reason: str = ""
     cause: str = ""
     first_failure: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ class Notices:
     config: SweepConfig | None = None
     _asked_s: float = -PERIOD_S
     _said: set[str] = field(default_factory=set)
+    _advised: bool = False
 
     def due(self, now_s: float, view: Mapping[str, Any] | None) -> Iterator[str]:
         """Yield what is new, by a monotonic clock and the newest view of the pool."""
@@ -38,6 +39,9 @@ class Notices:
             self._asked_s = now_s
             yield from self._new(self._asked())
         yield from self._new(not_preemptible(view or {}, self.place.sweep))
+        if not self._advised and (line := advice(view or {}, self.place.sweep)):
+            self._advised = True
+            yield line
 
     def _new(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
@@ -92,3 +96,9 @@ def not_preemptible(view: Mapping[str, Any], sweep: str) -> Iterator[str]:
     facts = view.get("sweeps", {}).get(sweep, {})
     for reason in dict.fromkeys(facts.get("not_preemptible", {}).values()):
         yield f"Trials that cannot be preempted while they train: {reason}."
+
+
+def advice(view: Mapping[str, Any], sweep: str) -> str:
+    """Return what is said of a trial whose values are not read; empty if all are."""
+    facts = view.get("sweeps", {}).get(sweep, {})
+    return next((f"Trial {n}: {text}" for n, text in facts.get("advice", {}).items()), "")

@@ -13,7 +13,7 @@ _MOST_HELD = 1000
 _OBJECTS = re.compile(
     r"Namespace\(|(?:Args|Arguments|Config|Configuration|Params|Parameters|Options|Settings)\("
 )
-_NAMES = frozenset((
+ARGUMENT_NAMES = frozenset((
     "epochs", "num_epochs", "n_epochs", "nb_epochs", "max_epochs", "num_train_epochs",
     "total_epochs", "max_steps", "batch_size", "train_batch_size", "eval_batch_size",
     "batchsize", "per_device_train_batch_size", "seed", "random_seed", "random_state",
@@ -34,7 +34,7 @@ class Arguments:
 
     def __init__(self, parameters: Collection[str], asked: Collection[str] = ()) -> None:
         names = {name.lower() for name in parameters}
-        self._names = _NAMES | (names - _SHOWN_WITH_METRICS)
+        self._names = ARGUMENT_NAMES | (names - _SHOWN_WITH_METRICS)
         self._asked = asked  # metrics that the sweep file names, beside the objective
         self._held: dict[frozenset[str], list[Found]] = {}
         self._suspect: list[Found] = []

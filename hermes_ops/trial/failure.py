@@ -303,16 +303,16 @@ def no_objective(objective: str, direction: str | None, reported: Iterable[str])
 
 def _likely(objective: str, names: Sequence[str]) -> str:
     """Return the name that is most like the objective: by its words, then by its letters."""
+    return max(names, key=lambda name: likeness(objective, name))
+
+
+def likeness(objective: str, name: str) -> tuple[float, float]:
+    """Return how like a name is to the objective's: by its words, then by its letters."""
     import difflib
 
-    wanted = _words(objective)
-
-    def likeness(name: str) -> tuple[float, float]:
-        words = _words(name)
-        shared = len(set(wanted) & set(words)) / max(1, len({*wanted, *words}))
-        return shared, difflib.SequenceMatcher(None, objective.lower(), name.lower()).ratio()
-
-    return max(names, key=likeness)
+    wanted, words = _words(objective), _words(name)
+    shared = len(set(wanted) & set(words)) / max(1, len({*wanted, *words}))
+    return shared, difflib.SequenceMatcher(None, objective.lower(), name.lower()).ratio()
 
 
 def _words(name: str) -> list[str]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 _DRAIN_S = 2.0
+_ADVISE_AGAIN_S = 10.0  # where no line has looked like a metric so far
 _OUTPUT_LAG_S = 0.15  # a line and a checkpoint written together are seen within this
 _FAILED_GRACE_S = 3.0
 _RESULT_S = 2.0  # of the grace, for what is written after the last copy
@@ -84,6 +85,7 @@ class Segment:
         self._has_values = False
         self._ended_as_trained = False
         self._notes: dict[str, str] = {}
+        self._advise_at_s = options.advise_s  # since the script's start
         self._relay: Relay | None = None
         self._written: dict[str, Any] = {}
         self._scan_at_s = 0.0
@@ -103,7 +105,10 @@ class Segment:
             relay.pump(POLL_S)
             self._read_board(child.pid)
             self._observe()
-            self._act(child, time.monotonic() - started_s, limit_s)
+            running_s = time.monotonic() - started_s
+            self._act(child, running_s, limit_s)
+            if running_s >= self._advise_at_s:
+                self._advise()
             code = child.poll()
         sweep_up(self._token, wait_s=_DRAIN_S)
         own_record(self._folder.root).end(_DRAIN_S)
@@ -190,7 +195,7 @@ class Segment:
                 self._step_times.append((time.time(), metric.step))
             if metric.name == self._options.objective:
                 self._point_out(metric)
-                self._objective_seen = True
+                self._objective_seen, self.status.advice = True, ""
                 if self._keeper is not None:
                     self._keeper.value(metric.value, time.time())
         if self._progress.is_complete:
@@ -248,6 +253,20 @@ class Segment:
         if self._keeper is not None:
             self._keeper.checkpointed()
         self._offer()
+
+    def _advise(self) -> None:
+        """Say which lines look like metrics while no value of the objective has been read."""
+        name = self._options.objective
+        if name is None or self._objective_seen or self._hooked or self._board is not None:
+            self._advise_at_s = math.inf
+            return
+        from hermes_ops.trial.advice import advice
+
+        self._advise_at_s += _ADVISE_AGAIN_S
+        found = advice(self.tail, name) or next(iter(self._notes.values()), "")
+        if found:
+            self._say_once("advice", found)
+            self.status.advice, self._advise_at_s = self._mask.text(found), math.inf
 
     def _set_preemptible(self, is_preemptible: bool, reason: str = "") -> None:
         """Say whether the script may be stopped; in its last lines it keeps its GPU."""

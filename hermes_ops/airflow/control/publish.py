@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,11 @@ def _sweep(book: Book) -> dict[str, Any]:
         "open": book.open_trials,
         "closing": book.close.reason if book.close else None,
         "not_preemptible": dict(_not_preemptible(book)),
+        "advice": {
+            str(t.number): t.segment.advice
+            for t in book.trials
+            if t.segment is not None and t.segment.advice and not t.ended
+        },
         **({"failures": lines} if (lines := failures(book)) else {}),
     }
 
@@ -119,13 +125,14 @@ def _not_preemptible(book: Book) -> Iterator[tuple[str, str]]:
 
     Before its first value a trial that writes checkpoints has none either.
     """
+    last_step = book.plan.facts.total_steps or inf  # then it is about to end by itself
     for trial in book.trials:
         segment = trial.segment
         if trial.ended or segment is None or not segment.running:
             continue
         if not book.plan.facts.preemptible:
             yield str(trial.number), "trial.preemptible is false in the sweep file"
-        elif not segment.preemptible and segment.step > segment.steps_at_start:
+        elif not segment.preemptible and segment.steps_at_start < segment.step < last_step:
             yield str(trial.number), segment.preemptible_reason
 
 

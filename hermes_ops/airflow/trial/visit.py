@@ -198,6 +198,7 @@ def with_status(record: Segment, status: Mapping[str, Any]) -> Segment:
         checkpoint_s=_first(timings.get("checkpoint_s"), record.checkpoint_s),
         restore_s=_first(timings.get("restore_s"), record.restore_s),
         startup_s=_first(timings.get("startup_s"), record.startup_s),
+        advice=str(status.get("advice") or ""),
         tensor_skew=_first(status.get("tensor_skew"), record.tensor_skew),
     )
 

@@ -36,7 +36,7 @@ def test_a_view_comes_back_as_it_was_published() -> None:
     assert view is not None
     assert (view["time_s"], view["policy"], view["gpus"]) == (7.0, "p", [0])
     facts = {"trials": 3, "ended": 0, "open": 2, "closing": None, "not_preemptible": {}}
-    assert view["sweeps"] == {SWEEP: facts}
+    assert view["sweeps"] == {SWEEP: {**facts, "advice": {}}}
     first, second, third = view["jobs"]
     assert (first["id"], first["phase"], first["gpus"]) == (f"{SWEEP}/0", "running", [0])
     assert (first["step"], first["value"], first["rank"]) == (2, 0.25, 1)
@@ -72,6 +72,7 @@ def test_a_trial_that_cannot_be_preempted_is_named_with_the_reason_once_it_is_kn
         replace(running(1, 1), segment=segment(gpus=(1,), step=0, **stuck)),
         running(2, 2),
         replace(waiting(3), segment=segment(running=False, step=2, **stuck)),
+        replace(running(4, 4), segment=segment(gpus=(4,), step=20, **stuck)),  # its last lines
     ]
     assert not_preemptible_of(*trials) == {"0": "it writes no checkpoint"}
     fixed = sweep_file()["trial"] | {"preemptible": False}
@@ -79,9 +80,18 @@ def test_a_trial_that_cannot_be_preempted_is_named_with_the_reason_once_it_is_kn
     assert not_preemptible_of(running(0, 0), trial=fixed) == {"0": reason}
 
 
+def test_what_is_said_of_values_that_are_not_read_is_in_the_view() -> None:
+    unread = replace(running(1, 1), segment=segment(gpus=(1,), advice="no value of 'x'"))
+    assert facts_of(running(0, 0), unread)["advice"] == {"1": "no value of 'x'"}
+
+
 def not_preemptible_of(*trials: Trial, **changes: Any) -> Any:
+    return facts_of(*trials, **changes)["not_preemptible"]
+
+
+def facts_of(*trials: Trial, **changes: Any) -> Any:
     world = book(*trials, **changes)
     publish("gpus", Snapshot(7.0, (Gpu(0),), ()), Plan(), {SWEEP: world}, "p")
     view = read_view("gpus")
     assert view is not None
-    return view["sweeps"][SWEEP]["not_preemptible"]
+    return view["sweeps"][SWEEP]

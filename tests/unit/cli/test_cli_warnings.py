@@ -246,3 +246,14 @@ def test_why_trials_cannot_be_preempted_is_said_once_a_reason(
     assert "cannot be preempted while they train: it writes no checkpoint" in line
     assert [*notices.due(0.1, view)] == []
     assert [*not_preemptible({}, "digits-1")] == []
+
+
+def test_values_that_are_not_read_are_said_once_a_sweep(
+    airflow: Airflow, planned: dict[str, Any]
+) -> None:
+    airflow.slots = 8
+    notices = following(airflow, planned, [])
+    view = {"sweeps": {"digits-1": {"advice": {"2": "no value of 'val_loss' has been read"}}}}
+    assert [*notices.due(0.0, view)] == ["Trial 2: no value of 'val_loss' has been read"]
+    view["sweeps"]["digits-1"]["advice"] = {"3": "no value of 'val_loss' either"}
+    assert [*notices.due(0.1, view)] == []

@@ -215,3 +215,26 @@ def test_values_of_a_report_from_0_to_the_last_epoch_are_stored(trial: Trial) ->
     assert trial.curve("train_loss") == [(1.0, 700)]
     assert os.path.exists(trial.folder / "status.json")
     assert trial.file("status.json")["step"] == 5
+
+
+def test_a_script_whose_values_are_not_read_is_told_so_early_and_once(trial: Trial) -> None:
+    script = (
+        "say('epoch 1 | validation loss 0.5')\nwhile not os.path.exists('go'): time.sleep(.1)\n"
+    )
+    process = trial.start(script, "--advise-after", "0.2")
+    wait_for((trial.folder / "status.json").exists)
+    wait_for(lambda: trial.file("status.json")["advice"])
+    told = trial.file("status.json")["advice"]
+    assert told.startswith("no value of 'val_loss' has been read so far")
+    assert "epoch (?P<step>\\d+)\\b.*?\\b(?P<name>validation loss)" in told
+    (trial.base / "go").touch()
+    output, _ = process.communicate(timeout=30)
+    assert output.decode().count(told) == 2  # while it runs, and in its failure
+    assert trial.result["outcome"] == "failed"
+
+
+def test_a_script_whose_values_are_read_is_told_nothing(trial: Trial) -> None:
+    script = EPOCHS + "say('validation loss 0.5')\ntime.sleep(1)\n"
+    outcome, output = trial.run(script, "--advise-after", "0.1")
+    assert (outcome, "hermes-trial" in output) == ("finished", False)
+    assert trial.file("status.json")["advice"] == ""
