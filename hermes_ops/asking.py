@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 
 TRIES = 5
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSES = 0.2, 8.0, 10
 
 
 def ask(send: Callable[[], httpx.Response], tries: int = TRIES) -> httpx.Response:
@@ -19,3 +21,12 @@ def ask(send: Callable[[], httpx.Response], tries: int = TRIES) -> httpx.Respons
         if answer.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
             return answer
     return send()
+
+
+def backoff_s(chance: Callable[[], float]) -> Iterator[float]:
+    """Yield pauses that double, each by chance between half of it and the whole.
+
+    So those that met once do not meet again. `chance` draws from 0 to 1.
+    """
+    for turn in range(PAUSES):
+        yield min(FIRST_PAUSE_S * 2**turn, LONGEST_PAUSE_S) * (0.5 + 0.5 * chance())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from urllib.parse import quote
 import httpx
 
 from hermes_ops.airflow.pieces import KeyValues, read_record, write_record
-from hermes_ops.asking import ask
+from hermes_ops.asking import ask, backoff_s
 from hermes_ops.errors import HermesError, Unavailable
 
 TRIES = 3
@@ -72,6 +74,8 @@ class AirflowClient:
 
     credentials: Credentials
     timeout_s: float = 30.0
+    sleep: Callable[[float], None] = time.sleep
+    chance: Callable[[], float] = random.random
     _http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,18 +155,36 @@ class AirflowClient:
     def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> dict[str, Any]:
         """Start a DAG run with that id and configuration.
 
-        An Airflow on SQLite answers 500 now and then, when its writers meet: as the id makes the
-        run one run, it is asked again.
+        An Airflow on SQLite answers 500, or late, when its writers meet: it is asked again after
+        growing pauses, as the id makes all requests one run: a 409 is no error then. Unavailable
+        when it starts none.
         """
         body = {"dag_run_id": run_id, "conf": dict(conf), "logical_date": None}
         path = f"/api/v2/dags/{quote(dag_id)}/dagRuns"
-        for _ in range(TRIES - 1):
+        for turn, pause_s in enumerate(backoff_s(self.chance)):
             try:
                 return dict(self._call("POST", path, tries=1, json=body))
-            except Unavailable:
-                if (found := self.dag_run(dag_id, run_id)) is not None:
-                    return found
-        return dict(self._call("POST", path, tries=1, json=body))
+            except Unavailable as error:
+                if isinstance(error.__cause__, httpx.ConnectError):
+                    raise
+                self.sleep(pause_s)
+                found = self._made(dag_id, run_id)
+            except HermesError:
+                if turn == 0 or (found := self._made(dag_id, run_id)) is None:
+                    raise
+            if found is not None:
+                return found
+        raise Unavailable(
+            f"Airflow is too busy to start the run {run_id} of {dag_id}: nothing was started. "
+            "Try again, or use PostgreSQL, where requests do not wait for each other."
+        )
+
+    def _made(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
+        """Return the run that a request made whose answer was lost; None if none is known."""
+        try:
+            return self.dag_run(dag_id, run_id)
+        except Unavailable:
+            return None
 
     def dag_run(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
         """The DAG run; None when there is none of that id."""

@@ -40,7 +40,8 @@ class Airflow:
 def client_of(handler: Callable[[httpx.Request], httpx.Response], folder: Path) -> AirflowClient:
     secret = folder / "password"
     secret.write_text("hidden\n")
-    client = AirflowClient(Credentials("http://airflow", "hermes", secret))
+    credentials = Credentials("http://airflow", "hermes", secret)
+    client = AirflowClient(credentials, sleep=lambda _: None)
     client._http = httpx.Client(base_url="http://airflow", transport=httpx.MockTransport(handler))
     return client
 
@@ -205,3 +206,45 @@ def test_a_large_record_is_written_in_values_that_airflow_takes(tmp_path: Path) 
     client = client_of(Airflow(answer), tmp_path)
     client.put_state(TASK, "hermes_lease", record)
     assert client.get_state(TASK, "hermes_lease") == record
+
+
+def test_a_conflict_after_an_answer_that_was_lost_is_a_run_that_has_started(tmp_path: Path) -> None:
+    codes = iter([503, 404, 409, 200])
+    airflow = Airflow(lambda _: httpx.Response(next(codes), json={"dag_run_id": "mine"}))
+    assert client_of(airflow, tmp_path).trigger("d", "mine", {})["dag_run_id"] == "mine"
+    assert [r.method for r in airflow.requests] == ["POST", "GET", "POST", "GET"]
+
+
+def test_a_conflict_at_the_first_request_is_somebody_elses_run(tmp_path: Path) -> None:
+    airflow = Airflow(status(409, "exists"))
+    with pytest.raises(HermesError, match="409"):
+        client_of(airflow, tmp_path).trigger("d", "mine", {})
+    assert len(airflow.requests) == 1
+
+
+def test_a_busy_airflow_is_asked_again_after_pauses_that_grow_and_in_the_end_is_one_line(
+    tmp_path: Path,
+) -> None:
+    answers = {"POST": 500, "GET": 404}
+    airflow = Airflow(lambda r: httpx.Response(answers[r.method], text="orig_error hidden"))
+    client = client_of(airflow, tmp_path)
+    pauses: list[float] = []
+    client.sleep, client.chance = pauses.append, lambda: 1.0
+    with pytest.raises(Unavailable) as raised:
+        client.trigger("d", "mine", {})
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0, 8.0, 8.0, 8.0]
+    assert "nothing was started" in str(raised.value)
+    assert "hidden" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_airflow_that_nobody_hears_is_not_waited_for(tmp_path: Path) -> None:
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    client = client_of(gone, tmp_path)
+    pauses: list[float] = []
+    client.sleep = pauses.append
+    with pytest.raises(Unavailable, match="did not answer"):
+        client.trigger("d", "mine", {})
+    assert pauses == []
