@@ -2,6 +2,6 @@
 
 import os
 
-from hermes_ops.airflow.sweep.dag import sweep_dag
+from hermes_ops.airflow import sweep_dag
 
 hermes_sweep = sweep_dag("hermes_sweep", pool=os.environ.get("HERMES_POOL", "gpus"))

@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from hermes_ops.airflow.sweep.nightly import nightly_dags
+from hermes_ops.airflow import nightly_dags
 
 globals().update(nightly_dags(Path(__file__).parent / "sweeps"))

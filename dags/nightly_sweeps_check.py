@@ -5,6 +5,6 @@ Apart from nightly_sweeps.py, since an import error takes all DAGs of its own fi
 
 from pathlib import Path
 
-from hermes_ops.airflow.sweep.nightly import refuse_broken
+from hermes_ops.airflow import refuse_broken
 
 refuse_broken(Path(__file__).parent / "sweeps")

@@ -1,5 +1,5 @@
 """Registers Hermes Ops' links with Airflow."""
 
-from hermes_ops.airflow.plugin import HermesPlugin
+from hermes_ops.airflow import HermesPlugin
 
 __all__ = ["HermesPlugin"]

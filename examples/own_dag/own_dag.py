@@ -8,8 +8,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, task
 
-from hermes_ops.airflow.sweep.dag import sweep_asset
-from hermes_ops.airflow.sweep.group import SweepTaskGroup, sweep
+from hermes_ops.airflow import SweepTaskGroup, sweep, sweep_asset
 
 SCRIPT = Path(__file__).parents[1] / "sgd"
 

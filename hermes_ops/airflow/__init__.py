@@ -1,1 +1,40 @@
-"""Airflow: the only package that imports airflow (operators, controller, metadata, DAG factory)."""
+"""Airflow: the only package that imports airflow (operators, controller, metadata, DAG factory).
+
+What DAG files import from here is loaded when it is asked for: importing this package, or `hermes`
+on the command line, loads no Airflow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hermes_ops.airflow.plugin import HermesPlugin as HermesPlugin
+    from hermes_ops.airflow.sweep.dag import sweep_asset as sweep_asset
+    from hermes_ops.airflow.sweep.dag import sweep_dag as sweep_dag
+    from hermes_ops.airflow.sweep.group import SweepTaskGroup as SweepTaskGroup
+    from hermes_ops.airflow.sweep.group import sweep as sweep
+    from hermes_ops.airflow.sweep.nightly import nightly_dags as nightly_dags
+    from hermes_ops.airflow.sweep.nightly import refuse_broken as refuse_broken
+
+_PUBLIC = {
+    "HermesPlugin": "plugin",
+    "SweepTaskGroup": "sweep.group",
+    "nightly_dags": "sweep.nightly",
+    "refuse_broken": "sweep.nightly",
+    "sweep_asset": "sweep.dag",
+    "sweep_dag": "sweep.dag",
+}
+"""Where each public name is defined; `sweep` is the package of that name, which can be called."""
+
+__all__ = ["HermesPlugin", "SweepTaskGroup", "nightly_dags", "refuse_broken", "sweep",
+           "sweep_asset", "sweep_dag"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the public names
+    if name == "sweep":
+        return import_module("hermes_ops.airflow.sweep")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -5,11 +5,15 @@ Thus one wrong key does not hide what is wrong elsewhere: all problems are found
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hermes_ops.config.fields import PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
-from hermes_ops.config.problems import listed, nearest, show
+from hermes_ops.config.model import MOST_TRIALS
+from hermes_ops.config.problems import count, listed, show
+from hermes_ops.config.remedies import nearest
 from hermes_ops.config.render import left_out, pieces, variable
 from hermes_ops.config.sound import SPACE, Sound
 from hermes_ops.errors import Problem
@@ -131,14 +135,15 @@ def _grid(sound: Sound) -> Found:
     if feasible is None or grid_size(feasible.space) is None:
         return
     if feasible.constraints and _too_large(sound, feasible):
-        found = f"a grid of {show(grid_size(feasible.space))} combinations"
+        found = f"a grid of {count(grid_size(feasible.space) or 0)} combinations"
         allowed = f"at most {countable(feasible):,} for these constraints to choose from"
         yield _problem(SPACE, found, allowed, "use a coarser grid, or another algorithm")
         return
     size = len(positions(feasible)) if feasible.constraints else grid_size(feasible.space)
     if most is not None and size is not None and size > most:
-        found = f"max_trials {most} for a grid of {show(size)} combinations"
-        fix = f"write max_trials: {show(size)}, a coarser grid, or another algorithm"
+        found = f"max_trials {most} for a grid of {count(size)} combinations"
+        larger = f"write max_trials: {size}, " if size <= MOST_TRIALS else "use "
+        fix = f"{larger}a coarser grid, or another algorithm"
         yield _problem(("search", "max_trials"), found, "the whole grid", fix)
 
 
@@ -240,9 +245,8 @@ def _command(sound: Sound) -> Found:
             if piece.stray:
                 fix = "double it ({{ or }}) to mean the brace itself"
                 yield _problem(path, f"a single {piece.text} in {show(argument)}", "{name}", fix)
-            elif piece.name is not None and piece.name not in sound.names:
-                meant = nearest(piece.name, sound.names)
-                fix = f"did you mean {{{meant}}}?" if meant else "double the braces to mean them"
+            elif piece.name is not None and sound.names and piece.name not in sound.names:
+                fix = _placeholder(piece.name, sound.names)
                 allowed = listed(f"{{{name}}}" for name in sound.names)
                 yield _problem(path, f"the unknown {{{printable(piece.name)}}}", allowed, fix)
             elif piece.name in conditional and not left_out(command, index):
@@ -250,6 +254,15 @@ def _command(sound: Sound) -> Found:
                 allowed = "--option={name}, --option {name} or key={name}, which can be left out"
                 fix = f"write one of them, or read {variable(piece.name)} in the script"
                 yield _problem(path, found, allowed, fix)
+
+
+def _placeholder(name: str, names: Sequence[str]) -> str:
+    if meant := nearest(name, names):
+        return f"did you mean {{{meant}}}?"
+    literal = f"write `{{{{{printable(name)}}}}}` to mean the braces themselves"
+    if re.fullmatch(PARAMETER_PATTERN, name):
+        return f"add {name} to search.space, or {literal}"
+    return literal
 
 
 def _pod(sound: Sound) -> Found:

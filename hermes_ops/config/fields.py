@@ -109,9 +109,18 @@ def _pattern(value: str, needed: tuple[str, ...], example: str) -> str:
     return value
 
 
+_BY_CHANCE = re.compile(r"(?<![a-z])[rh](?![a-z])", re.IGNORECASE)
+"""The words for any moment in a cron expression: R is another one each time that it is asked."""
+
+
 def _cron(value: str) -> str:
     from croniter import croniter
 
+    if not value.startswith("@") and _BY_CHANCE.search(value):
+        raise refusal(
+            "fixed times: R and H are drawn by chance, anew at each look",
+            "write a number, for example '17 2 * * *' for 17 minutes past two",
+        )
     try:
         if not value.isascii() or (len(value.split()) != 5 and not value.startswith("@")):
             raise ValueError("not five fields")

@@ -46,7 +46,8 @@ class _Range(Model):
     def _ascending(self) -> Self:
         if self.low >= self.high:
             found = f"low {self.low!r} and high {self.high!r}"
-            raise refusal("low below high", "swap them, or use a choice of one value", found)
+            fix = f"use a choice of one value: {{type: choice, values: [{self.low!r}]}}"
+            raise refusal("low below high", "swap them" if self.low > self.high else fix, found)
         return self
 
 
@@ -130,7 +131,9 @@ class QuantisedSpec(_Range):
         few = span > 0 and span / self.step <= GREATEST_INTEGER
         if span > 0 and not (few and self._axis().cardinality > 1):
             found = f"step {self.step!r} in a range of {span!r}"
-            raise refusal("a step that fits 1 to 2^53 times", "change the step", found)
+            most = f"a step of at most high - low ({span!r})"
+            fix = "write a smaller step" if few else "write a greater step: it fits over 2^53 times"
+            raise refusal(most, fix, found)
         return self
 
     def to_axis(self) -> axes.Parameter:

@@ -53,7 +53,9 @@ def _validate(data: object) -> tuple[SweepConfig | None, list[Located]]:
     try:
         config = SweepConfig.model_validate(data)
     except ValidationError as error:
-        errors = translated(error.errors(include_url=False))
+        hidden = Sound(data, ()).raw("trial", "secrets")
+        names = [name for name in hidden if isinstance(name, str)] if hidden else []
+        errors = translated(error.errors(include_url=False), data, names)
     problems = [*errors, *connections(Sound(data, {path for path, _ in errors}))]
     return (None if problems else config), problems
 

@@ -159,9 +159,10 @@ def pod_spec(data: Any, source: str) -> PodSpec:  # noqa: ANN401 - plain data
         return PodSpec.model_validate(data)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        for found in errors:
-            found["loc"] = ("trial", "pod", *found["loc"])
-        raise ConfigError(source, tuple(p for _, p in translated(errors))) from None
+        for one in errors:
+            one["loc"] = ("trial", "pod", *one["loc"])
+        found = translated(errors, {"trial": {"pod": data}})
+        raise ConfigError(source, tuple(problem for _, problem in found)) from None
 
 
 def pod_defaults(path: Path) -> PodSpec:

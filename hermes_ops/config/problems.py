@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import get_args
 
 from pydantic import BaseModel
@@ -16,6 +15,7 @@ from hermes_ops.config import keeping, metrics, model, nightly, pod
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
+from hermes_ops.config.remedies import misplaced, nearest, remedy, renamed, unknown_of_parameter
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
 
@@ -48,6 +48,27 @@ NAMES = {
     pod.MOUNT_PATH: "a whole path without ':'",
 }
 
+RULES = (
+    ("a valid tuple", "a list"),
+    ("a valid dictionary", "a mapping"),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+    ("a valid string", "a text"),
+    ("a valid boolean", "true or false"),
+    (r"greater than or equal to (\S+)", r"\1 or more"),
+    (r"less than or equal to (\S+)", r"\1 or less"),
+    (r"greater than (\S+)", r"more than \1"),
+    ("at least 1 (item|character)", r"one \1 or more"),
+)
+"""pydantic's words for what is allowed, and ours."""
+
+STARS = "..."
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS|PWD|KEY|CRED|AUTH|LICEN[CS]E|PIN|PAT\b", re.IGNORECASE
+)
+LONGEST_BITS = 128
+MOST_COUNTED = 10**12
+
 
 def show(value: object) -> str:
     """A value for a message: one short line, never deep, never slow."""
@@ -62,16 +83,20 @@ def show(value: object) -> str:
         case None | bool() | float():
             shown = text(value) or "null"
         case int():
-            shown = str(value) if value.bit_length() < 256 else "a whole number of many digits"
+            shown = str(value) if value.bit_length() < LONGEST_BITS else f"about {_power(value)}"
         case _:
             shown = f"a {type(value).__name__}"
     return shown
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """The word that was probably meant, or nothing."""
-    close = difflib.get_close_matches(word[:100], list(words)[:200], n=1)
-    return printable(close[0]) if close else ""
+def count(number: int) -> str:
+    """A number of things for a message: up to 10^12 itself, else only that it is greater."""
+    return f"{number:,}" if number <= MOST_COUNTED else "more than 10^12"
+
+
+def _power(number: int) -> str:
+    sign = "-" if number < 0 else ""
+    return f"{sign}10^{round(number.bit_length() * 0.30103)}"
 
 
 def listed(words: Iterable[str]) -> str:
@@ -105,25 +130,32 @@ def _placed(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
     return path, None
 
 
-def problem_of(error: ErrorDetails) -> Problem:
-    """One error of pydantic's, translated."""
+def problem_of(error: ErrorDetails, data: object, hidden: Collection[str] = ()) -> Problem:
+    """One error of pydantic's in these data, translated; `hidden`: names of secret variables."""
     path = path_of(error)
+    holder = _at(data, path[:-1])
     match error["type"]:
         case "extra_forbidden":
-            return _unknown(path, _placed(error["loc"])[1])
+            return _unknown(path, _placed(error["loc"])[1], holder)
         case "missing":
             return _missing(path, _field(error))
         case "union_tag_invalid" | "union_tag_not_found":
             return _tag(path, error["input"])
         case "refused":
             parts = error["ctx"]
-            found = parts["found"] or _found(path, error)
+            found = parts["found"] or _found(path, error, hidden)
             return Problem(dotted(path), found, parts["allowed"], parts["fix"])
     field = _field(error)
-    return Problem(dotted(path), _found(path, error), _allowed(error, field), _fix(path, field))
+    if _is_secret(path, error, hidden):
+        fix = f'put it in quotes: `{printable(str(path[-1]))}: "..."`'
+    else:
+        fix = _remedy(error, path) or _fix(path, field, error)
+    return Problem(dotted(path), _found(path, error, hidden), _allowed(error, field), fix)
 
 
-def translated(errors: Sequence[ErrorDetails]) -> list[tuple[KeyPath, Problem]]:
+def translated(
+    errors: Sequence[ErrorDetails], data: object, hidden: Collection[str] = ()
+) -> list[tuple[KeyPath, Problem]]:
     """All errors with their paths; a list is not called too short when its items are to blame.
 
     A default that follows from a key with an error is no error of its own.
@@ -131,18 +163,51 @@ def translated(errors: Sequence[ErrorDetails]) -> list[tuple[KeyPath, Problem]]:
     errors = [error for error in errors if error["type"] != "default_factory_not_called"]
     paths = [path_of(error) for error in errors]
     return [
-        (path, problem_of(error))
+        (path, problem_of(error, data, hidden))
         for path, error in zip(paths, errors, strict=True)
         if error["type"] != "too_short"
         or not any(p[: len(path)] == path and len(p) > len(path) for p in paths)
     ]
 
 
-def _found(path: KeyPath, error: ErrorDetails) -> str:
-    secret = any(path[:-1] == holder for holder in SECRETS)
-    if secret and error["loc"][-1] != "[key]":
-        return f"a value of type {type(error['input']).__name__} (not shown)"
-    return show(error["input"])
+def _at(data: object, path: KeyPath) -> object:
+    """What stands at that path; None where nothing does."""
+    for part in path:
+        if isinstance(data, Mapping):
+            data = data.get(part)
+        elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            return None
+    return data
+
+
+def _is_secret(path: KeyPath, error: ErrorDetails, hidden: Collection[str]) -> bool:
+    """True for a value of the environment whose name says that it is one."""
+    if path[:-1] not in SECRETS or error["loc"][-1] == "[key]":
+        return False
+    name = str(path[-1])
+    return name in hidden or _SECRET_NAME.search(name) is not None
+
+
+def _found(path: KeyPath, error: ErrorDetails, hidden: Collection[str]) -> str:
+    given = error["input"]
+    if not _is_secret(path, error, hidden):
+        return show(given)
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text"}
+    return f"{kinds.get(type(given), 'a value of another kind')} (not shown)"
+
+
+def _remedy(error: ErrorDetails, path: KeyPath) -> str:
+    given = error["input"]
+    expected = error.get("ctx", {}).get("expected")
+    if expected and isinstance(given, str):
+        meant = nearest(given, re.findall(r"'([^']*)'", expected))
+        return f"did you mean {meant}?" if meant else ""
+    if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
+        name = renamed(str(given))
+        return f"for example `{path[-1]}: {name}`" if name else ""
+    return remedy(error["type"], path, given)
 
 
 def _field(error: ErrorDetails) -> FieldInfo | None:
@@ -150,16 +215,22 @@ def _field(error: ErrorDetails) -> FieldInfo | None:
     return None if section is None else section.model_fields.get(str(error["loc"][-1]))
 
 
-def _unknown(path: KeyPath, section: type[BaseModel] | None) -> Problem:
+def _unknown(path: KeyPath, section: type[BaseModel] | None, holder: object) -> Problem:
     keys = () if section is None else tuple(section.model_fields)
-    meant = nearest(str(path[-1]), keys)
-    fix = f"did you mean {meant}?" if meant else "remove the key"
-    found = f"the unknown key '{printable(str(path[-1]))}'"
+    key = str(path[-1])
+    of_type = section in PARAMETERS.values() and isinstance(holder, Mapping)
+    fix = unknown_of_parameter(key, holder) if of_type and isinstance(holder, Mapping) else ""
+    if not fix and (meant := nearest(key, keys)):
+        fix = f"did you mean {meant}?"
+    belongs = "" if section in PARAMETERS.values() else misplaced(key, path, SECTIONS)
+    fix = (belongs if belongs and key not in keys and not fix else fix) or "remove the key"
+    found = f"the unknown key '{printable(key)}'"
     return Problem(dotted(path), found, ", ".join(keys), fix)
 
 
 def _missing(path: KeyPath, field: FieldInfo | None) -> Problem:
-    return Problem(dotted(path), "nothing", _meaning(field) or "a value", _fix(path, field))
+    meaning = _meaning(field) or "a value"
+    return Problem(dotted(path), "nothing", f"a value: {meaning}", _fix(path, field, None))
 
 
 def _tag(path: KeyPath, given: object) -> Problem:
@@ -173,7 +244,8 @@ def _tag(path: KeyPath, given: object) -> Problem:
 def _allowed(error: ErrorDetails, field: FieldInfo | None) -> str:
     rule = re.sub(r"^\w+ should (be |have )?", "", error["msg"])
     rule = re.sub(r" after validation, not \d+$", "", rule)
-    rule = rule.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")
+    for pattern, words in RULES:
+        rule = re.sub(pattern, words, rule)
     if error["type"] == "string_pattern_mismatch":
         rule = NAMES.get(error["ctx"]["pattern"], rule)
     if error["type"] in ("model_type", "model_attributes_type"):
@@ -187,11 +259,31 @@ def _meaning(field: FieldInfo | None) -> str:
     return " ".join(description.split()).rstrip(".")
 
 
-def _fix(path: KeyPath, field: FieldInfo | None) -> str:
+def _fix(path: KeyPath, field: FieldInfo | None, error: ErrorDetails | None) -> str:
     examples = [] if field is None else list(field.examples or ())
-    if not examples:
-        return "write a value of that kind" if path else "write a mapping with the keys of a sweep"
-    return f"for example `{path[-1]}: {_flow(examples[0])}`"
+    if not examples and error is not None:
+        examples = _example_of(error, path)
+    if examples:
+        shown = _flow(examples[0])
+        return f"for example `{shown if isinstance(path[-1], int) else f'{path[-1]}: {shown}'}`"
+    if error is not None and error["type"] == "enum":
+        return "write one of these"
+    return "write a value of that kind" if path else "write a mapping with the keys of a sweep"
+
+
+def _example_of(error: ErrorDetails, path: KeyPath) -> list[object]:
+    """An example of a whole section; none of one whose keys have none."""
+    if error["type"] not in ("model_type", "model_attributes_type") or not path:
+        return []
+    section = SECTIONS.get(tuple(part for part in path if not isinstance(part, int)))
+    if path[:2] == SPACE:
+        section = PARAMETERS["uniform"]
+    fields = {} if section is None else section.model_fields
+    needed = {name: (field.examples or [None])[0] for name, field in fields.items()
+              if field.is_required()}  # fmt: skip
+    if section is PARAMETERS["uniform"]:
+        needed["type"] = "uniform"
+    return [needed] if needed and None not in needed.values() else []
 
 
 def _flow(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import DAG, BaseNotifier, task
 
-from hermes_ops.airflow.sweep.group import SweepTaskGroup
+from hermes_ops.airflow import SweepTaskGroup
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 HOME = Path(os.environ["HERMES_HOME"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, task
 
-from hermes_ops.airflow.sweep.group import SweepTaskGroup
+from hermes_ops.airflow import SweepTaskGroup
 
 SWEEP = {
     "name": "group-halted",

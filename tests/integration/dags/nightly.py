@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from hermes_ops.airflow.sweep.nightly import nightly_dags
+from hermes_ops.airflow import nightly_dags
 
 PARAMS = {"epochs": 5}
 globals().update(nightly_dags(Path(__file__).parent / "sweeps", params=PARAMS))

@@ -3,6 +3,6 @@
 import os
 from pathlib import Path
 
-from hermes_ops.airflow.sweep.nightly import refuse_broken
+from hermes_ops.airflow import refuse_broken
 
 refuse_broken(Path(os.environ["HERMES_HOME"]) / "night-files")

@@ -231,7 +231,7 @@ def test_a_point_that_the_constraints_exclude_is_refused() -> None:
         ("optimizer == 'sdg'", "'sdg' at character 14", "write one of them"),
         ("units > 4", "no configuration", "widen the space"),
         ("1 / 0 < units", "no configuration", "widen the space"),
-        (3, "3", "write"),
+        (3, "3", 'put it in quotes: `"3"`'),
         ("units < 3 and " * 100 + "units < 3", "1409 characters", "several"),
     ],
 )

@@ -1,0 +1,93 @@
+"""The public names: few, short, listed on one page, and free until they are used."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hermes_ops.airflow
+import hermes_ops.trial
+
+ROOT = Path(__file__).parents[2]
+PUBLIC = {
+    "hermes_ops.airflow": set(hermes_ops.airflow.__all__),
+    "hermes_ops.trial": set(hermes_ops.trial.__all__),
+}
+FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FOR_CONTRIBUTORS = ("CONTRIBUTING.md", "docs/policies.md")
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a new interpreter has loaded after this code."""
+    shown = f"{code}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    "code", ["import hermes_ops.airflow", "from hermes_ops.airflow import sweep"]
+)
+def test_importing_the_package_loads_no_airflow(code: str) -> None:
+    assert not {"airflow", "mlflow", "numpy", "pydantic"} & loaded(code)
+
+
+@pytest.mark.parametrize("before", ["", "import hermes_ops.airflow.sweep.group\n"])
+def test_every_public_name_is_what_it_was_whatever_has_been_imported(before: str) -> None:
+    code = before + "\n".join([
+        "from hermes_ops.airflow import HermesPlugin, SweepTaskGroup, nightly_dags, refuse_broken",
+        "from hermes_ops.airflow import sweep, sweep_asset, sweep_dag",
+        "from hermes_ops.airflow.sweep import dag, group, nightly",
+        "assert SweepTaskGroup is group.SweepTaskGroup and sweep_dag is dag.sweep_dag",
+        "assert sweep_asset is dag.sweep_asset and nightly_dags is nightly.nightly_dags",
+        "@sweep(pool='mine')",
+        "def found(): ...",
+        "@sweep",
+        "def other(): ...",
+        "assert (found.__name__, other.__name__) == ('found', 'other')",
+    ])  # fmt: skip
+    assert "airflow" in loaded(code)
+
+
+def test_a_name_that_is_not_there_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="sweeps"):
+        hermes_ops.airflow.sweeps  # noqa: B018 - looked up for its error
+
+
+def test_one_page_lists_every_public_name_and_no_other() -> None:
+    page = (ROOT / "docs/api.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == set().union(*PUBLIC.values())
+
+
+def sources() -> dict[str, str]:
+    """Python that users read or copy, by its place."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = {
+        f"{page.relative_to(ROOT)}-{number}": text
+        for page in pages
+        for number, text in enumerate(FENCE.findall(page.read_text("utf-8")))
+        if str(page.relative_to(ROOT)) not in FOR_CONTRIBUTORS
+    }
+    files = (f for folder in ("dags", "examples", "plugins") for f in (ROOT / folder).rglob("*.py"))
+    return {**found, **{str(f.relative_to(ROOT)): f.read_text("utf-8") for f in files}}
+
+
+def test_documentation_and_examples_use_public_names_alone() -> None:
+    internal = {}
+    for place, text in sources().items():
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:  # a part of a file
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hermes_ops"):
+                names = {alias.name for alias in node.names}
+                if not names <= PUBLIC.get(node.module or "", set()):
+                    internal[place] = f"{node.module}: {', '.join(sorted(names))}"
+    assert internal == {}
