@@ -98,9 +98,12 @@ def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
     from hermes_ops.tracking.summary import find
 
     try:
-        runs = tracker.trials(find(tracker, sweep))
+        ref = find(tracker, sweep)
+        runs, whole = tracker.trials(ref), tracker.sweep(ref)
     except HermesError:
         return None
+    if whole.state in RUN_STATUS and all(run.number != number for run in runs):
+        return TrialEnd("cancelled", f"its sweep had ended before it began ({whole.state})")
     for run in runs:
         if run.number == number and run.state in RUN_STATUS:
             told = (run.tags.get(f"hermes.{n}", "") for n in ("reason", "first_failure", "steps"))

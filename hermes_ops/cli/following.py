@@ -16,7 +16,7 @@ from hermes_ops.cli.census import Census
 from hermes_ops.cli.locating import ENDED, Place, state_of
 from hermes_ops.cli.notices import Notices
 from hermes_ops.cli.tables import TableColumn, TableRow, fitted, print_whole
-from hermes_ops.core.failures import failure_lines, normalised
+from hermes_ops.core.failures import alike, failure_lines, normalised
 from hermes_ops.core.secondary import why_no_best
 from hermes_ops.core.sweep_state import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError, Unavailable
@@ -241,11 +241,11 @@ def why_ended(found: Mapping[str, Any]) -> list[str]:
     """Why the sweep has ended as it has, and a line for each way in which trials failed."""
     failed = [(t["number"], t.get("reason") or "") for t in found["trials"]
               if t["state"] == "failed"]  # fmt: skip
-    lines = failure_lines(failed)
-    reason = found.get("reason")
-    if reason and not any(reason in line for line in lines):
-        lines.insert(0, f"{found['state'].capitalize()}: {reason}")
-    return lines
+    reason, lines = found.get("reason") or "", failure_lines(failed)
+    groups = alike(failed)
+    if len(groups) == 1 and groups[0].reason in reason:
+        lines = []  # the sweep's reason says it already
+    return [f"{found['state'].capitalize()}: {reason}", *lines] if reason else lines
 
 
 def end_table(sweep: str, found: Mapping[str, Any], width: int = 160) -> RenderableType:

@@ -144,7 +144,7 @@ def print_list(console: Console, rows: Iterable[Listed]) -> None:
             line = f"{sweep}\n  {line[len(sweep) + 2 :]}"
         console.print(Text(line), soft_wrap=True)
         if row.reason:
-            console.print(Padding(Text(_shortened(row.reason)), (0, 0, 0, 4)))
+            console.print(Padding(Text(_shortened(row.reason)), (0, 0, 0, 4), expand=False))
 
 
 def _shortened(reason: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -249,8 +250,11 @@ def _cannot_start(options: Options, error: OSError, has_trained: bool) -> Ending
         reason = f"the working directory {directory} does not exist: correct trial.directory"
         cause = Cause.OTHER
     else:
-        key = "trial.python" if program != options.command[0] else "trial.command"
-        reason = f"cannot start {program!r}: {error.strerror}: correct {key}"
+        key = "trial.python" if program == options.python else "trial.command"
+        why = error.strerror
+        if error.errno == errno.ENOENT and os.path.isfile(os.path.join(directory or "", program)):
+            why = "the interpreter that its first line names is not there"
+        reason = f"cannot start {program!r}: {why}: correct {key}"
     return Ending(
         Outcome.FAILED, reason, 127, cause.value, retryable=not is_final(cause, has_trained)
     )

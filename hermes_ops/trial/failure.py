@@ -47,7 +47,7 @@ _MOST_LAST_WORDS = 12  # lines that a script may print after the exception that 
 _RANK = re.compile(r"^\[[\w ]*rank\s*\d+\]:? ?")
 _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(.*)|:?)$")
 _TRACEBACK = "Traceback (most recent call last)"
-_FRAME = re.compile(r'^[\s>]+File "[^"]*", line \d+|^[╰└]─')
+_FRAME = re.compile(r'^[\s>]+File ("[^"]*", line \d+)|^[╰└]─')
 _LAUNCHERS = ("CalledProcessError", "ChildFailedError", "ProcessRaisedException")
 _VALUE = re.compile(r"[A-Za-z_]\w* ?[=:] ?[-+]?\d")
 
@@ -147,7 +147,7 @@ def classify(exit_code: int, tail: Sequence[str]) -> Failure:
     if error is not None:
         after = lines[error.place + 1 :]
         if _is_last(after):
-            return _of_exception(error) or Failure(Cause.OTHER)
+            return _of_exception(error, lines) or Failure(Cause.OTHER)
         lines = after  # it was caught, and the script went on
     return (
         _of_interpreter(exit_code, lines)
@@ -211,10 +211,12 @@ def _is_last(after: Sequence[str]) -> bool:
     return len(said) <= _MOST_LAST_WORDS and not any(map(_VALUE.search, said))
 
 
-def _of_exception(error: Raised) -> Failure | None:
+def _of_exception(error: Raised, lines: Sequence[str]) -> Failure | None:
     kind, line = error.kind, error.line
     if kind in _SYNTAX_ERRORS:
-        return Failure(Cause.SYNTAX_ERROR, line, "correct the script")
+        frames = [frame for n in range(error.place) if (frame := _FRAME.match(lines[n]))]
+        where = f" ({frames[-1][1]})" if frames and frames[-1][1] else ""
+        return Failure(Cause.SYNTAX_ERROR, f"{line}{where}", "correct the script")
     if kind in _IMPORT_ERRORS and not _PASSING.search(line):
         return Failure(Cause.MISSING_MODULE, line, _INSTALL)
     if _REFUSED.search(line):

@@ -146,8 +146,8 @@ class HermesTrialMixin(ABC):
         if failure.retryable and failures <= allowed:
             self.step_aside(f"it is tried again from its last checkpoint ({failure.reason})")
         first = visit.record.first_failure
-        repeated = failures == 1 or first == (failure.reason,)
-        words = "" if repeated else "\n".join(first)
+        is_told = failures == 1 or first in (failure.kept, failure.kept[:1])
+        words = "" if is_told else "\n".join(first)
         return self.end(visit, Ending("failed", failure.reason, failure.tail, words))
 
     def end(self, visit: Visit, ending: Ending) -> dict[str, Any]:

@@ -36,6 +36,12 @@ class Failed:
     cause: str = ""
     retryable: bool = True
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What is kept of it as the first failure of its trial: the reason and the last lines."""
+        lines = (self.reason, *self.tail[-FIRST_LINES:])
+        return tuple(line[:FIRST_CHARACTERS] for line in lines)
+
 
 class Store(Protocol):
     """The task's own state store."""
@@ -155,10 +161,7 @@ def result_of(folder: TrialFolder, epoch: int) -> Mapping[str, Any]:
 
 def with_failure(record: Segment, failure: Failed) -> Segment:
     """The record once one more failure is counted; the first one is kept for those that follow."""
-    first = record.first_failure
-    if not record.failures:
-        lines = (failure.reason, *failure.tail[-FIRST_LINES:])
-        first = tuple(line[:FIRST_CHARACTERS] for line in lines)
+    first = record.first_failure if record.failures else failure.kept
     return replace(
         record,
         failures=record.failures + 1,

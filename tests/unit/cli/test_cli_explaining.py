@@ -24,6 +24,7 @@ class Mlflow:
     def __init__(self, *decisions: dict[str, Any], known: bool = True, away: bool = False) -> None:
         self.decisions, self.known, self.away = decisions, known, away
         self.runs: list[Any] = []
+        self.state = "running"
 
     def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
         if self.away:
@@ -35,6 +36,9 @@ class Mlflow:
 
     def trials(self, ref: Any) -> Any:
         return self.runs
+
+    def sweep(self, ref: Any) -> Any:
+        return SimpleNamespace(state=self.state)
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +155,12 @@ def test_a_trial_that_was_tried_again_is_explained_with_its_first_failure() -> N
 def test_a_trial_that_goes_on_is_not_said_to_have_ended() -> None:
     standing()
     assert "has ended" not in explanation(connection(ended("running")), TRIAL, 5)
+
+
+def test_a_trial_that_never_began_is_said_to_have_ended_with_its_sweep() -> None:
+    mlflow = ended("finished")
+    mlflow.state = "failed"
+    text = explanation(connection(mlflow), "digits-1/7", 5)
+    assert text.startswith(
+        "digits-1/7 has ended: cancelled, because: its sweep had ended before it began (failed)."
+    )

@@ -139,8 +139,11 @@ def test_a_log_says_each_way_of_failing_once() -> None:
 def test_the_end_of_a_sweep_says_why_once_if_all_trials_failed_alike() -> None:
     trials = [{"number": n, "state": "failed", "reason": f"NaN at step {n}"} for n in range(8)]
     found = {"state": "failed", "reason": "8 trials failed alike: NaN at step 0", "trials": trials}
-    assert why_ended(found) == ["8 trials failed alike: NaN at step 0"]
+    assert why_ended(found) == ["Failed: 8 trials failed alike: NaN at step 0"]
     found["reason"] = "the first 3 trials failed alike: no package"
-    assert why_ended(found)[0] == "Failed: the first 3 trials failed alike: no package"
+    assert why_ended(found) == [
+        "Failed: the first 3 trials failed alike: no package",
+        "8 trials failed alike: NaN at step 0",
+    ]
     finished = {"state": "finished", "trials": [{"number": 0, "state": "finished"}]}
     assert why_ended(finished) == []

@@ -572,8 +572,14 @@ def test_the_result_says_whether_the_trial_is_to_be_tried_again(
 def test_an_interpreter_that_is_not_there_is_named_by_its_key(trial: Trial) -> None:
     trial.run("--python", "/no/such/python", command=["python", "train.py"])
     assert trial.result["reason"].endswith("correct trial.python")
+    trial.run("--python", "/no/such/python", command=["/no/such/python", "train.py"])
+    assert trial.result["reason"].endswith("correct trial.python")
     trial.run("--python", "/no/such/python", command=["no-such-program"])
     assert trial.result["reason"].endswith("correct trial.command")
+    trial.write("#!/no/such/shell\n")
+    trial.script.chmod(0o755)
+    trial.run(command=[str(trial.script)])
+    assert "the interpreter that its first line names is not there" in trial.result["reason"]
 
 
 def test_a_script_that_raises_when_it_is_told_to_stop_has_failed(trial: Trial) -> None:

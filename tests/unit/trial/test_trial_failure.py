@@ -152,6 +152,11 @@ def test_what_may_go_better_another_time_is_tried_again(what: str) -> None:
     assert not is_final(found.cause, worked_before=False)
 
 
+def test_a_syntax_error_is_named_with_its_file_and_line() -> None:
+    found = classify(*NOT_AGAIN["a syntax error"][:2])
+    assert found.line == 'SyntaxError: invalid syntax ("train.py", line 3)'
+
+
 def test_what_was_there_in_an_earlier_segment_is_waited_for_but_a_mistake_stays_one() -> None:
     waited = {c for c in Cause if not is_final(c, worked_before=True)}
     assert waited == {Cause.OTHER, Cause.MISSING_MODULE, Cause.CANNOT_START}
