@@ -113,6 +113,30 @@ def test_the_failure_budget_ends_the_sweep(lab: Any, harness: Any) -> None:
     assert sweep.live() == []
 
 
+def test_a_sweep_whose_script_cannot_run_ends_by_itself_and_says_why_once_everywhere(
+    lab: Any, harness: Any
+) -> None:
+    sweep = lab.run(harness.config("alike", {"n": [*range(12)]}, "no_package.py", "{n}"))
+    document = sweep.document()
+    states = [t["state"] for t in document["trials"]]
+    assert 3 <= states.count("failed") <= 4  # two train at once
+    assert set(states) == {"failed", "cancelled"}
+    assert {len(sweep.segments(n)) for n, s in enumerate(states) if s == "failed"} == {1}
+    why = "ModuleNotFoundError: No module named 'no_such_package_anywhere'"
+    listed = json.loads(lab.hermes("sweep", "list", "--json").stdout)
+    (row,) = (r for r in listed if r["sweep"] == sweep.id)
+    tags = sweep.parent["tags"]
+    assert (row["state"], document["state"], tags["hermes.state"], sweep.state) == ("failed",) * 4
+    for words in (row["reason"], document["reason"], tags["hermes.failed"]):
+        assert words.startswith("the first 3 trials failed alike: exit code 1")
+        assert why in words
+    shown = lab.hermes("sweep", "show", sweep.id).stdout
+    assert "".join(shown.split()).count("Nomodulenamed") == 1
+    failed = states.index("failed")
+    explained = lab.hermes("explain", f"{sweep.id}/{failed}").stdout
+    assert f"{sweep.id}/{failed} has ended: failed, because: exit code 1: {why}" in explained
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "low above high": (
         {"search": {"space": {"rate": {"type": "uniform", "low": 2, "high": 1}}}},

@@ -91,6 +91,9 @@ def failed_alike(book: Book, now_s: float) -> CloseRecord | None:
 
 
 def _has_values(book: Book) -> bool:
+    """Return whether a trial has reported its objective; its record may know it before MLflow."""
+    if any(t.segment.step > 0 and not t.diverged for t in book.trials if t.segment is not None):
+        return True
     return any(isfinite(v) for points in book.curves.values() for _, v, _ in points)
 
 

@@ -406,6 +406,7 @@ def test_a_sweep_goes_on_while_it_is_not_its_script_that_fails() -> None:
         "another reason": book(*alike, broken(3, "no data"), pending(4)),
         "one has finished": book(*alike, succeeded(3), pending(4)),
         "one has come further": book(*alike, running(3, 0), pending(4)),
+        "one had reported a value": book(broken(0), broken(1, step=1), broken(2), pending(3)),
         "they diverged": book(diverged(0), diverged(1), diverged(2), pending(3)),
         "a person marked them": book(*(broken(n, failures=0) for n in range(3)), pending(3)),
         "they failed before it was resumed": book(
