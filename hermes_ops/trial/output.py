@@ -117,6 +117,8 @@ class MetricReader:
     # -- what a line holds ---------------------------------------------------------------------
 
     def _by_pairs(self, line: str) -> list[Found]:
+        if self._objective is not None and not self._finder.may_count(line):
+            return []
         reading = self._finder.read(line)
         mine = [p for p in reading.pairs if self._is_asked(p.name)]
         named = any(p.name == self._objective for p in mine)

@@ -25,6 +25,7 @@ _STEP_WORD = re.compile(
 )
 _ROUND = re.compile(r"\s{0,4}\[([0-9]{1,9})\]\t")  # XGBoost, LightGBM
 
+_STEP_NAME = re.compile(r"epoch|step|iteration", re.IGNORECASE)
 _STEP_NAMES = ("epoch", "global_step", "step", "iteration")
 _LEVELS = frozenset((
     "DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "TRACE", "SUCCESS",
@@ -79,6 +80,12 @@ class PairFinder:
             for n in asked
         ]
         self._names = frozenset(asked)
+
+    def may_count(self, line: str) -> bool:
+        """Whether a line names anything that is asked for, or a step; most lines do not."""
+        if any(name in line for name in self._names) or _STEP_NAME.search(line):
+            return True
+        return "\\u" in line or _ROUND.match(line) is not None
 
     def read(self, line: str) -> Reading:
         """Return what a line holds."""

@@ -12,16 +12,19 @@ class Progress:
 
     Only the objective moves it; without one every metric does that is not `aside`. A script that
     has trained `max_epochs` ends by itself: it is ended if it reports the objective at a step
-    beyond them, or `finish_s` seconds after the last one.
+    beyond them, or `finish_s` seconds after the last one: in this segment, where it trains again
+    because it was stopped before it could save anything (`resumed_at`: its checkpoint's step).
     """
 
     def __init__(
         self,
         objective: str | None,
         max_epochs: int | None,
+        *,
         finish_s: float,
         step: int,
         aside: Collection[str] = (),
+        resumed_at: int = 0,
     ) -> None:
         self._objective = objective
         self._max_epochs = max_epochs
@@ -30,6 +33,7 @@ class Progress:
         self.step = step
         self.beyond: int | None = None
         self._trained_at_s: float | None = None  # on the monotonic clock, in this segment
+        self.is_in_last_lines = max_epochs is not None and min(step, resumed_at) >= max_epochs
 
     @property
     def is_complete(self) -> bool:
@@ -47,11 +51,14 @@ class Progress:
             self.pass_end(metric.step)
             return False
         self.step = metric.step
+        self.is_in_last_lines = self.is_in_last_lines or self.is_complete
         return True
 
     def within(self, metrics: Iterable[Metric]) -> list[Metric]:
         """Leave out the objective beyond the last epoch, and what comes with it at that step."""
         found = list(metrics)
+        if self.is_complete and any(self._is_last(m) for m in found):
+            self.is_in_last_lines = True
         past = {m.step for m in found if m.name == self._objective and self._is_beyond(m)}
         for step in past:
             self.pass_end(step)
@@ -65,13 +72,16 @@ class Progress:
         """Why the script is to be ended as finished now; None as long as it may go on."""
         if self.beyond is not None:
             return f"it has reported step {self.beyond}, beyond budget.max_epochs"
-        if not self.is_complete:
+        if not self.is_in_last_lines:
             return None
         if self._trained_at_s is None:
             self._trained_at_s = now_s
         if now_s - self._trained_at_s < self._finish_s:
             return None
         return f"it has not ended {self._finish_s:g} s (trial.finish_seconds) after its last epoch"
+
+    def _is_last(self, metric: Metric) -> bool:
+        return metric.name == self._objective and metric.step == self._max_epochs
 
     def _is_beyond(self, metric: Metric) -> bool:
         return self._max_epochs is not None and metric.step > self._max_epochs

@@ -50,20 +50,23 @@ class Segment:
         self._parent = parent
         self._metrics = MetricsFile(folder.metrics)
         self._before = self._metrics.progress(options.objective, options.aside)
-        self._progress = Progress(
-            options.objective, options.max_epochs, options.finish_s, self._before, options.aside
-        )
         self._objective_seen = options.objective in self._metrics.names()
         self._events = Follower(folder.events)
         self._events.skip()
         has_checkpoint = books.newest_checkpoint_s(folder) is not None
         self.status = books.continued(folder, options.epoch, has_checkpoint)
         self.status.step = self._before
-        if self._progress.is_complete:
-            self._set_preemptible(True)
+        first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
+        self._progress = Progress(
+            options.objective,
+            options.max_epochs,
+            finish_s=options.finish_s,
+            step=self._before,
+            aside=options.aside,
+            resumed_at=first_step,
+        )
         self.timings: dict[str, float] = {}  # those measured in this very segment
         self._mask = Mask(secret_values(os.environ))
-        first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
         reached = self._metrics.reached(options.objective) if options.objective else None
         self._reader = _reader(options, self.status, first_step, reached)
         self._output = OutputReader(self._reader, self._mask)
@@ -75,6 +78,7 @@ class Segment:
         self._reported: set[str] = set()  # metrics that do not come from the output
         self._hooked = False
         self._trained_to_end = False
+        self._look_for_last_lines()
         self._stop_requests = 0
         self._stop_seen = 0
         self._kill_at_s: float | None = None
@@ -172,6 +176,7 @@ class Segment:
 
     def _store(self, metrics: list[Metric]) -> None:
         metrics = self._progress.within(metrics)
+        self._look_for_last_lines()
         if metrics:
             self._judge_values(metrics)
             self._append(metrics)
@@ -198,7 +203,10 @@ class Segment:
                 self._objective_seen, self.status.advice = True, ""
                 if self._keeper is not None:
                     self._keeper.value(metric.value, time.time())
-        if self._progress.is_complete:
+        self._look_for_last_lines()
+
+    def _look_for_last_lines(self) -> None:
+        if self._progress.is_in_last_lines:
             self._trained_to_end = True
             self._set_preemptible(True)
 
@@ -270,7 +278,7 @@ class Segment:
 
     def _set_preemptible(self, is_preemptible: bool, reason: str = "") -> None:
         """Say whether the script may be stopped; in its last lines it keeps its GPU."""
-        if self._progress.is_complete:
+        if self._progress.is_in_last_lines:
             is_preemptible, reason = False, _LAST_LINES
         self.status.preemptible, self.status.preemptible_reason = is_preemptible, reason
 

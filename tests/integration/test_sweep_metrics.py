@@ -106,3 +106,22 @@ def test_a_target_ends_the_sweep_once_the_bound_is_kept_too_whichever_is_reporte
     best = sweep.document()["best"]
     assert (best["number"], best["best"], best["violates"]) == (1, 0.5, [])
     assert sweep.live() == []
+
+
+def test_curves_are_those_that_scripts_mean_and_none_is_cut_off_at_its_last_epoch(
+    lab: Any, harness: Any
+) -> None:
+    habits = ["baseline", "batches", "thousands"]
+    space = {"habit": habits}
+    sweep = lab.run(
+        harness.config("habits", space, "habits.py", "{habit}", budget={"max_epochs": 3})
+    )
+    assert sweep.state == "success"
+    curve = [(1, 9500.0), (2, 5000.0), (3, 3500.0)]
+    for number, habit in enumerate(habits):
+        (run,) = sweep.runs()[number]
+        before = [(0, 9.5)] if habit == "baseline" else []
+        assert lab.history(run["info"]["run_id"], "loss") == before + curve, habit
+        folder = lab.home / "sweeps" / sweep.id / "trials" / str(number)
+        assert (folder / "saved").read_text() == habit
+    assert [t["steps"] for t in sweep.document()["trials"]] == [3, 3, 3]

@@ -238,3 +238,22 @@ def test_a_script_whose_values_are_read_is_told_nothing(trial: Trial) -> None:
     outcome, output = trial.run(script, "--advise-after", "0.1")
     assert (outcome, "hermes-trial" in output) == ("finished", False)
     assert trial.file("status.json")["advice"] == ""
+
+
+def test_a_trial_that_trains_again_from_scratch_is_not_ended_before_its_last_epoch(
+    trial: Trial,
+) -> None:
+    script = (
+        "again = os.path.exists('last')\n"
+        "for e in range(1, 6): say(f'epoch={e} val_loss={loss(e)}'); time.sleep(0.3 * again)\n"
+        "open('last', 'w')\nif not again: time.sleep(60)\nopen('saved', 'w')\n"
+    )
+    process = trial.start(script)
+    wait_for((trial.base / "last").exists)
+    wait_for(lambda: len(trial.curve()) == 5)
+    process.terminate()
+    assert process.wait(30) == 75
+    assert trial.result["outcome"] == "interrupted"
+    assert trial.run(script, "--finish-seconds", "1")[0] == "finished"
+    assert (trial.base / "saved").exists()
+    assert trial.curve() == CURVE
