@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.publish import read_view
+from hermes_ops.airflow.problems import problem_lines, trouble_line
 from hermes_ops.core.amounts import figure
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
@@ -49,6 +50,7 @@ class Explanation:
 
     The decisions are newest first, each as `decisions.jsonl` has it; `age_s`: of the standing.
     `ended`: the final state of one that has ended, and why, as far as MLflow tells.
+    `problems`: a line for each step that fails for it now, and one if the controller's rounds fail.
     """
 
     trial: str
@@ -57,6 +59,7 @@ class Explanation:
     age_s: float
     decisions: Sequence[Mapping[str, Any]]
     ended: TrialEnd | None = None
+    problems: Sequence[str] = ()
 
     @property
     def now(self) -> str:
@@ -84,12 +87,15 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
     over = job is None or job["phase"] == "ended"
     ended = trial_end(tracker, sweep, number) if over else None
-    if job is None and not found and ended is None:
+    problems = [*filter(None, [trouble_line(view)]), *problem_lines(view, sweep, number)]
+    if job is None and not found and ended is None and not problems:
         raise HermesError(
             f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."
         )
     age_s = max(0.0, time.time() - view["time_s"])
-    return Explanation(trial, job, view["policy"], age_s, tuple(reversed(found)), ended)
+    return Explanation(
+        trial, job, view["policy"], age_s, tuple(reversed(found)), ended, tuple(problems)
+    )
 
 
 def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:

@@ -16,7 +16,13 @@ def explanation(connection: Connection, trial: str, last: int) -> str:
     from hermes_ops.airflow.explaining import explain
 
     found = explain(connection.pool, connection.tracker, trial)
-    lines = [found.now, *_why(found), "", f"Last decisions (of {len(found.decisions)}):"]
+    lines = [
+        found.now,
+        *_why(found),
+        *(f"  {line}" for line in found.problems),
+        "",
+        f"Last decisions (of {len(found.decisions)}):",
+    ]
     lines += [_line(d) for d in found.decisions[: max(0, last)]] or ["  none yet"]
     return "\n".join(lines)
 

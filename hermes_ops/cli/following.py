@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from hermes_ops.airflow.problems import problem_lines, trouble_line
 from hermes_ops.cli.census import Census
 from hermes_ops.cli.locating import ENDED, Place, state_of
 from hermes_ops.cli.notices import Notices
@@ -105,10 +106,13 @@ def _print_lines(console: Console, lines: Iterable[str]) -> None:
 def unsaid(view: Mapping[str, Any], sweep: str, said: dict[str, str]) -> list[str]:
     """Return what a log does not say yet of the sweep, and note it in `said`.
 
-    That is the line of its progress when it has changed, and each way in which trials fail once.
+    That is the line of its progress when it has changed, and once each way in which trials fail,
+    and in which steps of it or the controller's rounds do.
     """
     line = progress_line(view, sweep)
-    failed = {normalised(words): words for words in view["sweeps"][sweep].get("failures", ())}
+    failures = view["sweeps"][sweep].get("failures", ())
+    problems = filter(None, [trouble_line(view), *problem_lines(view, sweep)])
+    failed = {normalised(words): words for words in (*failures, *problems)}
     fresh = [line] if said.get(_PROGRESS) != line else []
     fresh += [words for key, words in failed.items() if key not in said]
     said.update(failed | {_PROGRESS: line})
@@ -194,7 +198,8 @@ def table(view: Mapping[str, Any], sweep: str, width: int = 160) -> Group:
     note = f"{facts['ended']}/{facts['trials']} trials ended, {waiting} not begun"
     if facts["closing"]:
         note += f" — ending: {facts['closing']}"
-    failed = (Text(line, style="red") for line in facts.get("failures", ()))
+    problems = filter(None, [trouble_line(view), *problem_lines(view, sweep)])
+    failed = (Text(line, style="red") for line in (*facts.get("failures", ()), *problems))
     return Group(shown, bar, Text(f" {note}"), *failed)  # the bar ends without a line's end
 
 

@@ -172,6 +172,8 @@ def status(
         typer.echo(f"Hermes is not running in {settings.home}.")
     else:
         _table(seen)
+        for line in _troubles(settings.home, seen):
+            typer.secho(line, fg="red")
     raise typer.Exit(0 if seen.running else NOT_RUNNING_STATUS)
 
 
@@ -181,7 +183,22 @@ def _document(settings: Settings, seen: StackStatus) -> dict[str, object]:
         "running": seen.running,
         "stack": asdict(seen.record) if seen.record else None,
         "programs": [asdict(program) for program in seen.programs],
+        "problems": _troubles(settings.home, seen),
     }
+
+
+def _troubles(home: Path, seen: StackStatus) -> list[str]:
+    """Say what fails in the pool: the controller's rounds, and steps of single sweeps."""
+    import time
+
+    from hermes_ops.airflow.control.publish import read_view
+    from hermes_ops.airflow.problems import problem_lines, silence_line, trouble_line
+
+    if seen.record is None or not seen.running:
+        return []
+    view = read_view(seen.record.pool, home)
+    lines = [trouble_line(view), silence_line(view, time.time()), *problem_lines(view)]
+    return [line for line in lines if line]
 
 
 def _table(seen: StackStatus) -> None:

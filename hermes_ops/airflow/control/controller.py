@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.monitoring_server import Address, serve
 from hermes_ops.airflow.control.nodes import node_names
 from hermes_ops.airflow.control.priors import PriorFeed
+from hermes_ops.airflow.control.publish import publish_trouble
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.trial.metrics import tracking_uri
@@ -142,25 +143,41 @@ class Controller:
 
     def _tick(self) -> None:
         self.monitor.beat()
+        failed_before = self.monitor.trouble is not None
         try:
             with self.monitor.round():
                 plan = self._round()
         except Unavailable as error:
             log.warning("This round is skipped: %s", error)
-            self.stop.wait(RETRY_S)
+            self._pause_after_failure()
             return
         except Exception:  # the controller must outlive a round that went wrong
             log.exception("This round failed; the next one starts from what is there")
             self._forget_prior()
-            self.stop.wait(RETRY_S)
+            self._pause_after_failure()
             return
+        if failed_before:
+            self._show_trouble()
         self.cluster.wait(plan.review_at_s)
+
+    def _pause_after_failure(self) -> None:
+        self._show_trouble()
+        self.stop.wait(RETRY_S)
+
+    def _show_trouble(self) -> None:
+        """Write into the pool's view that rounds fail, or that they do so no more."""
+        trouble = self.monitor.trouble
+        try:
+            publish_trouble(self.cluster.pool, asdict(trouble) if trouble else None)
+        except OSError as error:
+            log.warning("The pool's view is not written: %s", error)
 
     def _round(self) -> Plan:
         guarded = self._current_policy()
         policy = _OfSweeps(guarded, self.cluster, self._guards().open, self.monitor)
         snapshot, plan, self._memory = tick(policy, self.cluster, self._memory)
         self.monitor.observed(snapshot)
+        self.monitor.fails(len(self.cluster.faults.faults))
         return plan
 
     def _current_policy(self) -> Policy[Any]:

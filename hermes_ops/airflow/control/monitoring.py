@@ -6,17 +6,28 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import nan
+from time import gmtime, strftime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from hermes_ops.airflow.control.decisions import action_name
 from hermes_ops.core.model import Action, Phase, Snapshot, Stop
-from hermes_ops.errors import Unavailable
+from hermes_ops.errors import HermesError, Unavailable
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 STALLED_S = 120.0
 """A loop without a round for so long hangs: each request of a round is given up after 30 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Rounds that fail, or are skipped as a service is away: since when, how many, the last why."""
+
+    since_s: float
+    rounds: int
+    reason: str
 
 
 class Monitor:
@@ -27,6 +38,7 @@ class Monitor:
         self._pool = pool
         self._clock = clock
         self._beat_s = clock()
+        self.trouble: Trouble | None = None
         ProcessCollector(registry=self.registry)
         self._rounds = self._counter(
             "hermes_rounds", "Rounds: done, skipped (a service was away) or failed.", "outcome"
@@ -51,6 +63,16 @@ class Monitor:
             "hermes_newest_curve_point_age_seconds",
             "Seconds since the newest learning-curve point that is known; NaN while there is none.",
         )
+        failing = self._gauge(
+            "hermes_rounds_failing_seconds",
+            "Seconds since when every round has failed or was skipped; 0 while rounds are done.",
+        )
+        failing.labels(pool).set_function(self._failing_s)
+        self._problems = self._gauge(
+            "hermes_problems",
+            "Steps of single sweeps and trials that fail now and are tried again.",
+        )
+        self._problems.labels(pool)
         for gauge in (self._gpus, self._held, self._leading, self._preemptions):
             gauge.labels(pool)  # there from the start, at zero: a rate then misses no first step
         self._age.labels(pool).set(nan)
@@ -94,11 +116,43 @@ class Monitor:
             with self._round_s.labels(self._pool).time():
                 yield
             outcome = "done"
-        except Unavailable:
+            self.trouble = None
+        except Unavailable as error:
             outcome = "skipped"
+            self._fail(error)
+            raise
+        except Exception as error:
+            self._fail(error)
             raise
         finally:
             self._rounds.labels(self._pool, outcome).inc()
+
+    def _fail(self, error: Exception) -> None:
+        before = self.trouble
+        since_s = self._clock() if before is None else before.since_s
+        reason = (
+            str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+        )
+        self.trouble = Trouble(since_s, before.rounds + 1 if before else 1, reason)
+
+    def _failing_s(self) -> float:
+        trouble = self.trouble
+        return 0.0 if trouble is None else max(0.0, self._clock() - trouble.since_s)
+
+    @property
+    def unready(self) -> str:
+        """Why this controller does not do its work now; empty while it does."""
+        trouble = self.trouble
+        if not self.alive:
+            return "the controller's loop hangs"
+        if trouble is None:
+            return ""
+        since = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(trouble.since_s))
+        return f"rounds have failed since {since} ({trouble.rounds} in a row): {trouble.reason}"
+
+    def fails(self, steps: int) -> None:
+        """Show how many steps of single sweeps and trials fail now."""
+        self._problems.labels(self._pool).set(steps)
 
     @contextmanager
     def deciding(self) -> Iterator[None]:

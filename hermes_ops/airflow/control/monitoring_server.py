@@ -60,11 +60,10 @@ def application(monitor: Monitor) -> Callable[[WSGIEnvironment, StartResponse], 
         if path == "/metrics":
             return list(metrics(environ, start))
         if path in ("/livez", "/readyz"):
-            alive = monitor.alive
-            start(
-                "200 OK" if alive else "503 Service Unavailable", [("Content-Type", "text/plain")]
-            )
-            return [b"ok\n" if alive else b"the controller's loop hangs\n"]
+            hangs = "" if monitor.alive else monitor.unready
+            why = monitor.unready if path == "/readyz" else hangs
+            start("503 Service Unavailable" if why else "200 OK", [("Content-Type", "text/plain")])
+            return [f"{why or 'ok'}\n".encode()]
         start("404 Not Found", [("Content-Type", "text/plain")])
         return [b"/metrics, /livez, /readyz\n"]
 

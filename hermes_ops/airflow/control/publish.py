@@ -25,9 +25,9 @@ MOST_TRIED_AGAIN = 3
 """Trials that failed and are tried again, of which the view says why."""
 
 
-def view_path(pool: str) -> Path:
-    """Where the view of a pool lies."""
-    return home() / f"pool-{pool}.json"
+def view_path(pool: str, folder: Path | None = None) -> Path:
+    """Where the view of a pool lies, in that state folder or in this process's own."""
+    return (folder or home()) / f"pool-{pool}.json"
 
 
 def publish(
@@ -59,8 +59,9 @@ def publish(
 
 def publish_trouble(pool: str, trouble: Mapping[str, Any] | None) -> None:
     """Write into the view that rounds fail (`since_s`, `rounds`, `reason`), or that none does."""
-    document = read_view(pool) or {"time_s": 0.0, "policy": "?", "gpus": [], "sweeps": {},
-                                   "jobs": [], "problems": []}  # fmt: skip
+    document = read_view(pool)
+    if document is None:
+        document = {"time_s": 0.0, "policy": "?", "gpus": [], "sweeps": {}, "jobs": []}
     if document.get("trouble") != trouble:
         _write(pool, {**document, "pid": os.getpid(), "trouble": trouble})
 
@@ -83,10 +84,10 @@ def _problem(fault: Fault) -> dict[str, Any]:
     }
 
 
-def read_view(pool: str) -> dict[str, Any] | None:
+def read_view(pool: str, folder: Path | None = None) -> dict[str, Any] | None:
     """The newest view of a pool; None when no controller has written one."""
     try:
-        value = json.loads(view_path(pool).read_text())
+        value = json.loads(view_path(pool, folder).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
     return value if isinstance(value, dict) else None

@@ -11,6 +11,7 @@ from hermes_ops.airflow.control.pool import Trial, job_id
 from hermes_ops.airflow.explaining import UNDECIDED, short
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.sight import Look
+from hermes_ops.airflow.problems import problem_lines, trouble_line
 from hermes_ops.core.model import QUEUED_PHASES
 
 QUEUE_ROWS = 100
@@ -55,6 +56,7 @@ class PoolContents:
     sweeps: Sequence[tuple[str, Mapping[str, Any]]]
     unseen_sweeps: int
     decisions: Sequence[Mapping[str, Any]]
+    problems: Sequence[str] = ()  # rounds that fail, and what fails of sweeps that are seen
 
     @property
     def stale(self) -> bool:
@@ -82,7 +84,14 @@ def contents(look: Look, reader: Reader, decisions: Iterable[Mapping[str, Any]])
         sweeps=[(s, _sweep(b)) for s, b in seen],
         unseen_sweeps=len(look.books) - len(seen),
         decisions=last_decisions(decisions, reader),
+        problems=_problems(look.view, [sweep for sweep, _ in seen]),
     )
+
+
+def _problems(view: Mapping[str, Any], sweeps: Iterable[str]) -> list[str]:
+    """Rounds that fail, and the steps that fail of these sweeps, each once."""
+    lines = (line for sweep in sweeps for line in problem_lines(view, sweep))
+    return [line for line in dict.fromkeys([trouble_line(view), *lines]) if line]
 
 
 def last_decisions(decisions: Iterable[Mapping[str, Any]], reader: Reader) -> list[dict[str, Any]]:

@@ -345,12 +345,14 @@ def test_a_round_that_fails_does_not_end_the_controller(monkeypatch: pytest.Monk
     controller._tick()
     database.away, database.pool_row = False, None
     controller._tick()
+    failing = json.loads((Choice.file().parent / "pool-gpus.json").read_text())["trouble"]
+    assert (failing["rounds"], "no pool" in failing["reason"]) == (2, True)
     database.pool_row = PoolRow(2, 0)
     monkeypatch.setattr(AirflowCluster, "wait", lambda self, until: controller.end())
     controller._tick()
     assert controller.stop.is_set()
     view = json.loads((Choice.file().parent / "pool-gpus.json").read_text())
-    assert view["gpus"] == [0, 1]
+    assert (view["gpus"], view.get("trouble")) == ([0, 1], None)
     (decisions,) = (
         sample.value
         for family in controller.monitor.registry.collect()

@@ -158,6 +158,39 @@ def test_a_loop_that_hangs_is_not_alive(listening: tuple[Monitor, list[float], s
     assert status(f"{url}/livez") == 200
 
 
+def body(url: str) -> str:
+    try:
+        return str(urllib.request.urlopen(url, timeout=5).read().decode())
+    except HTTPError as error:
+        return str(error.read().decode())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), Unavailable("boom")], ids=repr)
+def test_a_controller_whose_rounds_fail_is_alive_and_not_ready(
+    listening: tuple[Monitor, list[float], str], error: Exception
+) -> None:
+    monitor, now, url = listening
+    for _ in range(3):
+        with pytest.raises(type(error)), monitor.round():
+            raise error
+        now[0] += 10.0
+    assert (status(f"{url}/livez"), status(f"{url}/readyz")) == (200, 503)
+    assert "(3 in a row)" in body(f"{url}/readyz")
+    assert body(f"{url}/readyz").endswith("boom\n")
+    assert value(monitor, "hermes_rounds_failing_seconds") == 30.0
+    with monitor.round():
+        pass
+    assert (status(f"{url}/readyz"), body(f"{url}/readyz")) == (200, "ok\n")
+    assert value(monitor, "hermes_rounds_failing_seconds") == 0.0
+
+
+def test_steps_that_fail_are_counted() -> None:
+    monitor = Monitor()
+    assert value(monitor, "hermes_problems") == 0
+    monitor.fails(3)
+    assert value(monitor, "hermes_problems") == 3
+
+
 def test_a_port_that_is_taken_costs_the_metrics_alone(
     listening: tuple[Monitor, list[float], str], caplog: pytest.LogCaptureFixture
 ) -> None:
