@@ -152,7 +152,8 @@ class Applier:
         """Close a sweep whose budget is spent, end its trials, mend what was left."""
         self._mend(book, now_s)
         book.trials = tuple(self._looked_after(book, t, now_s) for t in book.trials)
-        book.held = self._held(book)
+        drawing = self._try(book, None, "draw ahead", self._granting.draw_ahead, book)
+        book.held = self._held(book) | (drawing.value if drawing is not None else frozenset())
         if book.close is None and (spent := due_end(book, now_s)) is not None:
             self.close(book, spent)
         if book.close is not None:
@@ -230,6 +231,10 @@ class Applier:
         for tagged in [key for key in self._tagged if key[0] == sweep]:
             del self._tagged[tagged]
         self._granting.forget(sweep)
+
+    def release(self) -> None:
+        """End what works in the background."""
+        self._granting.close()
 
     def stop_all(self, books: Iterable[Book], now_s: float) -> None:
         """Stop every segment with its checkpoint and take back what has not begun."""

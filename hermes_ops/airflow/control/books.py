@@ -28,6 +28,7 @@ from hermes_ops.config import (
 from hermes_ops.core.model import Job, JobId, Phase, SweepId
 from hermes_ops.errors import Unavailable
 from hermes_ops.search.interface import Observation, Sampler
+from hermes_ops.search.tree import axes
 from hermes_ops.tracking.runs import SweepRef
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,9 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 FORESEEN = 256
 """Trials of a sweep, the first ones, whose configurations are looked up before they begin."""
 
-FORESEEN_A_ROUND = 16
-"""As a draw takes a millisecond or more, a round makes no more of them for each sweep."""
+FORESEEN_A_ROUND, DRAWN_A_ROUND = 16, 2_000
+"""As a draw takes a millisecond or more, a round makes no more of them for each sweep, and draws no
+more parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Plan:
     config: SweepConfig
     sampler: Sampler
     facts: SweepFacts
+    axes: int = 1  # of its space, those below choices included
     recall: Recall = field(default_factory=Recall, compare=False)
     standing: Standing = field(default_factory=Standing, compare=False)
     _foreseen: dict[int, Mapping[str, Any]] = field(default_factory=dict, compare=False)
@@ -76,7 +79,8 @@ class Plan:
             deadline_s=_deadline_s(config, record, run),
             nodes=_claimed_nodes(config),
         )
-        return cls(run, record, config, sampler, facts)
+        space = tuple(axes(config.search.to_space()))
+        return cls(run, record, config, sampler, facts, max(1, len(space)))
 
     @property
     def ref(self) -> SweepRef:
@@ -95,7 +99,8 @@ class Plan:
         """
         if not self.learns:
             unknown = (n for n in numbers if n < FORESEEN and n not in self._foreseen)
-            for number in islice(unknown, FORESEEN_A_ROUND):
+            most = max(1, min(FORESEEN_A_ROUND, DRAWN_A_ROUND // self.axes))
+            for number in islice(unknown, most):
                 self._foreseen[number] = self._draw(number)
         return self._foreseen
 
@@ -242,12 +247,17 @@ class Book:
         failed = trial.failed or loss is None
         return Observation(trial.number, config, loss, "failed" if failed else "finished")
 
+    @property
+    def can_ask(self) -> bool:
+        """False while results that a configuration depends on have not been read from MLflow."""
+        return not self.plan.learns or self.told or not any(t.ended for t in self.trials)
+
     def ask(self, number: int) -> dict[str, Any]:
         """The configuration of a trial that is about to be opened.
 
         Unavailable while results that it depends on have not been read from MLflow.
         """
-        if self.plan.learns and not self.told and any(t.ended for t in self.trials):
+        if not self.can_ask:
             raise Unavailable("the results of its sweep have not been read from MLflow yet")
         return dict(self.plan.sampler.ask(number, self.history()))
 

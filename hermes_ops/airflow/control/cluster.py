@@ -153,6 +153,7 @@ class AirflowCluster:
         self.applier.complete(whole=True)
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id, force=True)
+        self.applier.release()
         self.curves.close()
         if self.priors is not None:
             self.priors.close()

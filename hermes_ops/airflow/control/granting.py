@@ -24,6 +24,7 @@ from hermes_ops.airflow.control.faults import (
 from hermes_ops.airflow.control.hands import Hands, known
 from hermes_ops.airflow.control.nodes import leased_nodes
 from hermes_ops.airflow.control.pool import Trial
+from hermes_ops.airflow.control.search_process import SlowSearches, is_slow
 from hermes_ops.airflow.records import Lease, Segment
 from hermes_ops.airflow.trial.metrics import Ending, finish_run
 from hermes_ops.config import leased_pod
@@ -44,6 +45,7 @@ class Granting:
     hands: Hands
     tags: Callable[[Book, Trial], dict[str, str]]
     faults: FaultBarrier = field(default_factory=FaultBarrier)
+    searches: SlowSearches = field(default_factory=SlowSearches)
     _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
     _writing: dict[str, Future[None]] = field(default_factory=dict)
@@ -66,6 +68,29 @@ class Granting:
     def forget(self, sweep: str) -> None:
         """Take nothing as known of a sweep that has ended: it may go on."""
         self._configs.pop(sweep, None)
+        self.searches.forget(sweep)
+
+    def close(self) -> None:
+        """End the searches that have a process."""
+        self.searches.close()
+
+    def draw_ahead(self, book: Book) -> frozenset[int]:
+        """Ask a slow search for the next trial's configuration; the trials that wait for one."""
+        if not book.plan.learns or book.close is not None:
+            return frozenset()
+        known = self._configs.get(book.sweep, {})
+        pending = [t.number for t in book.trials if t.lease is None and not t.ended]
+        slow = [n for n in pending if n not in known and self._is_slow(book, n)]
+        if not slow:
+            return frozenset()
+        if book.can_ask:
+            config = book.plan.record.config
+            self.searches.ask(book.sweep, config, slow[0], book.history)
+        return frozenset(slow) - self.searches.answered(book.sweep)
+
+    def _is_slow(self, book: Book, number: int) -> bool:
+        plan, observed = book.plan, sum(t.lease is not None for t in book.trials)
+        return is_slow(plan.config, plan.axes, number, observed)
 
     def complete(self, *, whole: bool = False) -> None:
         """Write the params of runs that were opened without; those that MLflow does not take now
@@ -106,7 +131,7 @@ class Granting:
     def _first(self, book: Book, trial: Trial, granted: Mapping[str, Any]) -> Future[Lease] | None:
         subject = Subject(book.sweep, trial.number)
         drawn = self.faults.isolate(subject, DRAW, self._drawn, book, trial)
-        if drawn is None:
+        if drawn is None or drawn.value is None:
             return None
         config, unseen = drawn.value
         made = self.faults.isolate(subject, RENDER, _of, book, config)
@@ -116,13 +141,24 @@ class Granting:
         lease = replace(made.value, **granted)
         return self.hands.begin(self._opened, book, trial, lease, unseen)
 
-    def _drawn(self, book: Book, trial: Trial) -> tuple[dict[str, Any], bool]:
-        """The configuration of a trial, and whether MLflow has not seen it."""
+    def _drawn(self, book: Book, trial: Trial) -> tuple[dict[str, Any], bool] | None:
+        """The configuration of a trial, and whether MLflow has not seen it.
+
+        None while a slow search has not answered.
+        """
         configs = self._known(book)
         unseen = trial.number not in configs
         if unseen:  # kept: MLflow holds on to the first one that it is told
-            configs[trial.number] = book.ask(trial.number)
+            config = self._asked(book, trial.number)
+            if config is None:
+                return None
+            configs[trial.number] = config
         return configs[trial.number], unseen
+
+    def _asked(self, book: Book, number: int) -> dict[str, Any] | None:
+        if not self._is_slow(book, number):
+            return book.ask(number)
+        return self.searches.take(book.sweep, number)
 
     def _known(self, book: Book) -> dict[int, dict[str, Any]]:
         """Configurations by trial: those in MLflow (a controller that died opened them), ours."""
