@@ -45,6 +45,7 @@ _OPENINGS = 3  # tries to open a trial while others open it too
 _HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
 _STRETCH = 2_500  # the most of a stretch of steps
 _GREATEST_BOUND = (1 << 31) - 1  # of a stretch, for MLflow
+_OTHER_VALUE = "INVALID_PARAMETER_VALUE"  # a param has another value already
 _OVERTAKEN = "BAD_REQUEST"  # another client wrote the same entry; a second time MLflow knows it
 
 
@@ -188,8 +189,18 @@ class Tracker:
         raise AssertionError("unreachable")
 
     def add_params(self, run_id: str, config: Mapping[str, Any]) -> None:
-        """Write the params of a trial whose run was opened without; it may be done again."""
-        self._log_in_batches(run_id, "params", [param_of(item) for item in config.items()])
+        """Write the params of a trial whose run was opened without; it may be done again.
+
+        One that the script has logged before, perhaps in another spelling, stays as it is.
+        """
+        try:
+            self._log_in_batches(run_id, "params", [param_of(item) for item in config.items()])
+        except Refused as error:
+            if error.code != _OTHER_VALUE:
+                raise
+            run = self._rest.get("runs/get", {"run_id": run_id})["run"]
+            left = unwritten(run, config)
+            self._log_in_batches(run_id, "params", [param_of(item) for item in left.items()])
 
     def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
         """Return the sweep's open and ended trials by number, with the latest of each metric."""

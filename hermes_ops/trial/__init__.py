@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["checkpoint_dir", "report"]
 
-_announced: set[str] = set()
 _files: dict[str, MetricsFile] = {}  # each knows how far it has read its file
 
 
@@ -40,13 +39,10 @@ def report(step: int, **metrics: float) -> None:
         return
     from pathlib import Path
 
-    from hermes_ops.trial.channel import bad_values, send
+    from hermes_ops.trial.channel import announce, bad_values, send
     from hermes_ops.trial.metrics import Metric, MetricsFile
 
-    fresh = sorted(set(values) - _announced)
-    if fresh:
-        send({"kind": "report", "names": fresh})
-        _announced.update(fresh)
+    announce(values)
     limit = os.environ.get("HERMES_MAX_EPOCHS")
     if limit and step > int(limit) and os.environ.get("HERMES_OBJECTIVE") in values:
         send({"kind": "beyond", "step": int(step)})

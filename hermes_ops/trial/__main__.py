@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes_ops.trial import apart, books
+from hermes_ops.trial.channel import RUN_VARIABLE, URI_VARIABLE
 from hermes_ops.trial.entropy import entropy
 from hermes_ops.trial.failure import Cause, is_final, may_start_later
 from hermes_ops.trial.files import Folder, read_json
@@ -277,6 +278,8 @@ def environment(
         HERMES_STARTED_S=repr(time.time()),
     )
     result[SEGMENT_VARIABLE] = token
+    result[RUN_VARIABLE] = own.get("MLFLOW_RUN_ID", "")
+    result[URI_VARIABLE] = own.get("MLFLOW_TRACKING_URI", "")
     result.setdefault("PYTHONUNBUFFERED", "1")
     result.setdefault("PYTHONHASHSEED", "0")
     for name, value in (

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from hermes_ops.trial.channel import announce
 from hermes_ops.trial.keras_backup import take_out_backups
 from hermes_ops.trial.runtime import Runtime, runtime
 from hermes_ops.trial.session import Backend, Session
@@ -126,9 +127,12 @@ def wrap_callbacks(kind: Any) -> None:
             session.on_epoch_begin(epoch)
 
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
-        epoch_end(self, epoch, logs)
         session = running()
-        if session is not None and session.callbacks is self:
+        is_own = session is not None and session.callbacks is self
+        if is_own and logs:
+            announce(logs)  # a callback that logs them to MLflow leaves that to Hermes
+        epoch_end(self, epoch, logs)
+        if session is not None and is_own:
             session.on_epoch_end(epoch, logs)
 
     kind.on_train_begin = on_train_begin

@@ -55,6 +55,11 @@ class Folder(NamedTuple):
         return self.root / "events.jsonl"
 
     @property
+    def logged_values(self) -> Path:
+        """What the script has logged to MLflow that is for the trial's curve."""
+        return self.root / "mlflow.jsonl"
+
+    @property
     def result(self) -> Path:
         """How the last segment ended; absent while one runs."""
         return self.root / "result.json"

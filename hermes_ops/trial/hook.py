@@ -1,4 +1,4 @@
-"""Installed at the start of the user's interpreter: patches Keras once that is imported.
+"""Installed at the start of the user's interpreter: patches Keras and MLflow once imported.
 
 Nothing is imported here that the script does not import itself, and at the start as good as
 nothing: the GPU waits for it in every segment.
@@ -24,6 +24,8 @@ _KERAS_2 = (
     "keras.engine.training",
     "tf_keras.src.engine.training",
 )
+_MLFLOW_CLIENT = "mlflow.tracking._tracking_service.client"
+_MLFLOW_FLUENT = "mlflow.tracking.fluent"
 
 
 HEAVY = ("tensorflow", "keras", "tf_keras", "sklearn", "numpy", "torch", "pandas", "scipy", "jax")
@@ -41,6 +43,8 @@ def install() -> None:
         "random": _seed_random,
         "numpy": _seed_numpy,
         _KERAS_3: _patch_keras_3,
+        _MLFLOW_CLIENT: _patch_mlflow_client,
+        _MLFLOW_FLUENT: _patch_mlflow_fluent,
     }
     targets.update(dict.fromkeys(_KERAS_2, _patch_keras_2))
     for name in list(targets):
@@ -95,6 +99,18 @@ def _patch_keras_2(training: ModuleType) -> None:
     from hermes_ops.trial.keras2 import patch
 
     patch(training)
+
+
+def _patch_mlflow_client(client: ModuleType) -> None:
+    from hermes_ops.trial.mlflow_hook import patch_client
+
+    patch_client(client)
+
+
+def _patch_mlflow_fluent(fluent: ModuleType) -> None:
+    from hermes_ops.trial.mlflow_hook import patch_fluent
+
+    patch_fluent(fluent)
 
 
 class _AfterImport:

@@ -84,6 +84,11 @@ class MetricsFile:
         """How far the trial has trained: only the objective tells, where there is one."""
         return self.last_step(aside) if objective is None else self.reached(objective) or 0
 
+    def highest(self, name: str | None) -> int:
+        """The highest step of a metric in the file, as last read; 0 without any."""
+        steps = self._seen.get(name or "")
+        return steps.highest if steps is not None else 0
+
     def names(self) -> set[str]:
         """The names of the metrics in the file."""
         self._catch_up()

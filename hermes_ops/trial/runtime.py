@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.trial.channel import bad_values, send
+from hermes_ops.trial.channel import announce, bad_values, send
 from hermes_ops.trial.entropy import entropy
 from hermes_ops.trial.keeping import KEEP_VARIABLE
 from hermes_ops.trial.metrics import Metric, MetricsFile
@@ -54,7 +54,6 @@ class Runtime:
         self._pid = os.getpid()
         self._owner: int | None = None
         self._said: set[str] = set()
-        self._announced: set[str] = set()
 
     # -- who is looked after -------------------------------------------------------------------
 
@@ -153,10 +152,7 @@ class Runtime:
 
     def report(self, step: int, values: Mapping[str, float]) -> bool:
         """Write an epoch's values; False if the objective is NaN or infinite."""
-        fresh = sorted(set(values) - self._announced)
-        if fresh:
-            self._announced.update(fresh)
-            send({"kind": "report", "names": fresh})
+        announce(values)
         self.metrics.append(Metric(name, value, step) for name, value in values.items())
         bad = {n: v for n, v in values.items() if v - v != 0.0}
         bad_values(bad, step)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_ops.trial import books
 from hermes_ops.trial.files import Folder, Follower, write_json
 from hermes_ops.trial.keeping import keeper
+from hermes_ops.trial.logged_values import FirstValues, LoggedValues
 from hermes_ops.trial.masks import Mask, secret_values
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.options import Options
@@ -49,12 +50,18 @@ class Segment:
         self._token = token
         self._parent = parent
         self._metrics = MetricsFile(folder.metrics)
+        has_checkpoint = books.newest_checkpoint_s(folder) is not None
+        self.status = books.continued(folder, options.epoch, has_checkpoint)
+        first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
+        self._held = FirstValues({options.objective, *options.aside})
+        self._logged = LoggedValues(folder.logged_values, options.objective, first_step)
+        with contextlib.suppress(OSError):  # what the last segment could not take in any more
+            last = options.max_epochs
+            self._metrics.append(m for m in self._logged.earlier if not last or m.step <= last)
         self._before = self._metrics.progress(options.objective, options.aside)
         self._objective_seen = options.objective in self._metrics.names()
         self._events = Follower(folder.events)
         self._events.skip()
-        has_checkpoint = books.newest_checkpoint_s(folder) is not None
-        self.status = books.continued(folder, options.epoch, has_checkpoint)
         self.status.step = self._before
         first_step = (self.status.checkpoint_step or 0) if has_checkpoint else 0
         self._progress = Progress(
@@ -108,6 +115,7 @@ class Segment:
         while code is None:
             relay.pump(POLL_S)
             self._read_board(child.pid)
+            self._read_logged()
             self._observe()
             running_s = time.monotonic() - started_s
             self._act(child, running_s, limit_s)
@@ -120,6 +128,7 @@ class Segment:
         self._take(self._output.close())
         relay.end()
         self._read_board(child.pid, final=True)
+        self._read_logged(final=True)
         self._observe(final=True)
         return judge(self._facts(code)), code
 
@@ -161,11 +170,25 @@ class Segment:
             self._relay.say(f"hermes-trial: {self._notes[kind]}")
 
     def _take(self, metrics: list[Metric]) -> None:
-        self._store([m for m in metrics if m.name not in self._reported])
-        if self._reader.beyond is not None:
+        if metrics:
+            self._hear_events()  # what is reported or logged otherwise is said before
+        passed = self._held.take(metrics)
+        self._store([m for m in passed if m.name not in self._reported])
+        if self._reader.beyond is not None and self._options.objective not in self._reported:
             self._progress.pass_end(self._reader.beyond)
         for kind, note in self._reader.notes.items():
             self._say_once(kind, note)
+
+    def _read_logged(self, final: bool = False) -> None:
+        """Store what the script has logged to MLflow; its output then says no more of it."""
+        if self._board is not None:
+            return
+        found = self._logged.new(self._metrics.highest(self._options.objective))
+        if final:
+            self._take(self._held.close())
+            found += [] if self._stop_requests else self._logged.close()
+        self._reported.update(m.name for m in found)
+        self._store(found)
 
     def _read_board(self, pid: int, final: bool = False) -> None:
         """Store what the script has written for TensorBoard; its output then says no more of it."""
@@ -236,8 +259,7 @@ class Segment:
         if fresh:
             self._judge_values(fresh)
             self._note_steps(fresh)
-        for event in self._events.new():
-            self._hear(event)
+        self._hear_events()
         now_s = time.monotonic()
         if not self._hooked and (final or now_s >= self._scan_at_s):
             self._scan_at_s = now_s + 1.0
@@ -288,6 +310,10 @@ class Segment:
         if self.copier is not None and written_s is not None:
             self.copier.offer(written_s, self.status.checkpoint_step, self.status.step_offset)
 
+    def _hear_events(self) -> None:
+        for event in self._events.new():
+            self._hear(event)
+
     def _hear(self, event: dict[str, Any]) -> None:
         """Take in one message from the code that runs inside the script."""
         handlers: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -300,6 +326,7 @@ class Segment:
             "beyond": self._on_beyond,
             "import": self._on_import,
             "model": self._on_model,
+            "mlflow": self._on_mlflow,
         }
         handler = handlers.get(str(event.get("kind")))
         if handler is not None:
@@ -317,6 +344,9 @@ class Segment:
 
     def _on_report(self, event: dict[str, Any]) -> None:
         self._reported.update(str(name) for name in event.get("names", ()))
+
+    def _on_mlflow(self, event: dict[str, Any]) -> None:
+        self._held.log([str(name) for name in event.get("names", ())])
 
     def _on_checkpoint(self, event: dict[str, Any]) -> None:
         self.status.checkpoint_step = int(event["step"])

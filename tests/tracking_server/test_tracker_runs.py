@@ -147,6 +147,17 @@ def test_a_run_opened_without_its_params_gets_them_later(tracker: Tracker, sweep
     assert whole.unwritten == {}
 
 
+def test_a_param_that_the_script_has_logged_first_stays_and_the_others_are_written(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    config = {"deep": True, "lr": 0.5}
+    run_id = tracker.open_trial(sweep, 0, config, unseen=True, params=False)
+    tracker._rest.post("runs/log-parameter", {"run_id": run_id, "key": "deep", "value": "True"})
+    tracker.add_params(run_id, config)
+    run = tracker._rest.get("runs/get", {"run_id": run_id})["run"]
+    assert {p["key"]: p["value"] for p in run["data"]["params"]} == {"deep": "True", "lr": "0.5"}
+
+
 def test_a_run_that_was_there_is_not_left_without_its_params(
     tracker: Tracker, sweep: SweepRef
 ) -> None:
