@@ -87,8 +87,39 @@ def make_policy(
     try:
         return POLICIES[name](**parameters, **handed)
     except (TypeError, ValueError) as error:
-        problem = Problem(f"policy.{name}", repr(dict(parameters)), str(error), "correct the value")
-        raise ConfigError("the pool's policy", (problem,)) from error
+        raise ConfigError("the pool's policy", _refused(name, parameters, handed, error)) from error
+
+
+def _refused(
+    name: str, parameters: Mapping[str, object], handed: Mapping[str, object], error: Exception
+) -> tuple[Problem, ...]:
+    """Name each parameter that is refused by itself; all of them where only their sum is."""
+    alone = {p: _error_of(name, {p: value}, handed) for p, value in parameters.items()}
+    found = {p: reason for p, reason in alone.items() if reason is not None}
+    if not found:
+        words = ", ".join(f"{p}={value!r}" for p, value in parameters.items())
+        return (Problem(f"policy.{name}", words, str(error), "correct the values"),)
+    return tuple(
+        Problem(f"policy.{name}.{p}", repr(parameters[p]), reason, "correct the value")
+        for p, reason in found.items()
+    )
+
+
+def _error_of(
+    name: str, parameters: Mapping[str, object], handed: Mapping[str, object]
+) -> str | None:
+    """What a policy says against these parameters; None if nothing."""
+    from inspect import signature
+
+    try:
+        POLICIES[name](**parameters, **handed)
+    except ValueError as error:
+        return str(error)
+    except TypeError:  # Python's words, which tell a user nothing
+        (parameter,) = parameters
+        default = signature(POLICIES[name]).parameters[parameter].default
+        return f"a value like the default, {default!r}"
+    return None
 
 
 def needs_oracle(name: str) -> bool:
