@@ -43,7 +43,7 @@ def advice(lines: Sequence[str], objective: str) -> str:
     if not best:
         return ""
     shown = "; ".join(f'"{c.line}" would be read with {c.keys}' for c in best)
-    return f"no value of {objective!r} has been read so far. Lines that look like metrics: {shown}"
+    return f"Lines that look like metrics: {shown}"
 
 
 def _kinds(lines: Sequence[str]) -> list[str]:

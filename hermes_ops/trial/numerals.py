@@ -26,7 +26,7 @@ _BEHIND = tuple(  # the first that matches what follows a number says why it is 
         (r"[\u00a0\u2009\u202f][0-9]", "its digits are grouped by blanks"),
         (r"(?:\+/-|\u00b1|\+)[0-9]+\.[0-9]", ""),  # a spread, as of cross-validation
         (
-            r"\s?(?:-{1,3}>|=+>|[\u2192\u21d2]|[\u00d7*^]|x\s?10(?![0-9])|/\s?[0-9])",
+            r"\s?(?:-{1,3}>|=+>|[\u2192\u21d2]|[\u00d7^]\s?\w|\*\w|\*\s?[0-9]|x\s?10(?![0-9])|/\s?[0-9])",
             "it is part of a formula, or one of two values",
         ),
         (r"\s|%|(?:s|sec|secs)(?!\w)|\.{1,3}(?![.\w])", ""),

@@ -188,7 +188,7 @@ class MetricReader:
             is_stray = found.source.has_objective and self.steps_by in (BY_EPOCH, BY_STEP)
             return None if is_stray else self._count(found.name)
         if number is None:
-            return None
+            return None if found.source.has_objective else self._count(found.name)
         step = number + self.step_offset
         is_within = self._max_epochs is None or step <= self._max_epochs
         return step if is_within or not found.source.has_objective else None

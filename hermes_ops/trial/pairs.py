@@ -31,11 +31,13 @@ _LEVELS = frozenset((
     "DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "TRACE", "SUCCESS",
     "FATAL",
 ))  # fmt: skip
-# Words that, before a name, make another name of it.
+# Words that, before a name, make another name of it; the latter before a plain word alone.
 _OTHER_KINDS = frozenset((
-    "best", "previous", "prev", "old", "lowest", "highest", "min", "max", "minimum",
-    "maximum", "mean", "avg", "average", "running", "smoothed", "total", "target", "train",
-    "training", "val", "valid", "validation", "test", "testing", "eval", "evaluation",
+    "best", "previous", "prev", "old", "lowest", "highest", "min", "max", "minimum", "maximum",
+    "mean", "avg", "average", "running", "smoothed", "total", "target",
+))  # fmt: skip
+_PARTS = frozenset((
+    "train", "training", "val", "valid", "validation", "test", "testing", "eval", "evaluation",
     "dev",
 ))  # fmt: skip
 _OTHER_STEPS = frozenset((
@@ -125,7 +127,8 @@ class PairFinder:
 
     def _asked_pair(self, name: str, text: str, match: re.Match[str]) -> Pair:
         lead, colon = _lead(text, match.start()), match.group(1) == ":"
-        is_other = lead.lower() in _OTHER_KINDS or (colon and lead and name.isalnum())
+        kinds = _OTHER_KINDS | _PARTS if name.isalnum() else _OTHER_KINDS
+        is_other = lead.lower() in kinds or (colon and lead and name.isalnum())
         if is_other and text[match.start() - 1] == " ":
             return _value(f"{lead} {name}", text, match.end(), colon=colon)
         pair = _value(name, text, match.end(), colon=colon)

@@ -293,10 +293,13 @@ class Segment:
         from hermes_ops.trial.advice import advice
 
         self._advise_at_s += _ADVISE_AGAIN_S
-        found = advice(self.tail, name) or next(iter(self._notes.values()), "")
+        lead = f"no value of {name!r} has been read so far"
+        refused = next(iter(self._notes.values()), "no line looks like one")
+        found = advice(self.tail, name)
+        self._say_once("advice" if found else "no value", f"{lead}. {found}" if found else lead)
+        self.status.advice = self._mask.text(f"{lead}. {found}" if found else f"{lead}: {refused}")
         if found:
-            self._say_once("advice", found)
-            self.status.advice, self._advise_at_s = self._mask.text(found), math.inf
+            self._advise_at_s = math.inf
 
     def _set_preemptible(self, is_preemptible: bool, reason: str = "") -> None:
         """Say whether the script may be stopped; in its last lines it keeps its GPU."""

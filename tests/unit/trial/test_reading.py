@@ -176,6 +176,18 @@ def test_a_name_inside_of_another_one_is_not_it(line: str) -> None:
     assert points(line, name="loss") == []
 
 
+def test_a_word_that_says_what_the_name_says_too_is_no_part_of_it() -> None:
+    assert points("epoch=1 Validation val_loss: 0.5") == [(0.5, 1)]
+    assert points("epoch=1 best val_loss: 0.5") == []
+
+
+def test_a_metric_at_parts_of_epochs_is_counted_and_moves_nothing() -> None:
+    reader = MetricReader("eval_loss", None, 0, max_epochs=2)
+    lines = [f"{{'loss': {e}, 'epoch': {e}}}" for e in (0.25, 0.5, 0.75)]
+    found = [m for line in lines for m in reader.read(line)]
+    assert [(m.value, m.step) for m in found] == [(0.25, 1), (0.5, 2), (0.75, 3)]
+
+
 def test_a_level_of_a_log_is_no_part_of_a_name() -> None:
     assert points("2026-01-02 12:00:00,123 INFO loss: 0.5", name="loss") == [(0.5, 1)]
 

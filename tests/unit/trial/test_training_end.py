@@ -233,6 +233,19 @@ def test_a_script_whose_values_are_not_read_is_told_so_early_and_once(trial: Tri
     assert trial.result["outcome"] == "failed"
 
 
+def test_a_script_that_prints_nothing_like_a_value_is_told_so_too(trial: Trial) -> None:
+    script = "say('Epoch   Loss')\nwhile not os.path.exists('go'): time.sleep(.1)\n"
+    process = trial.start(script, "--advise-after", "0.2")
+    wait_for((trial.folder / "status.json").exists)
+    wait_for(lambda: trial.file("status.json")["advice"])
+    assert trial.file("status.json")["advice"] == (
+        "no value of 'val_loss' has been read so far: no line looks like one"
+    )
+    (trial.base / "go").touch()
+    output, _ = process.communicate(timeout=30)
+    assert output.count(b"hermes-trial: no value of 'val_loss' has been read so far\n") == 1
+
+
 def test_a_script_whose_values_are_read_is_told_nothing(trial: Trial) -> None:
     script = EPOCHS + "say('validation loss 0.5')\ntime.sleep(1)\n"
     outcome, output = trial.run(script, "--advise-after", "0.1")
