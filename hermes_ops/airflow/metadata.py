@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -37,7 +37,7 @@ REQUIRED_COLUMNS = {
         "id", "dag_id", "run_id", "task_id", "map_index", "state", "pool", "pool_slots",
         "priority_weight", "try_number", "queued_dttm", "start_date",
     },
-    "dag_run": {"id", "dag_id", "run_id", "state", "start_date", "queued_at"},
+    "dag_run": {"id", "dag_id", "run_id", "state", "start_date", "end_date", "queued_at"},
     "task_state_store": {"dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value"},
     "slot_pool": {"pool", "slots", "include_deferred"},
     "dag": {"dag_id", "is_paused"},
@@ -67,6 +67,17 @@ class RunRow:
     def sweep_id(self) -> str:
         """The sweep's id."""
         return sweep_id(self.dag_id, self.run_id, self.plan_task)
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A DAG run that holds a sweep, whether it has ended or not; `ended_s` is None until then.
+
+    Of `past_sweeps` the record lacks the fields that lie in pieces, as they may be large.
+    """
+
+    run: RunRow
+    ended_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +205,76 @@ class Metadata:
         """The DAGs that have, or had, a sweep of that id; ended ones count, deleted runs do not."""
         from sqlalchemy import select
 
-        store, parts = self._store.c, sweep.split(":")
-        runs = [":".join(parts[place:]) for place in range(len(parts))]  # whatever the DAG's part
+        store = self._store.c
         query = select(store.dag_id, store.run_id, store.task_id).where(
-            store.key == SWEEP_KEY, store.run_id.in_(runs)
+            store.key == SWEEP_KEY, store.run_id.in_(_possible_runs(sweep))
         )
         return tuple(sorted({r[0] for r in self._all(query) if sweep_id(*r) == sweep}))
+
+    def sweep_dags(self) -> tuple[str, ...]:
+        """The DAGs that have, or had, a sweep, sorted."""
+        from sqlalchemy import select
+
+        store = self._store.c
+        query = select(store.dag_id).where(store.key == SWEEP_KEY).distinct()
+        return tuple(sorted(r[0] for r in self._all(query)))
+
+    def past_sweeps(self, dags: Sequence[str], most: int, skip: int = 0) -> tuple[PastRun, ...]:
+        """The newest sweeps of these DAGs, newest first, at most so many after the first `skip`."""
+        run = self._run.c
+        query = (
+            self._runs_with_sweeps.where(run.dag_id.in_(dags))
+            .order_by(run.start_date.desc(), run.id.desc(), self._store.c.task_id)
+            .limit(most)
+            .offset(skip)
+        )
+        return tuple(_past_run(tuple(r)) for r in self._all(query))
+
+    def sweep(self, sweep: str) -> PastRun | None:
+        """The sweep of that id, running or ended, with its whole record; None without one."""
+        query = self._runs_with_sweeps.where(self._run.c.run_id.in_(_possible_runs(sweep)))
+        for row in self._all(query):
+            found = _past_run(tuple(row))
+            if found.run.sweep_id == sweep:
+                key, place = found.run.run_key, (found.run.plan_task, -1)
+                whole = _parsed(self._whole(key, place, SWEEP_KEY, row[-1]))
+                return replace(found, run=replace(found.run, sweep=whole))
+        return None
+
+    @cached_property
+    def _runs_with_sweeps(self) -> Any:  # noqa: ANN401 - a SQLAlchemy select
+        from sqlalchemy import select
+
+        run, store = self._run.c, self._store.c
+        columns = (run.id, run.dag_id, run.run_id, store.task_id, run.state)
+        return (
+            select(*columns, run.start_date, run.end_date, store.value)
+            .join(self._store, store.dag_run_id == run.id)
+            .where(store.key == SWEEP_KEY)
+        )
+
+    def task_states(
+        self, tasks: Sequence[tuple[str, str, str]]
+    ) -> dict[tuple[str, str, str], dict[str, int]]:
+        """How many instances of each (dag, run, task) are in which state; "" for none yet.
+
+        A mapped task that has not been expanded counts as one instance.
+        """
+        from sqlalchemy import func, select, tuple_
+
+        if not tasks:
+            return {}
+        ti = self._ti.c
+        columns = (ti.dag_id, ti.run_id, ti.task_id)
+        query = (
+            select(*columns, ti.state, func.count())
+            .where(tuple_(*columns).in_(tasks))
+            .group_by(*columns, ti.state)
+        )
+        found: dict[tuple[str, str, str], dict[str, int]] = {}
+        for dag, run, task, state, count in self._all(query):
+            found.setdefault((dag, run, task), {})[state or ""] = count
+        return found
 
     def trials(self, run: RunRow, task_id: str) -> tuple[TrialRow, ...]:
         """The expanded trials of a sweep, by number; empty before their expansion."""
@@ -382,6 +457,18 @@ def _parsed(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _past_run(columns: tuple[Any, ...]) -> PastRun:
+    key, dag, run, task, state, started, ended, value = columns
+    row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value))
+    return PastRun(row, None if ended is None else _seconds(ended))
+
+
+def _possible_runs(sweep: str) -> list[str]:
+    """The ids of runs that a sweep of that id may be in: its own, or without its DAG and group."""
+    parts = sweep.split(":")
+    return [":".join(parts[place:]) for place in range(len(parts))]
 
 
 def _wait_for_sqlite_writers(connection: Any, _: object) -> None:  # noqa: ANN401 - a DB-API connection

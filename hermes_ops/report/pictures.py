@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -139,12 +139,18 @@ def pictures(
     curves: Mapping[int, CurvePoints],
     segments: Sequence[Segment],
     background: Background,
+    only: Collection[str] = (),
 ) -> tuple[Picture, ...]:
-    """Return the sections in the order of the page; a picture that fails has its reason instead."""
+    """Return the sections in the order of the page; a picture that fails has its reason instead.
+
+    `only` names the sections that are wanted, by default all.
+    """
     subject = _Subject(summary, curves, segments, background)
     best = "none" if summary.best is None else f"trial {summary.best.number}"
     who = f"{summary.metric} of {len(summary.trials)} trials, best {best}"
-    return tuple(_drawn(section, subject, who) for section in SECTIONS)
+    return tuple(
+        _drawn(section, subject, who) for section in SECTIONS if not only or section.id in only
+    )
 
 
 def _drawn(section: _Section, subject: _Subject, who: str) -> Picture:

@@ -15,6 +15,7 @@ from hermes_ops.errors import Refused
 from hermes_ops.tracking.artifacts import Artifacts
 from hermes_ops.tracking.comparison import SharedViews, comparison_path
 from hermes_ops.tracking.names import chunked_tag, in_batches, legal_name, tag_filter
+from hermes_ops.tracking.overview import Overview
 from hermes_ops.tracking.registry import Registry
 from hermes_ops.tracking.rest import RestClient
 from hermes_ops.tracking.runs import (
@@ -68,6 +69,7 @@ class Tracker:
         self.artifacts = Artifacts(self._rest)
         self.registry = Registry(self._rest)
         self.views = SharedViews(self._rest)
+        self.overview = Overview(self._rest)
 
     @property
     def uri(self) -> str:

@@ -119,7 +119,7 @@ def _open_page(driver: Any) -> None:
 def test_nobody_sees_the_page_without_a_login(lab: Any) -> None:
     answer = httpx.get(f"{lab.stack.airflow_url}/hermes/", trust_env=False, timeout=PATIENCE_S)
     assert (answer.status_code, "Log in to Airflow" in answer.text) == (401, True)
-    for path in ("what-if?policy=fifo", "explain?trial=x/1"):
+    for path in ("sweeps", "sweep?sweep=x", "what-if?policy=fifo", "explain?trial=x/1"):
         address = f"{lab.stack.airflow_url}/hermes/{path}"
         answer = httpx.get(address, trust_env=False, timeout=PATIENCE_S)
         assert answer.status_code == 401
@@ -152,7 +152,25 @@ def test_a_person_sees_who_trains_and_why_and_what_another_policy_would_do(
     chromium.find_element(By.CSS_SELECTOR, "form[action=what-if] button").click()
     _until(chromium, _has("h1", r"What if the policy were fifo\?"))
     assert re.search(rf"{sweep.id}/\d goes on \d \d", _text(chromium, "#outcome"))
+    chromium.find_element(By.LINK_TEXT, "Sweeps").click()
+    _until(chromium, _has("#sweeps", rf"{sweep.id} running .* \d of 4 .* compare trials"))
+    chromium.find_element(By.LINK_TEXT, sweep.id).click()
+    _sees_a_sweep_grow(chromium, sweep)
     _looks_only_at_airflow(chromium, lab)
+
+
+def _sees_a_sweep_grow(driver: Any, sweep: Any) -> None:
+    """Its trials, its decisions and both pictures, of which the curves are drawn again."""
+    _until(driver, _has("#trials", r"trial \d (running|stopping)"))
+    _until(driver, _has("#decisions", rf"{sweep.id}/\d start"))
+    pictures = "return [...document.querySelectorAll('figure img')].map(i => i.naturalWidth > 100)"
+    _until(driver, lambda d: d.execute_script(pictures) == [True, True])
+
+    def curves() -> str:
+        return str(driver.find_element(By.CSS_SELECTOR, "#curves img").get_attribute("src"))
+
+    before = curves()
+    _until(driver, lambda _: curves() != before)
 
 
 def _looks_only_at_airflow(driver: Any, lab: Any) -> None:

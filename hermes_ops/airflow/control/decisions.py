@@ -148,15 +148,25 @@ def read_local(sweep: str) -> list[dict[str, Any]]:
 
 def read_tail(sweep: str) -> list[dict[str, Any]]:
     """The newest of them, as many as fit into 64 kB, oldest first."""
+    return read_before(sweep)[0]
+
+
+def read_before(sweep: str, end: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """The newest decisions before byte `end` of the file, as many as fit into 64 kB, oldest first.
+
+    Also returns the byte at which they begin, 0 where there are none before them.
+    """
     path = _path(sweep)
     if not path.exists():
-        return []
+        return [], 0
     with path.open("rb") as file:
-        begin = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+        size = file.seek(0, os.SEEK_END)
+        stop = size if end is None else max(0, min(end, size))
+        begin = max(0, stop - TAIL_BYTES)
         file.seek(begin)
         if begin:
-            file.readline()  # the rest of a line
-        return _parsed(file.read())
+            begin += len(file.readline())  # the rest of a line
+        return _parsed(file.read(max(0, stop - begin))), min(begin, stop)
 
 
 def _parsed(lines: bytes) -> list[dict[str, Any]]:

@@ -19,17 +19,26 @@ from hermes_ops.airflow.explaining import UNDECIDED, explain, parts
 from hermes_ops.airflow.page import drawing
 from hermes_ops.airflow.page.access import ENTRY, Reader, dag_reader, readable_pools
 from hermes_ops.airflow.page.contents import contents, decision_row
+from hermes_ops.airflow.page.history import NEWEST_ROWS, history
 from hermes_ops.airflow.page.sight import Sight
+from hermes_ops.airflow.page.sweep_contents import sweep_contents
+from hermes_ops.airflow.page.sweep_sight import decisions_of, look_at_sweep
 from hermes_ops.airflow.page.what_if import current_choice, what_if
 from hermes_ops.errors import HermesError, Unavailable, Unsupported
 from hermes_ops.policies import live_policies
 
 log = logging.getLogger(__name__)
 
+DECIDED_SWEEPS = 5
+"""Of so many of the newest sweeps the pool's page has decisions, also when they have ended."""
+
 AWAY = "Airflow's database or MLflow did not answer; the API server's log says more."
 
 PoolName = Annotated[str | None, Query(max_length=256)]
 TrialName = Annotated[str, Query(max_length=512)]
+SweepName = Annotated[str, Query(max_length=512)]
+PageNumber = Annotated[int, Query(ge=1, le=1_000_000)]
+FilePlace = Annotated[int | None, Query(ge=1, le=2**53)]
 PolicyName = Annotated[str, Query(max_length=64)]
 
 
@@ -45,6 +54,8 @@ def create_app(make_sight: Callable[[], Sight] = Sight.of_airflow) -> FastAPI:
     )
     app.state.make_sight, app.state.sight = make_sight, None
     app.add_api_route("/", pool_page, response_class=HTMLResponse)
+    app.add_api_route("/sweeps", sweeps_page, response_class=HTMLResponse)
+    app.add_api_route("/sweep", sweep_page, response_class=HTMLResponse)
     app.add_api_route("/explain", explain_page, response_class=HTMLResponse)
     app.add_api_route("/what-if", what_if_page, response_class=HTMLResponse)
     for error in (StarletteHTTPException, RequestValidationError, HermesError):
@@ -82,16 +93,65 @@ def pool_page(
     if chosen is None:
         return drawing.draw("pool", pools=(), pool="", found=None, policies=())
     look = sight.look(chosen)
+    past = history(sight, reader, rows=NEWEST_ROWS)
     seen = [s for s, b in look.books.items() if reader.reads_dag(b.plan.run.dag_id)]
-    decisions = [d for sweep in seen for d in read_tail(sweep)]
+    newest = [row.sweep for row in past.rows[:DECIDED_SWEEPS] if row.sweep not in seen]
+    decisions = [d for sweep in (*seen, *newest) for d in read_tail(sweep)]
     return drawing.draw(
         "pool",
         pools=pools,
         pool=chosen,
         found=contents(look, reader, decisions),
+        past=past,
         now_s=look.time_s,
         policies=live_policies(),
         current=_current(),
+    )
+
+
+def sweeps_page(
+    sight: SightDep, reader: ReaderDep, pools: PoolsDep, page: PageNumber = 1
+) -> Response:
+    """All sweeps that the user may see, newest first."""
+    return drawing.draw(
+        "sweeps",
+        pools=pools,
+        pool=next(iter(pools), ""),
+        past=history(sight, reader, page),
+        now_s=sight.clock(),
+    )
+
+
+def sweep_page(
+    sight: SightDep,
+    reader: ReaderDep,
+    pools: PoolsDep,
+    sweep: SweepName,
+    *,
+    page: PageNumber = 1,
+    before: FilePlace = None,
+) -> Response:
+    """One sweep: its trials, curves, timeline and decisions, while it runs and after its end."""
+    past = sight.metadata.sweep(sweep)
+    if past is None:
+        raise HTTPException(404, f"Airflow knows no sweep {sweep!r}.")
+    if not reader.reads_sweep(sweep):
+        raise HTTPException(403, "You may not read the trials of this sweep's DAG.")
+    found = look_at_sweep(sight, past)
+    return drawing.draw(
+        "sweep",
+        pools=pools,
+        pool=found.row.pool if found.row.pool in pools else next(iter(pools), ""),
+        found=sweep_contents(
+            found.row,
+            found.progress,
+            page=page,
+            ended_because=found.ended_because,
+            decisions=decisions_of(sight, past, before),
+            reader=reader,
+        ),
+        before=before,
+        now_s=sight.clock(),
     )
 
 

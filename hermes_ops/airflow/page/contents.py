@@ -54,6 +54,7 @@ class PoolContents:
     queue: Sequence[TrialRow]
     queued: int
     sweeps: Sequence[tuple[str, Mapping[str, Any]]]
+    closing: Mapping[str, str]  # why sweeps end that are about to
     unseen_sweeps: int
     decisions: Sequence[Mapping[str, Any]]
     problems: Sequence[str] = ()  # rounds that fail, and what fails of sweeps that are seen
@@ -82,6 +83,7 @@ def contents(look: Look, reader: Reader, decisions: Iterable[Mapping[str, Any]])
         queue=queue[:QUEUE_ROWS],
         queued=len(queue),
         sweeps=[(s, _sweep(b)) for s, b in seen],
+        closing={s: b.close.reason for s, b in seen if b.close},
         unseen_sweeps=len(look.books) - len(seen),
         decisions=last_decisions(decisions, reader),
         problems=_problems(look.view, [sweep for sweep, _ in seen]),

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes_ops.airflow.control.books import Book, Plan
 from hermes_ops.airflow.control.publish import read_view
 from hermes_ops.airflow.control.running import RunningSweeps
 from hermes_ops.airflow.metadata import Metadata, PoolRow
+from hermes_ops.airflow.page.progress import ProgressCache
 from hermes_ops.airflow.records import SweepRecord, decode
+from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 DEFAULT_POOL = "gpus"
+SILENCE_S = 10.0
+"""How long an MLflow that did not answer is not asked again for what a page can do without."""
 FRESH_S = 1.0
 """How long one look serves everybody who has the page open."""
 
@@ -45,10 +54,12 @@ class Sight:
     metadata: Metadata
     open_tracker: Callable[[], Tracker]
     clock: Callable[[], float] = time.time
+    progress: ProgressCache = field(default_factory=ProgressCache)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sweeps: dict[str, RunningSweeps] = field(default_factory=dict)
     _looks: dict[str, Look] = field(default_factory=dict)
     _tracker: Tracker | None = None
+    _silent_until_s: float = 0.0
 
     @classmethod
     def of_airflow(cls) -> Sight:
@@ -71,6 +82,20 @@ class Sight:
             if self._tracker is None:
                 self._tracker = self.open_tracker()
             return self._tracker
+
+    def from_mlflow(self, ask: Callable[[Tracker], T]) -> T | None:
+        """What MLflow answers; None when it does not, and for some seconds after that.
+
+        A page that is refreshed all the time must not wait for it each time.
+        """
+        if self.clock() < self._silent_until_s:
+            return None
+        try:
+            return ask(self.tracker)
+        except HermesError as error:
+            log.warning("MLflow is left out of the page: %s", error)
+            self._silent_until_s = self.clock() + SILENCE_S
+            return None
 
     def pools(self) -> tuple[str, ...]:
         """The pools in which sweeps run, and this machine's own, sorted."""

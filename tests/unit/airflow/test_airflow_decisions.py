@@ -10,6 +10,7 @@ from hermes_ops.airflow.control.decisions import (
     Decision,
     DecisionLog,
     decision,
+    read_before,
     read_local,
     read_tail,
 )
@@ -158,3 +159,17 @@ def test_the_tail_of_a_long_log_is_its_newest_lines_and_no_torn_one(
     assert 0 < len(found) < 50
     assert found == read_local(SWEEP)[-len(found) :]
     assert read_tail("unknown") == []
+
+
+def test_decisions_can_be_read_backwards_in_parts_each_of_them_once() -> None:
+    log_of(Journal()).append([choice(n) for n in range(1_000)])
+    found: list[int] = []
+    parts, end = 0, None
+    while end != 0:
+        part, end = read_before(SWEEP, end)
+        found = [*(d["trial"] for d in part), *found]
+        parts += 1
+    assert found == list(range(1_000))
+    assert 1 < parts < 10
+    assert read_before(SWEEP, 10**12) == read_before(SWEEP)
+    assert read_before("nothing", 5) == ([], 0)

@@ -364,3 +364,51 @@ def test_a_sweep_whose_record_is_no_json_hides_no_other(engine: Engine) -> None:
     add_record(engine, "hermes_sweep", sweep_record())
     add_record(engine, "hermes_sweep", [], task="other.plan")
     assert sorted([r.sweep for r in Metadata(engine).sweeps()], key=len) == [{}, sweep_record()]
+
+
+def test_sweeps_that_have_ended_are_listed_newest_first_a_page_at_a_time(engine: Engine) -> None:
+    own: Any = Metadata(engine)
+    for key, state in ((1, "success"), (2, "failed"), (3, "running")):
+        add_run(engine, key, f"run-{key}", state)
+        add(engine, own._store, dag_run_id=key, dag_id="hermes_sweep", run_id=f"run-{key}",
+            task_id="plan", map_index=-1, key="hermes_sweep", value=json.dumps(sweep_record()),
+            updated_at=NOW)  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(own._run.update().where(own._run.c.id == 2).values(end_date=NOW))
+    assert own.sweep_dags() == ("hermes_sweep",)
+    newest = own.past_sweeps(["hermes_sweep"], 2)
+    assert [(p.run.run_id, p.run.state, p.ended_s) for p in newest] == [
+        ("run-3", "running", None),
+        ("run-2", "failed", NOW.replace(tzinfo=None).timestamp()),
+    ]
+    assert [p.run.run_id for p in own.past_sweeps(["hermes_sweep"], 2, skip=2)] == ["run-1"]
+    assert own.past_sweeps(["another"], 2) == ()
+    assert own.past_sweeps([], 2) == ()
+
+
+def test_a_sweep_is_found_by_its_id_with_its_whole_record(engine: Engine) -> None:
+    add_run(engine, state="success")
+    record = sweep_record(trial={"command": ["python", "x" * 30_000], "directory": "/"})
+    stored = divided("hermes_sweep", record)
+    assert stored.pieces
+    add_record(engine, "hermes_sweep", stored.head)
+    for key, piece in stored.pieces.items():
+        add_record(engine, key, piece)
+    own = Metadata(engine)
+    found = own.sweep(SWEEP)
+    assert found is not None
+    assert (found.run.sweep_id, found.run.sweep) == (SWEEP, record)
+    assert own.sweep(f"other:{SWEEP}") is None
+    assert own.sweep("nothing") is None
+
+
+def test_tasks_are_counted_by_their_states(engine: Engine) -> None:
+    add_run(engine)
+    for number, state in enumerate(("success", "success", "failed", None)):
+        add_task(engine, number, state)
+    place = ("hermes_sweep", SWEEP, "trial")
+    own = Metadata(engine)
+    assert own.task_states([place, ("hermes_sweep", SWEEP, "report")]) == {
+        place: {"success": 2, "failed": 1, "": 1}
+    }
+    assert own.task_states([]) == {}

@@ -2,103 +2,31 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.control.decisions import DecisionLog, decision
 from hermes_ops.airflow.control.publish import view_path
-from hermes_ops.airflow.metadata import PoolRow, RunRow, TrialRow
+from hermes_ops.airflow.metadata import PoolRow, RunRow
 from hermes_ops.airflow.page import APP, VIEW, LazyApp
 from hermes_ops.airflow.page.access import UNSEEN
-from hermes_ops.airflow.page.sight import Sight
-from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, encode
-from hermes_ops.core.model import JobId, Reason, Term
-from hermes_ops.errors import Unavailable
-from tests.unit.airflow.worlds import SWEEP, lease, row, run_row, segment
-
-with warnings.catch_warnings():  # the client would rather have the successor of httpx
-    warnings.simplefilter("ignore")
-    from fastapi.testclient import TestClient
-
-    from hermes_ops.airflow.page.app import create_app
-
-NOW_S = 200.0
-SECRET = "hunter2-hunter2"
-HOSTILE = '<script>alert("x")</script>'
-
-
-class Database:
-    """Airflow's database: `runs` run, each with the trials and records of `trials_of` its id."""
-
-    def __init__(self, *runs: RunRow) -> None:
-        self.runs = runs
-        self.rows: dict[str, list[tuple[TrialRow, dict[str, Any]]]] = {}
-        self.pool_row: PoolRow | None = PoolRow(2, 0)
-        self.away = False
-
-    def sweeps(self) -> tuple[RunRow, ...]:
-        if self.away:
-            raise Unavailable("host db.internal refused the user airflow")
-        return self.runs
-
-    def dags_of(self, sweep: str) -> tuple[str, ...]:
-        return tuple(r.dag_id for r in self.runs if r.sweep_id == sweep)
-
-    def trials(self, run: RunRow, task: str) -> tuple[TrialRow, ...]:
-        return tuple(r for r, _ in self.rows.get(run.sweep_id, ()))
-
-    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, Any]]:
-        return {("trial", r.number): found for r, found in self.rows.get(run.sweep_id, ())}
-
-    def pool(self, name: str, own: Any) -> PoolRow | None:
-        return self.pool_row
-
-
-class Mlflow:
-    """MLflow without a point or a past sweep."""
-
-    uri = "http://mlflow"
-    away = False
-
-    def sweeps(self, experiment: str) -> Any:
-        if self.away:
-            raise Unavailable("MLflow did not answer")
-        return []
-
-    def trials(self, ref: Any, *, open_only: bool = False) -> Any:
-        return []
-
-    def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
-        return None
-
-    def read_decisions(self, parent: str) -> Any:
-        raise AssertionError("it knows no sweep")
-
-
-class Users:
-    """Airflow's auth manager: tokens are user names, `dags` what each may read."""
-
-    def __init__(self) -> None:
-        self.dags: dict[str, set[str]] = {"ann": {"hermes_sweep"}, "bob": set()}
-        self.pools = {"gpus"}
-
-    async def get_user_from_token(self, token: str) -> str:
-        return token
-
-    def is_authorized_dag(self, *, method: str, user: str, details: Any, **_: Any) -> bool:
-        assert method == "GET"
-        return bool(self.dags[user]) if details.id is None else details.id in self.dags[user]
-
-    def get_authorized_pools(self, *, user: str) -> set[str]:
-        return self.pools
-
-    def get_url_login(self, **found: Any) -> str:
-        return f"/auth/login?next={found['next_url']}"
+from tests.unit.airflow.page_worlds import (
+    HOSTILE,
+    NOW_S,
+    SECRET,
+    Database,
+    Get,
+    Mlflow,
+    Text,
+    Users,
+    decide,
+    page_of,
+    planned,
+    read,
+    view,
+)
+from tests.unit.airflow.worlds import SWEEP, run_row
 
 
 @pytest.fixture
@@ -112,91 +40,27 @@ def users(monkeypatch: pytest.MonkeyPatch) -> Users:
 
 @pytest.fixture
 def database(users: Users) -> Database:
-    """One sweep: trial 0 holds GPU 1, trial 1 waits, trial 2 has not begun; GPU 0 is free."""
-    found = Database(run_row(trial={
-        "command": ["python", "train.py", "--rate", "{rate}"], "directory": "/",
-        "environment": {"API_TOKEN": SECRET},
-    }))  # fmt: skip
-    own = lease(gpus=(1,), environment={"API_TOKEN": SECRET})
-    found.rows[SWEEP] = [
-        (row(0, "running"), {LEASE_KEY: encode(own), SEGMENT_KEY: encode(segment(gpus=(1,)))}),
-        (row(1), {LEASE_KEY: encode(lease()),
-                  SEGMENT_KEY: encode(segment(running=False, ended_s=110.0, preemptions=3))}),
-        (row(2), {}),
-    ]  # fmt: skip
-    return found
-
-
-Get = Callable[..., Any]
+    return planned()
 
 
 @pytest.fixture
-def get(database: Any) -> Iterator[Get]:
-    """Ask the page as a user, "" for nobody."""
-    mlflow: Any = Mlflow()
-    asked = [0]
-    sight = Sight(database, lambda: mlflow, clock=lambda: NOW_S + 2 * (asked[0] - 1))
-    client = TestClient(create_app(lambda: sight), follow_redirects=False)
-
-    def ask(path: str = "/", user: str = "ann", *, method: str = "GET", **query: str) -> Any:
-        asked[0] += 1
-        headers = {"Authorization": f"Bearer {user}"} if user else {}
-        return client.request(method, path, headers=headers, params=query or None)
-
-    with client:
-        yield ask
+def mlflow() -> Mlflow:
+    return Mlflow()
 
 
-def view(**changes: Any) -> None:
-    """The controller's view of trial 0, which runs."""
-    job: dict[str, Any] = {
-        "id": f"{SWEEP}/0", "phase": "running", "gpus": [1], "step": 3, "value": 0.5,
-        "preemptions": 0, "rank": 1, "reason": "it converges best", "terms": {"gain": 0.25},
-        "runner_up": f"{SWEEP}/1", "would_change": "a gain of 0.3", **changes,
-    }  # fmt: skip
-    found = {"time_s": NOW_S - 1, "policy": "hermes", "gpus": [0, 1], "sweeps": {}, "jobs": [job]}
-    view_path("gpus").write_text(json.dumps(found))
-
-
-def decide(action: str, reason: str, number: int = 0, sweep: str = SWEEP) -> None:
-    outside: Any = None
-    found = decision(JobId(f"{sweep}/{number}"), action, (1,), Reason(reason, (Term("g", 0.5),)),
-                     time_s=100.0, policy="hermes", options={}, curve_age_s=None)  # fmt: skip
-    DecisionLog(outside).append([found])
-
-
-class Text(HTMLParser):
-    """What a person reads of a page, and the tags in it."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        self.addresses += [v for k, v in attrs if k in ("href", "src", "action")]
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] not in (["style"], ["script"]):
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
-
-
-def read(answer: Any) -> str:
-    assert answer.status_code == 200, answer.text
-    return Text(answer.text).text
+@pytest.fixture
+def get(database: Database, mlflow: Mlflow) -> Iterator[Get]:
+    with page_of(database, mlflow) as found:
+        yield found
 
 
 # -- who may see it ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/explain?trial=x/1", "/what-if?policy=fifo", "/else"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/sweeps", "/sweep?sweep=x", "/explain?trial=x/1", "/what-if?policy=fifo", "/else"],
+)
 def test_nobody_gets_more_than_the_way_to_the_login(get: Get, path: str) -> None:
     decide("start", "it converges")
     answer = get(path, user="")
@@ -205,7 +69,10 @@ def test_nobody_gets_more_than_the_way_to_the_login(get: Get, path: str) -> None
     assert ("/auth/login?next=" in answer.text) == (path != "/else")
 
 
-@pytest.mark.parametrize("path", ["/", f"/explain?trial={SWEEP}/0", "/what-if?policy=fifo"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/sweeps", f"/sweep?sweep={SWEEP}", f"/explain?trial={SWEEP}/0", "/what-if?policy=fifo"],
+)
 def test_a_user_who_may_read_no_dag_is_refused(get: Get, path: str) -> None:
     decide("start", "it converges")
     answer = get(path, user="bob")
@@ -225,6 +92,8 @@ def test_of_dags_that_a_user_may_not_read_only_the_load_is_shown(
     assert seen.count(UNSEEN) == 3
     assert "Sweeps that you may not see: 1" in seen
     assert get("/explain", user="eve", trial=f"{SWEEP}/0").status_code == 403
+    assert get("/sweep", user="eve", sweep=SWEEP).status_code == 403
+    assert SWEEP not in read(get("/sweeps", user="eve"))
     changes = read(get("/what-if", user="eve", policy="fifo"))
     assert UNSEEN in changes
     assert SWEEP not in changes
@@ -237,10 +106,10 @@ def test_a_reason_that_names_a_trial_of_an_unreadable_sweep_is_veiled(
     database.runs = (*database.runs, hidden)
     view(reason=f"ahead of private:run-1/4 and {SWEEP}/1 by 1/3", runner_up="private:run-1/4")
     decide("start", "ahead of private:run-1/7")
-    for path in ("/", f"/explain?trial={SWEEP}/0"):
+    for path in ("/", "/sweeps", f"/sweep?sweep={SWEEP}", f"/explain?trial={SWEEP}/0"):
         answer = get(path)
         assert "private" not in answer.text
-        assert f"ahead of {UNSEEN}" in read(answer)
+        assert path == "/sweeps" or f"ahead of {UNSEEN}" in read(answer)
     assert f"and {SWEEP}/1 by 1/3" in read(get())
     users.dags["ann"].add("private")
     assert f"ahead of private:run-1/4 and {SWEEP}/1 by 1/3" in read(get())
@@ -412,7 +281,9 @@ def test_hostile_names_are_text(get: Get, database: Database) -> None:
     database.runs = (RunRow(1, "hermes_sweep", evil, "plan", "running", 50.0, run_row().sweep),)
     database.rows = {evil: database.rows[SWEEP]}
     decide("start", HOSTILE, sweep=evil)
-    for answer in (get(), get("/explain", trial=f"{evil}/0"), get("/what-if", policy="fifo")):
+    pages = (get(), get("/sweep", sweep=evil), get("/explain", trial=f"{evil}/0"),
+             get("/what-if", policy="fifo"))  # fmt: skip
+    for answer in pages:
         page = Text(answer.text)
         assert page.tags.count("script") == 1
         assert HOSTILE in page.text
@@ -421,8 +292,9 @@ def test_hostile_names_are_text(get: Get, database: Database) -> None:
 def test_secrets_of_a_sweep_are_nowhere(get: Get) -> None:
     view()
     decide("start", "it was the first")
-    pages = [get(), get("/explain", trial=f"{SWEEP}/0"), get("/what-if", policy="fifo")]
-    assert [p.status_code for p in pages] == [200] * 3
+    paths = ("/", "/sweeps", f"/sweep?sweep={SWEEP}", f"/explain?trial={SWEEP}/0")
+    pages = [get("/what-if", policy="fifo"), *map(get, paths)]
+    assert [p.status_code for p in pages] == [200] * 5
     assert not any(SECRET in p.text or "API_TOKEN" in p.text for p in pages)
 
 
@@ -442,7 +314,11 @@ def test_the_browser_may_run_and_load_nothing_but_the_page_itself(get: Get) -> N
     assert answer.headers["cache-control"] == "no-store"
     addresses = Text(answer.text).addresses
     assert addresses
-    assert not [a for a in addresses if "//" in a or (":" in a and not a.startswith("data:"))]
+    outside = [a for a in addresses if "//" in a or (":" in a and not a.startswith("data:"))]
+    links = re.findall(
+        r'<a href="(http[^"]*)" target="_blank" rel="noopener noreferrer">', answer.text
+    )
+    assert outside == [a.replace("&amp;", "&") for a in links]  # pages of MLflow, when clicked
     assert " style=" not in answer.text
     assert not re.search(r"\son\w+=", answer.text)
 
@@ -451,7 +327,7 @@ def test_nothing_can_be_posted_and_the_application_describes_itself_to_nobody(ge
     for path in ("/docs", "/redoc", "/openapi.json"):
         assert get(path).status_code == 404
     assert get("/").status_code == 200
-    for path in ("/", "/what-if?policy=fifo"):
+    for path in ("/", "/sweeps", f"/sweep?sweep={SWEEP}", "/what-if?policy=fifo"):
         assert get(path, method="POST").status_code == 405
 
 

@@ -1,0 +1,174 @@
+"""How a sweep goes: its trials, its learning curves and its GPU timeline, while it runs and after.
+
+Reading and drawing takes half a second of the processor, more for large sweeps, so one result
+serves everybody for ten times as long, and one is made at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hermes_ops.airflow.control.books import Book
+from hermes_ops.core.summary import KEPT, CurvePoints, Segment, SweepSummary, TrialSummary
+from hermes_ops.report.background import Background
+from hermes_ops.report.pictures import Picture, pictures
+from hermes_ops.tracking import SweepRef, Tracker, TrialRun
+from hermes_ops.tracking.columns import BOUNDS_TAG
+from hermes_ops.tracking.overview import BEST, FINAL, MOST_CURVES
+from hermes_ops.tracking.runs import RUN_STATUS
+
+MOST_TRIALS = 2_000
+"""Trials of a sweep that are read, the first that were opened."""
+MOST_POINTS = 120
+"""Points of a curve that MLflow is asked for."""
+FRESH_S, FRESH_CPU, FRESH_WALL = 2.0, 10.0, 2.0
+"""A result is used for so long, or for so many times the processor's and the real time it took."""
+ENDED_FRESH_S = 60.0
+MOST_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What Airflow knows of a sweep: its state, the phases of its trials, segments under way."""
+
+    state: str
+    at_s: float
+    phases: Mapping[int, str] = field(default_factory=dict)
+    segments: Sequence[Segment] = ()
+
+    @classmethod
+    def from_book(cls, state: str, at_s: float, book: Book | None) -> Now:
+        """Return it for a sweep that the controller serves, or served (None)."""
+        if book is None:
+            return cls(state, at_s)
+        live = [t for t in book.trials if t.under_way and t.segment is not None and t.lease]
+        segments = [
+            Segment(t.number, t.segment.epoch, t.lease.gpus, t.segment.started_s)
+            for t in live
+            if t.segment is not None and t.lease is not None
+        ]
+        return cls(state, at_s, {t.number: t.phase.value for t in book.trials}, segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sweep at `read_s` (Unix seconds), and its pictures.
+
+    `drawn`: the trials whose curves are in the picture of curves; `opened`: those that were read.
+    """
+
+    summary: SweepSummary
+    pictures: Sequence[Picture]
+    drawn: int
+    opened: int
+    read_s: float
+
+
+@dataclass(slots=True)
+class ProgressCache:
+    """The progress of the sweeps that were looked at last."""
+
+    clock: Callable[[], float] = time.time
+    _kept: dict[str, tuple[Progress, float]] = field(default_factory=dict)  # with its last moment
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, sweep: str, read: Callable[[], Progress]) -> Progress:
+        """The progress of a sweep, read now or a moment ago; what `read` raises."""
+        kept = self._kept.get(sweep)
+        if kept is not None and (self.clock() <= kept[1] or self._busy.locked()):
+            return kept[0]
+        with self._busy:
+            kept = self._kept.get(sweep)
+            if kept is not None and self.clock() <= kept[1]:
+                return kept[0]  # somebody else has just read it
+            began_s, cpu_s = time.monotonic(), time.thread_time()
+            found = read()
+            cost_s = FRESH_CPU * (time.thread_time() - cpu_s)
+            wait_s = FRESH_WALL * (time.monotonic() - began_s)
+            least_s = ENDED_FRESH_S if found.summary.state in RUN_STATUS else FRESH_S
+            fresh_s = max(least_s, cost_s, wait_s)
+            self._kept.pop(sweep, None)
+            self._kept[sweep] = (found, self.clock() + fresh_s)
+            while len(self._kept) > MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            return found
+
+
+def read_progress(
+    tracker: Tracker, sweep: SweepRef, objective: tuple[str, str], now: Now
+) -> Progress:
+    """Read and draw a sweep by its metric and direction; Unavailable when MLflow is away."""
+    metric, direction = objective
+    runs = tracker.overview.trials(sweep, MOST_TRIALS)
+    drawn = _drawn(runs, direction)
+    curves = tracker.overview.curves([r.run_id for r in drawn], metric, MOST_POINTS)
+    points = {run.number: curves[run.run_id] for run in drawn if run.run_id in curves}
+    summary = SweepSummary(
+        sweep=sweep.sweep_id,
+        state=now.state,
+        trials=tuple(_trial(run, points.get(run.number, ()), direction, now) for run in runs),
+        metric=metric,
+        direction=direction,
+        wall_seconds=0.0,
+    )
+    segments = _segments(runs, now)
+    shown = pictures(summary, points, segments, Background(), only=("curves", "gpus"))
+    return Progress(summary, shown, len(points), len(runs), now.at_s)
+
+
+def _drawn(runs: Sequence[TrialRun], direction: str) -> list[TrialRun]:
+    """Choose the trials whose curves are drawn: of many the open ones, then the best."""
+    sign = -1.0 if direction == "maximize" else 1.0
+
+    def order(run: TrialRun) -> tuple[bool, float, int]:
+        best = run.metrics.get(BEST)
+        value = math.inf if best is None or math.isnan(best.value) else sign * best.value
+        return (not run.is_open, value, run.number)
+
+    return sorted(runs, key=order)[:MOST_CURVES]
+
+
+def _trial(run: TrialRun, points: CurvePoints, direction: str, now: Now) -> TrialSummary:
+    bounds = run.tags.get(BOUNDS_TAG, KEPT)
+    segments = run.segments
+    gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
+    logged = run.metrics.get("hermes.steps")
+    return TrialSummary(
+        number=run.number,
+        state=now.phases.get(run.number, run.state) if run.is_open else run.state,
+        config=run.config,
+        final=points[-1][1] if points else _value(run, FINAL),
+        best=_best([_value(run, BEST), *(value for _, value, _ in points)], direction),
+        steps=points[-1][0] if points else int(logged.value) if logged else 0,
+        segments=len(segments),
+        preemptions=sum(s.outcome == "preempted" for s in segments),
+        gpu_seconds=gpu_s,
+        violates=() if bounds == KEPT else (bounds,),
+        reason=run.tags.get("hermes.reason", ""),
+    )
+
+
+def _best(values: Sequence[float | None], direction: str) -> float | None:
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite:
+        return None
+    return max(finite) if direction == "maximize" else min(finite)
+
+
+def _value(run: TrialRun, metric: str) -> float | None:
+    found = run.metrics.get(metric)
+    return None if found is None else found.value
+
+
+def _segments(runs: Sequence[TrialRun], now: Now) -> list[Segment]:
+    """Return all segments; those under way reach to the present."""
+    found = {(s.trial, s.epoch): s for run in runs for s in run.segments}
+    for segment in now.segments:
+        found.setdefault((segment.trial, segment.epoch), segment)
+    ended = (s if s.end_s is not None else replace(s, end_s=max(now.at_s, s.start_s))
+             for s in found.values())  # fmt: skip
+    return sorted(ended, key=lambda s: (s.start_s, s.trial))
