@@ -58,13 +58,12 @@ class Now:
 class Progress:
     """A sweep at `read_s` (Unix seconds), and its pictures.
 
-    `drawn`: the trials whose curves are in the picture of curves; `opened`: those that were read.
+    `left_out`: trials whose curves are not in the picture, as there are too many.
     """
 
     summary: SweepSummary
     pictures: Sequence[Picture]
-    drawn: int
-    opened: int
+    left_out: int
     read_s: float
 
 
@@ -117,7 +116,7 @@ def read_progress(
     )
     segments = _segments(runs, now)
     shown = pictures(summary, points, segments, Background(), only=("curves", "gpus"))
-    return Progress(summary, shown, len(points), len(runs), now.at_s)
+    return Progress(summary, shown, len(runs) - len(drawn), now.at_s)
 
 
 def _drawn(runs: Sequence[TrialRun], direction: str) -> list[TrialRun]:
