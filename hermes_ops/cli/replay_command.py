@@ -124,27 +124,29 @@ def document(recorded: Recorded, found: Replay) -> dict[str, Any]:
 
 def _print(recorded: Recorded, found: Replay) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from hermes_ops.cli.tables import TableColumn, TableRow, fitted, print_whole
     from hermes_ops.report.words import number_range
 
     measured, console = recorded.measured, Console()
     guards = "" if found.choice.guards else ", without guards"
     title = f"{recorded.workload.name} on {found.gpus} GPUs{guards}"
-    table = Table(title=title)
-    table.add_column("figure")
-    table.add_column(f"measured ({measured.policy or 'unknown policy'})", justify="right")
-    table.add_column(f"replayed ({found.choice.policy})", justify="right")
+    columns = (
+        TableColumn("figure"),
+        TableColumn(f"measured ({measured.policy or 'unknown policy'})", right=True),
+        TableColumn(f"replayed ({found.choice.policy})", right=True),
+    )
     hours = measured.gpu_hours
     rows: tuple[tuple[str, float | None, Bounds], ...] = (
         ("time to best, s", measured.time_to_best_s, found.time_to_best_s),
         ("GPU time, s", 3_600 * hours, found.gpu_hours.times(3_600)),
         ("preemptions", measured.preemptions, found.preemptions),
     )
+    cells = []
     for name, value, bounds in rows:
         known = None if value is None else (value, value)
-        table.add_row(name, number_range(known), number_range(bounds.range))
-    console.print(table)
+        cells.append(TableRow((name, number_range(known), number_range(bounds.range))))
+    print_whole(console, fitted(title, columns, cells, console.width))
     if found.cut_short:
         console.print(_missing(found), highlight=False)
 

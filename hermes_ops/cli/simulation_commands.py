@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hermes_ops.simulator.compare import Comparison, Contender, Result
     from hermes_ops.simulator.workload import Run
 
-WIDTH = 200  # as wide as the table of policies may become, also where there is no terminal
+WIDTH = 200  # as wide as the table of policies may become where there is no terminal
 
 Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.", metavar="N")]
 Nodes = Annotated[str | None, typer.Option(help="Nodes x GPUs, as 16x4.", metavar="NODESxGPUS")]
@@ -133,21 +133,21 @@ def _facts(run: Run, result: Result) -> dict[str, object]:
 
 def _print_run(run: Run, result: Result) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from hermes_ops.cli.tables import TableColumn, TableRow, fitted, print_whole
     from hermes_ops.simulator.tables import metric_rows
 
     title = f"{run.workload.name} on {len(run.gpus)} GPUs under {run.policy}"
-    table = Table("figure", "value", title=title)
-    for name, value in metric_rows(result.metrics):
-        table.add_row(name, value)
-    Console().print(table)
+    columns = [TableColumn("figure"), TableColumn("value")]
+    rows = (TableRow((name, value)) for name, value in metric_rows(result.metrics))
+    console = Console()
+    print_whole(console, fitted(title, columns, rows, console.width))
 
 
 def _report(found: Comparison, folder: Path | None, *, as_json: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from hermes_ops.cli.tables import TableColumn, TableRow, fitted, print_whole
     from hermes_ops.simulator.tables import comparison_rows, document
 
     told = json.dumps(document(found), indent=2)
@@ -159,12 +159,12 @@ def _report(found: Comparison, folder: Path | None, *, as_json: bool) -> None:
         return
     header, rows = comparison_rows(found)
     seeds = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else f"seed {found.seeds[0]}"
-    table = Table(title=f"{found.workload} on {found.gpus} GPUs, {seeds}")
-    for column in header:
-        table.add_column(column, justify="left" if column == header[0] else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(cell.replace(" (", "\n(") for cell in row))
-    Console(width=max(Console().width, WIDTH)).print(table)
+    title = f"{found.workload} on {found.gpus} GPUs, {seeds}"
+    columns = [TableColumn(head, right=place > 0) for place, head in enumerate(header)]
+    cells = (TableRow(tuple(cell.replace(" (", "\n(") for cell in row)) for row in rows)
+    console = Console()
+    width = console.width if console.is_terminal else max(console.width, WIDTH)
+    print_whole(console, fitted(title, columns, cells, width))
     if len(found.seeds) > 1:
         typer.echo("Means over seeds with 95 % bootstrap intervals; speed-ups are geometric means.")
 

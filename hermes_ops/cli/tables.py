@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -17,11 +18,15 @@ _LEAST_WRAPPED = 24
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column: `wraps` for prose, `spare` for what a narrow terminal does without."""
+    """A column: `wraps` for prose, `spare` for what a narrow terminal does without.
+
+    `right`: its cells end at the right, as numbers do.
+    """
 
     head: str
     wraps: bool = False
     spare: bool = False
+    right: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +46,13 @@ def fitted(
     """
     rows = list(rows)
     places = list(range(len(columns)))
+    head = [Text(title, style="italic")] if title else []
     if _taken(columns, rows, places, _LINES) + 1 <= width:
-        return _table(title, columns, rows, places, lines=True)
+        return Group(*head, _table(columns, rows, places, lines=True))
     if _taken(columns, rows, places, _GAP) > width:
         places = [n for n in places if not columns[n].spare]
     parts = _parts(columns, rows, places, width)
-    return Group(
-        *(
-            _table(title if n == 0 else "", columns, rows, part, lines=False)
-            for n, part in enumerate(parts)
-        )
-    )
+    return Group(*head, *(_table(columns, rows, part, lines=False) for part in parts))
 
 
 def is_wide(columns: Sequence[TableColumn], cells: Iterable[tuple[str, ...]], width: int) -> bool:
@@ -88,28 +89,24 @@ def _taken(
 def _least(columns: Sequence[TableColumn], rows: Sequence[TableRow], place: int) -> int:
     """Return the least width of a column."""
     head = cell_len(columns[place].head)
-    widest = max((cell_len(row.cells[place]) for row in rows), default=0)
+    lines = (line for row in rows for line in row.cells[place].splitlines())
+    widest = max(map(cell_len, lines), default=0)
     if columns[place].wraps:
         widest = min(widest, _LEAST_WRAPPED)
     return max(head, widest)
 
 
 def _table(
-    title: str,
-    columns: Sequence[TableColumn],
-    rows: Sequence[TableRow],
-    places: Sequence[int],
-    *,
-    lines: bool,
+    columns: Sequence[TableColumn], rows: Sequence[TableRow], places: Sequence[int], *, lines: bool
 ) -> Table:
-    table = Table(title=Text(title) if title else None) if lines else Table(
-        title=Text(title) if title else None, box=None, padding=(0, _GAP, 0, 0), pad_edge=False,
-        title_justify="left", expand=False,
-    )  # fmt: skip
+    table = Table() if lines else Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
     for place in places:
         column = columns[place]
         least = _least(columns, rows, place)
-        table.add_column(Text(column.head), no_wrap=not column.wraps, min_width=least)
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(
+            Text(column.head), justify=justify, no_wrap=not column.wraps, min_width=least
+        )
     for row in rows:
         table.add_row(*(Text(row.cells[place]) for place in places), style=row.style)
     return table

@@ -63,6 +63,16 @@ def test_the_table_of_the_end_keeps_every_column_in_80_columns() -> None:
              "GPU-seconds"]  # fmt: skip
     assert all(head in text.split() for head in heads)
     assert "stopped_early" in text
+    assert f"{ID}: finished" in text
+
+
+def test_cells_of_two_lines_and_numbers_at_the_right_stay_whole() -> None:
+    columns = [TableColumn("policy"), TableColumn("completion, s", right=True)]
+    rows = [TableRow(("fifo", "12\n(10 to 14)")), TableRow(("frontrunner", "9"))]
+    for width in (20, 80):
+        lines = printed(fitted("", columns, rows, width), width).splitlines()
+        assert any("(10 to 14)" in line for line in lines)
+        assert any("completion, s" in line for line in lines)
 
 
 def listed(sweep: str = ID, state: str = "success", **changes: Any) -> Listed:
