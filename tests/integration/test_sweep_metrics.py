@@ -111,7 +111,7 @@ def test_a_target_ends_the_sweep_once_the_bound_is_kept_too_whichever_is_reporte
 def test_curves_are_those_that_scripts_mean_and_none_is_cut_off_at_its_last_epoch(
     lab: Any, harness: Any
 ) -> None:
-    habits = ["baseline", "batches", "thousands"]
+    habits = ["baseline", "batches", "thousands", "mlflow"]
     space = {"habit": habits}
     sweep = lab.run(
         harness.config("habits", space, "habits.py", "{habit}", budget={"max_epochs": 3})
@@ -124,4 +124,8 @@ def test_curves_are_those_that_scripts_mean_and_none_is_cut_off_at_its_last_epoc
         assert lab.history(run["info"]["run_id"], "loss") == before + curve, habit
         folder = lab.home / "sweeps" / sweep.id / "trials" / str(number)
         assert (folder / "saved").read_text() == habit
-    assert [t["steps"] for t in sweep.document()["trials"]] == [3, 3, 3]
+    assert [t["steps"] for t in sweep.document()["trials"]] == [3, 3, 3, 3]
+    assert (run["info"]["status"], run["info"]["run_name"]) == ("FINISHED", "trial-003")
+    assert run["params"]["habit"] == "mlflow"
+    assert int(run["params"]["process"]) > 1
+    assert [step for step, _ in lab.history(run["info"]["run_id"], "batch_loss")] == [100, 200, 300]

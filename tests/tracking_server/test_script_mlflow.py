@@ -345,3 +345,29 @@ def test_nan_fails_the_trial_at_its_step(trial: ScriptTrial) -> None:
     script = "import time\nlog(values=[0.5, 0.25, float('nan')])\ntime.sleep(60)"
     assert trial.run(script) == "failed"
     assert trial.result["reason"] == "val_loss is NaN at step 3"
+
+
+AUTOLOG = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import numpy, keras, mlflow
+mlflow.set_experiment("of-the-script")
+mlflow.autolog(log_models=False, log_datasets=False, silent=True)
+x = numpy.arange(64.0).reshape(-1, 1) / 64
+model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.1))
+stop = keras.callbacks.EarlyStopping(
+    monitor="loss", patience=1, start_from_epoch=1, min_delta=100.0, restore_best_weights=True
+)
+model.fit(x, 3 * x, epochs=5, validation_split=0.25, callbacks=[stop], verbose=0)
+"""
+
+
+@pytest.mark.tensorflow
+def test_what_mlflow_logs_by_itself_beside_the_keras_hook_is_there_once(trial: ScriptTrial) -> None:
+    assert trial.run(AUTOLOG, begin="", CUDA_VISIBLE_DEVICES="") == "finished", trial.output
+    for name in ("loss", "val_loss"):
+        assert [step for step, _ in trial.curve(name)] == [1, 2, 3]
+    assert trial.curve("stopped_epoch") == [(0, 2.0)]
+    assert trial.params()["opt_name"] == "sgd"
+    assert trial.run_info()["status"] == "RUNNING"

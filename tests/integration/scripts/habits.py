@@ -7,6 +7,12 @@ import time
 
 habit = sys.argv[1]
 print("Namespace(epochs=3, step=1, loss=7.0)", flush=True)
+if habit == "mlflow":
+    import mlflow
+
+    mlflow.set_experiment("of-the-script")
+    mlflow.start_run(run_name="of-the-script")
+    mlflow.log_params({"habit": "another", "process": os.getpid()})
 if habit == "baseline":
     print("epoch=0 loss=9.5", flush=True)
 for epoch in (1, 2, 3):
@@ -16,6 +22,8 @@ for epoch in (1, 2, 3):
             print(f"step={epoch * 100 + batch} batch_loss={loss}", flush=True)
         print(json.dumps({"global_step": epoch * 100, "epoch": epoch, "loss": loss}), flush=True)
         print(f"improved: loss={loss + 9} --> loss={loss}", flush=True)
+    elif habit == "mlflow":
+        mlflow.log_metrics({"loss": loss, "batch_loss": 1.0}, step=epoch * 100)
     elif habit == "thousands":
         print(f"Epoch {epoch}/3 - train loss: 1.0 - loss: {loss:,.2f}", flush=True)
     else:
