@@ -130,6 +130,8 @@ class Segment:
         self._read_board(child.pid, final=True)
         self._read_logged(final=True)
         self._observe(final=True)
+        if code == 0 and not self._objective_seen:
+            self._ask_mlflow()
         return judge(self._facts(code)), code
 
     @property
@@ -189,6 +191,17 @@ class Segment:
             found += [] if self._stop_requests else self._logged.close()
         self._reported.update(m.name for m in found)
         self._store(found)
+
+    def _ask_mlflow(self) -> None:
+        """Find the objective of a script that logs to MLflow and has no hook (`python -I`, R)."""
+        from hermes_ops.trial.mlflow_history import last_step
+
+        if self._options.objective is None:
+            return
+        step = last_step(self._options.objective, os.environ)
+        if step is not None:
+            self._objective_seen = True
+            self.status.step = max(self.status.step, step)
 
     def _read_board(self, pid: int, final: bool = False) -> None:
         """Store what the script has written for TensorBoard; its output then says no more of it."""

@@ -37,6 +37,7 @@ class ScriptTrial:
         self.epoch = 0
         self.number = number
         self.output = ""
+        self.flags: tuple[str, ...] = ()
 
     def environment(self, **more: str) -> dict[str, str]:
         return {
@@ -58,7 +59,7 @@ class ScriptTrial:
         command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.folder)]
         command += ["--epoch", str(self.epoch), "--objective", "val_loss", *options]
         return subprocess.Popen(
-            [*command, "--", sys.executable, "train.py"],
+            [*command, "--", sys.executable, *self.flags, "train.py"],
             cwd=self.folder.parent,
             env=self.environment(**more),
             stdout=subprocess.PIPE,
@@ -339,6 +340,18 @@ def test_what_a_script_says_in_two_ways_is_in_mlflow_once(
     assert trial.run(script) == "finished", trial.output
     assert trial.curve() == curve
     assert [value for _, value in trial.curve("loss")] == [2 * value for value in LOSSES]
+
+
+def test_what_a_script_without_the_hook_logs_in_the_trial_s_run_counts_as_it_is(
+    trial: ScriptTrial,
+) -> None:
+    trial.flags = ("-I",)
+    (trial.folder).mkdir()
+    (trial.folder / "metrics.jsonl").touch()
+    script = "with mlflow.start_run(): log()"
+    assert trial.run(script, MLFLOW_TRACKING_USERNAME="somebody") == "finished", trial.output
+    assert trial.seen() == EPOCHS
+    assert trial.result["step"] == 5
 
 
 def test_nan_fails_the_trial_at_its_step(trial: ScriptTrial) -> None:
