@@ -145,7 +145,12 @@ def read_yaml(text: str, source: object) -> Document:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
         found = getattr(error, "problem", None) or str(error).splitlines()[0]
+        found = found.removeprefix("found ")
         fix = "correct the syntax at that place (indentation, quotes, colons)"
+        if "but got '{'" in found:
+            fix = 'put a text with braces in it in quotes: "--rate={rate}"'
+        elif "cannot start any token" in found:
+            fix = "put the text in quotes, and indent with blanks, not tabs"
         raise _syntax(source, line, found, fix) from error
     return document
 

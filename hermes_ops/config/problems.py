@@ -66,6 +66,7 @@ STARS = "..."
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|PWD|KEY|CRED|AUTH|LICEN[CS]E|PIN|PAT\b", re.IGNORECASE
 )
+MAPPING_EXPECTED = ("model_type", "model_attributes_type")
 LONGEST_BITS = 128
 MOST_COUNTED = 10**12
 
@@ -229,8 +230,12 @@ def _unknown(path: KeyPath, section: type[BaseModel] | None, holder: object) -> 
 
 
 def _missing(path: KeyPath, field: FieldInfo | None) -> Problem:
-    meaning = _meaning(field) or "a value"
-    return Problem(dotted(path), "nothing", f"a value: {meaning}", _fix(path, field, None))
+    meaning = _meaning(field)
+    section = SECTIONS.get(path)
+    fix = _example(path, [] if section is None else _examples_of(section))
+    fix = fix or _fix(path, field, None)
+    allowed = f"a value: {meaning}" if meaning else "this section of the file"
+    return Problem(dotted(path), "nothing", allowed, fix)
 
 
 def _tag(path: KeyPath, given: object) -> Problem:
@@ -248,7 +253,7 @@ def _allowed(error: ErrorDetails, field: FieldInfo | None) -> str:
         rule = re.sub(pattern, words, rule)
     if error["type"] == "string_pattern_mismatch":
         rule = NAMES.get(error["ctx"]["pattern"], rule)
-    if error["type"] in ("model_type", "model_attributes_type"):
+    if error["type"] in MAPPING_EXPECTED:
         rule = "a mapping of keys to values"
     meaning = _meaning(field)
     return f"{rule} ({meaning})" if meaning else rule
@@ -261,29 +266,34 @@ def _meaning(field: FieldInfo | None) -> str:
 
 def _fix(path: KeyPath, field: FieldInfo | None, error: ErrorDetails | None) -> str:
     examples = [] if field is None else list(field.examples or ())
-    if not examples and error is not None:
-        examples = _example_of(error, path)
-    if examples:
-        shown = _flow(examples[0])
-        return f"for example `{shown if isinstance(path[-1], int) else f'{path[-1]}: {shown}'}`"
+    if not examples and error is not None and error["type"] in MAPPING_EXPECTED and path:
+        section = SECTIONS.get(tuple(part for part in path if not isinstance(part, int)))
+        section = PARAMETERS["uniform"] if path[:2] == SPACE else section
+        examples = [] if section is None else _examples_of(section)
+    if fix := _example(path, examples):
+        return fix
     if error is not None and error["type"] == "enum":
         return "write one of these"
     return "write a value of that kind" if path else "write a mapping with the keys of a sweep"
 
 
-def _example_of(error: ErrorDetails, path: KeyPath) -> list[object]:
-    """An example of a whole section; none of one whose keys have none."""
-    if error["type"] not in ("model_type", "model_attributes_type") or not path:
-        return []
-    section = SECTIONS.get(tuple(part for part in path if not isinstance(part, int)))
-    if path[:2] == SPACE:
-        section = PARAMETERS["uniform"]
-    fields = {} if section is None else section.model_fields
-    needed = {name: (field.examples or [None])[0] for name, field in fields.items()
-              if field.is_required()}  # fmt: skip
-    if section is PARAMETERS["uniform"]:
-        needed["type"] = "uniform"
-    return [needed] if needed and None not in needed.values() else []
+def _example(path: KeyPath, examples: Sequence[object]) -> str:
+    if not examples:
+        return ""
+    shown = _flow(examples[0])
+    return f"for example `{shown if isinstance(path[-1], int) else f'{path[-1]}: {shown}'}`"
+
+
+def _examples_of(section: type[BaseModel]) -> list[object]:
+    """The keys that a section needs, with their examples; none where one of them has none."""
+    kind = get_args(field.annotation) if (field := section.model_fields.get("type")) else ()
+    needed = {"type": kind[0]} if kind else {}
+    for name, field in section.model_fields.items():
+        if field.is_required() and name not in needed:
+            if not field.examples:
+                return []
+            needed[name] = field.examples[0]
+    return [needed] if needed else []
 
 
 def _flow(value: object) -> str:

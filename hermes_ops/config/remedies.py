@@ -128,6 +128,9 @@ def _quoted(key: str | int, given: object) -> str:
         return f"write {_at(key, chr(34) * 2)} for an empty text, or remove it"
     if isinstance(given, bool | int | float):
         return f"put it in quotes: {_at(key, json.dumps(text(given)))}"
+    if isinstance(given, dict) and [*given.values()] == [None]:  # {name} without quotes in YAML
+        (name,) = given
+        return f"put it in quotes: {_at(key, json.dumps(f'{{{name}}}'))}"
     return ""
 
 

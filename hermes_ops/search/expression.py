@@ -120,6 +120,18 @@ def within(node: Node) -> Iterator[Node]:
             yield from within(operand)
 
 
+_OTHERWISE = {"&&": "and", "||": "or", "!": "not", "=": "==", "&": "and", "|": "or"}
+"""What other languages write, the longer ones first, and what it is here."""
+
+
+def _meant(rest: str) -> str:
+    """How to correct what stands at the beginning of the rest of an expression."""
+    for theirs, ours in _OTHERWISE.items():
+        if rest.startswith(theirs):
+            return f"write {ours} in the place of {theirs}"
+    return "write what is allowed; a name with . or - in it stands in braces, {name}"
+
+
 def _scan(source: str) -> tuple[str, dict[int, Value | Name]]:
     """The source with texts and names blanked out, and what stands where, by character from 0."""
     words: dict[int, Value | Name] = {}
@@ -129,7 +141,7 @@ def _scan(source: str) -> tuple[str, dict[int, Value | Name]]:
         token = _TOKEN.match(source, at)
         if token is None:
             found = f"{source[at : at + 10]!r} at character {at + 1}"
-            fix = "write what is allowed; a name with . or - in it stands in braces, {name}"
+            fix = _meant(source[at:])
             raise ConstraintError(found, fix)
         kind, word = str(token.lastgroup), token.group()
         count += kind != "space"

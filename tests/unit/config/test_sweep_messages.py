@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes_ops.config import parse
+from hermes_ops.config import load_file, parse
 from hermes_ops.errors import ConfigError, Problem
 
 SWEEP: dict[str, Any] = {
@@ -188,6 +189,48 @@ def test_braces_that_name_no_parameter_are_told_what_to_do(argument: str, fix: s
 
 def test_a_space_that_is_missing_is_one_problem() -> None:
     assert set(problems(changed("search.space", []))) == {"search.space"}
+
+
+@pytest.mark.parametrize("section", ["objective", "search", "trial", "budget"])
+def test_a_section_that_is_missing_is_shown_by_an_example(section: str) -> None:
+    found = problems({key: value for key, value in SWEEP.items() if key != section})[section]
+    assert found.allowed == "this section of the file"
+    assert f"for example `{section}: {{" in found.fix
+
+
+def test_a_placeholder_without_quotes_is_told_to_stand_in_them(tmp_path: Path) -> None:
+    given = {"trial.command": ["python", "train.py", {"lr": None}]}
+    assert 'put it in quotes: `"{lr}"`' in problems(changed(*given.popitem()))[
+        "trial.command[2]"
+    ].fix  # fmt: skip
+    file = tmp_path / "sweep.yaml"
+    for line, fix in [
+        ("command: [python, --lr={lr}]", "in quotes"),
+        ("name: @home", "in quotes"),
+        ("name:\n\t- x", "not tabs"),
+    ]:
+        file.write_text(line)
+        with pytest.raises(ConfigError) as caught:
+            load_file(file)
+        (problem,) = caught.value.problems
+        assert fix in problem.fix
+        assert "found found" not in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "fix"),
+    [
+        ("lr < 0.1 && lr > 0", "write and in the place of &&"),
+        ("lr < 0.1 || lr > 0.5", "write or in the place of ||"),
+        ("!(lr < 0.1)", "write not in the place of !"),
+        ("lr = 0.1", "write == in the place of ="),
+    ],
+)
+def test_the_signs_of_other_languages_are_told_what_they_are_here(
+    constraint: str, fix: str
+) -> None:
+    found = problems(changed("search.constraints", [constraint]))["search.constraints[0]"]
+    assert fix in found.fix
 
 
 def test_the_words_for_what_is_allowed_are_plain() -> None:

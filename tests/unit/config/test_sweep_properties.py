@@ -91,6 +91,7 @@ VALID: dict[str, Any] = {
         "python": "/usr/bin/python3",
         "command": ["python", "train.py", "{rate}"],
         "directory": "/tmp",
+        "workspace": "shared",
         "environment": {"DATA": "x"},
         "gpus": 2,
         "preemptible": False,
