@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hermes_ops.trial.channel import announce
-from hermes_ops.trial.keras_backup import take_out_backups
+from hermes_ops.trial.keras_backup import shared_files, take_out_backups
 from hermes_ops.trial.runtime import Runtime, runtime
 from hermes_ops.trial.session import Backend, Session
 
@@ -25,9 +25,12 @@ def run_fit(backend: Backend, original: Original, model: Any, args: Any, kwargs:
         return original(model, *args, **kwargs)
     call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
-    left_out = take_out_backups(call.arguments)
-    if left_out is not None:
-        process.say_once(left_out)
+    for said in (
+        take_out_backups(call.arguments),
+        shared_files(call.arguments, process.folder),
+    ):
+        if said is not None:
+            process.say_once(said)
     process.begun += 1
     process.model_number(model)
     number = process.begun - 1

@@ -1,13 +1,16 @@
-"""Keras' own backups: left out, as Hermes resumes the training and trials share their folder."""
+"""Callbacks of Keras whose files trials share: backups are left out, the others are named."""
 # ruff: noqa: ANN401 - the objects of Keras have no types here
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 _NAME = "BackupAndRestore"
 _PACKAGES = ("keras", "tf_keras", "tensorflow")
+_FILES = ("filepath", "filename")  # of ModelCheckpoint and CSVLogger
 
 
 def take_out_backups(arguments: MutableMapping[str, Any]) -> str | None:
@@ -27,6 +30,28 @@ def take_out_backups(arguments: MutableMapping[str, Any]) -> str | None:
     return (
         f"{_NAME} is left out: Hermes resumes this fit itself, and another trial "
         f"might have left its epoch in {folders}"
+    )
+
+
+def shared_files(arguments: Mapping[str, Any], trial_folder: Path) -> str | None:
+    """Return the line that names files which callbacks write where other trials write theirs."""
+    try:
+        if Path.cwd().is_relative_to(trial_folder):
+            return None
+    except OSError:  # it is there no more
+        return None
+    found = {
+        f"{type(callback).__name__} ({name})"
+        for callback in _members(arguments.get("callbacks"))
+        for name in (str(getattr(callback, key, "") or "") for key in _FILES)
+        if name and "://" not in name and not os.path.isabs(name)
+    }
+    if not found:
+        return None
+    return (
+        f"files in the working directory, which all trials of the sweep share: "
+        f"{', '.join(sorted(found))}; unless their names differ from trial to trial, put them into "
+        "$HERMES_TRIAL_DIR or write trial.directory: copy"
     )
 
 

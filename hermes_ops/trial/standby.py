@@ -176,7 +176,7 @@ class Keeper:
         standby = self.running.get(connection)
         if standby is not None:
             self._forget(connection)
-            _end(standby)
+            self._end(standby)
 
     def _forget(self, connection: socket.socket) -> None:
         self.running.pop(connection, None)
@@ -192,8 +192,9 @@ class Keeper:
         for connection, standby in list(self.running.items()):
             code = standby.reaper.poll()
             if code is not None:
-                if standby.reaper.lost:
-                    self._end_strays(standby)
+                lost = self.running.pop(connection).reaper.lost
+                if lost:
+                    self._end_strays()
                 with contextlib.suppress(OSError):
                     connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
                 self._forget(connection)
@@ -207,10 +208,9 @@ class Keeper:
             ]
         )
 
-    def _end_strays(self, lost: Standby) -> None:
-        """A reaper was killed: what was below it is below us, and is none of our reapers."""
-        standbys = [*self.idle, *self.running.values()]
-        known = {s.reaper.pid for s in standbys if s is not lost}
+    def _end_strays(self) -> None:
+        """End what is below us and no reaper's: their own one was killed."""
+        known = {s.reaper.pid for s in (*self.idle, *self.running.values())}
         end_descendants(os.getpid(), END_S, without=known)
 
     def _replenish(self) -> None:
@@ -269,7 +269,12 @@ class Keeper:
         for standby in standbys:
             self.idle.remove(standby)
             self.selector.unregister(standby.socket)
-            _end(standby)
+            self._end(standby)
+
+    def _end(self, standby: Standby) -> None:
+        standby.reaper.end()
+        standby.socket.close()
+        self._end_strays()
 
 
 def _copied(standby: Standby, message: dict[str, Any], handles: list[int]) -> Standby | None:
@@ -316,11 +321,6 @@ def _promised(standby: Standby, message: dict[str, Any], handles: list[int]) -> 
     except OSError:
         return None
     return standby
-
-
-def _end(standby: Standby) -> None:
-    standby.reaper.end()
-    standby.socket.close()
 
 
 def _listen(path: Path) -> socket.socket:

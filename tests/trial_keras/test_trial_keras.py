@@ -144,10 +144,10 @@ def test_a_backup_that_another_trial_has_left_is_neither_used_nor_written(
     assert left.returncode == 9
     assert files, "the script left no backup"
     assert run.segment("TERM:0:2:3") == 75, run.output
+    assert len(run.said("hermes: BackupAndRestore is left out")) == 1
     assert run.segment() == 0, run.output
     assert_same(run, whole)
     assert sorted(backup.rglob("*")) == files
-    assert len(run.said("hermes: BackupAndRestore is left out")) == 1
 
 
 def test_of_several_fits_those_that_are_complete_are_not_run_again(
