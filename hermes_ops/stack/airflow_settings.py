@@ -7,6 +7,8 @@ inherits the environment of the scheduler that starts it.
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from urllib.parse import quote
 
 from hermes_ops.stack.credentials import (
     ADMIN_USER,
@@ -27,8 +29,13 @@ EXTRA_WORKERS = 8
 def database_url(settings: Settings) -> str:
     """Return the SQLAlchemy address of Airflow's metadata."""
     if settings.airflow_db is None:
-        return f"sqlite:///{settings.layout.airflow / 'airflow.db'}"
+        return sqlite_url(settings.layout.airflow / "airflow.db")
     return with_driver(settings.airflow_db)
+
+
+def sqlite_url(file: Path) -> str:
+    """Return the SQLAlchemy address of a file, whatever characters its path has."""
+    return f"sqlite:///{quote(str(file))}"
 
 
 def with_driver(url: str) -> str:

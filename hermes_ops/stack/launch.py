@@ -25,8 +25,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("name")
     options = parser.parse_args(arguments)
-    reap(options.home, options.name)
-    program = json.loads(Layout(options.home).programs.read_text())[options.name]
+    home = options.home.resolve()  # relative to the supervisor's own folder
+    reap(home, options.name)
+    program = json.loads(Layout(home).programs.read_text())[options.name]
     os.nice(program.get("nice", 0))  # not in the table of an earlier version
     os.execve(program["command"][0], program["command"], program["environment"])  # noqa: S606
 

@@ -9,6 +9,7 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 
@@ -27,6 +28,10 @@ API_LOCK_WAIT_S = 1.0
 AIRFLOW_PROGRAMS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 BACKGROUND_NICE = 5
+
+# Relative to the supervisor's folder, in which programs run: MLflow takes a path both as it stands
+# and with %xx decoded.
+_MLFLOW_SQLITE = "sqlite:///../mlflow/{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,11 @@ def _mlflow(settings: Settings, secrets: Credentials, record: StackRecord) -> Pr
     layout = settings.layout
     port = record.mlflow_url.rpartition(":")[2]
     options = ["server", "--host", "127.0.0.1", "--port", port, "--workers", "1"]
-    options += ["--serve-artifacts", "--artifacts-destination", str(layout.artifacts)]
+    options += [
+        "--serve-artifacts",
+        "--artifacts-destination",
+        f"file://{quote(str(layout.artifacts))}",
+    ]
     environment = {
         # By environment: the address may hold a password.
         "MLFLOW_BACKEND_STORE_URI": mlflow_database_url(settings),
@@ -125,7 +134,7 @@ def _mlflow(settings: Settings, secrets: Credentials, record: StackRecord) -> Pr
 def mlflow_database_url(settings: Settings) -> str:
     """Return the SQLAlchemy address of MLflow's tracking store."""
     if settings.mlflow_db is None:
-        return f"sqlite:///{settings.layout.mlflow / 'mlflow.db'}"
+        return _MLFLOW_SQLITE.format("mlflow.db")
     return airflow_settings.with_driver(settings.mlflow_db)
 
 
@@ -134,7 +143,7 @@ def _auth_config(layout: Layout, secrets: Credentials) -> Path:
     lines = [
         "[mlflow]",
         "default_permission = READ",
-        f"database_uri = sqlite:///{layout.mlflow / 'auth.db'}",
+        f"database_uri = {_MLFLOW_SQLITE.format('auth.db')}",
         f"admin_username = {MLFLOW_USER}",
         f"admin_password = {secrets.mlflow_password}",
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
@@ -176,21 +185,24 @@ def write_configuration(layout: Layout, programs: list[Program], record: StackRe
         for program in programs
     }
     write_private(layout.programs, json.dumps(table))
-    sections = [_supervisor_section(layout), *(_program_section(layout, p) for p in programs)]
+    sections = [_supervisor_section(), *(_program_section(p) for p in programs)]
     write_private(layout.supervisor_config, "\n".join(sections))
 
 
-def _supervisor_section(layout: Layout) -> str:
-    return f"""[unix_http_server]
-file={_escaped(layout.supervisor_socket)}
+def _supervisor_section() -> str:
+    """The supervisor's own part. Paths are relative to the folder that it runs in: it expands the
+    path of a log twice, so that a % in it cannot be escaped, and takes what follows " ;" for a
+    comment.
+    """
+    return """[unix_http_server]
+file=supervisor.sock
 chmod=0700
 
 [supervisord]
-logfile={_escaped(layout.log("supervisor"))}
+logfile=../logs/supervisor.log
 logfile_maxbytes=10MB
 logfile_backups=2
-pidfile={_escaped(layout.supervisor_pid)}
-directory={_escaped(layout.run)}
+pidfile=supervisord.pid
 nodaemon=true
 silent=true
 nocleanup=true
@@ -200,9 +212,9 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
 
 
-def _program_section(layout: Layout, program: Program) -> str:
+def _program_section(program: Program) -> str:
     launcher = [sys.executable, "-P", "-m", "hermes_ops.stack.launch"]
-    command = shlex.join([*launcher, "--home", str(layout.home), program.name])
+    command = shlex.join([*launcher, "--home", "..", program.name])
     return f"""[program:{program.name}]
 command={_escaped(command)}
 autostart=false
@@ -214,7 +226,7 @@ stopwaitsecs={program.stop_wait_s}
 stopasgroup={str(program.signal_group).lower()}
 killasgroup=true
 redirect_stderr=true
-stdout_logfile={_escaped(layout.log(program.name))}
+stdout_logfile=../logs/{program.name}.log
 stdout_logfile_maxbytes=10MB
 stdout_logfile_backups=2
 """

@@ -77,6 +77,7 @@ class Supervisor:
                 start_new_session=True,
             )
         self._await_answer(process)
+        process.returncode = 0  # it outlives us: nobody waits for it
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
         deadline_s = time.monotonic() + START_WAIT_S

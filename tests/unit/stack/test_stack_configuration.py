@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hermes_ops.stack import airflow_settings, credentials, programs
 from hermes_ops.stack.layout import Layout, shared_folder
 from hermes_ops.stack.record import StackRecord
 from hermes_ops.stack.settings import Settings, resolve
+from hermes_ops.stack.supervisor import Supervisor
 
 
 def _settings(home: Path, **options: object) -> Settings:
@@ -135,17 +137,25 @@ def test_variables_of_the_callers_own_airflow_do_not_reach_the_stack(
     assert environment["HERMES_NODES"] == "node-a=2"
 
 
-def test_a_percent_sign_in_the_home_survives_the_supervisors_configuration(tmp_path: Path) -> None:
-    home = tmp_path / "a%b c"
-    settings = _settings(home)
-    chosen = _record(settings)
-    table = programs.programs_of(settings, credentials.ensure(settings.layout), chosen)
-    programs.write_configuration(settings.layout, table, chosen)
-    parsed = configparser.RawConfigParser()
-    parsed.read_string(settings.layout.supervisor_config.read_text())
-    assert parsed["supervisord"]["directory"] == f"{tmp_path}/a%%b c/run"
-    assert f"'{tmp_path}/a%%b c'" in parsed["program:mlflow"]["command"]
-    assert parsed["program:mlflow"]["command"].startswith(sys.executable)
+@pytest.mark.parametrize("name", ["a%b c", "100%", "%(here)s ;x #y", "%20%s{x}'"])
+def test_a_real_supervisor_runs_a_program_in_a_home_of_any_name(tmp_path: Path, name: str) -> None:
+    settings = _settings(tmp_path / name)
+    settings.layout.create()
+    code = "import os, time; print(os.environ['HERMES_HOME'], flush=True); time.sleep(60)"
+    table = [programs.Program("probe", (sys.executable, "-c", code))]
+    programs.write_configuration(settings.layout, table, _record(settings))
+    supervisor, log = Supervisor(settings.layout), settings.layout.log("probe")
+    try:
+        supervisor.start()
+        supervisor.start_program("probe")
+        deadline_s = time.monotonic() + 30
+        while not (log.exists() and log.read_text()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert log.read_text() == f"{tmp_path / name}\n"
+        assert settings.layout.log("supervisor").exists()
+        assert settings.layout.supervisor_pid.exists()
+    finally:
+        supervisor.shutdown()
 
 
 def test_every_program_is_restarted_and_its_group_is_killed_in_the_end(tmp_path: Path) -> None:
