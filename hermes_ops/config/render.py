@@ -12,6 +12,13 @@ from hermes_ops.config.model import SweepConfig
 from hermes_ops.config.pod import RunIn
 from hermes_ops.search.space import Value, text
 
+MOST_ARGUMENT_BYTES = 131_071
+"""Linux takes no longer argument or variable (MAX_ARG_STRLEN)."""
+
+MOST_BYTES, PER_TEXT_BYTES = 1_900_000, 9
+"""Of all together, each with its end and its address; Linux takes 2 MiB, the rest is Hermes' own
+and what the script inherits."""
+
 INTERPRETERS = ("python", "python3")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 _OPTION = re.compile(r"--?[^-=\s{}][^=\s{}]*")
@@ -103,6 +110,34 @@ def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict
         "HERMES_OTHER_METRICS": json.dumps(others) if others else "",
     }
     return {**trial.environment, **values, **{k: v for k, v in ours.items() if v}}
+
+
+def why_not_started(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return why Linux would not start this command with these variables; None if it would."""
+    for place, argument in enumerate(command):
+        if (size := _bytes(argument)) > MOST_ARGUMENT_BYTES:
+            return (
+                f"argument {place} of its command has {size:,} bytes, and Linux takes at most "
+                f"{MOST_ARGUMENT_BYTES:,}: let the script read HERMES_PARAM_<NAME> for each "
+                "parameter, or a file"
+            )
+    for name, value in environment.items():
+        if (size := _bytes(name) + 1 + _bytes(value)) > MOST_ARGUMENT_BYTES:
+            return (
+                f"the environment variable {name} has {size:,} bytes, and Linux takes at most "
+                f"{MOST_ARGUMENT_BYTES:,}: let the script read a file"
+            )
+    texts = [*command, *(f"{name}={value}" for name, value in environment.items())]
+    if (size := sum(_bytes(text) + PER_TEXT_BYTES for text in texts)) > MOST_BYTES:
+        return (
+            f"its command and its variables have {size:,} bytes together, and Linux takes at most "
+            f"{MOST_BYTES:,}: let the script read long texts from a file"
+        )
+    return None
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="surrogateescape"))
 
 
 def variable(name: str) -> str:

@@ -72,11 +72,14 @@ class Applier:
     monitor: Monitor = field(default_factory=Monitor)
     hands: Hands = field(default_factory=Hands)
     faults: FaultBarrier = field(default_factory=FaultBarrier)
+    idle_hands: Hands | None = None
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
     _granting: Granting = field(init=False)
 
     def __post_init__(self) -> None:
-        self._granting = Granting(self.tracker, self.hands, self._tags, self.faults)
+        self._granting = Granting(
+            self.tracker, self.hands, self._tags, self.faults, self.idle_hands
+        )
 
     def apply(
         self,

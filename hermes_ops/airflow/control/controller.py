@@ -267,7 +267,8 @@ def build(pool: str) -> Controller:
     monitor = Monitor(pool)
     monitor.follow(curves.newest_s)
     hands = Hands(1 if metadata.engine.dialect.name == "sqlite" else AT_ONCE)
-    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor, hands)
+    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor, hands,
+                      idle_hands=Hands(1, in_background=True))  # fmt: skip
     priors = PriorFeed(tracker)
     cluster = AirflowCluster(
         pool, metadata, curves, applier, decisions, priors=priors, nodes=node_names()

@@ -37,6 +37,9 @@ SERVICE_PATIENCE_S = 600.0
 
 REASON_CHARACTERS = 1_000
 
+SLOW_S = 1.0
+"""A call that takes so long is named in the log, as all sweeps have waited for it."""
+
 DRAW, RENDER = "draw its configuration", "make its command"
 OPEN, GRANT = "open its run in MLflow", "write its lease"
 STARTING = frozenset({DRAW, RENDER, OPEN, GRANT})
@@ -141,6 +144,7 @@ class FaultBarrier:
     def _called(self, subject: Subject, step: str, call: Callable[[], T]) -> Done[T] | None:
         if not self._is_due(subject, step):
             return None
+        begun_s = time.monotonic()
         try:
             value = call()
         except Exception as error:  # whatever it is: the others must go on
@@ -149,6 +153,9 @@ class FaultBarrier:
                 raise
             return None
         self.clear(subject, step)
+        took_s = time.monotonic() - begun_s
+        if took_s >= SLOW_S:
+            log.warning("Of %s: %s took %.1f s, for which the round waited", subject, step, took_s)
         return Done(value)
 
     def note(self, subject: Subject, step: str, error: Exception) -> None:

@@ -28,8 +28,9 @@ from hermes_ops.airflow.control.search_process import SlowSearches, is_slow
 from hermes_ops.airflow.records import Lease, Segment
 from hermes_ops.airflow.trial.metrics import Ending, finish_run
 from hermes_ops.config import leased_pod
+from hermes_ops.config.render import why_not_started
 from hermes_ops.core.model import JobId, Snapshot, Start
-from hermes_ops.errors import Unavailable
+from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Granting:
     hands: Hands
     tags: Callable[[Book, Trial], dict[str, str]]
     faults: FaultBarrier = field(default_factory=FaultBarrier)
+    idle_hands: Hands | None = None  # for what nobody waits for; None: the same hands
     searches: SlowSearches = field(default_factory=SlowSearches)
     _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
@@ -94,10 +96,10 @@ class Granting:
 
     def complete(self, *, whole: bool = False) -> None:
         """Write the params of runs that were opened without; those that MLflow does not take now
-        at the next call. Returns at once where there are several hands, unless `whole`.
+        at the next call. Returns at once where that is done in the background, unless `whole`.
         """
         for run_id in self._bare.keys() - self._writing.keys():
-            self._writing[run_id] = self.hands.begin(
+            self._writing[run_id] = (self.idle_hands or self.hands).begin(
                 self.tracker.add_params, run_id, self._bare[run_id]
             )
         if whole:
@@ -209,16 +211,19 @@ def _of(book: Book, config: dict[str, Any]) -> Lease:
     """What the sweep says of a trial with that configuration; no GPUs and no run as yet."""
     plan = book.plan
     spec, budget = plan.config.trial, plan.config.budget
+    command, environment = book.command(config), book.environment(config)
+    if (why := why_not_started(command, environment)) is not None:
+        raise HermesError(why)
     return Lease(
         epoch=1,
         gpus=(),
         granted_s=0.0,
         run_id="",
         config=config,
-        command=book.command(config),
+        command=command,
         directory=str(spec.directory),
         workspace=spec.workspace.value,
-        environment=book.environment(config),
+        environment=environment,
         python=spec.python,
         objective=plan.config.objective.metric,
         direction=plan.config.objective.direction.value,

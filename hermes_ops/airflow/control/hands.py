@@ -19,6 +19,8 @@ class Hands:
     """Makes calls at the same time; with one hand each is over before the next one begins."""
 
     at_once: int = 1
+    in_background: bool = False
+    """With one hand: whether whoever begins a call goes on meanwhile."""
     _pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -26,7 +28,7 @@ class Hands:
 
     def begin(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
         """Make the call; its answer or its error is the future's. A call must not begin others."""
-        if self.at_once > 1:
+        if self.at_once > 1 or self.in_background:
             return self._pool.submit(call, *args, **named)
         try:
             return known(call(*args, **named))

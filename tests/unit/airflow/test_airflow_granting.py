@@ -84,3 +84,16 @@ def test_leases_come_in_the_order_of_their_runs_and_those_that_stand_come_first(
 def test_a_run_that_is_not_opened_keeps_no_other_trial_from_its_lease() -> None:
     asked = {JobId("s/0"): failed(Unavailable("MLflow is away")), JobId("s/1"): known(lease())}
     assert [job for job, _ in opened(asked, FaultBarrier())] == ["s/1"]
+
+
+def test_a_command_that_linux_would_refuse_is_a_problem_of_its_trial_alone() -> None:
+    space = {"p": {"type": "choice", "values": ["a" * 10_000]}}
+    search = {"algorithm": "random", "seed": 7, "max_trials": 8, "space": space}
+    trial = {"command": ["python", "train.py", "{p}" * 14], "directory": "/"}
+    outside = Journal()
+    applier = outside.applier()
+    begin(applier, book(pending(0), search=search, trial=trial), 0)
+    (fault,) = applier.faults.faults
+    assert fault.step == "make its command"
+    assert "140,000 bytes, and Linux takes at most 131,071" in fault.reason
+    assert not outside.of("open", "put")

@@ -27,6 +27,18 @@ def test_with_one_hand_a_call_is_over_when_it_has_begun() -> None:
     assert all(future.done() for future in begun)
 
 
+def test_one_hand_in_the_background_lets_its_caller_go_on_and_keeps_the_order() -> None:
+    hands, may_end, order = Hands(1, in_background=True), threading.Event(), list[int]()
+    first = hands.begin(may_end.wait, LIMIT_S)
+    second = hands.begin(order.append, 2)
+    assert not first.done()
+    assert not second.done()
+    may_end.set()
+    assert answers([first]) == [True]
+    answers([second])
+    assert order == [2]
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_an_error_comes_to_whoever_asks_for_the_answer(at_once: int) -> None:
     def away() -> None:
