@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -31,6 +32,7 @@ PERIOD_S = 0.5
 SILENCE_S = 30.0  # then the user is told that Airflow does not answer
 STATE_PERIOD_S = 2.0  # Airflow is asked less often than the view is read: it has trials to serve
 ROWS = 40
+MOST_SETTINGS, LONGEST_SETTING = 20, 80
 _PROGRESS = ""  # key of the line of progress among those that were said
 STYLES = {"running": "bold green", "starting": "green", "stopping": "yellow", "ended": "dim"}
 
@@ -230,7 +232,7 @@ def print_standing(connection: Connection, sweep: str, found: Mapping[str, Any])
     for line in (*why_ended(found), *missed_bounds(found)):
         console.print(Text(line))
     if best is not None:
-        settings = ", ".join(f"{k}={as_text(v)}" for k, v in best["config"].items())
+        settings = settings_line(best["config"])
         console.print(Text(f"Best: trial {best['number']} ({as_text(best['best'])}) {settings}"))
     elif found["state"] in ENDED_STATES:
         console.print(Text(why_no_best(found)))
@@ -240,6 +242,17 @@ def print_standing(connection: Connection, sweep: str, found: Mapping[str, Any])
     )
     console.print(f"MLflow   {_page(connection, sweep)}", soft_wrap=True)
     _print_comparison(console, connection, sweep)
+
+
+def settings_line(config: Mapping[str, Any]) -> str:
+    """Return a configuration in one line; of many parameters the first, of long texts the start."""
+    shown = [f"{name}={_short(as_text(v))}" for name, v in islice(config.items(), MOST_SETTINGS)]
+    rest = len(config) - len(shown)
+    return ", ".join([*shown, f"and {rest} more"] if rest else shown)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_SETTING else text[:LONGEST_SETTING] + "…"
 
 
 def why_ended(found: Mapping[str, Any]) -> list[str]:

@@ -72,8 +72,9 @@ class Applier:
     monitor: Monitor = field(default_factory=Monitor)
     hands: Hands = field(default_factory=Hands)
     faults: FaultBarrier = field(default_factory=FaultBarrier)
-    idle_hands: Hands | None = None
+    idle_hands: Hands = field(default_factory=Hands)  # for what no round waits for
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
+    _describing: dict[str, Future[None]] = field(default_factory=dict)
     _granting: Granting = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,7 +92,7 @@ class Applier:
     ) -> None:
         """Carry out the actions of one plan, then correct every rank that differs from it."""
         for book in books.values():
-            self.faults.attempt(Subject(book.sweep), "tag its run", self._describe, book, snapshot)
+            self._describe_later(book, snapshot)
         ends = [a for a in actions if not isinstance(a, Start)]
         taking = {
             a.job: self.hands.begin(self._try_to_take_back, *find(books, a.job), a, snapshot.time_s)
@@ -117,6 +118,12 @@ class Applier:
         revoked = {done.value for done in left.values() if done is not None and done.value}
         self._rerank(books, plan, leases, revoked)
         self.faults.end_round()
+
+    def _describe_later(self, book: Book, snapshot: Snapshot) -> None:
+        """Set the tags of a sweep's run while the round goes on."""
+        before = self._describing.get(book.sweep)
+        if before is None or before.done():
+            self._describing[book.sweep] = self.idle_hands.begin(self._describe, book, snapshot)
 
     def _describe(self, book: Book, snapshot: Snapshot) -> None:
         """Set the tags of a sweep's run that say where it runs."""
@@ -231,6 +238,7 @@ class Applier:
 
     def forget(self, sweep: str) -> None:
         """Take nothing as known of a sweep that has ended: it may go on."""
+        self._describing.pop(sweep, None)
         for tagged in [key for key in self._tagged if key[0] == sweep]:
             del self._tagged[tagged]
         self._granting.forget(sweep)

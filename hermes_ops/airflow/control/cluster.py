@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ParamSpec
 
 from hermes_ops.airflow.control.abandoned import end_unreadable, settle_abandoned
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.books import Book, Plan
 from hermes_ops.airflow.control.curves import CurveFeed
 from hermes_ops.airflow.control.decisions import DecisionLog
-from hermes_ops.airflow.control.faults import THE_POOL, FaultBarrier, Subject
+from hermes_ops.airflow.control.faults import THE_POOL, Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.janitor import Janitor
 from hermes_ops.airflow.control.overlap import overtaken, replaced
 from hermes_ops.airflow.control.pod_janitor import PodJanitor
@@ -25,6 +27,8 @@ from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.records import CloseRecord
 from hermes_ops.core.model import Action, Job, Snapshot
 from hermes_ops.core.model import Plan as Allocation
+
+P = ParamSpec("P")
 
 PERIOD_S = 1.0
 """Seconds between two rounds when nothing nudges the controller, no curve has changed and no review
@@ -57,6 +61,7 @@ class AirflowCluster:
     _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
     _nudge: Nudge = field(default_factory=controller_nudge)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _under_way: dict[tuple[str, str], Future[Done[None] | None]] = field(default_factory=dict)
     _view_due_s: float = 0.0
     _observed_s: float = 0.0
 
@@ -140,9 +145,20 @@ class AirflowCluster:
         call(pool, "write params", self.applier.complete)
         for book in self.books.values():
             run_id = book.plan.record.parent_run_id
-            call(Subject(book.sweep), UPLOAD, self.decisions.upload, book.sweep, run_id)
+            self._later(UPLOAD, book.sweep, self.decisions.upload, book.sweep, run_id)
         for janitor in (self._janitor, self._pod_janitor):
             call(pool, "clean up", janitor.look, self.books.values(), self.clock())
+
+    def _later(
+        self, step: str, sweep: str, call: Callable[P, None], *args: P.args, **named: P.kwargs
+    ) -> None:
+        """Make a call for a sweep while the rounds go on, unless the last one is under way."""
+        before = self._under_way.get((sweep, step))
+        self._under_way = {k: b for k, b in self._under_way.items() if not b.done()}
+        if before is None or before.done():
+            made = partial(call, *args, **named)
+            begun = self.applier.idle_hands.begin(self.faults.isolate, Subject(sweep), step, made)
+            self._under_way[sweep, step] = begun
 
     def wake(self) -> None:
         """End the current `wait`."""
@@ -150,6 +166,7 @@ class AirflowCluster:
 
     def close(self) -> None:
         """Send what is left and stop the background work; no trial is touched."""
+        wait(self._under_way.values())
         self.applier.complete(whole=True)
         for book in self.books.values():
             self.decisions.upload(book.sweep, book.plan.record.parent_run_id, force=True)
@@ -168,7 +185,8 @@ class AirflowCluster:
         ended = self._sweeps.read(self.metadata)
         self.faults.keep({*self._sweeps.plans, *self._sweeps.unreadable})
         for sweep, plan in ended.items():
-            self.faults.isolate(Subject(sweep), "settle its end", self._leave, sweep, plan)
+            self.applier.forget(sweep)
+            self._later("settle its end", sweep, self._leave, sweep, plan)
         plans = self._sweeps.plans
         pool = Subject(THE_POOL)
         self.faults.isolate(pool, "follow the curves", self.curves.follow, plans)
@@ -193,7 +211,6 @@ class AirflowCluster:
     def _leave(self, sweep: str, ended: Plan) -> None:
         """Settle a sweep that runs no more."""
         self.decisions.upload(sweep, ended.record.parent_run_id, force=True)
-        self.applier.forget(sweep)
         settle_abandoned(ended, self.applier.client, self.applier.tracker)
 
     def _book(self, sweep: str, plan: Plan) -> Book:

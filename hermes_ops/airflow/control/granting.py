@@ -46,7 +46,7 @@ class Granting:
     hands: Hands
     tags: Callable[[Book, Trial], dict[str, str]]
     faults: FaultBarrier = field(default_factory=FaultBarrier)
-    idle_hands: Hands | None = None  # for what nobody waits for; None: the same hands
+    idle_hands: Hands = field(default_factory=Hands)  # for what no round waits for
     searches: SlowSearches = field(default_factory=SlowSearches)
     _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
@@ -99,7 +99,7 @@ class Granting:
         at the next call. Returns at once where that is done in the background, unless `whole`.
         """
         for run_id in self._bare.keys() - self._writing.keys():
-            self._writing[run_id] = (self.idle_hands or self.hands).begin(
+            self._writing[run_id] = self.idle_hands.begin(
                 self.tracker.add_params, run_id, self._bare[run_id]
             )
         if whole:

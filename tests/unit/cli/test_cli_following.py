@@ -10,6 +10,7 @@ from hermes_ops.cli.following import (
     end_table,
     missed_bounds,
     progress_line,
+    settings_line,
     table,
     unsaid,
     why_ended,
@@ -147,3 +148,11 @@ def test_the_end_of_a_sweep_says_why_once_if_all_trials_failed_alike() -> None:
     ]
     finished = {"state": "finished", "trials": [{"number": 0, "state": "finished"}]}
     assert why_ended(finished) == []
+
+
+def test_a_large_configuration_is_shown_in_part() -> None:
+    line = settings_line({f"p{n}": n for n in range(1_000)})
+    assert line.startswith("p0=0, p1=1, ")
+    assert line.endswith("p19=19, and 980 more")
+    assert settings_line({"prompt": "語" * 4_000}) == f"prompt={'語' * 80}…"
+    assert settings_line({"rate": 0.5}) == "rate=0.5"
