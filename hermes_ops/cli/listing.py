@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hermes_ops.cli.connection import Connection
+    from hermes_ops.tracking import Tracker
     from hermes_ops.tracking.runs import SweepRun
 
 log = logging.getLogger(__name__)
@@ -45,11 +46,11 @@ def list_sweeps(
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)
-    rows = with_states(
-        newest(connection.airflow), _recorded(connection), read_view(connection.pool)
-    )
+    runs = _recorded(connection)
+    rows = with_states(newest(connection.airflow), runs, read_view(connection.pool))
     if as_json:
-        typer.echo(json.dumps([row.document() for row in rows]))
+        found = (with_address(row, runs, connection.tracker) for row in rows)
+        typer.echo(json.dumps([row.document() for row in found]))
     elif rows:
         print_list(Console(), rows)
     else:
@@ -123,6 +124,12 @@ def with_states(
             reason = facts.get("closing") or "\n".join(facts.get("failures", ())) or None
         found.append(replace(row, state=state, reason=reason))
     return found
+
+
+def with_address(row: Listed, runs: Mapping[str, SweepRun], tracker: Tracker) -> Listed:
+    """Return the row with the address at which MLflow compares the sweep's trials."""
+    run = runs.get(row.sweep)
+    return row if run is None else replace(row, compare=tracker.comparison_url(run.ref))
 
 
 def print_list(console: Console, rows: Iterable[Listed]) -> None:

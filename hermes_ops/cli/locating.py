@@ -81,7 +81,8 @@ class Place:
 class Listed:
     """A sweep in the list; the times are Airflow's text, None where there is none yet.
 
-    `reason`: why it has ended as it has, or why its trials fail.
+    `reason`: why it has ended as it has, or why its trials fail. `compare`: where MLflow shows its
+    trials side by side; None while MLflow does not know the sweep.
     """
 
     sweep: str
@@ -91,6 +92,7 @@ class Listed:
     start_date: str | None
     end_date: str | None
     reason: str | None = None
+    compare: str | None = None
 
     def document(self) -> dict[str, str | None]:
         """As a JSON object."""

@@ -143,10 +143,8 @@ def sweep_page(
         pools=pools,
         pool=found.row.pool if found.row.pool in pools else next(iter(pools), ""),
         found=sweep_contents(
-            found.row,
-            found.progress,
+            found,
             page=page,
-            ended_because=found.ended_because,
             decisions=decisions_of(sight, past, before),
             reader=reader,
         ),

@@ -11,6 +11,7 @@ from hermes_ops.airflow.page.access import Reader
 from hermes_ops.airflow.page.contents import decision_row
 from hermes_ops.airflow.page.history import SweepRow
 from hermes_ops.airflow.page.progress import Progress
+from hermes_ops.airflow.page.sweep_sight import SweepLook
 from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.summary import TrialSummary
 from hermes_ops.report.table import shown
@@ -44,6 +45,7 @@ class SweepContents:
 
     row: SweepRow
     ended_because: str
+    failures: Sequence[str]
     best: str
     states: str
     gpu_time: str
@@ -56,22 +58,21 @@ class SweepContents:
 
 
 def sweep_contents(
-    row: SweepRow,
-    progress: Progress | None,
+    look: SweepLook,
     *,
     page: int,
-    ended_because: str,
     decisions: tuple[Sequence[Mapping[str, Any]], int],
     reader: Reader,
 ) -> SweepContents:
     """The page of a sweep for one reader, with that page of its trials, counted from 1."""
-    entries, older = decisions
+    row, progress, (entries, older) = look.row, look.progress, decisions
     trials = _best_first(progress) if progress is not None else []
     begin = (page - 1) * TRIAL_ROWS
     best = progress.summary.best if progress is not None else None
     return SweepContents(
         row=row,
-        ended_because=ended_because,
+        ended_because=reader.veiled(look.ended_because),
+        failures=[reader.veiled(line) for line in look.failures],
         best=_best(best),
         states=_states(trials, row.trials - len(trials)),
         gpu_time=duration(sum(t.gpu_seconds for t in trials)),

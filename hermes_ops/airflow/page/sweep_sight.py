@@ -11,15 +11,11 @@ from hermes_ops.airflow.control.decisions import read_before
 from hermes_ops.airflow.metadata import PastRun
 from hermes_ops.airflow.page.history import SweepRow, sweep_row
 from hermes_ops.airflow.page.progress import Now, Progress, read_progress
-from hermes_ops.airflow.page.sight import DEFAULT_POOL, Sight
-from hermes_ops.airflow.records import (
-    CLOSED_TAG,
-    FAILED_TAG,
-    REACHED_TAG,
-    SweepRecord,
-    decode,
-)
+from hermes_ops.airflow.page.sight import DEFAULT_POOL, Look, Sight
+from hermes_ops.airflow.records import FAILURES_TAG, SweepRecord, decode
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
+from hermes_ops.tracking.runs import SWEEP
+from hermes_ops.tracking.summary import WHY_TAGS
 
 MOST_CHUNKS = 5
 """Artifacts with decisions that are read, the newest, where this machine has no file of them."""
@@ -29,32 +25,38 @@ Decisions = tuple[list[dict[str, Any]], int]
 
 @dataclass(frozen=True, slots=True)
 class SweepLook:
-    """A sweep now; `progress` is None before it is planned and where MLflow does not answer."""
+    """A sweep now; `progress` is None before it is planned and where MLflow does not answer.
+
+    `ended_because` says why it ended before its last trial, `failures` why trials failed.
+    """
 
     row: SweepRow
     progress: Progress | None
-    ended_because: str
+    ended_because: str = ""
+    failures: tuple[str, ...] = ()
 
 
 def look_at_sweep(sight: Sight, past: PastRun) -> SweepLook:
     """Read the sweep, from what was read a moment ago as far as possible."""
     record = decode(SweepRecord, past.run.sweep)
     if record is None:
-        return SweepLook(sweep_row(sight, past, None), None, "")
+        return SweepLook(sweep_row(sight, past, None), None)
     ref = SweepRef(past.run.sweep_id, record.experiment_id, record.parent_run_id)
     run = sight.from_mlflow(lambda tracker: _run(tracker, ref))
     row = sweep_row(sight, past, run)
     objective = record.config.get("objective", {})
     asked = (str(objective.get("metric", "")), str(objective.get("direction", "")))
     pool = str(record.config.get("pool", DEFAULT_POOL))
-    book = sight.look(pool).books.get(row.sweep) if row.runs else None
-    now = Now.from_book(row.state, sight.clock(), book)
+    look = sight.look(pool) if row.runs else None
+    now = Now.from_book(row.state, sight.clock(), look.books.get(row.sweep) if look else None)
     progress = sight.from_mlflow(
         lambda tracker: sight.progress.get(
             row.sweep, lambda: read_progress(tracker, ref, asked, now)
         )
     )
-    return SweepLook(row, progress, _ended_because(run.tags if run is not None else {}))
+    tags = run.tags if run is not None else {}
+    because = next((tags[tag] for tag in WHY_TAGS if tags.get(tag)), "")
+    return SweepLook(row, progress, because, _failures(tags, look))
 
 
 def decisions_of(sight: Sight, past: PastRun, before: int | None) -> Decisions:
@@ -85,5 +87,7 @@ def _uploaded(tracker: Tracker, parent_run_id: str) -> Decisions:
     return found, 0
 
 
-def _ended_because(tags: Mapping[str, str]) -> str:
-    return next((tags[t] for t in (FAILED_TAG, CLOSED_TAG, REACHED_TAG) if tags.get(t)), "")
+def _failures(tags: Mapping[str, str], look: Look | None) -> tuple[str, ...]:
+    """Why trials failed: of a sweep that runs the controller knows it, of others MLflow."""
+    live = look.view.get("sweeps", {}).get(tags.get(SWEEP, ""), {}) if look is not None else {}
+    return tuple(live.get("failures") or tags.get(FAILURES_TAG, "").splitlines())

@@ -104,7 +104,8 @@ def test_a_sweep_has_a_page_of_its_own_with_curves_timeline_trials_and_decisions
     get: Get, database: Database, mlflow: Mlflow
 ) -> None:
     database.ended = [ended(2)]
-    closed = {"hermes.closed": "stopped by its user"}
+    closed = {"hermes.closed": "stopped by its user", "hermes.sweep": "old-2",
+              "hermes.failures": "trial 2 failed: no data\nand <b>another</b>"}  # fmt: skip
     mlflow.runs = {"parent-2": sweep_run(2, "cancelled", **closed)}
     mlflow.opened = (trial_run(0, "finished", 0.5), trial_run(1, "finished", 0.25),
                      trial_run(2, "failed", 0.1, tags={"hermes.reason": "no data"}))  # fmt: skip
@@ -113,6 +114,7 @@ def test_a_sweep_has_a_page_of_its_own_with_curves_timeline_trials_and_decisions
     answer = get("/sweep", sweep="old-2")
     seen = read(answer)
     assert "It ended because: stopped by its user" in seen
+    assert "trial 2 failed: no data and <b>another</b>" in seen
     assert "Best val_loss: trial 1: 0.25 with rate=0.5" in seen
     assert "5 never begun, 2 finished, 1 failed" in seen
     assert re.search(r"trial 1 finished 0\.25 0\.25 .* trial 0 finished 0\.5 0\.5 3", seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,10 @@ from typer.testing import CliRunner
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.identity import MAIN_DAG, sweep_id
 from hermes_ops.cli import assemble
-from hermes_ops.cli.locating import ENDED, Place, locate, newest, state_of
+from hermes_ops.cli.listing import with_address
+from hermes_ops.cli.locating import ENDED, Listed, Place, locate, newest, state_of
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.tracking import SweepRef, SweepRun, Tracker
 
 NIGHT = "scheduled__2026-04-01T02:00:00+00:00"
 
@@ -169,7 +172,7 @@ def test_the_list_as_json_names_dag_and_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert first == {
         "sweep": "mine:first:manual:2", "dag_id": "mine", "dag_run_id": "manual:2",
         "state": "finished", "start_date": "task began", "end_date": "task ended",
-        "reason": None,
+        "reason": None, "compare": None,
     }  # fmt: skip
 
 
@@ -209,3 +212,13 @@ def test_a_trial_of_a_sweep_without_a_plan_is_not_cleared(monkeypatch: pytest.Mo
     assert isinstance(result.exception, HermesError)
     assert "it was not planned" in str(result.exception)
     assert airflow.cleared == []
+
+
+def test_the_list_says_where_trials_are_compared_once_mlflow_knows_the_sweep() -> None:
+    row = Listed("digits-1", "hermes_sweep", "digits-1", "running", None, None)
+    ref = SweepRef("digits-1", "7", "parent")
+    run = SweepRun(ref, "digits-1", "running", "RUNNING", {}, 0, None)
+    with closing(Tracker("http://mlflow:5000")) as tracker:
+        address = with_address(row, {"digits-1": run}, tracker).document()["compare"]
+        assert address == tracker.comparison_url(ref)
+        assert with_address(row, {}, tracker) == row
