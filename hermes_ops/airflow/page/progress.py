@@ -23,8 +23,8 @@ from hermes_ops.tracking.runs import RUN_STATUS
 
 MOST_TRIALS = 2_000
 """Trials of a sweep that are read, the first that were opened."""
-MOST_POINTS = 120
-"""Points of a curve that MLflow is asked for."""
+MOST_POINTS, LEAST_POINTS, ALL_POINTS = 120, 30, 3_000
+"""Points of a curve that MLflow is asked for: as few as make about so many points in all."""
 FRESH_S, FRESH_CPU, FRESH_WALL = 2.0, 10.0, 2.0
 """A result is used for so long, or for so many times the processor's and the real time it took."""
 ENDED_FRESH_S = 60.0
@@ -104,7 +104,8 @@ def read_progress(
     metric, direction = objective
     runs = tracker.overview.trials(sweep, MOST_TRIALS)
     drawn = _drawn(runs, direction)
-    curves = tracker.overview.curves([r.run_id for r in drawn], metric, MOST_POINTS)
+    points_each = min(MOST_POINTS, max(LEAST_POINTS, ALL_POINTS // max(1, len(drawn))))
+    curves = tracker.overview.curves([r.run_id for r in drawn], metric, points_each)
     points = {run.number: curves[run.run_id] for run in drawn if run.run_id in curves}
     summary = SweepSummary(
         sweep=sweep.sweep_id,
