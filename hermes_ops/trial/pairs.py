@@ -73,6 +73,31 @@ class Reading(NamedTuple):
     is_step_unclear: bool = False
 
 
+class _Inside:
+    """The values of a text in which other pairs may stand: `tensor(0.4, device='cuda:0')`."""
+
+    def __init__(self, text: str, starts: Sequence[int]) -> None:
+        self._text = text
+        self._ends = [(at, self._end(at)) for at in starts]
+        self._place = 0
+        self._last_end = 0
+
+    def holds(self, at: int) -> bool:
+        """Whether a place, behind those that were asked for before, is inside of a value."""
+        while self._place < len(self._ends) and self._ends[self._place][0] <= at:
+            self._last_end = max(self._last_end, self._ends[self._place][1])
+            self._place += 1
+        return at < self._last_end
+
+    def add(self, at: int) -> None:
+        """Note the value that begins at a place, behind those of before."""
+        self._last_end = max(self._last_end, self._end(at))
+
+    def _end(self, at: int) -> int:
+        first = self._text[at : at + 1]
+        return numeral(self._text, at).end if first == "<" or first.isalpha() else 0
+
+
 class PairFinder:
     """Finds pairs, those of the names that are `asked` for wherever they stand, as they stand."""
 
@@ -119,10 +144,13 @@ class PairFinder:
         else:
             for match in _ITEM.finditer(text):
                 starts.setdefault(match.end(), _value(match.group(2), text, match.end()))
+            inside = _Inside(text, sorted(starts))
             for match in _PAIR.finditer(text):
-                if match.end() not in starts and not _is_of_another(text, match):
-                    colon = match.group(2) == ":"
-                    starts[match.end()] = _value(match.group(1), text, match.end(), colon=colon)
+                at = match.end()
+                if at in starts or inside.holds(match.start()) or _is_of_another(text, match):
+                    continue
+                starts[at] = _value(match.group(1), text, at, colon=match.group(2) == ":")
+                inside.add(at)
         yield from (starts[at] for at in sorted(starts))
 
     def _asked_pair(self, name: str, text: str, match: re.Match[str]) -> Pair:
@@ -237,7 +265,8 @@ def _is_of_another(text: str, match: re.Match[str]) -> bool:
     lead = _lead(text, match.start()).lower()
     if match.group(1).lower() in _STEP_NAMES:
         return lead in _OTHER_STEPS
-    return bool(lead) and match.group(2) == ":"
+    is_in_value = text[match.start() - 1 : match.start()] in ("'", '"', "=")  # device=cuda:0
+    return match.group(2) == ":" and (bool(lead) or is_in_value)
 
 
 def _is_odd(text: str, at: int) -> bool:

@@ -192,6 +192,26 @@ def test_a_level_of_a_log_is_no_part_of_a_name() -> None:
     assert points("2026-01-02 12:00:00,123 INFO loss: 0.5", name="loss") == [(0.5, 1)]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "tensor(0.5, device='cuda:0')",
+        "<tf.Tensor: shape=(), dtype=float32, numpy=0.5>",
+        "Array(0.5, dtype=float32, a=1)",
+    ],
+)
+def test_what_stands_inside_of_a_value_is_no_metric(value: str) -> None:
+    for line in (f"epoch=1 val_loss={value} b=2", f"epoch=1 b=2 a={value} val_loss={value}"):
+        found = MetricReader("val_loss", None, 0).read(line)
+        assert {m.name: m.value for m in found if m.name != "a"} == {"val_loss": 0.5, "b": 2.0}
+
+
+@pytest.mark.parametrize("word", ["device=cuda:0", "device='cuda:0'", "at=http://host:80", "x=a:1"])
+def test_a_colon_in_a_value_makes_no_metric(word: str) -> None:
+    found = MetricReader("val_loss", None, 0).read(f"epoch=1 {word} val_loss=0.5 12:30:01")
+    assert found == [("val_loss", 0.5, 1)]
+
+
 def test_steps_beyond_the_last_epoch_are_no_part_of_the_curve() -> None:
     reader = MetricReader("val_loss", None, 0, max_epochs=2)
     lines = [f"step={e} val_loss={e} loss=1" for e in (0, 1, 2, 3)]
