@@ -86,7 +86,7 @@ def _until_the_end(connection: Connection, place: Place, quiet: bool, notices: N
                 asked_at, state = time.monotonic(), _state(connection, place)
                 _tell(silence.heard(asked_at, state))
             view = read_view(connection.pool)
-            _tell(*notices.due(time.monotonic(), view))
+            _tell(*notices.due(time.monotonic(), view, over=state in ENDED))
             if view is not None and sweep in view.get("sweeps", {}):
                 is_found = is_found or _print_comparison(console, connection, sweep)
                 if live:

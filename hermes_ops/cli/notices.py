@@ -33,11 +33,16 @@ class Notices:
     _said: set[str] = field(default_factory=set)
     _advised: bool = False
 
-    def due(self, now_s: float, view: Mapping[str, Any] | None) -> Iterator[str]:
-        """Yield what is new, by a monotonic clock and the newest view of the pool."""
-        if now_s - self._asked_s >= PERIOD_S:
+    def due(
+        self, now_s: float, view: Mapping[str, Any] | None, *, over: bool = False
+    ) -> Iterator[str]:
+        """Yield what is new, by a monotonic clock and the newest view of the pool.
+
+        `over`: the sweep has ended, so that nothing keeps it from starting.
+        """
+        if over or now_s - self._asked_s >= PERIOD_S:
             self._asked_s = now_s
-            yield from self._new(self._asked())
+            yield from self._new(self._asked(over))
         yield from self._new(not_preemptible(view or {}, self.place.sweep))
         if not self._advised and (line := advice(view or {}, self.place.sweep)):
             self._advised = True
@@ -49,11 +54,11 @@ class Notices:
                 self._said.add(line)
                 yield line
 
-    def _asked(self) -> Iterator[str]:
+    def _asked(self, over: bool) -> Iterator[str]:
         """Yield what the services say; nothing of what one does not answer now."""
         try:
             yield from self._from_plan()
-            yield from self._obstacles()
+            yield from () if over else self._obstacles()
         except HermesError:
             return
 

@@ -78,7 +78,10 @@ def _parse(path: str) -> ast.Module:
     """Return the tree of a file; UnknownError for one that changes what can be imported."""
     try:
         with open(path, "rb") as stream:
-            tree = ast.parse(stream.read(), path)
+            source = stream.read()
+        if b"\0" in source:  # an archive or bytecode, which Python runs too
+            raise UnknownError
+        tree = ast.parse(source, path)
     except (OSError, ValueError, RecursionError):
         raise UnknownError from None
     if any(_changes_imports(node) for node in ast.walk(tree)):

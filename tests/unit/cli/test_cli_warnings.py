@@ -230,6 +230,16 @@ def test_what_the_plan_found_is_said_to_those_who_were_not_told(
     assert [*following(airflow, planned, [seen]).due(0.0, None)] == []
 
 
+def test_nothing_keeps_a_sweep_from_starting_that_has_ended(
+    airflow: Airflow, planned: dict[str, Any]
+) -> None:
+    seen = {"where": "search.space", "found": "x", "leads_to": "y", "fix": "z"}
+    planned["tags"], airflow.paused = {"hermes.warnings": json.dumps([seen])}, True
+    notices = following(airflow, planned)
+    assert [*notices.due(0.0, None, over=True)] == ["Warning: search.space: x; y. Fix: z"]
+    assert notices.warnings == [seen]
+
+
 def test_services_that_are_away_are_no_news(airflow: Airflow, planned: dict[str, Any]) -> None:
     airflow.away = True
     assert [*following(airflow, planned, []).due(0.0, None)] == []

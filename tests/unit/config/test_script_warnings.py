@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -116,6 +117,12 @@ def test_packages_are_found_where_the_scripts_own_environment_says(tmp_path: Pat
 def test_a_syntax_error_is_said_with_its_line(tmp_path: Path) -> None:
     (line,) = said(tmp_path, "import os\nx = = 1\n")
     assert "a script that is no Python (train.py:2: " in line
+
+
+def test_an_archive_that_python_runs_is_no_syntax_error(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "train.pyz", "w") as archive:
+        archive.writestr("__main__.py", "import os\n")
+    assert said(tmp_path, command=["python", "train.pyz", "{x}"]) == []
 
 
 def test_a_module_is_looked_for_as_python_does(tmp_path: Path) -> None:
