@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 export UV_LINK_MODE := copy
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-setup: .venv/.ready .venvs/keras2/.ready
+setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready
 
 # The one tool that pip installs is uv itself, by the hash that the lock has for it.
 .venv/.ready: requirements.lock pyproject.toml
@@ -29,10 +29,10 @@ setup: .venv/.ready .venvs/keras2/.ready
 	$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --no-index -e .
 	touch $@
 
-# Keras 2 for the tests of scripts that bring an interpreter of their own.
-.venvs/keras2/.ready: requirements-keras2.lock .venv/.ready
-	test -x .venvs/keras2/bin/python || $(PYTHON) -m venv .venvs/keras2
-	$(UV) pip install --python .venvs/keras2/bin/python --require-hashes --compile-bytecode -r $<
+# Keras 2, and Keras 3 on JAX, for the tests of scripts that bring an interpreter of their own.
+.venvs/%/.ready: requirements-%.lock .venv/.ready
+	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
+	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --compile-bytecode -r $<
 	touch $@
 
 check: .venv/.ready

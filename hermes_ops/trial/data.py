@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from hermes_ops.trial.captures import CapturedVariable, captured_by, parts, pipeline_variables
 
 _PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 _RANDOM_OPS = {
@@ -30,22 +32,13 @@ def why_not_repeatable(dataset: Any) -> str | None:
         return "its distributed dataset keeps no position"
     if dataset.options().deterministic is False:
         return "its tf.data pipeline is not deterministic (options.deterministic is False)"
-    queue, seen = [dataset], set()
-    while queue:
-        part = queue.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        reason = _why_not(part)
-        if reason is not None:
-            return reason
-        queue.extend(part._inputs())
-    return None
+    return next(filter(None, map(_why_not, parts(dataset))), None)
 
 
 def _why_not(part: Any) -> str | None:
-    if type(part).__name__.startswith("_ShuffleDataset") and _zero(part._seed, part._seed2):
-        return "its tf.data shuffle has no seed (set one, or tf.random.set_seed)"
+    if _draws_by_seed(part) and _zero(part._seed, part._seed2):
+        what = "shuffle" if "Shuffle" in type(part).__name__ else "random source"
+        return f"its tf.data {what} has no seed (set one, or tf.random.set_seed)"
     for wrapper in part._functions():
         for op, seeds in _operations(wrapper.function):
             if op in _PYTHON_OPS:
@@ -53,6 +46,95 @@ def _why_not(part: Any) -> str | None:
             if op in _RANDOM_OPS and not any(seeds):
                 return "a random operation in its tf.data pipeline has no seed"
     return None
+
+
+def _draws_by_seed(part: Any) -> bool:
+    return hasattr(part, "_seed") and hasattr(part, "_seed2")
+
+
+def why_no_two_runs_are_alike(dataset: Any, validation: Any, endless: bool) -> str | None:
+    """Why a pipeline's random numbers hang on timing, stopped or not; None if they do not.
+
+    `endless`: one iterator serves several epochs, so it has run ahead when a validation begins.
+    """
+    for part in parts(dataset) if is_pipeline(dataset) else ():
+        functions = [wrapper.function for wrapper in part._functions()]
+        if "ParallelMap" in type(part).__name__ and captured_by(functions):
+            return "a parallel map in its tf.data pipeline changes variables in any order"
+    if endless and is_pipeline(dataset) and is_pipeline(validation):
+        shared = {id(v.handle) for v in pipeline_variables(dataset)} & {
+            id(v.handle) for v in pipeline_variables(validation)
+        }
+        if shared:
+            return "its training and its validation data change the same variables"
+    return None
+
+
+def is_pipeline(dataset: Any) -> bool:
+    """Whether this is a tf.data pipeline that can be looked into."""
+    return hasattr(dataset, "_functions") and hasattr(dataset, "_inputs")
+
+
+def caches_chance(dataset: Any) -> bool:
+    """Whether a pipeline keeps in memory what it has shuffled or drawn in its first epoch."""
+    return any(
+        type(part).__name__ == "CacheDataset"
+        and not part._filename.numpy()
+        and any(map(_has_chance, parts(part)))
+        for part in parts(dataset)
+    )
+
+
+def _has_chance(part: Any) -> bool:
+    functions = [wrapper.function for wrapper in part._functions()]
+    return (
+        _draws_by_seed(part)
+        or bool(captured_by(functions))
+        or any(op in _RANDOM_OPS for function in functions for op, _ in _operations(function))
+    )
+
+
+class PipelineState:
+    """The variables of a tf.data pipeline: seed generators of layers, counters, tables of numbers.
+
+    A pipeline runs ahead of the training, so in mid-epoch they say nothing of the batch that is
+    trained. What counts is what they were when the iterator was made: from there on the batches
+    are drawn again.
+    """
+
+    def __init__(self, dataset: Any, saved: Mapping[str, Any] | None) -> None:
+        is_dataset = is_pipeline(dataset)
+        self.variables: list[CapturedVariable] = pipeline_variables(dataset) if is_dataset else []
+        self.caches = is_dataset and caches_chance(dataset)
+        self._first: list[Any] | None = saved["first"] if saved else None
+        self._start: list[Any] = saved["start"] if saved else []
+        self.one_iterator = False  # it serves several epochs
+
+    def mark_iterator(self) -> None:
+        """Note the values: an iterator is about to be made."""
+        self._start = self._read()
+        if self._first is None:
+            self._first = self._start
+
+    def saved(self, in_epoch: bool) -> dict[str, Any]:
+        """Return the values as of the first iterator and as of the one to go on with."""
+        in_use = in_epoch or self.one_iterator
+        return {"first": self._first, "start": self._start if in_use else self._read()}
+
+    def put_back_first(self) -> None:
+        """Set the values that the fit's first iterator began with."""
+        self._assign(self._first or [])
+
+    def put_back_start(self) -> None:
+        """Set the values that the iterator of the epoch began with."""
+        self._assign(self._start)
+
+    def _read(self) -> list[Any]:
+        return [variable.numpy() for variable in self.variables]
+
+    def _assign(self, values: list[Any]) -> None:
+        for variable, value in zip(self.variables, values):  # noqa: B905 - Python 3.9
+            variable.assign(value)
 
 
 def keeps_hidden_random_state(function: Any) -> bool:

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hermes_ops.trial.channel import announce
 from hermes_ops.trial.keras_backup import shared_files, take_out_backups
 from hermes_ops.trial.runtime import Runtime, runtime
 from hermes_ops.trial.session import Backend, Session
+from hermes_ops.trial.state import MismatchError
 
 Original = Callable[..., Any]
 
@@ -22,6 +23,7 @@ def run_fit(backend: Backend, original: Original, model: Any, args: Any, kwargs:
     """Do what `original(model, *args, **kwargs)` does, beginning where the trial stands."""
     process = runtime()
     if not process.mine():
+        process.say_once(f"this fit is not watched: {process.why_not_mine()}")
         return original(model, *args, **kwargs)
     call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
@@ -32,7 +34,6 @@ def run_fit(backend: Backend, original: Original, model: Any, args: Any, kwargs:
         if said is not None:
             process.say_once(said)
     process.begun += 1
-    process.model_number(model)
     number = process.begun - 1
     records = process.resumed.get("records", [])
     if number < len(records):
@@ -52,7 +53,10 @@ def _skip(
     process.records.append(record)
     final = process.store.newest(lambda h: bool(h.get("final")) and h["fit"] == number)
     if final is None:
-        return backend.history(model, record)
+        process.store.keep(())
+        raise MismatchError(
+            f"the state after fit call {number + 1} cannot be read: the trial starts anew"
+        )
     session = Session(process, backend, model, call.arguments, final)
     start = int(call.arguments.get("initial_epoch") or 0)
     call.arguments.update(callbacks=None, verbose=0, epochs=start)
@@ -75,8 +79,7 @@ def _train(
         arguments["epochs"] = start
     elif here:
         backend.begin_at(arguments, session.resume_epoch)
-    if here:
-        _let_loggers_append(arguments.get("callbacks"))
+    session.prepare_files()
     before = signal.getsignal(signal.SIGTERM)
     result = _call(process, original, call, session)
     if callable(before) and threading.current_thread() is threading.main_thread():
@@ -96,15 +99,6 @@ def _call(
         process.session = None
 
 
-def _let_loggers_append(callbacks: Any) -> None:
-    """A CSVLogger would begin its file anew."""
-    members = getattr(callbacks, "callbacks", callbacks)
-    for callback in members if isinstance(members, (list, tuple)) else [members]:
-        filename = getattr(callback, "filename", None)
-        if type(callback).__name__ == "CSVLogger" and filename and os.path.exists(filename):
-            callback.append = True
-
-
 def running(source: Any = None) -> Session | None:
     """The session of the running `fit`; with `source`, only if that is its training data."""
     session: Session | None = runtime().session
@@ -114,30 +108,52 @@ def running(source: Any = None) -> Session | None:
 
 
 def wrap_callbacks(kind: Any) -> None:
-    """Let the session hear of the epochs after all callbacks have."""
-    begin, epoch_begin, epoch_end = kind.on_train_begin, kind.on_epoch_begin, kind.on_epoch_end
+    """Let the session hear of the epochs after all callbacks have, and see what they write."""
+    _wrap_epochs(kind)
+    begin, end = kind.on_train_begin, kind.on_train_end
 
     def on_train_begin(self: Any, logs: Any = None) -> None:
-        begin(self, logs)
         session = running()
-        if session is not None and session.callbacks is None:
-            session.on_begin(self)
+        if session is None or session.callbacks is not None:
+            begin(self, logs)
+            return
+        with session.files.watch():
+            begin(self, logs)
+        session.on_begin(self)
+
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        with _watched(self):
+            end(self, logs)
+
+    kind.on_train_begin, kind.on_train_end = on_train_begin, on_train_end
+
+
+def _wrap_epochs(kind: Any) -> None:
+    epoch_begin, epoch_end = kind.on_epoch_begin, kind.on_epoch_end
 
     def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
-        epoch_begin(self, epoch, logs)
-        session = running()
-        if session is not None and session.callbacks is self:
+        with _watched(self) as session:
+            epoch_begin(self, epoch, logs)
+        if session is not None:
             session.on_epoch_begin(epoch)
 
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
-        session = running()
-        is_own = session is not None and session.callbacks is self
-        if is_own and logs:
-            announce(logs)  # a callback that logs them to MLflow leaves that to Hermes
-        epoch_end(self, epoch, logs)
-        if session is not None and is_own:
+        with _watched(self) as session:
+            if session is not None and logs:
+                announce(logs)  # a callback that logs them to MLflow leaves that to Hermes
+            epoch_end(self, epoch, logs)
+        if session is not None:
             session.on_epoch_end(epoch, logs)
 
-    kind.on_train_begin = on_train_begin
-    kind.on_epoch_begin = on_epoch_begin
-    kind.on_epoch_end = on_epoch_end
+    kind.on_epoch_begin, kind.on_epoch_end = on_epoch_begin, on_epoch_end
+
+
+@contextlib.contextmanager
+def _watched(callbacks: Any) -> Iterator[Session | None]:
+    """The session whose callbacks these are, with its files watched; None if they are others."""
+    session = running()
+    if session is None or session.callbacks is not callbacks:
+        yield None
+        return
+    with session.files.watch():
+        yield session

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _KERAS_3 = "keras.src.backend.tensorflow.trainer"
+_KERAS_3_ELSEWHERE = ("keras.src.backend.jax.trainer", "keras.src.backend.torch.trainer")
 _KERAS_2 = (
     "keras.src.engine.training",
     "keras.engine.training",
@@ -47,6 +48,7 @@ def install() -> None:
         _MLFLOW_FLUENT: _patch_mlflow_fluent,
     }
     targets.update(dict.fromkeys(_KERAS_2, _patch_keras_2))
+    targets.update(dict.fromkeys(_KERAS_3_ELSEWHERE, _patch_keras_3_elsewhere))
     for name in list(targets):
         if name in sys.modules:  # a standby interpreter has imported it already
             _act(targets.pop(name), sys.modules[name])
@@ -91,6 +93,12 @@ def _seed_numpy(numpy: ModuleType) -> None:
 
 def _patch_keras_3(trainer: ModuleType) -> None:
     from hermes_ops.trial.keras3 import patch
+
+    patch(trainer)
+
+
+def _patch_keras_3_elsewhere(trainer: ModuleType) -> None:
+    from hermes_ops.trial.keras3_backends import patch
 
     patch(trainer)
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib
+import itertools
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -13,6 +15,7 @@ from hermes_ops.trial.data import Permutations, seeded, why_not_repeatable
 from hermes_ops.trial.driver import run_fit, running, wrap_callbacks
 from hermes_ops.trial.runtime import prepare, shuffle_seed
 from hermes_ops.trial.session import Session
+from hermes_ops.trial.unwatched import tell_of_own_loops
 
 
 def patch(training: ModuleType) -> None:
@@ -26,6 +29,7 @@ def patch(training: ModuleType) -> None:
     if hasattr(keras_backend, "enable_tf_random_generator"):
         keras_backend.enable_tf_random_generator()
     _patch_fit(training.Model, backend)
+    tell_of_own_loops(training.Model, training.__name__.split(".")[0])
     _patch_handler(training.data_adapter)
     _patch_arrays(training.data_adapter)
     wrap_callbacks(training.callbacks_module.CallbackList)
@@ -54,8 +58,10 @@ def _patch_handler(adapters: Any) -> None:
         make(self, *args, **kwargs)
 
     def enumerate_epochs(self: Any) -> Iterator[Any]:
-        session = running(self)
-        if session is None or session.checkpoint is None:
+        session = running()
+        if session is not None and self is getattr(session.model, "_eval_data_handler", None):
+            _repeat_evaluations(session, self, epochs)
+        if session is None or not session.begun or self is not session.source:
             return epochs(self)  # type: ignore[no-any-return]
         return _epochs(session, self, epochs, arrays)
 
@@ -73,14 +79,20 @@ def _epochs(session: Session, source: Any, epochs: Any, arrays: Any) -> Iterator
 
     Arrays have been brought to their place already, by their indices.
     """
-    adapter = source._adapter
-    draw = not isinstance(adapter, arrays) and session.boundary_reason is None
+    draw = not isinstance(source._adapter, arrays) and session.boundary_reason is None
     if session.resume_batches is not None and source._inferred_steps is None:
         source._inferred_steps = session.resume_batches
-    for epoch, iterator in epochs(source):
+    again = source._adapter.should_recreate_iterator()
+    _begin_pipeline(session, draw, again)
+    steps = epochs(source)
+    for coming in itertools.count(session.first_epoch):
+        if again and coming >= session.resume_epoch:
+            session.state.pipeline.mark_iterator()
+        epoch, iterator = next(steps, (None, None))
+        if epoch is None:
+            return
         if epoch < session.resume_epoch:
-            if draw and not adapter.should_recreate_iterator():
-                _draw(iterator, source._inferred_steps or 0)
+            _repeat_epoch(session, source, iterator, epoch, draw)
             continue
         if epoch == session.resume_epoch and session.resume_batch:
             _draw(iterator, session.resume_batch if draw else 0)
@@ -88,9 +100,39 @@ def _epochs(session: Session, source: Any, epochs: Any, arrays: Any) -> Iterator
         yield epoch, iterator
 
 
+def _repeat_evaluations(session: Session, source: Any, epochs: Any) -> None:
+    """Make the iterators of the validations before the stop: shuffles count them."""
+    done = session.evaluations_before()
+    if type(source._adapter).__name__ == "DatasetAdapter":
+        for _ in range(done):
+            collections.deque(epochs(source), maxlen=0)
+
+
+def _begin_pipeline(session: Session, draw: bool, again: bool) -> None:
+    pipeline = session.state.pipeline
+    pipeline.one_iterator = draw and not again
+    if draw and session.resume_epoch > session.first_epoch:
+        pipeline.put_back_first()
+    if not again:
+        pipeline.mark_iterator()
+
+
+def _repeat_epoch(session: Session, source: Any, iterator: Any, epoch: int, draw: bool) -> None:
+    """Draw an epoch's batches where later ones hang on it; before its end, put back the state."""
+    again, pipeline = source._adapter.should_recreate_iterator(), session.state.pipeline
+    if draw and (not again or (pipeline.caches and epoch == session.first_epoch)):
+        _draw(iterator, source._inferred_steps or 0)
+    if epoch + 1 == session.resume_epoch:
+        if again:
+            pipeline.put_back_start()
+        session.put_back_objects()
+
+
 def _steps(session: Session, source: Any, steps: Any) -> Iterator[int]:
-    process = session.runtime
-    for step in steps(source):
+    process, is_new = session.runtime, session.is_first_epoch
+    for number, step in enumerate(steps(source)):
+        if is_new and number == 1:
+            session.on_first_batch()
         if process.stop:
             session.stop_here(step)
         yield step
@@ -190,15 +232,12 @@ class Keras2:
             return why_not_repeatable(adapter._dataset)
         return f"its input ({kind.replace('DataAdapter', '')}) keeps no position"
 
+    def dataset(self, session: Session) -> Any:
+        """The tf.data pipeline that the script has given; None if the data are anything else."""
+        adapter = session.source._adapter
+        return adapter._dataset if type(adapter).__name__ == "DatasetAdapter" else None
+
     def batches(self, session: Session) -> int | None:
         """Batches in an epoch, None if not known yet."""
         count = session.source.inferred_steps
         return int(count) if count is not None else None
-
-    def history(self, model: Any, record: Any) -> Any:
-        """A History as `fit` has returned it."""
-        history = self._training.callbacks_module.History()
-        history.history, history.epoch = dict(record["history"]), list(record["epoch"])
-        history.set_model(model)
-        model.history = history
-        return history

@@ -12,6 +12,7 @@ from hermes_ops.trial.data import Permutations, seeded, why_not_repeatable
 from hermes_ops.trial.driver import run_fit, running, wrap_callbacks
 from hermes_ops.trial.runtime import prepare, shuffle_seed
 from hermes_ops.trial.session import Session
+from hermes_ops.trial.unwatched import tell_of_own_loops
 
 
 def patch(trainer: ModuleType) -> None:
@@ -19,14 +20,16 @@ def patch(trainer: ModuleType) -> None:
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     backend = Keras3()
-    _patch_fit(trainer.TensorFlowTrainer, backend)
-    _patch_iterator(trainer.TFEpochIterator)
+    patch_fit(trainer.TensorFlowTrainer, backend)
+    tell_of_own_loops(trainer.TensorFlowTrainer, "keras")
+    patch_iterator(trainer.TFEpochIterator, backend)
     _patch_arrays(ArrayDataAdapter)
     wrap_callbacks(trainer.callbacks_module.CallbackList)
     prepare()
 
 
-def _patch_fit(trainer: Any, backend: Keras3) -> None:
+def patch_fit(trainer: Any, backend: Keras3) -> None:
+    """Let calls of `fit` be run as the trial needs it."""
     original = trainer.fit
 
     @functools.wraps(original)
@@ -36,7 +39,8 @@ def _patch_fit(trainer: Any, backend: Keras3) -> None:
     trainer.fit = fit
 
 
-def _patch_iterator(kind: Any) -> None:
+def patch_iterator(kind: Any, backend: Keras3) -> None:
+    """Let the session see the batches of its training data."""
     make, enumerate_iterator = kind.__init__, kind._enumerate_iterator
 
     @functools.wraps(make)
@@ -47,10 +51,16 @@ def _patch_iterator(kind: Any) -> None:
         make(self, *args, **kwargs)
 
     def enumerate_batches(self: Any) -> Iterator[Any]:
-        session = running(self)
+        session = running()
         if session is None or not session.begun:
             return enumerate_iterator(self)  # type: ignore[no-any-return]
-        return _batches(session, self, enumerate_iterator)
+        if self is session.source:
+            if session.boundary_reason is not None and session.resuming_at(session.epoch):
+                backend.repeat_epochs(session, self)
+            return _batches(session, self, enumerate_iterator)
+        if self is getattr(session.model, "_eval_epoch_iterator", None):
+            _repeat_evaluations(session, self, enumerate_iterator)
+        return enumerate_iterator(self)  # type: ignore[no-any-return]
 
     kind.__init__ = init
     kind._enumerate_iterator = enumerate_batches
@@ -61,12 +71,18 @@ def _batches(session: Session, source: Any, enumerate_iterator: Any) -> Iterator
     first = session.resuming_at(session.epoch)
     if first:
         _repeat_epochs(session, source, enumerate_iterator)
+    pipeline = session.state.pipeline
+    pipeline.one_iterator = source.steps_per_epoch is not None and session.boundary_reason is None
+    if not pipeline.one_iterator or source._current_iterator is None:
+        pipeline.mark_iterator()
     steps = enumerate_iterator(source)
     if first:
         for _ in range(0, session.resume_batch, source.steps_per_execution):
             _draw(next(steps)[2], source.steps_per_execution)
-    process = session.runtime
-    for step in steps:
+    process, is_new = session.runtime, session.is_first_epoch
+    for number, step in enumerate(steps):
+        if is_new and number == 1:
+            session.on_first_batch()
         if process.stop:
             session.stop_here(step[0])
         yield step
@@ -75,23 +91,43 @@ def _batches(session: Session, source: Any, enumerate_iterator: Any) -> Iterator
 def _repeat_epochs(session: Session, source: Any, enumerate_iterator: Any) -> None:
     """Make the iterators that the epochs before have made: shuffles count them.
 
-    Only where one iterator serves several epochs (steps_per_epoch) must their batches be drawn.
+    Batches must be drawn only where one iterator serves several epochs (steps_per_epoch), and in
+    the first epoch where a cache keeps what it has drawn then.
     """
-    kind = type(source.data_adapter).__name__
-    if kind == "ArrayDataAdapter" and source.steps_per_epoch is None:
+    pipeline, one_iterator = session.state.pipeline, source.steps_per_epoch is not None
+    if type(source.data_adapter).__name__ == "ArrayDataAdapter" and not one_iterator:
         return
-    if session.boundary_reason is not None:
+    if session.boundary_reason is not None or session.resume_epoch == session.first_epoch:
         return
-    for _ in range(session.resume_epoch - session.first_epoch):
-        steps = enumerate_iterator(source)
-        if source.steps_per_epoch is None and source._num_batches is None:
-            next(steps)
-            steps.close()
+    pipeline.put_back_first()
+    if one_iterator:
+        pipeline.mark_iterator()
+    for epoch in range(session.first_epoch, session.resume_epoch):
+        draws = one_iterator or (pipeline.caches and epoch == session.first_epoch)
+        _repeat_epoch(session, source, enumerate_iterator(source), draws)
+    if not one_iterator:
+        pipeline.put_back_start()
+
+
+def _repeat_evaluations(session: Session, source: Any, enumerate_iterator: Any) -> None:
+    """Make the iterators of the validations before the stop: shuffles count them."""
+    done = session.evaluations_before()
+    if type(source.data_adapter).__name__ == "TFDatasetAdapter":
+        for _ in range(done):
+            _repeat_epoch(session, source, enumerate_iterator(source), draws=False)
+            source.reset()
+
+
+def _repeat_epoch(session: Session, source: Any, steps: Iterator[Any], draws: bool) -> None:
+    if source.steps_per_epoch is None and source._num_batches is None:
+        _, _, iterator = next(steps)
+        _draw(iterator, session.resume_batches or 0 if draws else 0)
+        steps.close()  # type: ignore[attr-defined]  # a generator
+        if source is session.source:
             source._num_batches, source._current_iterator = session.resume_batches, None
-            continue
-        for _, _, iterator in steps:
-            if source.steps_per_epoch is not None:
-                _draw(iterator, source.steps_per_execution)
+        return
+    for _, _, iterator in steps:
+        _draw(iterator, source.steps_per_execution if draws else 0)
 
 
 def _draw(iterator: Any, count: int) -> None:
@@ -158,17 +194,15 @@ class Keras3:
             return why_not_repeatable(adapter._dataset)
         return f"its input ({kind.replace('Adapter', '')}) keeps no position"
 
+    def dataset(self, session: Session) -> Any:
+        """The tf.data pipeline that the script has given; None if the data are anything else."""
+        adapter = session.source.data_adapter
+        return adapter._dataset if type(adapter).__name__ == "TFDatasetAdapter" else None
+
+    def repeat_epochs(self, session: Session, source: Any) -> None:
+        """Nothing: what is resumed at the start of an epoch only cannot be repeated."""
+
     def batches(self, session: Session) -> int | None:
         """Batches in an epoch, None if not known yet."""
         count = session.source.num_batches
         return int(count) if count is not None else None
-
-    def history(self, model: Any, record: Any) -> Any:
-        """A History as `fit` has returned it."""
-        from keras.callbacks import History
-
-        history = History()
-        history.history, history.epoch = dict(record["history"]), list(record["epoch"])
-        history.set_model(model)
-        model.history = history
-        return history

@@ -1,5 +1,4 @@
 """Inside the script's process: which fit runs, what is resumed, and the end on SIGTERM."""
-# ruff: noqa: ANN401 - the objects of Keras have no types here
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hermes_ops.trial import fit_states
 from hermes_ops.trial.channel import announce, bad_values, send
 from hermes_ops.trial.entropy import entropy
 from hermes_ops.trial.keeping import KEEP_VARIABLE
@@ -25,7 +26,7 @@ from hermes_ops.trial.said import is_first_time
 from hermes_ops.trial.store import Checkpoint, Store
 
 _KEPT = 2
-_KEPT_FINALS = 16
+_UNRESUMABLE = "unresumable"
 DISK_ERROR = 74  # EX_IOERR
 ENDING_S = 4.0
 """Seconds that a script which is told to stop after a `fit` has to come to its own end: stopped in
@@ -49,7 +50,11 @@ class Runtime:
         self.resumed: dict[str, Any] = {}
         self.best: float | None = None  # of the objective; lower is better
         self.begun = 0
-        self.models: dict[int, int] = {}
+        self.writes: dict[str, int] = {}  # by path: how often callbacks have opened a file to write
+        self.unresumable: str | None = None  # why the trial cannot be resumed
+        self._budget_bytes = int(
+            os.environ.get(fit_states.BUDGET_VARIABLE) or fit_states.BUDGET_BYTES
+        )
         self.writer = Writer(self)
         self._pid = os.getpid()
         self._owner: int | None = None
@@ -72,18 +77,36 @@ class Runtime:
             self._load()
         return True
 
+    def why_not_mine(self) -> str:
+        """Why a call of `fit` is not looked after."""
+        if os.getpid() != self._pid:
+            return "it runs in a process that the script has forked"
+        if self.session is not None:
+            return "it runs inside another fit"
+        return "another process of the trial has called fit first"
+
+    def tell_own_loop(self) -> None:
+        """A training step outside `fit`: say what that means, unless the script calls `fit` too."""
+        if os.getpid() == self._pid and self.begun == 0:
+            self.say_once(
+                "this training runs outside fit (train_on_batch, or a loop of its own) and is not "
+                "watched: its values are read from the output, and it is not preemptible unless it "
+                "writes checkpoints to $HERMES_CHECKPOINT_DIR"
+            )
+
     def _load(self) -> None:
         """Find where the trial stands; only the owner may look, as unfinished files are removed."""
+        shutil.rmtree(self.folder / _UNRESUMABLE, ignore_errors=True)
         self.store = Store(Path(os.environ["HERMES_CHECKPOINT_DIR"]))
-        self.resume = self.store.newest()
-        if self.resume is not None:
-            self.resumed = pickle.loads(self.resume.objects())  # noqa: S301 - our own file
+        headers = self.store.headers()
+        for serial in sorted(headers, reverse=True):
+            checkpoint = self.store.load(serial)
+            resumed = pickle.loads(checkpoint.objects()) if checkpoint else {}  # noqa: S301 - ours
+            if checkpoint and fit_states.is_complete(headers, len(resumed["records"])):
+                self.resume, self.resumed = checkpoint, resumed
+                break
         self.best = self.resumed.get("best_value")
         self._drop_torn()
-
-    def model_number(self, model: Any) -> int:
-        """Models are numbered in the order of their first fit; this is the same in each run."""
-        return self.models.setdefault(id(model), len(self.models))
 
     @property
     def steps_before(self) -> int:
@@ -165,22 +188,22 @@ class Runtime:
         newest = self.resume.serial if self.resume is not None else 0
         self.store.keep(serial for serial in self.store.serials() if serial <= newest)
 
-    def retained(self) -> list[int]:
-        """The checkpoints to keep: the newest, the best of the running fit, the ends of fits."""
-        headers = self.store.headers()
-        newest_first = sorted(headers, reverse=True)
-        keep = set(newest_first[: self.kept])
-        best = [s for s in newest_first if headers[s].get("best")]
-        keep.update(best[:1])
-        finals = [s for s in newest_first if headers[s].get("final")]
-        keep.update(finals[:_KEPT_FINALS])
-        models: set[int] = set()
-        for serial in finals:
-            number = int(headers[serial]["model"])
-            if number not in models:
-                models.add(number)
-                keep.add(serial)
-        return list(keep)
+    def retained(self) -> set[int]:
+        """The checkpoints to keep."""
+        return fit_states.retained(self.store.headers(), self.kept)
+
+    def check_budget(self) -> None:
+        """After a `fit`: where the states need more room than there is, keep none to resume by."""
+        finals, sizes = fit_states.final_states(self.store.headers()), self.store.sizes_bytes()
+        ends = {fit: sizes[serial] for fit, serial in finals.items()}
+        if not fit_states.exceeds(ends, self._budget_bytes):
+            return
+        self.unresumable = fit_states.why_not_resumable(len(ends), self._budget_bytes)
+        self.say_once(f"this trial is not preemptible any more: {self.unresumable}")
+        event = {"kind": "hook", "preemptible": False, "reason": self.unresumable}
+        send({**event, "startup_s": None})
+        self.store.keep(())
+        self.store = Store(self.folder / _UNRESUMABLE)
 
     def disk_failed(self, error: OSError) -> None:
         """A checkpoint could not be written: end as failed, with the one before it kept."""
@@ -231,6 +254,8 @@ class Writer:
             self._runtime.store.write(header, arrays, objects)
             self._runtime.store.keep(self._runtime.retained())
             seconds = taken_s + time.monotonic() - started_s
+            if self._runtime.unresumable is not None:
+                return
             send({"kind": "checkpoint", "step": header["step"], "seconds": seconds})
         except OSError as error:
             self._runtime.disk_failed(error)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import pickle
 import random
@@ -11,9 +12,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+from hermes_ops.trial.callback_files import counters
+from hermes_ops.trial.plain import is_plain
+
 _NOT_STATE = {"model", "_model", "params", "validation_data", "_chief_worker_only"}
-_STATELESS_CALLBACKS = {"ProgbarLogger", "BackupAndRestore", "TensorBoard"}
+_STATELESS_CALLBACKS = {"ProgbarLogger", "BackupAndRestore"}
+_OF_THE_PROCESS = {"CSVLogger": {"append", "append_header"}}
 
 
 class MismatchError(RuntimeError):
@@ -36,25 +40,41 @@ def variables(model: Any) -> dict[str, Any]:
     return found
 
 
+def add(found: dict[str, Any], key: str, thing: Any) -> None:
+    """Add a variable, if it is one and not there yet under another key."""
+    _add(found, {identity(variable) for variable in found.values()}, key, thing)
+
+
 def _add(found: dict[str, Any], seen: set[int], key: str, thing: Any) -> None:
-    variable = getattr(thing, "_value", thing) if not hasattr(thing, "assign_add") else thing
-    variable = _tensorflow_variable(variable)
-    if variable is not None and id(variable) not in seen:
-        seen.add(id(variable))
+    variable = as_variable(thing)
+    if variable is not None and identity(variable) not in seen:
+        seen.add(identity(variable))
         found[key] = variable
 
 
-def _tensorflow_variable(thing: Any) -> Any:
-    import tensorflow as tf
+def identity(variable: Any) -> int:
+    """Return what tells variables apart: the same for a variable and what captures its handle."""
+    try:
+        return id(getattr(variable, "handle", variable))
+    except ValueError:  # a variable of several replicas
+        return id(variable)
 
-    inner = getattr(thing, "_value", None)
-    if isinstance(inner, tf.Variable):
-        return inner
-    return thing if isinstance(thing, tf.Variable) else None
+
+def as_variable(thing: Any) -> Any:
+    """Return what reads and assigns a variable of TensorFlow or Keras; None for anything else."""
+    tf = sys.modules.get("tensorflow")
+    if tf is not None:
+        for candidate in (getattr(thing, "_value", None), thing):
+            if isinstance(candidate, tf.Variable):
+                return candidate
+    module = sys.modules.get("keras.src.backend.common.variables")
+    kind = getattr(module, "KerasVariable", None) or getattr(module, "Variable", None)
+    return thing if kind is not None and isinstance(thing, kind) else None
 
 
 def _listed(model: Any) -> Iterator[tuple[str, list[Any]]]:
-    yield "model", list(getattr(model, "variables", ()) or ())
+    with contextlib.suppress(ValueError):  # Keras 2: it is not built yet
+        yield "model", list(getattr(model, "variables", ()) or ())
     optimizer = getattr(model, "optimizer", None)
     for name in ("variables", "weights"):
         yield f"optimizer.{name}", _as_list(getattr(optimizer, name, None))
@@ -63,7 +83,8 @@ def _listed(model: Any) -> Iterator[tuple[str, list[Any]]]:
     generators = [getattr(layer, "_random_generator", None) for layer in layers]
     inner: list[Any] = [getattr(g, "_generator", None) for g in generators]
     yield "random", [g._state_var for g in inner if hasattr(g, "_state_var")]
-    yield "counter", [c for c in (getattr(model, "_train_counter", None),) if c is not None]
+    counters = [getattr(model, f"_{name}_counter", None) for name in ("train", "test", "predict")]
+    yield "counter", [counter for counter in counters if counter is not None]
     yield "global", list(_global_generators())
 
 
@@ -143,26 +164,33 @@ def assign(found: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def make_array(data: bytes, dtype: str, shape: Any) -> Any:
-    """An array from its bytes; knows TensorFlow's own types (bfloat16)."""
+    """An array from its bytes; knows the types that TensorFlow and JAX add (bfloat16)."""
     import numpy as np
-    import tensorflow as tf
 
-    kind = tf.as_dtype(dtype).as_numpy_dtype
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        if "tensorflow" in sys.modules:
+            kind = sys.modules["tensorflow"].as_dtype(dtype).as_numpy_dtype
+        else:
+            import ml_dtypes
+
+            kind = np.dtype(getattr(ml_dtypes, dtype))
     return np.frombuffer(data, dtype=kind).reshape(shape)
 
 
 def read_random() -> dict[str, Any]:
-    """The state of Python's, NumPy's and TensorFlow's own random numbers."""
+    """The state of the global random numbers of Python, NumPy, TensorFlow and PyTorch."""
     import numpy as np
-    from tensorflow.python.eager import context
 
-    state = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "tensorflow_seed": context.context()._seed,
-    }
+    state = {"python": random.getstate(), "numpy": np.random.get_state()}
     for name, generator in _python_generators():
         state[name] = generator.getstate()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        state["torch"] = torch.get_rng_state().numpy()
+        if torch.cuda.is_initialized():
+            state["torch.cuda"] = [one.numpy() for one in torch.cuda.get_rng_state_all()]
     return state
 
 
@@ -175,14 +203,20 @@ def write_random(state: Mapping[str, Any]) -> None:
     for name, generator in _python_generators():
         if name in state:
             generator.setstate(state[name])
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in state:
+        torch.set_rng_state(torch.from_numpy(state["torch"]))
+        if "torch.cuda" in state:
+            torch.cuda.set_rng_state_all([torch.from_numpy(one) for one in state["torch.cuda"]])
 
 
 def _python_generators() -> Iterator[tuple[str, random.Random]]:
-    from tensorflow.python.eager import context
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
 
-    generator = getattr(context.context(), "_rng", None)
-    if isinstance(generator, random.Random):
-        yield "tensorflow", generator
+        generator = getattr(context.context(), "_rng", None)
+        if isinstance(generator, random.Random):
+            yield "tensorflow", generator
     for module in ("keras.src.backend", "tf_keras.src.backend"):
         holder = getattr(sys.modules.get(module), "_SEED_GENERATOR", None)
         generator = getattr(holder, "generator", None)
@@ -194,10 +228,13 @@ def read_callback(callback: Any) -> dict[str, Any]:
     """What a callback has learnt: those of its attributes that are plain data."""
     if type(callback).__name__ in _STATELESS_CALLBACKS:
         return {}
+    if type(callback).__name__ == "TensorBoard":
+        return counters(callback)
+    without = _NOT_STATE | _OF_THE_PROCESS.get(type(callback).__name__, set())
     return {
         name: value
         for name, value in vars(callback).items()
-        if name not in _NOT_STATE and (is_plain(value) or is_reference(value))
+        if name not in without and (is_plain(value) or is_reference(value))
     }
 
 
@@ -214,19 +251,3 @@ def is_reference(value: Any) -> bool:
         return named and pickle.loads(pickle.dumps(value)) is value  # noqa: S301 - just made
     except Exception:  # whatever a foreign object may raise
         return False
-
-
-def is_plain(value: Any, depth: int = 6) -> bool:
-    """Whether a value is data through and through: numbers, text, arrays and containers of them."""
-    if isinstance(value, _PLAIN):
-        return True
-    if depth == 0:
-        return False
-    kind = type(value)
-    if kind.__module__ == "numpy":
-        return not getattr(value, "dtype", None) == object  # noqa: SIM201, E721
-    if kind in (list, tuple, set, frozenset, collections.deque):
-        return all(is_plain(item, depth - 1) for item in value)
-    if kind in (dict, collections.OrderedDict, collections.defaultdict):
-        return all(is_plain(k) and is_plain(v, depth - 1) for k, v in value.items())
-    return False

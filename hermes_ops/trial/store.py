@@ -46,6 +46,7 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._manifests: dict[int, Mapping[str, Any]] = {}  # they never change
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.glob(f".{_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -54,10 +55,11 @@ class Store:
         self, wanted: Callable[[Mapping[str, Any]], bool] | None = None
     ) -> Checkpoint | None:
         """The newest valid checkpoint (of those whose header is wanted); torn ones are skipped."""
-        for serial in sorted(self.serials(), reverse=True):
-            checkpoint = self.load(serial)
-            if checkpoint is not None and (wanted is None or wanted(checkpoint.header)):
-                return checkpoint
+        for serial, header in sorted(self.headers().items(), reverse=True):
+            if wanted is None or wanted(header):
+                checkpoint = self.load(serial)
+                if checkpoint is not None:
+                    return checkpoint
         return None
 
     def serials(self) -> list[int]:
@@ -78,14 +80,26 @@ class Store:
 
     def headers(self) -> dict[int, Mapping[str, Any]]:
         """The header of each checkpoint that has one, unverified."""
-        found = {}
-        for serial in self.serials():
-            try:
-                text = (self._path(serial) / MANIFEST).read_text(encoding="utf-8")
-                found[serial] = json.loads(text)["header"]
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-        return found
+        return {serial: manifest["header"] for serial, manifest in self._read_manifests().items()}
+
+    def sizes_bytes(self) -> dict[int, int]:
+        """The room that each checkpoint takes, by its manifest."""
+        return {
+            serial: sum(int(size) for size, _ in manifest["files"].values())
+            for serial, manifest in self._read_manifests().items()
+        }
+
+    def _read_manifests(self) -> dict[int, Mapping[str, Any]]:
+        serials = self.serials()
+        for serial in serials:
+            if serial not in self._manifests:
+                try:
+                    text = (self._path(serial) / MANIFEST).read_text(encoding="utf-8")
+                    manifest = json.loads(text)
+                    self._manifests[serial] = {k: manifest[k] for k in ("header", "files")}
+                except (OSError, ValueError, KeyError, TypeError):
+                    continue
+        return {serial: self._manifests[serial] for serial in serials if serial in self._manifests}
 
     def write(
         self, header: Mapping[str, Any], arrays: Iterable[tuple[str, Any]], objects: bytes
@@ -111,6 +125,7 @@ class Store:
     def keep(self, serials: Iterable[int]) -> None:
         """Remove every checkpoint but these."""
         for serial in set(self.serials()) - set(serials):
+            self._manifests.pop(serial, None)
             shutil.rmtree(self._path(serial), ignore_errors=True)
 
     def _path(self, serial: int) -> Path:

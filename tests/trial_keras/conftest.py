@@ -1,4 +1,4 @@
-"""The interpreters that the Keras tests are run in: Keras 3 in this one, Keras 2 in its own."""
+"""The interpreters that the Keras tests are run in: Keras 3 in this one, others in their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KERAS_2 = Path(os.environ.get("HERMES_TEST_KERAS2_PYTHON", ROOT / ".venvs/keras2/bin/python"))
+JAX = Path(os.environ.get("HERMES_TEST_KERAS_JAX_PYTHON", ROOT / ".venvs/keras-jax/bin/python"))
+TORCH = os.environ.get("HERMES_TEST_KERAS_TORCH_PYTHON")
 
 
 @pytest.fixture(params=["keras3", "keras2"])
@@ -22,3 +24,12 @@ def interpreter(request: pytest.FixtureRequest) -> str:
             pytest.fail(message)
         pytest.skip(message)
     return str(KERAS_2)
+
+
+@pytest.fixture(params=["jax", "torch"])
+def backend(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Keras 3 on another backend: its name and an interpreter that has it."""
+    python = str(JAX) if request.param == "jax" else TORCH
+    if python is None:
+        pytest.skip("HERMES_TEST_KERAS_TORCH_PYTHON names no interpreter with Keras and PyTorch")
+    return request.param, python

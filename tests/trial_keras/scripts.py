@@ -142,6 +142,199 @@ run(network, 3)
 """
 )
 
+LOOPS = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + """
+x, y = data()
+def fit(network, epochs, **options):
+    options.setdefault("callbacks", [])
+    network.fit(x[:128], y[:128], batch_size=32, epochs=epochs, verbose=0,
+        **dict(options, callbacks=options["callbacks"] + [Signal()]))
+    Signal.fit_number += 1
+first, second = model(rate=0.01), model()
+for turn in range(9):
+    order = np.random.permutation(128)
+    first.fit(x[order], y[order], batch_size=32, epochs=1, verbose=0, callbacks=[Signal()])
+    Signal.fit_number += 1
+    second.train_on_batch(x[:32], y[:32])
+    fit(second, turn + 1, initial_epoch=turn)
+    loss, accuracy = first.evaluate(x[128:], y[128:], verbose=0)
+    if loss > 0.9:
+        first.optimizer.learning_rate = 0.02
+    print("between", turn, round(loss, 5), round(float(second.predict(x, verbose=0).sum()), 3),
+        flush=True)
+for fold in range(3):
+    network = model()
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", min_delta=0.2, patience=1)
+    fit(network, 4, callbacks=[stopping])
+    print("fold", fold, network.stop_training, stopping.stopped_epoch, round(stopping.best, 5),
+        flush=True)
+"""
+)
+
+PIPELINES = (
+    PREAMBLE
+    + SEEDED
+    + """
+x, y = data()
+images = np.repeat(x.reshape(-1, 3, 4, 1), 2, axis=1)
+move = keras.layers.RandomTranslation(0.4, 0.4)
+count = tf.Variable(0.0)
+def moved(image, label):
+    count.assign_add(0.01)
+    return move(image, training=True) + count, label
+def flipped(image, label):
+    return tf.image.random_flip_left_right(image, seed=3), label
+slices = tf.data.Dataset.from_tensor_slices((images[:128], y[:128]))
+cached = slices.shuffle(128).map(flipped).cache().batch(16).map(moved)
+endless = slices.shuffle(64, seed=4).repeat().batch(16).map(moved).prefetch(3)
+shift = keras.layers.RandomTranslation(0.1, 0.1)
+test = tf.data.Dataset.from_tensor_slices((images[128:], y[128:]))
+shifted = test.batch(8).map(lambda image, label: (shift(image, training=True), label))
+part = test.shuffle(32, seed=5).repeat().batch(8)
+layers = keras.layers
+network = keras.Sequential([layers.Flatten(), layers.Dropout(0.2), layers.Dense(3)])
+network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+for train, options in (
+    (cached, {"validation_data": shifted}),
+    (endless, {"validation_data": part, "validation_steps": 3, "steps_per_epoch": 6}),
+):
+    history = network.fit(train, epochs=4, verbose=0, callbacks=[Signal()], **options)
+    Signal.fit_number += 1
+    print("history", [round(float(v), 6) for v in history.history["val_loss"]], flush=True)
+print("weights", [round(float(np.abs(w).sum()), 4) for w in network.get_weights()], flush=True)
+"""
+)
+
+HIDDEN = (
+    PREAMBLE
+    + SEEDED
+    + """
+import random
+x, y = data()
+count, draws = tf.Variable(0.0), tf.random.Generator.from_seed(3)
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+def loss(true, predicted):
+    count.assign_add(1.0)
+    looked_up = tf.reshape(table.lookup(tf.constant([1], tf.int64)), [])
+    table.insert([1], [looked_up + 0.01])
+    return entropy(true, predicted) * (1 + draws.uniform([]) / count) + looked_up
+class Calls(keras.metrics.Metric):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.total = self.add_weight(name="total", initializer="zeros")
+    def update_state(self, true, predicted, sample_weight=None):
+        self.total.assign_add(1.0)
+    def result(self):
+        return self.total + count
+class Meter:
+    def __init__(self):
+        self.values = []
+        self.sum = 0.0
+    def add(self, value):
+        self.values.append(value)
+        self.sum += value
+seen, turns, chance = [], 0, np.random.default_rng(1)
+teacher = keras.Sequential([keras.Input((12,)), keras.layers.Dense(2)])
+class Own(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.meter, self.order, self.teacher = Meter(), random.Random(2), teacher
+    def on_epoch_end(self, epoch, logs=None):
+        global turns
+        turns += 1
+        self.meter.add(round(logs["loss"], 5))
+        rate = 0.02 * chance.uniform() + 0.01 * self.order.random()
+        self.model.optimizer.learning_rate.assign(rate)
+        self.teacher.set_weights([w + turns for w in self.teacher.get_weights()])
+normal = keras.layers.Normalization()
+normal.adapt(x)
+shared = keras.layers.Dense(12, activation="relu")
+inputs = keras.Input((12,))
+hidden = shared(keras.layers.BatchNormalization()(shared(normal(inputs))))
+network = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dropout(0.2)(hidden)))
+network.compile(keras.optimizers.Adam(0.02, use_ema=True, ema_overwrite_frequency=7), loss,
+    metrics=[Calls()])
+own = Own()
+history = network.fit(x[:128], y[:128], validation_data=(x[128:], y[128:]), batch_size=16,
+    epochs=5, verbose=0, callbacks=[own, Signal(), keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(round(float(logs["val_loss"]), 5)))])
+print("history", seen, turns, own.meter.values, round(own.meter.sum, 4), chance.random(),
+    round(float(count.numpy()), 3), table.lookup(tf.constant([1], tf.int64)).numpy(), flush=True)
+print("weights", [round(float(np.abs(w).sum()), 4)
+    for w in network.get_weights() + teacher.get_weights()], flush=True)
+"""
+)
+
+FILES = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + """
+import glob, importlib.util, json
+x, y = data()
+where = os.path.join(os.environ["HERMES_TRIAL_DIR"], "written")
+os.makedirs(where, exist_ok=True)
+script_log = open(where + "/script.log", "w")
+class Header(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.log = open(where + "/open.log", "w")
+        self.log.write("epoch loss\\n")
+        with open(where + "/closed.log", "w") as log:
+            log.write("epoch loss\\n")
+    def on_epoch_end(self, epoch, logs=None):
+        line = f"{epoch} {logs['loss']:.5f}\\n"
+        self.log.write(line)
+        script_log.write(line)
+        with open(where + "/closed.log", "a") as log:
+            log.write(line)
+    def on_train_end(self, logs=None):
+        self.log.close()
+class Die(keras.callbacks.Callback):
+    # Once: after the others have written an epoch's lines, before its checkpoint.
+    def on_epoch_end(self, epoch, logs=None):
+        marker = os.path.join(os.environ["HERMES_TRIAL_DIR"], "died")
+        if os.environ.get("DIE") == str(epoch) and not os.path.exists(marker):
+            open(marker, "w").close()
+            for writer in getattr(board[0], "_writers", {}).values() if board else ():
+                writer.flush()
+            script_log.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+board = []
+if importlib.util.find_spec("tensorboard"):
+    board = [keras.callbacks.TensorBoard(where + "/board", update_freq=2)]
+for number in range(2):
+    network = model(rate=0.03)
+    network.fit(x[:128], y[:128], validation_data=(x[128:], y[128:]), batch_size=16, epochs=5,
+        verbose=0, callbacks=[
+            keras.callbacks.CSVLogger(where + "/log.csv", append=number > 0),
+            keras.callbacks.ModelCheckpoint(where + "/best.weights.h5", monitor="val_accuracy",
+                mode="max", save_best_only=True, save_weights_only=True),
+            keras.callbacks.EarlyStopping(monitor="val_loss", patience=3,
+                restore_best_weights=True),
+            Header(), *board, Signal(), Die()])
+    Signal.fit_number += 1
+    network.load_weights(where + "/best.weights.h5")
+    print("weights", [round(float(np.abs(w).sum()), 4) for w in network.get_weights()], flush=True)
+    print("rows", sum(1 for _ in open(where + "/log.csv")), flush=True)
+script_log.close()
+for name in sorted(os.listdir(where)):
+    if name.endswith((".csv", ".log")):
+        print("file", name, repr(open(os.path.join(where, name)).read()), flush=True)
+scalars = []
+for path in glob.glob(where + "/board/*/*"):
+    for event in tf.compat.v1.train.summary_iterator(path):
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == "scalars" or "loss" in value.tag:
+                scalars.append((os.path.basename(os.path.dirname(path)), value.tag, event.step,
+                    round(float(tf.make_ndarray(value.tensor)), 4)))
+print("scalars", len(scalars), sorted(scalars), flush=True)
+"""
+)
+
 ENDING = (
     PREAMBLE
     + SEEDED
@@ -228,5 +421,64 @@ DIVERGING = (
     + """
 network = model(rate=1e30)
 run(network, 4)
+"""
+)
+
+OWN_LOOP = (
+    PREAMBLE
+    + """
+x, y = data()
+network = keras.Sequential([keras.Input((12,)), keras.layers.Dense(3)])
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+optimizer = keras.optimizers.SGD(0.1)
+network.compile(optimizer, entropy)
+@tf.function
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = entropy(y, network(x, training=True))
+    gradients = tape.gradient(loss, network.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, network.trainable_variables))
+    return loss
+for epoch in range(1, 4):
+    loss = network.train_on_batch(x, y) if os.environ["LOOP"] == "train_on_batch" else step(x, y)
+    print(f"epoch={epoch} loss={float(loss):.5f}", flush=True)
+"""
+)
+
+BACKENDS = (
+    PREAMBLE.replace("import tensorflow as tf\n", "")
+    + """
+keras.utils.set_random_seed(5)
+x, y = data()
+layers, seen, chance = keras.layers, [], np.random.default_rng(3)
+class Order(keras.utils.PyDataset):
+    def __init__(self):
+        super().__init__()
+        self.order = np.random.permutation(128)
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        rows = self.order[16 * index:16 * index + 16]
+        return x[rows], y[rows]
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+network = keras.Sequential([layers.Dense(16, activation="relu"), layers.BatchNormalization(),
+    layers.Dropout(0.3), layers.Dense(3)])
+network.compile(keras.optimizers.Adam(0.02, use_ema=True),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+log = os.path.join(os.environ["HERMES_TRIAL_DIR"], "log.csv")
+for arguments in ((x[:128], y[:128]), (Order(),), (x[:128], y[:128])):
+    history = network.fit(*arguments, validation_data=(x[128:], y[128:]), batch_size=None if
+        len(arguments) == 1 else 16, epochs=4, verbose=0, callbacks=[keras.callbacks.CSVLogger(log),
+        keras.callbacks.ReduceLROnPlateau(patience=1), keras.callbacks.EarlyStopping(patience=3,
+            restore_best_weights=True), Signal(), keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(round(float(chance.random()), 6)))])
+    Signal.fit_number += 1
+    order = np.random.permutation(128)
+    print("between", round(network.evaluate(x[order], y[order], verbose=0)[0], 5), order[:4],
+        round(float(network.predict(x, verbose=0).sum()), 3), flush=True)
+print("history", seen, repr(open(log).read()), flush=True)
+print("weights", keras.backend.backend(), [round(float(np.abs(w).sum()), 4)
+    for w in network.get_weights()], flush=True)
 """
 )

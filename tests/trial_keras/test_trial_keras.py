@@ -89,7 +89,8 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     def whole(interpreter: str, script: str) -> Run:
         if (interpreter, script) not in made:
             run = Run(tmp_path_factory.mktemp("whole"), "whole", interpreter, script)
-            assert run.segment() == 0, run.output
+            objective = "val_loss" if "validation_data" in script else "loss"
+            assert run.segment(objective=objective) == 0, run.output
             made[interpreter, script] = run
         return made[interpreter, script]
 
@@ -163,6 +164,35 @@ def test_of_several_fits_those_that_are_complete_are_not_run_again(
     assert {step for _, step in run.metrics()} == set(range(1, 9))
 
 
+def test_any_number_of_fits_is_replayed_with_what_the_code_between_them_sees(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.LOOPS)
+    run = Run(tmp_path, "run", interpreter, scripts.LOOPS)
+    assert run.segment("TERM:17:8:1", objective="loss") == 75, run.output
+    assert run.segment("KILL:19:1:2", objective="loss") not in (0, 75), run.output
+    assert run.segment(objective="loss") == 0, run.output
+    assert_same(run, whole)
+    for word in ("between", "fold"):
+        assert run.said(word) == whole.said(word)
+
+
+def test_fits_whose_states_need_too_much_room_make_the_trial_not_preemptible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Whole
+) -> None:
+    whole = whole_run(sys.executable, scripts.LOOPS)
+    monkeypatch.setenv("HERMES_FIT_STATES_BYTES", "1")
+    run = Run(tmp_path, "run", sys.executable, scripts.LOOPS)
+    assert run.segment("TERM:18:1:1", objective="loss") == 75, run.output
+    assert run.result["outcome"] == "interrupted"
+    assert run.output.count("not preemptible any more: the states after its 17 fit calls") == 1
+    assert run.status["preemptible"] is False
+    assert list((run.folder / "checkpoints").iterdir()) == []
+    assert run.segment(objective="loss") == 0, run.output
+    assert run.metrics() == whole.metrics()
+    assert run.said("fold") == whole.said("fold")
+
+
 @pytest.mark.parametrize("at", ["TERM:0:2:7", "after"])
 def test_a_script_told_to_stop_when_all_is_trained_ends_by_itself(
     tmp_path: Path, interpreter: str, whole_run: Whole, at: str
@@ -232,6 +262,45 @@ def test_a_seeded_pipeline_goes_on_in_mid_epoch(
     assert_same(run, whole)
 
 
+def test_what_a_pipeline_captures_is_put_back(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.PIPELINES)
+    run = Run(tmp_path, "run", interpreter, scripts.PIPELINES)
+    assert run.segment("TERM:0:2:3") == 75, run.output
+    assert "start of an epoch only" not in run.output
+    assert run.segment("KILL:1:1:2") not in (0, 75), run.output
+    assert run.segment("TERM:1:2:4") == 75, run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+
+
+def test_the_files_that_callbacks_write_are_those_of_a_run_that_never_stopped(
+    tmp_path: Path, interpreter: str, whole_run: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = whole_run(interpreter, scripts.FILES)
+    run = Run(tmp_path, "run", interpreter, scripts.FILES)
+    assert run.segment("TERM:0:2:3") == 75, run.output
+    monkeypatch.setenv("DIE", "3")
+    assert run.segment() not in (0, 75), run.output
+    assert run.segment("TERM:1:2:4") == 75, run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+    for word in ("rows", "file", "scalars"):
+        assert run.said(word) == whole.said(word)
+
+
+def test_state_that_only_the_users_own_code_holds_is_put_back(
+    tmp_path: Path, interpreter: str, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.HIDDEN)
+    run = Run(tmp_path, "run", interpreter, scripts.HIDDEN)
+    assert run.segment("TERM:0:2:3") == 75, run.output
+    assert run.segment("KILL:0:3:5") not in (0, 75), run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+
+
 def test_a_generator_goes_on_at_the_start_of_an_epoch_and_says_why(
     tmp_path: Path, interpreter: str
 ) -> None:
@@ -241,6 +310,19 @@ def test_a_generator_goes_on_at_the_start_of_an_epoch_and_says_why(
     assert run.result["checkpoint_step"] == 2
     assert run.segment(objective="loss") == 0, run.output
     assert {step for _, step in run.metrics()} == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("loop", ["train_on_batch", "apply_gradients"])
+def test_training_that_is_not_watched_is_said_when_it_starts(
+    tmp_path: Path, interpreter: str, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    monkeypatch.setenv("LOOP", loop)
+    run = Run(tmp_path, "run", interpreter, scripts.OWN_LOOP)
+    assert run.segment(objective="loss") == 0, run.output
+    lines = [line for line in run.output.splitlines() if line.startswith(("hermes:", "epoch="))]
+    assert "runs outside fit" in lines[0]
+    assert [line.startswith("epoch=") for line in lines[1:]] == [True] * 3
+    assert {step for _, step in run.metrics()} == {1, 2, 3}
 
 
 def test_a_torn_checkpoint_is_skipped_in_keras(
@@ -264,3 +346,22 @@ def test_a_nan_objective_fails_and_max_epochs_finishes(tmp_path: Path, interpret
     short = Run(tmp_path, "short", interpreter, scripts.ONE)
     assert short.segment("", "--max-epochs", "2") == 0, short.output
     assert {step for _, step in short.metrics()} == {1, 2}
+
+
+def test_keras_on_another_backend_goes_on_at_the_start_of_an_epoch_and_says_so(
+    tmp_path: Path, backend: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, interpreter = backend
+    monkeypatch.setenv("KERAS_BACKEND", name)
+    whole = Run(tmp_path, "whole", interpreter, scripts.BACKENDS)
+    run = Run(tmp_path, "run", interpreter, scripts.BACKENDS)
+    assert whole.segment() == 0, whole.output
+    assert run.segment("TERM:0:2:3") == 75, run.output
+    assert run.result["checkpoint_step"] == 2
+    assert run.output.count("resumed at the start of an epoch only: Keras runs on") == 1
+    assert run.segment("KILL:1:3:2") not in (0, 75), run.output
+    assert run.segment("TERM:2:1:0") == 75, run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+    assert run.said("between") == whole.said("between")
+    assert (run.folder / "model" / "model.keras").exists()

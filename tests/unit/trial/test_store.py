@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hermes_ops.trial import store as module
-from hermes_ops.trial.state import is_plain
+from hermes_ops.trial.plain import is_plain
 from hermes_ops.trial.store import Store
 
 

@@ -1,0 +1,216 @@
+"""Calls of `fit` are replayed after any number of kills: the hook with a stand-in for Keras."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hermes_ops.trial import driver, fit_states
+from hermes_ops.trial import runtime as process
+
+FITS, EPOCHS = 18, 2
+
+
+class Variable:
+    """As a variable of Keras."""
+
+    def __init__(self, value: float) -> None:
+        self._value = np.array([value])
+        self.shape = self._value.shape
+
+    def numpy(self) -> Any:
+        return self._value.copy()
+
+    def assign(self, value: Any) -> None:
+        self._value = np.array(value)
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+class History:
+    """As the callback that Keras adds."""
+
+    def __init__(self) -> None:
+        self.history: dict[str, list[float]] = {"loss": []}
+        self.epoch: list[int] = []
+
+
+class Callbacks:
+    """As Keras' list of callbacks."""
+
+    def __init__(self, model: Model, die: Callable[[int], None]) -> None:
+        model.history = History()
+        self.callbacks, self._model, self._die = [model.history], model, die
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._die(-1)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        pass
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        self._model.history.epoch.append(epoch)
+        self._model.history.history["loss"].append(logs["loss"])
+        self._die(epoch)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._die(EPOCHS)
+
+
+class Model:
+    """As a model of Keras: what it learns hangs on chance."""
+
+    def __init__(self) -> None:
+        self.weight, self.moment = Variable(np.random.rand()), Variable(0.0)
+        self.variables, self.metrics = [self.weight], []
+        self.optimizer = SimpleNamespace(variables=[self.moment])
+        self.trainable_weights, self.stop_training = self.variables, False
+        self.history: Any = None
+
+    def save(self, path: str) -> None:
+        Path(path).write_text("model")
+
+    def fit(self, epochs: int = 1, initial_epoch: int = 0, callbacks: Any = None) -> Any:
+        callbacks = Callbacks(self, callbacks or (lambda _: None))
+        self.stop_training = False
+        callbacks.on_train_begin()
+        for epoch in range(initial_epoch, epochs):
+            callbacks.on_epoch_begin(epoch)
+            self.moment.assign(0.9 * self.moment.numpy() + np.random.rand())
+            self.weight.assign(self.weight.numpy() - 0.1 * self.moment.numpy())
+            callbacks.on_epoch_end(epoch, {"loss": float(self.weight.numpy()[0])})
+        callbacks.on_train_end()
+        return self.history
+
+
+class Backend:
+    """What differs between the kinds of Keras."""
+
+    def build(self, session: Any) -> bool:
+        return True
+
+    def why_boundary_only(self, session: Any) -> str | None:
+        return None
+
+    def train_step(self, session: Any) -> Any:
+        return None
+
+    def dataset(self, session: Any) -> Any:
+        return None
+
+    def batches(self, session: Any) -> int | None:
+        return 1
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        arguments["initial_epoch"] = epoch
+
+
+driver.wrap_callbacks(Callbacks)
+
+
+def script(die_at: tuple[int, int] | None) -> list[Any]:
+    """Train two models in turn and a new one at times; return what the code between them sees."""
+    np.random.seed(3)
+    models, seen, counts = [Model(), Model()], [], [0]
+
+    def die(epoch: int) -> None:
+        if (counts[0], epoch) == die_at:
+            raise KilledError
+
+    for turn in range(FITS):
+        model = models[turn % 2] if turn % 5 else Model()
+        before = (np.random.rand(), float(model.weight.numpy()[0]))
+        counts[0] = turn
+        arguments = {"epochs": EPOCHS, "callbacks": die}
+        history = driver.run_fit(Backend(), Model.fit, model, (), arguments)
+        after = float(model.weight.numpy()[0] + model.moment.numpy()[0])
+        seen.append((turn, before, history.history["loss"], history.epoch, after))
+    return seen
+
+
+class Trial:
+    """Runs the script as often as it is killed, each time as a new process would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        os.environ["HERMES_TRIAL_DIR"] = str(folder)
+        os.environ["HERMES_METRICS_FILE"] = str(folder / "metrics.jsonl")
+        os.environ["HERMES_CHECKPOINT_DIR"] = str(folder / "checkpoints")
+
+    def segment(self, die_at: tuple[int, int] | None) -> list[Any] | None:
+        process._runtime = None
+        try:
+            return script(die_at)
+        except KilledError:
+            return None
+        finally:
+            process.runtime().writer.wait()
+            if process.runtime()._owner is not None:
+                os.close(process.runtime()._owner)
+
+
+@pytest.fixture
+def _keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = SimpleNamespace(KerasVariable=Variable)
+    monkeypatch.setitem(sys.modules, "keras.src.backend.common.variables", module)
+    for name in ("HERMES_TRIAL_DIR", "HERMES_METRICS_FILE", "HERMES_CHECKPOINT_DIR"):
+        monkeypatch.setenv(name, "")
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    process._runtime = None
+
+
+KILLS = st.lists(st.tuples(st.integers(0, FITS - 1), st.integers(-1, EPOCHS)), max_size=3)
+
+
+@pytest.mark.usefixtures("_keras")
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(kills=KILLS)
+def test_wherever_a_script_of_many_fits_is_killed_it_sees_what_an_unbroken_run_sees(
+    tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[int, int]]
+) -> None:
+    whole = Trial(tmp_path_factory.mktemp("whole")).segment(None)
+    trial = Trial(tmp_path_factory.mktemp("trial"))
+    for kill in kills:
+        trial.segment(kill)
+    assert trial.segment(None) == whole
+
+
+@pytest.mark.usefixtures("_keras")
+def test_a_trial_whose_states_need_too_much_room_keeps_none_and_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = Trial(tmp_path / "whole").segment(None)
+    monkeypatch.setenv(fit_states.BUDGET_VARIABLE, "1")
+    trial = Trial(tmp_path / "trial")
+    assert trial.segment((17, 0)) is None
+    assert "not preemptible any more: the states after its 17 fit calls" in capfd.readouterr().out
+    assert list((trial.folder / "checkpoints").iterdir()) == []
+    assert trial.segment(None) == whole
+
+
+@pytest.mark.usefixtures("_keras")
+def test_a_state_that_cannot_be_read_is_no_reason_to_go_on_wrongly(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    assert trial.segment((10, 0)) is None
+    first = min((tmp_path / "checkpoints").glob("keras-*"))
+    (first / "arrays.bin").write_bytes(b"torn")
+    with pytest.raises(driver.MismatchError, match="the state after fit call 1 cannot be read"):
+        trial.segment(None)
+    assert trial.segment(None) is not None

@@ -1,0 +1,173 @@
+"""State that the user's own code holds: found by the way to it, read and put back."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_ops.trial.plain import is_plain, is_small
+from hermes_ops.trial.python_state import Reachable, reachable
+
+seen: list[float] = []
+count = 0
+chance = np.random.default_rng(1)
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+        self.sum += value
+
+
+class Own:
+    """A callback in the manner of a user."""
+
+    def __init__(self, log: Path) -> None:
+        self.meter, self.order, self.log = Meter(), random.Random(2), open(log, "w")  # noqa: SIM115
+
+    def on_epoch_end(self) -> float:
+        global count  # noqa: PLW0603 - what a script does
+        count += 1
+        value = float(chance.random()) + self.order.random()
+        self.meter.add(value)
+        seen.append(value)
+        self.log.write(f"{value}\n")
+        return value
+
+
+def closure() -> Callable[[], tuple[int, list[int], set[int]]]:
+    calls, past, once = 0, deque([0]), {0}
+
+    def call() -> tuple[int, list[int], set[int]]:
+        nonlocal calls
+        calls += 1
+        past.append(calls)
+        once.add(calls)
+        return calls, list(past), set(once)
+
+    return call
+
+
+def found(*roots: Any) -> Reachable:
+    named = [(f"callback/{number}", root) for number, root in enumerate(roots)]
+    return reachable(named, lambda thing: type(thing).__name__ == "Variable")
+
+
+def kept(state: Reachable) -> dict[str, Any]:
+    return pickle.loads(pickle.dumps(state.read()))
+
+
+def test_a_callback_goes_on_with_its_numbers_its_objects_and_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    own, call = Own(log), closure()
+    own.on_epoch_end(), call()
+    saved = kept(found(own, call))
+    expected = [own.on_epoch_end(), own.on_epoch_end()], call(), list(seen), count
+    own.log.close()
+    text = log.read_text()
+
+    again, call_again = Own(log), closure()
+    seen.append(99.0)
+    found(again, call_again).write(saved)
+    assert ([again.on_epoch_end(), again.on_epoch_end()], call_again(), seen, count) == expected
+    again.log.close()
+    assert log.read_text() == text
+    assert again.meter.values == own.meter.values
+    assert again.meter.sum == own.meter.sum
+
+
+def test_a_list_that_others_hold_too_is_changed_in_place() -> None:
+    held = seen
+    saved = kept(found(Own.on_epoch_end))
+    seen.extend([1.0, 2.0])
+    found(Own.on_epoch_end).write(saved)
+    assert held is seen
+    assert seen == next(v for k, v in saved.items() if k.endswith(":seen"))
+
+
+def test_what_a_function_only_reads_is_left_as_the_new_process_has_it() -> None:
+    started_s = 1.0
+
+    def elapsed() -> float:
+        return started_s
+
+    saved = kept(found(elapsed))
+    started_s = 5.0
+    found(elapsed).write(saved)
+    assert elapsed() == 5.0
+
+
+def test_variables_are_found_wherever_they_hang_and_each_once() -> None:
+    class Variable:
+        pass
+
+    first, second = Variable(), Variable()
+
+    def loss() -> tuple[object, object]:
+        return first, second
+
+    variables = found(loss, {"again": [first]}).variables
+    assert sorted(map(id, variables.values())) == sorted(map(id, (first, second)))
+    assert list(variables) == list(found(loss, {"again": [first]}).variables)
+
+
+def test_an_endless_object_is_not_walked_for_ever() -> None:
+    class Endless:
+        @property
+        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # a new child each time
+            return {"child": Endless()}
+
+    found(Endless())
+
+
+@given(
+    st.recursive(st.integers() | st.text() | st.floats(allow_nan=False), st.lists, max_leaves=40)
+)
+def test_what_is_plain_is_the_same_after_pickling(value: object) -> None:
+    assert is_plain(value)
+    assert is_small(value)
+    assert pickle.loads(pickle.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "small"),
+    [
+        (np.zeros(300_000), False),
+        (np.arange(300_000), True),
+        (np.arange(3_000_000), False),
+        (list(range(99_000)), True),
+        (list(range(101_000)), False),
+        ([[0] * 1_000] * 1_000, False),
+        ("text", True),
+    ],
+)
+def test_data_are_not_kept_with_every_checkpoint_but_an_order_of_samples_is(
+    value: object, small: bool
+) -> None:
+    assert is_small(value) is small
+
+
+def test_an_object_that_cannot_be_kept_fails_nothing_and_is_told() -> None:
+    class Variable:
+        pass
+
+    class Broken(random.Random):
+        def getstate(self) -> tuple[Any, ...]:
+            raise OSError("no state")
+
+    state = found({"broken": Broken(), "whole": random.Random(1), "variable": Variable()})
+    assert list(state.read()) == ["callback/0/whole"]
+    assert state.failed == {"callback/0/broken": "OSError('no state')"}
