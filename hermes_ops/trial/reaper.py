@@ -8,6 +8,7 @@ all of it when the script ends, and when whoever has started the reaper goes, ho
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -27,6 +28,7 @@ from hermes_ops.trial.standby_client import receive, send
 
 END_S = 5.0
 _ANSWER_S = 5.0
+_START_S = 60.0  # of a machine that swaps; a program that is there starts in milliseconds
 _FIRST_LOOK_S, _LOOK_S = 0.1, 1.0
 LOST = PREEMPTED  # the script's end is not known: its reaper was killed
 
@@ -57,14 +59,14 @@ class Reaper:
             "directory": directory,
             "keep": list(keep),
         }
-        answer = self._ask(message, [] if output is None else [output])
+        answer = self._ask(message, [] if output is None else [output], _START_S)
         if "pid" not in answer:
             raise OSError(answer["errno"], answer["strerror"], answer.get("filename"))
         return int(answer["pid"])
 
     def adopt(self, environment: Mapping[str, str]) -> None:
         """Let what the script leaves behind stay below the reaper from now on."""
-        self._ask({"kind": "adopt", "environment": dict(environment)}, [])
+        self._ask({"kind": "adopt", "environment": dict(environment)}, [], _ANSWER_S)
 
     def poll(self) -> int | None:
         """Return the script's exit code (negative: killed by that signal), None while it lives."""
@@ -98,19 +100,24 @@ class Reaper:
                 pass
         self._control.close()
 
-    def _ask(self, message: Mapping[str, Any], handles: Sequence[int]) -> dict[str, Any]:
-        self._control.settimeout(_ANSWER_S)
+    def _ask(
+        self, message: Mapping[str, Any], handles: Sequence[int], wait_s: float
+    ) -> dict[str, Any]:
+        self._control.settimeout(wait_s)
         send(self._control, message, handles)
         line = b""
         while not line.endswith(b"\n"):
-            data = self._control.recv(1)
+            try:
+                data = self._control.recv(1)
+            except socket.timeout as error:  # noqa: UP041 - no TimeoutError in Python 3.9
+                raise OSError(errno.ETIMEDOUT, f"no answer within {wait_s:g} s") from error
             if not data:
-                raise OSError(0, "the process that starts the script has gone")
+                raise OSError(errno.ESRCH, "the process that starts the script has gone")
             line += data
         answer: dict[str, Any] = json.loads(line)
         if "exit" in answer:
             self._code = int(answer["exit"])
-            raise OSError(0, "the script has ended")
+            raise OSError(errno.ESRCH, "the script has ended")
         return answer
 
 
