@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from hermes_ops.trial import channel
 from hermes_ops.trial.files import Folder, append_lines, encode_value, now_ms
 
 _MOST_NAMES = 1000
+_LOCALHOST = re.compile(r"^(https?://)(?:localhost|\[::1\])(?=[:/]|$)")
 
 
 class TrialRun:
@@ -21,7 +23,7 @@ class TrialRun:
 
     def __init__(self, folder: Folder) -> None:
         self.run_id = os.environ.get(channel.RUN_VARIABLE, "")
-        self._uri = os.environ.get(channel.URI_VARIABLE, "").rstrip("/")
+        self._uri = _same_spelling(os.environ.get(channel.URI_VARIABLE, ""))
         others = json.loads(os.environ.get("HERMES_OTHER_METRICS") or "{}")
         names = (os.environ.get("HERMES_OBJECTIVE"), *others)
         self._curve_names = frozenset(name for name in names if name)
@@ -36,7 +38,7 @@ class TrialRun:
 
     def is_at(self, uri: object) -> bool:
         """Return whether an address is that of the trial's server."""
-        return bool(self.run_id) and str(uri).rstrip("/") == self._uri
+        return bool(self.run_id) and _same_spelling(uri) == self._uri
 
     def is_own(self, client: Any, run_id: object) -> bool:
         """Return whether a client and an id mean the trial's run."""
@@ -95,6 +97,11 @@ class TrialRun:
     def forget_params(self) -> None:
         """Fetch the run's params anew: another writer has been there."""
         self._params = None
+
+
+def _same_spelling(uri: object) -> str:
+    """Return an address with this machine's name as a number, and without its last slash."""
+    return _LOCALHOST.sub(r"\1127.0.0.1", str(uri)).rstrip("/")
 
 
 def same_meaning(one: str, other: str) -> bool:

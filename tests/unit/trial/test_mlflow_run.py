@@ -37,6 +37,29 @@ def test_two_values(one: str, other: str) -> None:
     assert not same_meaning(one, other)
 
 
+@pytest.mark.parametrize(
+    ("uri", "is_same"),
+    [
+        ("http://127.0.0.1:5000", True),
+        ("http://localhost:5000/", True),
+        ("http://[::1]:5000", True),
+        ("http://localhost.example:5000", False),
+        ("http://localhost:5001", False),
+        ("sqlite:///own.db", False),
+        (None, False),
+    ],
+)
+def test_the_trial_s_server_is_known_by_each_name_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str | None, is_same: bool
+) -> None:
+    monkeypatch.setenv("HERMES_MLFLOW_RUN_ID", "abc")
+    monkeypatch.setenv("HERMES_MLFLOW_URI", "http://127.0.0.1:5000/")
+    run = TrialRun(Folder(tmp_path))
+    assert run.is_at(uri) is is_same
+    assert run.is_own(SimpleNamespace(tracking_uri=uri), "abc") is is_same
+    assert not run.is_own(SimpleNamespace(tracking_uri=uri), "another")
+
+
 def test_a_param_that_the_run_has_is_left_out_and_named_once_if_it_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
