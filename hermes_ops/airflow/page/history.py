@@ -132,7 +132,7 @@ def _airflow_state(past: PastRun, report: Mapping[str, int]) -> str:
     """Airflow's word for the sweep; in a group of a DAG it is that of the sweep's own last task."""
     if not group_of(past.run.plan_task):
         return past.run.state
-    (state,) = report or {"": 1}
+    state = next(iter(report), "")  # it is one task; none yet of a run that has just begun
     return _OF_REPORT.get(state, state) if state in _ENDED_TASKS else "running"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,22 @@ def test_of_a_running_sweep_the_best_so_far_is_shown_and_no_report(
     mlflow.best = 0.25
     seen = read(get("/sweeps"))
     assert re.search(r"digits-1 running .* 0 of 8 0\.25 val_loss compare trials(?! report)", seen)
+
+
+@pytest.mark.parametrize(
+    ("report", "state"),
+    [({}, "running"), ({"": 1}, "running"), ({"success": 1}, "finished"),
+     ({"upstream_failed": 1}, "failed"), ({"skipped": 1}, "skipped")],
+)  # fmt: skip
+def test_a_sweep_in_a_group_of_a_dag_has_the_state_of_its_own_last_task(
+    get: Get, database: Database, users: Users, report: dict[str, int], state: str
+) -> None:
+    users.dags["ann"].add("mine")
+    found = ended(2)
+    run = replace(found.run, dag_id="mine", plan_task="digits.plan", state="running")
+    database.ended = [replace(found, run=run)]
+    database.tasks["mine", "old-2", "digits.report"] = report
+    assert f"mine:digits:old-2 {state}" in read(get("/sweeps"))
 
 
 def test_the_list_of_sweeps_has_pages(get: Get, database: Database) -> None:
