@@ -161,7 +161,10 @@ class Applier:
     def settle(self, book: Book, now_s: float) -> None:
         """Close a sweep whose budget is spent, end its trials, mend what was left."""
         self._mend(book, now_s)
-        book.trials = tuple(self._looked_after(book, t, now_s) for t in book.trials)
+        failing = self.faults.starting(book.sweep)
+        book.trials = tuple(
+            self._looked_after(book, t, failing.get(t.number), now_s) for t in book.trials
+        )
         drawing = self._try(book, None, "draw ahead", self._granting.draw_ahead, book)
         book.held = self._held(book) | (drawing.value if drawing is not None else frozenset())
         if book.close is None and (spent := due_end(book, now_s)) is not None:
@@ -192,18 +195,23 @@ class Applier:
         number = None if trial is None else trial.number
         return self.faults.attempt(Subject(book.sweep, number), step, call, *args, **named)
 
-    def _looked_after(self, book: Book, trial: Trial, now_s: float) -> Trial:
-        """The trial once its own matters are settled; as it is where that fails."""
-        closed = self._try(book, trial, "close its segment", self._settled, book, trial)
-        trial = trial if closed is None else closed.value
-        obeyed = self._try(
-            book, trial, "do what its task asks for", self._attended, book, trial, now_s
-        )
-        trial = trial if obeyed is None else obeyed.value
-        fault = self.faults.starting(book.sweep).get(trial.number)
-        if fault is None or trial.active or not trial.idle:
+    def _looked_after(self, book: Book, trial: Trial, fault: Fault | None, now_s: float) -> Trial:
+        """The trial once its own matters are settled; as it is where that fails.
+
+        `fault` is the step of its start that fails.
+        """
+        if trial.left:
+            closed = self._try(book, trial, "close its segment", self._settled, book, trial)
+            trial = trial if closed is None else closed.value
+        if wish_of(trial, closing=book.close is not None) is not Wish.NOTHING:
+            step = "do what its task asks for"
+            obeyed = self._try(book, trial, step, self._attended, book, trial, now_s)
+            trial = trial if obeyed is None else obeyed.value
+        if fault is None or trial.active:
             return trial
-        if not self.faults.is_hopeless(fault):
+        if trial.ended:
+            self.faults.forget(fault.subject)
+        if not trial.idle or trial.ended or not self.faults.is_hopeless(fault):
             return trial
         ended = self._try(book, trial, END, self._give_up, book, trial, fault, now_s)
         return trial if ended is None else ended.value
@@ -263,7 +271,8 @@ class Applier:
         idle = [
             trial
             for trial in trials
-            if (rest := self._try(book, trial, END, self._put_to_rest, book, trial, close, now_s))
+            if not trial.ended
+            and (rest := self._try(book, trial, END, self._put_to_rest, book, trial, close, now_s))
             and rest.value
         ]
         ended = [  # first its record, so that whoever comes next knows what it became
@@ -305,7 +314,8 @@ class Applier:
         if touched and book.whole:
             self._try(book, None, "take up its new trials", self._give_back, book, touched)
         for trial in book.trials:
-            self._try(book, trial, "mend it", self._mend_trial, book, trial, now_s)
+            if _is_astray(book, trial):
+                self._try(book, trial, "mend it", self._mend_trial, book, trial, now_s)
 
     def _mark(self, tasks: Sequence[TaskKey], state: str) -> None:
         if state == "skipped":
@@ -497,6 +507,16 @@ class Applier:
     def _put(self, book: Book, trial: Trial | None, key: str, value: object) -> None:
         self.client.put_state(self._task(book, trial), key, value)
         self.faults.answered()
+
+
+def _is_astray(book: Book, trial: Trial) -> bool:
+    """True of a trial that `Applier._mend_trial` has something to do for."""
+    if trial.lease is None:
+        return False
+    started = trial.under_way and not trial.active and not trial.told
+    held_up = book.plan.run.paused and trial.phase is Phase.STARTING
+    said = trial.segment is not None and trial.segment.final is not None
+    return started or held_up or (trial.row.state in FINAL_STATES and not said)
 
 
 def unmarked(trials: Iterable[Trial]) -> dict[str, list[Trial]]:

@@ -68,9 +68,9 @@ def clear_trial(client: AirflowClient, plan: TaskKey, number: int, *, from_scrat
 
 def wish_of(trial: Trial, *, closing: bool) -> Wish:
     """What a person asks of the trial; no trial of a sweep that is closing goes on."""
-    if trial.lease is None:
+    if trial.lease is None and not is_cleared(trial):
         return Wish.NOTHING
-    if asks_anew(trial.row.note) and not closing:
+    if trial.lease is not None and asks_anew(trial.row.note) and not closing:
         return _on_the_way_to_anew(trial)
     if not is_cleared(trial):
         return Wish.NOTHING

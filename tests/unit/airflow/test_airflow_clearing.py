@@ -199,3 +199,17 @@ def test_a_folder_is_emptied_unless_a_process_holds_it(tmp_path: Any) -> None:
     os.close(held)
     assert folder.empty()
     assert not folder.path.exists()
+
+
+def test_a_trial_that_could_not_be_started_is_started_once_its_task_is_cleared() -> None:
+    over = segment(0, running=False, final="failed", segments=0, ended_s=9.0, task=row(0).id)
+    given_up = Trial(row(0), None, None, over)
+    assert wish_of(given_up, closing=False) is Wish.NOTHING
+    cleared = Trial(row(0, id=row(1).id), None, None, over)
+    assert wish_of(cleared, closing=True) is Wish.STAY_ENDED
+    outside = Journal()
+    world = book(cleared)
+    outside.applier().settle(world, 200.0)
+    ((_, _, key, record),) = outside.of("put")
+    assert (key, record["final"]) == ("hermes_segment", None)
+    assert [j.phase for j in world.jobs(200.0)] == [Phase.PENDING]
