@@ -101,7 +101,7 @@ class TrialRun:
 
 def _same_spelling(uri: object) -> str:
     """Return an address with this machine's name as a number, and without its last slash."""
-    return _LOCALHOST.sub(r"\1127.0.0.1", str(uri)).rstrip("/")
+    return _LOCALHOST.sub(r"\g<1>127.0.0.1", str(uri)).rstrip("/")
 
 
 def same_meaning(one: str, other: str) -> bool:
