@@ -108,6 +108,7 @@ class PipelineState:
         self.caches = is_dataset and caches_chance(dataset)
         self._first: list[Any] | None = saved["first"] if saved else None
         self._start: list[Any] = saved["start"] if saved else []
+        self._end: list[Any] = saved["end"] if saved else []
         self.one_iterator = False  # it serves several epochs
 
     def mark_iterator(self) -> None:
@@ -119,7 +120,8 @@ class PipelineState:
     def saved(self, in_epoch: bool) -> dict[str, Any]:
         """Return the values as of the first iterator and as of the one to go on with."""
         in_use = in_epoch or self.one_iterator
-        return {"first": self._first, "start": self._start if in_use else self._read()}
+        now = self._read()
+        return {"first": self._first, "start": self._start if in_use else now, "end": now}
 
     def put_back_first(self) -> None:
         """Set the values that the fit's first iterator began with."""
@@ -128,6 +130,10 @@ class PipelineState:
     def put_back_start(self) -> None:
         """Set the values that the iterator of the epoch began with."""
         self._assign(self._start)
+
+    def put_back_end(self) -> None:
+        """Set the values that the fit left, where it is complete and not run again."""
+        self._assign(self._end)
 
     def _read(self) -> list[Any]:
         return [variable.numpy() for variable in self.variables]

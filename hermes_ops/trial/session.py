@@ -340,6 +340,7 @@ class Session:
     def put_back_end(self, record: Mapping[str, Any]) -> None:
         """A fit that was complete before: its last state again, and its history."""
         self._restore()
+        self.state.pipeline.put_back_end()
         self.files.put_back()
         self.model.stop_training = self.ended_before
         history = self._history()
