@@ -35,6 +35,7 @@ def test_the_document_has_exactly_the_promised_shape(told: Any) -> None:
     _, document, _ = told
     assert list(document) == [
         "sweep", "state", "trials", "best", "wall_seconds", "pool_slots", "max_slots_used",
+        "warnings",
     ]  # fmt: skip
     assert all(set(trial) == TRIAL_KEYS for trial in document["trials"])
     assert [trial["number"] for trial in document["trials"]] == list(range(len(RATES)))
@@ -143,7 +144,7 @@ def test_explain_says_why_a_trial_ran(told: Any, lab: Any) -> None:
 def test_list_watch_and_report_know_the_sweep(told: Any, lab: Any, tmp_path: Path) -> None:
     sweep, document, _ = told
     listed = json.loads(lab.hermes("sweep", "list", "--json").stdout)
-    assert {"success"} == {r["state"] for r in listed if r["dag_run_id"] == sweep.id}
+    assert {"finished"} == {r["state"] for r in listed if r["dag_run_id"] == sweep.id}
     assert "Best: trial" in lab.hermes("sweep", "watch", sweep.id).stdout
     written = lab.hermes("sweep", "report", sweep.id, "--out", str(tmp_path))
     assert written.returncode == 0, written.stderr
