@@ -193,7 +193,7 @@ endless = slices.shuffle(64, seed=4).repeat().batch(16).map(moved).prefetch(3)
 shift = keras.layers.RandomTranslation(0.1, 0.1)
 test = tf.data.Dataset.from_tensor_slices((images[128:], y[128:]))
 shifted = test.batch(8).map(lambda image, label: (shift(image, training=True), label))
-part = test.shuffle(32, seed=5).repeat().batch(8)
+part = test.shuffle(32, seed=5).batch(8)
 layers = keras.layers
 network = keras.Sequential([layers.Flatten(), layers.Dropout(0.2), layers.Dense(3)])
 network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
