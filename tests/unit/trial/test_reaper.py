@@ -260,16 +260,17 @@ def test_a_process_whose_id_was_given_away_is_not_killed() -> None:
 
 def test_descendants_are_found_by_their_parents_alone_and_each_time_the_same() -> None:
     watched = Descendants(os.getpid())
-    assert watched.look() == descendants(os.getpid())
+    before = set(descendants(os.getpid()))  # other tests have helpers of their own
+    assert set(watched.look()) == before
     child = "import subprocess, time; subprocess.Popen(['sleep', '60'], env={}); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", child], start_new_session=True) as process:
-        wait_for(lambda: len(watched.look()) >= 2)
-        found = watched.look()
-        assert sorted(found) == sorted(descendants(os.getpid()))
-        assert descendants(os.getpid(), without=[process.pid]) == []
-        for one in found:
+        wait_for(lambda: len(set(watched.look()) - before) >= 2)
+        found = set(watched.look())
+        assert found == set(descendants(os.getpid()))
+        assert set(descendants(os.getpid(), without=[process.pid])) == before
+        for one in found - before:
             kill(one)
-    assert watched.look() == []
+    assert set(watched.look()) == before
 
 
 def test_the_record_lies_where_the_next_start_looks(tmp_path: Path) -> None:
