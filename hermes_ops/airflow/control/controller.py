@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,8 @@ log = logging.getLogger("hermes.controller")
 
 DEFAULT_POLICY = "frontrunner"
 RETRY_S = 1.0
+LOG_AGAIN_S = 60.0
+"""Rounds that fail for one reason are logged so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +116,14 @@ class Controller:
     policy_file: Path
     stop: threading.Event = field(default_factory=threading.Event)
     monitor: Monitor = field(default_factory=Monitor)
+    clock: Callable[[], float] = time.monotonic
     _choice: Choice | None = None
     _policy: Policy[Any] | None = None
     _memory: Any = None
     _complaint: str = ""
     _prior_version: int = 0
+    _logged: str = ""
+    _log_again_s: float = 0.0
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
@@ -147,18 +154,27 @@ class Controller:
         try:
             with self.monitor.round():
                 plan = self._round()
-        except Unavailable as error:
-            log.warning("This round is skipped: %s", error)
+        except Exception as error:  # the controller must outlive a round that went wrong
+            if not isinstance(error, Unavailable):
+                self._forget_prior()
+            self._log_failure(error)
             self._pause_after_failure()
             return
-        except Exception:  # the controller must outlive a round that went wrong
-            log.exception("This round failed; the next one starts from what is there")
-            self._forget_prior()
-            self._pause_after_failure()
-            return
+        self._logged = ""
         if failed_before:
             self._show_trouble()
         self.cluster.wait(plan.review_at_s)
+
+    def _log_failure(self, error: Exception) -> None:
+        """Log why a round failed: at once where the reason is another one, else once a minute."""
+        trouble, now_s = self.monitor.trouble, self.clock()
+        reason = trouble.reason if trouble is not None else str(error)
+        if reason == self._logged and now_s < self._log_again_s:
+            return
+        self._logged, self._log_again_s = reason, now_s + LOG_AGAIN_S
+        outcome = "is skipped" if isinstance(error, Unavailable) else "failed"
+        trace = None if isinstance(error, HermesError) else error
+        log.warning("This round %s: %s", outcome, reason, exc_info=trace)
 
     def _pause_after_failure(self) -> None:
         self._show_trouble()

@@ -362,6 +362,24 @@ def test_a_round_that_fails_does_not_end_the_controller(monkeypatch: pytest.Monk
     assert decisions == 1
 
 
+def test_rounds_that_fail_alike_are_logged_once_a_minute_and_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.control.controller.RETRY_S", 0.0)
+    database, now = Database(), [0.0]
+    database.pool_row = None
+    controller = controller_of(database, Choice.file())
+    controller.clock = lambda: now[0]
+    for now[0] in (0.0, 1.0, 59.0, 61.0):
+        controller._tick()
+    said = [r for r in caplog.records if "This round" in r.message]
+    assert ["no pool 'gpus': create it" in r.message for r in said] == [True, True]
+    assert not any(r.exc_info for r in said)
+    database.away = True
+    controller._tick()
+    assert "is skipped" in caplog.records[-1].message
+
+
 @pytest.mark.parametrize(("took_s", "written"), [(0.01, 4), (0.2, 1), (0.1, 2)])
 def test_a_view_that_takes_long_is_written_seldom(
     monkeypatch: pytest.MonkeyPatch, took_s: float, written: int
