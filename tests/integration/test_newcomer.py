@@ -115,8 +115,9 @@ def test_from_a_clone_to_the_first_result_by_the_commands_of_the_readme(
             typed([f".venv/bin/hermes down --home {home}"], checkout)
 
     assert "16/16 trials ended" in said
-    assert len(re.findall(r"^│ \d+ +│ finished ", said, re.M)) == 16
+    assert len(re.findall(r"^\d+ +finished ", said, re.M)) == 16
     assert re.search(r"^Best: trial \d+ \(\d", said, re.M)
+    assert re.search(r"time to best, s │ +[\d.]+ │ +[\d.]+ │", said)  # and of its replay
     assert "Everything is stopped; no process is left." in said
     assert left == []
     sweep = re.search(r"^(\d+) s, at most 2 of 2 GPUs in use at once$", said, re.M)
