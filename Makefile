@@ -1,8 +1,8 @@
-# make demo | test | test-heavy | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-heavy | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-heavy test-k8s test-k8s-installation demo bench bench-k8s compare compare-live lock clean
+.PHONY: setup check test test-heavy test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 export UV_LINK_MODE := copy
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready
+setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready
 
 # The one tool that pip installs is uv itself, by the hash that the lock has for it.
 .venv/.ready: requirements.lock pyproject.toml
@@ -29,10 +29,18 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready
 	$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --no-index -e .
 	touch $@
 
-# Keras 2, and Keras 3 on JAX, for the tests of scripts that bring an interpreter of their own.
+# Keras 2, and Keras 3 on JAX, for the tests of scripts that bring an interpreter of their own; MkDocs.
 .venvs/%/.ready: requirements-%.lock .venv/.ready
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
 	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --compile-bytecode -r $<
+	touch $@
+
+# Airflow's FAB auth manager, which nobody but a test needs, on top of the packages of .venv.
+.venvs/fab/.ready: requirements-fab.lock .venv/.ready
+	test -x .venvs/fab/bin/python || $(PYTHON) -m venv --without-pip .venvs/fab
+	$(UV) pip install --python .venvs/fab/bin/python --require-hashes --no-deps --compile-bytecode -r $<
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > .venvs/fab/lib/python3.11/site-packages/hermes.pth
 	touch $@
 
 check: .venv/.ready
@@ -46,7 +54,7 @@ test: setup check
 ifeq ($(strip $(PYTEST)),)
 	$(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" tests/unit
 	$(BIN)/coverage report --format=total
-	$(BIN)/pytest -m "not heavy and not k8s" --ignore tests/unit
+	$(BIN)/pytest -m "not heavy and not k8s" --ignore tests/unit --durations=10
 else
 	$(BIN)/pytest -m "not heavy and not k8s" $(PYTEST)
 endif
@@ -80,11 +88,18 @@ compare: .venv/.ready
 compare-live: setup
 	$(BIN)/python -m bench compare_live
 
+# The documentation as a site: site/VERSION/index.html. A warning is an error.
+docs: .venvs/docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet --strict \
+	  --site-dir site/$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
 # Every version and hash, no index address: whoever installs chooses where from.
 lock: .venv/.ready
 	$(UV) pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-header \
 	  --no-annotate --python-version 3.11 --upgrade --quiet --output-file requirements.lock
+	$(UV) pip compile --group docs --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  --python-version 3.11 --upgrade --quiet --output-file requirements-docs.lock
 
 clean:
 	if [ -x $(BIN)/hermes ]; then $(BIN)/hermes down --home .hermes; fi
-	rm -rf .venv .venvs .hermes .coverage dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venvs .hermes .coverage dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

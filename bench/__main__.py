@@ -42,7 +42,7 @@ BY_NAME_ONLY = {
 
 
 def main(names: list[str]) -> int:
-    """Run the benchmarks of these names; 1 if one of them could not be measured."""
+    """Run the benchmarks of these names; return 1 if one of them could not be measured."""
     known = BENCHMARKS | BY_NAME_ONLY
     if names == ["machine"]:
         print(json.dumps(machine()))
@@ -60,7 +60,7 @@ def main(names: list[str]) -> int:
 
 
 def _measured(name: str) -> bool:
-    """Run one benchmark and print its line; False, with the reason told, if it failed."""
+    """Run one benchmark and print its line; return False, with the reason printed, if it failed."""
     load, started_s = os.getloadavg()[0], time.monotonic()
     module, _, function = (BENCHMARKS | BY_NAME_ONLY)[name].partition(":")
     try:

@@ -1,4 +1,4 @@
-"""One sweep of Keras trials under several policies, live, and each replayed from its own record."""
+"""One sweep of Keras trials under several policies, live, and the replay of each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from bench import stack
 from bench.measure import QUICK, ROOT, Figures, NotMeasuredError
 from hermes_ops.airflow.identity import MAIN_DAG
-from hermes_ops.cli.locating import ENDED
+from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES
 from hermes_ops.errors import Unavailable
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
-    from hermes_ops.simulator.recorded import Recorded
-    from hermes_ops.simulator.replay import Choice
+    from hermes_ops.simulator.replay import ReplaySettings
+    from hermes_ops.simulator.sweep_history import RecordedSweep
     from hermes_ops.tracking import Tracker
 
 SLOTS = 2
@@ -38,11 +38,11 @@ SWEEP_TIMEOUT_S = 900.0
 POLL_S = 2.0
 SETTLE_S = 5.0 if QUICK else 20.0
 TARGET = 0.05
-SIGHTS_S = (0.2, 0.4, 0.6, 0.8, 1.0)  # how late a value may be seen; a replay takes 0.4
+DELAYS_S = (0.2, 0.4, 0.6, 0.8, 1.0)  # how late a value may be seen; a replay takes 0.4
 
 
 def run() -> Figures:
-    """Measured and simulated seconds until the best trial has finished, policy by policy.
+    """Compare measured and simulated seconds until the best trial has finished, by policy.
 
     One stack serves all sweeps, one after the other; its policy is changed in between. The sweeps
     have the same configurations and training seeds, and names of their own, so that none learns
@@ -72,7 +72,7 @@ def run() -> Figures:
 
 
 def config(name: str, trials: int = TRIALS, epochs: int = EPOCHS) -> Figures:
-    """examples/digits/sweep.yaml with so many configurations of SPACE, always the same ones.
+    """Return examples/digits/sweep.yaml with a number of configurations of SPACE, always the same.
 
     Its networks are larger: a value is seen up to a second after it was reported. Were epochs not
     several times as long, chance alone would say how many of them a trial gets before it makes
@@ -94,13 +94,13 @@ def config(name: str, trials: int = TRIALS, epochs: int = EPOCHS) -> Figures:
 
 
 def _swept(own: stack.Stack, connection: Connection, policy: str, file: Figures) -> str:
-    """Run a sweep to its end under the policy; its id."""
+    """Run a sweep to its end under the policy; return its id."""
     options = [f"--option={name}={value}" for name, value in OPTIONS.get(policy, {}).items()]
     own.hermes("policy", policy, *options)
     sweep = own.start(file)
     deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
     state = ""
-    while state not in ENDED:
+    while state not in ENDED_AIRFLOW_STATES:
         if time.monotonic() > deadline_s:
             raise NotMeasuredError(f"{sweep.id}: not ended within {SWEEP_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
@@ -111,17 +111,18 @@ def _swept(own: stack.Stack, connection: Connection, policy: str, file: Figures)
 
 
 def compared(tracker: Tracker, sweep: str, policy: str) -> Figures:
-    """What was measured of a sweep beside its replay under the policy that it ran under.
+    """Compare the measured figures of a sweep with its replay under the same policy.
 
-    `relative`: how far the simulated time to best lies from the measured one, as a part of it;
-    of bounds the nearer end, 0 between them. `by_sight_s`: the simulated one (the least of bounds)
-    were values seen sooner or later: how much a part of a second can change.
+    `relative`: the distance of the simulated time to best from the measured one, as a part of it;
+    from the nearer bound, 0 between them. `by_sight_s`: the simulated one (its lower bound) for
+    other observation delays: how much a fraction of a second can change.
     """
-    from hermes_ops.simulator.recorded import read
-    from hermes_ops.simulator.replay import Choice, replay
+    from hermes_ops.simulator.replay import ReplaySettings, replay
+    from hermes_ops.simulator.sweep_history import fetch_recorded_sweep
 
-    recorded, choice = read(tracker, sweep), Choice(policy, OPTIONS.get(policy, {}))
-    found = replay(recorded, choice)
+    recorded = fetch_recorded_sweep(tracker, sweep)
+    settings = ReplaySettings(policy, OPTIONS.get(policy, {}))
+    found = replay(recorded, settings)
     measured, time_to_best, costs = recorded.measured, found.time_to_best_s, found.costs
     if measured.time_to_best_s is None or time_to_best.low is None or time_to_best.high is None:
         raise NotMeasuredError(f"{sweep}: no trial has finished with a value")
@@ -133,7 +134,7 @@ def compared(tracker: Tracker, sweep: str, policy: str) -> Figures:
         "measured_time_to_best_s": round(measured.time_to_best_s, 2),
         "simulated_time_to_best_s": _rounded(time_to_best.document(), 2),
         "relative": round(off_s / measured.time_to_best_s, 4),
-        "by_sight_s": {str(s): _seen_late(recorded, choice, s) for s in SIGHTS_S},
+        "by_sight_s": {str(s): _delayed(recorded, settings, s) for s in DELAYS_S},
         "measured_gpu_s": round(3600 * measured.gpu_hours, 1),
         "simulated_gpu_s": _rounded(found.gpu_hours.document(), 1, 3600.0),
         "measured_preemptions": measured.preemptions,
@@ -150,12 +151,14 @@ def compared(tracker: Tracker, sweep: str, policy: str) -> Figures:
     }
 
 
-def _seen_late(recorded: Recorded, choice: Choice, sight_s: float) -> float | None:
-    """The simulated time to best, seconds, were values seen so late."""
+def _delayed(
+    recorded: RecordedSweep, settings: ReplaySettings, observation_delay_s: float
+) -> float | None:
+    """Return the simulated time to best in seconds with that observation delay."""
     from hermes_ops.simulator.replay import replay
 
-    workload = replace(recorded.workload, sight_s=sight_s)
-    found_s = replay(replace(recorded, workload=workload), choice).time_to_best_s.low
+    workload = replace(recorded.workload, observation_delay_s=observation_delay_s)
+    found_s = replay(replace(recorded, workload=workload), settings).time_to_best_s.low
     return None if found_s is None else round(found_s, 1)
 
 

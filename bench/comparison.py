@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from bench.comparison_case import ROOT, NotKept, Take
+from bench.comparison_case import ROOT, FiguresMissing, Reuse
 from bench.comparison_sections import SECTIONS
 
 PAGE = ROOT / "docs" / "comparison.md"
@@ -32,18 +32,18 @@ have 95 % bootstrap intervals in brackets; speed-ups are geometric means of the 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compute, then write the page; 2 for a name that is no section."""
+    """Compute, then write the page; return 2 for a name that is no section."""
     names = [a for a in arguments if a != "--reuse"]
     unknown = [name for name in names if name not in SECTIONS]
     if unknown:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SECTIONS)}", file=sys.stderr)
         return 2
-    wanted = Take.KNOWN if "--reuse" in arguments else Take.SAME
+    wanted = Reuse.KNOWN if "--reuse" in arguments else Reuse.SAME
     written = sections(PAGE.read_text() if PAGE.exists() else "")
     for name, write in SECTIONS.items():
         try:
-            written[name] = write(wanted if not names or name in names else Take.KEPT)
-        except NotKept as missing:
+            written[name] = write(wanted if not names or name in names else Reuse.KEPT)
+        except FiguresMissing as missing:
             stays = "stays as it is" if name in written else "is left out"
             print(f"{name} {stays}, without figures of: {missing}", file=sys.stderr)
     texts = [f"{MARK.format(name)}\n{written[name]}" for name in SECTIONS if name in written]
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def sections(page: str) -> dict[str, str]:
-    """The sections of a page that `main` has written, by name."""
+    """Return the sections, by name, of a page that `main` has written."""
     parts = re.split(MARK.format(r"(\w+)") + "\n", page)
     return dict(zip(parts[1::2], (text.rstrip("\n") + "\n" for text in parts[2::2]), strict=True))
 

@@ -1,11 +1,12 @@
 """One table of docs/comparison.md: its command, and the figures that the command prints.
 
-Figures are kept in bench/results/comparison as soon as a policy is done, and are taken from there
-as long as program and data are the same: a call that was interrupted goes on where it was.
+Figures are stored in bench/results/comparison as soon as a policy is done, and reused as long as
+program and data are the same: an interrupted call resumes from them.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
 import json
 import os
@@ -19,38 +20,37 @@ from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 
-from bench.comparison_version import version
-from hermes_ops.cli.simulating import Asked, contenders, gpus_of
+from hermes_ops.cli.simulation_options import SimulationOptions, contenders, gpus_of
 from hermes_ops.policies import POLICIES
-from hermes_ops.simulator.bounds import OracleBest
-from hermes_ops.simulator.compare import Comparison, Result, compare, workers
+from hermes_ops.simulator.comparison import Comparison, PolicyResult, compare, workers
 from hermes_ops.simulator.metrics import Metrics
+from hermes_ops.simulator.oracle import OracleBest
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = Path(__file__).parent / "results" / "comparison"
 JOBS = int(os.environ.get("HERMES_COMPARE_JOBS", "0")) or None
 
 
-class Take(Enum):
-    """Which kept figures are taken."""
+class Reuse(Enum):
+    """Which stored figures are reused."""
 
     SAME = "those of this program and data; others are computed"
     KNOWN = "all that are known, of whatever program; others are computed"
     KEPT = "all that are known; `NotKept` for others"
 
 
-class NotKept(LookupError):
-    """Figures that are not known, and are not to be computed."""
+class FiguresMissing(LookupError):
+    """Figures are not stored, and are not to be computed."""
 
 
 def data() -> Path:
-    """Where the traces and the curves are."""
+    """Return the folder of the traces and the curves."""
     return Path(os.environ.get("HERMES_DATA", ROOT / "examples"))
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One `hermes compare`, and the text of its command."""
+class ComparisonCase:
+    """One `hermes compare`, with the text of its command."""
 
     file: str  # "traces/x.csv" or "curves/x.npz"
     gpus: str
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def command(self) -> str:
-        """What prints the same figures."""
+        """The command that prints the same figures."""
         kind = "trace" if self.file.startswith("traces/") else "curves"
         words = ["hermes compare", f"--{kind} examples/{self.file}"]
         words.append(f"--nodes {self.gpus}" if "x" in self.gpus else f"--gpus {self.gpus}")
@@ -81,26 +81,26 @@ class Case:
             words.append("--guards")
         return " ".join(words)
 
-    def known(self) -> Case:
-        """The case without the policies that there are not (yet)."""
+    def known(self) -> ComparisonCase:
+        """Return the case without the policies that do not exist (yet)."""
         there = tuple(p for p in self.policies if p in POLICIES or p == OracleBest.name)
         options = tuple(o for o in self.options if o.partition(".")[0] in there)
         return replace(self, policies=there, options=options)
 
-    def results(self, take: Take) -> Comparison:
-        """The comparison, policy by policy."""
-        parts = [self._one(policy, take) for policy in self.policies]
+    def results(self, reuse: Reuse) -> Comparison:
+        """Return the comparison, policy by policy."""
+        parts = [self._one(policy, reuse) for policy in self.policies]
         results = tuple(result for part in parts for result in part.results)
         return replace(parts[0], policies=self.policies, results=results)
 
-    def _one(self, policy: str, take: Take) -> Comparison:
+    def _one(self, policy: str, reuse: Reuse) -> Comparison:
         options = tuple(o for o in self.options if o.startswith(f"{policy}."))
         alone = replace(self, policies=(policy,), options=options)
         kept = KEPT / f"{sha256(alone.command.encode()).hexdigest()[:16]}.json"
         program = version(policy, data() / self.file)
-        found = _read(kept, program if take is Take.SAME else None)
-        if found is None and take is Take.KEPT:
-            raise NotKept(alone.command)
+        found = _read(kept, program if reuse is Reuse.SAME else None)
+        if found is None and reuse is Reuse.KEPT:
+            raise FiguresMissing(alone.command)
         if found is None:
             began_s = monotonic()
             found = alone._computed(policy)
@@ -110,7 +110,7 @@ class Case:
 
     def _computed(self, policy: str) -> Comparison:
         path, trace = data() / self.file, self.file.startswith("traces/")
-        asked = Asked(
+        asked = SimulationOptions(
             trace=path if trace else None,
             curves=None if trace else path,
             good=self.good,
@@ -126,14 +126,14 @@ class Case:
 
 @cache
 def _workers() -> Executor:
-    """The same processes for all tables: each has read its modules and data once."""
+    """Return the processes for all tables: each reads its modules and data once."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(workers(JOBS))
 
 
 def _write(path: Path, found: Comparison, command: str, program: str) -> None:
-    """Keep the figures, whole or not at all; curves of regret are not kept."""
+    """Store the figures atomically, without curves of regret."""
     path.parent.mkdir(parents=True, exist_ok=True)
     results = [
         {
@@ -152,13 +152,67 @@ def _write(path: Path, found: Comparison, command: str, program: str) -> None:
 
 
 def _read(path: Path, program: str | None) -> Comparison | None:
-    """The kept figures; None when there are none, or they are not of this `program`."""
+    """Return the stored figures; None when there are none, or they are of another `program`."""
     facts = json.loads(path.read_text()) if path.exists() else {}
     if not facts or program not in (None, facts.get("version")):
         return None
     results = tuple(
-        Result(r["policy"], r["seed"], Metrics(**r["metrics"]), tuple(r["completions_s"]), ())
+        PolicyResult(r["policy"], r["seed"], Metrics(**r["metrics"]), tuple(r["completions_s"]), ())
         for r in facts["results"]
     )
     seeds, policies = tuple(facts["seeds"]), tuple(facts["policies"])
     return Comparison(facts["workload"], facts["gpus"], seeds, policies, results)
+
+
+TABLE = "hermes_ops.policies"  # names every policy: what one imports says more
+
+
+@cache
+def version(policy: str, data: Path) -> str:
+    """Return a digest of the data and of all modules on which a policy's figures depend.
+
+    Comments and layout do not count; a policy that POLICIES has not (a bound) is the simulator's.
+    """
+    digest = sha256(data.read_bytes())
+    start = [compare.__module__]
+    if policy in POLICIES:
+        start.append(POLICIES[policy].__module__)
+    for name, code in sorted(_modules(start).items()):
+        digest.update(f"{name}\n{code}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _modules(names: list[str]) -> dict[str, str]:
+    """Return the code of these modules of ours and of all modules that they import."""
+    found: dict[str, str] = {}
+    names = list(names)
+    while names:
+        name = names.pop()
+        path = _path(name)
+        if path is None or name in found or name == TABLE:
+            continue
+        found[name], imported = _code(path)
+        names += imported
+    return found
+
+
+@cache
+def _code(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return a module's code without its layout, and its imports, names in modules included."""
+    tree = ast.parse(path.read_text())
+    imported: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imported += [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+        elif isinstance(node, ast.Import):
+            imported += [name.name for name in node.names]
+    return ast.dump(tree), tuple(imported)
+
+
+def _path(name: str) -> Path | None:
+    """Return the file of a module of ours; None for any other module."""
+    if name.partition(".")[0] != "hermes_ops":
+        return None
+    place = ROOT / name.replace(".", "/")
+    paths = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+    return next((path for path in paths if path.is_file()), None)

@@ -1,14 +1,12 @@
-"""The sections of docs/comparison.md: what is run, and the figures that were published."""
+"""The sections of docs/comparison.md: their simulations, and the published figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from bench.comparison_case import Case, Take
-from bench.comparison_published import LIMITS, PUBLISHED, THREE_JOBS
-from hermes_ops.simulator.compare import Comparison
-from hermes_ops.simulator.intervals import Interval, ratio_interval
+from bench.comparison_case import ComparisonCase, Reuse
+from hermes_ops.simulator.comparison import Comparison, Interval, ratio_interval
 from hermes_ops.simulator.tables import cell, markdown
 
 FILES = ("lcbench_fashion_mnist", "nb301", "lcbench_adult", "lcbench_sylvine")
@@ -25,8 +23,8 @@ EXACT = ("2d-las.placement=count", "2d-las.demotion=exact")
 LATE = ("2d-las.placement=count", "2d-las.demotion=late")
 
 
-def traces(take: Take) -> str:
-    """Mean completion and makespan on the public traces beside the published ones."""
+def traces(reuse: Reuse) -> str:
+    """Compare mean completion and makespan on the public traces with the published ones."""
     text = """## Traces
 
 FIFO (strict), SRTF, SRSF and 2D-LAS, GPUs counted only, no switch cost. FIFO, SRTF and SRSF were
@@ -39,14 +37,14 @@ as many digits as they have.
     rows = []
     commands = []
     for (name, nodes), published in PUBLISHED.items():
-        case = Case(f"traces/{name}.csv", nodes, tuple(published), LATE).known()
-        exact = Case(f"traces/{name}.csv", nodes, ("2d-las",), EXACT).known()
+        case = ComparisonCase(f"traces/{name}.csv", nodes, tuple(published), LATE).known()
+        exact = ComparisonCase(f"traces/{name}.csv", nodes, ("2d-las",), EXACT).known()
         commands += [case.command, exact.command]
-        found = case.results(take)
+        found = case.results(reuse)
         for policy in case.policies:
             label = "2d-las, late" if policy == "2d-las" else policy
             rows.append(_trace_row(f"{name}, {nodes}", label, found, policy, published))
-        alone = exact.results(take)
+        alone = exact.results(reuse)
         rows.append(_trace_row(f"{name}, {nodes}", "2d-las, exact", alone, "2d-las", published))
     header = ("trace, nodes", "policy", "mean completion, s", "published", "off",
               "makespan, s", "published", "off")  # fmt: skip
@@ -60,7 +58,7 @@ def _trace_row(
     policy: str,
     published: Mapping[str, tuple[float, float]],
 ) -> tuple[str, ...]:
-    (result,) = found.of(policy)
+    (result,) = found.results_of(policy)
     metrics = result.metrics
     cells = [where, label]
     ours = (metrics.mean_completion_seconds or 0.0, metrics.makespan_seconds)
@@ -75,21 +73,21 @@ def _trace_row(
 
 
 def _off(value: float, wanted: float, decimals: int) -> str:
-    """How far a value is from a published one; "equal" to as many digits as that has."""
+    """Return the deviation from a published value; "equal" to the digits that it has."""
     if abs(value - wanted) <= 0.5001 * 10.0**-decimals:
         return "equal"
     return f"{100 * (value / wanted - 1):+.2f} %"
 
 
-def three_jobs(take: Take) -> str:
-    """Tiresias' example of three jobs on two GPUs."""
+def three_jobs(reuse: Reuse) -> str:
+    """Simulate Tiresias' example of three jobs on two GPUs."""
     options = ("2d-gittins.limits_gpu_s=[4,8]", "2d-gittins.sizes_gpu_s=[4,8,12]",
                "2d-las.quantum_s=1")  # fmt: skip
-    case = Case("traces/three_jobs.csv", "2", tuple(THREE_JOBS), options).known()
-    found = case.results(take)
+    case = ComparisonCase("traces/three_jobs.csv", "2", tuple(THREE_JOBS), options).known()
+    found = case.results(reuse)
     rows = []
     for policy in case.policies:
-        (result,) = found.of(policy)
+        (result,) = found.results_of(policy)
         each = ", ".join(f"{c:g}" for c in result.completions_s)
         mean = f"{result.metrics.mean_completion_seconds:.2f}"
         rows.append((policy, each, THREE_JOBS[policy], mean))
@@ -103,16 +101,18 @@ Two GPUs; jobs of 2 GPUs x 2, 1 x 8 and 2 x 6 units of time (Gu et al., "Tiresia
 {markdown(header, rows)}"""
 
 
-def limits(take: Take) -> str:
-    """2D-LAS with lower queue limits, where jobs of the 60-job trace are demoted at all."""
+def limits(reuse: Reuse) -> str:
+    """Simulate 2D-LAS with queue limits so low that jobs of the 60-job trace are demoted."""
     rows, commands = [], []
     for (queues, knob), (mean_s, preempted) in LIMITS.items():
         options = [*LATE, f"2d-las.limits_gpu_s={queues}"]
         options += [f"2d-las.promote_knob={knob}"] if knob is not None else []
-        case = Case("traces/tiresias_60_job.csv", "2x4", ("2d-las",), tuple(options)).known()
+        case = ComparisonCase(
+            "traces/tiresias_60_job.csv", "2x4", ("2d-las",), tuple(options)
+        ).known()
         if not case.policies:
             return ""
-        (result,) = case.results(take).results
+        (result,) = case.results(reuse).results
         commands.append(case.command)
         ours = result.metrics.mean_completion_seconds or 0.0
         rows.append((queues, str(knob or "off"), f"{ours:.1f}", f"{mean_s:.1f}",
@@ -132,10 +132,10 @@ is in `test_2d_gittins_gives_the_public_simulators_figures_with_its_table_of_siz
 # -- sweeps --------------------------------------------------------------------------------------
 
 
-def best(take: Take) -> str:
-    """How soon the best trial has finished, file by file and over all files."""
-    case = Case("", "4", (*PAPER, "oracle-best"), (ROUND_ROBIN,), SEEDS)
-    every = _files(case, take)
+def best(reuse: Reuse) -> str:
+    """Compare the times until the best trial has finished, by file and over all files."""
+    case = ComparisonCase("", "4", (*PAPER, "oracle-best"), (ROUND_ROBIN,), SEEDS)
+    every = _files(case, reuse)
     parts = [
         f"""## The best of 64 configurations, soonest
 
@@ -166,7 +166,7 @@ times shorter times than FIFO, RR and SLAQ on its own testbed.
 
 
 def _over_all(found: Sequence[Comparison]) -> str:
-    """Geometric means over all files and seeds."""
+    """Return geometric means over all files and seeds."""
     bases = [base for base in ("fifo", "asha") if base in found[0].policies]
     header = ["policy"]
     header += [f"{what} over {base}" for base in bases for what in ("best finished", "within 1 %")]
@@ -178,19 +178,19 @@ def _over_all(found: Sequence[Comparison]) -> str:
 
 
 def pooled(found: Sequence[Comparison], policy: str, metric: str, base: str) -> Interval | None:
-    """The geometric mean of the paired ratios of several comparisons together."""
+    """Return the geometric mean of the paired ratios of several comparisons together."""
     pairs = [
         (ours.metrics.document()[metric], theirs.metrics.document()[metric])
         for one in found
-        for ours, theirs in zip(one.of(policy), one.of(base), strict=True)
+        for ours, theirs in zip(one.results_of(policy), one.results_of(base), strict=True)
     ]
     known = [(v, b) for v, b in pairs if v is not None and b is not None]
     return ratio_interval(*zip(*known, strict=True)) if len(known) == len(pairs) else None
 
 
-def raw(take: Take) -> str:
-    """The same on curves that are not smooth."""
-    every = _files(Case("", "4", LEARNERS, seeds=SEEDS), take, RAW)
+def raw(reuse: Reuse) -> str:
+    """Compare the same on curves that are not smooth."""
+    every = _files(ComparisonCase("", "4", LEARNERS, seeds=SEEDS), reuse, RAW)
     found = {name: one for name, (_, one) in every.items()}
     return f"""## Raw curves
 
@@ -207,14 +207,14 @@ The same, speed-up over ASHA:
 
 
 def _files(
-    case: Case, take: Take, names: Sequence[str] = FILES
+    case: ComparisonCase, reuse: Reuse, names: Sequence[str] = FILES
 ) -> dict[str, tuple[str, Comparison]]:
     cases = {name: replace(case, file=f"curves/{name}.npz").known() for name in names}
-    return {name: (one.command, one.results(take)) for name, one in cases.items()}
+    return {name: (one.command, one.results(reuse)) for name, one in cases.items()}
 
 
-def good(take: Take) -> str:
-    """The same with few and with many good configurations in the set."""
+def good(reuse: Reuse) -> str:
+    """Compare the same with few and with many good configurations in the set."""
     text = f"""## Few and many good configurations
 
 As above, but the sets have exactly {FEW} or exactly {MANY} of 64 configurations whose lowest loss
@@ -224,8 +224,8 @@ ones have a worse best. Speed-up over FIFO, file by file, and the geometric mean
 """
     parts = [text]
     for number_good in (FEW, MANY):
-        case = Case("", "4", PAPER, (ROUND_ROBIN,), SEEDS, good=number_good)
-        every = _files(case, take)
+        case = ComparisonCase("", "4", PAPER, (ROUND_ROBIN,), SEEDS, good=number_good)
+        every = _files(case, reuse)
         for what, metric in (("best finished", BEST), ("within 1 %", GOOD)):
             parts.append(f"### {number_good} good of 64: {what}\n")
             parts.append(_commands([command for command, _ in every.values()]))
@@ -247,8 +247,8 @@ def _by_file(every: Mapping[str, Comparison], metric: str, base: str = "fifo") -
     return markdown(header, rows)
 
 
-def switches(take: Take) -> str:
-    """What a switch cost changes."""
+def switches(reuse: Reuse) -> str:
+    """Compare several switch costs."""
     parts = [
         """## Switch costs
 
@@ -258,8 +258,8 @@ what was lost.
 """
     ]
     for switch_s in SWITCHES_S:
-        case = Case("", "4", LEARNERS, seeds=SEEDS, switch_seconds=switch_s)
-        every = _files(case, take)
+        case = ComparisonCase("", "4", LEARNERS, seeds=SEEDS, switch_seconds=switch_s)
+        every = _files(case, reuse)
         found = {name: one for name, (_, one) in every.items()}
         parts.append(f"### {switch_s:g} s\n")
         parts.append(_commands([command for command, _ in every.values()]))
@@ -272,10 +272,12 @@ what was lost.
     return "\n".join(parts)
 
 
-def guards(take: Take) -> str:
-    """The same policies as a live pool runs them."""
-    case = Case("", "4", PAPER, (ROUND_ROBIN,), SEEDS, switch_seconds=GUARDED_S, guards=True)
-    every = _files(case, take)
+def guards(reuse: Reuse) -> str:
+    """Compare the same policies within the guards of a live pool."""
+    case = ComparisonCase(
+        "", "4", PAPER, (ROUND_ROBIN,), SEEDS, switch_seconds=GUARDED_S, guards=True
+    )
+    every = _files(case, reuse)
     found = {name: one for name, (_, one) in every.items()}
     return f"""## Within the guards of a live pool
 
@@ -286,12 +288,12 @@ at their defaults. Time until the best trial has finished, speed-up over FIFO.
 {_by_file(found, BEST)}"""
 
 
-def priors(take: Take) -> str:
-    """What one earlier sweep teaches; nothing without a policy that learns from it."""
-    case = Case("", "4", ("fifo", "frontrunner"), seeds=SEEDS, prior_sweeps=1)
+def priors(reuse: Reuse) -> str:
+    """Compare with one earlier sweep; empty without a policy that learns from it."""
+    case = ComparisonCase("", "4", ("fifo", "frontrunner"), seeds=SEEDS, prior_sweeps=1)
     if "frontrunner" not in case.known().policies:
         return ""
-    every = _files(case, take)
+    every = _files(case, reuse)
     table = _by_file({name: found for name, (_, found) in every.items()}, BEST)
     return f"""## With one earlier sweep
 
@@ -302,12 +304,12 @@ the same file. Time until the best trial has finished, speed-up over FIFO.
 {table}"""
 
 
-def reached(take: Take) -> str:
-    """What was published or wanted beside what came out; from the sections before."""
+def reached(reuse: Reuse) -> str:
+    """Compare published or targeted figures with those of the sections before."""
     every = {
         name: found
         for name, (_, found) in _files(
-            Case("", "4", (*PAPER, "oracle-best"), (ROUND_ROBIN,), SEEDS), take
+            ComparisonCase("", "4", (*PAPER, "oracle-best"), (ROUND_ROBIN,), SEEDS), reuse
         ).items()
     }
     rows = [
@@ -315,7 +317,7 @@ def reached(take: Take) -> str:
         for base, label in (("fifo", "FIFO"), ("fair", "RR"), ("slaq", "SLAQ"))
         if base in next(iter(every.values())).policies
     ]
-    rows += _frontrunner(every, take)
+    rows += _frontrunner(every, reuse)
     return f"""## Reached and not
 
 Time until the best trial has finished, geometric means. Where the tables above say how far a figure
@@ -328,14 +330,14 @@ public, so its 4.04 can be compared but not reproduced.
 def _largest(
     every: Mapping[str, Comparison], policy: str, base: str, label: str, wanted: str
 ) -> tuple[str, str, str]:
-    """The file on which a policy gains most over another."""
+    """Return the file on which a policy gains most over another."""
     found = {name: one.speed_up(policy, BEST, base) for name, one in every.items()}
     name, most = max(found.items(), key=lambda item: item[1].mean if item[1] else 0.0)
     return (f"{policy} over {label}, most on a file", wanted, f"{cell(most)} on {name}")
 
 
-def _frontrunner(every: Mapping[str, Comparison], take: Take) -> list[tuple[str, str, str]]:
-    """The aims of our own policy."""
+def _frontrunner(every: Mapping[str, Comparison], reuse: Reuse) -> list[tuple[str, str, str]]:
+    """Return the targets of our own policy."""
     policy = "frontrunner"
     found = list(every.values())
     if policy not in found[0].policies:
@@ -343,8 +345,8 @@ def _frontrunner(every: Mapping[str, Comparison], take: Take) -> list[tuple[str,
     worst = min(
         (one.speed_up(policy, BEST, "asha") for one in found), key=lambda i: i.mean if i else 0.0
     )
-    taught = Case("", "4", ("fifo", policy), seeds=SEEDS, prior_sweeps=1)
-    with_prior = [one for _, one in _files(taught, take).values()]
+    taught = ComparisonCase("", "4", ("fifo", policy), seeds=SEEDS, prior_sweeps=1)
+    with_prior = [one for _, one in _files(taught, reuse).values()]
     return [
         (f"{policy} over FIFO", "at least 2.4", cell(pooled(found, policy, BEST, "fifo"))),
         (f"{policy} over ASHA", "at least 1.25", cell(pooled(found, policy, BEST, "asha"))),
@@ -363,11 +365,11 @@ def _commands(lines: Sequence[str]) -> str:
 
 
 def _quoted(line: str) -> str:
-    """The line as a shell takes it: brackets are patterns there."""
+    """Quote the line for a shell, in which brackets are patterns."""
     return " ".join(f"'{word}'" if "[" in word else word for word in line.split(" "))
 
 
-SECTIONS: Mapping[str, Callable[[Take], str]] = {
+SECTIONS: Mapping[str, Callable[[Reuse], str]] = {
     "traces": traces,
     "three_jobs": three_jobs,
     "limits": limits,
@@ -378,4 +380,33 @@ SECTIONS: Mapping[str, Callable[[Take], str]] = {
     "guards": guards,
     "priors": priors,
     "reached": reached,
+}
+
+
+PUBLISHED: Mapping[tuple[str, str], Mapping[str, tuple[float, float]]] = {  # mean, makespan; s
+    ("tiresias_60_job", "2x4"): {
+        "fifo": (1556.48, 5747), "srtf": (519.87, 4901),
+        "srsf": (563.38, 4962), "2d-las": (715.27, 4806),
+    },
+    ("tiresias_60_job", "4x4"): {
+        "fifo": (200.82, 3335), "srtf": (192.12, 3271),
+        "srsf": (195.90, 3315), "2d-las": (190.68, 3271),
+    },
+    ("philly_480", "16x4"): {
+        "fifo": (225_904, 2_190_718), "srtf": (107_758, 2_092_937),
+        "srsf": (105_160, 1_941_867), "2d-las": (120_269, 1_951_666),
+    },
+    ("muri_philly_trace3", "16x4"): {
+        "fifo": (991_167, 8_171_961), "srtf": (180_116, 8_171_961),
+        "srsf": (172_684, 8_171_961), "2d-las": (312_870, 8_171_961),
+    },
+}  # fmt: skip
+THREE_JOBS = {"srsf": "2, 10, 16", "2d-gittins": "2, 12, 16", "2d-las": "5, 14, 16"}
+LIMITS = {  # (queue limits, promote knob): mean completion, preemptions
+    ("[300,1200]", None): (790.2, 26),
+    ("[300,1200]", 1): (728.7, 41),
+    ("[300,1200]", 8): (730.0, 39),
+    ("[1000,2500]", None): (730.2, 7),
+    ("[1000,2500]", 1): (673.7, 7),
+    ("[1000,2500]", 8): (674.8, 10),
 }

@@ -1,4 +1,4 @@
-"""How long the fit of many learning curves takes."""
+"""The time of a fit of many learning curves."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 import numpy as np
 
 from bench.measure import QUICK, Figures, figures
-from hermes_ops.core.curve_fit import fit
 from hermes_ops.core.curves import Floats
+from hermes_ops.policies.toolbox.curve_fit import fit
 
 JOBS = 100 if QUICK else 1_000
 POINTS = 50
 
 
 def run() -> Figures:
-    """CPU seconds of one fit of all curves, in all forms; and of one curve alone."""
+    """Measure the CPU seconds of one fit of all curves, in all forms; and of one curve alone."""
     steps = np.arange(1.0, POINTS + 1)
     curves = _curves(steps)
     all_s, one_s = [], []
@@ -38,7 +38,7 @@ def _took_s(steps: list[Floats], losses: list[Floats]) -> float:
 
 
 def _curves(steps: Floats) -> list[Floats]:
-    """Noisy curves: half fall like 1/k, half exponentially."""
+    """Draw noisy curves: half fall like 1/k, half exponentially."""
     chance = random.Random(1)
     made: list[Floats] = []
     for number in range(JOBS):

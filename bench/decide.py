@@ -41,15 +41,15 @@ def run() -> Figures:
 
 
 def _figures(name: str) -> Figures:
-    policy, found = guarded(make_policy(name, {})), {}
+    policy, results = guarded(make_policy(name, {})), {}
     for jobs in JOBS:
-        gpus, made = _world(jobs)
-        seen = Snapshot(NOW_S, gpus, made)
+        gpus, world_jobs = _world(jobs)
+        seen = Snapshot(NOW_S, gpus, world_jobs)
         plan, memory = policy.decide(seen, policy.initial())
         later = Snapshot(NOW_S + LATER_S, gpus, _applied(seen, plan))
-        found[f"jobs_{jobs}_first_ms"] = _decision_ms(policy, seen, policy.initial())
-        found[f"jobs_{jobs}_next_ms"] = _decision_ms(policy, later, memory)
-    return found
+        results[f"jobs_{jobs}_first_ms"] = _decision_ms(policy, seen, policy.initial())
+        results[f"jobs_{jobs}_next_ms"] = _decision_ms(policy, later, memory)
+    return results
 
 
 def _decision_ms(policy: Policy[M], state: Snapshot, memory: M) -> Figures:
@@ -58,8 +58,7 @@ def _decision_ms(policy: Policy[M], state: Snapshot, memory: M) -> Figures:
         started_s = time.process_time()
         seen = Snapshot(state.time_s, state.gpus, state.jobs)
         plan, _ = policy.decide(seen, memory)
-        check(seen, plan)
-        diff(seen, plan)
+        diff(seen, plan, check(seen, plan))
         took.append((time.process_time() - started_s) * 1000.0)
     return figures(took, 3)
 
@@ -79,16 +78,16 @@ def _trained(seen: Snapshot, job: Job, gpus: tuple[int, ...]) -> Job:
     rate = 2.0 / job.curve[0].loss - 1.0
     last = len(job.curve) + int(LATER_S / STEP_S)
     new = tuple(_point(step, rate) for step in range(len(job.curve) + 1, last + 1))
-    stays = job.gpus_held == gpus
+    keeps_gpus = job.gpus_held == gpus
     return replace(
         job,
         phase=Phase.RUNNING,
         gpus_held=gpus,
         service_gpu_s=job.service_gpu_s + LATER_S,
         curve=(*job.curve, *new),
-        started_s=job.started_s if stays else seen.time_s,
+        started_s=job.started_s if keeps_gpus else seen.time_s,
         waiting_since_s=None,
-        steps_at_start=job.steps_at_start if stays else len(job.curve),
+        steps_at_start=job.steps_at_start if keeps_gpus else len(job.curve),
     )
 
 
@@ -100,8 +99,8 @@ def _world(jobs: int) -> tuple[tuple[Gpu, ...], tuple[Job, ...]]:
     """A busy pool: a job on every GPU and nine waiting; one in a hundred has waited too long."""
     chance = random.Random(1)
     gpus = max(2, jobs // JOBS_A_GPU)
-    made = tuple(_job(number, gpus, chance) for number in range(jobs))
-    return tuple(Gpu(index, f"node-{index // 8}") for index in range(gpus)), made
+    world_jobs = tuple(_job(number, gpus, chance) for number in range(jobs))
+    return tuple(Gpu(index, f"node-{index // 8}") for index in range(gpus)), world_jobs
 
 
 def _job(number: int, gpus: int, chance: random.Random) -> Job:

@@ -1,4 +1,4 @@
-"""What every benchmark shares: the figures, the machine, waiting, and children that end with us."""
+"""Functions of all benchmarks: figures, the machine, waiting, and child processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.stack.lifecycle import undisturbed
+from hermes_ops.stack.lifecycle import signals_ignored
 
 QUICK = os.environ.get("BENCH_QUICK", "0") not in ("", "0")
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -34,11 +34,11 @@ ONE_CORE = {  # with a single inter-op thread some epochs take twice as long
 
 
 class NotMeasuredError(Exception):
-    """The benchmark cannot give its figures; the message says why."""
+    """The benchmark has no figures; the message says why."""
 
 
 def figures(values: Iterable[float], digits: int = 4) -> Figures:
-    """Median, smallest, largest and number of the values; the unit stands in the caller's key."""
+    """Return median, minimum, maximum and number of the values; the caller's key has the unit."""
     found = sorted(values)
     if not found:
         return {"median": None, "min": None, "max": None, "n": 0}
@@ -48,7 +48,7 @@ def figures(values: Iterable[float], digits: int = 4) -> Figures:
 
 
 def machine() -> Figures:
-    """The machine by processor, cores that we may use, memory and system."""
+    """Return the processor, the cores that we may use, memory and system."""
     cpu = platform.processor() or platform.machine()
     for line in _lines("/proc/cpuinfo"):
         if line.startswith("model name"):
@@ -72,14 +72,14 @@ def _lines(path: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """An ordinary user's environment: nothing of a stack, bytecode cached, TensorFlow quiet."""
+    """Return an ordinary user's environment: no stack, cached bytecode, a quiet TensorFlow."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     return {**kept, "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", **more}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; none if it is not there, a torn line left out."""
+    """Return the objects of a file of JSON lines, none without the file; skip torn lines."""
     found = []
     for line in _lines(str(path)):
         with contextlib.suppress(json.JSONDecodeError):
@@ -88,7 +88,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def await_(condition: Callable[[], bool], timeout_s: float, what: str, period_s: float) -> None:
-    """Return when the condition holds; NotMeasuredError when it does not in time."""
+    """Wait until the condition holds; raise NotMeasuredError after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -100,7 +100,7 @@ def await_(condition: Callable[[], bool], timeout_s: float, what: str, period_s:
 def child(
     command: Sequence[object], env: Mapping[str, str], cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, so that Ctrl-C reaches us alone; ended at the latest here.
+    """Start a process in its own session, so that Ctrl-C reaches us alone; end it with the block.
 
     Its output is shown on standard error if the block is left by an error.
     """
@@ -121,7 +121,7 @@ def child(
             print(output.read().decode(errors="replace")[-4000:], file=sys.stderr)
             raise
         finally:
-            with undisturbed():
+            with signals_ignored():
                 _end(process)
 
 
@@ -138,7 +138,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def timed(
     command: Sequence[object], env: Mapping[str, str], timeout_s: float, expected: int = 0
 ) -> float:
-    """Seconds that a process takes from its start to its exit, with the expected exit code."""
+    """Return the seconds of a process from start to exit, with the expected exit code."""
     started_s = time.monotonic()
     with child(command, env) as process:
         code = process.wait(timeout_s)

@@ -1,4 +1,4 @@
-"""What `hermes-trial` costs a training run that is never stopped."""
+"""The overhead of `hermes-trial` for a training run that is never stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.measure import QUICK, Figures, environment, figures, timed
-from bench.trial import TIMEOUT_S, Trial, calibrated, network, plain
+from bench.trial import TIMEOUT_S, SupervisedTrial, calibrated, network, plain
 
 TARGET_S = 3.0 if QUICK else 70.0
 EPOCHS = 3 if QUICK else 30
@@ -17,7 +17,7 @@ NETWORK = "small"
 
 
 def run() -> Figures:
-    """Alternating pairs of the same run, plain and under Hermes with a checkpoint each epoch."""
+    """Measure alternating pairs of the same run, plain and with a checkpoint each epoch."""
     env = environment()
     with tempfile.TemporaryDirectory(prefix="hermes-bench-") as folder:
         place = Path(folder)
@@ -25,7 +25,7 @@ def run() -> Figures:
         script = network(NETWORK, EPOCHS, steps, BATCH)
         plain_s, hermes_s, checkpoints = [], [], []
         for pair in range(PAIRS):
-            trial = Trial(place / f"trial-{pair}")
+            trial = SupervisedTrial(place / f"trial-{pair}")
             if pair % 2 == 0:
                 plain_s.append(plain(script, env))
             hermes_s.append(_under_hermes(trial, script, env))
@@ -44,7 +44,7 @@ def run() -> Figures:
     }
 
 
-def _under_hermes(trial: Trial, script: list[object], env: Mapping[str, str]) -> float:
+def _under_hermes(trial: SupervisedTrial, script: list[object], env: Mapping[str, str]) -> float:
     took_s = timed(trial.command(1, script), env, TIMEOUT_S)
     trial.check_finished()
     return took_s

@@ -19,7 +19,7 @@ from bench.measure import (
     figures,
     timed,
 )
-from bench.trial import PREEMPTED, TIMEOUT_S, Trial, calibrated, network, plain
+from bench.trial import PREEMPTED, TIMEOUT_S, SupervisedTrial, calibrated, network, plain
 
 # Seconds in the paper's table: plain TensorFlow, under Hermes.
 PAPER = {
@@ -36,7 +36,7 @@ BATCH = 16
 
 
 def run() -> Figures:
-    """Each network plain, under Hermes, and under Hermes with one preemption; on one core."""
+    """Measure each network plain, under Hermes, and with one preemption; on one core."""
     env = environment(**ONE_CORE)
     with tempfile.TemporaryDirectory(prefix="hermes-bench-") as folder:
         rows = {name: _row(name, Path(folder) / name, env) for name in NETWORKS}
@@ -50,7 +50,10 @@ def _row(name: str, place: Path, env: Mapping[str, str]) -> Figures:
     plain_s, hermes_s, preempted_s = [], [], []
     for repeat in range(REPEATS):
         plain_s.append(plain(script, env))
-        whole, stopped = Trial(place / f"whole-{repeat}"), Trial(place / f"stopped-{repeat}")
+        whole, stopped = (
+            SupervisedTrial(place / f"whole-{repeat}"),
+            SupervisedTrial(place / f"stopped-{repeat}"),
+        )
         hermes_s.append(timed(whole.command(1, script), env, TIMEOUT_S))
         whole.check_finished()
         preempted_s.append(_with_one_preemption(stopped, script, env))
@@ -69,8 +72,10 @@ def _row(name: str, place: Path, env: Mapping[str, str]) -> Figures:
     }
 
 
-def _with_one_preemption(trial: Trial, script: list[object], env: Mapping[str, str]) -> float:
-    """Wall time of a run that is stopped after half of its epochs and started again at once."""
+def _with_one_preemption(
+    trial: SupervisedTrial, script: list[object], env: Mapping[str, str]
+) -> float:
+    """Return the wall time of a run that is stopped after half of its epochs, then resumed."""
     started_s = time.monotonic()
     with child(trial.command(1, script), env) as process:
         half = EPOCHS // 2

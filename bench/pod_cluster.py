@@ -1,4 +1,4 @@
-"""A Kubernetes cluster for benchmarks, and what trials need in it.
+"""A Kubernetes cluster for benchmarks, with the objects that trials need.
 
 KUBECONFIG names one, HERMES_TEST_IMAGE an image of helm/images/trial that its nodes find. Without
 them the command in HERMES_TEST_CLUSTER (`up`, `load`, `base-image`, `down`) starts a cluster, and
@@ -21,18 +21,23 @@ from typing import Any
 
 from bench.measure import ROOT, NotMeasuredError
 from hermes_ops.kubernetes import connect
-from hermes_ops.stack.lifecycle import undisturbed
+from hermes_ops.stack.lifecycle import signals_ignored
 
 CLAIM = "trials"
 SCRIPTS = "/scripts"
-IMAGE_INPUTS = ("hermes_ops/trial", "helm/images/trial", "requirements.lock")
+IMAGE_INPUTS = (
+    "hermes_ops/trial",
+    "hermes_ops/references.py",
+    "helm/images/trial",
+    "requirements.lock",
+)
 OF_PIP = ("/etc/ssl/certs", "/etc/pip.conf")
 BUILD_TIMEOUT_S, UP_TIMEOUT_S = 900.0, 300.0
 
 
 @contextlib.contextmanager
 def cluster(nodes: int, gpus: int) -> Iterator[None]:
-    """KUBECONFIG of this process, where it has none that of a cluster that ends with the block.
+    """Set KUBECONFIG, if it is not set, to a cluster that ends with the block.
 
     :param gpus: of each node
     """
@@ -51,12 +56,12 @@ def cluster(nodes: int, gpus: int) -> Iterator[None]:
         yield
     finally:
         del os.environ["KUBECONFIG"]
-        with undisturbed():
+        with signals_ignored():
             _run(*command, "down", timeout_s=UP_TIMEOUT_S)
 
 
 def trial_image(packages: str = "plain") -> str:
-    """The trial image with a list of packages of helm/images/trial, on every node."""
+    """Load the trial image, with a list of packages of helm/images/trial, on every node."""
     if named := os.environ.get("HERMES_TEST_IMAGE"):
         return named
     command, tag = _command(), f"localhost/hermes-trial:{packages}-{_digest()}"
@@ -70,7 +75,7 @@ def trial_image(packages: str = "plain") -> str:
 
 
 def _is_built(tag: str) -> bool:
-    """Whether an earlier run has left it; its tag says all that is in it."""
+    """Return whether an earlier run has left the image; its tag is a digest of its content."""
     look = ["buildah", "inspect", "--type", "image", tag]
     return subprocess.run(look, capture_output=True, check=False).returncode == 0
 
@@ -87,25 +92,25 @@ def _build(command: tuple[str, ...], packages: str, tag: str) -> None:
 
 @contextlib.contextmanager
 def namespace() -> Iterator[tuple[Any, str]]:
-    """The cluster's API, and a namespace under the restricted pod security standard."""
+    """Yield the cluster's API, and a namespace under the restricted pod security standard."""
     api, name = connect(), f"hermes-{uuid.uuid4().hex[:8]}"
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
     api.create_namespace({"metadata": {"name": name, "labels": level}})
     try:
         yield api, name
     finally:
-        with undisturbed():
+        with signals_ignored():
             api.delete_namespace(name)
 
 
 def takes_pods(api: Any, name: str) -> bool:  # noqa: ANN401 - the client has no types
-    """Whether the namespace has what its pods need: the service account comes a little later."""
+    """Return whether the namespace has its service account, which is created a little later."""
     return bool(api.list_namespaced_service_account(name).items)
 
 
 @contextlib.contextmanager
 def volume(api: Any, name: str, folder: Path, scripts: Iterable[Path]) -> Iterator[None]:  # noqa: ANN401 - the client has no types
-    """In the namespace of that name: a claim whose volume is the folder, and the scripts."""
+    """Create the scripts, and a claim whose volume is the folder, in that namespace."""
     texts = {script.name: script.read_text() for script in scripts}
     with claimed(api, name, CLAIM, folder):
         api.create_namespaced_config_map(name, {"metadata": {"name": "scripts"}, "data": texts})
@@ -122,7 +127,7 @@ def claimed(
     mode: str = "ReadWriteMany",
     node: str | None = None,
 ) -> Iterator[None]:
-    """A claim of that name whose volume is the folder, of one node where it is named."""
+    """Create a claim whose volume is the folder, on one node if it is named."""
     modes, size = {"accessModes": [mode], "storageClassName": ""}, {"storage": "1Gi"}
     spec: dict[str, Any] = {**modes, "hostPath": {"path": str(folder), "type": "Directory"}}
     if node is not None:
@@ -137,12 +142,12 @@ def claimed(
     try:
         yield
     finally:
-        with undisturbed():
+        with signals_ignored():
             api.delete_persistent_volume(own)
 
 
 def defaults(image: str, name: str) -> dict[str, Any]:
-    """The installation's defaults for pods (`pod.yaml`) in the namespace of that name."""
+    """Return the installation's defaults for pods (`pod.yaml`) in that namespace."""
     return {
         "image": image,
         "namespace": name,
@@ -171,7 +176,7 @@ def _run(*command: str, timeout_s: float) -> str:
 
 
 def _digest() -> str:
-    """Of all that goes into the image."""
+    """Return a digest of the content of the image."""
     whole = hashlib.sha256()
     for name in IMAGE_INPUTS:
         path = ROOT / name

@@ -12,10 +12,10 @@ from bench import pod_cluster, postgres, stack
 from bench.measure import QUICK, ROOT, Figures, NotMeasuredError, await_, child, environment
 from hermes_ops.stack import client_environment
 from hermes_ops.stack.layout import Layout
-from hermes_ops.stack.supervisor import Supervisor
+from hermes_ops.stack.supervisor_client import SupervisorClient
 
-NOBODY = ["controller", "scheduler", "dag-processor", "triggerer"]
-"""Of the stack these do not run: the controller is ours, and nothing stands behind the trials."""
+NOT_STARTED = ["controller", "scheduler", "dag-processor", "triggerer"]
+"""Programs of the stack that do not run: the benchmark has its own controller and stub trials."""
 
 POLICY = "frontrunner"
 WAITING, ROUNDS = (60, 5) if QUICK else (5_000, 60)
@@ -25,8 +25,8 @@ CASE_S = 280.0
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """So many pods on as many GPUs, and so many trials that wait; some were preempted before.
+class DriverCase:
+    """Pods, one a GPU, and waiting trials, of which some were preempted before.
 
     `ends` trials end in each round, so that as many others begin.
     """
@@ -42,13 +42,13 @@ class Case:
 
 
 def run() -> Figures:
-    """With 100 pods and with 1,000; as many of the 5,000 trials that wait were preempted before."""
+    """Measure 100 and 1,000 pods; as many of the 5,000 waiting trials were preempted before."""
     with contextlib.ExitStack() as held:
         held.enter_context(pod_cluster.cluster(nodes=1, gpus=1))
         server = held.enter_context(postgres.server())
         databases = ("--airflow-db", server.url("airflow"), "--mlflow-db", server.url("mlflow"))
         own = held.enter_context(stack.running(2, "--standby", 0, *databases))
-        Supervisor(Layout(own.home)).stop_programs(NOBODY)
+        SupervisorClient(Layout(own.home)).stop_programs(NOT_STARTED)
         found = {f"pods_{pods}": _measured(own, pods) for pods in PODS}
     return {
         **found,
@@ -62,7 +62,7 @@ def run() -> Figures:
 def _measured(own: stack.Stack, pods: int) -> Figures:
     with pod_cluster.namespace() as (api, name):
         await_(lambda: pod_cluster.takes_pods(api, name), 30.0, "the namespace takes pods", 0.2)
-        case = Case(name, pods, WAITING, min(pods, WAITING), POLICY, ROUNDS, ENDS)
+        case = DriverCase(name, pods, WAITING, min(pods, WAITING), POLICY, ROUNDS, ENDS)
         given, result = own.home / f"{name}.json", own.home / f"{name}-figures.json"
         given.write_text(json.dumps(asdict(case)))
         command = [sys.executable, "-m", "bench.pod_rounds", given, result]

@@ -37,13 +37,13 @@ current-context: a
 """
 
 
-class Cluster(BaseHTTPRequestHandler):
-    """Any pod that is asked for runs, and writes a line now and then."""
+class ClusterHandler(BaseHTTPRequestHandler):
+    """A stub of the API: every pod runs, and writes a line now and then."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer for a pod, or with its log."""
+        """Answer with a pod, or with its log."""
         name = self.path.partition("?")[0].split("/pods/")[1]
         if name.endswith("/log"):
             self._log()
@@ -68,25 +68,25 @@ class Cluster(BaseHTTPRequestHandler):
             time.sleep(5.0)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of requests."""
+        """Log no requests."""
 
 
-class Server(ThreadingHTTPServer):
-    """It takes the connections of all pods at once."""
+class StubServer(ThreadingHTTPServer):
+    """A server for the connections of all pods at once."""
 
     request_queue_size = 1_000
     daemon_threads = True
 
 
 def serve(ready: Connection) -> None:
-    """Be the cluster's API, on a port that is told to `ready`."""
-    server = Server(("127.0.0.1", 0), Cluster)
+    """Serve the cluster's API on a port that is passed to `ready`."""
+    server = StubServer(("127.0.0.1", 0), ClusterHandler)
     ready.send(server.server_address[1])
     server.serve_forever()
 
 
 async def hold(counts: list[int]) -> None:
-    """Run more and more triggers, and print what they take."""
+    """Run increasing numbers of triggers, and print their memory."""
     from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger
 
     logging.disable(logging.INFO)
@@ -108,7 +108,7 @@ async def hold(counts: list[int]) -> None:
 
 
 def main(counts: list[int]) -> None:
-    """Measure for each of these numbers of pods, which rise."""
+    """Measure each of these increasing numbers of pods."""
     receives, sends = multiprocessing.get_context("spawn").Pipe()
     api = multiprocessing.get_context("spawn").Process(target=serve, args=(sends,), daemon=True)
     api.start()

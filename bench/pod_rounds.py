@@ -1,7 +1,7 @@
 """The live controller on a pool of `bench.pod_trials`: `python -m bench.pod_rounds CASE RESULT`.
 
-CASE is a file with a `Case` as JSON; the figures go to the file RESULT. The environment is that of
-a stack whose own controller and scheduler do not run.
+CASE is a file with a `DriverCase` as JSON; the figures go to the file RESULT. The environment is
+that of a stack whose own controller and scheduler do not run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.measure import Figures, figures
-from bench.pod_driver import Case
-from bench.pod_trials import GivenCurves, World
+from bench.pod_driver import DriverCase
+from bench.pod_trials import StubCurveFeed, World
 from bench.pod_world import Fleet, Rows, sweep_config
-from hermes_ops.airflow.control.controller import Choice, Controller, build
+from hermes_ops.airflow.control.controller import Controller, build
 from hermes_ops.airflow.control.monitoring import Monitor
+from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.core.model import Action, Snapshot
 from hermes_ops.tracking import Tracker
@@ -31,7 +32,7 @@ POOL = "gpus"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round took."""
+    """The times of one round."""
 
     took_s: float
     cpu_s: float
@@ -41,7 +42,7 @@ class Round:
 
 
 class Rounds(Monitor):
-    """The controller's own monitor, which also keeps each round, and says what follows it."""
+    """The controller's monitor, which also records each round and runs what follows it."""
 
     def __init__(self, after: Callable[[list[Round]], None]) -> None:
         super().__init__(POOL)
@@ -78,14 +79,14 @@ class Rounds(Monitor):
 
 
 WARM = 5
-"""Rounds that do not count: what is imported, opened and learnt once."""
+"""Warm-up rounds, in which modules are imported and connections opened."""
 ORPHAN = 1_000_000
-"""The number of a trial that the sweep does not have."""
+"""A trial number that the sweep does not have."""
 
 
 @dataclass(slots=True)
 class Run:
-    """The controller in that world, from its first round to the last one."""
+    """The run of the controller in that world, from its first round to the last one."""
 
     world: World
     controller: Controller
@@ -96,22 +97,26 @@ class Run:
     calls: list[dict[str, int]] = field(default_factory=list)
 
     def after(self, kept: list[Round]) -> None:
-        """Have trials go on; note what is asked of the cluster's API; end after the last round."""
+        """Advance the trials; record requests to the cluster's API; end after the last round."""
         fleet = self.world.fleet
         if len(kept) == WARM:
             self.calls.append(fleet.calls())
             self.begun_s = self.made_s = time.monotonic()
             fleet.run(self.sweep, ORPHAN, 1, self.world.nodes[0])
-        elif len(kept) > WARM and self.gone_s is None and fleet.told_to_go(self.sweep, ORPHAN, 1):
+        elif (
+            len(kept) > WARM
+            and self.gone_s is None
+            and fleet.is_being_deleted(self.sweep, ORPHAN, 1)
+        ):
             self.gone_s = time.monotonic() - self.made_s
         if len(kept) >= WARM + self.world.case.rounds:
             self.calls.append(fleet.calls())
             self.controller.end()
         else:
-            self.world.go_on(self.controller.cluster.books)
+            self.world.go_on(self.controller.cluster.sweeps)
 
     def figures(self, kept: list[Round]) -> Figures:
-        """All that was measured."""
+        """Return all figures."""
         rounds, minutes = kept[WARM:], (time.monotonic() - self.begun_s) / 60.0
         before, first, last = self.calls
         return {
@@ -142,10 +147,10 @@ def _ms(seconds: list[float]) -> Figures:
     }
 
 
-def measured(case: Case) -> Figures:
-    """Make the world, run the controller in it, and take the world away again."""
-    Choice(case.policy).write(Choice.file())
-    controller, curves = build(POOL), GivenCurves()
+def measured(case: DriverCase) -> Figures:
+    """Create the world, run the controller in it, and remove the world."""
+    PolicySettings(case.policy).write(PolicySettings.file())
+    controller, curves = build(POOL), StubCurveFeed()
     controller.cluster.curves.close()
     controller.cluster.curves = curves  # type: ignore[assignment]
     spec = sweep_config("spec", 1, case.namespace).trial.pod
@@ -169,9 +174,9 @@ def measured(case: Case) -> Figures:
 
 
 def main(case: str, result: str) -> None:
-    """Measure the case of that file."""
+    """Measure the case in that file."""
     logging.basicConfig(level=logging.WARNING)
-    found = measured(Case(**json.loads(Path(case).read_text())))
+    found = measured(DriverCase(**json.loads(Path(case).read_text())))
     Path(result).write_text(json.dumps(found))
 
 

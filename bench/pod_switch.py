@@ -17,7 +17,7 @@ import yaml
 from bench import pod_cluster, stack, switch
 from bench.measure import QUICK, SCRIPTS, Figures, await_
 from hermes_ops.kubernetes import ClusterPods, labels_of_sweep
-from hermes_ops.kubernetes.api import Change
+from hermes_ops.kubernetes.api import PodEvent
 from hermes_ops.kubernetes.template import MANAGED, SWEEP
 
 SLOTS = 2
@@ -27,7 +27,7 @@ EPOCH_S = (1.0, 1.5) if QUICK else (2.0, 4.0)
 WAIT_S, GONE_S, SETTLE_S = 150.0, 60.0, 4.0
 WATCH_S = 30.0
 MODES = {"worker": False, "triggerer": True}
-COURSE = switch.Course(
+COURSE = switch.Timeline(
     "line_s",
     (
         "decision_to_flag_seen_s",
@@ -44,8 +44,8 @@ COURSE = switch.Course(
 
 
 @dataclass(slots=True)
-class Sightings:
-    """When (Unix seconds) each pod was first seen made, placed, told to go and gone."""
+class PodTimes:
+    """When (Unix seconds) each pod was first seen created, scheduled, being deleted and gone."""
 
     pods: ClusterPods
     _moments: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
@@ -53,14 +53,14 @@ class Sightings:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def loop(self) -> None:
-        """Watch until told to end."""
-        _, version = self.pods.listed(MANAGED)
+        """Watch until `watching` ends."""
+        _, version = self.pods.list_with_version(MANAGED)
         while not self._stop.is_set():
-            for change in self.pods.changes(MANAGED, version, WATCH_S):
+            for change in self.pods.watch_events(MANAGED, version, WATCH_S):
                 self._note(change, time.time())
                 version = change.version
 
-    def _note(self, change: Change, now_s: float) -> None:
+    def _note(self, change: PodEvent, now_s: float) -> None:
         if (pod := change.pod) is None:
             return
         facts = {"made": True, "placed": bool(pod.node), "told": pod.gone_by_s is not None}
@@ -70,7 +70,7 @@ class Sightings:
                 self._moments.setdefault((pod.sweep, pod.trial, what), []).append(now_s)
 
     def first(self, sweep: str, trial: int, what: str, after_s: float) -> float | None:
-        """When that was first seen of a pod of the trial after a moment."""
+        """Return when a pod of the trial first had that state after a moment."""
         label = labels_of_sweep(sweep)[SWEEP]
         return next((m for m in self._moments.get((label, trial, what), ()) if m > after_s), None)
 
@@ -86,7 +86,7 @@ class Sightings:
 
 
 def run() -> Figures:
-    """Stub trials in pods that take turns, held by a worker each and by the triggerer."""
+    """Measure stub trials in pods that take turns, each held by a worker or by the triggerer."""
     with contextlib.ExitStack() as held:
         held.enter_context(pod_cluster.cluster(nodes=2, gpus=SLOTS // 2))
         image = pod_cluster.trial_image()
@@ -113,14 +113,14 @@ def run() -> Figures:
 
 
 def _measured(own: stack.Stack, pods: ClusterPods, mode: str, trials: int) -> Figures:
-    """Run one sweep until it has been switched so often, then take it apart."""
+    """Run one sweep for a number of switches, then split their times."""
     config = stack.stub_sweep(f"pods-{mode}", trials, "--epochs", 1_000_000, pause_s=EPOCH_S)
     config["trial"] |= {
         "directory": pod_cluster.SCRIPTS,
         "run_in": "pod",
         "pod": {"deferrable": MODES[mode]},
     }
-    seen = Sightings(pods)
+    seen = PodTimes(pods)
     with seen.watching():
         sweep = own.start(config)
         deadline_s = time.monotonic() + WAIT_S
@@ -134,7 +134,7 @@ def _measured(own: stack.Stack, pods: ClusterPods, mode: str, trials: int) -> Fi
     return switch.split(found, COURSE)
 
 
-def _switch(sweep: stack.Sweep, seen: Sightings, turn: switch.Turn) -> switch.Switch:
+def _switch(sweep: stack.Sweep, seen: PodTimes, turn: switch.Turn) -> switch.Switch:
     line_s = switch.first_line(sweep, turn.follower, "stamps.jsonl", "line_s", turn.decided_s)
     flag_s = switch.flag_seen_s(sweep, turn)
     told_s = seen.first(sweep.id, turn.victim, "told", turn.decided_s)

@@ -1,4 +1,4 @@
-"""The trials of a pool that nobody stands behind, and what they do between two rounds."""
+"""Stub trials of a pool, and their progress between two rounds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from uuid import UUID
 
 from bench.measure import Figures
-from bench.pod_driver import Case
-from bench.pod_world import Fleet, Rows, Trial, sweep_config
-from hermes_ops.airflow.control.books import Book
-from hermes_ops.airflow.control.pool import Trial as Seen
-from hermes_ops.airflow.control.recall import Points
+from bench.pod_driver import DriverCase
+from bench.pod_world import Fleet, Rows, TrialRowKey, sweep_config
+from hermes_ops.airflow.control.jobs import Points
+from hermes_ops.airflow.control.sweep_state import SweepState
+from hermes_ops.airflow.control.trial_state import TrialRecords as Seen
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import TRIAL_TASK
 from hermes_ops.airflow.records import (
@@ -24,7 +24,7 @@ from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
     Lease,
-    Segment,
+    SegmentRecord,
     SweepRecord,
     encode,
 )
@@ -37,45 +37,45 @@ POINTS, STEP_S, EPOCHS = 30, 120.0, 100
 
 
 @dataclass(slots=True)
-class GivenCurves:
-    """The curves in the place of a `CurveFeed`, which reads them from MLflow in the background."""
+class StubCurveFeed:
+    """A stub of `CurveFeed`, which reads curves from MLflow in the background."""
 
     held: dict[str, dict[int, Points]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Nothing is read."""
+        """Do nothing: the curves are in memory."""
 
     def follow(self, plans: Mapping[str, object]) -> None:
-        """All are there."""
+        """Do nothing: the curves of all sweeps are there."""
 
     def curves(self, sweep: str) -> Mapping[int, Points]:
-        """The curves of a sweep by trial."""
+        """Return the curves of a sweep by trial."""
         return dict(self.held.get(sweep, {}))
 
-    def beside(self, _: str) -> Mapping[str, Mapping[int, Points]]:
-        """No metric is bounded."""
+    def constraint_metrics(self, _: str) -> Mapping[str, Mapping[int, Points]]:
+        """Return none: no metric has a bound."""
         return {}
 
     def age_s(self, _: str) -> float:
-        """As young as can be."""
+        """Return 0: the curves are always new."""
         return 0.0
 
     def has_news(self) -> bool:
-        """The rounds come by themselves."""
+        """Return False: no round is triggered by a curve."""
         return False
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no thread."""
 
     def grow(self, sweep: str, number: int, now_s: float) -> None:
-        """One more epoch of a trial."""
+        """Add an epoch to a trial."""
         old = self.held.setdefault(sweep, {}).get(number, ())
         step = old[-1][0] + 1 if old else 1
         self.held[sweep][number] = (*old, point(number, step, now_s))
 
 
 def point(number: int, step: int, at_s: float) -> tuple[int, float, int]:
-    """A loss that falls, for each trial at its own pace."""
+    """Return a point of a falling loss, with a rate that depends on the trial."""
     rate = 0.02 + (number * 37 % 100) / 300.0
     return step, 0.1 + rate / 2 + 2.0 / (1.0 + rate * step), round(at_s * 1000)
 
@@ -86,17 +86,17 @@ Made = tuple[Figures, Figures]
 
 @dataclass(slots=True)
 class World:
-    """The pool as it is made, and what its trials do between two rounds."""
+    """The pool, and the progress of its trials between two rounds."""
 
-    case: Case
+    case: DriverCase
     rows: Rows
     fleet: Fleet
-    curves: GivenCurves
+    curves: StubCurveFeed
     chance: random.Random
     nodes: tuple[str, ...] = ()
 
     def make(self, tracker: Tracker) -> list[str]:
-        """Nodes, sweeps, trials and pods; the sweeps."""
+        """Create nodes, sweeps, trials and pods; return the sweeps."""
         self.nodes = self.fleet.nodes(self.case.pods)
         self.rows.slots(self.case.pods)
         total = self.case.pods + self.case.waiting
@@ -146,7 +146,7 @@ class World:
         begun_s, steps = now_s - self.chance.uniform(0.0, STEP_S), self.chance.randint(0, POINTS)
         before_s = steps * STEP_S
         lease = replace(self._lease(config, number, (gpu,), begun_s), nodes=(node,))
-        segment = Segment(
+        segment = SegmentRecord(
             1, running=True, started_s=begun_s, step=steps, steps_at_start=steps, gpus=(gpu,),
             spans=((begun_s - before_s, begun_s),) if steps else (), service_gpu_s=before_s,
         )  # fmt: skip
@@ -160,7 +160,7 @@ class World:
         trained_s = POINTS * STEP_S
         begun_s = now_s - trained_s - self.chance.uniform(1_000.0, 3_000.0)
         lease = self._lease(config, number, (0,), begun_s)
-        segment = Segment(
+        segment = SegmentRecord(
             1, running=False, started_s=begun_s, step=POINTS, service_gpu_s=trained_s,
             spans=((begun_s, begun_s + trained_s),), preemptions=1, outcome="preempted",
             ended_s=now_s - self.chance.uniform(1.0, 60.0), checkpoint_s=0.1, restore_s=0.4,
@@ -188,47 +188,49 @@ class World:
         self.curves.held.setdefault(sweep, {})[number] = tuple(points)
 
     def _status(self, sweep: str, number: int, epoch: int) -> None:
-        """What the trial in the pod says of itself."""
+        """Write the status of the trial in the pod."""
         timings = {"checkpoint_s": 0.1, "restore_s": 0.4, "startup_s": 3.0}
         status = {"epoch": epoch, "step": POINTS, "preemptible": True, "timings": timings}
-        folder = TrialFolder.of(sweep, number).path
+        folder = TrialFolder.from_sweep(sweep, number).path
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "status.json").write_text(json.dumps(status))
 
-    def go_on(self, books: Mapping[str, Book]) -> None:
-        """What trials have done since the last round: begun, learnt, made way, ended."""
+    def go_on(self, sweeps: Mapping[str, SweepState]) -> None:
+        """Advance the trials since the last round: start, train, leave, end."""
         now_s = time.time()
-        seen = [(book, trial) for book in books.values() for trial in book.trials]
+        seen = [(sweep, trial) for sweep in sweeps.values() for trial in sweep.trials]
         held = [(b, t) for b, t in seen if t.phase is Phase.RUNNING]
         ending = self.chance.sample(held, min(self.case.ends, len(held)))
-        for book, trial in held:
+        for sweep, trial in held:
             if self.chance.random() < 1.0 / STEP_S:
-                self.curves.grow(book.sweep, trial.number, now_s)
+                self.curves.grow(sweep.id, trial.number, now_s)
         with self.rows.engine.begin() as connection:
-            for book, trial in seen:
+            for sweep, trial in seen:
                 if trial.phase is Phase.STARTING:
-                    self._begins(connection, book, trial, now_s)
-                elif trial.phase is Phase.STOPPING and trial.under_way:
-                    self._leaves(connection, book, trial, now_s, final=None)
-            for book, trial in ending:
-                self._leaves(connection, book, trial, now_s, final="finished")
+                    self._begins(connection, sweep, trial, now_s)
+                elif trial.phase is Phase.STOPPING and trial.is_under_way:
+                    self._leaves(connection, sweep, trial, now_s, final=None)
+            for sweep, trial in ending:
+                self._leaves(connection, sweep, trial, now_s, final="finished")
 
-    def _begins(self, connection: Any, book: Book, trial: Seen, now_s: float) -> None:  # noqa: ANN401
+    def _begins(self, connection: Any, sweep: SweepState, trial: Seen, now_s: float) -> None:  # noqa: ANN401
         lease = trial.lease
         assert lease is not None
-        old = trial.segment or Segment(0, running=False, started_s=now_s)
+        old = trial.segment or SegmentRecord(0, running=False, started_s=now_s)
         segment = replace(
             old, epoch=lease.epoch, running=True, started_s=now_s, gpus=lease.gpus, outcome="",
             ended_s=None, steps_at_start=old.step,
         )  # fmt: skip
-        self._status(book.sweep, trial.number, lease.epoch)
-        self.fleet.run(book.sweep, trial.number, lease.epoch, self.nodes[lease.gpus[0]])
-        self.rows.become(connection, _who(book, trial), segment, state="deferred", pool_slots=1)
+        self._status(sweep.id, trial.number, lease.epoch)
+        self.fleet.run(sweep.id, trial.number, lease.epoch, self.nodes[lease.gpus[0]])
+        self.rows.write_segment(
+            connection, _who(sweep, trial), segment, state="deferred", pool_slots=1
+        )
 
     def _leaves(
         self,
         connection: Any,  # noqa: ANN401 - SQLAlchemy's
-        book: Book,
+        sweep: SweepState,
         trial: Seen,
         now_s: float,
         *,
@@ -243,11 +245,13 @@ class World:
             preemptions=old.preemptions + (final is None),
             service_gpu_s=old.service_gpu_s + now_s - old.started_s,
         )  # fmt: skip
-        self.fleet.end(book.sweep, trial.number, lease.epoch)
+        self.fleet.end(sweep.id, trial.number, lease.epoch)
         columns = {"state": "success"} if final else {"state": "scheduled"}
         slots = trial.row.pool_slots if final else HELD_POOL_SLOTS
-        self.rows.become(connection, _who(book, trial), segment, pool_slots=slots, **columns)
+        self.rows.write_segment(
+            connection, _who(sweep, trial), segment, pool_slots=slots, **columns
+        )
 
 
-def _who(book: Book, trial: Seen) -> Trial:
-    return Trial(UUID(trial.row.id), book.sweep, trial.number)
+def _who(sweep: SweepState, trial: Seen) -> TrialRowKey:
+    return TrialRowKey(UUID(trial.row.id), sweep.id, trial.number)

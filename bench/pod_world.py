@@ -1,4 +1,4 @@
-"""A large pool that is busy, with nobody behind it.
+"""A large busy pool whose tasks and pods are stubs.
 
 Nodes and pods are objects of a real cluster's API whose status says that they run: there is no
 kubelet. Trials are rows of a real Airflow's database: there is no scheduler and no worker.
@@ -17,9 +17,9 @@ from uuid import UUID, uuid4
 
 from bench.measure import Figures
 from hermes_ops.airflow.identity import MAIN_DAG, PLAN_TASK, TRIAL_TASK
-from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY, Segment, SweepRecord, encode
+from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY, SegmentRecord, SweepRecord, encode
 from hermes_ops.config import PodSpec, SweepConfig, parse
-from hermes_ops.kubernetes import Facts, connect, manifest
+from hermes_ops.kubernetes import PodRequest, connect, manifest
 
 GPUS_A_NODE = 8
 NODE_LABEL = "hermes-bench"
@@ -27,11 +27,11 @@ _WITHOUT_KUBELET = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-re
 _LABEL = re.compile(r'\w+="[^"]*"')
 _OF_PODS = {'resource="pods"', 'scope="namespace"'}
 AT_ONCE = 4
-"""Requests at the same time while the world is made."""
+"""Concurrent requests while the world is created."""
 
 
 def sweep_config(name: str, trials: int, namespace: str) -> SweepConfig:
-    """A sweep of pods that the triggerer holds."""
+    """Return a sweep of pods that the triggerer holds."""
     names = ("learning_rate", "momentum", "layers")
     arguments = [part for n in names for part in (f"--{n}", f"{{{n}}}")]
     content: Figures = {
@@ -66,14 +66,14 @@ def sweep_config(name: str, trials: int, namespace: str) -> SweepConfig:
 
 @dataclass(slots=True)
 class Fleet:
-    """Nodes and pods as a cluster's API has them."""
+    """Nodes and pods in a cluster's API."""
 
     namespace: str
     spec: PodSpec
     api: Any = field(default_factory=connect)
 
     def nodes(self, gpus: int) -> tuple[str, ...]:
-        """Make nodes for so many GPUs; the node of each GPU."""
+        """Create nodes for that number of GPUs; return the node of each GPU."""
         names = [f"bench-{i:03d}" for i in range(-(-gpus // GPUS_A_NODE))]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self._node, names))
@@ -88,7 +88,7 @@ class Fleet:
         self.api.patch_node_status(name, {"status": status})
 
     def run(self, sweep: str, number: int, epoch: int, node: str) -> None:
-        """A pod of that lease runs on that node."""
+        """Create a running pod of that lease on that node."""
         pod = manifest(self.spec, _facts(sweep, number, epoch))
         name = pod["metadata"]["name"]
         pod["spec"]["nodeName"] = node
@@ -104,30 +104,30 @@ class Fleet:
         self.api.patch_namespaced_pod_status(name, self.namespace, {"status": status}, **plain)
 
     def run_all(self, pods: Iterable[tuple[str, int, int, str]]) -> None:
-        """As `run`, several at a time."""
+        """Create several running pods concurrently."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(lambda pod: self.run(*pod), pods))
 
     def end(self, sweep: str, number: int, epoch: int) -> None:
-        """The pod of that lease is gone."""
+        """Delete the pod of that lease."""
         name = _facts(sweep, number, epoch).name
         self.api.delete_namespaced_pod(
             name, self.namespace, grace_period_seconds=0, _preload_content=False
         )
 
     def count(self) -> int:
-        """How many pods there are."""
+        """Return the number of pods."""
         answer = self.api.list_namespaced_pod(self.namespace, _preload_content=False)
         return len(json.loads(answer.data)["items"])
 
-    def told_to_go(self, sweep: str, number: int, epoch: int) -> bool:
-        """Whether the pod of that lease is being deleted."""
+    def is_being_deleted(self, sweep: str, number: int, epoch: int) -> bool:
+        """Return whether the pod of that lease is being deleted."""
         name = _facts(sweep, number, epoch).name
         answer = self.api.read_namespaced_pod(name, self.namespace, _preload_content=False)
         return "deletionTimestamp" in json.loads(answer.data)["metadata"]
 
     def calls(self) -> dict[str, int]:
-        """How often pods of one namespace have been listed, and watched to the watch's end."""
+        """Return how often pods of one namespace were listed, and watched to the watch's end."""
         answer = self.api.api_client.call_api(
             "/metrics", "GET", auth_settings=["BearerToken"], _preload_content=False
         )
@@ -142,13 +142,13 @@ class Fleet:
         return found
 
     def clear(self) -> None:
-        """No pod and no node is left of them."""
+        """Delete all pods and nodes."""
         self.api.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
         self.api.delete_collection_node(label_selector=NODE_LABEL)
 
 
-def _facts(sweep: str, number: int, epoch: int) -> Facts:
-    return Facts(
+def _facts(sweep: str, number: int, epoch: int) -> PodRequest:
+    return PodRequest(
         sweep=sweep,
         number=number,
         epoch=epoch,
@@ -164,8 +164,8 @@ def _facts(sweep: str, number: int, epoch: int) -> Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """Which trial, in Airflow's terms."""
+class TrialRowKey:
+    """The task instance of a trial, its sweep and its number."""
 
     id: UUID
     sweep: str
@@ -194,7 +194,7 @@ class Rows:
         self._tables = {name: model.__table__ for name, model in models.items()}
 
     def slots(self, count: int) -> None:
-        """The pool has so many."""
+        """Set the number of slots of the pool."""
         pool = self._tables["pool"]
         with self.engine.begin() as connection:
             connection.execute(pool.update().where(pool.c.pool == self.pool).values(slots=count))
@@ -202,7 +202,7 @@ class Rows:
     def begin(
         self, sweep: str, record: SweepRecord, trials: Sequence[tuple[Figures, Figures]]
     ) -> None:
-        """A sweep that runs: of each trial the columns of its task, and its records by key."""
+        """Insert a running sweep: for each trial the columns of its task and its records by key."""
         from sqlalchemy import select
 
         now, t = datetime.now(UTC), self._tables
@@ -235,13 +235,19 @@ class Rows:
             connection.execute(t["store"].insert(), told)
 
     def end(self, sweep: str) -> None:
-        """The sweep runs no more."""
+        """Set the sweep to ended."""
         run = self._tables["run"]
         with self.engine.begin() as connection:
             connection.execute(run.update().where(run.c.run_id == sweep).values(state="success"))
 
-    def become(self, connection: Any, trial: Trial, segment: Segment, **columns: Any) -> None:  # noqa: ANN401 - SQLAlchemy's, and any columns
-        """What a trial's task would write: its record, and Airflow its state."""
+    def write_segment(
+        self,
+        connection: Any,  # noqa: ANN401 - SQLAlchemy's
+        trial: TrialRowKey,
+        segment: SegmentRecord,
+        **columns: Any,  # noqa: ANN401 - any columns
+    ) -> None:
+        """Write the record of a trial's task, and its state in Airflow's table."""
         ti = self._tables["ti"]
         connection.execute(ti.update().where(ti.c.id == trial.id).values(**columns))
         self.put(connection, trial.sweep, trial.number, SEGMENT_KEY, encode(segment))
@@ -254,7 +260,7 @@ class Rows:
         key: str,
         value: Figures,
     ) -> None:
-        """A record of a trial, in the place of the one of that key."""
+        """Replace a record of a trial."""
         from sqlalchemy import select
 
         store, run, text = self._tables["store"], self._tables["run"], json.dumps(value)

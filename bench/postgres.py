@@ -18,39 +18,40 @@ from bench.measure import NotMeasuredError, await_, child
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A server that runs."""
+class PostgresServer:
+    """A running server."""
 
     port: int
     password: str
 
     def url(self, database: str) -> str:
-        """Create a database and return its address."""
+        """Create a database and return its URL."""
         import psycopg2
 
-        with contextlib.closing(psycopg2.connect(self._address("postgres"))) as connection:
+        with contextlib.closing(psycopg2.connect(self.address("postgres"))) as connection:
             connection.autocommit = True
             connection.cursor().execute(f'CREATE DATABASE "{database}"')
-        return self._address(database)
+        return self.address(database)
 
     def answers(self) -> bool:
-        """True once it takes connections."""
+        """Return whether it accepts connections."""
         import psycopg2
 
         try:
-            psycopg2.connect(self._address("postgres")).close()
+            psycopg2.connect(self.address("postgres")).close()
         except psycopg2.OperationalError:
             return False
         return True
 
-    def _address(self, database: str) -> str:
+    def address(self, database: str) -> str:
+        """Return the URL of a database, which may not exist yet."""
         password = quote(self.password, safe="")
         return f"postgresql://hermes:{password}@127.0.0.1:{self.port}/{database}"
 
 
 @contextlib.contextmanager
-def server(password: str = "", *, durable: bool = True) -> Iterator[Server]:
-    """Start a server; stopped and removed at the end. NotMeasuredError without its programs.
+def server(password: str = "", *, durable: bool = True) -> Iterator[PostgresServer]:
+    """Start a server, and stop and remove it at the end. Raise NotMeasuredError without PostgreSQL.
 
     The password is random unless it is given. `durable`: as PostgreSQL is by default; else it
     spares the disk.
@@ -60,7 +61,7 @@ def server(password: str = "", *, durable: bool = True) -> Iterator[Server]:
     user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
     with tempfile.TemporaryDirectory(prefix="hermes-bench-pg-", ignore_cleanup_errors=True) as name:
         place = Path(name)
-        found = Server(_free_port(), password or os.urandom(8).hex())
+        found = PostgresServer(_free_port(), password or os.urandom(8).hex())
         (place / "password").write_text(found.password)
         for path in (place, place / "password"):
             shutil.chown(path, user)
@@ -91,7 +92,7 @@ def _initialise(programs: Path, place: Path, user: str, durable: bool) -> None:
 
 
 def _as(user: str, *command: object) -> list[object]:
-    """The command as that user; signals reach it, as nothing stands between."""
+    """Return the command as that user, without a process in between that would catch signals."""
     if os.getuid() != 0:
         return list(command)
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]

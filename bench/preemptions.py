@@ -1,4 +1,4 @@
-"""Ten preemptions of one Keras trial, and where their time goes."""
+"""Ten preemptions of one Keras trial, and the parts of their time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bench.measure import (
     figures,
     timed,
 )
-from bench.trial import PREEMPTED, TIMEOUT_S, Trial
+from bench.trial import PREEMPTED, TIMEOUT_S, SupervisedTrial
 
 PREEMPTIONS = 2 if QUICK else 10
 EPOCHS_A_SEGMENT = 3 if QUICK else 30
@@ -34,22 +34,22 @@ PARTS = ("save_s", "switch_s", "start_s", "restore_s", "first_batch_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """When a segment was told to stop (Unix seconds)."""
+class StopRequest:
+    """The time (Unix seconds) at which a segment was asked to stop."""
 
     told_s: float
 
 
 def run() -> Figures:
-    """The same trial without a stop, and stopped ten times, without and with a standby."""
+    """Measure the same trial without a stop, and stopped ten times, without and with a standby."""
     env = environment(**ONE_CORE)
     with tempfile.TemporaryDirectory(prefix="hermes-bench-") as folder:
         place = Path(folder)
-        whole = Trial(place / "whole", "val_loss")
+        whole = SupervisedTrial(place / "whole", "val_loss")
         whole_s = timed(whole.command(1, SCRIPT), env, TIMEOUT_S)
-        cold = _stopped(Trial(place / "cold", "val_loss"), env, None, whole_s)
-        with _keeper(place / "standby.sock", env) as socket:
-            warm = _stopped(Trial(place / "warm", "val_loss"), env, socket, whole_s)
+        cold = _stopped(SupervisedTrial(place / "cold", "val_loss"), env, None, whole_s)
+        with _standby_server(place / "standby.sock", env) as socket:
+            warm = _stopped(SupervisedTrial(place / "warm", "val_loss"), env, socket, whole_s)
     return {
         "preemptions": PREEMPTIONS,
         "epochs": EPOCHS,
@@ -60,14 +60,16 @@ def run() -> Figures:
 
 
 @contextlib.contextmanager
-def _keeper(socket: Path, env: Mapping[str, str]) -> Iterator[Path]:
-    keeper = [sys.executable, "-P", "-m", "hermes_ops.trial.standby"]
-    with child([*keeper, "--socket", socket, "--slots", 1], env):
-        await_(socket.exists, 30.0, "the keeper of standby interpreters listens", 0.05)
+def _standby_server(socket: Path, env: Mapping[str, str]) -> Iterator[Path]:
+    server = [sys.executable, "-P", "-m", "hermes_ops.trial.standby"]
+    with child([*server, "--socket", socket, "--slots", 1], env):
+        await_(socket.exists, 30.0, "the standby server listens", 0.05)
         yield socket
 
 
-def _stopped(trial: Trial, env: Mapping[str, str], standby: Path | None, whole_s: float) -> Figures:
+def _stopped(
+    trial: SupervisedTrial, env: Mapping[str, str], standby: Path | None, whole_s: float
+) -> Figures:
     started_s = time.monotonic()
     stops = [_segment(trial, n, env, standby) for n in range(1, PREEMPTIONS + 1)]
     timed(trial.command(PREEMPTIONS + 1, SCRIPT, standby), env, TIMEOUT_S)
@@ -86,7 +88,9 @@ def _stopped(trial: Trial, env: Mapping[str, str], standby: Path | None, whole_s
     }
 
 
-def _segment(trial: Trial, number: int, env: Mapping[str, str], standby: Path | None) -> Stopped:
+def _segment(
+    trial: SupervisedTrial, number: int, env: Mapping[str, str], standby: Path | None
+) -> StopRequest:
     """Run one segment until its share of the epochs is done, then stop it."""
     with child(trial.command(number, SCRIPT, standby), env) as process:
         wanted = number * EPOCHS_A_SEGMENT
@@ -98,11 +102,11 @@ def _segment(trial: Trial, number: int, env: Mapping[str, str], standby: Path | 
         code = process.wait(TIMEOUT_S)
         if code != PREEMPTED:
             raise NotMeasuredError(f"hermes-trial ended with {code}, not as preempted")
-    return Stopped(told_s)
+    return StopRequest(told_s)
 
 
-def _split(trial: Trial, number: int, stop: Stopped) -> dict[str, float]:
-    """From SIGTERM to the first batch after it, in parts that follow each other.
+def _split(trial: SupervisedTrial, number: int, stop: StopRequest) -> dict[str, float]:
+    """Split the time from SIGTERM to the next first batch into consecutive parts.
 
     Save: to the checkpoint that the stop has caused. Switch: to the start of the next script by
     the next hermes-trial. Start: Python, TensorFlow and the script up to `fit`. Then the restore,

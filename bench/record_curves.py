@@ -37,7 +37,7 @@ NAMES = ("batch_size", "learning_rate", "momentum", "weight_decay", "num_layers"
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Standardised features and targets, of which a third is kept for validation."""
+    """Standardised features and targets; a third is for validation."""
 
     train: Array
     valid: Array
@@ -86,7 +86,7 @@ TASKS: dict[str, Callable[[], Data]] = {
 
 
 def main(names: Sequence[str]) -> int:
-    """Record the files of these names (default: all); 2 for a name that is none."""
+    """Record the files of these names (default: all); return 2 for an unknown name."""
     unknown = [name for name in names if name not in TASKS]
     if unknown:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(TASKS)}", file=sys.stderr)
@@ -113,7 +113,7 @@ def _record(path: Path, data: Data) -> None:
 
 
 def _draw(random: np.random.Generator) -> tuple[float, ...]:
-    """A configuration, in the order of NAMES."""
+    """Draw a configuration, in the order of NAMES."""
     batch = round(2 ** random.uniform(4, 8))
     rate = 10 ** random.uniform(-4, -0.5)
     momentum, decay = random.uniform(0.1, 0.99), 10 ** random.uniform(-5, -1)
@@ -123,7 +123,7 @@ def _draw(random: np.random.Generator) -> tuple[float, ...]:
 
 
 def _train(data: Data, configuration: tuple[float, ...], seed: int) -> Array:
-    """EPOCHS x (loss, score, CPU seconds so far)."""
+    """Return EPOCHS x (loss, score, CPU seconds so far)."""
     batch, rate, momentum, decay, layers, units, adam = configuration
     kind = MLPClassifier if data.classes else MLPRegressor
     model = kind(
@@ -145,7 +145,7 @@ def _train(data: Data, configuration: tuple[float, ...], seed: int) -> Array:
 
 
 def _epoch(data: Data, model: MLPClassifier | MLPRegressor) -> tuple[float, float]:
-    """Train one epoch; loss and score on what was kept, NaN and 0 once the network diverged."""
+    """Train one epoch; return validation loss and score, NaN and 0 once the network diverged."""
     labels = np.unique(data.train_y)
     try:
         if data.classes:

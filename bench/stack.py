@@ -1,4 +1,4 @@
-"""A stack of `hermes up` that a benchmark has for itself, and sweeps in it."""
+"""A stack of `hermes up` for one benchmark, and sweeps in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.measure import (
     environment,
     read_lines,
 )
-from hermes_ops.stack.lifecycle import undisturbed
+from hermes_ops.stack.lifecycle import signals_ignored
 
 HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 400.0
@@ -31,12 +31,12 @@ FREE_PORTS = ("--airflow-port", "0", "--mlflow-port", "0")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A state folder and what is started in it."""
+    """A state folder and the stack that is started in it."""
 
     home: Path
 
     def hermes(self, *arguments: object, timeout_s: float = 180.0) -> str:
-        """What `hermes ARGUMENTS` prints; NotMeasuredError, with what it said, if it fails."""
+        """Return the output of `hermes ARGUMENTS`; raise NotMeasuredError with it if that fails."""
         process = subprocess.Popen(
             [str(part) for part in (HERMES, *arguments)],
             env=environment(HERMES_HOME=str(self.home)),
@@ -49,7 +49,7 @@ class Stack:
         try:
             said, _ = process.communicate(timeout=timeout_s)
         except BaseException:
-            with undisturbed():  # `hermes up` that is told to end stops what it has started
+            with signals_ignored():  # `hermes up` that is told to end stops what it has started
                 process.terminate()
                 process.communicate()
             raise
@@ -58,11 +58,11 @@ class Stack:
         return said
 
     def up(self, slots: int, *options: object) -> None:
-        """Start it."""
+        """Start the stack."""
         self.hermes("up", "--slots", slots, *FREE_PORTS, *options, timeout_s=UP_TIMEOUT_S)
 
     def down(self) -> None:
-        """Stop it."""
+        """Stop the stack."""
         self.hermes("down")
 
     def start(self, config: Figures) -> Sweep:
@@ -78,19 +78,19 @@ class Stack:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Stack]:
-    """A stack in a new state folder, not started yet; stopped and removed at the end."""
+    """Yield a stack in a new state folder, not started yet; stop and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="hermes-bench-", ignore_cleanup_errors=True) as home:
         stack = Stack(Path(home))
         try:
             yield stack
         finally:
-            with undisturbed():
+            with signals_ignored():
                 stack.down()
 
 
 @contextlib.contextmanager
 def running(slots: int, *options: object) -> Iterator[Stack]:
-    """A stack that runs."""
+    """Yield a running stack."""
     with folder() as stack:
         stack.up(slots, *options)
         yield stack
@@ -98,26 +98,26 @@ def running(slots: int, *options: object) -> Iterator[Stack]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One sweep, as its files tell of it: looking at it costs the stack nothing."""
+    """One sweep, read from its files: that costs the stack nothing."""
 
     home: Path
     id: str
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """The folder of its files."""
         return self.home / "sweeps" / self.id
 
     def trial(self, number: int) -> Path:
-        """The folder of a trial."""
+        """Return the folder of a trial."""
         return self.folder / "trials" / str(number)
 
     def decisions(self) -> list[dict[str, Any]]:
-        """What the controller has decided, oldest first."""
+        """Return the controller's decisions, oldest first."""
         return read_lines(self.folder / "decisions.jsonl")
 
     def task_log(self, number: int) -> list[tuple[float, str]]:
-        """The (Unix seconds, text) of a trial's task log, all tries together, oldest first."""
+        """Return (Unix seconds, text) of a trial's task log, all tries together, oldest first."""
         logs = self.home / "airflow" / "logs" / "dag_id=hermes_sweep" / f"run_id={self.id}"
         place = logs / "task_id=trial" / f"map_index={number}"
         lines = [line for file in place.glob("attempt=*.log") for line in read_lines(file)]
@@ -131,7 +131,7 @@ class Sweep:
 def stub_sweep(
     name: str, trials: int, *arguments: object, pause_s: tuple[float, float] | float
 ) -> Figures:
-    """A sweep file of so many stubs, all different; `pause_s` are the seconds of an epoch."""
+    """Return a sweep file of different stubs; `pause_s` are the seconds of an epoch."""
     space: Figures = {"rate": {"type": "uniform", "low": 0.5, "high": 1.5}}
     pause = str(pause_s)
     if isinstance(pause_s, tuple):
@@ -153,7 +153,7 @@ def stub_sweep(
 
 
 def first_after(moments: list[tuple[float, str]], text: str, after_s: float) -> float | None:
-    """When a text first stood in the log after a moment."""
+    """Return when a text was first logged after a moment."""
     return next((time_s for time_s, said in moments if time_s > after_s and text in said), None)
 
 

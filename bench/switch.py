@@ -1,4 +1,4 @@
-"""From the controller's decision to the next trial at work, with others waiting."""
+"""The time from the controller's decision until the next trial trains, with others waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESTLESS = ("guard_k=0", *IN_TURN)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A decision: whose GPU goes to whom, and whether that one had it before."""
+    """A decision: the victim, the follower, and whether the follower had run before."""
 
     decided_s: float
     victim: int
@@ -38,7 +38,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One preemption: who made way, who followed, and when (Unix seconds) each thing happened."""
+    """One preemption: victim, follower, and the Unix seconds of each event."""
 
     decided_s: float
     resumed: bool
@@ -48,8 +48,8 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What of a switch is looked at; the parts are the intervals between the moments."""
+class Timeline:
+    """The events of a switch; its parts are the intervals between them."""
 
     reached: str
     parts: tuple[str, ...] = (
@@ -62,8 +62,8 @@ class Course:
 
 
 def run() -> Figures:
-    """Stubs, 40 of them waiting, on SQLite and on PostgreSQL: decision → next first line."""
-    course, trials = Course("line_s"), SLOTS + WAITING
+    """Measure stubs, 40 of them waiting, on SQLite and PostgreSQL: decision → next first line."""
+    course, trials = Timeline("line_s"), SLOTS + WAITING
     config = stack.stub_sweep("switch", trials, "--epochs", 1_000_000, pause_s=EPOCH_S)
     options = taking_turns(trials, RESTLESS)
     found = {"sqlite": _measured(config, options, STUB_SWITCHES, course)}
@@ -74,8 +74,8 @@ def run() -> Figures:
 
 
 def run_keras() -> Figures:
-    """The digits example with and without standby interpreters: decision → first batch done."""
-    course = Course("first_batch_end_s")
+    """Measure the digits example with and without standby: decision → first batch done."""
+    course = Timeline("first_batch_end_s")
     options = taking_turns(KERAS_TRIALS, IN_TURN)
     with_s = _measured(_digits(), options, KERAS_SWITCHES, course)
     without = _measured(_digits(), (*options, "--standby", 0), KERAS_SWITCHES, course)
@@ -89,13 +89,13 @@ def run_keras() -> Figures:
 
 
 def taking_turns(trials: int, guards: tuple[str, ...]) -> tuple[object, ...]:
-    """Options of `hermes up` under which all trials are open at once and take turns."""
+    """Return options of `hermes up` under which all trials are open at once and take turns."""
     pairs = (f"threshold={trials // SLOTS}", *guards)
     return ("--policy", "hermes", *(p for pair in pairs for p in ("--policy-option", pair)))
 
 
 def _digits() -> Figures:
-    """examples/digits/sweep.yaml, but endless, and with the script that stamps its first batch."""
+    """Return an endless examples/digits/sweep.yaml with a script that stamps its first batch."""
     import yaml
 
     config: Figures = yaml.safe_load((ROOT / "examples/digits/sweep.yaml").read_text())
@@ -109,8 +109,10 @@ def _digits() -> Figures:
     return config
 
 
-def _measured(config: Figures, options: tuple[object, ...], wanted: int, course: Course) -> Figures:
-    """Run the sweep until it has been switched so often, then take it apart."""
+def _measured(
+    config: Figures, options: tuple[object, ...], wanted: int, course: Timeline
+) -> Figures:
+    """Run the sweep for `wanted` switches, then split their times."""
     with stack.running(SLOTS, *options) as own:
         sweep = own.start(config)
         deadline_s = time.monotonic() + WAIT_S
@@ -122,12 +124,12 @@ def _measured(config: Figures, options: tuple[object, ...], wanted: int, course:
 
 
 def stops(sweep: stack.Sweep) -> list[dict[str, Any]]:
-    """The decisions to preempt."""
+    """Return the decisions to preempt."""
     return [d for d in sweep.decisions() if d["action"] == "stop"]
 
 
 def turns(sweep: stack.Sweep) -> list[Turn]:
-    """Each stop with the start that takes its GPU in the same round."""
+    """Return each stop with the start that takes its GPU in the same round."""
     rounds: dict[float, list[dict[str, Any]]] = {}
     for entry in sweep.decisions():
         rounds.setdefault(entry["time_s"], []).append(entry)
@@ -146,7 +148,7 @@ def turns(sweep: stack.Sweep) -> list[Turn]:
     return found
 
 
-def _switch(sweep: stack.Sweep, course: Course, turn: Turn) -> Switch:
+def _switch(sweep: stack.Sweep, course: Timeline, turn: Turn) -> Switch:
     stamps = read_lines(sweep.trial(turn.follower) / "stamps.jsonl")
     stamp = next((s for s in stamps if s.get(course.reached, 0.0) > turn.decided_s), {})
     moments = (
@@ -161,33 +163,33 @@ def _switch(sweep: stack.Sweep, course: Course, turn: Turn) -> Switch:
 
 
 def flag_seen_s(sweep: stack.Sweep, turn: Turn) -> float | None:
-    """When the victim's task knew that it is to stop."""
+    """Return when the victim's task saw the stop flag."""
     return stack.first_after(sweep.task_log(turn.victim), "It is to stop", turn.decided_s)
 
 
 def trial_exit_s(sweep: stack.Sweep, turn: Turn) -> float | None:
-    """When the victim's script had checkpointed and ended."""
+    """Return when the victim's script had checkpointed and ended."""
     return first_line(sweep, turn.victim, "segments.jsonl", "end_s", turn.decided_s)
 
 
 def next_task_s(sweep: stack.Sweep, turn: Turn) -> float | None:
-    """When the follower's task began."""
+    """Return when the follower's task started."""
     return stack.first_after(sweep.task_log(turn.follower), "::group::Pre Execute", turn.decided_s)
 
 
 def next_begins_s(sweep: stack.Sweep, turn: Turn) -> float | None:
-    """When the follower's `hermes-trial` began its segment."""
+    """Return when the follower's `hermes-trial` started its segment."""
     return first_line(sweep, turn.follower, "segments.jsonl", "start_s", turn.decided_s)
 
 
 def first_line(sweep: stack.Sweep, trial: int, file: str, key: str, after_s: float) -> float | None:
-    """The first value of that key after a moment in a trial's file of JSON lines."""
+    """Return the first value of that key after a moment in a trial's file of JSON lines."""
     found = (line.get(key, 0.0) for line in read_lines(sweep.trial(trial) / file))
     return next((time_s for time_s in found if time_s > after_s), None)
 
 
-def split(found: list[Switch], course: Course) -> Figures:
-    """The whole of each switch and its parts; a switch that was not seen whole is counted only."""
+def split(found: list[Switch], course: Timeline) -> Figures:
+    """Summarise switches and their parts; count those with missing events only."""
     whole = [s for s in found if s.moments[-1] is not None]
     if not whole:
         raise NotMeasuredError("no preemption was seen from the decision to the next trial")

@@ -1,4 +1,4 @@
-"""The controller's own share of slot time: 10,000 trials of a second, with nothing behind them."""
+"""The controller's own share of slot time: 10,000 stub trials of a second."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ TRIALS = int(os.environ.get("BENCH_TRIALS", "200" if QUICK else "10000"))
 SLOTS = 16
 TRIAL_S = 1.0
 NOBODY_S = 60.0
-"""How long the controller would sleep with nothing to wait for: never reached."""
+"""Seconds that the controller would sleep without events: never reached."""
 
 
 @dataclass(slots=True)
 class StubCluster:
-    """Trials are entries in a heap of ends: starting one costs nothing and takes no time."""
+    """A cluster whose trials are entries in a heap of ends: a start takes no time."""
 
     clock: Callable[[], float]
     jobs: dict[JobId, Job]
     ends: list[tuple[float, JobId]] = field(default_factory=list)
 
     def observe(self) -> Snapshot:
-        """The pool, with every trial whose second is over as ended."""
+        """Return the pool; every trial whose second is over has ended."""
         now_s = self.clock()
         while self.ends and self.ends[0][0] <= now_s:
             _, job = heappop(self.ends)
@@ -57,7 +57,7 @@ class StubCluster:
         return Snapshot(now_s, tuple(map(Gpu, range(SLOTS))), tuple(self.jobs.values()))
 
     def apply(self, snapshot: Snapshot, plan: Plan, actions: Sequence[Action]) -> None:  # noqa: ARG002
-        """Begin what is to start; nothing here is long enough to be stopped."""
+        """Start trials; none is long enough to be stopped."""
         now_s = self.clock()
         for action in actions:
             if isinstance(action, Start):
@@ -70,17 +70,17 @@ class StubCluster:
                 heappush(self.ends, (now_s + TRIAL_S, action.job))
 
     def wait(self, until_s: float | None) -> None:
-        """Until the next trial ends or the policy wants to be asked."""
+        """Wait until the next trial ends or the policy's next review."""
         due_s = self.ends[0][0] if self.ends else self.clock() + NOBODY_S
         due_s = due_s if until_s is None else min(due_s, until_s)
         time.sleep(max(0.0, due_s - self.clock()))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def run() -> Figures:
-    """Wall-clock seconds of the real loop, policy and guards over the least that trials take."""
+    """Measure the seconds of the real loop, policy and guards over the minimum of the trials."""
     return {name: _measured(name) for name in POLICIES} | {
         "trials": TRIALS,
         "slots": SLOTS,

@@ -13,11 +13,11 @@ TRIALS = int(os.environ.get("BENCH_TRIALS", "24" if QUICK else "1000"))
 SLOTS = 8
 PAUSE_S = 0.2
 SECONDS_A_TRIAL = 10.0
-"""How long the benchmark waits for each trial at the most, on the average."""
+"""The maximum average seconds that the benchmark waits for a trial."""
 
 
 def run() -> Figures:
-    """Trials a second, and the share of the slots' time in which no script ran."""
+    """Measure trials a second, and the share of the slots' time in which no script ran."""
     with stack.running(SLOTS) as own:
         sweep = own.start(stack.stub_sweep("thousand", TRIALS, "--no-checkpoint", pause_s=PAUSE_S))
         await_(
@@ -27,7 +27,7 @@ def run() -> Figures:
 
 
 def _results(sweep: stack.Sweep) -> int:
-    """Trials that have ended (each writes result.json at its end)."""
+    """Return the number of ended trials (each writes result.json at its end)."""
     return sum(1 for _ in sweep.folder.glob("trials/*/result.json"))
 
 
@@ -55,7 +55,7 @@ def _figures(sweep: stack.Sweep) -> Figures:
 
 
 def _stamps(sweep: stack.Sweep, number: int) -> dict[str, Any]:
-    """What a trial's script wrote of its last run."""
+    """Return the stamps of a trial's last run."""
     merged: dict[str, Any] = {}
     for line in read_lines(sweep.trial(number) / "stamps.jsonl"):
         merged |= line

@@ -1,4 +1,4 @@
-"""One trial through `hermes-trial`, as an operator runs it, and its script plainly."""
+"""One trial under `hermes-trial`, as an operator runs it, and its script without Hermes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TIMEOUT_S = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A folder in which segments of one trial are run."""
+class SupervisedTrial:
+    """The folder of one trial and its segments."""
 
     folder: Path
     objective: str = "loss"
@@ -25,48 +25,48 @@ class Trial:
     def command(
         self, epoch: int, script: Sequence[object], standby: Path | None = None
     ) -> list[object]:
-        """The command line of the segment of that lease epoch; `python` is this interpreter."""
+        """Return the command of the segment of that lease epoch; `python` is this interpreter."""
         guard = [sys.executable, "-P", "-m", "hermes_ops.trial", "--dir", self.folder]
         options = ["--epoch", epoch, "--objective", self.objective, "--python", sys.executable]
-        keeper = ["--standby", standby] if standby else []
-        return [*guard, *options, *keeper, "--", "python", *script]
+        server = ["--standby", standby] if standby else []
+        return [*guard, *options, *server, "--", "python", *script]
 
     @property
     def step(self) -> int:
-        """Epochs reported until now."""
+        """Return the epochs reported until now."""
         return max((int(m["step"]) for m in read_lines(self.folder / "metrics.jsonl")), default=0)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the hook inside the script has said, oldest first."""
+        """Return the events of the hook inside the script, oldest first."""
         return [e for e in read_lines(self.folder / "events.jsonl") if e.get("kind") == kind]
 
     @property
     def stamps(self) -> list[dict[str, Any]]:
-        """What our scripts have written of each start."""
+        """Return the stamps that our scripts wrote at each start."""
         return read_lines(self.folder / "stamps.jsonl")
 
     def check_finished(self) -> None:
-        """NotMeasuredError unless the trial has finished."""
+        """Raise NotMeasuredError unless the trial has finished."""
         result = json.loads((self.folder / "result.json").read_text())
         if result["outcome"] != "finished":
             raise NotMeasuredError(f"the trial ended as {result['outcome']}: {result['reason']}")
 
 
 def network(name: str, epochs: int, steps: int, batch: int) -> list[object]:
-    """The script that trains a network on random images, with its arguments."""
+    """Return the script that trains a network on random images, with its arguments."""
     sizes = ["--epochs", epochs, "--steps", steps, "--batch", batch]
     return [SCRIPTS / "network.py", "--network", name, *sizes]
 
 
 def plain(script: Sequence[object], env: Mapping[str, str]) -> float:
-    """Seconds of the script without Hermes, from start to exit."""
+    """Return the seconds of the script without Hermes, from start to exit."""
     return timed([sys.executable, *script], env, TIMEOUT_S)
 
 
 def calibrated(
     name: str, epochs: int, batch: int, target_s: float, env: Mapping[str, str], timings: Path
 ) -> int:
-    """Steps an epoch with which a plain run takes about `target_s` seconds on this machine."""
+    """Return the steps an epoch for a plain run of about `target_s` seconds on this machine."""
     pilot_steps, pilot_epochs = 3, 4
     script = network(name, pilot_epochs, pilot_steps, batch)
     whole_s = plain([*script, "--timings", timings], env)

@@ -1,4 +1,4 @@
-"""How long `hermes up` and `hermes down` take, and what a stack without trials holds in memory."""
+"""The seconds of `hermes up` and `hermes down`, and the memory of a stack without trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOTS = 2
 
 
 def run() -> Figures:
-    """Cold is an empty state folder, warm one in which the stack has been up before."""
+    """Measure cold (an empty state folder) and warm (the stack has been up before) starts."""
     cold_s, warm_s, down_s, memory = [], [], [], []
     for _ in range(REPEATS):
         with stack.folder() as own:
@@ -50,7 +50,7 @@ def _down_s(own: stack.Stack) -> float:
 
 
 def pss_mib(home: Path) -> dict[str, float]:
-    """The proportional set size of every process of the home, by program, in MiB."""
+    """Return the proportional set size of every process of the home, by program, in MiB."""
     import psutil
 
     found: defaultdict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""A scheduled Airflow DAG for each file in the folder `sweeps` beside this one with a schedule."""
+"""A scheduled Airflow DAG for each file with a schedule in the folder `sweeps` next to this one."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""A folder that somebody else writes: its files are opened without following any link.
+"""A folder with untrusted content: its files are opened without following any link.
 
 A training script may leave symbolic links, pipes, devices or endless files in its trial's folder.
-Whoever reads or writes there from outside the trial goes through this module: what is not a
-regular file inside the folder is refused, and what is read at once has a size limit. The path of
-the folder itself is trusted, its last component must not be a link either.
+All code outside the trial reads and writes there through this module: it refuses whatever is not a
+regular file inside the folder, and limits the size of what is read at once. The path of the folder
+itself is trusted; its last component must not be a link either.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ConfinedFolder:
         return data
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put a file in the place of whatever has that name, at once or not at all."""
+        """Replace whatever has that name by a file, atomically."""
         *folders, leaf = _parts(name)
         temporary = f".{leaf}.{os.getpid()}.tmp"
         handle = self._open_folder(folders, name)
@@ -92,13 +92,13 @@ class ConfinedFolder:
 
     def files(self) -> Iterator[str]:
         """Yield the names of all regular files below the folder, sorted; links are left out."""
-        found: list[str] = []
+        file_names: list[str] = []
         for parent, folders, names, handle in os.fwalk(self.root, follow_symlinks=False):
             folders.sort()
             for name in names:
                 if stat.S_ISREG(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode):
-                    found.append(Path(parent, name).relative_to(self.root).as_posix())
-        yield from sorted(found)
+                    file_names.append(Path(parent, name).relative_to(self.root).as_posix())
+        yield from sorted(file_names)
 
     def left_out(self) -> Iterator[str]:
         """Yield the names of what is neither a regular file nor a folder, links first of all."""

@@ -1,4 +1,4 @@
-"""Every error that Hermes Ops raises on purpose; the class says what the caller can do."""
+"""The errors that Hermes Ops raises on purpose; the class tells what the caller can do."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class ConfigError(HermesError):
         super().__init__("\n".join([f"{source} is not valid:", *(f"  {p}" for p in problems)]))
 
 
+class NotAllowed(ConfigError):
+    """The installation forbids what a sweep requests: a retry is useless."""
+
+
 class PlanError(HermesError):
     """A policy returned an impossible plan: a defect of the policy; nothing was applied."""
 
@@ -40,7 +44,7 @@ class Unavailable(HermesError):
 
 
 class Unsupported(HermesError):
-    """The surroundings are not ones that Hermes Ops supports (a version, a column, a platform)."""
+    """The environment is not supported by Hermes Ops (a version, a column, a platform)."""
 
 
 class StackError(HermesError):
@@ -48,7 +52,7 @@ class StackError(HermesError):
 
 
 class Refused(HermesError):
-    """A service understood a request and will not do it: asking again is of no use; report it."""
+    """A service understood a request and refused it: a retry is useless; report it."""
 
     def __init__(self, message: str, code: str = "") -> None:
         self.code = code  # the service's own name of the error, empty when it gave none

@@ -12,17 +12,16 @@ M = TypeVar("M")
 
 
 class Cluster(Protocol):
-    """A world in which jobs run (virtual time, processes, pods); the loop never knows which."""
+    """Where jobs run (virtual time, processes, pods); the loop never knows which."""
 
     def observe(self) -> Snapshot:
-        """The pool now; a job that was told to stop is STOPPING until it has left its GPUs."""
+        """Return the pool now; a job with a stop flag is STOPPING until it has left its GPUs."""
         ...
 
     def apply(self, snapshot: Snapshot, plan: Plan, actions: Sequence[Action]) -> None:
-        """Begin the actions, in order; a Start takes effect once its GPUs are free.
+        """Start the actions, in order; a Start takes effect once its GPUs are free.
 
-        It also gets the plan for what is not an action: ranking, reasons. It may be called with
-        no action at all.
+        The plan is given for its ranking and reasons. There may be no action at all.
         """
         ...
 
@@ -31,19 +30,19 @@ class Cluster(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the driver holds; jobs go on as the driver documents."""
+        """Release what the driver holds; jobs continue as the driver documents."""
         ...
 
 
 def tick(policy: Policy[M], cluster: Cluster, memory: M) -> tuple[Snapshot, Plan, M]:
-    """Make one round; return what was seen, what was decided, and the memory for the next.
+    """Make one round; return the snapshot, the plan, and the memory for the next round.
 
     Raises PlanError, before anything is applied, when the policy's plan is impossible.
     """
     snapshot = cluster.observe()
     plan, memory = policy.decide(snapshot, memory)
-    check(snapshot, plan)
-    cluster.apply(snapshot, plan, diff(snapshot, plan))
+    changes = check(snapshot, plan)
+    cluster.apply(snapshot, plan, diff(snapshot, plan, changes))
     return snapshot, plan, memory
 
 
@@ -55,7 +54,7 @@ def run(policy: Policy[M], cluster: Cluster, memory: M, until: Callable[[Snapsho
             if until(snapshot):
                 return memory
             review_at_s = plan.review_at_s
-            del snapshot, plan  # a driver need not keep for us what it goes on with
+            del snapshot, plan  # so that a driver may reuse their containers
             cluster.wait(review_at_s)
     finally:
         cluster.close()

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
-KEEPER = b"hermes_ops.trial.standby"
+STANDBY_SERVER = b"hermes_ops.trial.standby"
 
 
 def from_standby() -> bool:
-    """True when the keeper of standby interpreters is this process's parent."""
-    return KEEPER in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    """True when the standby server is this process's parent."""
+    return STANDBY_SERVER in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
 
 
 def watch_first_batch() -> None:

@@ -20,7 +20,7 @@ OURS = "hermes-ops"
 ROOTS = {
     "airflow/packages.txt": ("hermes-ops[postgresql]",),
     "airflow/build-packages.txt": ("hatchling",),
-    "mlflow/packages.txt": ("mlflow", "psycopg2-binary"),
+    "mlflow/packages.txt": ("mlflow[auth]", "psycopg2-binary"),
     "trial/scikit-learn.txt": ("scikit-learn",),
     "trial/tensorflow.txt": ("tensorflow-cpu", "scikit-learn"),
     "trial/s3.txt": ("s3fs",),
@@ -53,7 +53,7 @@ def _requirements(name: str, extra: str) -> list[Requirement]:
 
 
 def _own(extra: str) -> list[str]:
-    """What pyproject.toml says now: an editable installation may be older."""
+    """Return what pyproject.toml says now: an editable installation may be older."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
 

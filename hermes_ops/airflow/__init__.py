@@ -11,24 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.plugin import HermesPlugin as HermesPlugin
+    from hermes_ops.airflow.prune.dag import prune_dag as prune_dag
+    from hermes_ops.airflow.sweep.dag import SweepTaskGroup as SweepTaskGroup
+    from hermes_ops.airflow.sweep.dag import sweep as sweep
     from hermes_ops.airflow.sweep.dag import sweep_asset as sweep_asset
     from hermes_ops.airflow.sweep.dag import sweep_dag as sweep_dag
-    from hermes_ops.airflow.sweep.group import SweepTaskGroup as SweepTaskGroup
-    from hermes_ops.airflow.sweep.group import sweep as sweep
-    from hermes_ops.airflow.sweep.nightly import nightly_dags as nightly_dags
-    from hermes_ops.airflow.sweep.nightly import refuse_broken as refuse_broken
+    from hermes_ops.airflow.sweep.nightly_dags import nightly_dags as nightly_dags
+    from hermes_ops.airflow.sweep.nightly_dags import refuse_broken as refuse_broken
 
 _PUBLIC = {
     "HermesPlugin": "plugin",
-    "SweepTaskGroup": "sweep.group",
-    "nightly_dags": "sweep.nightly",
-    "refuse_broken": "sweep.nightly",
+    "SweepTaskGroup": "sweep.dag",
+    "nightly_dags": "sweep.nightly_dags",
+    "prune_dag": "prune.dag",
+    "refuse_broken": "sweep.nightly_dags",
     "sweep_asset": "sweep.dag",
     "sweep_dag": "sweep.dag",
 }
 """Where each public name is defined; `sweep` is the package of that name, which can be called."""
 
-__all__ = ["HermesPlugin", "SweepTaskGroup", "nightly_dags", "refuse_broken", "sweep",
+__all__ = ["HermesPlugin", "SweepTaskGroup", "nightly_dags", "prune_dag", "refuse_broken", "sweep",
            "sweep_asset", "sweep_dag"]  # fmt: skip
 
 

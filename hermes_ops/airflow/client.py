@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from hermes_ops.airflow.pieces import KeyValues, read_record, write_record
-from hermes_ops.asking import ask, backoff_s
+from hermes_ops.airflow.credentials import AirflowCredentials, LogInRefused
+from hermes_ops.airflow.state_store import KeyValues, read_record, write_record
+from hermes_ops.error_message import keep_bodies_out_of_logs, response_message
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.retry import (
+    BUSY,
+    BUSY_OR_CONFLICT,
+    FEW,
+    START_PAUSE_S,
+    START_PAUSES,
+    backoff_s,
+    send_with_retry,
+)
 
-TRIES = 3
+ENDED_RUN = ("success", "failed")
+"""States of a DAG run that has ended."""
 
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """How to log in: the address, a user and the file (JSON: user -> password) with the secret."""
-
-    url: str
-    user: str
-    password_file: Path
-
-    @classmethod
-    def from_environment(cls) -> Credentials:
-        """From HERMES_AIRFLOW_URL, HERMES_AIRFLOW_USER and HERMES_AIRFLOW_PASSWORD_FILE."""
-        try:
-            return cls(
-                os.environ["HERMES_AIRFLOW_URL"],
-                os.environ["HERMES_AIRFLOW_USER"],
-                Path(os.environ["HERMES_AIRFLOW_PASSWORD_FILE"]),
-            )
-        except KeyError as error:
-            raise HermesError(
-                f"{error.args[0]} is not set: set it to reach Airflow, or use `hermes up`."
-            ) from None
-
-    def password(self) -> str:
-        """The secret: the file holds it alone, or a JSON object of users (HermesError if not)."""
-        import json
-
-        try:
-            text = self.password_file.read_text().strip()
-            return str(json.loads(text)[self.user]) if text.startswith("{") else text
-        except OSError as error:
-            fact, remedy = f"cannot be read ({error.strerror})", "HERMES_AIRFLOW_PASSWORD_FILE"
-        except ValueError as error:
-            fact, remedy = f"is not JSON ({error})", "HERMES_AIRFLOW_PASSWORD_FILE"
-        except KeyError:
-            fact, remedy = f"has no password of the user {self.user!r}", "HERMES_AIRFLOW_USER"
-        raise HermesError(f"{self.password_file} {fact}: correct it or {remedy}.")
+_WRONG_PASSWORD = (httpx.codes.BAD_REQUEST, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +43,20 @@ class TaskKey:
 
 @dataclass(slots=True)
 class AirflowClient:
-    """A thin client; logs in on first use and again when its token is refused."""
+    """A thin client; logs in on first use and again when its token is refused.
 
-    credentials: Credentials
+    A request that meets a busy Airflow is sent again, up to `pauses` times after growing pauses.
+    """
+
+    credentials: AirflowCredentials
     timeout_s: float = 30.0
+    pauses: int = FEW
     sleep: Callable[[float], None] = time.sleep
     chance: Callable[[], float] = random.random
     _http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
+        keep_bodies_out_of_logs()
         self._http = httpx.Client(base_url=self.credentials.url, timeout=self.timeout_s)
 
     def put_state(self, task: TaskKey, key: str, value: object) -> None:
@@ -86,17 +64,23 @@ class AirflowClient:
         write_record(self._state_store(task), key, value)
 
     def get_state(self, task: TaskKey, key: str) -> object:
-        """One record of the task state store; None when there is none."""
+        """Return one record of the task state store; None when there is none."""
         return read_record(self._state_store(task).read, key)
 
+    def keep_state(self, task: TaskKey, key: str) -> None:
+        """Store the value of a key again, without a date of expiry."""
+        store = self._state_store(task)
+        if (value := store.read(key)) is not None:
+            store.write(key, value)
+
     def _state_store(self, task: TaskKey) -> KeyValues:
-        """The values of one task; those over 65,535 bytes are refused by Airflow."""
+        """Return the values of one task; Airflow refuses those over 65,535 bytes."""
         values = f"{_instances(task)}/{quote(task.task_id)}/state-store"
         of_task = {"map_index": task.map_index}
 
         def read(key: str) -> object:
             path = f"{values}/{quote(key)}"
-            answer = self._call("GET", path, params=of_task, missing_ok=True)
+            answer = self._find(path, params=of_task)
             return None if answer is None else answer["value"]
 
         def write(key: str, value: object) -> None:
@@ -108,12 +92,28 @@ class AirflowClient:
 
         return KeyValues(read, write, delete)
 
+    def xcom(self, task: TaskKey, key: str) -> object:
+        """Return a task's XCom; None when there is none."""
+        query = {"map_index": task.map_index}
+        answer = self._find(_xcom(task, key), params=query)
+        return None if answer is None else answer["value"]
+
+    def add_xcom(self, task: TaskKey, key: str, value: object) -> None:
+        """Add an XCom to a task (HermesError if it has one of that key)."""
+        body = {"key": key, "value": value, "map_index": task.map_index}
+        self._call("POST", _xcom(task), json=body)
+
+    def renew_xcom(self, task: TaskKey, key: str, value: object) -> None:
+        """Replace the value of an XCom, which renews its date."""
+        body = {"value": value, "map_index": task.map_index}
+        self._call("PATCH", _xcom(task, key), json=body)
+
     def skip(self, tasks: Iterable[TaskKey]) -> None:
-        """Set task instances that wait to `skipped`, in one request a DAG run."""
+        """Set waiting task instances to `skipped`, in one request per DAG run."""
         self.mark(tasks, "skipped")
 
     def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
-        """Set task instances that wait to success, failed or skipped, in one request a DAG run."""
+        """Set waiting task instances to success, failed or skipped, in one request per DAG run."""
         runs: dict[tuple[str, str], list[TaskKey]] = {}
         for task in tasks:
             runs.setdefault((task.dag_id, task.run_id), []).append(task)
@@ -135,7 +135,7 @@ class AirflowClient:
         tasks: Sequence[str | tuple[str, int]],
         note: str | None = None,
     ) -> None:
-        """Have these tasks of a run run again, with a note; a run that had ended goes on."""
+        """Clear these tasks of a run, with a note: they run again, and an ended run goes on."""
         body = {
             "note": note,
             "dry_run": False,
@@ -144,7 +144,24 @@ class AirflowClient:
             "only_failed": False,
             "reset_dag_runs": True,
         }
-        self._call("POST", f"/api/v2/dags/{quote(dag_id)}/clearTaskInstances", json=body)
+        before = self._identity(dag_id, run_id, tasks)
+        self._call(
+            "POST",
+            f"/api/v2/dags/{quote(dag_id)}/clearTaskInstances",
+            # All of them are cleared, or none: a second time would end what has begun again.
+            is_done=lambda: before != self._identity(dag_id, run_id, tasks),
+            json=body,
+        )
+
+    def _identity(self, dag_id: str, run_id: str, tasks: Sequence[str | tuple[str, int]]) -> object:
+        """Return what a clear changes of the first of these tasks."""
+        first = tasks[0] if tasks else ""
+        path = "/".join(
+            quote(str(part)) for part in ((first,) if isinstance(first, str) else first)
+        )
+        url = f"{_run(dag_id, run_id)}/taskInstances/{path}"
+        instance = self._call("GET", url, missing_ok=True)
+        return instance and (instance["id"], instance["state"] == "restarting")
 
     def note(self, task: TaskKey, text: str) -> None:
         """Write the note of a task instance, which its page shows."""
@@ -152,90 +169,120 @@ class AirflowClient:
         path = f"{_instances(task)}/{quote(task.task_id)}{mapped}"
         self._call("PATCH", path, json={"note": text}, params={"update_mask": "note"})
 
-    def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a DAG run with that id and configuration.
+    def user_name(self) -> str:
+        """Return the name of the user that Airflow takes this client for."""
+        if not self.credentials.has_token:
+            return self.credentials.user
+        return str(self._call("GET", "/ui/auth/me")["username"])
 
-        An Airflow on SQLite answers 500, or late, when its writers meet: it is asked again after
-        growing pauses, as the id makes all requests one run: a 409 is no error then. Unavailable
-        when it starts none.
+    def trigger(
+        self, dag_id: str, run_id: str, conf: Mapping[str, Any], note: str | None = None
+    ) -> dict[str, Any]:
+        """Start a DAG run with that id, configuration and note.
+
+        Airflow on SQLite answers HTTP 500, or late, when its writers collide. The request is
+        retried after growing pauses; the run's id makes it idempotent, so a 409 is no error then.
+        Unavailable when no run is started.
         """
         body = {"dag_run_id": run_id, "conf": dict(conf), "logical_date": None}
+        body |= {} if note is None else {"note": note}
         path = f"/api/v2/dags/{quote(dag_id)}/dagRuns"
-        for turn, pause_s in enumerate(backoff_s(self.chance)):
+        for turn, pause_s in enumerate(backoff_s(self.chance, START_PAUSES, START_PAUSE_S)):
             try:
-                return dict(self._call("POST", path, tries=1, json=body))
+                return dict(self._call("POST", path, pauses=0, json=body))
+            except LogInRefused:
+                raise
             except Unavailable as error:
                 if isinstance(error.__cause__, httpx.ConnectError):
                     raise
                 self.sleep(pause_s)
-                found = self._made(dag_id, run_id)
+                run = self._made(dag_id, run_id)
             except HermesError:
-                if turn == 0 or (found := self._made(dag_id, run_id)) is None:
+                if turn == 0 or (run := self._made(dag_id, run_id)) is None:
                     raise
-            if found is not None:
-                return found
+            if run is not None:
+                return run
         raise Unavailable(
             f"Airflow is too busy to start the run {run_id} of {dag_id}: nothing was started. "
             "Try again, or use PostgreSQL, where requests do not wait for each other."
         )
 
     def _made(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
-        """Return the run that a request made whose answer was lost; None if none is known."""
+        """Return the run of a request whose answer was lost; None if there is none."""
         try:
             return self.dag_run(dag_id, run_id)
         except Unavailable:
             return None
 
     def dag_run(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
-        """The DAG run; None when there is none of that id."""
-        answer = self._call("GET", _run(dag_id, run_id), missing_ok=True)
-        return None if answer is None else dict(answer)
+        """Return the DAG run; None when there is none of that id."""
+        return self._find(_run(dag_id, run_id))
 
     def dag_runs(self, dag_ids: Sequence[str], limit: int = 100) -> list[dict[str, Any]]:
-        """The newest runs of these DAGs, newest first."""
+        """Return the newest runs of these DAGs, newest first."""
         body = {"dag_ids": list(dag_ids), "page_limit": limit, "order_by": "-run_after"}
         return list(self._call("POST", "/api/v2/dags/~/dagRuns/list", json=body)["dag_runs"])
 
     def task_instance(self, task: TaskKey) -> dict[str, Any] | None:
-        """A task instance that is not mapped; None when there is none."""
-        answer = self._call("GET", f"{_instances(task)}/{quote(task.task_id)}", missing_ok=True)
-        return None if answer is None else dict(answer)
+        """Return a task instance that is not mapped; None when there is none."""
+        return self._find(f"{_instances(task)}/{quote(task.task_id)}")
 
     def made_by(
         self, operator: str, dag_id: str = "~", run_id: str = "~", limit: int = 50
     ) -> list[dict[str, Any]]:
-        """The task instances of an operator (its class's name), those of the newest runs first."""
-        params: dict[str, str | int] = {
-            "operator": operator,
-            "limit": limit,
-            "order_by": "-run_after",
-        }
+        """Return the task instances of an operator (by class name), newest runs first."""
+        params = {"operator": operator, "limit": str(limit), "order_by": "-run_after"}
         answer = self._call("GET", f"{_run(dag_id, run_id)}/taskInstances", params=params)
         return list(answer["task_instances"])
 
+    def all_made_by(self, operator: str) -> Iterator[dict[str, Any]]:
+        """Yield every task instance of an operator (by class name), oldest runs first."""
+        yield from self._all_instances("~", "~", operator=operator, order_by="run_after")
+
+    def delete_dag_run(self, dag_id: str, run_id: str) -> bool:
+        """Delete a run with its tasks, XComs and records; False for one that has not ended."""
+        run = self.dag_run(dag_id, run_id)
+        if run is None:
+            return True
+        if run["state"] not in ENDED_RUN:
+            return False
+        self._call("DELETE", _run(dag_id, run_id), missing_ok=True)
+        return True
+
+    def delete_state(self, task: TaskKey, key: str) -> None:
+        """Delete one value of the task state store; none may be there."""
+        self._state_store(task).delete(key)
+
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
-        """Every task instance of a run, mapped ones included."""
-        rows: list[dict[str, Any]] = []
+        """Return every task instance of a run, mapped ones included."""
+        return list(self._all_instances(dag_id, run_id, order_by="map_index"))
+
+    def _all_instances(self, dag_id: str, run_id: str, **query: str) -> Iterator[dict[str, Any]]:
+        """Yield the task instances that the query finds, page by page."""
+        path, seen = f"{_run(dag_id, run_id)}/taskInstances", 0
         while True:
-            params = {"limit": 100, "offset": len(rows), "order_by": "map_index"}
-            answer = self._call("GET", f"{_run(dag_id, run_id)}/taskInstances", params=params)
-            rows.extend(answer["task_instances"])
-            if not answer["task_instances"] or len(rows) >= answer["total_entries"]:
-                return rows
+            answer = self._call("GET", path, params={**query, "limit": 100, "offset": seen})
+            yield from answer["task_instances"]
+            seen += len(answer["task_instances"])
+            if not answer["task_instances"] or seen >= answer["total_entries"]:
+                return
 
     def pool(self, name: str) -> dict[str, Any] | None:
         """Return the pool; None when there is none of that name."""
-        answer = self._call("GET", f"/api/v2/pools/{quote(name, safe='')}", missing_ok=True)
-        return None if answer is None else dict(answer)
+        return self._find(f"/api/v2/pools/{quote(name, safe='')}")
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
-        """The DAG; None while Airflow has not parsed it."""
-        answer = self._call("GET", f"/api/v2/dags/{quote(dag_id)}", missing_ok=True)
-        return None if answer is None else dict(answer)
+        """Return the DAG; None while Airflow has not parsed it."""
+        return self._find(f"/api/v2/dags/{quote(dag_id)}")
 
     def close(self) -> None:
         """Drop the connections."""
         self._http.close()
+
+    def _find(self, path: str, **arguments: Any) -> dict[str, Any] | None:  # noqa: ANN401 - httpx's own
+        """Return the JSON object at the path; None when there is none."""
+        answer = self._call("GET", path, missing_ok=True, **arguments)
+        return None if answer is None else dict(answer)
 
     def _call(
         self,
@@ -243,38 +290,83 @@ class AirflowClient:
         path: str,
         *,
         missing_ok: bool = False,
-        tries: int = TRIES,
+        pauses: int | None = None,
+        is_done: Callable[[], bool] | None = None,
         **arguments: Any,  # noqa: ANN401 - httpx's own arguments
     ) -> Any:  # noqa: ANN401 - a JSON document
         try:
-            response = ask(lambda: self._answer(method, path, arguments), tries)
+            response = send_with_retry(
+                lambda: self._answer(method, path, arguments),
+                backoff_s(self.chance, self.pauses if pauses is None else pauses),
+                busy=BUSY if method == "POST" else BUSY_OR_CONFLICT,
+                sleep=self.sleep,
+                is_done=is_done,
+            )
         except httpx.HTTPError as error:
             raise Unavailable(
                 f"Airflow at {self.credentials.url} did not answer: {error}"
             ) from error
+        if response is None:
+            return None
         if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
             return None
         _raise_for(response)
         return _document(response) if response.content else None
 
     def _answer(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
-        if "authorization" not in self._http.headers:
-            self._log_in()
+        if self.credentials.has_token:
+            return self._answer_to_token(method, path, arguments)
+        if "authorization" not in self._http.headers and (busy := self._log_in()) is not None:
+            return busy
         response = self._http.request(method, path, **arguments)
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            self._log_in()
+        if _refuses_token(response):
+            if (busy := self._log_in()) is not None:
+                return busy
             response = self._http.request(method, path, **arguments)
         return response
 
-    def _log_in(self) -> None:
-        body = {"username": self.credentials.user, "password": self.credentials.password()}
+    def _answer_to_token(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
+        """Return the answer to a request with the token; its file may be replaced at any time."""
+        used = ""
+        while (token := self.credentials.current_token()) != used:
+            used, headers = token, {"authorization": f"Bearer {token}"}
+            response = self._http.request(method, path, headers=headers, **arguments)
+            if not _refuses_token(response):
+                return response
+        raise self.credentials.refused_token(used, time.time())
+
+    def _log_in(self) -> httpx.Response | None:
+        """Fetch a token; return the answer of an Airflow that is too busy to give one."""
+        user = self.credentials.user
+        body = {"username": user, "password": self.credentials.password()}
         response = self._http.post("/auth/token", json=body)
+        if response.status_code in BUSY:
+            return response
+        if response.status_code in _WRONG_PASSWORD:
+            raise LogInRefused(
+                f"Airflow refuses the log-in of {user!r} ({response.status_code}): correct "
+                f"HERMES_AIRFLOW_USER or the password in {self.credentials.password_file}."
+            )
+        if response.is_redirect or response.is_client_error:
+            raise LogInRefused(
+                "the auth manager of this Airflow gives no token for a user and password "
+                f"({response.status_code} at /auth/token): put a token into a file and name it in "
+                "HERMES_AIRFLOW_TOKEN_FILE."
+            )
         _raise_for(response)
         self._http.headers["authorization"] = f"Bearer {_document(response)['access_token']}"
+        return None
+
+
+def _refuses_token(response: httpx.Response) -> bool:
+    """Tell whether the token is not taken: it has expired (401) or its key is another one (403)."""
+    if response.status_code == httpx.codes.FORBIDDEN:
+        return "Invalid JWT token" in response.text
+    return response.status_code == httpx.codes.UNAUTHORIZED
 
 
 def run_page(dag_id: str, run_id: str) -> str:
-    """The page of a DAG run, below Airflow's address."""
+    """Return the page of a DAG run, relative to Airflow's address."""
     return f"dags/{quote(dag_id)}/runs/{quote(run_id, safe='')}"
 
 
@@ -286,15 +378,20 @@ def _instances(task: TaskKey) -> str:
     return f"{_run(task.dag_id, task.run_id)}/taskInstances"
 
 
+def _xcom(task: TaskKey, key: str = "") -> str:
+    entries = f"{_instances(task)}/{quote(task.task_id)}/xcomEntries"
+    return f"{entries}/{quote(key)}" if key else entries
+
+
 def _raise_for(response: httpx.Response) -> None:
     if response.is_success:
         return
-    detail = response.text[:500]
+    said = response_message(response.content, response.request.content) or response.reason_phrase
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-        raise Unavailable(f"Airflow answered {response.status_code}: {detail}")
+        raise Unavailable(f"Airflow answered {response.status_code}: {said}")
     raise HermesError(
         f"Airflow refused {response.request.method} {response.request.url.path} "
-        f"({response.status_code}): {detail}"
+        f"({response.status_code}): {said}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a trial's files lie under HERMES_HOME, and what its accounts say."""
+"""Where a trial's files lie under HERMES_HOME: its records, and what its accounts say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from hermes_ops.airflow.records import Lease, StopFlag, decode, encode
 from hermes_ops.confined_folder import (
     DOCUMENT_BYTES,
     ConfinedFolder,
@@ -18,47 +19,54 @@ from hermes_ops.confined_folder import (
     confined,
 )
 from hermes_ops.errors import HermesError
-from hermes_ops.trial.copies import safe_name
-from hermes_ops.trial.locks import BusyError, take
+from hermes_ops.trial.checkpoint_store.store import safe_name
+from hermes_ops.trial.files import replace_file
+from hermes_ops.trial.locks import BusyError, lock_file
+
+# A lease and a stop flag lie next to the trial's folder, where its pod sees neither. A task on the
+# same machine or volume reads them before Airflow's store has answered. The triggerer, which may
+# hold the trial's pod, cannot reach that store at all. A lease from here prestarts a process, no
+# more: the script begins once Airflow's record says the same.
+R = TypeVar("R", Lease, StopFlag)
 
 
 def home() -> Path:
-    """The one state folder: the environment variable HERMES_HOME, else ~/.hermes."""
+    """Return the state folder: the environment variable HERMES_HOME, else ~/.hermes."""
     return Path(os.environ.get("HERMES_HOME") or Path.home() / ".hermes").absolute()
 
 
 def pod_file() -> Path:
-    """The installation's defaults for pods: HERMES_POD_DEFAULTS, else pod.yaml in the home."""
+    """Return the installation's defaults for pods: HERMES_POD_DEFAULTS, else pod.yaml."""
     return Path(os.environ.get("HERMES_POD_DEFAULTS") or home() / "pod.yaml")
 
 
 def sweep_folder(run_id: str) -> Path:
-    """The folder of a sweep."""
+    """Return the folder of a sweep."""
     return home() / "sweeps" / safe_name(run_id)
 
 
-NUDGE_PERIOD_S = 0.05
-"""How often those who are nudged look."""
+WAKE_POLL_S = 0.05
+"""Seconds between two checks of a wake file."""
 
 
 @dataclass(slots=True)
-class Nudge:
-    """A file that is touched to say "look now"; whoever looks would do so a little later anyway.
+class WakeFile:
+    """A file that is touched to wake another process, which would check a little later anyway.
 
-    It only saves time on one machine: what is to be done stands in Airflow's state store.
+    It only saves time on one machine: the records are in Airflow's state store.
     """
 
     path: Path
     _seen_ns: int = 0
 
-    def give(self) -> None:
-        """Say it."""
+    def wake(self) -> None:
+        """Touch the file."""
         with contextlib.suppress(OSError, NotConfinedError):
             folder, name = confined(self.path)
             folder.touch(name)
 
-    def taken(self) -> bool:
-        """True when it was said since the last call."""
+    def woken(self) -> bool:
+        """Return whether the file was touched since the last call."""
         try:
             at_ns = self.path.lstat().st_mtime_ns
         except OSError:
@@ -67,25 +75,25 @@ class Nudge:
         return fresh
 
 
-def controller_nudge() -> Nudge:
-    """For the controllers of this home: a trial has left its slot."""
-    return Nudge(home() / "nudge")
+def controller_wake_file() -> WakeFile:
+    """Return the file that tells the controllers of this home: a trial has left its slot."""
+    return WakeFile(home() / "nudge")
 
 
-def metrics_nudge() -> Nudge:
-    """For the same: a trial's metrics have been sent to MLflow."""
-    return Nudge(home() / "metrics")
+def metrics_wake_file() -> WakeFile:
+    """Return the file that tells the controllers: a trial's metrics have been sent to MLflow."""
+    return WakeFile(home() / "metrics")
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFolder:
-    """A trial's folder; the process beside the user's script writes it, everyone else reads."""
+    """A trial's folder: hermes-trial writes it, all others read it."""
 
     path: Path
 
     @classmethod
-    def of(cls, run_id: str, number: int) -> TrialFolder:
-        """The folder of trial `number` of the sweep `run_id`."""
+    def from_sweep(cls, run_id: str, number: int) -> TrialFolder:
+        """Return the folder of trial `number` of the sweep `run_id`."""
         return cls(sweep_folder(run_id) / "trials" / str(number))
 
     @property
@@ -95,21 +103,21 @@ class TrialFolder:
 
     @property
     def sent(self) -> Path:
-        """How much of `metrics` has reached MLflow."""
+        """Return the file with the position in `metrics` up to which MLflow has it."""
         return self.path / "sent.json"
 
-    def nudge(self) -> Nudge:
-        """For the trial's task: its stop flag was written."""
-        return Nudge(self.path / "nudge")
+    def wake_file(self) -> WakeFile:
+        """Return the file that tells the trial's task: its stop flag was written."""
+        return WakeFile(self.path / "nudge")
 
     @property
     def stop_flag(self) -> Path:
-        """Its stop flag as a file; beside the folder, where its pod does not see it."""
+        """The local record of its stop flag, next to the folder: its pod does not see it."""
         return self.path.with_name(f"{self.path.name}.stop.json")
 
     @property
     def lease(self) -> Path:
-        """Its newest lease as a file; beside the folder, where its pod does not see it."""
+        """The local record of its newest lease, next to the folder: its pod does not see it."""
         return self.path.with_name(f"{self.path.name}.lease.json")
 
     @property
@@ -128,9 +136,9 @@ class TrialFolder:
         return self.path / "model"
 
     def empty(self) -> bool:
-        """Remove all that the trial left; False, and nothing removed, while a process uses it."""
+        """Remove the folder; return False, and remove nothing, while a process uses it."""
         try:
-            lock = take(self.path / "lock", 0.0, "the trial's folder")
+            lock = lock_file(self.path / "lock", 0.0, "the trial's folder")
         except BusyError:
             return False
         shutil.rmtree(self.path, ignore_errors=True)
@@ -138,15 +146,15 @@ class TrialFolder:
         return True
 
     def status(self) -> dict[str, Any]:
-        """What the running trial says of itself; empty when it has not yet."""
+        """Return the running trial's status file; empty before it is written."""
         return _read(self.path / "status.json")
 
     def result(self) -> dict[str, Any]:
-        """How the newest segment ended; empty when none has."""
+        """Return the result of the newest segment; empty when none has ended."""
         return _read(self.path / "result.json")
 
     def segments(self) -> tuple[dict[str, Any], ...]:
-        """All segments in order: epoch, gpus, start_s, first_step and, once ended, end_s,
+        """Return all segments in order: epoch, gpus, start_s, first_step and, once ended, end_s,
         last_step, outcome."""
         found: list[dict[str, Any]] = []
         for line in _lines(self.path / "segments.jsonl"):
@@ -157,35 +165,44 @@ class TrialFolder:
         return tuple(found)
 
 
+def all_ended(
+    segments: tuple[dict[str, Any], ...], epoch: int, end_s: float
+) -> tuple[dict[str, Any], ...]:
+    """Return the segments with an end for that of the epoch, if it was killed."""
+    if not segments or segments[-1].get("epoch") != epoch or "end_s" in segments[-1]:
+        return segments
+    return (*segments[:-1], {**segments[-1], "end_s": end_s, "outcome": "killed"})
+
+
 @dataclass(slots=True)
 class StatusFile:
-    """What a running trial says of itself, for who asks again and again."""
+    """Reads a running trial's status file repeatedly, and parses it only when it has changed."""
 
     _folder: ConfinedFolder
     _name: str
     _stamp: tuple[int, int, int] = (0, 0, 0)
-    _said: dict[str, Any] = field(default_factory=dict)
+    _status: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: TrialFolder) -> StatusFile:
-        """That of the trial whose folder it is."""
+    def from_folder(cls, folder: TrialFolder) -> StatusFile:
+        """Return the status file of a trial's folder."""
         return cls(ConfinedFolder(folder.path), "status.json")
 
     def read(self) -> Mapping[str, Any]:
-        """As `TrialFolder.status`; the same object as before while the file is the same one."""
+        """Return `TrialFolder.status`; the same object as before while the file is unchanged."""
         try:
-            # It is opened each time: a volume in a network tells what is new to who opens.
+            # It is opened each time: a network volume shows changes only to a process that opens.
             with self._folder.open(self._name) as file:
                 found = os.fstat(file.fileno())
                 stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
                 if stamp != self._stamp:
-                    self._said, self._stamp = _object(file.read(DOCUMENT_BYTES)), stamp
+                    self._status, self._stamp = _object(file.read(DOCUMENT_BYTES)), stamp
         except FileNotFoundError:
             return {}
         except OSError as error:
             path = self._folder.root / self._name
             raise HermesError(f"{path} cannot be read: {error.strerror}") from error
-        return self._said
+        return self._status
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +218,8 @@ class Accounts:
     preemptions: int
 
     @classmethod
-    def of(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
-        """The accounts of these segments; one that has not ended counts as a segment only."""
+    def from_segments(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
+        """Return the accounts of these segments; one that has not ended is only counted."""
         ended = [s for s in segments if s.get("end_s") is not None]
         held = [(float(s["start_s"]), float(s["end_s"])) for s in ended]
         leads = (float(s.get("startup_s") or 0.0) + float(s.get("restore_s") or 0.0) for s in ended)
@@ -228,7 +245,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """The JSON object, empty where it is none."""
+    """Return the JSON object; empty for any other text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -249,3 +266,43 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
+
+
+def write_stop_flag(folder: TrialFolder, flag: StopFlag, *, needed: bool) -> bool:
+    """Write the stop flag, return whether it was written; HermesError if not, where `needed`."""
+    try:
+        _write_record(folder.stop_flag, flag, mode=0o644)
+    except OSError as error:
+        if needed:
+            raise HermesError(f"{folder.stop_flag} cannot be written: {error.strerror}") from error
+        return False
+    return True
+
+
+def read_stop_flag(folder: TrialFolder, epoch: int) -> StopFlag | None:
+    """Return the stop flag of the lease with that epoch; None without one."""
+    flag = _read_record(StopFlag, folder.stop_flag)
+    return flag if flag is not None and flag.epoch == epoch else None
+
+
+def write_lease(folder: TrialFolder, lease: Lease) -> None:
+    """Try to write the lease; only the owner may read it, as it holds variables."""
+    with contextlib.suppress(OSError):
+        _write_record(folder.lease, lease, mode=0o600)
+
+
+def read_lease(folder: TrialFolder) -> Lease | None:
+    """Return the trial's newest lease; it may have been revoked or used up since."""
+    return _read_record(Lease, folder.lease)
+
+
+def _write_record(path: Path, record: Lease | StopFlag, *, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(encode(record)).encode(), mode=mode)
+
+
+def _read_record(kind: type[R], path: Path) -> R | None:
+    try:
+        return decode(kind, json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None

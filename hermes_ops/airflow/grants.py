@@ -26,7 +26,7 @@ PERIOD_S = 2.0
 
 
 def statements(role: str) -> tuple[str, ...]:
-    """The SQL that leaves `role` with exactly what the controller needs."""
+    """Return the SQL that gives `role` exactly the rights that the controller needs."""
     name = '"' + role.replace('"', '""') + '"'
     tables = ", ".join(sorted(REQUIRED_COLUMNS))
     return (
@@ -55,7 +55,7 @@ def give(engine: Engine, role: str) -> None:
 
 
 def is_ready(engine: Engine) -> bool:
-    """True once the role of this engine may do all that the controller does."""
+    """Return whether the engine's role has all rights that the controller needs."""
     from sqlalchemy import exc, text
 
     wanted = [("SELECT", table, "") for table in sorted(REQUIRED_COLUMNS)]
@@ -78,7 +78,7 @@ def is_ready(engine: Engine) -> bool:
 
 
 def wait(ready: Callable[[], bool], clock: Callable[[], float], pause: Callable[[], None]) -> bool:
-    """True as soon as `ready`, False after `WAIT_S`."""
+    """Wait until `ready`; return False after `WAIT_S`."""
     until_s = clock() + WAIT_S
     while not ready():
         if clock() >= until_s:
@@ -98,7 +98,7 @@ def _engine() -> Engine:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Give the rights, or wait for them; 0 when they are there."""
+    """Grant the rights, or wait for them; return 0 when they are granted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["give", "await"])
     parser.add_argument("role", nargs="?", default="")

@@ -21,7 +21,7 @@ COMPONENTS = ("scheduler", "dag_processor", "triggerer")
 def problem(
     component: str, health: Callable[[], dict[str, Any]], *, strict: bool = False
 ) -> str | None:
-    """Say what is wrong with a component, None if nothing is known to be."""
+    """Return what is wrong with a component; None if it is healthy or unknown."""
     try:
         document = health()
     except (OSError, ValueError):  # not the component's fault
@@ -37,7 +37,7 @@ def _health() -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """0 if it is healthy or, unless strict, unknown; 1 with a line if it is not."""
+    """Return 0 if it is healthy or, unless strict, unknown; print a line and return 1 if not."""
     strict = "--strict" in arguments
     names = [a for a in arguments if a != "--strict"]
     if len(names) != 1 or names[0] not in COMPONENTS:

@@ -12,17 +12,17 @@ PLAN_TASK, TRIAL_TASK, REPORT_TASK = "plan", "trial", "report"
 
 
 def group_of(task_id: str) -> str:
-    """The group that a task is in; empty: it is in none."""
+    """Return the task group of a task; empty without one."""
     return task_id.rpartition(".")[0]
 
 
 def in_group(group: str, name: str) -> str:
-    """The id of the task of that name in the group, if there is one."""
+    """Return the id of the task of that name, in the group if one is given."""
     return f"{group}.{name}" if group else name
 
 
 def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
-    """The id of the sweep that the task `task_id` (its plan, a trial, its report) is part of.
+    """Return the id of the sweep of the task `task_id` (its plan, a trial, its report).
 
     Scheduled runs of different DAGs have the same run id, and one run may hold several sweeps, each
     in a task group of its own. So anywhere but in the DAG `hermes_sweep` the id is `DAG:RUN` or
@@ -35,6 +35,6 @@ def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
 
 
 def sweep_of(task: Any, context: Mapping[str, Any]) -> str:  # noqa: ANN401 - an operator
-    """The id of the sweep that a running task is part of."""
+    """Return the id of the sweep that a running task is part of."""
     dag = task.get_dag()
     return sweep_id(dag.dag_id if dag else MAIN_DAG, str(context["run_id"]), str(task.task_id))

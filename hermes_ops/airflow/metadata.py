@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from hermes_ops.airflow.identity import sweep_id
-from hermes_ops.airflow.pieces import PIECES, joined, piece_keys
 from hermes_ops.airflow.records import SWEEP_KEY
+from hermes_ops.airflow.state_store import PIECES, joined, piece_keys
 from hermes_ops.errors import Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ REQUIRED_COLUMNS = {
         "priority_weight", "try_number", "queued_dttm", "start_date",
     },
     "dag_run": {"id", "dag_id", "run_id", "state", "start_date", "end_date", "queued_at"},
-    "task_state_store": {"dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value"},
+    "task_state_store": {
+        "dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value", "expires_at",
+    },
     "slot_pool": {"pool", "slots", "include_deferred"},
     "dag": {"dag_id", "is_paused"},
     "task_instance_note": {"ti_id", "content"},
@@ -65,7 +67,7 @@ class RunRow:
 
     @property
     def sweep_id(self) -> str:
-        """The sweep's id."""
+        """Return the sweep's id."""
         return sweep_id(self.dag_id, self.run_id, self.plan_task)
 
 
@@ -81,7 +83,7 @@ class PastRun:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialRow:
+class TaskInstanceRow:
     """A trial's mapped task instance."""
 
     id: str
@@ -96,6 +98,17 @@ class TrialRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredKey:
+    """Where one value of the task state store lies."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolRow:
     """A pool: its slots, and those held by tasks that are not trials of the sweeps asked about."""
 
@@ -104,7 +117,7 @@ class PoolRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class TaskRank:
     """What one task instance is to have."""
 
     id: str
@@ -147,7 +160,7 @@ class Metadata:
 
     @classmethod
     def from_airflow(cls) -> Metadata:
-        """The database that Airflow's own configuration names; Unsupported: another version's."""
+        """Open the database of Airflow's configuration; raises Unsupported for another version."""
         check_version()  # before its tables are imported: another version may have others
         from airflow.configuration import conf
         from sqlalchemy import create_engine, event
@@ -180,7 +193,7 @@ class Metadata:
             raise Unavailable(f"Airflow's database did not answer: {error}") from error
 
     def sweeps(self) -> tuple[RunRow, ...]:
-        """Sweeps whose DAG run is running, oldest first."""
+        """Return sweeps whose DAG run is running, oldest first."""
         from sqlalchemy import select
 
         run, store, dag = self._run.c, self._store.c, self._dag.c
@@ -194,7 +207,7 @@ class Metadata:
         )  # fmt: skip
         rows = self._all(query)
         running = {r[0] for r in rows}
-        self._joined = {run: known for run, known in self._joined.items() if run in running}
+        self._joined = {run: records for run, records in self._joined.items() if run in running}
         return tuple(
             RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
                    _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]))
@@ -202,7 +215,7 @@ class Metadata:
         )  # fmt: skip
 
     def dags_of(self, sweep: str) -> tuple[str, ...]:
-        """The DAGs that have, or had, a sweep of that id; ended ones count, deleted runs do not."""
+        """Return the DAGs that have, or had, a sweep of that id; deleted runs do not count."""
         from sqlalchemy import select
 
         store = self._store.c
@@ -212,7 +225,7 @@ class Metadata:
         return tuple(sorted({r[0] for r in self._all(query) if sweep_id(*r) == sweep}))
 
     def sweep_dags(self) -> tuple[str, ...]:
-        """The DAGs that have, or had, a sweep, sorted."""
+        """Return the DAGs that have, or had, a sweep, sorted."""
         from sqlalchemy import select
 
         store = self._store.c
@@ -220,7 +233,7 @@ class Metadata:
         return tuple(sorted(r[0] for r in self._all(query)))
 
     def past_sweeps(self, dags: Sequence[str], most: int, skip: int = 0) -> tuple[PastRun, ...]:
-        """The newest sweeps of these DAGs, newest first, at most so many after the first `skip`."""
+        """Return the newest sweeps of these DAGs, at most `most` of them after the first `skip`."""
         run = self._run.c
         query = (
             self._runs_with_sweeps.where(run.dag_id.in_(dags))
@@ -231,14 +244,14 @@ class Metadata:
         return tuple(_past_run(tuple(r)) for r in self._all(query))
 
     def sweep(self, sweep: str) -> PastRun | None:
-        """The sweep of that id, running or ended, with its whole record; None without one."""
+        """Return the sweep of that id, running or ended, with its complete record, or None."""
         query = self._runs_with_sweeps.where(self._run.c.run_id.in_(_possible_runs(sweep)))
         for row in self._all(query):
-            found = _past_run(tuple(row))
-            if found.run.sweep_id == sweep:
-                key, place = found.run.run_key, (found.run.plan_task, -1)
-                whole = _parsed(self._whole(key, place, SWEEP_KEY, row[-1]))
-                return replace(found, run=replace(found.run, sweep=whole))
+            past = _past_run(tuple(row))
+            if past.run.sweep_id == sweep:
+                key, place = past.run.run_key, (past.run.plan_task, -1)
+                record = _parsed(self._whole(key, place, SWEEP_KEY, row[-1]))
+                return replace(past, run=replace(past.run, sweep=record))
         return None
 
     @cached_property
@@ -256,7 +269,7 @@ class Metadata:
     def task_states(
         self, tasks: Sequence[tuple[str, str, str]]
     ) -> dict[tuple[str, str, str], dict[str, int]]:
-        """How many instances of each (dag, run, task) are in which state; "" for none yet.
+        """Return how many instances of each (dag, run, task) are in which state; "" for none yet.
 
         A mapped task that has not been expanded counts as one instance.
         """
@@ -271,38 +284,59 @@ class Metadata:
             .where(tuple_(*columns).in_(tasks))
             .group_by(*columns, ti.state)
         )
-        found: dict[tuple[str, str, str], dict[str, int]] = {}
+        counts: dict[tuple[str, str, str], dict[str, int]] = {}
         for dag, run, task, state, count in self._all(query):
-            found.setdefault((dag, run, task), {})[state or ""] = count
-        return found
+            counts.setdefault((dag, run, task), {})[state or ""] = count
+        return counts
 
-    def trials(self, run: RunRow, task_id: str) -> tuple[TrialRow, ...]:
-        """The expanded trials of a sweep, by number; empty before their expansion."""
+    def trials(self, run: RunRow, task_id: str) -> tuple[TaskInstanceRow, ...]:
+        """Return the expanded trials of a sweep, by number; empty before their expansion."""
         of_sweep = {"dag": run.dag_id, "run": run.run_id, "task": task_id}
         rows = self._all(self._trials_of_sweep, of_sweep)
         return tuple(_trial_row(run.run_key, tuple(r)) for r in rows)
 
     def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, str]]:
-        """All of a run's state-store records: (task id, map index) -> key -> JSON."""
-        found: dict[tuple[str, int], dict[str, str]] = {}
+        """Return all of a run's state-store records: (task id, map index) -> key -> JSON."""
+        records: dict[tuple[str, int], dict[str, str]] = {}
         for task_id, map_index, key, value in self._all(self._records_of_run, {"run": run.run_key}):
             place = (task_id, map_index)
-            whole = self._whole(run.run_key, place, key, value)
-            found.setdefault(place, {})[key] = whole
-        return found
+            complete = self._whole(run.run_key, place, key, value)
+            records.setdefault(place, {})[key] = complete
+        return records
+
+    def expiring(self, ended_states: Sequence[str], held: int, most: int) -> tuple[StoredKey, ...]:
+        """Return the dated records that no task can be writing now, the first to expire first.
+
+        A task may write while its instance is in none of `ended_states`, unless it waits for a
+        number of pool slots, `held`, that no pool has.
+        """
+        from sqlalchemy import and_, or_, select
+
+        store, ti = self._store.c, self._ti.c
+        same = (ti.dag_id == store.dag_id, ti.run_id == store.run_id,
+                ti.task_id == store.task_id, ti.map_index == store.map_index)  # fmt: skip
+        query = (
+            select(store.dag_id, store.run_id, store.task_id, store.map_index, store.key)
+            .outerjoin(self._ti, and_(*same))
+            .where(store.expires_at.is_not(None), store.key.like("hermes\\_%", escape="\\"))
+            .where(or_(ti.id.is_(None), ti.state.in_(ended_states), ti.pool_slots == held))
+            .order_by(store.expires_at)
+            .limit(most)
+        )
+        return tuple(StoredKey(*row) for row in self._all(query))
 
     def _whole(self, run_key: int, place: tuple[str, int], key: str, head: str) -> str:
-        """The JSON of a record, with the fields that lie in pieces; read once for each head."""
+        """Return the JSON of a record with the fields stored in pieces; read once for each head."""
         if _PIECES_IN_JSON not in head:
             return head
         of_run = self._joined.setdefault(run_key, {})
-        known = of_run.get((place, key))
-        if known is not None and known[0] == head:
-            return known[1]
-        whole = self._joined_record(run_key, place, key, _parsed(head))
-        if whole is None:  # a writer is at work, or somebody has deleted a piece
+        cached = of_run.get((place, key))
+        if cached is not None and cached[0] == head:
+            return cached[1]
+        record = self._joined_record(run_key, place, key, _parsed(head))
+        if record is None:  # a writer is at work, or somebody has deleted a piece
             return "null"
-        text = json.dumps(whole)
+        text = json.dumps(record)
         of_run[place, key] = (head, text)
         return text
 
@@ -354,7 +388,7 @@ class Metadata:
         )
 
     def pool(self, name: str, own: Sequence[tuple[str, str, str]]) -> PoolRow | None:
-        """The pool of that name; `own` are (dag, run, task) whose instances are not foreign."""
+        """Return the pool; instances of the (dag, run, task) in `own` are not foreign."""
         from sqlalchemy import and_, func, not_, or_, select
 
         pool, ti = self._pool.c, self._ti.c
@@ -371,7 +405,7 @@ class Metadata:
             query = query.where(not_(or_(*mine)))
         return PoolRow(slots, int(self._all(query)[0][0]))
 
-    def rerank(self, ranks: Iterable[Rank]) -> int:
+    def rerank(self, ranks: Iterable[TaskRank]) -> int:
         """Write the ranks of task instances that wait, in one transaction; the rows changed.
 
         A task instance that has been queued or runs meanwhile is left alone: its slots count. One
@@ -413,8 +447,8 @@ class Metadata:
             connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": lock_id})
 
     @contextmanager
-    def in_one_go(self) -> Iterator[None]:
-        """All that this thread reads in the block is read by one connection."""
+    def single_connection(self) -> Iterator[None]:
+        """Let one connection read all that this thread reads in the block."""
         with self._connected() as connection:
             self._asking = connection
             try:
@@ -437,21 +471,23 @@ class Metadata:
 
     def _all(self, query: Any, values: Mapping[str, Any] | None = None) -> Sequence[Any]:  # noqa: ANN401 - a SQLAlchemy select
         with self._connected() as connection:
-            found: Sequence[Any] = connection.execute(query, values).all()
-        return found
+            rows: Sequence[Any] = connection.execute(query, values).all()
+        return rows
 
 
 @lru_cache(maxsize=65_536)
-def _trial_row(run_key: int, columns: tuple[Any, ...]) -> TrialRow:
-    """The row; that of a task which has not changed is the same object from round to round."""
+def _trial_row(run_key: int, columns: tuple[Any, ...]) -> TaskInstanceRow:
+    """Return the row; of a task that has not changed it is the same object in each round."""
     task, number, state, pool, slots, weight, tries, note = columns
     identity = str(UUID(task))  # SQLite has it without hyphens
-    return TrialRow(identity, run_key, number, state, pool, slots, weight or 0, tries, note or "")
+    return TaskInstanceRow(
+        identity, run_key, number, state, pool, slots, weight or 0, tries, note or ""
+    )
 
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> dict[str, Any]:
-    """The JSON object, the same one for the same text; empty where it is none."""
+    """Return the JSON object, the same one for the same text; empty where it is none."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -466,7 +502,7 @@ def _past_run(columns: tuple[Any, ...]) -> PastRun:
 
 
 def _possible_runs(sweep: str) -> list[str]:
-    """The ids of runs that a sweep of that id may be in: its own, or without its DAG and group."""
+    """Return the run ids that a sweep of that id can have: with or without its DAG and group."""
     parts = sweep.split(":")
     return [":".join(parts[place:]) for place in range(len(parts))]
 

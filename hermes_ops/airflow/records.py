@@ -26,6 +26,9 @@ LEASE_KEY = "hermes_lease"
 STOP_KEY = "hermes_stop"
 SEGMENT_KEY = "hermes_segment"
 
+CONFIG_XCOM = "hermes_config"
+"""XCom key of the sweep as it was planned, for its report; secrets are stars in it."""
+
 OUTCOMES = {"success": "finished", "skipped": "cancelled"}
 """What a trial ended as whose task ended without saying so; any other state is a failure."""
 
@@ -36,6 +39,8 @@ AIRFLOW_TAG = "hermes.airflow_url"
 """Tag of an MLflow run: the page of its task, or of a sweep's DAG run, in Airflow."""
 
 CLOSED_TAG = "hermes.closed"
+CONTINUED_TAG = "hermes.continued"
+"""Of a sweep that was resumed or extended: the end of the DAG run from which it goes on."""
 """Tag of a sweep's MLflow run: why it ended before its last trial."""
 
 REACHED_TAG = "hermes.reached"
@@ -61,6 +66,7 @@ class SweepRecord:
     """A planned sweep: `config` is the resolved sweep file, `trial_task` the mapped task's id.
 
     `touched` are ended trials whose tasks were cleared so that Airflow adds those that are missing.
+    `templated` are the script's variables that each trial renders out of Airflow's connections.
     """
 
     config: dict[str, Any]
@@ -72,6 +78,7 @@ class SweepRecord:
     touched: tuple[int, ...] = ()
     planned_s: float = 0.0
     nightly: bool = False
+    templated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,9 @@ class Lease:
     `nodes` are those that the policy chose, none where it knows of one machine only.
     `pool` is the one that the GPUs are of; empty in a lease of an earlier version.
     `anew` is the epoch at which the trial begins from scratch: what it left before is thrown away.
+    `templated` are the variables of `environment` that the trial's task renders.
     `workspace`: "shared", or "copy" for a copy of the directory of the trial's own.
+    `host` is the machine and the state folder that it is given for, `host_name` the machine's name.
     """
 
     epoch: int
@@ -123,6 +132,9 @@ class Lease:
     anew: int = 0
     pool: str = ""
     workspace: str = "shared"
+    host: str = ""
+    host_name: str = ""
+    templated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,7 @@ class StopFlag:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SegmentRecord:
     """The newest segment of a trial and its accounts over its whole life.
 
     `running` is False once the segment has ended; `spans` are (start, end) of the training in all
@@ -144,7 +156,9 @@ class Segment:
     not. `task` is the id of the task instance that the trial was ended with by the controller.
     `reason` is why the newest segment failed, or why the trial ended; `cause` one of
     `hermes_ops.trial.failure.Cause` of a failure. `first_failure` is the reason of the trial's
-    first failure and its last lines, kept while it is tried again.
+    first failure and its last lines, kept while it is tried again. `host` is where its task was
+    when that was not where its lease is for; the outcome is then `hosts.WRONG_HOST`.
+    `without_space` is how often in a row a full disk has ended its segment before a new step.
     """
 
     epoch: int
@@ -173,10 +187,12 @@ class Segment:
     reason: str = ""
     cause: str = ""
     first_failure: tuple[str, ...] = ()
+    host: str = ""
+    without_space: int = 0
 
     @property
     def trains_since_s(self) -> float:
-        """When the newest segment has begun to train, as far as its start has been measured.
+        """Return when the newest segment began to train, as far as its start has been measured.
 
         Until it has, it takes as long as that of the segment before.
         """
@@ -185,21 +201,21 @@ class Segment:
 
 
 def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records above
-    """The record as a JSON object (Airflow's store takes lists, not tuples)."""
+    """Return the record as a JSON object (Airflow's store takes lists, not tuples)."""
     return {name: _lists(value) for name, value in asdict(record).items()}
 
 
 def decode(kind: type[R], value: object) -> R | None:
-    """The record that a stored value, or its JSON, holds; None when it is absent or misshapen.
+    """Return the record in a stored value or its JSON; None where it is absent or malformed.
 
     Unknown keys are ignored, so that records of a newer release can be read.
     """
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(found, Mapping):
+        document = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(document, Mapping):
             return None
         names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-        return kind(**{k: _tuples(v) for k, v in found.items() if k in names})
+        return kind(**{k: _tuples(v) for k, v in document.items() if k in names})
     except (TypeError, ValueError):
         return None
 
@@ -216,8 +232,8 @@ def _tuples(value: object) -> object:
     return value
 
 
-def is_active(lease: Lease | None, segment: Segment | None) -> bool:
-    """True while the lease is neither revoked nor used up by a segment that has ended."""
+def is_active(lease: Lease | None, segment: SegmentRecord | None) -> bool:
+    """Return whether the lease is neither revoked nor used up by a segment that has ended."""
     if lease is None or lease.revoked:
         return False
     if segment is None or segment.epoch < lease.epoch:

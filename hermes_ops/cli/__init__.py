@@ -15,15 +15,15 @@ def assemble() -> typer.Typer:
     import typer
 
     from hermes_ops.cli import (
+        completion,
         pool_commands,
-        replay_command,
         simulation_commands,
         stack_commands,
+        storage_commands,
         sweep_commands,
-        zsh_script,
     )
 
-    zsh_script.adopt()
+    completion.install_zsh_script()
     app = typer.Typer(
         name="hermes",
         help="Hyper-parameter sweeps on a shared GPU budget: convergence decides who trains.",
@@ -31,24 +31,33 @@ def assemble() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     stack_commands.register(app)
+    storage_commands.register(app)
     sweep_commands.register(app)
-    simulation_commands.register(app)
-    replay_command.register(app)
     pool_commands.register(app)
+    simulation_commands.register(app)
     return app
 
 
 def main() -> None:
     """Run the command line; an error that is meant for the user is printed without a trace."""
-    from hermes_ops.cli.bash_words import ASKED, answer
+    from hermes_ops.cli.completion import BASH_REQUEST, answer_bash
     from hermes_ops.errors import HermesError
 
-    variable, by_bash = ASKED
+    variable, by_bash = BASH_REQUEST
     try:
         if os.environ.get(variable) == by_bash:
-            answer(assemble(), os.environ)
+            answer_bash(assemble(), os.environ)
         else:
             assemble()()
     except HermesError as error:
         print(f"hermes: {error}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(1) from None
+    except OSError as error:
+        from hermes_ops.trial.disk_space import DISK_ERRNOS, write_remedy
+
+        if error.errno not in DISK_ERRNOS:
+            raise
+        place = error.filename or "a file"
+        message = f"{place} cannot be written ({error.strerror}): {write_remedy(error)}"
+        print(f"hermes: {message}", file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None

@@ -1,25 +1,33 @@
-"""What a sweep has come to, from MLflow."""
+"""A sweep's outcome: its document from MLflow, and how it is printed."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from hermes_ops.cli.sweep_location import SweepLocation
+from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
 from hermes_ops.config import SweepConfig, parse
+from hermes_ops.core.secondary_metrics import why_no_best
+from hermes_ops.core.sweep_outcome import ENDED_STATES, alike, failure_lines
 from hermes_ops.errors import HermesError
+from hermes_ops.report.table import format_cell as as_text
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
-    from hermes_ops.cli.locating import Place
     from hermes_ops.core.summary import Segment
-    from hermes_ops.tracking.summary import Collected
+    from hermes_ops.tracking.summary import CollectedSweep
 
 
-def configured(connection: Connection, place: Place) -> SweepConfig:
-    """The resolved config of a sweep; HermesError before its plan task has run."""
+def fetch_config(connection: Connection, place: SweepLocation) -> SweepConfig:
+    """Return the resolved config of a sweep; raise HermesError before its plan task has run."""
     from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 
     record = decode(SweepRecord, connection.airflow.get_state(place.plan, SWEEP_KEY))
@@ -30,14 +38,16 @@ def configured(connection: Connection, place: Place) -> SweepConfig:
     return parse(record.config, source=place.sweep, base=None)
 
 
-def collected(connection: Connection, place: Place, max_slots_used: int | None = None) -> Collected:
-    """Everything that MLflow holds of a sweep."""
-    from hermes_ops.tracking.summary import collect, find
+def fetch_collection(
+    connection: Connection, place: SweepLocation, max_slots_used: int | None = None
+) -> CollectedSweep:
+    """Return everything that MLflow holds of a sweep."""
+    from hermes_ops.tracking.summary import collect, require_sweep
 
-    config = configured(connection, place)
+    config = fetch_config(connection, place)
     return collect(
         connection.tracker,
-        find(connection.tracker, place.sweep, config.name),
+        require_sweep(connection.tracker, place.sweep, config.name),
         metric=config.objective.metric,
         direction=config.objective.direction.value,
         max_trials=config.trial_count,
@@ -46,21 +56,22 @@ def collected(connection: Connection, place: Place, max_slots_used: int | None =
     )
 
 
-def document(connection: Connection, place: Place, seen: int) -> dict[str, Any]:
-    """The JSON document of a sweep; `seen`: the most GPUs that live processes here held at once.
+def document(connection: Connection, place: SweepLocation, most_seen: int) -> dict[str, Any]:
+    """Return the JSON document of a sweep.
 
-    Where none was seen (trials in pods or on another machine, a sweep that had ended before) its
-    `max_slots_used` comes from the segments that MLflow has.
+    `most_seen`: the most GPUs that live processes on this machine held at once. If it is 0 (trials
+    in pods or on another machine, a sweep that had ended before), `max_slots_used` comes from the
+    segments that MLflow has.
     """
-    found = collected(connection, place, seen or None)
-    summary = found.summary
-    if not seen:
-        summary = replace(summary, max_slots_used=most_gpus(found.segments))
+    collection = fetch_collection(connection, place, most_seen or None)
+    summary = collection.summary
+    if not most_seen:
+        summary = replace(summary, max_slots_used=most_gpus(collection.segments))
     return dict(json.loads(json.dumps(summary.to_document())))
 
 
 def most_gpus(segments: Iterable[Segment]) -> int:
-    """The most GPUs that these segments held at once; one that has not ended holds its own yet.
+    """Return the most GPUs that these segments held at once; one without an end still holds them.
 
     A GPU counts once, also where the next segment on it begins before the last one's end is noted.
     """
@@ -76,3 +87,95 @@ def most_gpus(segments: Iterable[Segment]) -> int:
         held[gpu] += change
         most = max(most, sum(count > 0 for count in held.values()))
     return most
+
+
+MOST_SETTINGS, LONGEST_SETTING = 20, 80
+
+
+def print_outcome(connection: Connection, sweep: str, details: Mapping[str, Any]) -> None:
+    """Print a sweep's document: its trials, why they failed, the best one, its page in MLflow."""
+    console = Console()
+    best = details["best"]
+    print_whole(console, outcome_table(sweep, details, console.width))
+    for line in (*end_reason_lines(details), *missed_bound_lines(details)):
+        console.print(Text(line))
+    if best is not None:
+        settings = settings_line(best["config"])
+        console.print(Text(f"Best: trial {best['number']} ({as_text(best['best'])}) {settings}"))
+    elif details["state"] in ENDED_STATES:
+        console.print(Text(why_no_best(details)))
+    console.print(
+        f"{details['wall_seconds']:.0f} s, at most {details['max_slots_used']} of "
+        f"{details['pool_slots']} GPUs in use at once"
+    )
+    console.print(f"MLflow   {_page(connection, sweep)}", soft_wrap=True)
+    print_comparison(console, connection, sweep)
+
+
+def settings_line(config: Mapping[str, Any]) -> str:
+    """Return a configuration in one line: the first of many parameters, the start of long texts."""
+    shown = [f"{name}={_short(as_text(v))}" for name, v in islice(config.items(), MOST_SETTINGS)]
+    rest = len(config) - len(shown)
+    return ", ".join([*shown, f"and {rest} more"] if rest else shown)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_SETTING else text[:LONGEST_SETTING] + "…"
+
+
+def end_reason_lines(details: Mapping[str, Any]) -> list[str]:
+    """Return the reason of the sweep's end, and a line for each way in which trials failed."""
+    failed = [(t["number"], t.get("reason") or "") for t in details["trials"]
+              if t["state"] == "failed"]  # fmt: skip
+    reason, lines = details.get("reason") or "", failure_lines(failed)
+    groups = alike(failed)
+    if len(groups) == 1 and groups[0].reason in reason:
+        lines = []  # the sweep's reason says it already
+    return [f"{details['state'].capitalize()}: {reason}", *lines] if reason else lines
+
+
+def outcome_table(sweep: str, details: Mapping[str, Any], width: int = 160) -> RenderableType:
+    """Return the table of a sweep's trials, with the last values of the metrics that it names."""
+    names = [*(details["trials"][0].get("metrics") or ())] if details["trials"] else []
+    heads = ("trial", "state", "epochs", "final", "best", *names, "segments", "preemptions",
+             "GPU-seconds")  # fmt: skip
+    best = details["best"]
+    rows = []
+    for trial in details["trials"]:
+        seen = (as_text(trial["metrics"][name]["last"]) for name in names)
+        cells = (trial["number"], trial["state"], trial["steps"], as_text(trial["final"]),
+                 as_text(trial["best"]), *seen, trial["segments"], trial["preemptions"],
+                 f"{trial['gpu_seconds']:.1f}")  # fmt: skip
+        is_best = best is not None and trial["number"] == best["number"]
+        rows.append(TableRow(tuple(map(str, cells)), "bold green" if is_best else ""))
+    return fit_table(f"{sweep}: {details['state']}", [TableColumn(h) for h in heads], rows, width)
+
+
+def missed_bound_lines(details: Mapping[str, Any], most: int = 10) -> list[str]:
+    """Return a line for each of the first trials that miss a bound; count the others."""
+    missed = [(t["number"], t["violates"]) for t in details["trials"] if t.get("violates")]
+    lines = [
+        f"Trial {number} misses a bound: {'; '.join(words)}" for number, words in missed[:most]
+    ]
+    rest = len(missed) - most
+    return [*lines, f"{rest} more trials miss a bound"] if rest > 0 else lines
+
+
+def print_comparison(console: Console, connection: Connection, sweep: str) -> bool:
+    """Print where MLflow shows the trials side by side; False while it does not know the sweep."""
+    from hermes_ops.tracking.summary import require_sweep
+
+    try:
+        ref = require_sweep(connection.tracker, sweep)
+    except HermesError:
+        return False
+    address = connection.tracker.comparison_url(ref)
+    console.print(f"Compare  {address}", soft_wrap=True, highlight=False)
+    return True
+
+
+def _page(connection: Connection, sweep: str) -> str:
+    from hermes_ops.tracking.summary import require_sweep
+
+    ref = require_sweep(connection.tracker, sweep)
+    return connection.tracker.run_url(ref.experiment_id, ref.parent_run_id)

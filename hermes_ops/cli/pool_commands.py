@@ -1,18 +1,27 @@
-"""`hermes pool sync`: the pool's slots follow the GPUs of a Kubernetes cluster."""
+"""`hermes policy`, `hermes controller` and `hermes pool sync`: the pool's scheduling and size."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hermes_ops.cli.completion import complete_policies
+from hermes_ops.cli.connection import Home, current_person
+
 if TYPE_CHECKING:
-    from hermes_ops.kubernetes.gpus import Node, Slots
+    import httpx
+
+    from hermes_ops.airflow.credentials import AirflowCredentials
+    from hermes_ops.kubernetes.api import GpuNode, SettledSlots
+
 
 PERIOD_S = 10.0
 SETTLE_S = 30.0
@@ -20,6 +29,8 @@ SETTLE_S = 30.0
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to the application."""
+    app.command("policy")(policy)
+    app.command("controller")(controller)
     pool = typer.Typer(no_args_is_help=True, help="The Airflow pool whose slots are the GPUs.")
     pool.command("sync")(sync)
     app.add_typer(pool, name="pool")
@@ -31,26 +42,28 @@ def sync(
     selector: Annotated[
         str, typer.Option(help="Only nodes with these labels.", metavar="LABELS")
     ] = "",
-    resource: Annotated[str, typer.Option(help="What a node calls its GPUs.")] = "nvidia.com/gpu",
-    period: Annotated[float, typer.Option(min=1.0, help="Seconds between two looks.")] = PERIOD_S,
+    resource: Annotated[
+        str, typer.Option(help="Name of the nodes' GPU resource.")
+    ] = "nvidia.com/gpu",
+    period: Annotated[float, typer.Option(min=1.0, help="Seconds between two counts.")] = PERIOD_S,
     settle: Annotated[
         float, typer.Option(min=0.0, help="Seconds that fewer GPUs must last to count.")
     ] = SETTLE_S,
-    once: Annotated[bool, typer.Option("--once", help="Look once, set the pool, end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Count once, set the pool, exit.")] = False,
 ) -> None:
-    """Keep the pool's slots at the number of GPUs that the cluster's ready nodes can give."""
+    """Keep the pool's slots equal to the allocatable GPUs of the cluster's ready nodes."""
     import os
 
-    from hermes_ops.airflow.client import Credentials
-    from hermes_ops.kubernetes.gpus import Slots, reader
+    from hermes_ops.airflow.credentials import AirflowCredentials
+    from hermes_ops.kubernetes.api import SettledSlots, node_reader
 
     name = pool or os.environ.get("HERMES_POOL") or "gpus"
-    credentials = Credentials.from_environment()
-    read = reader(selector, resource)
-    setter = _Setter(credentials.url, credentials.user, credentials.password, name)
+    credentials = AirflowCredentials.from_environment()
+    read = node_reader(selector, resource)
+    setter = _Setter(credentials, name)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    slots = Slots(0.0 if once else settle)
+    slots = SettledSlots(0.0 if once else settle)
     if once:
         setter.set(slots.follow(_count(read), time.monotonic()))
         return
@@ -61,9 +74,9 @@ def sync(
 
 
 def follow_once(
-    slots: Slots, read: Callable[[], tuple[Node, ...]], put: Callable[[int], None]
+    slots: SettledSlots, read: Callable[[], tuple[GpuNode, ...]], put: Callable[[int], None]
 ) -> None:
-    """Look and set once; a cluster or an Airflow that is away changes nothing."""
+    """Count the GPUs and set the slots once; do nothing if the cluster or Airflow is away."""
     from hermes_ops.errors import StackError, Unavailable
 
     try:
@@ -72,28 +85,90 @@ def follow_once(
         typer.echo(f"The pool stays as it is: {error}", err=True)
 
 
-def _count(read: Callable[[], tuple[Node, ...]]) -> int:
-    from hermes_ops.kubernetes.gpus import allocatable
+def _count(read: Callable[[], tuple[GpuNode, ...]]) -> int:
+    from hermes_ops.kubernetes.api import allocatable
 
     return allocatable(read())
 
 
 class _Setter:
-    """Sets the slots of one pool: at each look, so that a change by hand does not last."""
+    """Sets the slots of one pool at each count, so that a change by hand does not last."""
 
-    def __init__(self, url: str, user: str, password: Callable[[], str], pool: str) -> None:
-        self._login = (url, user, password)
+    def __init__(self, credentials: AirflowCredentials, pool: str) -> None:
+        self._credentials = credentials
         self._pool = pool
         self._last: int | None = None
 
     def set(self, slots: int) -> None:
-        """Log in and set them; StackError if Airflow is away or refuses."""
-        from hermes_ops.stack.airflow_admin import logged_in, set_pool
+        """Log in and set them; raise HermesError if Airflow is away or refuses."""
+        from hermes_ops.stack.airflow_service import set_pool
 
-        url, user, password = self._login
-        remedy = "correct HERMES_AIRFLOW_USER or the file of its password"
-        with contextlib.closing(logged_in(url, user, password(), remedy)) as client:
+        with contextlib.closing(self._client()) as client:
             set_pool(client, self._pool, slots)
         if slots != self._last:
             typer.echo(f"The pool {self._pool} has {slots} slots")
         self._last = slots
+
+    def _client(self) -> httpx.Client:
+        from hermes_ops.airflow.credentials import expiry_s
+        from hermes_ops.stack.airflow_service import client_with_token, log_in
+
+        credentials = self._credentials
+        if not credentials.has_token:
+            remedy = "correct HERMES_AIRFLOW_USER or the file of its password"
+            return log_in(credentials.url, credentials.user, credentials.password(), remedy)
+        token, now_s = credentials.current_token(), time.time()
+        if (expires_s := expiry_s(token)) is not None and expires_s <= now_s:
+            raise credentials.refused_token(token, now_s)
+        return client_with_token(credentials.url, token)
+
+
+def policy(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The policy; without it, show it.", autocompletion=complete_policies),
+    ] = None,
+    *,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A parameter of the policy.", metavar="NAME=VALUE")
+    ] = None,
+    home: Home = None,
+) -> None:
+    """Show or change the pool's policy while it runs."""
+    from hermes_ops.airflow.control.policy_settings import PolicySettings
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.core.options import parse_options
+    from hermes_ops.policies import live_policies
+
+    connection = connect(home)
+    path = PolicySettings.file()
+    if name is None:
+        choice = PolicySettings.load(path)
+        typer.echo(f"{choice.name} {json.dumps(choice.options) if choice.options else ''}".strip())
+        if choice.by:
+            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(choice.at_s))
+            typer.echo(f"Chosen {when} by {choice.by}.")
+        typer.echo(f"There are: {', '.join(live_policies())}.")
+        return
+    choice = PolicySettings(name, dict(parse_options(option)))
+    choice.build()
+    by = str(current_person(connection.airflow))
+    replace(choice, by=by, at_s=time.time()).write(path)
+    typer.echo(f"The pool {connection.pool} is scheduled by {name} from now on.")
+
+
+def controller(
+    *,
+    pool: Annotated[str, typer.Option(help="The Airflow pool whose slots are the GPUs.")] = "gpus",
+    home: Home = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="For Prometheus, on loopback; default: any free one.")
+    ] = None,
+) -> None:
+    """Run the controller for an existing Airflow."""
+    from hermes_ops.airflow.control.controller import main
+
+    arguments = ["--pool", pool, *(["--home", str(home)] if home else [])]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
+    raise typer.Exit(main(arguments))

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from hermes_ops.cli.connection import Home
+
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from hermes_ops.stack.lifecycle import StackStatus
     from hermes_ops.stack.record import StackRecord
     from hermes_ops.stack.settings import Settings
+    from hermes_ops.stack.supervisor_client import ProgramState
 
 NOT_RUNNING_STATUS = 3
+UNSUPERVISED_STATUS = 4
 INTERRUPTED_STATUS = 130
-
-Home = Annotated[
-    Path | None, typer.Option(help="State folder; $HERMES_HOME, else ~/.hermes.", metavar="FOLDER")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,14 +48,10 @@ def up(
     policy_option: Annotated[
         list[str] | None, typer.Option(help="A parameter of the policy.", metavar="NAME=VALUE")
     ] = None,
-    airflow_port: Annotated[
-        int | None, typer.Option(help="Default 8080; 0 takes a free one.")
-    ] = None,
-    mlflow_port: Annotated[
-        int | None, typer.Option(help="Default 5000; 0 takes a free one.")
-    ] = None,
+    airflow_port: Annotated[int | None, typer.Option(help="Default 8080; 0: a free one.")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="Default 5000; 0: a free one.")] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="The controller's, for Prometheus; default: any free one.")
+        int | None, typer.Option(help="The controller's for Prometheus; default: a free one.")
     ] = None,
     airflow_db: Annotated[
         str | None, typer.Option(help="postgresql://…; default: SQLite.", metavar="URL")
@@ -62,26 +60,28 @@ def up(
         str | None, typer.Option(help="postgresql://…; default: SQLite.", metavar="URL")
     ] = None,
     mlflow_auth: Annotated[
-        bool | None, typer.Option("--mlflow-auth/--no-mlflow-auth", help="MLflow asks to log in.")
+        bool | None, typer.Option("--mlflow-auth/--no-mlflow-auth", help="MLflow requires a login.")
     ] = None,
     standby: Annotated[
-        int | None, typer.Option(help="Interpreters kept ready; default: one a slot, 0: none.")
+        int | None, typer.Option(help="Standby interpreters; default: one a slot, 0: none.")
     ] = None,
     dags: Annotated[
         list[Path] | None, typer.Option(help="A further folder of DAGs.", metavar="FOLDER")
+    ] = None,
+    trial_environment: Annotated[
+        list[str] | None,
+        typer.Option(help="A variable that trials inherit; AWS_* for several.", metavar="NAME"),
     ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay until Ctrl-C, then stop everything.")
     ] = False,
 ) -> None:
     """Start Airflow, MLflow and the controller; return when all of them are healthy."""
-    from hermes_ops.core.options import parse_options
-
     given = {
         "slots": slots,
         "pool": pool,
         "policy": policy,
-        "policy_options": parse_options(policy_option) if policy_option else None,
+        "policy_options": _options(policy_option),
         "airflow_port": airflow_port,
         "mlflow_port": mlflow_port,
         "metrics_port": metrics_port,
@@ -90,8 +90,15 @@ def up(
         "mlflow_auth": mlflow_auth,
         "standby": standby,
         "dags": tuple(dags) if dags else None,
+        "trial_environment": tuple(trial_environment) if trial_environment else None,
     }
     _up(_settings(home, given), foreground)
+
+
+def _options(written: list[str] | None) -> Mapping[str, object] | None:
+    from hermes_ops.core.options import parse_options
+
+    return parse_options(written) if written else None
 
 
 def _settings(home: Path | None, given: Mapping[str, object]) -> Settings:
@@ -103,6 +110,7 @@ def _settings(home: Path | None, given: Mapping[str, object]) -> Settings:
 
 def _up(settings: Settings, foreground: bool) -> None:
     from hermes_ops.stack import lifecycle
+    from hermes_ops.stack.supervisor_client import SupervisorClient
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -115,8 +123,14 @@ def _up(settings: Settings, foreground: bool) -> None:
         raise typer.Exit(INTERRUPTED_STATUS) from None
     _welcome(settings, started)
     if foreground:
-        lifecycle.wait_for_signal(lambda: typer.echo("Ctrl-C stops everything."))
+        is_alive = SupervisorClient(settings.layout).is_alive
+        is_interrupted = lifecycle.wait_for_signal(
+            lambda: typer.echo("Ctrl-C stops everything."), is_alive
+        )
+        if not is_interrupted:
+            typer.echo("The process supervisor has ended: everything else is stopped.", err=True)
         _down(settings)
+        raise typer.Exit(0 if is_interrupted else 1)
 
 
 def _welcome(settings: Settings, started: StackRecord) -> None:
@@ -160,58 +174,112 @@ def _down(settings: Settings) -> None:
 def status(
     home: Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    disk: Annotated[
+        bool, typer.Option("--disk", help="Also show the disk usage of each sweep.")
+    ] = False,
 ) -> None:
-    """Show the programs, addresses, pool and policy; exit code 3 if Hermes is not running."""
+    """Show the programs, addresses, pool and policy; exit code 3 if Hermes is not running.
+
+    Exit code 4: its programs run on, but the process supervisor that restarts them has ended.
+    """
+    from rich.console import Console
+
+    from hermes_ops.cli.storage_commands import disk_document, print_disk
     from hermes_ops.stack import lifecycle
 
     settings = _settings(home, {})
-    seen = lifecycle.status(settings.layout)
+    stack_status = lifecycle.status(settings.layout)
+    disk_usage = disk_document(settings.home) if disk else None
     if as_json:
-        typer.echo(json.dumps(_document(settings, seen), indent=2))
-    elif not seen.programs or seen.record is None:
-        typer.echo(f"Hermes is not running in {settings.home}.")
+        extra = {} if disk_usage is None else {"disk": disk_usage}
+        typer.echo(json.dumps({**_document(settings, stack_status), **extra}, indent=2))
+        raise typer.Exit(_status_code(stack_status))
+    if stack_status.programs and stack_status.record is not None:
+        _print_status(stack_status)
+    elif stack_status.is_unsupervised:
+        Console().print(_programs_table(stack_status.orphans))
     else:
-        _table(seen)
-        for line in _troubles(settings.home, seen):
-            typer.secho(line, fg="red")
-    raise typer.Exit(0 if seen.running else NOT_RUNNING_STATUS)
+        typer.echo(f"Hermes is not running in {settings.home}.")
+    if disk_usage is not None:
+        print_disk(disk_usage)
+    for line in _problem_lines(settings.home, stack_status):
+        typer.secho(line, fg="red")
+    raise typer.Exit(_status_code(stack_status))
 
 
-def _document(settings: Settings, seen: StackStatus) -> dict[str, object]:
+def _status_code(stack_status: StackStatus) -> int:
+    if stack_status.is_running:
+        return 0
+    return UNSUPERVISED_STATUS if stack_status.is_unsupervised else NOT_RUNNING_STATUS
+
+
+def _document(settings: Settings, stack_status: StackStatus) -> dict[str, object]:
     return {
         "home": str(settings.home),
-        "running": seen.running,
-        "stack": asdict(seen.record) if seen.record else None,
-        "programs": [asdict(program) for program in seen.programs],
-        "problems": _troubles(settings.home, seen),
+        "running": stack_status.is_running,
+        "stack": asdict(stack_status.record) if stack_status.record else None,
+        "programs": [asdict(program) for program in stack_status.programs],
+        "orphans": [asdict(program) for program in stack_status.orphans],
+        "disks": [{**disk._asdict(), "folder": str(disk.folder)} for disk in stack_status.disks],
+        "problems": _problem_lines(settings.home, stack_status),
     }
 
 
-def _troubles(home: Path, seen: StackStatus) -> list[str]:
+def _problem_lines(home: Path, stack_status: StackStatus) -> list[str]:
+    """Say what fails: the disk, the supervisor, the controller's rounds, steps of sweeps."""
+    from hermes_ops.stack.preflight import disk_lines
+
+    lines = disk_lines(stack_status.disks)
+    if stack_status.is_unsupervised:
+        lines.append(_orphan_line(home, stack_status))
+    return lines + _pool_problem_lines(home, stack_status)
+
+
+def _orphan_line(home: Path, stack_status: StackStatus) -> str:
+    trials = "1 trial trains" if stack_status.trials == 1 else f"{stack_status.trials} trials train"
+    count = (
+        "1 program runs"
+        if len(stack_status.orphans) == 1
+        else f"{len(stack_status.orphans)} programs run"
+    )
+    return (
+        f"The process supervisor of {home} has ended; {count} on without it, and "
+        f"{trials}. What ends now is not started again. `hermes up --home {home}`, with the "
+        f"options of the last time, ends them with the trials' checkpoints and restarts them, "
+        f"also on the same ports; `hermes down --home {home}` stops everything"
+    )
+
+
+def _pool_problem_lines(home: Path, stack_status: StackStatus) -> list[str]:
     """Say what fails in the pool: the controller's rounds, and steps of single sweeps."""
     import time
 
     from hermes_ops.airflow.control.publish import read_view
-    from hermes_ops.airflow.problems import problem_lines, silence_line, trouble_line
+    from hermes_ops.airflow.explanation import problem_lines, silence_line, trouble_line
 
-    if seen.record is None or not seen.running:
+    if stack_status.record is None or not (stack_status.is_running or stack_status.orphans):
         return []
-    view = read_view(seen.record.pool, home)
+    view = read_view(stack_status.record.pool, home)
     lines = [trouble_line(view), silence_line(view, time.time()), *problem_lines(view)]
     return [line for line in lines if line]
 
 
-def _table(seen: StackStatus) -> None:
-    from rich.console import Console
+def _programs_table(programs: tuple[ProgramState, ...]) -> Table:
     from rich.table import Table
 
     table = Table("program", "state", "pid", "up for")
-    for program in seen.programs:
+    for program in programs:
         up_for = f"{program.uptime_s:.0f} s" if program.pid else ""
         table.add_row(program.name, program.state.lower(), str(program.pid or ""), up_for)
+    return table
+
+
+def _print_status(stack_status: StackStatus) -> None:
+    from rich.console import Console
+
     console = Console()
-    console.print(table)
-    stack = seen.record
+    console.print(_programs_table(stack_status.programs))
+    stack = stack_status.record
     if stack:
         options = " ".join(f"{k}={v}" for k, v in stack.policy_options.items())
         console.print(f"Airflow  {stack.airflow_url}", highlight=False)

@@ -1,29 +1,41 @@
-"""`hermes sweep …`, `hermes explain`, `hermes controller`."""
+"""`hermes sweep …`: run, watch, stop, check, report, schema, import, extend, resume, clear."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hermes_ops.cli import clearing_command, continuing_commands, listing
-from hermes_ops.cli.completing import policies, sweeps, trials
-from hermes_ops.cli.locating import ENDED, Place, full_id, locate, state_of
-from hermes_ops.cli.stack_commands import Home
+from hermes_ops.cli import inspection_commands
+from hermes_ops.cli.completion import complete_sweeps, complete_trials
+from hermes_ops.cli.connection import Home, current_person, record_action
+from hermes_ops.cli.sweep_location import (
+    ENDED_AIRFLOW_STATES,
+    SweepLocation,
+    airflow_state,
+    locate,
+    locate_or_explain,
+)
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
+    from hermes_ops.airflow.sweep.ended_sweep import EndedSweep
     from hermes_ops.cli.connection import Connection
+    from hermes_ops.config import SweepConfig
+    from hermes_ops.sweep_import import SourceFormat
+
 
 SweepId = Annotated[
     str,
     typer.Argument(
-        help="The sweep's id, or the beginning of it alone; see `hermes sweep list`.",
-        autocompletion=sweeps,
+        help="The sweep's id, or a unique beginning of it; see `hermes sweep list`.",
+        autocompletion=complete_sweeps,
     ),
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML or JSON).")]
@@ -35,24 +47,25 @@ Strict = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to the application."""
-    sweep = typer.Typer(help="Run sweeps and look at them.", no_args_is_help=True)
+    sweep = typer.Typer(help="Run and inspect sweeps.", no_args_is_help=True)
     sweep.command("run")(run)
-    listing.register(sweep)
+    sweep.command("list")(inspection_commands.list_sweeps)
+    sweep.command("show")(inspection_commands.show)
     sweep.command("watch")(watch)
     sweep.command("stop")(stop)
     sweep.command("check")(check)
     sweep.command("report")(report)
     sweep.command("schema")(schema)
-    continuing_commands.register(sweep)
-    sweep.command("clear")(clearing_command.clear)
+    sweep.command("import")(import_)
+    sweep.command("extend")(extend)
+    sweep.command("resume")(resume)
+    sweep.command("clear")(clear)
     app.add_typer(sweep, name="sweep")
-    app.command("explain")(explain)
-    app.command("policy")(policy)
-    app.command("controller")(controller)
+    app.command("explain")(inspection_commands.explain)
 
 
 def new_sweep_id(name: str) -> str:
-    """A sweep id that sorts by time and cannot be taken."""
+    """Return a new sweep id: it sorts by time and has not been used."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return f"{name}-{stamp}-{secrets.token_hex(2)}"
 
@@ -68,11 +81,13 @@ def run(
     home: Home = None,
 ) -> None:
     """Start a sweep; a file that is not valid starts nothing."""
+    from hermes_ops.airflow.folders import pod_file
     from hermes_ops.cli.connection import connect
-    from hermes_ops.cli.warning_list import found_warnings
-    from hermes_ops.config import load_file
+    from hermes_ops.cli.sweep_check import collect_warnings
+    from hermes_ops.config import check_installation
 
-    config = load_file(file)
+    config = _load(file)
+    check_installation(config, pod_file())
     connection = connect(home)
     if config.pool != connection.pool:
         raise HermesError(
@@ -80,11 +95,12 @@ def run(
             f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
         )
     sweep = new_sweep_id(config.name)
-    place = Place.main(sweep)
-    warnings = found_warnings(config, file, connection, place.dag_id)
+    place = SweepLocation.in_main_dag(sweep)
+    warnings = collect_warnings(config, file, connection, place.dag_id)
     if strict:
         warnings.refuse()
-    connection.airflow.trigger(place.dag_id, sweep, json.loads(config.to_json()))
+    note = f"started by {current_person(connection.airflow)}"
+    connection.airflow.trigger(place.dag_id, sweep, json.loads(config.to_json()), note)
     typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
     typer.echo(f"Airflow  {connection.airflow_url}/dags/{place.dag_id}/runs/{sweep}", err=as_json)
     if text := warnings.render():
@@ -95,46 +111,63 @@ def run(
         typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
 
 
+def _load(file: Path) -> SweepConfig:
+    """Return the sweep of a file; ConfigError for one that is not valid or holds a secret."""
+    from hermes_ops.airflow import open_secrets
+    from hermes_ops.config import load_file
+
+    config = load_file(file)
+    open_secrets.refuse(json.loads(config.to_json()), str(file))
+    return config
+
+
 def watch(sweep: SweepId, *, as_json: Json = False, home: Home = None) -> None:
     """Show the trials of a sweep until it has ended."""
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)
-    _follow(connection, locate(connection.airflow, sweep), as_json=as_json)
+    _follow(connection, locate_or_explain(connection, sweep), as_json=as_json)
 
 
 def stop(
     sweep: SweepId,
     *,
-    reason: Annotated[str, typer.Option(help="What users will read.")] = "stopped by its user",
+    reason: Annotated[
+        str | None, typer.Option(help="Reason shown to users; your name is added.")
+    ] = None,
     home: Home = None,
 ) -> None:
-    """End a sweep: its trials stop with their checkpoints, what has not begun is skipped."""
+    """Stop a sweep: its trials stop at a checkpoint, those that have not begun are skipped."""
     from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, encode
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)
-    place = locate(connection.airflow, sweep)
-    state = state_of(connection.airflow, place)
-    if state is not None and state in ENDED:
-        ended_as = listing.ended_as(connection, place, state)
-        typer.echo(f"Sweep {place.sweep} has already ended ({ended_as}).")
+    place = locate_or_explain(connection, sweep)
+    state = airflow_state(connection.airflow, place)
+    if state is not None and state in ENDED_AIRFLOW_STATES:
+        final_state = inspection_commands.final_state(connection, place, state)
+        typer.echo(f"Sweep {place.sweep} has already ended ({final_state}).")
         return
-    close = CloseRecord(reason=reason, at_s=time.time())
+    person = current_person(connection.airflow)
+    by = f"stopped by {person}"
+    why = by if reason is None else f"{reason} ({by})"
+    close = CloseRecord(reason=why, at_s=time.time())
     connection.airflow.put_state(place.plan, CLOSE_KEY, encode(close))
-    typer.echo(f"Sweep {place.sweep} ends: {reason}.")
+    record_action(connection, place, person, "stop")
+    typer.echo(f"Sweep {place.sweep} ends: {why}.")
 
 
 def check(
     file: SweepFile, *, strict: Strict = False, as_json: Json = False, home: Home = None
 ) -> None:
-    """Print what a sweep file means: the resolved config, the first trials, what it may cost."""
-    from hermes_ops.cli.estimating import estimate_or_reason
-    from hermes_ops.cli.warning_list import found_warnings, reached
-    from hermes_ops.config import check_preview, load_file
+    """Check a sweep file: print the resolved config, the first trials, the greatest cost."""
+    from hermes_ops.airflow.folders import pod_file
+    from hermes_ops.cli.sweep_check import collect_warnings, connect_if_possible, estimate_or_reason
+    from hermes_ops.config import check_installation, check_preview
 
-    config = load_file(file)
-    warnings = found_warnings(config, file, reached(home))
+    config = _load(file)
+    check_installation(config, pod_file())
+    warnings = collect_warnings(config, file, connect_if_possible(home))
     preview = check_preview(config)
     if as_json:
         document = {"config": json.loads(config.to_json()), **preview.document()}
@@ -167,93 +200,25 @@ def report(
 ) -> None:
     """Write a sweep's report (page, pictures, tables) from what MLflow holds now."""
     from hermes_ops.cli.connection import connect
-    from hermes_ops.cli.reporting import open_in_browser, write
 
     if out.exists() and not out.is_dir():
         raise HermesError(f"{out} is a file: name a folder with --out.")
     connection = connect(home)
-    files = write(connection, locate(connection.airflow, sweep), out)
+    files = write(connection, locate_or_explain(connection, sweep), out)
     for file in files:
         typer.echo(str(file))
     if open_page:
         open_in_browser(files)
 
 
-def explain(
-    trial: Annotated[
-        str,
-        typer.Argument(help="SWEEP/NUMBER, for example digits-…/3.", autocompletion=trials),
-    ],
-    *,
-    last: Annotated[int, typer.Option(help="How many past decisions to show.")] = 5,
-    home: Home = None,
-) -> None:
-    """Say why a trial runs or waits, and which decisions led there."""
-    from hermes_ops.airflow.explaining import parts
-    from hermes_ops.cli.connection import connect
-    from hermes_ops.cli.explaining import explanation
-
-    sweep, number = parts(trial)
-    connection = connect(home)
-    trial = f"{full_id(connection.airflow, sweep)}/{number}"
-    typer.echo(explanation(connection, trial, last))
-
-
-def policy(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="The policy; without it, show it.", autocompletion=policies),
-    ] = None,
-    *,
-    option: Annotated[
-        list[str] | None, typer.Option(help="A parameter of the policy.", metavar="NAME=VALUE")
-    ] = None,
-    home: Home = None,
-) -> None:
-    """Show or change the pool's policy while it runs."""
-    from hermes_ops.airflow.control.controller import Choice
-    from hermes_ops.cli.connection import connect
-    from hermes_ops.core.options import parse_options
-    from hermes_ops.policies import live_policies
-
-    connection = connect(home)
-    path = Choice.file()
-    if name is None:
-        choice = Choice.read(path)
-        typer.echo(f"{choice.name} {json.dumps(choice.options) if choice.options else ''}".strip())
-        typer.echo(f"There are: {', '.join(live_policies())}.")
-        return
-    choice = Choice(name, dict(parse_options(option)))
-    choice.build()
-    choice.write(path)
-    typer.echo(f"The pool {connection.pool} is scheduled by {name} from now on.")
-
-
-def controller(
-    *,
-    pool: Annotated[str, typer.Option(help="The Airflow pool whose slots are the GPUs.")] = "gpus",
-    home: Home = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="For Prometheus, on loopback; default: any free one.")
-    ] = None,
-) -> None:
-    """Run the pool-slot scheduler beside an Airflow that is already there."""
-    from hermes_ops.airflow.control.controller import main
-
-    arguments = ["--pool", pool, *(["--home", str(home)] if home else [])]
-    if metrics_port is not None:
-        arguments += ["--metrics-port", str(metrics_port)]
-    raise typer.Exit(main(arguments))
-
-
 def _follow(
     connection: Connection,
-    place: Place,
+    place: SweepLocation,
     *,
     as_json: bool,
     warnings: list[dict[str, str]] | None = None,
 ) -> None:
-    from hermes_ops.cli.following import follow
+    from hermes_ops.cli.live_view import follow
 
     sweep = place.sweep
     try:
@@ -266,3 +231,200 @@ def _follow(
         typer.echo(json.dumps(document))
     if document["best"] is None:
         raise typer.Exit(1)
+
+
+def clear(
+    trial: Annotated[
+        str,
+        typer.Argument(
+            help="SWEEP/NUMBER, for example digits-…/3.", autocompletion=complete_trials
+        ),
+    ],
+    *,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Discard its checkpoints and values.")
+    ] = False,
+    home: Home = None,
+) -> None:
+    """Continue a trial that has ended from its checkpoint, or restart it from scratch."""
+    from hermes_ops.airflow.control.cleanup.user_clear import clear_trial
+    from hermes_ops.airflow.explanation import parts
+    from hermes_ops.cli.connection import connect
+
+    sweep, number = parts(trial)
+    connection = connect(home)
+    airflow = connection.airflow
+    place = locate(airflow, sweep)
+    clear_trial(airflow, place.plan, number, from_scratch=from_scratch)
+    action = f"clear {number}" + (" from scratch" if from_scratch else "")
+    record_action(connection, place, current_person(airflow), action)
+    how = "begins from scratch" if from_scratch else "goes on"
+    typer.echo(f"Trial {number} of {place.sweep} {how}, and so does its sweep.")
+    typer.echo(f"Watch it with `hermes sweep watch {place.sweep}`.")
+
+
+EndedId = Annotated[
+    str,
+    typer.Argument(
+        metavar="SWEEP", help="The id of a sweep that has ended.", autocompletion=complete_sweeps
+    ),
+]
+GpuSeconds = Annotated[
+    float | None,
+    typer.Option("--gpu-seconds", metavar="S", help="New budget.gpu_seconds, in total."),
+]
+WallClock = Annotated[
+    float | None,
+    typer.Option(
+        "--wall-clock-seconds", metavar="S", help="New budget.wall_clock_seconds, counted from now."
+    ),
+]
+FailedTrials = Annotated[
+    int | None,
+    typer.Option("--failed-trials", metavar="N", help="New budget.failed_trials, in total."),
+]
+
+
+def extend(
+    sweep: EndedId,
+    *,
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials to add.")],
+    gpu_seconds: GpuSeconds = None,
+    wall_clock_seconds: WallClock = None,
+    failed_trials: FailedTrials = None,
+    home: Home = None,
+) -> None:
+    """Add trials to a sweep that has ended; its search uses all results so far."""
+    from hermes_ops.airflow.sweep.ended_sweep import BudgetChanges
+
+    more = BudgetChanges(gpu_seconds, wall_clock_seconds, failed_trials)
+    connection, place, ended = _find_ended(sweep, home)
+    total = ended.extend(trials, more)
+    record_action(connection, place, current_person(connection.airflow), f"extend by {trials}")
+    _tell(place, f": {trials} more trials, {total} in all.")
+
+
+def resume(
+    sweep: EndedId,
+    *,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Also retry the trials that failed.")
+    ] = False,
+    gpu_seconds: GpuSeconds = None,
+    wall_clock_seconds: WallClock = None,
+    failed_trials: FailedTrials = None,
+    home: Home = None,
+) -> None:
+    """Resume a sweep that was stopped: its open trials continue from their checkpoints."""
+    from hermes_ops.airflow.sweep.ended_sweep import BudgetChanges
+
+    more = BudgetChanges(gpu_seconds, wall_clock_seconds, failed_trials)
+    connection, place, ended = _find_ended(sweep, home)
+    numbers = ended.resume(more, failed=failed)
+    record_action(connection, place, current_person(connection.airflow), "resume")
+    _tell(place, f" with {len(numbers)} trials: {_join_numbers(numbers)}.")
+
+
+def _find_ended(sweep: str, home: Path | None) -> tuple[Connection, SweepLocation, EndedSweep]:
+    from hermes_ops.airflow.sweep.ended_sweep import EndedSweep
+    from hermes_ops.cli.connection import connect
+
+    connection = connect(home)
+    place = locate_or_explain(connection, sweep)
+    return connection, place, EndedSweep.find(connection.airflow, connection.tracker, place.plan)
+
+
+def _tell(place: SweepLocation, how: str) -> None:
+    typer.echo(f"Sweep {place.sweep} goes on{how}")
+    if place.group:
+        typer.echo(
+            f"What is behind {place.group} in the DAG {place.dag_id} does not run again by "
+            "itself: clear it in Airflow if it is to have the new best."
+        )
+    typer.echo(f"Watch it with `hermes sweep watch {place.sweep}`.")
+
+
+def _join_numbers(numbers: tuple[int, ...], most: int = 20) -> str:
+    rest = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + rest
+
+
+def write(connection: Connection, place: SweepLocation, folder: Path) -> tuple[Path, ...]:
+    """Write the report of a sweep from what MLflow holds now; return its files."""
+    from hermes_ops import report
+    from hermes_ops.cli.outcome import fetch_collection, fetch_config
+    from hermes_ops.simulator.report_background import background
+
+    collection = fetch_collection(connection, place)
+    history = background(connection.tracker, fetch_config(connection, place), collection)
+    return report.write(folder, collection.summary, collection.curves, collection.segments, history)
+
+
+def open_in_browser(files: Sequence[Path]) -> None:
+    """Open the report's page; HermesError when there is no page or no browser."""
+    from hermes_ops.report import PAGE
+
+    page = next((file for file in files if file.name == PAGE), None)
+    if page is None:
+        raise HermesError(f"{PAGE} could not be made; the warning above says why.")
+    if not webbrowser.open(page.absolute().as_uri()):
+        raise HermesError(f"there is no browser here: open {page.absolute()} in one.")
+
+
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A Katib experiment or a W&B sweep (YAML or JSON), or an Optuna study: "
+            "a SQLite file, a journal file or the URL of its database.",
+            metavar="SOURCE",
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write this file, which must not exist; else print it."),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--from", help="katib, wandb or optuna; default: told by the content."),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(help="The Optuna study, where the storage has several.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the sweep.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Name of the objective.")] = None,
+    script: Annotated[
+        str | None, typer.Option(help="Training script, where the source names none.")
+    ] = None,
+    max_epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of a trial, which few sources state.")
+    ] = None,
+    max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the sweep.")] = None,
+    points: Annotated[
+        int, typer.Option(min=0, help="How many of the best known configurations to try first.")
+    ] = 10,
+) -> None:
+    """Convert a Katib experiment, a W&B sweep or an Optuna study to a sweep file."""
+    from hermes_ops.sweep_import import DraftOptions, import_sweep
+
+    if out is not None and out.exists():
+        raise HermesError(f"{out} is there already: name another file with --out.")
+    options = DraftOptions(name, metric, script, max_epochs, max_trials, study, points)
+    draft = import_sweep(source, options, _format(form))
+    if out is None:
+        typer.echo(draft.to_yaml(), nl=False)
+    else:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(draft.to_yaml())
+        typer.echo(f"{out} is {draft.kind} as a sweep file. Try `hermes sweep check {out}`.")
+    for note in draft.notes if out is not None else ():
+        typer.echo(f"  {note}", err=True)
+
+
+def _format(name: str | None) -> SourceFormat | None:
+    from hermes_ops.sweep_import import SourceFormat
+
+    if name is None or name in set(SourceFormat):
+        return None if name is None else SourceFormat(name)
+    raise HermesError(f"--from {name}: allowed are {', '.join(SourceFormat)}.")

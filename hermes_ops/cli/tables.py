@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 _GAP = 2  # between the columns of a table without lines
-_LINES = 3  # what a column of a table with lines takes beside its text
+_LINES = 3  # width of a column's borders in a table with lines
 _LEAST_WRAPPED = 24
+_WIDEST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class TableRow:
     style: str = ""
 
 
-def fitted(
+def fit_table(
     title: str, columns: Sequence[TableColumn], rows: Iterable[TableRow], width: int
 ) -> RenderableType:
     """Return a table that fits: with lines, without, without spare columns, else in parts.
 
-    Each part begins with the first column. What is wider than the terminal even so stays whole.
+    Each part begins with the first column. A part that is still too wide is not cut.
     """
     rows = list(rows)
     places = list(range(len(columns)))
@@ -62,8 +63,19 @@ def is_wide(columns: Sequence[TableColumn], cells: Iterable[tuple[str, ...]], wi
 
 def print_whole(console: Console, what: RenderableType) -> None:
     """Print it without cutting what is wider than the terminal."""
-    width = max(console.width, console.measure(what).minimum)
-    console.print(what, width=width, crop=False, overflow="ignore")
+    console.print(_Uncut(what), crop=False, overflow="ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class _Uncut:
+    """Renders in the terminal's width, or in a greater one if the content needs it."""
+
+    what: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited = options.update(max_width=_WIDEST)  # a measure is never above max_width
+        width = max(console.width, console.measure(self.what, options=unlimited).minimum)
+        yield from console.render(self.what, options.update(width=width))
 
 
 def _parts(

@@ -1,28 +1,41 @@
-"""The sweep file: its model, the refusal of anything else, and what a trial gets of it."""
+"""The sweep file: its model, its validation, and the command and environment of each trial."""
 
-from hermes_ops.config.metrics import Direction
+from hermes_ops.config.installation import (
+    PodRules,
+    check_installation,
+    check_pod,
+    check_run_in,
+    pod_defaults,
+    pod_rules,
+    pod_spec,
+    require_image_and_claim,
+    required_run_in,
+)
 from hermes_ops.config.model import (
     Algorithm,
     Budget,
-    EarlyStop,
+    EarlyStopRule,
     Objective,
     Search,
     SweepConfig,
     TrialSpec,
+    dag_params_schema,
+    json_schema,
 )
 from hermes_ops.config.parse import load_file, parse
-from hermes_ops.config.pod import PodSpec, RunIn, complete, leased_pod, pod_defaults, pod_spec
+from hermes_ops.config.pod import PodSpec, RunIn, leased_pod
 from hermes_ops.config.preview import Preview, check_preview, warnings_of
 from hermes_ops.config.render import render_command, render_environment
-from hermes_ops.config.schema import dag_params_schema, json_schema
+from hermes_ops.config.sections import Direction
 from hermes_ops.config.sweep_warnings import SweepWarning, never_fits
 
 __all__ = [
     "Algorithm",
     "Budget",
     "Direction",
-    "EarlyStop",
+    "EarlyStopRule",
     "Objective",
+    "PodRules",
     "PodSpec",
     "Preview",
     "RunIn",
@@ -30,8 +43,10 @@ __all__ = [
     "SweepConfig",
     "SweepWarning",
     "TrialSpec",
+    "check_installation",
+    "check_pod",
     "check_preview",
-    "complete",
+    "check_run_in",
     "dag_params_schema",
     "json_schema",
     "leased_pod",
@@ -39,8 +54,11 @@ __all__ = [
     "never_fits",
     "parse",
     "pod_defaults",
+    "pod_rules",
     "pod_spec",
     "render_command",
     "render_environment",
+    "require_image_and_claim",
+    "required_run_in",
     "warnings_of",
 ]

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from hermes_ops.references import mistake_in, names_in
 from hermes_ops.search.expression import ConstraintError, parse
 from hermes_ops.search.space import Value
 
@@ -51,7 +52,7 @@ OF_THE_STACK: dict[str, str] = dict.fromkeys(
 
 
 def refusal(allowed: str, fix: str, found: str = "") -> PydanticCustomError:
-    """The error that `problems` turns into a Problem; without `found` it shows the input."""
+    """Return the error that `problems` turns into a Problem; without `found` it shows the input."""
     parts = {"allowed": allowed, "fix": fix, "found": found}
     return PydanticCustomError("refused", "{found} is not allowed: {allowed}", parts)
 
@@ -89,6 +90,22 @@ def _not_owned(value: str, owned: Mapping[str, str]) -> str:
     return value
 
 
+def _environment_value(value: str) -> str:
+    mistake = mistake_in(value)
+    if mistake is not None:
+        found, allowed, fix = mistake
+        raise refusal(allowed, fix, found)
+    return value
+
+
+def _pod_value(value: str) -> str:
+    names = names_in(value)
+    if names:
+        fix = "move the variable to trial.environment"
+        raise refusal("no reference: a pod's variables are texts", fix, f"{{env:{names[0]}}}")
+    return value
+
+
 def _metric_pattern(value: str) -> str:
     return _pattern(value, ("name", "value"), r"for example '(?P<name>\w+): (?P<value>\S+)'")
 
@@ -110,7 +127,7 @@ def _pattern(value: str, needed: tuple[str, ...], example: str) -> str:
 
 
 _BY_CHANCE = re.compile(r"(?<![a-z])[rh](?![a-z])", re.IGNORECASE)
-"""The words for any moment in a cron expression: R is another one each time that it is asked."""
+"""The random parts of a cron expression: R is drawn at each evaluation."""
 
 
 def _cron(value: str) -> str:
@@ -118,7 +135,7 @@ def _cron(value: str) -> str:
 
     if not value.startswith("@") and _BY_CHANCE.search(value):
         raise refusal(
-            "fixed times: R and H are drawn by chance, anew at each look",
+            "fixed times: R and H are drawn by chance at each evaluation",
             "write a number, for example '17 2 * * *' for 17 minutes past two",
         )
     try:
@@ -184,9 +201,7 @@ Text = Annotated[str, Field(max_length=10_000), AfterValidator(_text)]
 Whole = Annotated[int, Field(ge=-GREATEST_INTEGER, le=GREATEST_INTEGER)]
 Real = Annotated[float, AfterValidator(_real)]
 LogBound = Annotated[
-    float,
-    AfterValidator(_log_bound),
-    WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
+    float, AfterValidator(_log_bound), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
 ]
 Number = Annotated[int | float, PlainValidator(_bound), WithJsonSchema({"type": "number"})]
 Cron = Annotated[Text, Field(max_length=100), AfterValidator(_cron)]
@@ -198,11 +213,11 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 ParameterName = Annotated[str, Field(pattern=PARAMETER_PATTERN)]
 EnvironmentName = Annotated[Text, AfterValidator(_environment_name)]
 ScriptVariable = Annotated[Text, AfterValidator(_script_variable)]
+EnvironmentValue = Annotated[Text, AfterValidator(_environment_value)]
+PodValue = Annotated[Text, AfterValidator(_pod_value)]
 PodVariable = Annotated[Text, AfterValidator(_pod_variable)]
 ValueField = Annotated[
-    Value,
-    PlainValidator(_value),
-    WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
+    Value, PlainValidator(_value), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})
 ]
 
 

@@ -28,36 +28,36 @@ TAG = "tag:yaml.org,2002:"
 
 
 class _TooMuchError(Exception):
-    """A file goes beyond what is read; the message says in what."""
+    """A file exceeds a limit; the message names it."""
 
 
 @dataclass(slots=True)
 class Document:
-    """What a file holds; `lines` maps the path of a value to its line, from 1."""
+    """The content of a file; `lines` maps the path of a value to its line, from 1."""
 
     data: object = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     problems: list[tuple[KeyPath, Problem]] = field(default_factory=list)
 
     def refuse(self, path: KeyPath, found: str, allowed: str, fix: str) -> None:
-        """Note one problem."""
+        """Record one problem."""
         self.problems.append((path, Problem(dotted(path), found, allowed, fix)))
 
 
 def dotted(path: KeyPath) -> str:
-    """`search.points_to_evaluate[0].units`; the whole file is `(top level)`."""
+    """Return a path as `search.points_to_evaluate[0].units`; the whole file is `(top level)`."""
     parts = (f"[{p}]" if isinstance(p, int) else f".{printable(p)}" for p in path)
     return "".join(parts).removeprefix(".") or "(top level)"
 
 
 def printable(word: str) -> str:
-    """A user's word for a message: short, on one line, harmless to a terminal."""
+    """Return a user's word for a message: short, on one line, without control characters."""
     short = word if len(word) <= LONGEST_WORD else word[:LONGEST_WORD] + "..."
     return short if short.isprintable() else repr(short)[1:-1]
 
 
-def read(path: Path) -> Document:
-    """The file's data; ConfigError when it cannot be read or has no valid syntax."""
+def read_document(path: Path) -> Document:
+    """Return the file's data; ConfigError if it cannot be read or its syntax is not valid."""
     text = _text(path)
     return read_json(text, str(path)) if path.suffix.lower() == ".json" else read_yaml(text, path)
 
@@ -108,7 +108,7 @@ for _kind, _pattern, _first in _SCALARS:
 _Core.yaml_implicit_resolvers[""] = [(TAG + "null", re.compile(r"\Z"))]
 
 
-class _Loader(_Core, yaml.SafeLoader):
+class _SweepFileLoader(_Core, yaml.SafeLoader):
     """Composes nodes only; values are made by `_Reader`."""
 
 
@@ -122,21 +122,21 @@ class _Dumper(yaml.SafeDumper):
     }
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - PyYAML's signature
-        """Write everything out."""
+        """Return True: everything is written in full."""
         return True
 
 
 def to_yaml(data: object) -> str:
-    """Plain data as YAML that `read_yaml` reads back to equal data."""
+    """Return plain data as YAML that `read_yaml` reads back to equal data."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
     return text
 
 
 def read_yaml(text: str, source: object) -> Document:
-    """One YAML document; ConfigError with the line for a syntax error."""
+    """Return one YAML document; ConfigError with the line for a syntax error."""
     document = Document()
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=_SweepFileLoader)
         document.data = None if root is None else _Reader(document).value(root, ())
     except (RecursionError, _TooMuchError) as error:
         found = str(error) if isinstance(error, _TooMuchError) else "nested too deeply"
@@ -168,7 +168,7 @@ class _Reader:
         self._left = MOST_VALUES
 
     def value(self, node: yaml.Node, path: KeyPath) -> object:
-        """The data of one node."""
+        """Return the data of one node."""
         self._document.lines.setdefault(path, node.start_mark.line + 1)
         self._left -= 1
         if self._left < 0:
@@ -246,11 +246,11 @@ def _float(text: str) -> float:
 
 
 def read_json(text: str, source: object) -> Document:
-    """One JSON document; ConfigError with the line for a syntax error."""
+    """Return one JSON document; ConfigError with the line for a syntax error."""
     document = Document()
     try:
         pairs = json.loads(text, object_pairs_hook=_Pairs)
-        document.data = _unpaired(pairs, (), document)
+        document.data = _unpair(pairs, (), document)
     except (RecursionError, _TooMuchError) as error:
         found = str(error) if isinstance(error, _TooMuchError) else "nested too deeply"
         raise _syntax(source, "", found, "remove what is not the sweep's") from error
@@ -266,7 +266,7 @@ class _Pairs(list[tuple[str, object]]):
     """A JSON object with its keys as they stand, the repeated ones included."""
 
 
-def _unpaired(data: object, path: KeyPath, document: Document) -> object:
+def _unpair(data: object, path: KeyPath, document: Document) -> object:
     if len(path) > DEEPEST_LEVEL:
         raise _TooMuchError(f"nested deeper than {DEEPEST_LEVEL} levels")
     if isinstance(data, _Pairs):
@@ -276,15 +276,15 @@ def _unpaired(data: object, path: KeyPath, document: Document) -> object:
                 fix = "remove or rename one"
                 document.refuse((*path, key), f"the key {key!r} twice", "each key once", fix)
                 continue
-            mapping[key] = _unpaired(value, (*path, key), document)
+            mapping[key] = _unpair(value, (*path, key), document)
         return mapping
     if isinstance(data, list):
-        return [_unpaired(item, (*path, index), document) for index, item in enumerate(data)]
+        return [_unpair(item, (*path, index), document) for index, item in enumerate(data)]
     return data
 
 
 def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
-    """The line of a path, or of the nearest part of the file that holds it."""
+    """Return the line of a path, or of the nearest part of the file that holds it."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -292,7 +292,7 @@ def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
 
 
 def places(path: Path, paths: Iterable[KeyPath]) -> list[str]:
-    """Return `FILE:LINE` of each key of a sweep file; empty texts where it has no lines."""
-    lines = read(path).lines
-    found = (line_of(lines, key) for key in paths)
-    return [f"{path.name}:{line}" if line is not None else "" for line in found]
+    """Return `FILE:LINE` of each key of a sweep file; empty texts if lines are not known."""
+    lines = read_document(path).lines
+    numbers = (line_of(lines, key) for key in paths)
+    return [f"{path.name}:{line}" if line is not None else "" for line in numbers]

@@ -1,7 +1,8 @@
 """The sweep file as one pydantic model: frozen, strict, unknown keys refused.
 
-The models hold what can be said of one key or one parameter. What connects several keys is in
-`checks`, and `parse` is the door that applies both.
+The models validate single keys and parameters. Conditions between keys are in `conditions`; `parse`
+applies both. The file is also given as JSON Schema: whole for editors, by key for Airflow's trigger
+form.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hermes_ops.config.fields import (
     ConstraintText,
     Cron,
     EnvironmentName,
+    EnvironmentValue,
     MetricPattern,
     Model,
     Name,
@@ -27,15 +29,20 @@ from hermes_ops.config.fields import (
     Text,
     ValueField,
 )
-from hermes_ops.config.keeping import BestModel, Checkpoints
-from hermes_ops.config.metrics import MOST_METRICS, Direction, MetricSpec
-from hermes_ops.config.nightly import Nightly
 from hermes_ops.config.parameters import SpaceSpec, to_space
-from hermes_ops.config.pod import PodSpec, RunIn
-from hermes_ops.core.secondary import Secondary, violations
-from hermes_ops.search import make_sampler
+from hermes_ops.config.pod import PodSpec, RunIn, default_run_in
+from hermes_ops.config.sections import (
+    MOST_METRICS,
+    BestModel,
+    Checkpoints,
+    Direction,
+    MetricSpec,
+    Nightly,
+)
+from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
+from hermes_ops.search import ALGORITHMS, SAMPLERS, make_sampler
 from hermes_ops.search.constraint import Constraint
-from hermes_ops.search.feasible import Feasible, positions
+from hermes_ops.search.feasible import Feasible, feasible_positions
 from hermes_ops.search.space import Space
 
 if TYPE_CHECKING:
@@ -47,14 +54,43 @@ DEFAULT_STARTUP_TRIALS = 5
 
 
 class Algorithm(StrEnum):
-    """How the next configuration is found."""
+    """How the next configuration is found."""  # or a sampler of an installed package: _missing_
 
     GRID = "grid"
     RANDOM = "random"
     TPE = "tpe"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Algorithm | None:
+        if not isinstance(value, str) or value not in SAMPLERS:
+            return None
+        member = str.__new__(cls, value)
+        member._name_, member._value_ = value.upper(), value
+        return member
 
-class EarlyStop(StrEnum):
+    def __eq__(self, other: object) -> bool:
+        """Compare by name: each look-up of a package's sampler makes another member."""
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the name."""
+        return str.__hash__(self)
+
+    @property
+    def is_builtin(self) -> bool:
+        """True for one that comes with Hermes Ops."""
+        return self.value in ALGORITHMS
+
+
+def _known_algorithms(schema: dict[str, Any]) -> None:
+    """Add the samplers of installed packages to the schema of `search.algorithm`."""
+    added = [name for name in SAMPLERS if name not in ALGORITHMS]
+    if added:
+        schema.pop("$ref", None)
+        schema.update(type="string", enum=[*ALGORITHMS, *added])
+
+
+class EarlyStopRule(StrEnum):
     """Which rule ends hopeless trials before their last epoch."""
 
     NONE = "none"
@@ -97,8 +133,10 @@ def _startup_default(fields: Mapping[str, Any]) -> int:
 class Search(Model):
     """Which configurations are tried, and in what order."""
 
-    algorithm: Annotated[Algorithm, Field(strict=False, examples=["tpe"])]
-    """grid, random or tpe."""
+    algorithm: Annotated[
+        Algorithm, Field(strict=False, examples=["tpe"], json_schema_extra=_known_algorithms)
+    ]
+    """grid, random or tpe, or the sampler of an installed package."""
     max_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS, examples=[16])]
     """How many trials the sweep has; a grid may have fewer combinations, never more."""
     seed: Annotated[int, Field(ge=0, lt=2**32, examples=[7])] = 0
@@ -132,15 +170,15 @@ class Search(Model):
         return self.algorithm not in (Algorithm.GRID, Algorithm.RANDOM)
 
     def to_space(self) -> Space:
-        """The space that `make_sampler` takes, in the order of the file."""
+        """Return the space that `make_sampler` takes, in the order of the file."""
         return to_space(self.space)
 
     def to_feasible(self) -> Feasible:
-        """The space with its constraints."""
-        return Feasible(self.to_space(), tuple(Constraint.of(text) for text in self.constraints))
+        """Return the space with its constraints."""
+        return Feasible(self.to_space(), tuple(Constraint.parse(text) for text in self.constraints))
 
     def to_sampler(self) -> Sampler:
-        """The sampler of the sweep."""
+        """Return the sampler of the sweep."""
         feasible = self.to_feasible()
         return make_sampler(
             self.algorithm.value,
@@ -174,21 +212,23 @@ class TrialSpec(Model):
     workspace: Annotated[Workspace, Field(strict=False)] = Workspace.SHARED
     """shared: all trials run in the directory; copy: each runs in a copy of it, made at its start
     and kept through preemptions."""
-    run_in: Annotated[RunIn, Field(strict=False)] = RunIn.PROCESS
-    """process: on the Airflow worker; pod: in a cluster of Kubernetes."""
+    run_in: Annotated[RunIn, Field(strict=False, default_factory=default_run_in)]
+    """process: on the Airflow worker; pod: in a cluster of Kubernetes. What the installation
+    requires (HERMES_RUN_IN), or else process."""
     pod: PodSpec | None = None
     """With run_in pod: what the pod is like beyond the installation's defaults."""
     environment: Annotated[
-        dict[ScriptVariable, Text], Field(max_length=1_000, examples=[{"DATA": "/data"}])
+        dict[ScriptVariable, EnvironmentValue],
+        Field(max_length=1_000, examples=[{"DATA": "/data", "HF_TOKEN": "{env:HF_TOKEN}"}]),
     ] = Field(default_factory=dict)
-    """Environment variables of the script, texts as they stand; none that Hermes sets itself."""
+    """Environment variables of the script, none that Hermes sets itself. {env:NAME} in a value is
+    replaced by a variable that trials inherit when a trial starts: the way to pass a secret."""
     gpus: Annotated[int, Field(ge=1, le=1_024, examples=[1])] = 1
     """GPUs that a trial holds while it trains."""
     preemptible: bool = True
     """Whether a trial may be stopped at a checkpoint and resumed later."""
     metric_pattern: Annotated[
-        MetricPattern | None,
-        Field(examples=["(?P<name>\\w+): (?P<value>\\S+)"]),
+        MetricPattern | None, Field(examples=["(?P<name>\\w+): (?P<value>\\S+)"])
     ] = None
     """Regular expression for the output's lines, with the groups name and value, optionally step;
     null: name=value pairs and JSON objects."""
@@ -198,8 +238,8 @@ class TrialSpec(Model):
     secrets: Annotated[
         tuple[EnvironmentName, ...], Field(strict=False, max_length=1_000, examples=[["LICENCE"]])
     ] = ()
-    """Environment variables whose values are masked in logs and results, beside those whose names
-    say so (TOKEN, PASSWORD, ...)."""
+    """Environment variables whose values are masked in logs and results, in addition to those whose
+    names mark them as secrets (TOKEN, PASSWORD, ...)."""
     time_limit_seconds: Annotated[Seconds | None, Field(examples=[3600])] = None
     """Training time of a trial, all segments together, after which it has failed."""
     finish_seconds: Annotated[Seconds, Field(examples=[300])] = 300.0
@@ -245,7 +285,7 @@ class SweepConfig(Model):
     """Name of the sweep and of its MLflow experiment."""
     objective: Objective
     metrics: Annotated[tuple[MetricSpec, ...], Field(strict=False, max_length=MOST_METRICS)] = ()
-    """Metrics beside the objective: they are shown with it, and may have bounds that the best trial
+    """Further metrics: they are shown with the objective, and may have bounds that the best trial
     keeps; the search learns from the objective alone."""
     search: Search
     trial: TrialSpec
@@ -253,23 +293,22 @@ class SweepConfig(Model):
     checkpoints: Checkpoints = Checkpoints()
     """How many checkpoints are kept, and for how long."""
     model: BestModel = BestModel()
-    """What becomes of the best trial's model in MLflow's registry."""
+    """Registration of the best trial's model in MLflow's registry."""
     weight: Annotated[float, Field(gt=0, le=1e6, examples=[1.0])] = 1.0
     """Share of the pool relative to other sweeps."""
-    early_stop: Annotated[EarlyStop, Field(strict=False)] = EarlyStop.NONE
+    early_stop: Annotated[EarlyStopRule, Field(strict=False, title="EarlyStop")] = (
+        EarlyStopRule.NONE
+    )
     """none, median or asha."""
     pool: Annotated[Name, Field(examples=["gpus"])] = "gpus"
     """Airflow pool whose slots are the GPUs."""
-    schedule: Annotated[
-        Cron | None,
-        Field(examples=["0 2 * * *"]),
-    ] = None
+    schedule: Annotated[Cron | None, Field(examples=["0 2 * * *"])] = None
     """Cron expression at which the sweep is run; null: when triggered."""
     nightly: Nightly = Nightly()
 
     @property
-    def secondary(self) -> tuple[Secondary, ...]:
-        """The metrics beside the objective, as those who judge trials know them."""
+    def secondary(self) -> tuple[SecondaryMetric, ...]:
+        """The metrics other than the objective, as trials are judged by them."""
         return tuple(metric.to_secondary() for metric in self.metrics)
 
     @property
@@ -279,10 +318,10 @@ class SweepConfig(Model):
         return tuple(metric.name for metric in bounded if metric.is_bounded)
 
     def reached(self, values: Iterable[float], last: Mapping[str, float | None]) -> float | None:
-        """The first of a trial's values that is as good as the target; None while none ends it.
+        """Return the first of a trial's values that is as good as the target; None if none is.
 
-        None too without a target, and while the last value of a metric misses a bound of it. So a
-        trial that ends the sweep is one that can be the best.
+        Return None also without a target, and while the last value of a metric violates a bound:
+        a trial that ends the sweep can be the best one.
         """
         objective = self.objective
         if objective.target is None or violations(self.secondary, last):
@@ -293,17 +332,91 @@ class SweepConfig(Model):
 
     @property
     def trial_count(self) -> int:
-        """How many trials there are: max_trials, or those of the whole grid if that is less."""
+        """Return the number of trials: max_trials, or the size of the grid if that is less."""
         if self.search.algorithm is not Algorithm.GRID:
             return self.search.max_trials
-        return min(len(positions(self.search.to_feasible())), self.search.max_trials)
+        return min(len(feasible_positions(self.search.to_feasible())), self.search.max_trials)
 
     def to_json(self) -> str:
-        """The resolved config, one line of JSON that `parse` reads back to an equal one."""
+        """Return the resolved config as one line of JSON; `parse` reads it back to an equal one."""
         return json.dumps(self.model_dump(mode="json"), allow_nan=False)
 
     def to_yaml(self) -> str:
-        """The resolved config as a sweep file."""
+        """Return the resolved config as a sweep file."""
         from hermes_ops.config.files import to_yaml
 
         return to_yaml(self.model_dump(mode="json"))
+
+
+EXAMPLE: dict[str, Any] = {
+    "name": "my-sweep",
+    "objective": {"metric": "val_loss", "direction": "minimize"},
+    "search": {
+        "algorithm": "tpe",
+        "startup_trials": 5,
+        "seed": 0,
+        "max_trials": 16,
+        "space": {"learning_rate": {"type": "loguniform", "low": 0.0001, "high": 0.1}},
+    },
+    "trial": {
+        "command": ["python", "train.py", "--learning-rate", "{learning_rate}"],
+        "directory": "/path/to/the/script",
+    },
+    "budget": {"max_epochs": 20},
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a sweep file."""
+    schema = SweepConfig.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def dag_params_schema() -> dict[str, dict[str, Any]]:
+    """Return for each top-level key a self-contained JSON Schema with a `default`.
+
+    For Airflow: `Param(schema.pop("default"), **schema)`. A required key's default is an example.
+    """
+    whole = SweepConfig.model_json_schema()
+    definitions = whole["$defs"]
+    params: dict[str, dict[str, Any]] = {}
+    for key, prop in whole["properties"].items():
+        schema = _flatten(_inline(prop, definitions))
+        schema["default"] = EXAMPLE.get(key, schema.get("default"))
+        params[key] = schema
+    return params
+
+
+def _inline(schema: Any, definitions: dict[str, Any], around: frozenset[str] = frozenset()) -> Any:  # noqa: ANN401 - JSON of any shape
+    """Replace references by definitions; `discriminator` refers to them and is dropped.
+
+    A definition inside itself (a choice under a choice) is any object with its keys: what is in it
+    is checked when the sweep is started.
+    """
+    if isinstance(schema, list):
+        return [_inline(item, definitions, around) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        target = definitions[name] if name not in around else _outline(definitions[name])
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return _inline({**target, **rest}, definitions, around | {name})
+    kept = {key: value for key, value in schema.items() if key != "discriminator"}
+    return {key: _inline(value, definitions, around) for key, value in kept.items()}
+
+
+def _outline(definition: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with the constant keys of a definition, which distinguish it from others."""
+    constant = {k: v for k, v in definition["properties"].items() if "const" in v}
+    return {"type": "object", "properties": constant, "required": definition["required"]}
+
+
+def _flatten(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace `anyOf` with null by a list of types, which the form shows as an optional field."""
+    options = schema.get("anyOf", [])
+    if {"type": "null"} not in options or len(options) != 2:
+        return schema
+    (other,) = (option for option in options if option != {"type": "null"})
+    rest = {key: value for key, value in schema.items() if key != "anyOf"}
+    return {**other, **rest, "type": [other["type"], "null"]}

@@ -1,14 +1,14 @@
-"""The parameters of a search space, one model a type, told apart by the key `type`."""
+"""The parameters of a search space, one model for each value of the key `type`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from hermes_ops.config.declared import DEEPEST_SPACE, MOST_PARAMETERS, declared
 from hermes_ops.config.fields import (
     GREATEST_INTEGER,
     LogBound,
@@ -20,21 +20,40 @@ from hermes_ops.config.fields import (
     Whole,
     refusal,
 )
+from hermes_ops.config.files import KeyPath
 from hermes_ops.search import space as axes
 from hermes_ops.search.space import Value
 
+DEEPEST_SPACE = 5
+"""Nesting depth of choices that bring parameters with them."""
+
+MOST_PARAMETERS = 1_000
+"""Parameters of the whole tree."""
+
 
 def _bounded(space: object) -> object:
-    """Refuse a space that is too deep or too wide before it is looked at closer."""
-    found = tuple(islice(declared(space), MOST_PARAMETERS + 1))
-    if any(parameter.depth > DEEPEST_SPACE for parameter in found):
+    """Refuse a space that is too deep or too wide before pydantic descends into it."""
+    depths = tuple(islice(_depths(space, 0), MOST_PARAMETERS + 1))
+    if any(depth > DEEPEST_SPACE for depth in depths):
         deeper = f"choices inside one another deeper than {DEEPEST_SPACE} levels"
         allowed = f"parameters under at most {DEEPEST_SPACE} choices"
         raise refusal(allowed, "bring some of the parameters further up", deeper)
-    if len(found) > MOST_PARAMETERS:
+    if len(depths) > MOST_PARAMETERS:
         allowed = f"at most {MOST_PARAMETERS} parameters, those under choices included"
         raise refusal(allowed, "remove some", "more parameters")
     return space
+
+
+def _depths(space: object, depth: int) -> Iterator[int]:
+    """Yield the depth of each parameter of unvalidated data, down to one below the deepest."""
+    for parameter in space.values() if isinstance(space, Mapping) else ():
+        yield depth
+        values = parameter.get("values") if isinstance(parameter, Mapping) else None
+        if depth > DEEPEST_SPACE or not isinstance(values, list | tuple):
+            continue
+        for option in values:
+            if isinstance(option, Mapping):
+                yield from _depths(option.get("space"), depth + 1)
 
 
 class _Range(Model):
@@ -61,8 +80,8 @@ class UniformSpec(_Range):
     high: Annotated[Real, Field(examples=[0.6])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.Parameter:
-        """The search parameter."""
+    def to_axis(self) -> axes.SearchParameter:
+        """Return the search parameter."""
         return axes.Uniform(self.low, self.high)
 
 
@@ -76,8 +95,8 @@ class LogUniformSpec(_Range):
     high: Annotated[LogBound, Field(examples=[0.1])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.Parameter:
-        """The search parameter."""
+    def to_axis(self) -> axes.SearchParameter:
+        """Return the search parameter."""
         return axes.LogUniform(self.low, self.high)
 
 
@@ -91,8 +110,8 @@ class IntegerSpec(_Range):
     high: Annotated[Whole, Field(examples=[32])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.Parameter:
-        """The search parameter."""
+    def to_axis(self) -> axes.SearchParameter:
+        """Return the search parameter."""
         return axes.Integer(self.low, self.high)
 
 
@@ -106,8 +125,8 @@ class LogIntegerSpec(_Range):
     high: Annotated[Whole, Field(ge=1, examples=[256])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.Parameter:
-        """The search parameter."""
+    def to_axis(self) -> axes.SearchParameter:
+        """Return the search parameter."""
         return axes.LogInteger(self.low, self.high)
 
 
@@ -136,8 +155,8 @@ class QuantisedSpec(_Range):
             raise refusal(most, fix, found)
         return self
 
-    def to_axis(self) -> axes.Parameter:
-        """The search parameter."""
+    def to_axis(self) -> axes.SearchParameter:
+        """Return the search parameter."""
         return self._axis()
 
     def _axis(self) -> axes.Quantised:
@@ -196,11 +215,11 @@ class ChoiceSpec(Model):
         given = self.values
         return tuple(v if isinstance(v, OptionSpec) else OptionSpec(value=v) for v in given)
 
-    def to_axis(self) -> axes.Parameter:
-        """The search parameter."""
+    def to_axis(self) -> axes.SearchParameter:
+        """Return the search parameter."""
         options = self._options()
         spaces = tuple(to_space(option.space) for option in options)
-        return axes.Choice(tuple(o.value for o in options), spaces if any(spaces) else ())
+        return axes.ChoiceParameter(tuple(o.value for o in options), spaces if any(spaces) else ())
 
 
 ParameterSpec = Annotated[
@@ -220,6 +239,32 @@ OptionSpec.model_rebuild()
 ChoiceSpec.model_rebuild()
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedParameter:
+    """A parameter with its path below `search.space`."""
+
+    name: str
+    path: KeyPath
+    is_conditional: bool
+    """True if only some values of a choice bring it with them."""
+
+
+def placed_parameters(space: Mapping[str, ParameterSpec]) -> Iterator[PlacedParameter]:
+    """Yield all parameters in the order of the file, a choice before those under it."""
+    return _placed_parameters(space, ())
+
+
+def _placed_parameters(
+    space: Mapping[str, ParameterSpec], holder: KeyPath
+) -> Iterator[PlacedParameter]:
+    for name, parameter in space.items():
+        here = (*holder, name)
+        yield PlacedParameter(name, here, is_conditional=bool(holder))
+        for index, option in enumerate(getattr(parameter, "values", ())):
+            if isinstance(option, OptionSpec):
+                yield from _placed_parameters(option.space, (*here, "values", index, "space"))
+
+
 def to_space(space: Mapping[str, ParameterSpec]) -> axes.Space:
-    """The space of search parameters, in the order of the file."""
+    """Return the space of search parameters, in the order of the file."""
     return tuple((name, spec.to_axis()) for name, spec in space.items())

@@ -1,4 +1,7 @@
-"""The one door to a SweepConfig: data in, a valid config or a ConfigError with all problems out."""
+"""The only way to a SweepConfig: data in, a valid config out, or a ConfigError with all problems.
+
+Validation has two phases: pydantic's errors, then the conditions between keys on the valid model.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hermes_ops.config.checks import connections
-from hermes_ops.config.files import KeyPath, dotted, line_of, read
+from hermes_ops.config.conditions import violations
+from hermes_ops.config.files import KeyPath, dotted, line_of, read_document
 from hermes_ops.config.model import SweepConfig
 from hermes_ops.config.pod import RunIn
-from hermes_ops.config.problems import translated
-from hermes_ops.config.sound import Sound
+from hermes_ops.config.problems import translate_errors
 from hermes_ops.errors import ConfigError, Problem
 
 MOST_PROBLEMS = 50
@@ -27,7 +29,7 @@ def load_file(path: str | os.PathLike[str]) -> SweepConfig:
     unless the trials are pods: then both are of the image.
     """
     file = Path(path).expanduser()
-    document = read(file)
+    document = read_document(file)
     config, problems = _validate(document.data)
     problems = [*document.problems, *problems]
     if config is None or problems:
@@ -47,16 +49,12 @@ def parse(data: object, source: str, base: Path | None) -> SweepConfig:
 
 
 def _validate(data: object) -> tuple[SweepConfig | None, list[Located]]:
-    """The config, or None and what is wrong."""
-    config: SweepConfig | None = None
-    errors: list[Located] = []
+    """Return the config, or None and the problems: pydantic's, else those between keys."""
     try:
         config = SweepConfig.model_validate(data)
     except ValidationError as error:
-        hidden = Sound(data, ()).raw("trial", "secrets")
-        names = [name for name in hidden if isinstance(name, str)] if hidden else []
-        errors = translated(error.errors(include_url=False), data, names)
-    problems = [*errors, *connections(Sound(data, {path for path, _ in errors}))]
+        return None, translate_errors(error.errors(include_url=False), data)
+    problems = list(violations(config))
     return (None if problems else config), problems
 
 
@@ -64,14 +62,14 @@ def _error(
     source: str, problems: list[Located], lines: Mapping[KeyPath, int], name: str
 ) -> ConfigError:
     ordered = sorted(problems, key=lambda found: line_of(lines, found[0]) or 0)
-    shown = [_placed(path, problem, lines, name) for path, problem in ordered[:MOST_PROBLEMS]]
+    shown = [_with_line(path, problem, lines, name) for path, problem in ordered[:MOST_PROBLEMS]]
     if len(ordered) > MOST_PROBLEMS:
         rest = f"{len(ordered) - MOST_PROBLEMS} more problems"
         shown.append(Problem("and elsewhere", rest, "none", "correct these first"))
     return ConfigError(source, tuple(shown))
 
 
-def _placed(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name: str) -> Problem:
+def _with_line(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name: str) -> Problem:
     line = line_of(lines, path)
     if line is None:
         return problem

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from hermes_ops.config.fields import Model, PodVariable, Seconds, Text, refusal
-from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.config.fields import Model, PodValue, PodVariable, Seconds, Text, refusal
 
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.\-]{0,251}[a-z0-9])?$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"
@@ -23,11 +22,21 @@ LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
 LabelValue = Annotated[str, Field(max_length=63)]
 
 
+RUN_IN_VARIABLE = "HERMES_RUN_IN"
+"""Names the only place where an installation has trials run."""
+
+
 class RunIn(StrEnum):
-    """What a trial is while it trains."""
+    """Where a trial trains: in a process or in a pod."""
 
     PROCESS = "process"
     POD = "pod"
+
+
+def default_run_in() -> RunIn:
+    """Return where trials run by default."""
+    required = os.environ.get(RUN_IN_VARIABLE)
+    return RunIn.POD if required == RunIn.POD.value else RunIn.PROCESS
 
 
 class PullPolicy(StrEnum):
@@ -58,7 +67,7 @@ class Toleration(Model):
 
 
 class Volume(Model):
-    """A volume beside the trials' own: exactly one source."""
+    """A volume in addition to the trial's own: exactly one source."""
 
     mount: Annotated[MountPath, Field(examples=["/data"])]
     """Where the script finds it."""
@@ -84,7 +93,7 @@ class Volume(Model):
 
 
 class PodSpec(Model):
-    """What a trial's pod is like; null: what the installation says, else Kubernetes' own."""
+    """A trial's pod; null: the installation's default, else that of Kubernetes."""
 
     image: Annotated[Text | None, Field(min_length=1, examples=["registry/trial:1"])] = None
     """Container image with hermes-trial and the script's packages."""
@@ -111,7 +120,7 @@ class PodSpec(Model):
     requests: Annotated[
         dict[LabelKey, Quantity] | None, Field(examples=[{"cpu": "2", "memory": "4Gi"}])
     ] = None
-    """Resources that a node must have free, beside the GPUs."""
+    """Resources that a node must have free, in addition to the GPUs."""
     limits: Annotated[dict[LabelKey, Quantity] | None, Field(examples=[{"memory": "8Gi"}])] = None
     """Resources that the pod may not exceed."""
     gpu_resource: Annotated[LabelKey | None, Field(examples=["nvidia.com/gpu"])] = None
@@ -129,11 +138,11 @@ class PodSpec(Model):
     secrets: Annotated[tuple[KubernetesName, ...] | None, Field(strict=False)] = None
     """Secrets whose keys become environment variables of the script."""
     environment: Annotated[
-        dict[PodVariable, Text] | None, Field(examples=[{"MLFLOW_TRACKING_URI": "http://m"}])
+        dict[PodVariable, PodValue] | None, Field(examples=[{"MLFLOW_TRACKING_URI": "http://m"}])
     ] = None
     """Environment variables of the pod; trial.environment goes before them."""
     volumes: Annotated[tuple[Volume, ...] | None, Field(strict=False)] = None
-    """Volumes beside the trials' own."""
+    """Volumes in addition to the trial's own."""
     user: Annotated[int | None, Field(ge=1, lt=2**31, examples=[1000])] = None
     """User id of the pod, which must be able to write the claim; null: that of the Airflow worker,
     or 1000 where it is root."""
@@ -144,62 +153,15 @@ class PodSpec(Model):
     deferrable: bool | None = None
     """Whether Airflow's triggerer holds the pods, instead of a worker process each; null: false."""
 
-    def over(self, defaults: PodSpec) -> PodSpec:
-        """This section with what it leaves open taken from `defaults`."""
+    def with_defaults(self, defaults: PodSpec) -> PodSpec:
+        """Return this section with the fields that it leaves open taken from `defaults`."""
         fields = type(self).model_fields
-        own = {name: value for name in fields if (value := getattr(self, name)) is not None}
-        return defaults.model_copy(update=own)
-
-
-def pod_spec(data: Any, source: str) -> PodSpec:  # noqa: ANN401 - plain data
-    """The section of plain data; ConfigError when it is not one."""
-    from hermes_ops.config.problems import translated
-
-    try:
-        return PodSpec.model_validate(data)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        for one in errors:
-            one["loc"] = ("trial", "pod", *one["loc"])
-        found = translated(errors, {"trial": {"pod": data}})
-        raise ConfigError(source, tuple(problem for _, problem in found)) from None
-
-
-def pod_defaults(path: Path) -> PodSpec:
-    """The installation's defaults, a YAML or JSON file of `trial.pod`; none where there is none."""
-    from hermes_ops.config.files import read
-
-    if not path.exists():
-        return PodSpec()
-    document = read(path)
-    if document.problems:
-        raise ConfigError(str(path), tuple(problem for _, problem in document.problems))
-    return pod_spec(document.data or {}, str(path))
-
-
-def complete(spec: PodSpec, source: str) -> PodSpec:
-    """The section with its defaults, once image and claim are known; else ConfigError."""
-    wanted = {
-        "image": "the image that the trials run in",
-        "claim": "the claim whose volume the Airflow workers see as HERMES_HOME/sweeps",
-    }
-    problems = tuple(
-        Problem(
-            f"trial.pod.{name}",
-            "nothing, and no default of the installation",
-            meaning,
-            f"write trial.pod.{name}, or {name} in HERMES_HOME/pod.yaml",
-        )
-        for name, meaning in wanted.items()
-        if getattr(spec, name) is None
-    )
-    if problems:
-        raise ConfigError(source, problems)
-    return spec
+        given = {name: value for name in fields if (value := getattr(self, name)) is not None}
+        return defaults.model_copy(update=given)
 
 
 def leased_pod(run_in: RunIn, spec: PodSpec | None) -> dict[str, Any] | None:
-    """What a lease says of the trial's pod: as much as its sweep does; None for a process."""
+    """Return the pod's fields for a lease: those that the sweep sets; None for a process."""
     if run_in is RunIn.PROCESS:
         return None
     return {} if spec is None else spec.model_dump(mode="json", exclude_none=True)

@@ -1,4 +1,4 @@
-"""What a sweep would try first and what it can cost at most, without running anything."""
+"""A preview of a sweep without running it: the first trials and the greatest cost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Preview:
         }
 
     def render(self) -> str:
-        """Everything as text for a terminal."""
+        """Return the whole preview as text for a terminal."""
         lines = [self.resolved_yaml.rstrip(), "", "First trials:"]
         for number, config in enumerate(self.trials):
             values = "  ".join(f"{name}={text(value)}" for name, value in config.items())
@@ -58,7 +58,7 @@ class Preview:
 
 
 def check_preview(config: SweepConfig, count: int = 10) -> Preview:
-    """Ask the sweep's sampler for its first `count` trials, with no result told."""
+    """Return the preview, with the first `count` trials that the sampler gives without results."""
     sampler = config.search.to_sampler()
     shown = min(count, config.trial_count)
     certain = min(shown, _independent(config))
@@ -67,10 +67,12 @@ def check_preview(config: SweepConfig, count: int = 10) -> Preview:
 
 
 def _independent(config: SweepConfig) -> int:
-    """How many trials depend on no result."""
+    """Return the number of trials that depend on no result."""
     search = config.search
-    if search.algorithm is not Algorithm.TPE:
+    if not search.learns:
         return search.max_trials
+    if search.algorithm is not Algorithm.TPE:
+        return len(search.points_to_evaluate)
     return max(search.startup_trials, len(search.points_to_evaluate))
 
 
@@ -83,7 +85,7 @@ def _note(config: SweepConfig, shown: int) -> str:
 
 
 def cost_bound(config: SweepConfig) -> CostBound:
-    """The bounds that follow from the file alone.
+    """Return the bounds that follow from the file alone.
 
     GPU-seconds: each trial's time limit times its GPUs, once and again for every tolerated
     failure; the wall-clock budget times the GPUs of the trials that may train at once; the
@@ -96,11 +98,11 @@ def cost_bound(config: SweepConfig) -> CostBound:
     by_clock = None
     if budget.wall_clock_seconds is not None and budget.max_parallel is not None:
         by_clock = budget.wall_clock_seconds * budget.max_parallel * trial.gpus
-    known = [bound for bound in (by_limit, by_clock, budget.gpu_seconds) if bound is not None]
+    bounds = [bound for bound in (by_limit, by_clock, budget.gpu_seconds) if bound is not None]
     return CostBound(
         trials=trials,
         epochs=trials * budget.max_epochs,
-        gpu_seconds=min(known, default=None),
+        gpu_seconds=min(bounds, default=None),
         wall_clock_seconds=budget.wall_clock_seconds,
     )
 
@@ -123,12 +125,12 @@ def _cost_lines(cost: CostBound) -> list[str]:
 def warnings_of(
     config: SweepConfig, *, pool_slots: int | None, environ: Mapping[str, str] | None
 ) -> tuple[SweepWarning, ...]:
-    """Return what is likely a mistake in a valid sweep.
+    """Return the warnings of a valid sweep: its likely mistakes.
 
-    `pool_slots`: of its pool; None where they are not known. `environ`: the environment of the
-    processes that train on this machine; None where they train elsewhere: then nothing is looked
-    for on its disk.
+    `pool_slots`: of its pool; None if they are not known. `environ`: the environment of the
+    processes that train on this machine; None if they train elsewhere: then this machine's disk is
+    not examined.
     """
-    found = config_warnings(config, pool_slots)
-    here = () if environ is None else script_warnings(config, environ)
-    return (*found, *here)
+    from_config = config_warnings(config, pool_slots)
+    from_script = () if environ is None else script_warnings(config, environ)
+    return (*from_config, *from_script)

@@ -1,37 +1,38 @@
-"""pydantic's errors as Problems: path in the file, what was found, what is allowed, the fix."""
+"""pydantic's errors as Problems: path in the file, what was found, what is allowed, the remedy."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hermes_ops.config import keeping, metrics, model, nightly, pod
+from hermes_ops.config import model, pod, sections
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
-from hermes_ops.config.remedies import misplaced, nearest, remedy, renamed, unknown_of_parameter
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
 
 SECTIONS: dict[KeyPath, type[BaseModel]] = {
     (): model.SweepConfig,
     ("objective",): model.Objective,
-    ("metrics",): metrics.MetricSpec,
+    ("metrics",): sections.MetricSpec,
     ("search",): model.Search,
     ("trial",): model.TrialSpec,
     ("trial", "pod"): pod.PodSpec,
     ("trial", "pod", "tolerations"): pod.Toleration,
     ("trial", "pod", "volumes"): pod.Volume,
     ("budget",): model.Budget,
-    ("nightly",): nightly.Nightly,
-    ("checkpoints",): keeping.Checkpoints,
-    ("model",): keeping.BestModel,
+    ("nightly",): sections.Nightly,
+    ("checkpoints",): sections.Checkpoints,
+    ("model",): sections.BestModel,
 }
 PARAMETERS: dict[str, type[BaseModel]] = {
     get_args(spec.model_fields["type"].annotation)[0]: spec
@@ -72,7 +73,7 @@ MOST_COUNTED = 10**12
 
 
 def show(value: object) -> str:
-    """A value for a message: one short line, never deep, never slow."""
+    """Return a value for a message: one short line, whatever its size and depth."""
     match value:
         case dict():
             keys = ", ".join(printable(str(key)[:20]) for key in list(value)[:5])
@@ -91,7 +92,7 @@ def show(value: object) -> str:
 
 
 def count(number: int) -> str:
-    """A number of things for a message: up to 10^12 itself, else only that it is greater."""
+    """Return a number of things for a message; above 10^12 only that it is more."""
     return f"{number:,}" if number <= MOST_COUNTED else "more than 10^12"
 
 
@@ -100,21 +101,21 @@ def _power(number: int) -> str:
     return f"{sign}10^{round(number.bit_length() * 0.30103)}"
 
 
-def listed(words: Iterable[str]) -> str:
-    """The words with commas, the first twenty of many."""
+def comma_separated(words: Iterable[str]) -> str:
+    """Return the words separated by commas, the first twenty of many."""
     several = [printable(word) for word in words]
     rest = f" and {len(several) - 20} more" if len(several) > 20 else ""
     return ", ".join(several[:20]) + rest or "none"
 
 
-def path_of(error: ErrorDetails) -> KeyPath:
-    """Where in the file an error stands, without pydantic's own additions to the path."""
-    path, _ = _placed(tuple(part for part in error["loc"] if part != "[key]"))
+def path_in_file(error: ErrorDetails) -> KeyPath:
+    """Return the path of an error in the file, without pydantic's own additions to it."""
+    path, _ = _split_location(tuple(part for part in error["loc"] if part != "[key]"))
     return (*path, "type") if error["type"].startswith("union_tag") else path
 
 
-def _placed(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
-    """A location without the names of pydantic's unions, and the model that holds its last key."""
+def _split_location(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
+    """Return a location without pydantic's names of unions, and the model with its last key."""
     if loc[:2] != SPACE or len(loc) == 2:
         return loc, SECTIONS.get(tuple(part for part in loc[:-1] if not isinstance(part, int)))
     path, rest = loc[:2], loc[2:]
@@ -131,48 +132,54 @@ def _placed(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
     return path, None
 
 
-def problem_of(error: ErrorDetails, data: object, hidden: Collection[str] = ()) -> Problem:
-    """One error of pydantic's in these data, translated; `hidden`: names of secret variables."""
-    path = path_of(error)
+def translate_error(error: ErrorDetails, data: object, hidden: Collection[str] = ()) -> Problem:
+    """Translate one error of pydantic's in these data; `hidden`: names of secret variables."""
+    path = path_in_file(error)
     holder = _at(data, path[:-1])
     match error["type"]:
         case "extra_forbidden":
-            return _unknown(path, _placed(error["loc"])[1], holder)
+            return _unknown_problem(path, _split_location(error["loc"])[1], holder)
         case "missing":
-            return _missing(path, _field(error))
+            return _missing_problem(path, _field(error))
         case "union_tag_invalid" | "union_tag_not_found":
-            return _tag(path, error["input"])
+            return _tag_problem(path, error["input"])
         case "refused":
             parts = error["ctx"]
-            found = parts["found"] or _found(path, error, hidden)
+            found = parts["found"] or _found_text(path, error, hidden)
             return Problem(dotted(path), found, parts["allowed"], parts["fix"])
     field = _field(error)
     if _is_secret(path, error, hidden):
         fix = f'put it in quotes: `{printable(str(path[-1]))}: "..."`'
     else:
         fix = _remedy(error, path) or _fix(path, field, error)
-    return Problem(dotted(path), _found(path, error, hidden), _allowed(error, field), fix)
+    return Problem(dotted(path), _found_text(path, error, hidden), _allowed_text(error, field), fix)
 
 
-def translated(
-    errors: Sequence[ErrorDetails], data: object, hidden: Collection[str] = ()
-) -> list[tuple[KeyPath, Problem]]:
-    """All errors with their paths; a list is not called too short when its items are to blame.
+def translate_errors(errors: Sequence[ErrorDetails], data: object) -> list[tuple[KeyPath, Problem]]:
+    """Translate pydantic's errors, each with its path in the file.
 
-    A default that follows from a key with an error is no error of its own.
+    A list is not reported as too short if its items have errors, nor a default that follows from a
+    key with an error.
     """
+    hidden = _secret_names(data)
     errors = [error for error in errors if error["type"] != "default_factory_not_called"]
-    paths = [path_of(error) for error in errors]
+    paths = [path_in_file(error) for error in errors]
     return [
-        (path, problem_of(error, data, hidden))
+        (path, translate_error(error, data, hidden))
         for path, error in zip(paths, errors, strict=True)
         if error["type"] != "too_short"
         or not any(p[: len(path)] == path and len(p) > len(path) for p in paths)
     ]
 
 
+def _secret_names(data: object) -> tuple[str, ...]:
+    """Return the variables that a sweep's data list in `trial.secrets`."""
+    names = _at(data, ("trial", "secrets"))
+    return tuple(n for n in names if isinstance(n, str)) if isinstance(names, list | tuple) else ()
+
+
 def _at(data: object, path: KeyPath) -> object:
-    """What stands at that path; None where nothing does."""
+    """Return the value at that path; None if there is none."""
     for part in path:
         if isinstance(data, Mapping):
             data = data.get(part)
@@ -184,14 +191,14 @@ def _at(data: object, path: KeyPath) -> object:
 
 
 def _is_secret(path: KeyPath, error: ErrorDetails, hidden: Collection[str]) -> bool:
-    """True for a value of the environment whose name says that it is one."""
+    """Return True for a value of the environment whose name marks it as a secret."""
     if path[:-1] not in SECRETS or error["loc"][-1] == "[key]":
         return False
     name = str(path[-1])
     return name in hidden or _SECRET_NAME.search(name) is not None
 
 
-def _found(path: KeyPath, error: ErrorDetails, hidden: Collection[str]) -> str:
+def _found_text(path: KeyPath, error: ErrorDetails, hidden: Collection[str]) -> str:
     given = error["input"]
     if not _is_secret(path, error, hidden):
         return show(given)
@@ -206,30 +213,30 @@ def _remedy(error: ErrorDetails, path: KeyPath) -> str:
         meant = nearest(given, re.findall(r"'([^']*)'", expected))
         return f"did you mean {meant}?" if meant else ""
     if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
-        name = renamed(str(given))
+        name = _sanitised_name(str(given))
         return f"for example `{path[-1]}: {name}`" if name else ""
-    return remedy(error["type"], path, given)
+    return _remedy_of_kind(error["type"], path, given)
 
 
 def _field(error: ErrorDetails) -> FieldInfo | None:
-    section = _placed(error["loc"])[1] if error["loc"] else None
+    section = _split_location(error["loc"])[1] if error["loc"] else None
     return None if section is None else section.model_fields.get(str(error["loc"][-1]))
 
 
-def _unknown(path: KeyPath, section: type[BaseModel] | None, holder: object) -> Problem:
+def _unknown_problem(path: KeyPath, section: type[BaseModel] | None, holder: object) -> Problem:
     keys = () if section is None else tuple(section.model_fields)
     key = str(path[-1])
     of_type = section in PARAMETERS.values() and isinstance(holder, Mapping)
-    fix = unknown_of_parameter(key, holder) if of_type and isinstance(holder, Mapping) else ""
+    fix = _unknown_of_parameter(key, holder) if of_type and isinstance(holder, Mapping) else ""
     if not fix and (meant := nearest(key, keys)):
         fix = f"did you mean {meant}?"
-    belongs = "" if section in PARAMETERS.values() else misplaced(key, path, SECTIONS)
+    belongs = "" if section in PARAMETERS.values() else _place_of_key(key, path, SECTIONS)
     fix = (belongs if belongs and key not in keys and not fix else fix) or "remove the key"
     found = f"the unknown key '{printable(key)}'"
     return Problem(dotted(path), found, ", ".join(keys), fix)
 
 
-def _missing(path: KeyPath, field: FieldInfo | None) -> Problem:
+def _missing_problem(path: KeyPath, field: FieldInfo | None) -> Problem:
     meaning = _meaning(field)
     section = SECTIONS.get(path)
     fix = _example(path, [] if section is None else _examples_of(section))
@@ -238,7 +245,7 @@ def _missing(path: KeyPath, field: FieldInfo | None) -> Problem:
     return Problem(dotted(path), "nothing", allowed, fix)
 
 
-def _tag(path: KeyPath, given: object) -> Problem:
+def _tag_problem(path: KeyPath, given: object) -> Problem:
     kind = given.get("type") if isinstance(given, dict) else None
     meant = nearest(kind, PARAMETERS) if isinstance(kind, str) else ""
     fix = f"did you mean {meant}?" if meant else "write one of these types"
@@ -246,7 +253,7 @@ def _tag(path: KeyPath, given: object) -> Problem:
     return Problem(dotted(path), found, ", ".join(PARAMETERS), fix)
 
 
-def _allowed(error: ErrorDetails, field: FieldInfo | None) -> str:
+def _allowed_text(error: ErrorDetails, field: FieldInfo | None) -> str:
     rule = re.sub(r"^\w+ should (be |have )?", "", error["msg"])
     rule = re.sub(r" after validation, not \d+$", "", rule)
     for pattern, words in RULES:
@@ -285,7 +292,7 @@ def _example(path: KeyPath, examples: Sequence[object]) -> str:
 
 
 def _examples_of(section: type[BaseModel]) -> list[object]:
-    """The keys that a section needs, with their examples; none where one of them has none."""
+    """Return the keys that a section requires, with examples; none if one of them has none."""
     kind = get_args(field.annotation) if (field := section.model_fields.get("type")) else ()
     needed = {"type": kind[0]} if kind else {}
     for name, field in section.model_fields.items():
@@ -298,3 +305,166 @@ def _examples_of(section: type[BaseModel]) -> list[object]:
 
 def _flow(value: object) -> str:
     return value if isinstance(value, str) and value.isalnum() else json.dumps(value)
+
+
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "metric": ("name", "metric_name", "objective_metric", "objectiveMetricName", "monitor"),
+    "direction": ("goal", "mode", "optimize", "minimize", "maximize"),
+    "max_trials": ("trials", "n_trials", "num_trials", "num_samples", "max_evals", "n_iter"),
+    "algorithm": ("method", "sampler", "strategy", "optimizer"),
+    "space": ("parameters", "params", "search_space", "hyperparameters"),
+    "values": ("options", "choices", "categories", "items", "list"),
+    "low": ("min", "minimum", "lower", "from", "start"),
+    "high": ("max", "maximum", "upper", "to", "stop", "end"),
+    "step": ("q", "stride", "increment", "step_size"),
+    "command": ("script", "cmd", "entrypoint", "entry_point", "program", "run", "args"),
+    "directory": ("cwd", "workdir", "working_dir", "working_directory", "folder", "path"),
+    "environment": ("env", "envs", "env_vars", "environment_variables"),
+    "gpus": ("gpu", "num_gpus", "n_gpus", "gpu_count", "resources"),
+    "python": ("interpreter", "python_path"),
+    "max_failures": ("retries", "max_retries"),
+    "max_epochs": ("epochs", "num_epochs", "n_epochs", "max_steps", "steps"),
+    "wall_clock_seconds": ("timeout", "time", "max_time", "wall_clock", "time_limit"),
+    "gpu_seconds": ("gpu_hours",),
+    "max_parallel": ("parallelism", "parallel", "concurrency", "max_concurrent_trials"),
+    "early_stop": ("early_stopping", "early_terminate", "pruner"),
+    "schedule": ("cron",),
+    "maximize": ("max", "maximise", "higher", "up", "increase"),
+    "minimize": ("min", "minimise", "lower", "down", "decrease"),
+    "tpe": ("bayes", "bayesian", "bo", "optuna", "hyperopt", "smbo"),
+    "random": ("rand", "uniform", "randomsearch"),
+    "uniform": ("float", "double", "real", "number", "continuous", "range"),
+    "loguniform": ("log", "log_float", "logfloat", "lognormal", "reciprocal", "log_range"),
+    "integer": ("int", "randint", "whole", "int_range"),
+    "log_integer": ("logint", "log_int", "lograndint"),
+    "quantised": ("quniform", "qrandint", "quantized", "discrete", "step", "qloguniform"),
+    "choice": ("categorical", "category", "enum", "list", "values", "select", "grid_search"),
+}
+"""Words of other tools, by the word for it here."""
+
+DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d)\w*\s*")
+SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return the word that was probably meant, or an empty text."""
+    candidates = list(words)[:200]
+    lower = word.lower()
+    meant = [w for w in candidates if w == lower or lower in SYNONYMS.get(w, ())]
+    close = meant or difflib.get_close_matches(word[:100], candidates, n=1)
+    return printable(close[0]) if close else ""
+
+
+def _remedy_of_kind(kind: str, path: KeyPath, given: object) -> str:
+    """Return the remedy for a value of a wrong kind; an empty text if none is known.
+
+    `kind`: the type of pydantic's error.
+    """
+    key = path[-1] if path else ""
+    fix = ""
+    match kind:
+        case "string_type":
+            fix = _quoted(key, given)
+        case "int_type":
+            fix = _whole(key, given)
+        case "float_type":
+            fix = _number(key, given)
+        case "bool_type":
+            fix = f"write `{key}: true` or `{key}: false`, without quotes"
+        case "tuple_type" if isinstance(given, str) and given:
+            words = _words(given) if key == "command" else [given]
+            fix = f"write a list: {_entry(key, json.dumps(words))}"
+        case "model_type" | "model_attributes_type" if isinstance(given, list):
+            fix = _choice_of(path, given)
+    return fix
+
+
+def _place_of_key(key: str, path: KeyPath, sections: Mapping[KeyPath, type[BaseModel]]) -> str:
+    """Return where an unknown key belongs if another section has it; else an empty text."""
+    for holder, section in sections.items():
+        meant = nearest(key, section.model_fields) if holder != path[:-1] else ""
+        exact = meant == key or key.lower() in SYNONYMS.get(meant, ())
+        if exact and "pod" not in holder:
+            return f"write it as {dotted((*holder, meant))}"
+    return ""
+
+
+def _unknown_of_parameter(key: str, parameter: Mapping[str, Any]) -> str:
+    """Return the type that has such a key, with the bounds that the parameter has."""
+    kind = str(parameter.get("type"))
+    if key in {"step", *SYNONYMS["step"]} and kind in {"uniform", "integer"}:
+        bounds = [f"{name}: {text(parameter[name])}" for name in ("low", "high")
+                  if isinstance(parameter.get(name), int | float)]  # fmt: skip
+        step = parameter[key]
+        shown = text(step) if isinstance(step, int | float) else "1"
+        return f"use quantised: {{{', '.join(['type: quantised', *bounds, f'step: {shown}'])}}}"
+    if key == "step":
+        return "remove it: a logarithmic range has no steps; a choice lists its values"
+    if key == "log":
+        logarithmic = "log_integer" if "int" in kind else "loguniform"
+        return f"remove it; the type {logarithmic} is logarithmic"
+    if key in {"values", *SYNONYMS["values"]} and kind != "choice":
+        return "write `type: choice` with `values`, or remove the key"
+    if key in {"low", "high"} and kind == "choice":
+        return "list `values`, or write the type of a range: uniform, integer, ..."
+    return ""
+
+
+def _sanitised_name(name: str) -> str:
+    """Return a name of letters, digits and dashes that is as near to the given one as can be."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:64]
+
+
+def _quoted(key: str | int, given: object) -> str:
+    if given is None:
+        return f"write {_entry(key, chr(34) * 2)} for an empty text, or remove it"
+    if isinstance(given, bool | int | float):
+        return f"put it in quotes: {_entry(key, json.dumps(text(given)))}"
+    if isinstance(given, dict) and [*given.values()] == [None]:  # {name} without quotes in YAML
+        (name,) = given
+        return f"put it in quotes: {_entry(key, json.dumps(f'{{{name}}}'))}"
+    return ""
+
+
+def _whole(key: str | int, given: object) -> str:
+    if isinstance(given, float) and given == given // 1 and abs(given) < 2**53:
+        return f"write {_entry(key, str(int(given)))}"
+    if isinstance(given, float) and key in {"low", "high"}:
+        return "write a whole number, or use the type uniform (quantised with a step)"
+    if isinstance(given, str) and NUMBER.fullmatch(given) and float(given).is_integer():
+        return f"write it without quotes: {_entry(key, str(int(float(given))))}"
+    return ""
+
+
+def _number(key: str | int, given: object) -> str:
+    if not isinstance(given, str):
+        return ""
+    if NUMBER.fullmatch(given):
+        return f"write it without quotes: {_entry(key, given.strip())}"
+    duration = DURATION.fullmatch(given)
+    if duration and "seconds" in str(key):
+        seconds = float(duration[1]) * SECONDS[duration[2]]
+        return f"write the seconds: {_entry(key, f'{seconds:g}')}"
+    return ""
+
+
+def _choice_of(path: KeyPath, given: list[Any]) -> str:
+    plain = all(isinstance(value, str | int | float | bool | None) for value in given)
+    if path[:2] != ("search", "space") or len(path) == 2 or not given or not plain:
+        return ""
+    shown = ", ".join(json.dumps(value) for value in given[:5])
+    rest = ", ..." if len(given) > 5 else ""
+    return f"write {_entry(path[-1], f'{{type: choice, values: [{shown}{rest}]}}')}"
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
+
+
+def _entry(key: str | int, value: str) -> str:
+    shown = printable(value)
+    return f"`{shown}`" if isinstance(key, int) or not key else f"`{printable(key)}: {shown}`"

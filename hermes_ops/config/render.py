@@ -1,4 +1,4 @@
-"""Values into the trial's command and environment: literal replacement, no shell, no evaluation."""
+"""A trial's command and environment: literal replacement of values, no shell, no evaluation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hermes_ops.config.model import SweepConfig
 from hermes_ops.config.pod import RunIn
+from hermes_ops.references import VARIABLE, refers
 from hermes_ops.search.space import Value, text
 
 MOST_ARGUMENT_BYTES = 131_071
@@ -49,7 +50,7 @@ def pieces(argument: str) -> Iterator[Piece]:
 
 
 def render_command(config: SweepConfig, params: Mapping[str, Value]) -> list[str]:
-    """The trial's argument list.
+    """Return the trial's argument list.
 
     A leading `python` or `python3` becomes `trial.python`, or the interpreter that runs this; for
     pods it stays, as the image has its own.
@@ -65,17 +66,17 @@ def render_command(config: SweepConfig, params: Mapping[str, Value]) -> list[str
     }
     command = [_render(a, params) for index, a in enumerate(given) if index not in gone]
     if given[0] in INTERPRETERS:
-        own = given[0] if config.trial.run_in is RunIn.POD else sys.executable
-        command[0] = config.trial.python or own
+        default = given[0] if config.trial.run_in is RunIn.POD else sys.executable
+        command[0] = config.trial.python or default
     return command
 
 
 def left_out(command: Sequence[str], index: int) -> range:
-    """The places that go when the argument there names a parameter that a configuration lacks.
+    """Return the indices to leave out if the argument names a parameter that a configuration lacks.
 
     `--option={name}` goes alone, `{name}` with the option before it, and `key={name}` alone unless
     an option stands before it, whose value it might be. The range is empty for any other argument:
-    what would be left of the command cannot be told.
+    the rest of the command would be ambiguous.
     """
     argument = command[index]
     after_option = index > 1 and _OPTION.fullmatch(command[index - 1]) is not None
@@ -93,14 +94,17 @@ def _render(argument: str, params: Mapping[str, Value]) -> str:
 
 
 def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict[str, str]:
-    """The sweep's own variables, as they stand, and HERMES_PARAM_<NAME> for each parameter.
+    """Return the sweep's own variables unchanged, and HERMES_PARAM_<NAME> for each parameter.
 
-    For `hermes_ops.trial`: HERMES_TENSORBOARD_DIR, HERMES_SECRETS, HERMES_KEEP_CHECKPOINTS,
+    Those with references to other variables stand in HERMES_REFERENCES, which `hermes_ops.trial`
+    replaces. For it, too: HERMES_TENSORBOARD_DIR, HERMES_SECRETS, HERMES_KEEP_CHECKPOINTS,
     HERMES_CHECKPOINT_STORE and HERMES_OTHER_METRICS (a pattern or null for each name), where the
     sweep has them.
     """
     values = {variable(name): text(value) for name, value in params.items()}
     trial = config.trial
+    referring = {k: v for k, v in trial.environment.items() if refers(v)}
+    plain = {k: v for k, v in trial.environment.items() if k not in referring}
     others = {metric.name: metric.pattern for metric in config.metrics}
     ours = {
         "HERMES_TENSORBOARD_DIR": trial.tensorboard or "",
@@ -108,8 +112,9 @@ def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict
         "HERMES_KEEP_CHECKPOINTS": str(config.checkpoints.keep_last or ""),
         "HERMES_CHECKPOINT_STORE": config.checkpoints.store or "",
         "HERMES_OTHER_METRICS": json.dumps(others) if others else "",
+        VARIABLE: json.dumps(referring) if referring else "",
     }
-    return {**trial.environment, **values, **{k: v for k, v in ours.items() if v}}
+    return {**plain, **values, **{k: v for k, v in ours.items() if v}}
 
 
 def why_not_started(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -141,5 +146,5 @@ def _bytes(text: str) -> int:
 
 
 def variable(name: str) -> str:
-    """The environment variable of a parameter: upper case, anything but A-Z and 0-9 as _."""
+    """Return the environment variable of a parameter: upper case, all but A-Z and 0-9 as `_`."""
     return "HERMES_PARAM_" + re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -1,7 +1,7 @@
-"""The training script of a sweep as it lies on this machine: what of it is not there.
+"""Warnings on a sweep's training script on this machine: missing files, packages, parameters.
 
-Only for trials that are processes. Nothing of the script is run: its interpreter is asked what it
-could import.
+Only for trials that are processes. The script is not run: its interpreter lists what it cannot
+import.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.config.declared import declared
 from hermes_ops.config.files import KeyPath, printable
 from hermes_ops.config.model import SweepConfig
+from hermes_ops.config.parameters import placed_parameters
 from hermes_ops.config.pod import RunIn
-from hermes_ops.config.problems import listed
+from hermes_ops.config.problems import comma_separated
 from hermes_ops.config.render import INTERPRETERS, pieces, variable
 from hermes_ops.config.sweep_warnings import SweepWarning
+from hermes_ops.references import refers
 
 TIMEOUT_S = 20.0
 MOST_FILES = 2_000
@@ -42,16 +43,16 @@ TEXTS = re.compile(
 
 READS_ALL = ("environ.items", "environ.keys", "dict(os.environ", "BaseSettings", "env_prefix",
              "envvar_prefix", "data.params")  # fmt: skip
-"""What stands in a script that takes parameters from somewhere without writing their variables."""
+"""Texts in a script that reads parameters without naming their variables."""
 
 PACKAGES = {"cv2": "opencv-python", "PIL": "Pillow", "sklearn": "scikit-learn", "yaml": "PyYAML",
             "skimage": "scikit-image", "dotenv": "python-dotenv"}  # fmt: skip
-"""Packages that are called otherwise than what they let one import."""
+"""Distributions whose name differs from the module that they install."""
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What a training command starts: a Python file or module, or (kind "") something else."""
+class EntryPoint:
+    """The target of a training command: a Python file or module, or (kind "") something else."""
 
     kind: str
     name: str
@@ -68,12 +69,13 @@ def script_warnings(config: SweepConfig, environ: Mapping[str, str]) -> Iterator
         found = f"{printable(trial.directory)}, which is no folder on this machine"
         yield SweepWarning(("trial", "directory"), found, "no trial can start", "correct the path")
         return
-    environment = {**environ, **trial.environment}
+    plain = {k: v for k, v in trial.environment.items() if not refers(v)}
+    environment = {**environ, **plain}
     executable, path = _interpreter(config, environment)
     if executable is None:
         yield _no_program(config, path)
         return
-    program = program_of(trial.command)
+    program = entry_point_of(trial.command)
     if program.kind == "file" and not (folder / program.name).exists():
         found = f"{printable(program.name)}, which is not in {printable(trial.directory)}"
         fix = "correct the name, or trial.directory"
@@ -85,11 +87,11 @@ def script_warnings(config: SweepConfig, environ: Mapping[str, str]) -> Iterator
     yield from _unused(config, facts, folder)
 
 
-def program_of(command: Iterable[str]) -> Program:
-    """Return what the command starts, as far as it stands in the sweep file itself."""
-    arguments = [_fixed(argument) for argument in command]
+def entry_point_of(command: Iterable[str]) -> EntryPoint:
+    """Return what the command starts, as far as the sweep file itself tells."""
+    arguments = [_fixed_text(argument) for argument in command]
     if not re.fullmatch(r"python[\d.]*", os.path.basename(arguments[0] or "")):
-        return Program("", "", 0)
+        return EntryPoint("", "", 0)
     place = 1
     while place < len(arguments):
         argument = arguments[place]
@@ -97,20 +99,20 @@ def program_of(command: Iterable[str]) -> Program:
             place += 2
         elif argument == "-m" and place + 1 < len(arguments):
             name = arguments[place + 1]
-            return Program("module" if name else "", name or "", place + 1)
+            return EntryPoint("module" if name else "", name or "", place + 1)
         elif argument is None or argument.startswith("-c") or argument == "-":
             break
         elif argument.startswith("-"):
             place += 1
         else:
-            return Program("file", argument, place)
-    return Program("", "", 0)
+            return EntryPoint("file", argument, place)
+    return EntryPoint("", "", 0)
 
 
-def _fixed(argument: str) -> str | None:
+def _fixed_text(argument: str) -> str | None:
     """Return the argument that all trials have; None where it differs from trial to trial."""
-    found = list(pieces(argument))
-    return None if any(p.name is not None for p in found) else "".join(p.text for p in found)
+    parts = list(pieces(argument))
+    return None if any(p.name is not None for p in parts) else "".join(p.text for p in parts)
 
 
 def _interpreter(config: SweepConfig, environment: Mapping[str, str]) -> tuple[str | None, KeyPath]:
@@ -119,7 +121,7 @@ def _interpreter(config: SweepConfig, environment: Mapping[str, str]) -> tuple[s
     An empty text: it differs from trial to trial.
     """
     trial = config.trial
-    name = _fixed(trial.command[0])
+    name = _fixed_text(trial.command[0])
     path: KeyPath = ("trial", "command", 0)
     if name in INTERPRETERS:
         if trial.python is None:
@@ -140,14 +142,14 @@ def _no_program(config: SweepConfig, path: KeyPath) -> SweepWarning:
 
 
 def _ask(
-    executable: str, program: Program, folder: Path, environment: Mapping[str, str]
+    executable: str, program: EntryPoint, folder: Path, environment: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """Return the interpreter's answer (`script_imports.look_at`); empty where it gave none."""
+    """Return the interpreter's response (`script_imports.list_imports`); empty if it gave none."""
     if not executable or not program.kind:
         return {}
     code = (Path(__file__).parent / "script_imports.py").read_text("utf-8")
     try:
-        answer = subprocess.run(
+        completed = subprocess.run(
             [executable, "-c", code, program.kind, program.name],
             cwd=folder,
             env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
@@ -156,14 +158,14 @@ def _ask(
             timeout=TIMEOUT_S,
             check=False,
         )
-        facts = json.loads(answer.stdout or b"{}")
+        facts = json.loads(completed.stdout or b"{}")
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
     return facts if isinstance(facts, Mapping) else {}
 
 
 def _from_facts(
-    facts: Mapping[str, Any], program: Program, executable: str
+    facts: Mapping[str, Any], program: EntryPoint, executable: str
 ) -> Iterator[SweepWarning]:
     path: KeyPath = ("trial", "command", program.place)
     leads_to = "every trial fails before it begins"
@@ -189,7 +191,7 @@ def _unused(config: SweepConfig, facts: Mapping[str, Any], folder: Path) -> Iter
     """
     command = config.trial.command
     passed = {piece.name for argument in command for piece in pieces(argument)}
-    parameters = list(declared(config.model_dump(mode="json")["search"]["space"]))
+    parameters = list(placed_parameters(config.search.space))
     left = [parameter for parameter in parameters if parameter.name not in passed]
     if not left or not facts.get("files"):
         return
@@ -198,14 +200,14 @@ def _unused(config: SweepConfig, facts: Mapping[str, Any], folder: Path) -> Iter
     if not unused:
         return
     path: KeyPath = ("search", "space", *(unused[0].path if len(unused) == 1 else ()))
-    names = "a parameter" if len(unused) == 1 else listed(p.name for p in unused)
+    names = "a parameter" if len(unused) == 1 else comma_separated(p.name for p in unused)
     found = f"{names} that neither the command passes on nor the script reads"
     name = printable(unused[0].name)
     fix = f"add {{{name}}} to the command, read {variable(name)} in the script, or remove it"
     yield SweepWarning(path, found, "trials that differ in nothing else are the same", fix)
 
 
-def _variables(known: set[str], facts: Mapping[str, Any], folder: Path) -> set[str] | None:
+def _variables(variables: set[str], facts: Mapping[str, Any], folder: Path) -> set[str] | None:
     """Return the variables of parameters that any text names; None if one may read all of them.
 
     A text may name the beginning and add the rest.
@@ -218,7 +220,7 @@ def _variables(known: set[str], facts: Mapping[str, Any], folder: Path) -> set[s
         if any(words in text for words in READS_ALL):
             return None
         for begin in set(re.findall(r"HERMES_PARAM\w*", text)):
-            used |= {name for name in known if name.startswith(begin)}
+            used |= {name for name in variables if name.startswith(begin)}
     return used
 
 

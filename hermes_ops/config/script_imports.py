@@ -1,7 +1,7 @@
 """Lists the packages that a script imports and its interpreter lacks.
 
 It runs in that interpreter, by `python -c`, in the script's working directory: the standard library
-of Python 3.7 only. The answer is one JSON object on the standard output.
+of Python 3.7 only. The output is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FINDERS = ("path", "meta_path", "path_hooks", "modules")  # of sys: who touches 
 
 
 class UnknownError(Exception):
-    """What a script can import is decided while it runs."""
+    """The imports of the script depend on its execution: nothing can be told."""
 
 
-def look_at(kind: str, name: str) -> dict[str, Any]:
+def list_imports(kind: str, name: str) -> dict[str, Any]:
     """Return what `python NAME` (kind "file") or `python -m NAME` (kind "module") lacks.
 
     `missing`: names with the file and line that import them; `error`: a file that is no Python;
@@ -57,12 +57,12 @@ def _follow(scripts: list[str]) -> dict[str, Any]:
             continue
         read.append(path)
         try:
-            found = list(_imports(_parse(path).body, is_script=path in scripts))
+            imported = list(_imports(_parse(path).body, is_script=path in scripts))
         except SyntaxError as error:
             return {"error": {"file": path, "line": error.lineno or 0, "text": error.msg}}
         except UnknownError:
             return {"unknown": True}
-        for name, line in found:
+        for name, line in imported:
             top = name.partition(".")[0]
             spec = _spec(top)
             if spec is None:
@@ -141,9 +141,9 @@ def _sources(spec: ModuleSpec, name: str) -> list[str]:
 
 def _places(spec: ModuleSpec) -> list[str]:
     """Return where a module lies that is not of the standard library."""
-    found = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
+    places = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
     library = os.path.dirname(os.path.abspath(os.__file__))
-    return [p for p in found if os.path.exists(p) and os.path.dirname(p) != library]
+    return [p for p in places if os.path.exists(p) and os.path.dirname(p) != library]
 
 
 def _is_below(path: str, roots: set[str]) -> bool:
@@ -153,4 +153,4 @@ def _is_below(path: str, roots: set[str]) -> bool:
 
 
 if __name__ == "__main__":
-    print(json.dumps(look_at(sys.argv[1], sys.argv[2])))  # noqa: T201 - the answer
+    print(json.dumps(list_imports(sys.argv[1], sys.argv[2])))  # noqa: T201 - the answer

@@ -1,21 +1,28 @@
-"""What is valid in a sweep file and still likely to be a mistake, said before it costs anything."""
+"""Warnings on a valid sweep file: likely mistakes, reported before they cost anything."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hermes_ops.config.files import KeyPath, dotted, printable
-from hermes_ops.config.metric_names import is_higher_better
 from hermes_ops.config.model import Algorithm, SweepConfig
-from hermes_ops.search.distinct import size_of
+from hermes_ops.search.feasible import size_of
 
 WARNINGS_TAG = "hermes.warnings"
 """Tag of a sweep's MLflow run: its warnings as a JSON list, as far as a tag holds them."""
 
 MOST_OF_A_TAG = 4_000
+
+_REPEATS = re.compile(r"[*+?{]")
+_NO_MATCH, _MATCH_S = 3, 20.0
+_MATCH = f"""import re, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
+sys.exit(0 if re.fullmatch(sys.argv[1], sys.argv[2]) else {_NO_MATCH})"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +68,14 @@ def as_tag(warnings: Sequence[SweepWarning]) -> dict[str, str]:
 def from_tag(text: str) -> list[dict[str, str]]:
     """Return the documents that a tag holds; none of what is no such tag."""
     try:
-        found = json.loads(text or "[]")
+        documents = json.loads(text or "[]")
     except ValueError:
         return []
-    return found if isinstance(found, list) else []
+    return documents if isinstance(documents, list) else []
 
 
 def config_warnings(config: SweepConfig, pool_slots: int | None) -> Iterator[SweepWarning]:
-    """Yield what the configuration alone tells; `pool_slots`: None where they are not known."""
+    """Yield the warnings that follow from the configuration; `pool_slots`: None if not known."""
     yield from _gpus(config, pool_slots)
     yield from _trials(config)
     yield from _direction(config)
@@ -76,7 +83,7 @@ def config_warnings(config: SweepConfig, pool_slots: int | None) -> Iterator[Swe
 
 
 def never_fits(gpus: int, pool: str, slots: int) -> str | None:
-    """Say why no trial of so many GPUs can ever start in the pool; None if one can."""
+    """Say why no trial with that number of GPUs can ever start in the pool; None if one can."""
     if slots == 0:
         return f"the pool {pool} has 0 slots: no trial can start while it has none"
     if gpus > slots:
@@ -137,10 +144,25 @@ def _objective(config: SweepConfig) -> Iterator[SweepWarning]:
 def can_name(pattern: str, metric: str) -> bool:
     """Return False if the pattern's group `name` can never be that metric."""
     group = _group(pattern, "name")
+    return group is None or _matches(group, metric)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Return False if the pattern does not match the whole text; True where that is not known.
+
+    All but the simplest patterns are tried in a separate process: a match may never end.
+    """
+    if "(" not in pattern and len(_REPEATS.findall(pattern)) < 2:
+        try:
+            return re.fullmatch(pattern, text) is not None
+        except re.error:  # it depends on other groups
+            return True
+    command = [sys.executable, "-I", "-S", "-c", _MATCH, pattern, text]
     try:
-        return group is None or re.compile(group).fullmatch(metric) is not None
-    except re.error:  # it hangs on other groups
+        code = subprocess.run(command, timeout=_MATCH_S, capture_output=True, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return True
+    return code.returncode != _NO_MATCH
 
 
 def _group(pattern: str, name: str) -> str | None:
@@ -150,8 +172,8 @@ def _group(pattern: str, name: str) -> str | None:
     """
     if re.search(r"\(\?(?!P<|:)", pattern):
         return None
-    before, found, rest = pattern.partition(f"(?P<{name}>")
-    if not found:
+    before, marker, rest = pattern.partition(f"(?P<{name}>")
+    if not marker:
         return None
     end = _closing(rest)
     behind = rest[end + 1 :]
@@ -160,7 +182,7 @@ def _group(pattern: str, name: str) -> str | None:
 
 
 def _closing(rest: str) -> int:
-    """Return where the parenthesis stands that closes the group at whose content `rest` begins."""
+    """Return the index of the parenthesis that closes the group at whose content `rest` begins."""
     depth, escaped, in_class = 1, False, False
     for place, letter in enumerate(rest):
         if escaped or letter == "\\":
@@ -174,3 +196,33 @@ def _closing(rest: str) -> int:
         if depth == 0:
             return place
     return len(rest)
+
+
+HIGHER = re.compile(
+    r"acc(uracy)?|(pr|roc)?auc|au(roc|prc)|f[12](score)?|fbeta|precision|recall|r2|m?ap\d*"
+    r"|(sacre)?bleu|rouge[12l]?|meteor|chrf|bertscore|rewards?|returns?|m?iou|dice|jaccard|ndcg|mrr"
+    r"|hits|psnr|ssim|kappa|mcc|sensitivity|specificity|winrate|top[15]"
+)
+"""Words of names whose metric is better the higher it is."""
+
+LOWER = re.compile(
+    r"loss(es)?|err(ors?)?|nll|neg(ative)?|rate|f[pn]r|regret|cost|distance|perplexity|r?mse|mape"
+    r"|mae|time|seconds|s|ms|latency|drop|gap|diff(erence)?|std|var(iance)?|false|miss(es)?"
+)
+"""Words with which a name says nothing, or the contrary: `accuracy_loss`, `recall_time`."""
+
+
+def is_higher_better(metric: str) -> bool:
+    """Return True if the name is one whose metric is surely better the higher it is."""
+    words = words_of(metric)
+    return any(map(HIGHER.fullmatch, words)) and not any(map(LOWER.fullmatch, words))
+
+
+def words_of(metric: str) -> tuple[str, ...]:
+    """Return the words of a name in lower case: `val_topKAccuracy` has val, top, k and accuracy.
+
+    A word of capitals alone (`AUC`), `mAP` and `IoU` are one word; digits end a word.
+    """
+    parts = re.split(r"[^A-Za-z0-9]+", metric.replace("mAP", "Map").replace("IoU", "Iou"))
+    words = (w for part in parts for w in re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*", part))
+    return tuple(word.lower() for word in words)

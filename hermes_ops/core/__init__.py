@@ -1,1 +1,1 @@
-"""The decision core: frozen facts in, plans out; no I/O, no clock, no randomness of its own."""
+"""The model of the pool: frozen facts in, plans out; no I/O, no clock, no randomness."""

@@ -35,52 +35,52 @@ class Curve:
     mean: Floats
 
     def index(self, step: float) -> int:
-        """The number of points up to that step."""
+        """Return the number of points up to that step."""
         return int(self.steps.searchsorted(step, side="right"))
 
 
 def columns(curve: tuple[Point, ...]) -> Curve:
-    """The arrays of a curve; the same object for the same curve, as long as it is in use.
+    """Return the arrays of a curve; the same object for the same curve while it is in use.
 
-    A curve is known by its identity, as it never changes: to hash its points would cost more than
-    to convert them. Keeping the curve beside its arrays keeps its identity from being used again.
+    The cache key is the curve's identity, as a curve never changes: to hash its points would cost
+    more than to convert them. The cache holds the curve too, so its identity is not reused.
     """
-    kept = _KEPT.get(id(curve))
-    if kept is not None and kept[0] is curve:
-        return kept[1]
+    cached = _KEPT.get(id(curve))
+    if cached is not None and cached[0] is curve:
+        return cached[1]
     while len(_KEPT) >= KEPT:
         _KEPT.pop(next(iter(_KEPT)), None)
-    made = _columns(curve)
-    _KEPT[id(curve)] = (curve, made)
-    return made
+    arrays = _columns(curve)
+    _KEPT[id(curve)] = (curve, arrays)
+    return arrays
 
 
 class Memo(Generic[F, T]):
-    """What was made of facts (curves, jobs), kept as long as the same ones come again.
+    """Caches what `make` computes of facts (curves, jobs) while the same facts are asked for.
 
-    It changes no result, only its price. A fact is known by its identity, as it never changes: it
-    is kept beside what was made of it, so its identity is not used again. Threads may share it.
+    The cache key is the fact's identity, as facts never change. The cache holds the fact too, so
+    its identity is not reused. Threads may share a cache.
     """
 
     def __init__(self, make: Callable[..., Iterable[T]], size: int = KEPT) -> None:
         self._make = make
         self._size = size
-        self._kept: dict[tuple[int, tuple[object, ...]], tuple[F, T]] = {}
+        self._cache: dict[tuple[int, tuple[object, ...]], tuple[F, T]] = {}
 
-    def of(self, facts: Iterable[F], *about: object) -> list[T]:
-        """What `make(facts, *about)` gives, made only of facts that are new with this `about`."""
-        kept, asked = self._kept, [(fact, (id(fact), about)) for fact in facts]
-        known = {key: entry for _, key in asked if (entry := kept.get(key)) is not None}
-        new = {key: fact for fact, key in asked if key not in known}
+    def get(self, facts: Iterable[F], *about: object) -> list[T]:
+        """Return `make(facts, *about)`, computed only for facts that are new with this `about`."""
+        cache, requested = self._cache, [(fact, (id(fact), about)) for fact in facts]
+        cached = {key: entry for _, key in requested if (entry := cache.get(key)) is not None}
+        new = {key: fact for fact, key in requested if key not in cached}
         if new:
-            made = self._make(list(new.values()), *about)
-            fresh = dict(zip(new, zip(new.values(), made, strict=True), strict=True))
-            kept.update(fresh)
-            known |= fresh
-        found = [known[key][1] for _, key in asked]
-        for key in list(islice(kept, max(0, len(kept) - self._size))):
-            kept.pop(key, None)
-        return found
+            computed = self._make(list(new.values()), *about)
+            added = dict(zip(new, zip(new.values(), computed, strict=True), strict=True))
+            cache.update(added)
+            cached |= added
+        results = [cached[key][1] for _, key in requested]
+        for key in list(islice(cache, max(0, len(cache) - self._size))):
+            cache.pop(key, None)
+        return results
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,21 +90,21 @@ class _Rows(Generic[F]):
     table: Floats
 
     def rows(self, facts: Sequence[F]) -> NDArray[np.intp]:
-        """The row of each fact, -1 where there is none."""
+        """Return the row of each fact, -1 where there is none."""
         numbers = map(self.number.get, map(id, facts), repeat(-1))
         return np.fromiter(numbers, np.intp, len(facts))
 
-    def only(self, asked: Collection[int]) -> _Rows[F]:
-        """The rows of these facts."""
-        rows = [row for key, row in self.number.items() if key in asked]
+    def only(self, requested: Collection[int]) -> _Rows[F]:
+        """Return the rows of these facts alone."""
+        rows = [row for key, row in self.number.items() if key in requested]
         facts = tuple(self.facts[row] for row in rows)
         return _Rows({id(fact): row for row, fact in enumerate(facts)}, facts, self.table[rows])
 
 
 class Table(Generic[F]):
-    """A `Memo` for what is `width` numbers: those of many facts are the rows of one array.
+    """A `Memo` of `width` numbers a fact: the numbers of many facts are the rows of one array.
 
-    What it keeps is replaced, never changed, so threads may share it.
+    Its content is replaced, never changed, so threads may share it.
     """
 
     def __init__(self, make: Callable[[list[F]], Floats], width: int, size: int = KEPT) -> None:
@@ -112,39 +112,39 @@ class Table(Generic[F]):
         self._size = size
         self._kept: _Rows[F] = _Rows({}, (), np.empty((0, width)))
 
-    def of(self, facts: Sequence[F]) -> Floats:
-        """What `make(facts)` gives, made only of facts that are new."""
+    def get(self, facts: Sequence[F]) -> Floats:
+        """Return `make(facts)`, computed only for facts that are new."""
         kept = self._kept
         if (rows := kept.rows(facts)).min(initial=0) < 0:
             self._kept = kept = self._more(kept, {id(fact): fact for fact in facts})
             rows = kept.rows(facts)
         return kept.table[rows]
 
-    def _more(self, kept: _Rows[F], asked: dict[int, F]) -> _Rows[F]:
-        new = {key: fact for key, fact in asked.items() if key not in kept.number}
+    def _more(self, kept: _Rows[F], requested: dict[int, F]) -> _Rows[F]:
+        new = {key: fact for key, fact in requested.items() if key not in kept.number}
         if len(kept.facts) + len(new) > self._size:
-            kept = kept.only(asked)
+            kept = kept.only(requested)
         number = kept.number | {key: row for row, key in enumerate(new, len(kept.facts))}
-        made = self._make(list(new.values()))
-        return _Rows(number, (*kept.facts, *new.values()), np.concatenate((kept.table, made)))
+        rows = self._make(list(new.values()))
+        return _Rows(number, (*kept.facts, *new.values()), np.concatenate((kept.table, rows)))
 
 
 def best_by(curve: tuple[Point, ...], step: float) -> float:
-    """The lowest finite loss up to a step; inf when there is none."""
-    found = columns(curve)
-    points = found.index(step)
-    return float(found.best[points - 1]) if points else inf
+    """Return the lowest finite loss up to a step; inf when there is none."""
+    arrays = columns(curve)
+    points = arrays.index(step)
+    return float(arrays.best[points - 1]) if points else inf
 
 
 def mean_by(curve: tuple[Point, ...], step: float) -> float:
-    """The average of the losses up to a step; inf when there is none, or one is not finite."""
-    found = columns(curve)
-    points = found.index(step)
-    return float(found.mean[points - 1]) if points else inf
+    """Return the mean loss up to a step; inf without losses, or if one is not finite."""
+    arrays = columns(curve)
+    points = arrays.index(step)
+    return float(arrays.mean[points - 1]) if points else inf
 
 
 def best(curve: Sequence[Point]) -> float:
-    """The lowest finite loss of the whole curve; inf when there is none."""
+    """Return the lowest finite loss of the whole curve; inf when there is none."""
     return float(columns(tuple(curve)).best[-1]) if curve else inf
 
 

@@ -1,6 +1,6 @@
-"""Early stopping: which trials of a sweep are not worth going on with.
+"""Early stopping: which trials of a sweep are not worth continuing.
 
-A sweep brings its rule by name (`RULES`); `EarlyStop` applies the rules on top of any policy. An
+A sweep names its rule (`RULES`); `EarlyStop` applies the rules on top of any policy. An
 end is for good (STOPPED_EARLY). Only open jobs are ended: a pending one has shown nothing yet,
 one that is stopping is judged once it waits.
 """
@@ -29,7 +29,7 @@ ASHA_FIRST_RUNG_STEPS = 1
 
 
 def none_rule(jobs: Sequence[Job]) -> Ends:  # noqa: ARG001 - the interface of a rule
-    """Nothing ends early."""
+    """End nothing early."""
     return {}
 
 
@@ -63,9 +63,9 @@ def asha_rule(jobs: Sequence[Job]) -> Ends:
     """End a trial that is not in the best third at the newest rung it has reached.
 
     Rungs are at steps 1, 3, 9, 27, ... (reduction factor 3); the figure at a rung is the best loss
-    by then, ties pass. With fewer than 3 trials at a rung nobody is judged. A trial past a rung is
+    by then, ties pass. With fewer than 3 trials at a rung none is judged. A trial past a rung is
     judged again as others arrive there, until it reaches the next. A rung at or beyond the
-    last step judges nobody.
+    last step judges no trial.
 
     Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in
     the variant that stops a trial where the paper would leave it paused.
@@ -94,18 +94,18 @@ RULES: dict[str, Rule] = {"none": none_rule, "median": median_rule, "asha": asha
 
 
 def early_ends(snapshot: Snapshot, rules: Mapping[SweepId, str]) -> Ends:
-    """The jobs to end now, by the rule of each sweep; sweeps without one have "none".
+    """Return the jobs to end now, by the rule of each sweep; sweeps without one have "none".
 
     KeyError for a rule that is not in RULES.
     """
-    asked = {sweep: RULES[rule] for sweep, rule in sorted(rules.items())}
-    judged: dict[SweepId, list[Job]] = {s: [] for s, rule in asked.items() if rule != none_rule}
+    rule_of = {sweep: RULES[rule] for sweep, rule in sorted(rules.items())}
+    judged: dict[SweepId, list[Job]] = {s: [] for s, rule in rule_of.items() if rule != none_rule}
     for job in snapshot.jobs if judged else ():
         if job.sweep in judged:
             judged[job.sweep].append(job)
     ends: Ends = {}
     for sweep, jobs in judged.items():
-        ends |= asked[sweep](by_submission(jobs))
+        ends |= rule_of[sweep](by_submission(jobs))
     return ends
 
 
@@ -119,7 +119,7 @@ class EarlyStop(Wrapper[M]):
     rules: tuple[tuple[SweepId, str], ...]
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
-        """The inner policy's plan for the jobs that go on, and the ends."""
+        """Return the inner policy's plan for the jobs that continue, and the ends."""
         ends = early_ends(snapshot, dict(self.rules))
         if not ends:
             return self.policy.decide(snapshot, memory)
@@ -132,7 +132,7 @@ class EarlyStop(Wrapper[M]):
 
 
 def _rung(job: Job) -> int | None:
-    """The newest rung that the job has reached; None when it is not to be judged."""
+    """Return the newest rung that the job has reached; None when it is not to be judged."""
     if job.last_step < ASHA_FIRST_RUNG_STEPS:
         return None
     rung = ASHA_FIRST_RUNG_STEPS

@@ -1,4 +1,4 @@
-"""Completes the reasons of a plan: the runner-up, and what would have changed each choice."""
+"""Complete the reasons of a plan: the runner-up, and what would have changed each choice."""
 
 from __future__ import annotations
 

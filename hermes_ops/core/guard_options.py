@@ -1,4 +1,4 @@
-"""The options of what stands around a pool's policy; a user writes them among the policy's."""
+"""The options of the guards around a pool's policy; a user writes them among the policy's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from hermes_ops.core.guards import QUANTA, guarded
-from hermes_ops.core.learning import PER_GPU
 from hermes_ops.core.model import Policy
+from hermes_ops.core.sweep_limits import PER_GPU
 from hermes_ops.errors import ConfigError, Problem
 
 M = TypeVar("M")
@@ -29,37 +29,48 @@ ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class GuardOptions:
-    """`k`, `quanta` and `default_switch_s` of the two guards; `open`: of `OpenForLearning`."""
+    """`k`, `quanta` and `default_switch_s` of the two guards; `open_per_gpu` of
+    `OpenForLearning`, which a user writes as `guard_open`."""
 
     k: float = 3.0
     quanta: int = QUANTA
-    open: int = PER_GPU
+    open_per_gpu: int = PER_GPU
     default_switch_s: float = 5.0
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> GuardOptions:
-        """Those whose names begin with guard_; ConfigError names each one that cannot be.
+    def parse(cls, options: Mapping[str, Any]) -> GuardOptions:
+        """Parse the options that begin with guard_; ConfigError names each invalid one.
 
-        Without a guard_open the `threshold` of Hermes' queues is the bound, should there be one.
+        Without a guard_open the `threshold` of Hermes' queues is the bound, if it is given.
         """
-        given = {k.removeprefix(PREFIX): v for k, v in options.items() if k.startswith(PREFIX)}
-        problems = tuple(_problem(name, value) for name, value in given.items()
+        guard_options = {
+            name.removeprefix(PREFIX): value
+            for name, value in options.items()
+            if name.startswith(PREFIX)
+        }
+        problems = tuple(_problem(name, value) for name, value in guard_options.items()
                          if not _is_allowed(name, value))  # fmt: skip
         if problems:
             raise ConfigError(SOURCE, problems)
         threshold = options.get("threshold")
         if _is_allowed("open", threshold):  # any other is refused as the policy's own
-            given = {"open": threshold, **given}
-        types = {"k": float, "quanta": int, "open": int, "default_switch_s": float}
-        return cls(**{name: types[name](value) for name, value in given.items()})
+            guard_options = {"open": threshold, **guard_options}
+        fields = {
+            "k": ("k", float),
+            "quanta": ("quanta", int),
+            "open": ("open_per_gpu", int),
+            "default_switch_s": ("default_switch_s", float),
+        }
+        named = ((fields[name], value) for name, value in guard_options.items())
+        return cls(**{field: as_type(value) for (field, as_type), value in named})
 
     def around(self, policy: Policy[M]) -> Policy[M]:
-        """The policy within both guards."""
+        """Wrap the policy in both guards."""
         return guarded(policy, self.k, self.quanta, self.default_switch_s)
 
 
 def without_guards(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are the policy's own."""
+    """Return the options that are the policy's own."""
     return {name: value for name, value in options.items() if not name.startswith(PREFIX)}
 
 
@@ -73,10 +84,10 @@ def _is_allowed(name: str, value: object) -> bool:
 
 def _problem(name: str, value: object) -> Problem:
     where = f"{PREFIX}{name}"
-    found = f"{where}={value!r}"
+    written = f"{where}={value!r}"
     if name in ALLOWED:
-        return Problem(where, found, ALLOWED[name][1], "correct or remove it")
-    meant = get_close_matches(name, ALLOWED, n=1)
-    fix = f"did you mean {PREFIX}{meant[0]}?" if meant else "remove it"
-    allowed = ", ".join(f"{PREFIX}{known}" for known in ALLOWED)
-    return Problem(where, f"{found}, an unknown option", allowed, fix)
+        return Problem(where, written, ALLOWED[name][1], "correct or remove it")
+    similar = get_close_matches(name, ALLOWED, n=1)
+    fix = f"did you mean {PREFIX}{similar[0]}?" if similar else "remove it"
+    allowed = ", ".join(f"{PREFIX}{option}" for option in ALLOWED)
+    return Problem(where, f"{written}, an unknown option", allowed, fix)

@@ -1,4 +1,4 @@
-"""What the guards say about the jobs that they keep, serve or hold back."""
+"""The guards' reasons for the jobs that they keep, serve or hold back."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _RUNS_ON = Reason("runs on: who was to follow it waits", would_change="that job'
 
 
 @dataclass(frozen=True)
-class Quanta:
+class QuantumReasons:
     """Reasons under AntiThrash.
 
-    `firm` is the policy's plan around the protected jobs, `plan` what became of it. `ask` says what
-    the policy wanted without protection; it costs a whole decision, so only a reason asks it.
+    `around` is the policy's plan around the protected jobs, `plan` what became of it. `ask` says
+    what the policy wanted without protection; it costs a whole decision, so only a reason asks it.
     """
 
     snapshot: Snapshot
-    firm: Plan
+    around: Plan
     plan: Plan
     ends_s: Mapping[JobId, float]
     ask: Callable[[], Plan]
 
     def reasons(self) -> Mapping[JobId, Reason]:
-        """A reason for each job of the plan's reasons, and each protected one."""
-        return LazyReasons(dict.fromkeys((*self.firm.reasons, *self.ends_s)), self._explain)
+        """Return a reason for each job of the plan's reasons, and each protected one."""
+        return LazyReasons(dict.fromkeys((*self.around.reasons, *self.ends_s)), self._explain)
 
     @cached_property
     def _wanted(self) -> Plan:
@@ -47,12 +47,12 @@ class Quanta:
         return {grant.job: grant.gpus for grant in self.plan.grants}
 
     @cached_property
-    def _firm_gpus(self) -> dict[JobId, tuple[int, ...]]:
-        return {grant.job: grant.gpus for grant in self.firm.grants}
+    def _around_gpus(self) -> dict[JobId, tuple[int, ...]]:
+        return {grant.job: grant.gpus for grant in self.around.grants}
 
     @cached_property
     def _users(self) -> dict[int, JobId]:
-        """Who uses each GPU in what the policy wanted."""
+        """Return the job of each GPU in the plan of the policy, before the guards."""
         return {gpu: grant.job for grant in self._wanted.grants for gpu in grant.gpus}
 
     @cached_property
@@ -64,15 +64,15 @@ class Quanta:
     def _explain(self, job: JobId) -> Reason:
         held = self.snapshot.held.get(job)
         if job not in self._gpus:
-            said = self.firm.reasons.get(job, _RUNS)
-            return said if held is not None else self._waits(job, said)
+            reason = self.around.reasons.get(job, _RUNS)
+            return reason if held is not None else self._waits(job, reason)
         if held != self._gpus[job]:
-            return self.firm.reasons.get(job, _RUNS)
+            return self.around.reasons.get(job, _RUNS)
         if self._wanted_gpus.get(job) == held:
             return self._wanted.reasons.get(job, _RUNS)
         if job in self.ends_s and job not in self._wanted.ends:
             return self._kept(job, held)
-        return self.firm.reasons.get(job, _RUNS) if job in self._firm_gpus else _RUNS_ON
+        return self.around.reasons.get(job, _RUNS) if job in self._around_gpus else _RUNS_ON
 
     def _kept(self, job: JobId, held: tuple[int, ...]) -> Reason:
         left_s = self._left_s(job)
@@ -82,15 +82,15 @@ class Quanta:
         text = f"kept: {left_s:.1f} s of its quantum left"
         return Reason(text, terms, rival, "the end of its quantum")
 
-    def _waits(self, job: JobId, said: Reason) -> Reason:
-        """It waits for the end of a quantum if it would have had that GPU without."""
-        gpus = self._wanted_gpus.get(job) or self._firm_gpus.get(job, ())
+    def _waits(self, job: JobId, reason: Reason) -> Reason:
+        """Return the reason of a waiting job: a quantum, if that keeps it from its GPU."""
+        gpus = self._wanted_gpus.get(job) or self._around_gpus.get(job, ())
         for gpu in gpus:
-            keeper = self._protectors.get(gpu)
-            if keeper is not None:
-                text = f"waits: {keeper} has {self._left_s(keeper):.1f} s of its quantum left"
-                return Reason(text, said.terms, keeper, "the end of that quantum")
-        return said
+            protector = self._protectors.get(gpu)
+            if protector is not None:
+                text = f"waits: {protector} has {self._left_s(protector):.1f} s of its quantum left"
+                return Reason(text, reason.terms, protector, "the end of that quantum")
+        return reason
 
     def _left_s(self, job: JobId) -> float:
         return self.ends_s[job] - self.snapshot.time_s
@@ -103,7 +103,7 @@ def served_reasons(
     waited_s: Mapping[JobId, float],
     served: list[Grant],
 ) -> Mapping[JobId, Reason]:
-    """Say whom aging serves, who leaves for it, whose start it put off, and who stays for that.
+    """Return reasons: whom aging serves, who leaves for it, whose start waits, who stays on.
 
     `wanted` is the policy's own plan. Terms here are those of aging's choice: how long the served
     job waited, and how long the other's segment has run.

@@ -1,8 +1,8 @@
-"""Two wrappers around any policy: no thrashing, no endless waiting.
+"""Two wrappers around any policy: no thrashing, no starvation.
 
-They are policies themselves, keep no memory of their own and pass the inner policy's through.
-`guarded` composes them in the order in which both bounds hold. Jobs that a policy ends early are
-not guarded: they never resume, so that nothing is lost by switching.
+They are policies themselves, have no memory and pass the inner policy's through. `guarded` composes
+them in the order in which both bounds hold. Jobs that a policy ends early are not guarded: they
+never resume, so switching costs nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,20 @@ from math import fsum, inf
 from operator import mul
 from typing import TypeVar
 
-from hermes_ops.core.guard_reasons import Quanta, served_reasons
-from hermes_ops.core.impose import Overdue, impose
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Policy, Snapshot, overlay
-from hermes_ops.core.quantum import Quantum
+from hermes_ops.core.grant_overrides import StarvedJobs, override_grants
+from hermes_ops.core.guard_reasons import QuantumReasons, served_reasons
+from hermes_ops.core.model import (
+    OPEN_PHASES,
+    Grant,
+    Job,
+    JobId,
+    Phase,
+    Plan,
+    Policy,
+    Snapshot,
+    SweepId,
+    overlay,
+)
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
@@ -45,14 +55,14 @@ class AntiThrash(Wrapper[M]):
         self._quantum()
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
-        """The inner policy's plan around the jobs whose quantum is not over."""
+        """Return the inner policy's plan around the jobs whose quantum is not over."""
         ends_s = self._quantum().ends_s(snapshot) if self.policy.preempts else {}
         if not ends_s:
             return self.policy.decide(snapshot, memory)
-        firm, after = self.policy.decide(_masked(snapshot, ends_s), memory)
-        plan = _with_kept(snapshot, firm, ends_s)
+        around, after = self.policy.decide(_masked(snapshot, ends_s), memory)
+        plan = _with_kept(snapshot, around, ends_s)
         ask = _once(self.policy, snapshot, memory)
-        reasons = Quanta(snapshot, firm, plan, ends_s, ask).reasons()
+        reasons = QuantumReasons(snapshot, around, plan, ends_s, ask).reasons()
         return _review(replace(plan, reasons=reasons), min(ends_s.values())), after
 
     def _quantum(self) -> Quantum:
@@ -98,7 +108,7 @@ class Aging(Wrapper[M]):
             raise ValueError("quanta and quantum_s are finite and not negative")
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
-        """The inner policy's plan, with the overdue jobs served first."""
+        """Return the inner policy's plan, with the starved jobs served first."""
         plan, memory = self.policy.decide(snapshot, memory)
         if not self.policy.preempts:
             return plan, memory
@@ -106,18 +116,18 @@ class Aging(Wrapper[M]):
         if not overdue:
             return _review(plan, next_due), memory
         protected = self._quantum().ends_s(snapshot)
-        turn = Overdue(snapshot, plan, protected)
+        turn = StarvedJobs(snapshot, plan, protected)
         for job in overdue:
             if not turn.serve(job):
                 break
-        new = impose(snapshot, plan, turn.served, turn.reserved)
+        new = override_grants(snapshot, plan, turn.served, turn.reserved)
         waited_s = {job.id: snapshot.time_s - _waits_since(job) for job in overdue}
         reasons = served_reasons(snapshot, plan, new, waited_s, turn.served)
         new = replace(new, reasons=overlay(plan.reasons, reasons))
         return _review(new, min(next_due, min(protected.values(), default=inf))), memory
 
     def _overdue(self, snapshot: Snapshot, plan: Plan) -> tuple[list[Job], float]:
-        """Who is to be served, in order, and when the next one comes of age."""
+        """Return the starved jobs in order, and when the next one becomes starved."""
         ends = set(plan.ends)
         waiting = [j for j in snapshot.queue if j.phase is _WAITING and j.id not in ends]
         if not waiting:
@@ -153,7 +163,7 @@ class Aging(Wrapper[M]):
 def guarded(
     policy: Policy[M], k: float = 3.0, quanta: int = QUANTA, default_switch_s: float = 5.0
 ) -> Policy[M]:
-    """The policy under both guards.
+    """Wrap the policy in both guards.
 
     Aging stands outside, so that nothing undoes what it serves; it takes GPUs only from jobs
     whose quantum is over, so that the bound of AntiThrash inside holds as well.
@@ -163,7 +173,7 @@ def guarded(
 
 
 def _masked(snapshot: Snapshot, protected: Collection[JobId]) -> Snapshot:
-    """The snapshot with these running jobs marked not preemptible; what waits is not touched."""
+    """Return the snapshot with these running jobs marked not preemptible."""
     holding = tuple(
         replace(job, preemptible=False) if job.preemptible and job.id in protected else job
         for job in snapshot.holding
@@ -179,17 +189,23 @@ def _masked(snapshot: Snapshot, protected: Collection[JobId]) -> Snapshot:
 
 
 def _with_kept(snapshot: Snapshot, plan: Plan, protected: Collection[JobId]) -> Plan:
-    """The plan in which the protected jobs keep their GPUs, unless it ends them."""
-    held, ends = snapshot.held, set(plan.ends)
-    kept = {g.job for g in plan.grants if g.job in protected and g.gpus == held[g.job]}
-    firm = [job for job in protected if job not in ends]
-    if kept.issuperset(firm):
+    """Return the plan in which the protected jobs keep their GPUs, unless it ends them."""
+    now, ends = snapshot.retained, set(plan.ends)
+    kept = {g.job for g in plan.grants if g.job in protected and _keeps(g, now[g.job])}
+    pinned = [job for job in protected if job not in ends]
+    if kept.issuperset(pinned):
         return plan
-    return impose(snapshot, plan, [snapshot.stays[job] for job in firm])  # these fit together
+    retained = [snapshot.retained[job] for job in pinned]  # these fit together
+    return override_grants(snapshot, plan, retained)
+
+
+def _keeps(grant: Grant, now: Grant) -> bool:
+    """Return whether the job goes on without a restart; another share needs none."""
+    return grant.gpus == now.gpus and grant.batch in (None, now.batch)
 
 
 def _once(policy: Policy[M], snapshot: Snapshot, memory: M) -> Callable[[], Plan]:
-    """The policy's plan for the snapshot as it is, once somebody asks."""
+    """Return a function that asks the policy for its plan without the guards."""
     return lambda: policy.decide(snapshot, memory)[0]
 
 
@@ -203,6 +219,68 @@ def _waits_since(job: Job) -> float:
 
 
 def _slice_s(job: Job) -> float:
-    """From the start of a segment to the checkpoint after its first report, as far as known."""
+    """Return the seconds from a segment's start to the checkpoint after its first report."""
     report_s = job.curve[-1].seconds / len(job.curve) if job.curve else 0.0
     return (job.switch_s or 0.0) + report_s
+
+
+@dataclass(frozen=True, slots=True)
+class Quantum:
+    """How long a job must run, from its start or resume, before it may be stopped.
+
+    `k` times its switch cost of training, after the start-up and restore that come first. Its
+    switch cost is measured (`Job.switch_s`), else the largest one known in its sweep, else
+    `default_switch_s`; while its parts are unknown the whole cost is taken to come first. With
+    the checkpoint at its end a stopped segment thus occupies its GPUs for at least k + 1 switch
+    costs.
+    """
+
+    k: float = 3.0
+    default_switch_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.k < inf and 0 <= self.default_switch_s < inf):
+            raise ValueError("k and default_switch_s are finite and not negative")
+
+    def ends_s(self, snapshot: Snapshot) -> dict[JobId, float]:
+        """Return when the quantum of each job that it still protects ends.
+
+        A job without a known start begins its quantum now.
+        """
+        held = snapshot.held
+        ends: dict[JobId, float] = {}
+        largest: dict[SweepId, float] | None = None
+        for job in snapshot.holding:
+            cost, checkpoint_s = job.switch_s, job.checkpoint_s or 0.0
+            if cost is None:
+                largest = _largest_s(snapshot) if largest is None else largest
+                cost, checkpoint_s = largest.get(job.sweep, self.default_switch_s), 0.0
+            started = snapshot.time_s if job.started_s is None else job.started_s
+            end = started + self.k * cost + (cost - checkpoint_s)
+            if end > snapshot.time_s and job.id in held:
+                ends[job.id] = end
+        return ends
+
+    def longest_s(self, snapshot: Snapshot) -> float:
+        """Return k + 1 times the largest switch cost of an open job: a quantum and its switch."""
+        most, unmeasured = -1.0, set[SweepId]()
+        for job in snapshot.jobs:
+            cost = (job.checkpoint_s or 0.0) + (job.restore_s or 0.0) + (job.startup_s or 0.0)
+            if cost > most and job.phase in OPEN_PHASES:
+                most = cost
+            if cost == 0.0 and job.switch_s is None and job.phase in OPEN_PHASES:
+                unmeasured.add(job.sweep)
+        if unmeasured:
+            largest = _largest_s(snapshot)
+            most = max(most, *(largest.get(s, self.default_switch_s) for s in unmeasured))
+        return (self.k + 1) * (most if most >= 0 else self.default_switch_s)
+
+
+def _largest_s(snapshot: Snapshot) -> dict[SweepId, float]:
+    """Return the largest measured switch cost of each sweep that has one."""
+    largest: dict[SweepId, float] = {}
+    for job in snapshot.jobs:
+        cost = job.switch_s
+        if cost is not None and cost > largest.get(job.sweep, -1.0):
+            largest[job.sweep] = cost
+    return largest

@@ -1,10 +1,10 @@
-"""What a policy sees (`Snapshot`) and what it answers (`Plan`), as frozen facts.
+"""What a policy gets (`Snapshot`) and returns (`Plan`), as frozen facts.
 
 Units stand in the names: `_s` seconds, `_gpu_s` GPU-seconds. Times are seconds since the epoch of
 the driver's clock (Unix time live, zero-based virtual time in a simulation). A loss is always
 "lower is better": a maximised objective enters with its sign turned.
 """
-# A little over 400 lines: whoever writes a policy finds all that it gets and gives in one place.
+# Over 400 lines, so that all types of a policy's input and output are in one place.
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 from operator import attrgetter
-from typing import Any, NewType, Protocol, TypeVar
+from typing import Any, NewType, Protocol, TypeVar, overload
 
 from hermes_ops.core.order import by_submission, submission
+from hermes_ops.core.sizes import BatchRange, StepTime
 
 _INDEX = attrgetter("index")
 
@@ -27,13 +28,13 @@ Value = float | int | str | bool
 
 
 class Phase(Enum):
-    """Where a job stands. Only RUNNING and STARTING jobs hold GPUs in a snapshot."""
+    """The phase of a job. Only RUNNING and STARTING jobs hold GPUs in a snapshot."""
 
     PENDING = "pending"  # not begun: no configuration, no checkpoint
     WAITING = "waiting"  # begun, holds no GPU, resumes from its checkpoint
     STARTING = "starting"  # granted its GPUs, not yet seen to run
     RUNNING = "running"
-    STOPPING = "stopping"  # told to stop, still checkpointing; counts as holding nothing
+    STOPPING = "stopping"  # must stop, still checkpointing; counts as holding nothing
     ENDED = "ended"  # in a final state; kept in a snapshot for its curve only
 
 
@@ -66,6 +67,12 @@ class Job:
     share_held: float = 1.0  # of each of its GPUs, in (0, 1]; less than 1 in a simulation only
     min_gpus: int = 1
     max_gpus: int = 1
+    sizes: tuple[int, ...] = ()  # numbers of GPUs it may take, ascending; none: any of its range
+    requested_gpus: int | None = None  # by its user; None: `min_gpus`
+    batch_range: BatchRange | None = None  # None: its batch is its own affair
+    requested_batch: int | None = None  # samples a step, by its user
+    batch_held: int | None = None  # samples a step that it was granted; None: as it chooses
+    noise_scale: float | None = None  # of its gradients, in samples, as last measured
     weight: float = 1.0
     user: str = ""
     virtual_cluster: str = ""
@@ -79,8 +86,9 @@ class Job:
     service_at_s: float | None = None  # the instant for which it holds; None: the snapshot's
     configuration: tuple[tuple[str, Value], ...] = ()  # its hyper-parameters, once it has them
     curve: tuple[Point, ...] = ()
-    step_seconds: tuple[tuple[int, float], ...] = ()  # (GPUs, seconds a step), as measured
+    step_times: tuple[StepTime, ...] = ()  # as measured, one for each size and batch
     preemptions: int = 0
+    segments: int = 0  # begun so far: each stop, and each other size, adds one
     started_s: float | None = None  # begin of the current segment, RUNNING and STARTING only
     waiting_since_s: float | None = None  # last stop (or submission), when it holds nothing
     steps_at_start: int = 0  # step reached when the current segment began
@@ -98,13 +106,30 @@ class Job:
         """True for an open job that may be ended early: one that is stopping is judged later."""
         return self.is_open and self.phase is not Phase.STOPPING
 
+    def takes(self, number: int) -> bool:
+        """Return whether it may run on that number of GPUs."""
+        if self.sizes:
+            return number in self.sizes
+        return self.min_gpus <= number <= self.max_gpus
+
+    def sizes_up_to(self, limit: int) -> Sequence[int]:
+        """Return the numbers of GPUs, ascending and at most `limit`, on which it may run."""
+        if self.sizes:
+            return [size for size in self.sizes if size <= limit]
+        return range(self.min_gpus, min(self.max_gpus, limit) + 1)
+
+    def size_above(self, size: int, limit: int | None = None) -> int | None:
+        """Return the least number of GPUs above `size`, at most `limit`; None: it takes none."""
+        sizes = self.sizes_up_to(self.max_gpus if limit is None else limit)
+        return next((larger for larger in sizes if larger > size), None)
+
     @property
     def holds_gpus(self) -> bool:
         """True for a job that has GPUs now or has been granted them."""
         return self.phase in HOLDING_PHASES
 
     def attained_gpu_s(self, now_s: float) -> float:
-        """Service up to `now_s`: it grows by the share held of each GPU, times the seconds.
+        """Return the service up to `now_s`: it grows by the share held of each GPU, times seconds.
 
         Source: Tiresias (NSDI 2019), the attained service of 2D-LAS: GPUs times time.
         """
@@ -118,12 +143,28 @@ class Job:
         """The newest step of the curve; 0 before the first."""
         return self.curve[-1].step if self.curve else 0
 
+    def seconds_a_step(self, gpus: int) -> float | None:
+        """Return the measured seconds of a step on that number of GPUs; None before any."""
+        return next((time.seconds for time in self.step_times if time.gpus == gpus), None)
+
+    @property
+    def has_finished_slice(self) -> bool:
+        """True when the running segment has brought something to judge.
+
+        One new step since the segment began; two points when the segment began at step 0, because
+        one point shows no drop. A job that reports nothing never finishes a slice. (What makes a
+        job PREEMPTIBLE is not recovered from the Hermes paper; this is a choice.)
+        """
+        if self.steps_at_start == 0:
+            return len(self.curve) >= 2
+        return self.last_step > self.steps_at_start
+
     @property
     def switch_s(self) -> float | None:
         """Seconds that one stop and resume cost, None before anything was measured."""
         parts = (self.checkpoint_s, self.restore_s, self.startup_s)
-        known = [p for p in parts if p is not None]
-        return sum(known) if known else None
+        measured = [p for p in parts if p is not None]
+        return sum(measured) if measured else None
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -131,17 +172,37 @@ QUEUED_PHASES = (Phase.PENDING, Phase.WAITING)
 HOLDING_PHASES = (Phase.STARTING, Phase.RUNNING)
 
 
+class JobGroups(Sequence[Job]):
+    """Several groups of jobs as one sequence, without a copy of them."""
+
+    def __init__(self, *groups: Sequence[Job]) -> None:
+        self._groups = groups
+
+    def __iter__(self) -> Iterator[Job]:
+        return chain.from_iterable(self._groups)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups))
+
+    @overload
+    def __getitem__(self, index: int) -> Job: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Job, ...]: ...
+    def __getitem__(self, index: int | slice) -> Job | tuple[Job, ...]:
+        return tuple(self)[index]
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The pool at one instant. `gpus` are those that jobs may use; `jobs` in no special order.
 
-    The views below are computed when first asked for, then kept. A driver that has them at hand
-    passes them with `prepared`, so that a decision costs no pass over all waiting jobs.
+    The views below are computed on first use and cached. A driver that maintains them passes them
+    with `prepared`, so that a decision needs no pass over all waiting jobs.
     """
 
     time_s: float
     gpus: tuple[Gpu, ...]
-    jobs: tuple[Job, ...]
+    jobs: Sequence[Job]
 
     @classmethod
     def prepared(
@@ -153,28 +214,20 @@ class Snapshot:
         queue: Sequence[Job],
         others: Sequence[Job] = (),
         index: Mapping[JobId, Job] | None = None,
-        stays: Mapping[JobId, Grant] | None = None,
+        retained: Mapping[JobId, Grant] | None = None,
         held: Mapping[JobId, tuple[int, ...]] | None = None,
         free: frozenset[int] | None = None,
     ) -> Snapshot:
-        """A snapshot with its views, as they are described there; `others` are the other jobs.
+        """Return a snapshot whose views are given instead of computed.
 
-        Views may be left out. What is given must not change while the snapshot exists.
+        Views may be left out. What is given must not change while the snapshot's `jobs` exist.
         """
-        snapshot = cls.__new__(cls)  # without `jobs`: see `__getattr__`
-        views = {"index": index, "stays": stays, "held": held, "free": free}
-        snapshot.__dict__.update(time_s=time_s, gpus=gpus)
-        snapshot.__dict__.update(holding=holding, queue=queue, others=others)
-        snapshot.__dict__.update((name, view) for name, view in views.items() if view is not None)
+        snapshot = cls(time_s, gpus, JobGroups(holding, queue, others))
+        views: dict[str, object] = {"holding": holding, "queue": queue, "others": others}
+        views |= {"index": index, "retained": retained, "held": held, "free": free}
+        # This is where a cached_property keeps its value.
+        vars(snapshot).update((name, view) for name, view in views.items() if view is not None)
         return snapshot
-
-    def __getattr__(self, name: str) -> tuple[Job, ...]:
-        """The `jobs` of a prepared snapshot, put together when they are first asked for."""
-        if name != "jobs":
-            raise AttributeError(name)
-        jobs = (*self.holding, *self.queue, *self.others)
-        self.__dict__["jobs"] = jobs
-        return jobs
 
     @cached_property
     def index(self) -> Mapping[JobId, Job]:
@@ -198,7 +251,7 @@ class Snapshot:
 
     @cached_property
     def _sorted_out(self) -> tuple[list[Job], list[Job], list[Job]]:
-        """The jobs of `holding`, `queue` and `others`, by one look at each."""
+        """The jobs of `holding`, `queue` and `others`, sorted in one pass."""
         holding: list[Job] = []
         queue: list[Job] = []
         others: list[Job] = []
@@ -215,8 +268,8 @@ class Snapshot:
 
     @cached_property
     def held(self) -> Mapping[JobId, tuple[int, ...]]:
-        """The GPUs, ascending, that each RUNNING or STARTING job can keep: those of `stays`."""
-        return {job: grant.gpus for job, grant in self.stays.items()}
+        """The GPUs, ascending, that each RUNNING or STARTING job can keep: those of `retained`."""
+        return {job: grant.gpus for job, grant in self.retained.items()}
 
     @cached_property
     def free(self) -> frozenset[int]:
@@ -225,18 +278,23 @@ class Snapshot:
         free.difference_update(chain.from_iterable(self.held.values()))
         return frozenset(free)
 
+    @cached_property
+    def node_of(self) -> Mapping[int, str]:
+        """The node of each GPU, by the GPU's index."""
+        return {gpu.index: gpu.node for gpu in self.gpus}
+
     def free_without(self, stopped: Collection[JobId]) -> set[int]:
-        """The GPUs of which no job keeps anything once these have stopped."""
+        """Return the GPUs of which no job keeps anything once these jobs have stopped."""
         free = set(self.free)
-        gone = [self.stays[job] for job in stopped if job in self.stays]
+        gone = [self.retained[job] for job in stopped if job in self.retained]
         free.update(chain.from_iterable(grant.gpus for grant in gone))
         if any(grant.share < 1 for grant in gone):  # another may keep the rest of its GPU
-            stays = (grant for job, grant in self.stays.items() if job not in stopped)
-            free.difference_update(chain.from_iterable(grant.gpus for grant in stays))
+            retained = (grant for job, grant in self.retained.items() if job not in stopped)
+            free.difference_update(chain.from_iterable(grant.gpus for grant in retained))
         return free
 
     @cached_property
-    def stays(self) -> Mapping[JobId, Grant]:
+    def retained(self) -> Mapping[JobId, Grant]:
         """The grants by which RUNNING and STARTING jobs keep what they hold.
 
         A job whose GPUs have left the pool, whose number of GPUs is outside its range, or whose
@@ -250,7 +308,7 @@ class Snapshot:
             able = (
                 job for job in self.holding if _in_range(job) and pool.issuperset(job.gpus_held)
             )
-            return {job.id: _stay(job) for job in able}
+            return {job.id: _retained_grant(job) for job in able}
         left = {gpu.index: 1.0 for gpu in self.gpus}
         kept: dict[JobId, Grant] = {}
         for job in sorted(self.holding, key=_claim):
@@ -259,7 +317,7 @@ class Snapshot:
             if in_range and all(left.get(gpu, -inf) >= job.share_held - SHARE_EPS for gpu in gpus):
                 for gpu in gpus:
                     left[gpu] -= job.share_held
-                kept[job.id] = _stay(job)
+                kept[job.id] = _retained_grant(job)
         return kept
 
 
@@ -267,11 +325,11 @@ SHARE_EPS = 1e-9  # shares of a GPU that add up to 1 in floating point
 
 
 def _in_range(job: Job) -> bool:
-    return job.min_gpus <= len(job.gpus_held) <= job.max_gpus
+    return job.takes(len(job.gpus_held))
 
 
-def _stay(job: Job) -> Grant:
-    return Grant(job.id, tuple(sorted(job.gpus_held)), job.share_held)
+def _retained_grant(job: Job) -> Grant:
+    return Grant(job.id, tuple(sorted(job.gpus_held)), job.share_held, job.batch_held)
 
 
 def _claim(job: Job) -> tuple[object, ...]:
@@ -301,15 +359,17 @@ class Grant:
     """One job holds these GPUs (by index, ascending) from now on.
 
     `share` is the part of each GPU that it gets, in (0, 1]; only a simulation grants less than 1.
+    `batch` is the samples of a step; None: as the job chooses.
     """
 
     job: JobId
     gpus: tuple[int, ...]
     share: float = 1.0
+    batch: int | None = None
 
 
 class LazyReasons(Mapping[JobId, "Reason"]):
-    """The reasons of the keys of `ids`, each made when asked for: most are never looked at."""
+    """The reasons of the keys of `ids`, each made on demand: most are never read."""
 
     def __init__(self, ids: Mapping[JobId, object], explain: Callable[[JobId], Reason]) -> None:
         self._ids, self._explain = ids, explain
@@ -320,7 +380,7 @@ class LazyReasons(Mapping[JobId, "Reason"]):
         return self._explain(job)
 
     def get(self, job: JobId, default: Any = None) -> Any:  # noqa: ANN401 - as in Mapping
-        """The reason; no exception is raised and caught for a key that is not there."""
+        """Return the reason or the default, without the cost of a caught KeyError."""
         return self._explain(job) if job in self._ids else default
 
     def __contains__(self, job: object) -> bool:
@@ -334,7 +394,7 @@ class LazyReasons(Mapping[JobId, "Reason"]):
 
 
 def overlay(base: Mapping[JobId, Reason], over: Mapping[JobId, Reason]) -> Mapping[JobId, Reason]:
-    """`base` with the entries of `over` in their place, nothing evaluated."""
+    """Return `base` with the entries of `over` in their place, nothing evaluated."""
 
     def reason(job: JobId) -> Reason:
         return over[job] if job in over else base[job]
@@ -359,7 +419,7 @@ class Plan:
     reasons: Mapping[JobId, Reason] = field(default_factory=dict)
 
     def gpus_of(self, job: JobId) -> tuple[int, ...]:
-        """The GPUs that the plan gives to a job; empty when none."""
+        """Return the GPUs that the plan gives to a job; empty when none."""
         return next((g.gpus for g in self.grants if g.job == job), ())
 
 
@@ -380,6 +440,7 @@ class Start:
     gpus: tuple[int, ...]
     reason: Reason
     share: float = 1.0
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +451,7 @@ class Resize:
     gpus: tuple[int, ...]
     reason: Reason
     share: float = 1.0
+    batch: int | None = None
 
 
 Action = Stop | Start | Resize
@@ -399,8 +461,9 @@ M = TypeVar("M")
 class Policy(Protocol[M]):
     """`decide(snapshot, memory) -> (plan, memory)`, pure.
 
-    Memory is a frozen, JSON-serialisable-by-`encode` value that the driver keeps for the policy;
-    `initial()` is the memory of a policy that has seen nothing. Losing it costs quality only.
+    Memory is a frozen value that the driver keeps for the policy from decision to decision. It is
+    not stored: a restarted driver begins with `initial()`, the memory of a policy that has seen
+    nothing. Losing it costs quality only.
     """
 
     @property
@@ -414,9 +477,9 @@ class Policy(Protocol[M]):
         ...
 
     def initial(self) -> M:
-        """The memory before the first decision."""
+        """Return the memory before the first decision."""
         ...
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
-        """The plan for this snapshot, and the memory for the next."""
+        """Return the plan for this snapshot, and the memory for the next."""
         ...

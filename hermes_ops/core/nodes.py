@@ -1,62 +1,52 @@
-"""Jobs that may run on some nodes only, as their checkpoints lie on those nodes' own disks."""
+"""Jobs that may run on some nodes only, because their checkpoints are on those nodes' disks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from hermes_ops.core.model import Grant, Job, JobId, Snapshot
 
 
-def node_of(snapshot: Snapshot) -> Mapping[int, str]:
-    """The node of each GPU by its index; kept with the snapshot, beside its views."""
-    known = snapshot.__dict__.get("node_of")
-    if known is None:
-        known = {gpu.index: gpu.node for gpu in snapshot.gpus}
-        snapshot.__dict__["node_of"] = known
-    found: Mapping[int, str] = known
-    return found
-
-
-def at_home(snapshot: Snapshot, job: Job, gpus: Iterable[int]) -> bool:
-    """True when these GPUs are all of one node on which the job may run."""
+def on_allowed_node(snapshot: Snapshot, job: Job, gpus: Iterable[int]) -> bool:
+    """Return whether these GPUs are all of one node on which the job may run."""
     if not job.nodes:
         return True
-    nodes = {node_of(snapshot).get(gpu, "") for gpu in gpus}
+    nodes = {snapshot.node_of.get(gpu, "") for gpu in gpus}
     return len(nodes) == 1 and nodes.issubset(job.nodes)
 
 
 def usable(snapshot: Snapshot, job: Job, free: Collection[int]) -> Collection[int]:
-    """Those of the free GPUs that the job may take together: all, or those of one of its nodes.
+    """Return the free GPUs that the job may take together: all, or those of one of its nodes.
 
-    That is the node with the most of them, ties to the first by name.
+    That is the node with the most of them; ties go to the first by name.
     """
     if not job.nodes:
         return free
     groups: dict[str, set[int]] = {node: set() for node in sorted(job.nodes)}
-    where = node_of(snapshot)
+    where = snapshot.node_of
     for gpu in free:
         if where[gpu] in groups:
             groups[where[gpu]].add(gpu)
     return max(groups.values(), key=len)
 
 
-def homeless(snapshot: Snapshot, job: Job) -> bool:
-    """True when none of the nodes on which the job may run has as many GPUs as it needs."""
-    return bool(job.nodes) and job.min_gpus > len(usable(snapshot, job, node_of(snapshot).keys()))
+def unplaceable(snapshot: Snapshot, job: Job) -> bool:
+    """Return whether no node on which the job may run has as many GPUs as it needs."""
+    return bool(job.nodes) and job.min_gpus > len(usable(snapshot, job, snapshot.node_of.keys()))
 
 
-class Rooms:
+class NodeCapacity:
     """The GPUs left on each node while jobs are served in an order; which are still undecided.
 
     Jobs that may run on some nodes only are promised GPUs of one of these. A promise moves to
-    another of the job's nodes where that makes room: among jobs of one GPU nobody is refused whom
+    another of the job's nodes where that makes room: among jobs of one GPU none is refused that
     some distribution over the nodes would serve. Jobs that may run anywhere are not counted here:
     they fit on what is left as long as the pool's GPUs suffice.
     """
 
     def __init__(self, snapshot: Snapshot, kept: Iterable[Grant] = ()) -> None:
-        self._node_of = node_of(snapshot)
+        self._node_of = snapshot.node_of
         self._left = Counter(self._node_of.values())
         self._promised: dict[JobId, str] = {}
         self._movable: dict[str, dict[JobId, Job]] = {node: {} for node in self._left}
@@ -64,7 +54,7 @@ class Rooms:
             self._left.subtract(self._node_of[gpu] for gpu in grant.gpus)
 
     def stay(self, gpus: Iterable[int]) -> bool:
-        """Count a job that keeps these GPUs; False, and nothing counted, if they are promised."""
+        """Reserve these GPUs for the job that has them; False if they are promised to others."""
         wanted = Counter(self._node_of[gpu] for gpu in gpus)
         seen = set(wanted)
         for node, number in wanted.items():
@@ -75,7 +65,7 @@ class Rooms:
         return True
 
     def promise(self, job: Job) -> bool:
-        """Count a job that starts; False where none of its nodes has room for it."""
+        """Reserve GPUs for a job that starts; False where none of its nodes has room for it."""
         if not job.nodes:
             return True
         able = self._movable.keys() & set(job.nodes)
@@ -85,8 +75,8 @@ class Rooms:
                 return True
         return False
 
-    def of(self, job: Job, free: Collection[int]) -> Collection[int]:
-        """Those of the free GPUs that a job which was counted may start on."""
+    def usable_for(self, job: Job, free: Collection[int]) -> Collection[int]:
+        """Return the free GPUs on which a job with a promise may start."""
         if not job.nodes:
             return free
         node = self._promised[job.id]
@@ -99,7 +89,7 @@ class Rooms:
             self._movable[node][job.id] = job
 
     def _make_room(self, node: str, number: int, seen: set[str]) -> bool:
-        """Move promises off the node until so many GPUs are left there; False if they are not."""
+        """Move promises off the node until `number` GPUs are left there; False if that fails."""
         for job in list(self._movable[node].values()):
             if self._left[node] >= number:
                 break

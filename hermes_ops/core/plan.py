@@ -22,7 +22,7 @@ from hermes_ops.core.model import (
     Start,
     Stop,
 )
-from hermes_ops.core.nodes import at_home
+from hermes_ops.core.nodes import on_allowed_node
 from hermes_ops.core.order import by_submission
 from hermes_ops.errors import PlanError
 
@@ -30,106 +30,104 @@ _JOB, _GPUS, _INDEX = attrgetter("job"), attrgetter("gpus"), attrgetter("index")
 _UNEXPLAINED = Reason("the policy gave no reason")
 
 
-def check(snapshot: Snapshot, plan: Plan) -> None:
-    """Raise PlanError when the plan cannot be applied to this snapshot; change nothing.
+def check(snapshot: Snapshot, plan: Plan) -> PlanChanges:
+    """Raise PlanError when the plan cannot be applied; return what it changes, for `diff`.
 
     Refused: an unknown job; a grant to a job that has ended, is stopping, is ended by the same
     plan or has another grant; a GPU that is not in the snapshot or is given twice; a number of
-    GPUs outside the job's range, or of nodes on which it may not run; a non-preemptible running
-    job dropped or moved, unless it is ended or its GPUs cannot be kept (`Snapshot.stays`).
+    GPUs that the job does not take, or of nodes on which it may not run; a batch outside the job's
+    range, or for a job that has none; a non-preemptible running
+    job dropped or moved, unless it is ended or its GPUs cannot be kept (`Snapshot.retained`).
     """
     jobs, ends = snapshot.index, set(plan.ends)
     changes = _changes(snapshot, plan)
-    fresh, lost, doubled = changes
+    added, removed, doubled = changes
     known = jobs.__contains__
     if not (all(map(known, plan.ranking)) and all(map(known, ends))):
         _refuse_unknown(jobs, (*plan.ranking, *plan.ends))
     for job_id in ends:
         if jobs[job_id].phase is Phase.ENDED:
             raise _impossible(f"{job_id} is to be ended, but has ended")
-        if job_id not in lost and job_id in snapshot.stays:
+        if job_id not in removed and job_id in snapshot.retained:
             raise _impossible(f"{job_id} has a grant and is to be ended")
     if doubled:
         raise _impossible(f"{_doubled(plan)} has two grants")
-    if fresh:
-        _check_fresh(snapshot, plan, changes, ends)
-    _check_firm(snapshot, fresh, lost.difference(ends))
+    if added:
+        _check_added(snapshot, plan, changes, ends)
+    _check_pinned(snapshot, added, removed.difference(ends))
+    return changes
 
 
-def diff(snapshot: Snapshot, plan: Plan) -> tuple[Action, ...]:
-    """The actions that lead from the snapshot to the plan: Stop, then Resize, then Start.
+def diff(snapshot: Snapshot, plan: Plan, changes: PlanChanges | None = None) -> tuple[Action, ...]:
+    """Return the actions that lead from the snapshot to the plan: Stop, then Resize, then Start.
 
     Each kind is in the order of submission. A job that holds GPUs and has no grant is stopped,
-    a STARTING one too. Another number of GPUs gives Resize; as many but other GPUs give Stop, and
-    the job starts on the new ones in a later round, once it waits.
+    a STARTING one too. Another number of GPUs or another batch gives Resize; as many but other
+    GPUs give Stop, and
+    the job starts on the new ones in a later round, once it waits. `changes` are those that `check`
+    has returned for this plan; without them they are found again.
     """
-    fresh, lost, _ = _changes(snapshot, plan)
-    granted = {grant.job: grant for grant in fresh}
+    added, removed, _ = changes or _changes(snapshot, plan)
+    granted = {grant.job: grant for grant in added}
     ends = set(plan.ends)
     stops: list[Action] = []
     resizes: list[Action] = []
     starts: list[Action] = []
-    affected = lost.union(granted, ends)
-    if len(snapshot.stays) < len(snapshot.holding):  # a drift: some hold what they cannot keep
-        affected.update(job.id for job in snapshot.holding if job.id not in snapshot.stays)
+    affected = removed.union(granted, ends)
+    if len(snapshot.retained) < len(snapshot.holding):  # a drift: some hold what they cannot keep
+        affected.update(job.id for job in snapshot.holding if job.id not in snapshot.retained)
     for job in by_submission(snapshot.index[job_id] for job_id in affected):
         reason = plan.reasons.get(job.id, _UNEXPLAINED)
         grant = granted.get(job.id)
         if job.id in ends:
             stops.append(Stop(job.id, reason, final=True))
         elif not job.holds_gpus:
-            starts += [Start(g.job, g.gpus, reason, g.share) for g in (grant,) if g]
+            starts += [Start(g.job, g.gpus, reason, g.share, g.batch) for g in (grant,) if g]
         elif grant is None or _moved(job, grant):
             stops.append(Stop(job.id, reason))
-        elif not (grant.share == job.share_held and _same(grant, job)):
-            resizes.append(Resize(job.id, grant.gpus, reason, grant.share))
+        elif not (grant.share == job.share_held and _same(grant, job) and _keeps_batch(grant, job)):
+            resizes.append(Resize(job.id, grant.gpus, reason, grant.share, grant.batch))
     return (*stops, *resizes, *starts)
 
 
-class _Changes(NamedTuple):
-    """The grants that are not what a job keeps, who keeps nothing, and if one has two grants."""
+class PlanChanges(NamedTuple):
+    """What a plan changes: added grants, jobs without their former one, a job with two grants."""
 
-    fresh: list[Grant]
-    lost: set[JobId]
+    added: list[Grant]
+    removed: set[JobId]
     doubled: bool
 
 
-def _changes(snapshot: Snapshot, plan: Plan) -> _Changes:
-    """What the plan changes: most plans change little.
-
-    Kept with the snapshot, beside its views, as `check` and `diff` both ask for it.
-    """
-    grants, before = plan.grants, snapshot.__dict__.get("changes")
-    if before is not None and before[0] is grants:
-        found: _Changes = before[1]
-        return found
-    found = _compared(snapshot.stays, grants)
-    snapshot.__dict__["changes"] = (grants, found)
-    return found
-
-
-def _compared(stays: Mapping[JobId, Grant], grants: tuple[Grant, ...]) -> _Changes:
-    if grants[: len(stays)] == tuple(stays.values()):  # quick: equal parts are the same objects
-        new = grants[len(stays) :]
+def _changes(snapshot: Snapshot, plan: Plan) -> PlanChanges:
+    """Compare the plan with what jobs hold: most plans change little."""
+    retained, grants = snapshot.retained, plan.grants
+    if grants[: len(retained)] == tuple(retained.values()):  # equal parts: same objects
+        new = grants[len(retained) :]
         named = set(map(_JOB, new))
-        return _Changes(list(new), set(), len(named) < len(new) or not named.isdisjoint(stays))
-    line = list(map(_JOB, grants))
-    fresh = compress(grants, map(is_not, grants, map(stays.get, line)))
-    named = set(line)
-    return _Changes(
-        [grant for grant in fresh if stays.get(grant.job) != grant],
-        stays.keys() - named,
-        len(named) < len(line),
+        return PlanChanges(
+            list(new), set(), len(named) < len(new) or not named.isdisjoint(retained)
+        )
+    job_ids = list(map(_JOB, grants))
+    added = compress(grants, map(is_not, grants, map(retained.get, job_ids)))
+    named = set(job_ids)
+    return PlanChanges(
+        [grant for grant in added if retained.get(grant.job) != grant],
+        retained.keys() - named,
+        len(named) < len(job_ids),
     )
 
 
 def _doubled(plan: Plan) -> JobId:
-    """The job that has the most grants."""
+    """Return the job that has the most grants."""
     return Counter(grant.job for grant in plan.grants).most_common(1)[0][0]
 
 
 def _same(grant: Grant, job: Job) -> bool:
     return grant.gpus == job.gpus_held or set(grant.gpus) == set(job.gpus_held)
+
+
+def _keeps_batch(grant: Grant, job: Job) -> bool:
+    return grant.batch is None or grant.batch == job.batch_held
 
 
 def _moved(job: Job, grant: Grant) -> bool:
@@ -142,10 +140,10 @@ def _refuse_unknown(jobs: Mapping[JobId, Job], named: Iterable[JobId]) -> None:
     raise _impossible(f"{unknown} is not a job of the snapshot")
 
 
-def _check_fresh(
-    snapshot: Snapshot, plan: Plan, changes: _Changes, ends: Collection[JobId]
+def _check_added(
+    snapshot: Snapshot, plan: Plan, changes: PlanChanges, ends: Collection[JobId]
 ) -> None:
-    for grant in changes.fresh:
+    for grant in changes.added:
         if grant.job not in snapshot.index:
             _refuse_unknown(snapshot.index, (grant.job,))
         if grant.job in ends:
@@ -158,30 +156,42 @@ def _check_fresh(
 def _check_grant(snapshot: Snapshot, job: Job, grant: Grant) -> None:
     if job.phase in (Phase.ENDED, Phase.STOPPING):
         raise _impossible(f"{job.id} has a grant, but is {job.phase.value}")
-    if not job.min_gpus <= len(grant.gpus) <= job.max_gpus:
-        allowed = f"{job.min_gpus} to {job.max_gpus}"
+    if not job.takes(len(grant.gpus)):
+        sizes = " or ".join(map(str, job.sizes))
+        allowed = sizes or f"{job.min_gpus} to {job.max_gpus}"
         raise _impossible(f"{job.id} is given {len(grant.gpus)} GPUs, it takes {allowed}")
-    if not (_same(grant, job) or at_home(snapshot, job, grant.gpus)):
+    if grant.batch not in (None, job.batch_held, job.requested_batch):
+        _check_batch(job, grant.batch, len(grant.gpus))
+    if not (_same(grant, job) or on_allowed_node(snapshot, job, grant.gpus)):
         nodes = " or ".join(job.nodes)
         raise _impossible(f"{job.id} is given GPUs {grant.gpus}, its checkpoints are on {nodes}")
     if not 0 < grant.share <= 1:
         raise _impossible(f"{job.id} is given a share of {grant.share}")
 
 
-def _are_free(snapshot: Snapshot, changes: _Changes) -> bool:
-    """True when the GPUs of new grants are named once, and no job keeps any of them."""
-    given = list(chain.from_iterable(map(_GPUS, changes.fresh)))
-    named = set(given)
-    if len(named) < len(given):
+def _check_batch(job: Job, batch: int | None, gpus: int) -> None:
+    if job.batch_range is None:
+        raise _impossible(f"{job.id} is given a batch of {batch}, but has no range of batches")
+    if batch is not None and not job.batch_range.allows(batch, gpus):
+        least, most = job.batch_range.initial, job.batch_range.most
+        fact = f"{job.id} is given a batch of {batch} on {gpus} GPUs, it takes {least} to {most}"
+        raise _impossible(f"{fact} with {job.batch_range.least_local} or more on each GPU")
+
+
+def _are_free(snapshot: Snapshot, changes: PlanChanges) -> bool:
+    """Return whether the GPUs of new grants are named once, and no job keeps any of them."""
+    gpus = list(chain.from_iterable(map(_GPUS, changes.added)))
+    named = set(gpus)
+    if len(named) < len(gpus):
         return False
-    return named <= snapshot.free or named <= snapshot.free_without(changes.lost)
+    return named <= snapshot.free or named <= snapshot.free_without(changes.removed)
 
 
 def _fits_at_once(snapshot: Snapshot, plan: Plan) -> bool:
-    """True when no GPU is named twice and each is in the pool: then it need not be counted."""
-    given = list(chain.from_iterable(map(_GPUS, plan.grants)))
-    named = set(given)
-    return len(named) == len(given) and named.issubset(map(_INDEX, snapshot.gpus))
+    """Return whether no GPU is named twice and each is in the pool: no count is needed."""
+    gpus = list(chain.from_iterable(map(_GPUS, plan.grants)))
+    named = set(gpus)
+    return len(named) == len(gpus) and named.issubset(map(_INDEX, snapshot.gpus))
 
 
 def _check_gpus(snapshot: Snapshot, plan: Plan) -> None:
@@ -195,14 +205,14 @@ def _check_gpus(snapshot: Snapshot, plan: Plan) -> None:
                 raise _impossible(f"{grant.job} is given GPU {gpu}, which is given twice")
 
 
-def _check_firm(snapshot: Snapshot, fresh: Iterable[Grant], lost: set[JobId]) -> None:
-    """Refuse that a job which must not be stopped loses GPUs that it can keep."""
-    stays, jobs = snapshot.stays, snapshot.index
-    moved = (g.job for g in fresh if g.job in stays and {*g.gpus} != {*stays[g.job].gpus})
-    for job_id in lost.union(moved):
+def _check_pinned(snapshot: Snapshot, added: Iterable[Grant], removed: set[JobId]) -> None:
+    """Refuse to stop or move a non-preemptible running job that can keep its GPUs."""
+    retained, jobs = snapshot.retained, snapshot.index
+    moved = (g.job for g in added if g.job in retained and {*g.gpus} != {*retained[g.job].gpus})
+    for job_id in removed.union(moved):
         job = jobs[job_id]
         if job.phase is Phase.RUNNING and not job.preemptible:
-            gpus = stays[job_id].gpus
+            gpus = retained[job_id].gpus
             raise _impossible(f"{job_id} runs and is not preemptible, but loses GPUs {gpus}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_ops.core.secondary import Secondary, Seen
+from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
 
 KEPT = "kept"
 CurvePoints = tuple[tuple[int, float, int], ...]  # (step, value, Unix milliseconds)
@@ -59,7 +59,7 @@ class Segment:
 class TrialSummary:
     """One trial: `final` and `best` values of the objective, None when it reported none.
 
-    `metrics`: of each metric beside the objective that the sweep names; `violates`: the bounds of
+    `metrics`: of each other metric that the sweep names; `violates`: the bounds of
     these that the trial misses, in words.
     """
 
@@ -72,7 +72,7 @@ class TrialSummary:
     segments: int = 0
     preemptions: int = 0
     gpu_seconds: float = 0.0
-    metrics: Mapping[str, Seen] = field(default_factory=dict)
+    metrics: Mapping[str, MetricOutcome] = field(default_factory=dict)
     violates: tuple[str, ...] = ()
     reason: str = ""  # why it ended, where it did not finish
 
@@ -83,7 +83,7 @@ class TrialSummary:
 
     @property
     def bounds(self) -> str:
-        """What its sweep's bounds say of it: KEPT, or those that it misses."""
+        """Return the bounds of the sweep that the trial violates; KEPT if there is none."""
         return "; ".join(self.violates) or KEPT
 
     def to_document(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Night:
 class SweepSummary:
     """A sweep and its trials by number; `direction` is minimize or maximize.
 
-    `metrics` are those that it names beside the objective.
+    `metrics` are those that it names other than the objective.
     """
 
     sweep: str
@@ -141,7 +141,7 @@ class SweepSummary:
     wall_seconds: float
     pool_slots: int | None = None
     max_slots_used: int | None = None
-    metrics: tuple[Secondary, ...] = ()
+    metrics: tuple[SecondaryMetric, ...] = ()
     reason: str = ""  # why it ended before its last trial, or failed
 
     @property

@@ -1,4 +1,4 @@
-"""How long a recorded trial has trained: its clock stands still between segments and at starts."""
+"""The training time of a recorded trial: without pauses between segments and start-ups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOPPED = ("preempted", "interrupted")
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What the recorded points and segments of one trial say of its training.
+    """The training of one trial, derived from its recorded points and segments.
 
     `step_s`: the typical seconds of a step, and `slowest_step_s` the longest of one, both from
     points that follow each other within a segment; None without such. `leads_s`: of each segment
@@ -40,7 +40,7 @@ def training(
     startup_s: float | None = None,
     leave_s: float = 0.0,
 ) -> Training:
-    """The trial's curve over cumulative seconds of training; losses times `sign`.
+    """Return the trial's curve over cumulative seconds of training; losses times `sign`.
 
     The first point of a segment comes after the start-up. What of that was training is what its
     steps take elsewhere in the trial, else `typical_step_s` a step, else what `startup_s` leaves
@@ -51,17 +51,17 @@ def training(
     """
     trained = tuple(point for point in points if point[0] > 0)
     parts = _parts(trained, sorted(segments, key=lambda s: s.start_s))
-    own = [rate for part in parts for rate in part.rates]
-    pace_s = median(own) if own else typical_step_s
-    walk = _Walk(sign, pace_s, startup_s, leave_s)
+    paces_s = [rate for part in parts for rate in part.rates]
+    pace_s = median(paces_s) if paces_s else typical_step_s
+    clock = _TrainingClock(sign, pace_s, startup_s, leave_s)
     for part in parts:
-        walk.take(part)
+        clock.add(part)
     return Training(
-        tuple(walk.curve),
-        median(own) if own else None,
-        max(own, default=None),
-        tuple(walk.leads_s),
-        walk.tail_s,
+        tuple(clock.curve),
+        median(paces_s) if paces_s else None,
+        max(paces_s, default=None),
+        tuple(clock.leads_s),
+        clock.tail_s,
     )
 
 
@@ -83,7 +83,7 @@ class _Part:
 
 
 def _parts(points: CurvePoints, segments: Sequence[Segment]) -> list[_Part]:
-    """Each point with the newest segment that had begun when it was reported."""
+    """Assign each point to the newest segment that had begun when it was reported."""
     ordered = sorted(points)
     early = [p for p in ordered if not segments or p[2] / 1000.0 < segments[0].start_s]
     parts = [_Part(None, tuple(early))] if early else []
@@ -94,8 +94,8 @@ def _parts(points: CurvePoints, segments: Sequence[Segment]) -> list[_Part]:
     return parts
 
 
-class _Walk:
-    """The trial's clock, taken through its segments in order."""
+class _TrainingClock:
+    """The seconds of training, accumulated over the trial's segments in order."""
 
     def __init__(
         self, sign: float, pace_s: float | None, startup_s: float | None, leave_s: float
@@ -108,8 +108,8 @@ class _Walk:
         self._trained_s = 0.0
         self._ahead_s: float | None = 0.0  # trained since the last point; None: not known
 
-    def take(self, part: _Part) -> None:
-        """Go on with a segment."""
+    def add(self, part: _Part) -> None:
+        """Add the training of a segment."""
         lead_s = self._first(part) if part.points else None
         if part.segment is not None:
             self.leads_s.append(lead_s)
@@ -119,7 +119,7 @@ class _Walk:
         self._leave(part)
 
     def _first(self, part: _Part) -> float | None:
-        """Take the first point of a segment; its lead, if that can be told."""
+        """Add the first point of a segment; return the lead before it, if that can be told."""
         first, lead_s = part.points[0], None
         if part.segment is None:
             self._see(first)

@@ -1,4 +1,4 @@
-"""What every policy around a policy shares."""
+"""The base of policies that wrap a policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class Wrapper(Generic[M]):
-    """Has the inner policy's name, nature and memory; a subclass says what it decides."""
+    """A policy around a policy, with its name, preemption and memory; a subclass decides."""
 
     policy: Policy[M]
 
@@ -23,9 +23,9 @@ class Wrapper(Generic[M]):
 
     @property
     def preempts(self) -> bool:
-        """As the inner policy."""
+        """Whether the inner policy stops jobs."""
         return self.policy.preempts
 
     def initial(self) -> M:
-        """The inner policy's."""
+        """Return the inner policy's memory before the first decision."""
         return self.policy.initial()

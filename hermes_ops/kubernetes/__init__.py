@@ -1,26 +1,31 @@
-"""A trial's segment as a pod: what the pod is like, and its life from its creation to its end."""
+"""A trial's segment as a Kubernetes pod: its manifest, and its lifecycle from creation to end."""
 
-from hermes_ops.kubernetes.access import connect, own_namespace
-from hermes_ops.kubernetes.api import ClusterPods, Pods, PodView, Rejected
-from hermes_ops.kubernetes.life import Limits, OwnershipLost, PodSegment
-from hermes_ops.kubernetes.orphans import Findings, Leased, judge
-from hermes_ops.kubernetes.template import Facts, labels_of_sweep, manifest
-from hermes_ops.kubernetes.watched import WatchedPods
+from hermes_ops.kubernetes.api import ClusterPods, Pods, PodView, Rejected, connect, own_namespace
+from hermes_ops.kubernetes.orphan_pods import (
+    LeasesInForce,
+    OrphanFindings,
+    WatchedPods,
+    find_orphans,
+)
+from hermes_ops.kubernetes.pod_segment import OwnershipLost, PodLimits, PodSegment
+from hermes_ops.kubernetes.references import check_manifest
+from hermes_ops.kubernetes.template import PodRequest, labels_of_sweep, manifest
 
 __all__ = [
     "ClusterPods",
-    "Facts",
-    "Findings",
-    "Leased",
-    "Limits",
+    "LeasesInForce",
+    "OrphanFindings",
     "OwnershipLost",
+    "PodLimits",
+    "PodRequest",
     "PodSegment",
     "PodView",
     "Pods",
     "Rejected",
     "WatchedPods",
+    "check_manifest",
     "connect",
-    "judge",
+    "find_orphans",
     "labels_of_sweep",
     "manifest",
     "own_namespace",

@@ -1,19 +1,28 @@
-"""The border to Kubernetes' API: few calls, plain facts back, errors translated once."""
+"""Kubernetes' API: the connection, the pods of a namespace, the GPUs of the nodes, all errors."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
+from hermes_ops.error_message import (
+    MOST_CHARACTERS,
+    document_texts,
+    keep_bodies_out_of_logs,
+    mask_texts,
+)
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.template import CONTAINER, EPOCH, SWEEP, TRIAL, TRY
+from hermes_ops.kubernetes.template import CONTAINER, EPOCH, RESOURCE, SWEEP, TRIAL, TRY
 
 CALL_TIMEOUT_S = 10.0
 LOG_IDLE_TIMEOUT_S = 60.0
+NODES_TIMEOUT_S = 20.0
 _GONE, _CONFLICT, _EXPIRED, _TOO_MANY = 404, 409, 410, 429
 
 Plain = Mapping[str, Any]
@@ -23,9 +32,37 @@ class Rejected(HermesError):
     """Kubernetes does not accept a request: a right or a setting is missing or wrong."""
 
 
+def connect(context: str | None = None) -> Any:  # noqa: ANN401 - the client has no types
+    """Return the cluster's API: in a pod by its service account, else by KUBECONFIG.
+
+    Raise HermesError where there is neither.
+    """
+    from kubernetes import client, config
+
+    keep_bodies_out_of_logs()
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        try:
+            path = os.environ.get("KUBECONFIG") or None  # as it is now, not as it was at import
+            config.load_kube_config(path, context=context)
+        except (config.ConfigException, OSError) as error:
+            raise HermesError(
+                f"no Kubernetes cluster is known ({error}): set KUBECONFIG, or run this in a pod "
+                "with a service account."
+            ) from error
+    return client.CoreV1Api()
+
+
+def own_namespace() -> str | None:
+    """Return the namespace of the pod that this process runs in; None outside a cluster."""
+    file = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return file.read_text().strip() if file.exists() else None
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod as far as its trial's task looks at it.
+    """The fields of a pod that its trial's task reads.
 
     `code` is the exit code of the trial's container once that has ended; `lost` says why the pod
     was ended from outside (Evicted, NodeLost, ...); `gone_by_s` is when a pod that is being deleted
@@ -55,8 +92,8 @@ class PodView:
         return self.code is not None or self.phase in ("Succeeded", "Failed")
 
     @classmethod
-    def of(cls, pod: Plain) -> PodView:
-        """From the API's document."""
+    def from_json(cls, pod: Plain) -> PodView:
+        """Parse the API's document of a pod."""
         metadata, status = pod["metadata"], pod.get("status") or {}
         labels = metadata.get("labels") or {}
         container = _container(status)
@@ -100,10 +137,11 @@ def _unscheduled(status: Plain) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What has become of a pod: as it is now, or as it was last where it is `gone`.
+class PodEvent:
+    """A change of a pod: its state now, or its last state where it is `gone`.
 
-    `version` is that of the whole namespace; where `pod` is None it alone is news.
+    `version` is the resource version of the whole namespace; an event without a `pod` updates
+    that alone.
     """
 
     version: str
@@ -111,37 +149,37 @@ class Change:
     gone: bool = False
 
     @classmethod
-    def of(cls, event: Plain) -> Change:
-        """From an event of a watch; Unavailable where it says that the watch is over."""
-        kind, found = event["type"], event["object"]
+    def from_event(cls, event: Plain) -> PodEvent:
+        """Parse an event of a watch; raise Unavailable where it ends the watch."""
+        kind, document = event["type"], event["object"]
         if kind == "ERROR":
-            raise Unavailable(f"Kubernetes ended a watch of pods: {found.get('message')}")
-        version = found["metadata"]["resourceVersion"]
+            raise Unavailable(f"Kubernetes ended a watch of pods: {document.get('message')}")
+        version = document["metadata"]["resourceVersion"]
         if kind == "BOOKMARK":
             return cls(version)
-        return cls(version, PodView.of(found), kind == "DELETED")
+        return cls(version, PodView.from_json(document), kind == "DELETED")
 
 
 class Pods(Protocol):
     """The pods of one namespace."""
 
     def create(self, pod: Any) -> PodView | None:  # noqa: ANN401 - the client's own model
-        """The new pod; None when there is one of that name."""
+        """Create a pod and return it; None when there is one of that name."""
 
-    def read(self, name: str) -> PodView | None:
-        """The pod; None when there is none of that name."""
+    def fetch(self, name: str) -> PodView | None:
+        """Return the pod; None when there is none of that name."""
 
     def find(self, labels: Mapping[str, str]) -> list[PodView]:
-        """All pods with these labels."""
+        """Return all pods with these labels."""
 
-    def own(self, pod: PodView, attempt: str) -> bool:
-        """Note whose it is; False when it has changed meanwhile."""
+    def set_owner(self, pod: PodView, attempt: str) -> bool:
+        """Label the pod with its owner; return False when it has changed since it was read."""
 
     def delete(self, pod: PodView, grace_s: int) -> bool:
-        """Delete it if it is still as it was seen; False when it has changed meanwhile."""
+        """Delete the pod unless it has changed since it was read; return whether it was deleted."""
 
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
-        """The lines of its log with their times, as they come."""
+        """Yield the lines of the pod's log with their times, as they arrive."""
 
 
 @dataclass(slots=True)
@@ -155,18 +193,18 @@ class ClusterPods:
     )
 
     def create(self, pod: Any) -> PodView | None:  # noqa: ANN401 - the client's own model
-        """The new pod; None when there is one of that name, be it on its way out."""
-        with _translated("create a pod"):
+        """Create a pod and return it; None when one of that name exists or is being deleted."""
+        with _translated("create a pod", lambda: _variables(pod)):
             try:
                 answer = self.client.create_namespaced_pod(self.namespace, pod, **self._plain)
             except _api_error() as error:
                 if error.status == _CONFLICT:
                     return None
                 raise
-            return PodView.of(json.loads(answer.data))
+            return PodView.from_json(json.loads(answer.data))
 
-    def read(self, name: str) -> PodView | None:
-        """The pod; None when there is none of that name."""
+    def fetch(self, name: str) -> PodView | None:
+        """Return the pod; None when there is none of that name."""
         with _translated("read a pod"):
             try:
                 answer = self.client.read_namespaced_pod(name, self.namespace, **self._plain)
@@ -174,26 +212,28 @@ class ClusterPods:
                 if error.status == _GONE:
                     return None
                 raise
-            return PodView.of(json.loads(answer.data))
+            return PodView.from_json(json.loads(answer.data))
 
     def find(self, labels: Mapping[str, str]) -> list[PodView]:
-        """All pods with these labels."""
-        return self.listed(labels)[0]
+        """Return all pods with these labels."""
+        return self.list_with_version(labels)[0]
 
-    def listed(self, labels: Mapping[str, str]) -> tuple[list[PodView], str]:
-        """All pods with these labels, and the version from which `changes` goes on."""
+    def list_with_version(self, labels: Mapping[str, str]) -> tuple[list[PodView], str]:
+        """Return the pods with these labels, and the version that `watch_events` continues from."""
         with _translated("list pods"):
             answer = self.client.list_namespaced_pod(
                 self.namespace, label_selector=_selector(labels), **self._plain
             )
-        found = json.loads(answer.data)
-        pods = [PodView.of(item) for item in found["items"]]
-        return pods, found["metadata"]["resourceVersion"]
+        document = json.loads(answer.data)
+        pods = [PodView.from_json(item) for item in document["items"]]
+        return pods, document["metadata"]["resourceVersion"]
 
-    def changes(self, labels: Mapping[str, str], version: str, seconds: float) -> Iterator[Change]:
-        """What becomes of the pods with these labels after that version, as it comes, so long.
+    def watch_events(
+        self, labels: Mapping[str, str], version: str, seconds: float
+    ) -> Iterator[PodEvent]:
+        """Yield the changes of the pods with these labels after that version, for `seconds`.
 
-        Unavailable when it breaks off, or when so old a version is not known any more.
+        Raise Unavailable when the watch breaks off, or when the API has forgotten that version.
         """
         with _translated("watch pods"):
             answer = self.client.list_namespaced_pod(
@@ -208,15 +248,15 @@ class ClusterPods:
             )
             with contextlib.closing(answer):
                 for line in _lines(answer.stream(65_536)):
-                    yield Change.of(json.loads(line))
+                    yield PodEvent.from_event(json.loads(line))
 
-    def own(self, pod: PodView, attempt: str) -> bool:
-        """Note whose it is; False when it has changed meanwhile."""
+    def set_owner(self, pod: PodView, attempt: str) -> bool:
+        """Label the pod with its owner; return False when it has changed since it was read."""
         body = {"metadata": {"labels": {TRY: attempt}, "resourceVersion": pod.version}}
         return self._unchanged("label a pod", self.client.patch_namespaced_pod, pod.name, body=body)
 
     def delete(self, pod: PodView, grace_s: int) -> bool:
-        """Delete it if it is still as it was seen; False when it has changed meanwhile."""
+        """Delete the pod unless it has changed since it was read; return whether it was deleted."""
         body = {
             "gracePeriodSeconds": grace_s,
             "preconditions": {"uid": pod.uid, "resourceVersion": pod.version},
@@ -226,7 +266,7 @@ class ClusterPods:
         )
 
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
-        """The lines of its log with their times, as they come; Unavailable when it breaks off."""
+        """Yield the log's lines with their times; raise Unavailable when it breaks off."""
         since = {} if since_s is None else {"since_seconds": max(1, since_s)}
         with _translated("read a pod's log"):
             answer = self.client.read_namespaced_pod_log(
@@ -274,7 +314,8 @@ def _api_error() -> Any:  # noqa: ANN401 - the client has no types
 
 
 @contextlib.contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translated(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
+    """Raise our own errors in place of the client's, which show the whole answer."""
     from urllib3.exceptions import HTTPError
 
     try:
@@ -282,15 +323,107 @@ def _translated(what: str) -> Iterator[None]:
     except HTTPError as error:
         raise Unavailable(f"Kubernetes did not answer ({what}): {error}") from error
     except _api_error() as error:
-        detail = f"Kubernetes answered {error.status} ({what}): {_message(error)}"
+        detail = f"Kubernetes answered {error.status} ({what}): {_message(error, hidden)}"
         quota = "exceeded quota" in detail
         passing = error.status in (_EXPIRED, _TOO_MANY)
         if not error.status or error.status >= 500 or passing or quota:
-            raise Unavailable(detail) from error
-        raise Rejected(detail) from error
+            raise Unavailable(detail) from None
+        raise Rejected(detail) from None
 
 
-def _message(error: Any) -> str:  # noqa: ANN401 - the client has no types
+def _message(error: Any, hidden: Callable[[], Iterable[str]]) -> str:  # noqa: ANN401 - no types
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(error.body)["message"])[:500]
+        return mask_texts(str(json.loads(error.body)["message"]), hidden())[:MOST_CHARACTERS]
     return str(error.reason)
+
+
+def _variables(pod: Any) -> list[str]:  # noqa: ANN401 - the client's own model
+    """Return the values of a pod's environment: Kubernetes' refusal may show any of them."""
+    from kubernetes.client import ApiClient
+
+    spec = ApiClient().sanitize_for_serialization(pod).get("spec") or {}
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    return [
+        text
+        for c in containers
+        for v in c.get("env") or ()
+        for text in document_texts(v.get("value"))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNode:
+    """The GPUs of a node: `gpus` counts those that its device plugin reports as healthy."""
+
+    name: str
+    gpus: int
+    ready: bool = True
+    cordoned: bool = False
+
+
+def allocatable(nodes: Iterable[GpuNode]) -> int:
+    """Return the number of GPUs of the nodes that are ready and take pods."""
+    return sum(n.gpus for n in nodes if n.ready and not n.cordoned)
+
+
+@dataclass(slots=True)
+class SettledSlots:
+    """The number of slots: raised at once, lowered when it has stayed lower for `settle_s`.
+
+    Otherwise a node that is away for a moment would preempt trials that run on other nodes.
+    After a wait the pool falls to the greatest number seen meanwhile, not to the last one.
+    """
+
+    settle_s: float
+    now: int | None = None
+    _lower: tuple[float, int] | None = None
+
+    def follow(self, gpus: int, time_s: float) -> int:
+        """Return the slots to have at `time_s`, with that many GPUs seen."""
+        if self.now is None or gpus >= self.now:
+            self.now, self._lower = gpus, None
+            return gpus
+        since_s, most = self._lower or (time_s, gpus)
+        self._lower = (since_s, max(most, gpus))
+        if time_s - since_s >= self.settle_s:
+            self.now, self._lower = self._lower[1], None
+        return self.now
+
+
+def node_reader(
+    selector: str = "", resource: str = RESOURCE, context: str | None = None
+) -> Callable[[], tuple[GpuNode, ...]]:
+    """Return a function that reads the nodes: in a pod by service account, else by KUBECONFIG.
+
+    Raise HermesError where there is neither. The function raises Unavailable when the cluster does
+    not answer, HermesError when it refuses.
+    """
+    api = connect(context)
+    return lambda: _nodes(api, selector, resource)
+
+
+def _nodes(api: Any, selector: str, resource: str) -> tuple[GpuNode, ...]:  # noqa: ANN401 - the client's own
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        # Version 0: the answer comes from the API server's cache, whatever the size of the cluster.
+        answer = api.list_node(
+            label_selector=selector, resource_version="0", _request_timeout=NODES_TIMEOUT_S
+        )
+    except ApiException as error:
+        if error.status in (401, 403):
+            raise HermesError(
+                f"the cluster does not let us list nodes ({error.reason}): give the service "
+                "account `list` on nodes."
+            ) from None
+        raise Unavailable(f"the cluster did not answer: {error.reason}") from None
+    except HTTPError as error:
+        raise Unavailable(f"the cluster did not answer: {error}") from error
+    return tuple(_node(item, resource) for item in answer.items)
+
+
+def _node(item: Any, resource: str) -> GpuNode:  # noqa: ANN401 - the client's own
+    ready = [c.status for c in item.status.conditions or () if c.type == "Ready"]
+    gpus = (item.status.allocatable or {}).get(resource, "0")
+    return GpuNode(item.metadata.name, int(gpus), ready == ["True"], bool(item.spec.unschedulable))

@@ -1,6 +1,6 @@
-"""The pod of a trial's segment, as plain data: defaults, the platform's template, the sweep's own.
+"""The manifest of a segment's pod, in layers: defaults, the platform's template, the sweep's keys.
 
-Each layer goes before the one under it. The defaults fulfil the restricted pod security standard.
+A later layer overrides an earlier one. The defaults fulfil the restricted pod security standard.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_ops.config import PodSpec
-from hermes_ops.kubernetes.gpus import RESOURCE
+
+RESOURCE = "nvidia.com/gpu"
+"""The extended resource of a GPU, where a sweep names no other."""
 
 CONTAINER = "base"
-"""Name of the container that is the trial; a template's first container gets it."""
+"""Name of the trial's container; a template's first container gets it."""
 
 TRIAL_MOUNT = "/hermes/trial"
-"""Where the trial finds its own folder, the only one of the volume that it sees."""
+"""Where the trial's folder is mounted, the only one of the volume that its pod sees."""
 
 CHECKPOINTS_MOUNT = f"{TRIAL_MOUNT}/checkpoints"
-"""Where its node's own claim is, for a sweep that has one for each node."""
+"""Where the node's claim is mounted, for a sweep that has a claim for each node."""
 
 DEFAULT_USER = 1000
 GRACE_MARGIN_S = 15
-"""Seconds beyond the script's grace: for the result and what else the guard writes."""
+"""Seconds beyond the script's grace, for hermes-trial to write its result."""
 
 SWEEP, TRIAL, EPOCH, TRY = (f"hermes-ops/{name}" for name in ("sweep", "trial", "epoch", "try"))
 MANAGED = {"app.kubernetes.io/managed-by": "hermes-ops"}
@@ -36,12 +38,12 @@ _KEYS = ("name", "mountPath", "key")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What one segment brings into its pod.
+class PodRequest:
+    """The fields of one segment that its pod's manifest needs.
 
     `folder` is the trial's folder in the claim's volume, `inside` the same without the claim's own
-    folder; `identity` is unique among all trials. `nodes` are a wish; where the node's own claim
-    has the checkpoints (`checkpoint_claim`), the one node is a condition.
+    folder; `identity` is unique among all trials. `nodes` are preferred; where the node's own claim
+    has the checkpoints (`checkpoint_claim`), the one node is required.
     """
 
     sweep: str
@@ -61,14 +63,14 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """The pod's name: the same for each attempt at the same lease, so there is one pod."""
+        """The pod's name: equal for all attempts at one lease, so there is at most one pod."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.sweep.lower())[:30].strip("-")
         digest = hashlib.sha256(self.identity.encode()).hexdigest()[:8]
         return f"hermes-{slug}-{digest}-{self.number}-{self.epoch}".replace("--", "-")
 
     @property
     def labels(self) -> dict[str, str]:
-        """How the pod is found, and which attempt at which lease it belongs to."""
+        """The labels by which the pod is found, with its lease and its attempt."""
         return {
             "app.kubernetes.io/name": "hermes-trial",
             **MANAGED,
@@ -80,7 +82,7 @@ class Facts:
 
 
 def labels_of_sweep(sweep: str) -> dict[str, str]:
-    """What all pods of a sweep have in common; long or odd names are told apart by a digest."""
+    """Return the label of all pods of a sweep; long or odd names are told apart by a digest."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", sweep).strip("-._")
     if safe != sweep or len(safe) > LABEL_LENGTH:
         digest = hashlib.sha256(sweep.encode()).hexdigest()[:8]
@@ -89,21 +91,26 @@ def labels_of_sweep(sweep: str) -> dict[str, str]:
     return {SWEEP: safe}
 
 
-def manifest(spec: PodSpec, facts: Facts, template: Mapping[str, Any] | None = None) -> Plain:
-    """The pod as Kubernetes' API takes it."""
+def manifest(spec: PodSpec, facts: PodRequest, template: Mapping[str, Any] | None = None) -> Plain:
+    """Return the pod's manifest for Kubernetes' API."""
     base = _defaults(spec, facts)
     if template:
         base = merged(base, _named(template))
     return merged(base, _specifics(spec, facts))
 
 
-def clearing(spec: PodSpec, facts: Facts, template: Mapping[str, Any] | None = None) -> Plain:
-    """A pod on the same node, under the same rules, that sees the node's claim and nothing else."""
+def cleanup_manifest(
+    spec: PodSpec, facts: PodRequest, template: Mapping[str, Any] | None = None
+) -> Plain:
+    """Return the manifest of a pod that deletes checkpoints: it mounts the node's claim alone.
+
+    It runs on the same node, under the same rules as the trial's pod.
+    """
     pod = manifest(spec, facts, template)
     container = next(c for c in pod["spec"]["containers"] if c["name"] == CONTAINER)
     container.pop("envFrom", None)
-    kept = ("/tmp", CHECKPOINTS_MOUNT)  # noqa: S108 - in the pod
-    container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] in kept]
+    mounts = ("/tmp", CHECKPOINTS_MOUNT)  # noqa: S108 - in the pod
+    container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] in mounts]
     names = {m["name"] for m in container["volumeMounts"]}
     pod["spec"]["containers"] = [container]
     pod["spec"].pop("initContainers", None)
@@ -113,7 +120,7 @@ def clearing(spec: PodSpec, facts: Facts, template: Mapping[str, Any] | None = N
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
-    """Both as one, `over` first.
+    """Return `under` overridden by `over`.
 
     Mappings are merged by key; lists of mappings by name, mount path or key; other lists replaced.
     """
@@ -134,7 +141,7 @@ def _merged_lists(under: list[Any], over: list[Any]) -> list[Any]:
         return list(over)
     result = [dict(item) for item in under]
     for item in over:
-        same = next((i for i, known in enumerate(result) if _same(known, item)), None)
+        same = next((i for i, present in enumerate(result) if _same(present, item)), None)
         if same is None:
             result.append(dict(item))
         else:
@@ -150,7 +157,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _named(template: Mapping[str, Any]) -> Plain:
-    """The template with its first container under the trial's name."""
+    """Return the template with its first container renamed to CONTAINER."""
     spec = dict(template.get("spec") or {})
     containers = [dict(container) for container in spec.get("containers") or ()]
     if containers:
@@ -159,7 +166,7 @@ def _named(template: Mapping[str, Any]) -> Plain:
     return {**template, "spec": spec}
 
 
-def _defaults(spec: PodSpec, facts: Facts) -> Plain:
+def _defaults(spec: PodSpec, facts: PodRequest) -> Plain:
     read_only = True if spec.read_only_root is None else spec.read_only_root
     container = {
         "name": CONTAINER,
@@ -191,7 +198,7 @@ def _defaults(spec: PodSpec, facts: Facts) -> Plain:
     }
 
 
-def _specifics(spec: PodSpec, facts: Facts) -> Plain:
+def _specifics(spec: PodSpec, facts: PodRequest) -> Plain:
     metadata: Plain = {"name": facts.name, "labels": facts.labels}
     if spec.namespace is not None:
         metadata["namespace"] = spec.namespace
@@ -214,7 +221,7 @@ def _specifics(spec: PodSpec, facts: Facts) -> Plain:
     return {"metadata": metadata, "spec": _without_nothing(pod)}
 
 
-def _container(spec: PodSpec, facts: Facts) -> Plain:
+def _container(spec: PodSpec, facts: PodRequest) -> Plain:
     environment = {**(spec.environment or {}), **facts.environment}
     container: Plain = {
         "name": CONTAINER,
@@ -262,16 +269,16 @@ def _tolerations(spec: PodSpec) -> list[Plain]:
     ]
 
 
-def _affinity(facts: Facts) -> Plain:
-    """The plan's choice of nodes as a wish: only Kubernetes knows what is free there by now.
+def _affinity(facts: PodRequest) -> Plain:
+    """Return a preference for the plan's nodes: only Kubernetes knows what is free there by now.
 
-    It is a condition where the checkpoints are on the node's own claim.
+    The node is required where the checkpoints are on the node's own claim.
     """
     nodes = sorted(set(facts.nodes))
     if not nodes:
         return {}
-    wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
-    here = {"matchExpressions": [wanted]}
+    hosts = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
+    here = {"matchExpressions": [hosts]}
     if facts.checkpoint_claim is not None:
         terms = {"nodeSelectorTerms": [here]}
         return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
@@ -279,14 +286,14 @@ def _affinity(facts: Facts) -> Plain:
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
-def _checkpoint_volume(facts: Facts) -> list[Plain]:
+def _checkpoint_volume(facts: PodRequest) -> list[Plain]:
     if facts.checkpoint_claim is None:
         return []
     claim = {"claimName": facts.checkpoint_claim}
     return [{"name": "checkpoints", "persistentVolumeClaim": claim}]
 
 
-def _checkpoint_mount(facts: Facts) -> list[Plain]:
+def _checkpoint_mount(facts: PodRequest) -> list[Plain]:
     if facts.checkpoint_claim is None:
         return []
     return [{"name": "checkpoints", "mountPath": CHECKPOINTS_MOUNT, "subPath": facts.inside}]

@@ -1,4 +1,4 @@
-"""The scheduling policies: one file each, one line each in POLICIES."""
+"""The scheduling policies: a file or a package each, and the table POLICIES that names them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 from hermes_ops.core.model import Policy
 from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.policies.afs import Afs
 from hermes_ops.policies.asha import Asha
+from hermes_ops.policies.doubling import Doubling
+from hermes_ops.policies.elastic_2d_las import ElasticTwoDLas
+from hermes_ops.policies.elastic_fifo import ElasticFifo
+from hermes_ops.policies.elastic_frontrunner import ElasticFrontrunner
 from hermes_ops.policies.fair import Fair
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.fifo_backfill import FifoBackfill
@@ -18,20 +23,32 @@ from hermes_ops.policies.hermes import Hermes
 from hermes_ops.policies.hyperband import Hyperband
 from hermes_ops.policies.hypersched import HyperSched
 from hermes_ops.policies.median import Median
+from hermes_ops.policies.optimus import Optimus
+from hermes_ops.policies.pollux import Pollux
 from hermes_ops.policies.pop import Pop
 from hermes_ops.policies.qssf import Qssf
+from hermes_ops.policies.saxena import Saxena
 from hermes_ops.policies.slaq import Slaq
+from hermes_ops.policies.slaq_sized import SlaqSized
 from hermes_ops.policies.srsf import Srsf
 from hermes_ops.policies.srtf import Srtf
 from hermes_ops.policies.successive_halving import SuccessiveHalving
+from hermes_ops.policies.themis import Themis
+from hermes_ops.policies.throughput import Throughput
 from hermes_ops.policies.two_d_gittins import TwoDGittins
 from hermes_ops.policies.two_d_las import TwoDLas
 from hermes_ops.policies.yarn_cs import YarnCs
+from hermes_ops.registry import FactoryRegistry
 
-POLICIES: dict[str, Callable[..., Policy[Any]]] = {
+_BUILTIN: dict[str, Callable[..., Policy[Any]]] = {
     "2d-gittins": TwoDGittins,
     "2d-las": TwoDLas,
+    "afs": Afs,
     "asha": Asha,
+    "doubling": Doubling,
+    "elastic-2d-las": ElasticTwoDLas,
+    "elastic-fifo": ElasticFifo,
+    "elastic-frontrunner": ElasticFrontrunner,
     "fair": Fair,
     "fifo": Fifo,
     "fifo-backfill": FifoBackfill,
@@ -42,26 +59,36 @@ POLICIES: dict[str, Callable[..., Policy[Any]]] = {
     "hyperband": Hyperband,
     "hypersched": HyperSched,
     "median": Median,
+    "optimus": Optimus,
+    "pollux": Pollux,
     "pop": Pop,
     "qssf": Qssf,
+    "saxena": Saxena,
     "slaq": Slaq,
+    "slaq-sized": SlaqSized,
     "srsf": Srsf,
     "srtf": Srtf,
     "successive-halving": SuccessiveHalving,
+    "throughput": Throughput,
+    "themis": Themis,
     "yarn-cs": YarnCs,
 }
 
-GIVEN = ("oracle", "prior")  # handed over by a driver, never by a user
+POLICIES: FactoryRegistry[Callable[..., Policy[Any]]] = FactoryRegistry(
+    "hermes_ops.policies", _BUILTIN
+)
+
+GIVEN = ("oracle", "prior")  # provided by a driver, never by a user
 
 
 def make_policy(
     name: str, parameters: Mapping[str, object], given: Mapping[str, object] | None = None
 ) -> Policy[Any]:
-    """The policy of that name with these parameters, without guards.
+    """Create the policy of that name with these parameters, without guards.
 
-    `given` is what a driver can hand over: an `oracle` (a simulation only), a `prior` of earlier
-    sweeps, `sizes_gpu_s` of past jobs; a policy takes those that it has a field for. What a user
-    may set as well is taken from the parameters if it is there.
+    `given` is what a driver can provide: an `oracle` (a simulation only), a `prior` of earlier
+    sweeps, `sizes_gpu_s` of past jobs; a policy gets those that it has a field for. A parameter
+    that the user has set takes precedence.
 
     Raises ConfigError for an unknown name, an unknown parameter, a value that is not allowed, or
     an oracle that the policy needs and does not get.
@@ -93,29 +120,29 @@ def make_policy(
 def _refused(
     name: str, parameters: Mapping[str, object], handed: Mapping[str, object], error: Exception
 ) -> tuple[Problem, ...]:
-    """Name each parameter that is refused by itself; all of them where only their sum is."""
+    """Name each parameter that is invalid by itself; all of them if only the combination is."""
     alone = {p: _error_of(name, {p: value}, handed) for p, value in parameters.items()}
-    found = {p: reason for p, reason in alone.items() if reason is not None}
-    if not found:
+    invalid = {p: reason for p, reason in alone.items() if reason is not None}
+    if not invalid:
         words = ", ".join(f"{p}={value!r}" for p, value in parameters.items())
         return (Problem(f"policy.{name}", words, str(error), "correct the values"),)
     return tuple(
         Problem(f"policy.{name}.{p}", repr(parameters[p]), reason, "correct the value")
-        for p, reason in found.items()
+        for p, reason in invalid.items()
     )
 
 
 def _error_of(
     name: str, parameters: Mapping[str, object], handed: Mapping[str, object]
 ) -> str | None:
-    """What a policy says against these parameters; None if nothing."""
+    """Return the error of a policy with these parameters; None if there is none."""
     from inspect import signature
 
     try:
         POLICIES[name](**parameters, **handed)
     except ValueError as error:
         return str(error)
-    except TypeError:  # Python's words, which tell a user nothing
+    except TypeError:  # Python's message tells a user nothing
         (parameter,) = parameters
         default = signature(POLICIES[name]).parameters[parameter].default
         return f"a value like the default, {default!r}"
@@ -123,17 +150,28 @@ def _error_of(
 
 
 def needs_oracle(name: str) -> bool:
-    """True for a policy that knows the future: it runs in a simulation only."""
-    return "oracle" in _parameters(POLICIES[name])
+    """Return True for a policy that has to know the future: it runs in a simulation only.
+
+    A policy whose `oracle` has a default does without one live.
+    """
+    from inspect import Parameter, signature
+
+    oracle = signature(POLICIES[name]).parameters.get("oracle")
+    return oracle is not None and oracle.default is Parameter.empty
 
 
 def needs_shares(name: str) -> bool:
-    """True for a policy that gives fractions of GPUs: it runs in a simulation only."""
+    """Return True for a policy that gives fractions of GPUs: it runs in a simulation only."""
     return bool(getattr(POLICIES[name], "shares", False))
 
 
+def sizes_jobs(name: str) -> bool:
+    """Return True for a policy that chooses how many GPUs a job gets, within the job's range."""
+    return bool(getattr(POLICIES[name], "sizes", False))
+
+
 def takes_prior(name: str) -> bool:
-    """True for a policy that has a use for what earlier sweeps have shown."""
+    """Return True for a policy that learns from the trials of earlier sweeps."""
     return "prior" in _parameters(POLICIES[name])
 
 
@@ -146,8 +184,18 @@ def check_live(name: str) -> None:
 
 
 def live_policies() -> tuple[str, ...]:
-    """The names of those that `check_live` lets pass, sorted."""
-    return tuple(n for n in sorted(POLICIES) if not (needs_oracle(n) or needs_shares(n)))
+    """Return the names of those that `check_live` lets pass, sorted.
+
+    A policy of an installed package that cannot be imported is left out.
+    """
+    return tuple(name for name in sorted(POLICIES) if _runs_live(name))
+
+
+def _runs_live(name: str) -> bool:
+    try:
+        return not (needs_oracle(name) or needs_shares(name))
+    except ConfigError:
+        return False
 
 
 def _only_simulated(name: str, reason: str) -> ConfigError:

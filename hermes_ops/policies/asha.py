@@ -8,10 +8,17 @@ from math import inf, isfinite, isnan
 from typing import ClassVar
 
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.checks import whole
-from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
-from hermes_ops.core.rungs import Standing, standings
+from hermes_ops.policies.toolbox.parameter_checks import whole
+from hermes_ops.policies.toolbox.rungs import RungRank, rung_ranks
+from hermes_ops.policies.toolbox.sweep_queues import (
+    SweepQueue,
+    by_sweep,
+    holding,
+    in_turn,
+    queued,
+    serve,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,54 +49,54 @@ class Asha:
         whole("first_rung", self.first_rung, 1)
 
     def initial(self) -> None:
-        """None: rungs are read off the curves."""
+        """Return None: rungs are read off the curves."""
         return
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Judge whoever stands at a rung, then serve the sweeps."""
-        found: dict[JobId, Standing] = {}
+        """Rank the trials at their rungs, then serve the sweeps."""
+        ranks: dict[JobId, RungRank] = {}
         lines = {}
         for sweep, jobs in by_sweep(snapshot).items():
-            here = standings(jobs, self.first_rung, self.eta)
-            found |= here
-            lines[sweep] = asha_line(snapshot, jobs, here)
-        ends = _ends(snapshot.jobs, found) if self.kill else {}
+            sweep_ranks = rung_ranks(jobs, self.first_rung, self.eta)
+            ranks |= sweep_ranks
+            lines[sweep] = asha_line(snapshot, jobs, sweep_ranks)
+        ends = _ends(snapshot.jobs, ranks) if self.kill else {}
         order = in_turn(lines)
-        plan = serve(snapshot, order, lambda job, on: why(job, on, found[job.id]), ends)
+        plan = serve(snapshot, order, lambda job, on: why(job, on, ranks[job.id]), ends)
         return plan, memory
 
 
 def asha_line(
-    snapshot: Snapshot, jobs: Sequence[Job], found: Mapping[JobId, Standing], opens: bool = True
-) -> Line:
-    """One sweep's line: promotable, new, paused trials; new ones come last when not `opens`."""
-    on_gpus = seated(snapshot, jobs)
-    goes_on = tuple(job for job in on_gpus if not found[job.id].waits)
+    snapshot: Snapshot, jobs: Sequence[Job], ranks: Mapping[JobId, RungRank], opens: bool = True
+) -> SweepQueue:
+    """Order a sweep's trials: promotable, new, paused; new ones last when not `opens`."""
+    on_gpus = holding(snapshot, jobs)
+    goes_on = tuple(job for job in on_gpus if not ranks[job.id].is_waiting)
     waiting = queued(jobs, Phase.WAITING)
-    cut_off = [job for job in waiting if not found[job.id].waits]
-    at_rung = [job for job in (*on_gpus, *waiting) if found[job.id].waits]
-    at_rung.sort(key=lambda job: (-found[job.id].rung, found[job.id].rank))
-    promoted = [job for job in at_rung if found[job.id].promoted]
-    paused = [job for job in at_rung if not found[job.id].promoted]
-    paused.sort(key=lambda job: not isfinite(found[job.id].loss))
+    cut_off = [job for job in waiting if not ranks[job.id].is_waiting]
+    at_rung = [job for job in (*on_gpus, *waiting) if ranks[job.id].is_waiting]
+    at_rung.sort(key=lambda job: (-ranks[job.id].rung, ranks[job.id].rank))
+    promoted = [job for job in at_rung if ranks[job.id].is_promoted]
+    paused = [job for job in at_rung if not ranks[job.id].is_promoted]
+    paused.sort(key=lambda job: not isfinite(ranks[job.id].loss))
     new = queued(jobs, Phase.PENDING)
     last = (*new, *paused) if opens else (*paused, *new)
-    return Line(goes_on, (*cut_off, *promoted, *last))
+    return SweepQueue(goes_on, (*cut_off, *promoted, *last))
 
 
-def why(job: Job, on: bool, at: Standing) -> Reason:
-    """The reason for a job that stands there and has GPUs (`on`), or has none."""
+def why(job: Job, on: bool, at: RungRank) -> Reason:
+    """Return the reason why a job with this rank at its rung has GPUs (`on`) or has none."""
     if job.phase is Phase.PENDING:
         text = "starts: no trial of its sweep is promotable" if on else "waits: not begun yet"
         return Reason(text, would_change="a promotable trial" if on else "a GPU becoming free")
     goal = f"step {at.following}" if at.following else "its end"
     terms = _terms(at)
-    if not at.waits:
+    if not at.is_waiting:
         if on:
             return Reason(f"runs to {goal}", terms, None, f"reaching {goal}")
         return Reason(f"waits on its way to {goal}", terms, None, "a GPU becoming free")
     place = f"number {at.rank} of {at.size} at rung {at.rung}, {at.places} go on"
-    if at.promoted:
+    if at.is_promoted:
         text = f"promoted to {goal}" if on else "promotable, waits for a GPU"
         change = f"falling behind {at.places} trials at rung {at.rung}"
         return Reason(f"{text}: {place}", terms, None, change if on else "a GPU becoming free")
@@ -101,12 +108,12 @@ def why(job: Job, on: bool, at: Standing) -> Reason:
     return Reason(f"{text}: {place}", terms, None, _needs(at))
 
 
-def _needs(at: Standing) -> str:
+def _needs(at: RungRank) -> str:
     more = "more trials at the rung"
     return more if isnan(at.limit) else f"a loss of {figure(at.limit, 4)} or less, or {more}"
 
 
-def _terms(at: Standing) -> tuple[Term, ...]:
+def _terms(at: RungRank) -> tuple[Term, ...]:
     if not at.rung:
         return ()
     values = {
@@ -120,12 +127,12 @@ def _terms(at: Standing) -> tuple[Term, ...]:
     return tuple(Term(name, float(value)) for name, value in values.items())
 
 
-def _ends(jobs: Iterable[Job], found: Mapping[JobId, Standing]) -> dict[JobId, Reason]:
-    """Who stands at a rung with places for others only."""
+def _ends(jobs: Iterable[Job], ranks: Mapping[JobId, RungRank]) -> dict[JobId, Reason]:
+    """End the trials at a rung that are not among its promoted ones."""
     ends = {}
     for job in jobs:
-        at = found.get(job.id, Standing(loss=-inf))
-        if job.may_end and at.waits and at.places and not at.promoted:
+        at = ranks.get(job.id, RungRank(loss=-inf))
+        if job.may_end and at.is_waiting and at.places and not at.is_promoted:
             text = f"ended: number {at.rank} of {at.size} at rung {at.rung}, {at.places} go on"
             ends[job.id] = Reason(text, _terms(at), None, _needs(at))
     return ends

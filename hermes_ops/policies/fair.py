@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.answer import answer
-from hermes_ops.core.checks import positive
-from hermes_ops.core.fill import fill
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
-from hermes_ops.core.rounds import Quanta, Rounds, Turns
+from hermes_ops.policies.toolbox.answer import answer
+from hermes_ops.policies.toolbox.fill import fill
+from hermes_ops.policies.toolbox.parameter_checks import positive
+from hermes_ops.policies.toolbox.rounds import JoinedRounds, RoundOrder, TimeSlices
 
 
 @dataclass(frozen=True, slots=True)
 class Fair:
-    """Serve who has had the fewest quanta since it joined; of equals, who has waited longest.
+    """Serve the job with the fewest quanta since it joined; ties go to the longest waiting.
 
     Processor sharing by quantum. A job keeps its GPUs for its slice, unless it ends; a job of
     weight w has w quanta a round; one that joins starts in the present round. A quantum is
@@ -37,14 +37,14 @@ class Fair:
         positive("quantum_s", self.quantum_s)
         positive("quantum_steps", self.quantum_steps)
 
-    def initial(self) -> Rounds:
-        """The first round."""
-        return Rounds()
+    def initial(self) -> JoinedRounds:
+        """Return the first round."""
+        return JoinedRounds()
 
-    def decide(self, snapshot: Snapshot, memory: Rounds) -> tuple[Plan, Rounds]:
-        """Let slices go on, then serve the turns."""
-        quanta = Quanta(self.quantum_s, self.quantum_steps)
-        turns = Turns(snapshot, memory, quanta)
+    def decide(self, snapshot: Snapshot, memory: JoinedRounds) -> tuple[Plan, JoinedRounds]:
+        """Continue the running slices, then serve the jobs in round order."""
+        quanta = TimeSlices(self.quantum_s, self.quantum_steps)
+        turns = RoundOrder(snapshot, memory, quanta)
         order = turns.order()
         grants = fill(
             snapshot, order if self.quantum_steps is None else _held_back(snapshot, order)
@@ -63,10 +63,10 @@ class Fair:
 
 
 def _held_back(snapshot: Snapshot, order: list[Job]) -> Iterator[Job]:
-    """The order, without those that wait behind a job of several GPUs that does not fit yet."""
+    """Yield the order without the jobs that wait behind a gang that does not fit yet."""
     left, blocked = len(snapshot.gpus), False
     for job in order:
-        stay = snapshot.stays.get(job.id)
+        stay = snapshot.retained.get(job.id)
         if stay is None and (blocked or job.min_gpus > len(snapshot.gpus)):
             continue
         wanted = job.min_gpus if stay is None else len(stay.gpus)

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.answer import answer
-from hermes_ops.core.fill import fill
-from hermes_ops.core.model import Grant, Job, Plan, Reason, Snapshot, Term
-
-_EARLIER = "an earlier submission"
+from hermes_ops.core.model import Job, JobId, Reason, Snapshot, Term
+from hermes_ops.policies.priority import Key, PriorityPolicy, ServiceOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Fifo:
+class Fifo(PriorityPolicy):
     """Serve jobs by submission time, then number; the first that does not fit blocks the rest.
 
     A job gets `min_gpus`. Only a job that needs more GPUs than the whole pool has is passed over.
     """
 
     name: ClassVar[str] = "fifo"
-    preempts: ClassVar[bool] = False
+    backfill: ClassVar[bool] = False
 
-    def initial(self) -> None:
-        """None: it remembers nothing."""
-        return
+    def key(self, job: Job, now_s: float) -> Key:  # noqa: ARG002 - interface
+        """Return the submission time."""
+        return job.submitted_s
 
-    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Keep what runs, then start the jobs at the head of the line."""
-        grants = fill(snapshot, snapshot.queue, backfill=False, preempt=False)
+    def order(self, snapshot: Snapshot) -> tuple[Sequence[Job], Mapping[JobId, Key]]:
+        """Return the queue as it is: it is in order of submission already."""
+        return snapshot.queue, {}
 
-        def explain(job: Job, runs: bool) -> Reason:
-            return _reason(snapshot, grants, job, runs)
-
-        return answer(snapshot, grants, snapshot.queue, explain), memory
-
-
-def _reason(snapshot: Snapshot, grants: tuple[Grant, ...], job: Job, runs: bool) -> Reason:
-    if job.holds_gpus:
-        return Reason("runs until it ends: fifo never stops a job", would_change="its end")
-    if runs:
-        needed = (Term("GPUs needed", job.min_gpus),)
-        return Reason("starts: it was submitted before all that wait", needed, None, _EARLIER)
-    granted = {grant.job for grant in grants}
-    size = len(snapshot.gpus)
-    line = [j for j in snapshot.queue if j.min_gpus <= size and j.id not in granted]
-    terms = (Term("place in line", line.index(job) + 1), Term("GPUs needed", job.min_gpus))
-    behind = line[0].id if line[0] is not job else None
-    text = f"waits behind {behind}" if behind else "waits for GPUs at the head of the line"
-    return Reason(text, terms, behind, "a running job ending")
+    def reason(self, job: Job, is_granted: bool, service: ServiceOrder) -> Reason:
+        """Return the reason in terms of the place in the line."""
+        if job.holds_gpus:
+            return PriorityPolicy.reason(self, job, is_granted, service)
+        gpus = Term("GPUs needed", job.min_gpus)
+        behind = service.first_waiting_before(job)
+        if is_granted:
+            change = "an earlier submission that fits"
+            if behind is None:
+                text = "starts: it was submitted before all that wait"
+            else:
+                text = f"starts: it fits on GPUs that {behind.id}, submitted earlier, cannot use"
+            return Reason(text, (gpus,), behind.id if behind else None, change)
+        terms = (Term("place in line", service.place_in_line(job)), gpus)
+        text = f"waits behind {behind.id}" if behind else "waits for GPUs at the head of the line"
+        return Reason(text, terms, behind.id if behind else None, "a running job ending")

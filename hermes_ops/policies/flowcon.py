@@ -12,18 +12,18 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.answer import answer
-from hermes_ops.core.checks import whole
-from hermes_ops.core.convergence import largest_drops
 from hermes_ops.core.curves import Floats, Memo, columns
 from hermes_ops.core.model import Grant, Job, JobId, Plan, Point, Reason, Snapshot, Term
 from hermes_ops.core.nodes import usable
 from hermes_ops.core.order import by_submission
+from hermes_ops.policies.toolbox.answer import answer
+from hermes_ops.policies.toolbox.convergence import largest_drops
+from hermes_ops.policies.toolbox.parameter_checks import whole
 
 GRAIN = 10_000  # shares are whole parts of this: sums stay exact enough
 
 
-class Rank(Enum):
+class GrowthList(Enum):
     """The list of a job: how long it has been growing too slowly."""
 
     NEW = "new"
@@ -36,7 +36,7 @@ class Growth:
     """A job's newest growth efficiency (None: not seen yet) and the list that it puts it on."""
 
     efficiency: float | None
-    rank: Rank
+    rank: GrowthList
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class FlowCon:
             raise ValueError("alpha and floor are shares, at most 1; floor is over 0")
 
     def initial(self) -> None:
-        """None: lists are read off the newest points of the curves."""
+        """Return None: lists are read off the newest points of the curves."""
         return
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Seat whoever finds room, then set all limits."""
+        """Assign GPUs to the jobs for which there is capacity, then set all limits."""
         seats = self._seats(snapshot)
         drops = largest_drops(snapshot.jobs)
         jobs = [snapshot.index[job] for job in seats]
@@ -89,7 +89,7 @@ class FlowCon:
         return answer(snapshot, grants, snapshot.queue, explain), memory
 
     def _seats(self, snapshot: Snapshot) -> dict[JobId, tuple[int, ...]]:
-        """Where each job runs from now on; who finds no room is left out."""
+        """Return the GPUs of each job from now on, without the jobs that do not fit."""
         seats = dict(snapshot.held)
         load = {gpu.index: 0 for gpu in snapshot.gpus}
         for gpus in seats.values():
@@ -98,11 +98,11 @@ class FlowCon:
         room = [(jobs, gpu) for gpu, jobs in load.items() if jobs < self.jobs_a_gpu]
         heapify(room)
         for job in snapshot.queue:
-            found = _drawn(snapshot, job, room)
-            if found is None:
+            chosen = _drawn(snapshot, job, room)
+            if chosen is None:
                 continue
-            seats[job.id] = tuple(sorted(gpu for _, gpu in found))
-            for jobs, gpu in found:
+            seats[job.id] = tuple(sorted(gpu for _, gpu in chosen))
+            for jobs, gpu in chosen:
                 if jobs + 1 < self.jobs_a_gpu:
                     heappush(room, (jobs + 1, gpu))
         return seats
@@ -113,9 +113,9 @@ class FlowCon:
         seats: Mapping[JobId, tuple[int, ...]],
         growths: Mapping[JobId, Growth],
     ) -> dict[JobId, float]:
-        """The share that each job gets of each of its GPUs, over 0, at most 1 together."""
-        known = [g.efficiency for g in growths.values() if g.efficiency is not None]
-        fastest = max(known, default=0.0) or 1.0
+        """Return each job's share of each of its GPUs: over 0, at most 1 in total per GPU."""
+        efficiencies = [g.efficiency for g in growths.values() if g.efficiency is not None]
+        fastest = max(efficiencies, default=0.0) or 1.0
         on: dict[int, list[JobId]] = {}
         for job in by_submission(jobs):
             for gpu in seats[job.id]:
@@ -128,9 +128,9 @@ class FlowCon:
         return limits
 
     def _parts(self, growths: Sequence[Growth], fastest: float) -> list[float]:
-        """The limits of the jobs of one GPU."""
+        """Return the limits of the jobs of one GPU."""
         rates = [fastest if g.efficiency is None else g.efficiency for g in growths]
-        grows = [g.rank is not Rank.COMPLETING for g in growths]
+        grows = [g.rank is not GrowthList.COMPLETING for g in growths]
         total = sum(rate for rate, grow in zip(rates, grows, strict=True) if grow)
         raw = [
             max(self.floor, rate / total) if grow and total > 0 else self.floor
@@ -167,30 +167,30 @@ def _drawn(
         return None
     if not job.nodes:
         return [heappop(room) for _ in range(job.min_gpus)]
-    found = nsmallest(job.min_gpus, [entry for entry in room if entry[1] in able])
-    room[:] = [entry for entry in room if entry not in found]
+    chosen = nsmallest(job.min_gpus, [entry for entry in room if entry[1] in able])
+    room[:] = [entry for entry in room if entry not in chosen]
     heapify(room)
-    return found
+    return chosen
 
 
 def growth(job: Job, largest_drop: float, alpha: float) -> Growth:
-    """The growth efficiency of the newest interval, and the list after the newest two.
+    """Return the growth efficiency of the newest interval, and the list after the newest two.
 
     Intervals between losses that are not finite count as no growth.
     """
-    (found,) = _GROWTHS.of((job.curve,), largest_drop, alpha)
-    if found.efficiency is None:
-        return found
-    return Growth(found.efficiency * job.weight, found.rank)
+    (unweighted,) = _GROWTHS.get((job.curve,), largest_drop, alpha)
+    if unweighted.efficiency is None:
+        return unweighted
+    return Growth(unweighted.efficiency * job.weight, unweighted.rank)
 
 
 def _growths(
     curves: Sequence[tuple[Point, ...]], largest_drop: float, alpha: float
 ) -> Iterator[Growth]:
-    """The same for weight 1."""
+    """Yield the growth of each curve for weight 1."""
     for points in curves:
         rates = _rates(points, largest_drop)
-        yield _grown(rates.tolist(), alpha) if len(rates) else Growth(None, Rank.NEW)
+        yield _grown(rates.tolist(), alpha) if len(rates) else Growth(None, GrowthList.NEW)
 
 
 _GROWTHS = Memo[tuple[Point, ...], Growth](_growths)
@@ -200,14 +200,14 @@ def _grown(rates: Sequence[float], alpha: float) -> Growth:
     limit = alpha * max(rates)
     slow = [rate < limit or rate == 0 for rate in rates[-2:]]
     if not slow[-1]:
-        rank = Rank.NEW
+        rank = GrowthList.NEW
     else:
-        rank = Rank.COMPLETING if len(slow) == 2 and slow[0] else Rank.WATCHING
+        rank = GrowthList.COMPLETING if len(slow) == 2 and slow[0] else GrowthList.WATCHING
     return Growth(rates[-1], rank)
 
 
 def _rates(points: tuple[Point, ...], largest_drop: float) -> Floats:
-    """Part of the largest drop changed in each second, for each interval of the curve."""
+    """Return the change per second of each interval, as a share of the largest drop."""
     if len(points) < 2:
         return np.empty(0)
     curve = columns(points)

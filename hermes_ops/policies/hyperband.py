@@ -8,9 +8,9 @@ from itertools import cycle
 from math import ceil
 from typing import ClassVar
 
-from hermes_ops.core.checks import whole
 from hermes_ops.core.model import Job, Plan, Snapshot
 from hermes_ops.policies.successive_halving import serve_brackets
+from hermes_ops.policies.toolbox.parameter_checks import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class Hyperband:
         whole("max_steps", self.max_steps, 1)
 
     def initial(self) -> None:
-        """None: brackets are dealt anew from the order of submission."""
+        """Return None: brackets follow from the order of submission."""
         return
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Serve the first bracket that has something to do, then the next."""
+        """Serve the brackets one after the other."""
         return serve_brackets(snapshot, self.deal, self.eta, kill=self.kill), memory
 
     def deal(self, jobs: Sequence[Job]) -> list[tuple[Sequence[Job], tuple[int, ...]]]:
-        """Each bracket's trials with its rungs, the last of which (R) is left out."""
+        """Return each bracket's trials with its rungs, without the last rung (R)."""
         steps = max((job.total_steps or self.max_steps for job in jobs), default=self.max_steps)
         dealt: list[tuple[Sequence[Job], tuple[int, ...]]] = []
         begin = 0
@@ -60,13 +60,13 @@ class Hyperband:
 
 
 def shapes(steps: int, eta: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Trials and rungs below `steps` of each bracket, the one with the most trials first."""
+    """Return trials and rungs below `steps` of each bracket, most trials first."""
     s_max = 0
     while eta ** (s_max + 1) <= steps:
         s_max += 1
-    found = []
+    brackets = []
     for s in range(s_max, -1, -1):
         trials = ceil((s_max + 1) * eta**s / (s + 1))
         rungs = tuple(max(1, steps // eta ** (s - i)) for i in range(s))
-        found.append((trials, rungs))
-    return found
+        brackets.append((trials, rungs))
+    return brackets

@@ -8,16 +8,16 @@ from math import inf
 from statistics import median
 from typing import ClassVar
 
-from hermes_ops.core.checks import whole
-from hermes_ops.core.lines import by_sweep, in_turn, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term
-from hermes_ops.core.rungs import Standing, standings
 from hermes_ops.policies import asha
+from hermes_ops.policies.toolbox.parameter_checks import whole
+from hermes_ops.policies.toolbox.rungs import RungRank, rung_ranks
+from hermes_ops.policies.toolbox.sweep_queues import by_sweep, in_turn, serve
 
 
 @dataclass(frozen=True, slots=True)
 class HyperSched:
-    """ASHA with pausing up to a deadline, before which what is open is brought further.
+    """ASHA with pausing up to a deadline, before which open trials are trained further.
 
     No trial is opened once the time left is less than the smaller of eta x the longest training
     so far and the steps of a whole trial x the median seconds a step.
@@ -43,43 +43,43 @@ class HyperSched:
             raise ValueError("deadline_s is a number of seconds, not negative")
 
     def initial(self) -> None:
-        """None: rungs are read off the curves."""
+        """Return None: rungs are read off the curves."""
         return
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """As `asha`, with new trials last in sweeps that are past their limit."""
-        found: dict[JobId, Standing] = {}
+        """Decide as `asha`, with new trials last in sweeps that are past their limit."""
+        ranks: dict[JobId, RungRank] = {}
         closed: dict[SweepId, Reason] = {}
         lines = {}
         for sweep, jobs in by_sweep(snapshot).items():
-            here = standings(jobs, self.first_rung, self.eta)
-            found |= here
+            sweep_ranks = rung_ranks(jobs, self.first_rung, self.eta)
+            ranks |= sweep_ranks
             left_s, needed_s = self._left_s(jobs, snapshot.time_s), self._needed_s(jobs)
             if left_s < needed_s:
                 closed[sweep] = _closed(left_s, needed_s)
-            lines[sweep] = asha.asha_line(snapshot, jobs, here, opens=sweep not in closed)
+            lines[sweep] = asha.asha_line(snapshot, jobs, sweep_ranks, opens=sweep not in closed)
 
         def explain(job: Job, on: bool) -> Reason:
             if job.phase is Phase.PENDING and not on and job.sweep in closed:
                 return closed[job.sweep]
-            return asha.why(job, on, found[job.id])
+            return asha.why(job, on, ranks[job.id])
 
         return serve(snapshot, in_turn(lines), explain), memory
 
     def _left_s(self, jobs: Sequence[Job], now_s: float) -> float:
-        """Seconds until the sweep's deadline; inf without one."""
+        """Return the seconds until the sweep's deadline; inf without one."""
         if self.deadline_s is not None:
             return min(job.submitted_s for job in jobs) + self.deadline_s - now_s
         return min((j.deadline_s for j in jobs if j.deadline_s is not None), default=inf) - now_s
 
     def _needed_s(self, jobs: Sequence[Job]) -> float:
-        """The time left below which a new trial is not worth opening; 0 before any training."""
+        """Return the time left below which no new trial is opened; 0 before any training."""
         curves = [job.curve for job in jobs if job.curve and job.curve[-1].step > 0]
         if not curves:
             return 0.0
         steps = [job.total_steps for job in jobs if job.total_steps is not None]
-        whole_s = max(steps, default=inf) * median(c[-1].seconds / c[-1].step for c in curves)
-        return min(self.eta * max(c[-1].seconds for c in curves), whole_s)
+        complete_s = max(steps, default=inf) * median(c[-1].seconds / c[-1].step for c in curves)
+        return min(self.eta * max(c[-1].seconds for c in curves), complete_s)
 
 
 def _closed(left_s: float, needed_s: float) -> Reason:

@@ -10,12 +10,18 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.checks import whole
-from hermes_ops.core.convergence import finished_slice
 from hermes_ops.core.curves import best, best_by, mean_by
-from hermes_ops.core.lines import Line, by_sweep, in_turn, queued, seated, serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
+from hermes_ops.policies.toolbox.parameter_checks import whole
+from hermes_ops.policies.toolbox.sweep_queues import (
+    SweepQueue,
+    by_sweep,
+    holding,
+    in_turn,
+    queued,
+    serve,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class Median:
         whole("min_others", self.min_others, 1)
 
     def initial(self) -> None:
-        """None: all is read off the curves."""
+        """Return None: everything is read off the curves."""
         return
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
@@ -69,9 +75,9 @@ class Median:
         return plan, memory
 
     def _bad(self, jobs: Sequence[Job]) -> dict[JobId, Verdict]:
-        """The trials that are worse than the median, of those that wait or run."""
+        """Return the waiting and running trials that are worse than the median."""
         judged = [j for j in jobs if _is_judged(j) and j.last_step >= self.grace_steps]
-        found: dict[JobId, Verdict] = {}
+        verdicts: dict[JobId, Verdict] = {}
         for step in sorted({job.last_step for job in judged}):
             there = {j.id: n for n, j in enumerate(k for k in jobs if k.last_step >= step)}
             others = len(there) - 1
@@ -82,27 +88,27 @@ class Median:
                 limit = float(_median(np.delete(means, there[job.id])))
                 mine = best_by(job.curve, step)
                 if mine > limit:
-                    found[job.id] = Verdict(step, mine, limit, others)
-        return found
+                    verdicts[job.id] = Verdict(step, mine, limit, others)
+        return verdicts
 
 
 def _is_judged(job: Job) -> bool:
-    """True for a trial that waits, or runs and has reported since it was started."""
-    return job.phase is Phase.WAITING or (job.phase is Phase.RUNNING and finished_slice(job))
+    """Return True for a trial that waits, or runs and has reported since it was started."""
+    return job.phase is Phase.WAITING or (job.phase is Phase.RUNNING and job.has_finished_slice)
 
 
-def _line(snapshot: Snapshot, jobs: Sequence[Job], bad: Mapping[JobId, Verdict]) -> Line:
-    on_gpus = seated(snapshot, jobs)
+def _line(snapshot: Snapshot, jobs: Sequence[Job], bad: Mapping[JobId, Verdict]) -> SweepQueue:
+    on_gpus = holding(snapshot, jobs)
     waiting = queued(jobs, Phase.WAITING)
     paused = [job for job in (*on_gpus, *waiting) if job.id in bad]
     paused.sort(key=lambda job: (best(job.curve), submission(job)))
     goes_on = tuple(job for job in on_gpus if job.id not in bad)
     good = [job for job in waiting if job.id not in bad]
-    return Line(goes_on, (*good, *queued(jobs, Phase.PENDING), *paused))
+    return SweepQueue(goes_on, (*good, *queued(jobs, Phase.PENDING), *paused))
 
 
 def _median(means: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """The median, also of infinite values (which numpy subtracts from each other)."""
+    """Return the median, also of infinite values (which numpy subtracts from each other)."""
     ordered = np.sort(means)
     middle = len(ordered) // 2
     low, high = float(ordered[(len(ordered) - 1) // 2]), float(ordered[middle])

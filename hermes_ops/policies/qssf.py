@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from difflib import get_close_matches
+from functools import lru_cache
+from math import exp, log
+from typing import Any, ClassVar
 
-from hermes_ops.core.answer import answer
-from hermes_ops.core.checks import one_of, positive
-from hermes_ops.core.ended import newly_ended
-from hermes_ops.core.fill import Chooser, consolidated, fill, lowest
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, Term
-from hermes_ops.core.order import submission
-from hermes_ops.policies.durations import Past, Training, historical_s, learnt_s, past
+from hermes_ops.policies.priority import PriorityPolicy, ServiceOrder
+from hermes_ops.policies.toolbox.ended_jobs import newly_ended
+from hermes_ops.policies.toolbox.fill import Chooser, consolidated, lowest
+from hermes_ops.policies.toolbox.parameter_checks import one_of, positive
 
 PLACEMENTS = ("consolidated", "count")
+DAY_S = 86_400.0
+FEWEST = 20  # ended jobs below which means alone are used
+MATCH_CUTOFF, MATCHES = 0.6, 2  # as Helios' estimator matches names
+
+
+@dataclass(frozen=True, slots=True)
+class PastJob:
+    """An ended job: its user, name and GPUs, when it was submitted and how long it ran."""
+
+    user: str
+    group: str
+    name: str
+    gpus: int
+    submitted_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSet:
+    """The ended jobs on which a model is fitted; `number` distinguishes the sets of one run."""
+
+    number: int = 0
+    jobs: tuple[PastJob, ...] = ()
+
+    def __hash__(self) -> int:
+        """Hash a part only, for the cache of fitted models; equality compares everything."""
+        return hash((self.number, len(self.jobs), self.jobs[-1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Experience:
     """The jobs that have ended, what the model was fitted on, and the predictions in use."""
 
-    ended: tuple[Past, ...] = ()
-    training: Training = field(default_factory=Training)
+    ended: tuple[PastJob, ...] = ()
+    training: TrainingSet = field(default_factory=TrainingSet)
     predicted: tuple[tuple[JobId, float], ...] = ()  # GPU-seconds, by submission
     counted: tuple[JobId, ...] = ()
     seen: int = 0  # ended jobs so far, forgotten ones included
@@ -39,7 +67,7 @@ class Qssf:
     Source: Hu et al., Helios (SC 2021), section 4.2, and its artefact: 0.1 and 0.9, similar by
     name and GPUs. Our choices: the model is scikit-learn's histogram gradient boosting in the
     place of LightGBM (the same kind of trees); it learns from jobs that have ended before, never
-    from the trace's future, and is fitted anew when the ended jobs have grown by a quarter, or by
+    from the trace's future, and is fitted again when the ended jobs have grown by a quarter, or by
     `remembered` / 4; the newest `remembered` are kept.
     """
 
@@ -56,43 +84,31 @@ class Qssf:
         one_of("placement", self.placement, PLACEMENTS)
 
     def initial(self) -> Experience:
-        """No past."""
+        """Return an empty experience."""
         return Experience()
 
     def decide(self, snapshot: Snapshot, memory: Experience) -> tuple[Plan, Experience]:
-        """Learn from what has ended, predict what is new, and start the shortest."""
+        """Learn from ended jobs, predict new ones, and start the shortest."""
         memory = self._learn(snapshot, memory)
-        known = dict(memory.predicted)
-        new = {j.id: self._predict(memory, j) for j in snapshot.queue if j.id not in known}
-        now = {j.id: known[j.id] if j.id in known else new[j.id] for j in snapshot.queue}
-        order = sorted(snapshot.queue, key=lambda job: (now[job.id], submission(job)))
-        choose: Chooser = lowest if self.placement == "count" else consolidated(snapshot.gpus)
-        grants = fill(snapshot, _heads(snapshot, order), preempt=False, choose=choose)
-
-        def explain(job: Job, runs: bool) -> Reason:
-            if job.holds_gpus:
-                return Reason("runs until it ends: qssf never stops a job", would_change="its end")
-            terms = (Term("predicted_gpu_s", now[job.id]),)
-            if runs:
-                text = "starts: the shortest of its line, by prediction"
-                return Reason(text, terms, None, "a shorter prediction for another job")
-            return Reason("waits for shorter jobs", terms, None, "a running job ending")
-
+        earlier = dict(memory.predicted)
+        new = {j.id: self._predict(memory, j) for j in snapshot.queue if j.id not in earlier}
+        now = {j.id: earlier[j.id] if j.id in earlier else new[j.id] for j in snapshot.queue}
+        plan, _ = _ShortestPredicted(now, self.placement).decide(snapshot, None)
         predicted = tuple(now.items()) if memory.ended else ()
-        return answer(snapshot, grants, order, explain), replace(memory, predicted=predicted)
+        return plan, replace(memory, predicted=predicted)
 
     def _learn(self, snapshot: Snapshot, memory: Experience) -> Experience:
         ended, counted = newly_ended(snapshot, memory.counted)
         now_s = snapshot.time_s
         new = (past(j, j.attained_gpu_s(now_s) / j.min_gpus) for j in ended if _served(j, now_s))
-        known = (*memory.ended, *new)[-self.remembered :]
+        ended_jobs = (*memory.ended, *new)[-self.remembered :]
         seen, training = memory.seen + len(ended), memory.training
         if seen - training.number >= max(1, len(training.jobs) // 4):
-            training = Training(seen, known)
-        return Experience(known, training, memory.predicted, counted, seen)
+            training = TrainingSet(seen, ended_jobs)
+        return Experience(ended_jobs, training, memory.predicted, counted, seen)
 
     def _predict(self, memory: Experience, job: Job) -> float:
-        """GPU-seconds; without any past the number of GPUs, as if all ran equally long."""
+        """Return GPU-seconds; without ended jobs the number of GPUs, as if all ran equally long."""
         facts = past(job, 0.0)
         history_s = historical_s(memory.ended, facts)
         if history_s is None:
@@ -104,13 +120,42 @@ class Qssf:
         return blend_s * job.min_gpus
 
 
+@dataclass(frozen=True, slots=True)
+class _ShortestPredicted(PriorityPolicy):
+    """Serve the job with the least predicted GPU time; each virtual cluster has its own line."""
+
+    predicted_gpu_s: Mapping[JobId, float]
+    placement: str
+    name: ClassVar[str] = "qssf"
+    measure: ClassVar[str] = "predicted GPU time"
+    term: ClassVar[str] = "predicted_gpu_s"
+
+    def key(self, job: Job, now_s: float) -> float:  # noqa: ARG002 - interface
+        return self.predicted_gpu_s[job.id]
+
+    def chooser(self, snapshot: Snapshot) -> Chooser:
+        return lowest if self.placement == "count" else consolidated(snapshot.gpus)
+
+    def admitted(self, snapshot: Snapshot, jobs: Sequence[Job]) -> Iterable[Job]:
+        return _heads(snapshot, jobs)
+
+    def reason(self, job: Job, is_granted: bool, service: ServiceOrder) -> Reason:
+        if job.holds_gpus:
+            return PriorityPolicy.reason(self, job, is_granted, service)
+        terms = (Term(self.term, self.predicted_gpu_s[job.id]),)
+        if is_granted:
+            text = "starts: the shortest of its line, by prediction"
+            return Reason(text, terms, None, "a shorter prediction for another job")
+        return Reason("waits for shorter jobs", terms, None, "a running job ending")
+
+
 def _served(job: Job, now_s: float) -> bool:
     return job.attained_gpu_s(now_s) > 0
 
 
 def _heads(snapshot: Snapshot, order: Iterable[Job]) -> Iterable[Job]:
-    """The order, each virtual cluster's line cut at its first job that does not fit any more."""
-    left = len(snapshot.gpus) - sum(len(stay.gpus) for stay in snapshot.stays.values())
+    """Yield the order, each virtual cluster's line cut at its first job that does not fit."""
+    left = len(snapshot.gpus) - sum(len(stay.gpus) for stay in snapshot.retained.values())
     blocked: set[str] = set()
     for job in order:
         if job.min_gpus > len(snapshot.gpus) or job.virtual_cluster in blocked:
@@ -120,3 +165,68 @@ def _heads(snapshot: Snapshot, order: Iterable[Job]) -> Iterable[Job]:
             continue
         left -= job.min_gpus
         yield job
+
+
+def past(job: Job, seconds: float) -> PastJob:
+    """Return the record of a job that has run for that long."""
+    name = job.model_name or job.sweep
+    return PastJob(job.user, job.virtual_cluster, name, job.min_gpus, job.submitted_s, seconds)
+
+
+def historical_s(jobs: Sequence[PastJob], job: PastJob) -> float | None:
+    """Return the mean run time of the user's similar jobs, else of the user's, else of all.
+
+    Jobs are similar by name; of these, those with as many GPUs come first. None without ended jobs.
+    Source: Helios (SC 2021), its artefact's estimator: difflib, cutoff 0.6, the top 2 names.
+    """
+    own = [p for p in jobs if p.user == job.user]
+    names = sorted({p.name for p in own})
+    close = set(get_close_matches(job.name, names, MATCHES, MATCH_CUTOFF))
+    named = [p for p in own if p.name in close]
+    for among in ([p for p in named if p.gpus == job.gpus], named, own, jobs):
+        if among:
+            return sum(p.seconds for p in among) / len(among)
+    return None
+
+
+def learnt_s(training: TrainingSet, job: PastJob) -> float | None:
+    """Return the run time that the model predicts; None while too few jobs have ended."""
+    if len(training.jobs) < FEWEST:
+        return None
+    model, codes = _fitted(training)
+    return exp(float(model.predict([_features(job, codes)])[0]))
+
+
+@lru_cache(maxsize=8)  # fitting takes seconds; the same jobs give the same model
+def _fitted(training: TrainingSet) -> tuple[Any, dict[str, float]]:
+    """Fit gradient-boosted trees to the logarithm of the run time; return the codes too."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    jobs = training.jobs
+    codes = _codes(jobs)
+    model = HistGradientBoostingRegressor(
+        max_iter=100, learning_rate=0.1, min_samples_leaf=10, early_stopping=False, random_state=0
+    )
+    model.fit([_features(p, codes) for p in jobs], [log(max(p.seconds, 1.0)) for p in jobs])
+    return model, codes
+
+
+def _codes(jobs: Sequence[PastJob]) -> dict[str, float]:
+    """Return the target encoding of each user, group and name: its mean logarithm of run times."""
+    sums: dict[str, tuple[float, int]] = {}
+    for job in jobs:
+        for key in _keys(job):
+            total, number = sums.get(key, (0.0, 0))
+            sums[key] = (total + log(max(job.seconds, 1.0)), number + 1)
+    return {key: total / number for key, (total, number) in sums.items()}
+
+
+def _keys(job: PastJob) -> tuple[str, str, str]:
+    return (f"user {job.user}", f"group {job.group}", f"name {job.user} {job.name}")
+
+
+def _features(job: PastJob, codes: dict[str, float]) -> list[float]:
+    """Return the GPUs, hour and weekday of the submission, and codes; NaN for an unknown name."""
+    day, second = divmod(job.submitted_s, DAY_S)
+    coded = [codes.get(key, float("nan")) for key in _keys(job)]
+    return [float(job.gpus), second / 3_600, day % 7, *coded]

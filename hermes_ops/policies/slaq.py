@@ -11,12 +11,11 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure, short_duration
-from hermes_ops.core.convergence import finished_slice
-from hermes_ops.core.curve_fit import MIN_POINTS, Fitted, lowest_fits
 from hermes_ops.core.curves import Memo, columns
-from hermes_ops.core.lines import serve
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Point, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
+from hermes_ops.policies.toolbox.curve_fit import MIN_POINTS, Fitted, lowest_fits
+from hermes_ops.policies.toolbox.sweep_queues import serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +23,15 @@ class Slaq:
     """Run the jobs with the greatest predicted normalised drop of the loss in one slice.
 
     The drop comes from an exponentially weighted fit of the job's lowest losses so far
-    (`core.curve_fit`), and is divided by the largest drop that the job has shown. A running job
+    (`toolbox.curve_fit`), and is divided by the largest drop that the job has shown. A running job
     may be replaced once it has run for a slice and reported a step.
 
     Source: Zhang et al., "SLAQ", SoCC 2017, in the one-GPU form in which the Hermes paper takes it
     as a baseline. Ours: `slice_s` None makes a slice as long as the median step of the jobs that
     have begun; a job with two points is predicted to go on as fast as between them, one with fewer
     drops infinitely fast, so that each is seen before any is compared; a newest loss that is not
-    finite drops no more; drops are multiplied by the weight; ties go to the job that runs, then to
-    the earlier. Each job gets `min_gpus`.
+    finite predicts no drop; drops are multiplied by the weight; ties go to the job that runs, then
+    to the earlier. Each job gets `min_gpus`.
     """
 
     slice_s: float | None = None
@@ -44,27 +43,27 @@ class Slaq:
             raise ValueError("slice_s is a number of seconds, over 0")
 
     def initial(self) -> None:
-        """None: fits are made from the curves."""
+        """Return None: fits are made from the curves."""
         return
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Serve who is within its slice, then the greatest drops."""
+        """Serve the jobs within their slice, then those with the greatest predicted drops."""
         jobs = [j for j in snapshot.jobs if j.id in snapshot.held or not j.holds_gpus]
         jobs = [j for j in jobs if j.phase not in (Phase.ENDED, Phase.STOPPING)]
-        slice_s = self.slice_s or _usual_step_s(jobs)
+        slice_s = self.slice_s or usual_step_s(jobs)
         drops = predicted_drops(jobs, slice_s)
-        firm = {j.id for j in jobs if j.holds_gpus and not self._is_over(j, snapshot.time_s)}
+        pinned = {j.id for j in jobs if j.holds_gpus and not self._is_over(j, snapshot.time_s)}
 
         def place(job: Job) -> tuple[object, ...]:
-            return (job.id not in firm, -drops[job.id], not job.holds_gpus, submission(job))
+            return (job.id not in pinned, -drops[job.id], not job.holds_gpus, submission(job))
 
         order = sorted(jobs, key=place)
         best = next((j.id for j in order if not j.holds_gpus), None)
-        view = _View(drops, firm, slice_s, best)
+        view = SlaqDecision(drops, pinned, slice_s, best)
         return serve(snapshot, order, view.why), memory
 
     def _is_over(self, job: Job, now_s: float) -> bool:
-        if job.phase is not Phase.RUNNING or not finished_slice(job):
+        if job.phase is not Phase.RUNNING or not job.has_finished_slice:
             return False
         return (
             self.slice_s is None or job.started_s is None or now_s >= job.started_s + self.slice_s
@@ -72,20 +71,20 @@ class Slaq:
 
 
 def predicted_drops(jobs: Iterable[Job], slice_s: float) -> dict[JobId, float]:
-    """Weighted share of its largest drop that each job is predicted to win in a slice; inf: unseen.
+    """Predict each job's weighted drop in a slice, as a share of its largest drop; inf: unseen.
 
     At least 0. No job is predicted to run past its last step.
     """
     drops = {job.id: inf for job in jobs}
     seen = [job for job in jobs if len(job.curve) >= 2]
-    for job, shown in zip(seen, _SHOWN.of(job.curve for job in seen), strict=True):
-        drops[job.id] = job.weight * shown.drop(slice_s, job.total_steps)
+    for job, prediction in zip(seen, PREDICTIONS.get(job.curve for job in seen), strict=True):
+        drops[job.id] = job.weight * prediction.drop(slice_s, job.total_steps)
     return drops
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """What a curve of at least two points says of the next slice."""
+class CurvePrediction:
+    """The prediction of a curve of at least two points."""
 
     fitted: Fitted
     fitted_now: float  # the fit at the newest step
@@ -97,7 +96,7 @@ class _Shown:
     seconds: float
 
     def drop(self, slice_s: float, total_steps: int | None) -> float:
-        """Share of the largest drop that a slice is predicted to win."""
+        """Predict the drop of a slice, as a share of the largest drop."""
         if not self.falls:
             return 0.0
         steps = slice_s * self.last / self.seconds if self.seconds > 0 else 1.0
@@ -108,13 +107,13 @@ class _Shown:
         return max(0.0, self.fitted_now - self.fitted.loss(self.last + steps)) / self.largest
 
 
-def _shown(curves: Sequence[tuple[Point, ...]]) -> Iterator[_Shown]:
+def _predictions(curves: Sequence[tuple[Point, ...]]) -> Iterator[CurvePrediction]:
     for points, fitted in zip(curves, lowest_fits(curves), strict=True):
         curve = columns(points)
         best = curve.best[np.isfinite(curve.best)]
         largest = float(best[0] - best[-1]) if len(best) else 0.0
         last = float(curve.steps[-1])
-        yield _Shown(
+        yield CurvePrediction(
             fitted=fitted,
             fitted_now=fitted.loss(last),
             finite=len(best),
@@ -126,25 +125,26 @@ def _shown(curves: Sequence[tuple[Point, ...]]) -> Iterator[_Shown]:
         )
 
 
-_SHOWN = Memo[tuple[Point, ...], _Shown](_shown)
+PREDICTIONS = Memo[tuple[Point, ...], CurvePrediction](_predictions)
 
 
-def _usual_step_s(jobs: Iterable[Job]) -> float:
-    found = [j.curve[-1].seconds / j.curve[-1].step for j in jobs if j.last_step > 0]
-    return median(found) if found else 1.0
+def usual_step_s(jobs: Iterable[Job]) -> float:
+    """Return the median seconds of a step of the jobs that have begun; 1 before any."""
+    step_s = [j.curve[-1].seconds / j.curve[-1].step for j in jobs if j.last_step > 0]
+    return median(step_s) if step_s else 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class SlaqDecision:
     """A decision, for its explanation."""
 
     drops: Mapping[JobId, float]
-    firm: set[JobId]
+    pinned: set[JobId]
     slice_s: float
     best_waiting: JobId | None
 
     def why(self, job: Job, on: bool) -> Reason:
-        """The reason for a job that has GPUs (`on`), or has none."""
+        """Return the reason why the job has GPUs (`on`) or has none."""
         drop = self.drops.get(job.id, 0.0)
         terms = (Term("predicted_drop", drop), Term("slice_s", self.slice_s))
         shown = "not seen yet" if drop == inf else f"predicted to win {figure(drop)} of its drop"
@@ -152,7 +152,7 @@ class _View:
         if not on:
             change = "the prediction for a running job falling below its own"
             return Reason(f"waits: {text}", terms, None, change)
-        if job.id in self.firm:
+        if job.id in self.pinned:
             text = f"runs until its slice is over: {text}"
             return Reason(text, terms, self.best_waiting, "the end of its slice")
         rival = self.best_waiting if self.best_waiting != job.id else None

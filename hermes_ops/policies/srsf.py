@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.model import Job, Plan, Snapshot
+from hermes_ops.core.model import Job
 from hermes_ops.core.oracle import Oracle
-from hermes_ops.policies.srtf import shortest_first
+from hermes_ops.policies.priority import Key, PriorityPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Srsf:
+class Srsf(PriorityPolicy):
     """Serve the job with the least GPU time left: seconds times GPUs.
 
     Each job that still fits runs (greedy fill). Ties go to the job with fewer GPUs, then to the
@@ -22,17 +22,10 @@ class Srsf:
 
     oracle: Oracle
     name: ClassVar[str] = "srsf"
+    measure: ClassVar[str] = "GPU time left"
+    term: ClassVar[str] = "remaining_gpu_s"
     preempts: ClassVar[bool] = True
 
-    def initial(self) -> None:
-        """None: it remembers nothing."""
-        return
-
-    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Serve the jobs in the order of what is left of them."""
-
-        def left(job: Job) -> tuple[float, int]:
-            left_s = self.oracle.remaining_s(job, snapshot.time_s)
-            return left_s * job.min_gpus, job.min_gpus
-
-        return shortest_first(snapshot, left, "GPU time", "remaining_gpu_s"), memory
+    def key(self, job: Job, now_s: float) -> Key:
+        """Return the GPU-seconds that the job still needs, then its GPUs."""
+        return self.oracle.remaining_s(job, now_s) * job.min_gpus, job.min_gpus

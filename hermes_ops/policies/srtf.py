@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.answer import answer
-from hermes_ops.core.fill import fill
-from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job
 from hermes_ops.core.oracle import Oracle
-from hermes_ops.core.order import by_submission
+from hermes_ops.policies.priority import Key, PriorityPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Srtf:
+class Srtf(PriorityPolicy):
     """Serve the job with the least time left on the GPUs it asked for.
 
     Each job that still fits runs (greedy fill); ties go to the first submitted. Source: the
@@ -23,40 +20,10 @@ class Srtf:
 
     oracle: Oracle
     name: ClassVar[str] = "srtf"
+    measure: ClassVar[str] = "time left"
+    term: ClassVar[str] = "remaining_s"
     preempts: ClassVar[bool] = True
 
-    def initial(self) -> None:
-        """None: it remembers nothing."""
-        return
-
-    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Serve the jobs in the order of what is left of them."""
-
-        def left(job: Job) -> tuple[float]:
-            return (self.oracle.remaining_s(job, snapshot.time_s),)
-
-        return shortest_first(snapshot, left, "time", "remaining_s"), memory
-
-
-def shortest_first(
-    snapshot: Snapshot, left: Callable[[Job], tuple[float, ...]], what: str, term: str
-) -> Plan:
-    """The plan that serves the jobs in the order of `left`; ties go to the first submitted.
-
-    The first number of `left` is how much of `what` is left of the job, shown as `term`.
-    """
-    jobs = by_submission((*snapshot.holding, *snapshot.queue))
-    keys = {job.id: left(job) for job in jobs}
-    order = sorted(jobs, key=lambda job: keys[job.id])
-
-    def explain(job: Job, runs: bool) -> Reason:
-        terms = (Term(term, keys[job.id][0]),)
-        if runs:
-            change = f"a job with less {what} left"
-            return Reason(
-                f"runs: less {what} is left of it than of those that wait", terms, None, change
-            )
-        text = f"waits: jobs with less {what} left go first"
-        return Reason(text, terms, None, "one of them ending")
-
-    return answer(snapshot, fill(snapshot, order), order, explain)
+    def key(self, job: Job, now_s: float) -> Key:
+        """Return the seconds that the job still runs."""
+        return self.oracle.remaining_s(job, now_s)

@@ -9,10 +9,6 @@ from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar
 
-from hermes_ops.core.answer import RANKED, answer, plain
-from hermes_ops.core.checks import ascending, one_of, positive
-from hermes_ops.core.fill import Chooser, bound_first, consolidated, fill, grant, lowest
-from hermes_ops.core.levels import Levels, Queues
 from hermes_ops.core.model import (
     QUEUED_PHASES,
     Grant,
@@ -25,11 +21,26 @@ from hermes_ops.core.model import (
     Term,
 )
 from hermes_ops.core.order import submission
-from hermes_ops.core.service import Service
+from hermes_ops.policies.toolbox.answer import RANKED, answer, forced_reason
+from hermes_ops.policies.toolbox.fill import (
+    Chooser,
+    bound_first,
+    consolidated,
+    emptiest_first,
+    fill,
+    grant,
+    lowest,
+)
+from hermes_ops.policies.toolbox.multilevel_queues import (
+    MultilevelQueues,
+    QueueService,
+    QueuesMemory,
+)
+from hermes_ops.policies.toolbox.parameter_checks import ascending, one_of, positive
 
 ORDERS = ("start", "entry")
-PLACEMENTS = ("profile", "count")
-MANY = 16  # so many reasons are asked for when somebody reads them all
+PLACEMENTS = ("profile", "count", "emptiest")
+MANY = 16  # reasons after which all of them are expected to be read
 DEMOTIONS = ("exact", "late")
 _job = attrgetter("job")
 
@@ -40,7 +51,8 @@ class TwoDLas:
 
     Queue i holds the jobs whose service is below `limits_gpu_s[i]`, the last all others; a job is
     demoted when it reaches the limit. Every decision reads the queues from the top and gives each
-    job its GPUs if so many are left (greedy back-fill); who gets none is preempted.
+    job its GPUs if so many are left (greedy back-fill); a running job that gets none is preempted.
+    `toolbox.multilevel_queues` keeps the queues between decisions, and says why.
 
     Source: Gu et al., "Tiresias", NSDI 2019, sections 3.2 and 3.3. What it leaves open, or where
     its public simulator (SymbioticLab/Tiresias) says more:
@@ -49,12 +61,12 @@ class TwoDLas:
     * `order="start"`: within a queue those that run come first, in the order in which they
       started, then those that wait, in the order in which they came (or were stopped): the
       paper's "start time", as the simulator reads it. `order="entry"`: first come, first served,
-      whoever runs: many more preemptions.
+      running or not: many more preemptions.
     * `promote_knob`: a job that has waited that many times as long as it has run since it was last
-      in the first queue goes back there, and both counts start anew; None: never.
+      in the first queue goes back there, and both counts restart at 0; None: never.
     * `placement="profile"`: a job of several GPUs whose largest tensor is more than `pack_limit`
       of its model is consolidated, others go anywhere (0.3 splits the paper's models the same
-      way); "count": anywhere.
+      way); "count": anywhere; "emptiest": on the nodes with the most free GPUs (Pollux' artefact).
     * `quantum_s`: if given there are no queues: every `quantum_s` those with the least service
       run, ties by submission. The undiscretised form of the paper's three-job example.
     * `demotion="late"`: look for demotions when the simulator does, so that its figures come out:
@@ -83,25 +95,28 @@ class TwoDLas:
         if not 0 <= self.pack_limit <= 1:
             raise ValueError("pack_limit is a share of a model's size, from 0 to 1")
 
-    def initial(self) -> Levels:
-        """Empty queues."""
-        return Levels()
+    def initial(self) -> QueuesMemory:
+        """Return empty queues."""
+        return QueuesMemory()
 
-    def decide(self, snapshot: Snapshot, memory: Levels) -> tuple[Plan, Levels]:
+    def decide(self, snapshot: Snapshot, memory: QueuesMemory) -> tuple[Plan, QueuesMemory]:
         """Bring the queues up to date, serve them, and ask for the next demotion that matters."""
         if self.quantum_s is not None:
             return self._least_first(snapshot, self.quantum_s), memory
-        queues = Queues(
+        queues = MultilevelQueues(
             snapshot,
             memory,
             self.limits_gpu_s,
             keep_place=self.order == "entry",
             promote_knob=self.promote_knob,
+            in_time=self.demotion == "exact",
         )
         return served(queues, self)
 
     def chooser(self, snapshot: Snapshot) -> Chooser:
-        """Where a job goes: consolidated if its model is skewed and the placement asks for it."""
+        """Return the placement: with "profile" consolidated for skewed models."""
+        if self.placement == "emptiest":
+            return emptiest_first(snapshot.gpus)
         packed: list[Chooser] = []
 
         def choose(job: Job, free: set[int] | frozenset[int]) -> tuple[int, ...] | None:
@@ -113,8 +128,8 @@ class TwoDLas:
 
         return choose if self.placement == "profile" else lowest  # type: ignore[return-value]
 
-    def review_s(self, queues: Queues) -> float | None:
-        """When the next demotion or promotion is due that can make a difference."""
+    def review_s(self, queues: MultilevelQueues) -> float | None:
+        """Return when the next demotion or promotion is due that can change the plan."""
         if self.demotion == "late":
             at_s = min(_late_s(queues), queues.next_promotion_s())
         elif queues.somebody_waits:
@@ -140,48 +155,50 @@ class TwoDLas:
         return answer(snapshot, grants, order, explain, review_s if jobs else None)
 
 
-def served(queues: Queues, policy: TwoDLas) -> tuple[Plan, Levels]:
-    """The plan that serves these queues by the policy's placement, and the queues afterwards."""
+def served(queues: MultilevelQueues, policy: TwoDLas) -> tuple[Plan, QueuesMemory]:
+    """Return the plan that serves these queues by the policy's placement, and the new memory."""
     service, grants = seat(queues, policy.chooser(queues.snapshot))
     after = queues.after(service)
     index = queues.snapshot.index
     head = filter(None, map(index.get, islice(queues.waiting(), RANKED)))
     ranking = tuple([job.id for job in head if job.phase in QUEUED_PHASES])
-    reasons = LazyReasons(index, Explainer(queues, grants, service))
+    reasons = LazyReasons(index, QueueReasons(queues, grants, service))
     review_s = policy.review_s(queues)
     return Plan(grants, ranking=ranking, review_at_s=review_s, reasons=reasons), after
 
 
-def seat(queues: Queues, choose: Chooser) -> tuple[Service, tuple[Grant, ...]]:
+def seat(queues: MultilevelQueues, choose: Chooser) -> tuple[QueueService, tuple[Grant, ...]]:
     """Serve the queues; a job for which the chooser finds no place is passed over."""
     snapshot = queues.snapshot
-    homeless: frozenset[JobId] = frozenset()
+    unplaceable: frozenset[JobId] = frozenset()
     while True:
-        service = queues.serve(homeless)
-        stays: Collection[Grant] = snapshot.stays.values()
+        service = queues.serve(unplaceable)
+        retained: Collection[Grant] = snapshot.retained.values()
         if service.stopped:
-            stays = [stay for stay in stays if stay.job not in service.stopped]
+            retained = [stay for stay in retained if stay.job not in service.stopped]
         if not service.starts:
-            return service, tuple(stays)
+            return service, tuple(retained)
         free = snapshot.free_without(service.stopped)
         starts: list[Grant] = []
         rooms = service.rooms
         begun = [job for _, job in service.starts]
         for job in begun if rooms is None else bound_first(begun):
-            gpus = choose(job, free if rooms is None else rooms.of(job, free))
+            gpus = choose(job, free if rooms is None else rooms.usable_for(job, free))
             if gpus is None:
-                homeless |= {job.id}
+                unplaceable |= {job.id}
                 break
             free.difference_update(gpus)
             starts.append(grant(job.id, gpus))
         else:
-            return service, (*stays, *starts)
+            return service, (*retained, *starts)
 
 
-class Explainer:
-    """Why a job runs or waits, by its queue."""
+class QueueReasons:
+    """The reasons of a decision: each job by its queue."""
 
-    def __init__(self, queues: Queues, grants: tuple[Grant, ...], service: Service) -> None:
+    def __init__(
+        self, queues: MultilevelQueues, grants: tuple[Grant, ...], service: QueueService
+    ) -> None:
         self._queues, self._grants = queues, grants
         self._begun = {job.id: level for level, job in service.starts}
         self._level: dict[JobId, int] = {}
@@ -189,23 +206,23 @@ class Explainer:
         self._asked = 0
 
     def __call__(self, job_id: JobId) -> Reason:
-        """The reason, with the queue (1 is served first) and the service as terms."""
+        """Return the reason, with the queue (1 is served first) and the service as terms."""
         snapshot = self._queues.snapshot
         job = snapshot.index[job_id]
-        return plain(snapshot, job) or self._by_queue(job)
+        return forced_reason(snapshot, job) or self._by_queue(job)
 
     def _found(self, job: JobId) -> tuple[int, bool]:
-        """The job's queue, and whether it has GPUs; a table pays only for many questions."""
+        """Return the job's queue, and whether it has GPUs; a table is built after MANY calls."""
         if job in self._begun:
             return self._begun[job], True
         self._asked += 1
-        lanes = (*enumerate(self._queues.waits), *enumerate(self._queues.runs))
+        queues = (*enumerate(self._queues.waits), *enumerate(self._queues.runs))
         if self._asked < MANY:
-            level = next((level for level, lane in lanes if job in lane), 0)
+            level = next((level for level, queue in queues if job in queue), 0)
             return level, job in map(_job, self._grants)
         if not self._level:
-            for level, lane in reversed(lanes):
-                self._level.update(dict.fromkeys(lane, level))
+            for level, queue in reversed(queues):
+                self._level.update(dict.fromkeys(queue, level))
             self._granted.update(grant.job for grant in self._grants)
         return self._level.get(job, 0), job in self._granted
 
@@ -220,8 +237,11 @@ class Explainer:
         return Reason(text, terms, None, "one of those ending, or being demoted")
 
 
-def _late_s(queues: Queues) -> float:
-    """When the public simulator would next look for a demotion: over a second early at the most."""
+def _late_s(queues: MultilevelQueues) -> float:
+    """Return when the public simulator would next look for a demotion.
+
+    It is over a second early at the most.
+    """
     now_s, limits, index = queues.snapshot.time_s, queues.limits, queues.snapshot.index
     due_s = inf
     for crossing_s, level, job_id in queues.crossings:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hermes_ops.core.answer import answer
-from hermes_ops.core.checks import one_of
-from hermes_ops.core.fill import fill
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
+from hermes_ops.policies.toolbox.answer import answer
+from hermes_ops.policies.toolbox.fill import fill
+from hermes_ops.policies.toolbox.parameter_checks import one_of
 
 BY = ("virtual_cluster", "user")
 
@@ -21,7 +21,7 @@ class YarnCs:
 
     Each virtual cluster (`by="user"`: each user) has a queue and is guaranteed a part of the GPUs
     by its entry in `capacities` (any positive numbers, their proportions count), or by the
-    largest weight among its jobs. Queues without jobs lend their part to the others. Within a
+    largest weight among its jobs. GpuQueues without jobs lend their part to the others. Within a
     queue jobs are served by submission, and one that does not fit blocks its own queue only.
     Nothing is stopped, unless `reclaim`: then jobs of queues beyond their guarantee, the last
     started first, give way to a queue that is below its own.
@@ -49,20 +49,20 @@ class YarnCs:
         return self.reclaim
 
     def initial(self) -> None:
-        """None: it remembers nothing."""
+        """Return None: the policy has no memory."""
         return
 
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-        """Keep what runs (as far as it may), then let the neediest queue start its first job."""
-        board = _Capacity(snapshot, self)
-        order = board.order()
+        """Keep running jobs as far as allowed, then start the first job of the neediest queue."""
+        capacity = _Capacity(snapshot, self)
+        order = capacity.order()
         grants = fill(snapshot, order, preempt=self.reclaim)
 
         def explain(job: Job, runs: bool) -> Reason:
             queue = self.queue_of(job)
             terms = (
-                Term("guaranteed_gpus", board.guaranteed[queue]),
-                Term("used_gpus", board.used[queue]),
+                Term("guaranteed_gpus", capacity.guaranteed[queue]),
+                Term("used_gpus", capacity.used[queue]),
             )
             if runs:
                 return Reason(
@@ -74,12 +74,12 @@ class YarnCs:
         return answer(snapshot, grants, snapshot.queue, explain), memory
 
     def queue_of(self, job: Job) -> str:
-        """The name of the job's queue."""
+        """Return the name of the job's queue."""
         return job.user if self.by == "user" else job.virtual_cluster
 
 
 class _Capacity:
-    """What each queue is guaranteed and uses while GPUs are given out."""
+    """The guaranteed and used GPUs of each queue, as GPUs are given out."""
 
     def __init__(self, snapshot: Snapshot, policy: YarnCs) -> None:
         self._snapshot, self._policy = snapshot, policy
@@ -94,9 +94,9 @@ class _Capacity:
         self.used = dict.fromkeys(weights, 0)
 
     def order(self) -> list[Job]:
-        """Whoever runs within its queue's guarantee (or cannot be stopped), then by need."""
-        snapshot, stays = self._snapshot, self._snapshot.stays
-        runs = [job for job in snapshot.holding if job.id in stays]
+        """Order the jobs: running ones within the guarantee or not preemptible, then by need."""
+        snapshot, retained = self._snapshot, self._snapshot.retained
+        runs = [job for job in snapshot.holding if job.id in retained]
         runs.sort(key=lambda job: (job.preemptible, job.started_s or 0.0, submission(job)))
         order: list[Job] = []
         surplus: list[Job] = []
@@ -110,7 +110,7 @@ class _Capacity:
         return order
 
     def _start(self, order: list[Job], surplus: list[Job]) -> None:
-        """Starts within the guarantee, then the surplus, then starts beyond any guarantee."""
+        """Order the starts within the guarantee, then the surplus, then the other starts."""
         lines: dict[str, list[Job]] = {}
         for job in reversed(self._snapshot.queue):
             if job.min_gpus <= len(self._snapshot.gpus):
@@ -118,7 +118,7 @@ class _Capacity:
         left = len(self._snapshot.gpus) - sum(self.used.values())
         left = self._serve(lines, order, left, within=True)
         for job in surplus:
-            size = len(self._snapshot.stays[job.id].gpus)
+            size = len(self._snapshot.retained[job.id].gpus)
             if size <= left:
                 left -= size
                 self._use(job, order)
@@ -147,11 +147,11 @@ class _Capacity:
         return self.used[queue] / self.guaranteed[queue]
 
     def _after(self, job: Job) -> float:
-        """What its queue would use with this job."""
+        """Return the GPUs that its queue would use with this job."""
         return self.used[self._policy.queue_of(job)] + self._size(job) - 1e-9
 
     def _size(self, job: Job) -> int:
-        stay = self._snapshot.stays.get(job.id)
+        stay = self._snapshot.retained.get(job.id)
         return job.min_gpus if stay is None else len(stay.gpus)
 
     def _use(self, job: Job, order: list[Job]) -> None:

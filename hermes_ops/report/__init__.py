@@ -1,8 +1,8 @@
-"""What a sweep did, for people: a page, pictures and tables, out of plain facts."""
+"""The report of a sweep: a page, pictures and tables, drawn from plain facts."""
 
 from __future__ import annotations
 
-from hermes_ops.report.background import Alternative, Background, Course, Ending
-from hermes_ops.report.bundle import PAGE, write
+from hermes_ops.report.background import Alternative, Background, BestSoFar, TrialEnding
+from hermes_ops.report.page import PAGE, write
 
-__all__ = ["PAGE", "Alternative", "Background", "Course", "Ending", "write"]
+__all__ = ["PAGE", "Alternative", "Background", "BestSoFar", "TrialEnding", "write"]

@@ -1,4 +1,4 @@
-"""What the report tells beside the trials: the sweep's limits, its policy, its replays."""
+"""Facts of a report that no trial has: the sweep's limits, its policy, its replays."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hermes_ops.core.summary import Night
 if TYPE_CHECKING:
     from hermes_ops.config import SweepConfig
 
-Range = tuple[float, float]  # the least and the most; equal when the figure is known
-Held = tuple[float, float, int]  # begin and end in seconds since the sweep's start, GPUs
+Range = tuple[float, float]  # minimum and maximum; equal when the figure is known
+GpuUse = tuple[float, float, int]  # begin and end in seconds since the sweep's start, GPUs
 
 
 @dataclass(frozen=True, slots=True)
-class Fall:
-    """A better value than any before: seconds since the sweep's start, GPU-seconds held by then."""
+class Improvement:
+    """A better value than any before: seconds since the start, GPU-seconds held by then."""
 
     at_s: float
     gpu_s: float
@@ -28,18 +28,18 @@ class Fall:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """How the best value so far came about, in the user's own direction, until the last end."""
+class BestSoFar:
+    """The best value so far as a step function of time, in the user's direction."""
 
-    falls: tuple[Fall, ...]
+    improvements: tuple[Improvement, ...]
     end_s: float
     end_gpu_s: float
 
     @classmethod
-    def of(
-        cls, seen: Iterable[tuple[float, float]], held: Sequence[Held], *, maximize: bool
-    ) -> Course:
-        """The course of the values `seen` at their times, while GPUs were `held`."""
+    def from_values(
+        cls, seen: Iterable[tuple[float, float]], held: Sequence[GpuUse], *, maximize: bool
+    ) -> BestSoFar:
+        """Build the function from the values `seen` at their times, while GPUs were `held`."""
         sign = -1.0 if maximize else 1.0
         lowest, bettered = float("inf"), []
         for at_s, value in sorted(seen, key=lambda found: found[0]):
@@ -48,12 +48,14 @@ class Course:
                 bettered.append((at_s, value))
         end_s = max([end for _, end, _ in held] + [at_s for at_s, _ in bettered], default=0.0)
         *gpu_s, end_gpu_s = gpu_seconds([*(at_s for at_s, _ in bettered), end_s], held)
-        falls = (Fall(at_s, g, value) for (at_s, value), g in zip(bettered, gpu_s, strict=True))
-        return cls(tuple(falls), end_s, end_gpu_s)
+        improvements = (
+            Improvement(at_s, g, value) for (at_s, value), g in zip(bettered, gpu_s, strict=True)
+        )
+        return cls(tuple(improvements), end_s, end_gpu_s)
 
 
-def gpu_seconds(times_s: Sequence[float], held: Sequence[Held]) -> list[float]:
-    """GPU-seconds that were held until each of the times."""
+def gpu_seconds(times_s: Sequence[float], held: Sequence[GpuUse]) -> list[float]:
+    """Return the GPU-seconds that were held until each of the times."""
     if not held:
         return [0.0] * len(times_s)
     begins, ends, gpus = (np.array(column, dtype=float) for column in zip(*held, strict=True))
@@ -62,11 +64,11 @@ def gpu_seconds(times_s: Sequence[float], held: Sequence[Held]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What a replay of the same trials under another policy came to.
+    """The result of a replay of the same trials under another policy.
 
-    Each figure is the least and the most over the replay's simulations, None for what never came
-    about; `courses` has one for each of them. `cut_short`: the trials whose curves have no end on
-    record; `needed`: those of them of whose missing part the figures depend.
+    Each figure is the minimum and the maximum over the replay's simulations, None for what never
+    happened; `courses` has one entry a simulation. `cut_short`: the trials whose curves were not
+    recorded to their ends; `needed`: those of them whose missing part the figures depend on.
     """
 
     policy: str
@@ -74,14 +76,14 @@ class Alternative:
     gpu_s: Range | None
     preemptions: Range | None
     makespan_s: Range | None
-    courses: tuple[Course, ...] = ()
+    courses: tuple[BestSoFar, ...] = ()
     cut_short: tuple[int, ...] = ()
     needed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a trial ended, in words, and its last lines of output; both may be empty."""
+class TrialEnding:
+    """Why a trial ended, and its last lines of output; both may be empty."""
 
     reason: str = ""
     tail: str = ""
@@ -89,13 +91,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Facts of a sweep that its trials do not have. Whatever is missing is left out of the report.
+    """Facts of a sweep that its trials do not have. The report omits what is missing.
 
     `started_s`: Unix seconds. `best_finished` with `time_to_best_s`: the finished trial with the
-    best value and when it had ended, seconds since the start. `stops`: (trial, Unix seconds) of
-    each decision to stop a trial that was to go on. `checkpoint_s`: what a trial's checkpoints
-    take, as it measured them. `no_alternatives`: why there is no replay. `nights`: earlier sweeps
-    of the same schedule, newest first.
+    best value and its end in seconds since the start. `stops`: (trial, Unix seconds) of each
+    decision to preempt a trial. `checkpoint_s`: the measured seconds of each trial's checkpoint.
+    `no_alternatives`: why there is no replay. `nights`: earlier sweeps of the same schedule,
+    newest first.
     """
 
     config: SweepConfig | None = None
@@ -106,7 +108,7 @@ class Background:
     time_to_best_s: float | None = None
     stops: tuple[tuple[int, float], ...] = ()
     checkpoint_s: Mapping[int, float] = field(default_factory=dict)
-    endings: Mapping[int, Ending] = field(default_factory=dict)
+    endings: Mapping[int, TrialEnding] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     no_alternatives: str = ""
     nights: tuple[Night, ...] = ()

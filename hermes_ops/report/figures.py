@@ -1,4 +1,4 @@
-"""The report's pictures, drawn by matplotlib's object interface (no global state, no display)."""
+"""Learning curves and the GPU timeline, drawn by matplotlib's object interface."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hermes_ops.report.canvas import (
     RED,
     TEXT,
     TOO_GREAT,
+    downsample,
     figure_of,
     is_wide,
     plain,
     say_empty,
     unit_of,
 )
-from hermes_ops.report.thinning import thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FEW = 20  # so many trials get a legend and marks of their own
+_FEW = 20  # up to this number of trials, each is in the legend and has marks
 _GOLDEN = 0.6180339887498949
-_MOST_POINTS = 240  # of a curve: more cannot be told apart, and a page of them would be heavy
-_MOST_SHAPES = 2_000  # bars, beyond which a vector picture holds them as pixels
+_MOST_POINTS = 240  # of a curve: more cannot be distinguished and would make the page large
+_MOST_SHAPES = 2_000  # bars; more are rasterised
 Colour = tuple[float, float, float]
 
 
@@ -46,10 +46,9 @@ def learning_curves(
 ) -> Figure:
     """Draw the objective by step and by time.
 
-    A ring stands where a trial was stopped and resumed later; by time, the line is broken while it
-    waited and a dotted line leads over. The best trial is drawn thick and last. With more than 20
-    trials the others are thin, their rings small and by step alone, and the legend is left to the
-    best. Of a long curve its ends, and the least and the most of each stretch are drawn.
+    A ring marks a preemption; by time, the line is broken while the trial waited and a dotted line
+    joins its parts. The best trial is drawn thick and last. With more than 20 trials the others are
+    thin, have small rings and only by step, and are not in the legend. Long curves are downsampled.
     """
     best = summary.best.number if summary.best else None
     by_trial = _by_trial(segments)
@@ -61,12 +60,12 @@ def learning_curves(
     figure, (by_step, by_time) = figure_of(13.0, 5.2, columns=2)
     for number, points in sorted(drawn.items(), key=lambda item: item[0] == best):
         style = _style(number, number == best, few)
-        own = by_trial.get(number, [])
+        segments_of_trial = by_trial.get(number, [])
         with_marks = few or number == best
-        _draw_by_step(by_step, points, own, style, with_marks)
+        _draw_by_step(by_step, points, segments_of_trial, style, with_marks)
         placed = [
             [((ms / 1_000 - origin_s) / unit_s, value) for _, value, ms in stretch]
-            for stretch in _stretches(points, own)
+            for stretch in _stretches(points, segments_of_trial)
         ]
         _draw_by_time(by_time, placed, style, with_marks)
     _finish_curves(summary, drawn, (by_step, by_time), unit)
@@ -76,11 +75,10 @@ def learning_curves(
 
 
 def gpu_timeline(summary: SweepSummary, segments: Sequence[Segment]) -> Figure:
-    """Draw who held which GPU when, one row a GPU and one bar a segment.
+    """Draw the segments on each GPU, one row a GPU and one bar a segment.
 
-    A bar has its trial's colour, and its number where it fits; a red edge ends a segment that was
-    preempted; the best trial's bars have a dark frame. A segment without an end reaches to the
-    end of the picture.
+    A bar has its trial's colour, and its number where it fits; a red edge marks a preemption; the
+    best trial's bars have a dark frame. A segment without an end reaches to the end of the picture.
     """
     gpus = sorted({gpu for s in segments for gpu in s.gpus})
     figure, (axes,) = figure_of(13.0, min(14.0, 1.4 + 0.42 * max(1, len(gpus))), columns=1)
@@ -118,7 +116,7 @@ def _bar(segment: Segment, row: int, origin_s: float, end_s: float, unit_s: floa
 
 
 def _draw_bars(axes: Axes, bars: Sequence[_Bar], whole: float, best: int) -> None:
-    for wanted_best in (False, True):  # the best trial's frames lie on top
+    for wanted_best in (False, True):  # the best trial's frames are drawn on top
         chosen = [b for b in bars if (b.trial == best) == wanted_best]
         axes.barh(
             [b.row for b in chosen],
@@ -194,16 +192,12 @@ def _draw_by_time(
     quiet = {**style, "linestyle": ":", "linewidth": 0.9, "alpha": 0.6}
     quiet |= {"label": None, "path_effects": None}
     for before, after in pairwise(placed):
-        axes.plot(
-            [before[-1][0], after[0][0]],
-            [before[-1][1], after[0][1]],
-            **quiet,
-        )
+        axes.plot([before[-1][0], after[0][0]], [before[-1][1], after[0][1]], **quiet)
     _ring(axes, [stretch[-1] for stretch in placed[:-1]], style, 26)
 
 
 def _dot(points: Sequence[object]) -> dict[str, Any]:
-    """Return the style of a line of one point, which would not be seen."""
+    """Return a marker for a line of one point, which would be invisible."""
     return {"marker": "o", "markersize": 3} if len(points) == 1 else {}
 
 
@@ -220,10 +214,10 @@ def _ring(
 def _stretches(points: CurvePoints, segments: Sequence[Segment]) -> list[CurvePoints]:
     """Split a curve where a new segment begins."""
     starts = sorted(s.start_s for s in segments)
-    found: dict[int, list[tuple[int, float, int]]] = defaultdict(list)
+    stretches: dict[int, list[tuple[int, float, int]]] = defaultdict(list)
     for point in sorted(points, key=lambda p: p[2]):
-        found[sum(start <= point[2] / 1_000 for start in starts)].append(point)
-    return [tuple(found[i]) for i in sorted(found)]
+        stretches[sum(start <= point[2] / 1_000 for start in starts)].append(point)
+    return [tuple(stretches[i]) for i in sorted(stretches)]
 
 
 def _finish_curves(
@@ -260,7 +254,7 @@ def _legend(figure: Figure, axes: Axes, few: bool) -> None:
 
 def _thin(points: CurvePoints, segments: Sequence[Segment]) -> CurvePoints:
     ends = {s.last_step for s in segments if s.last_step is not None}
-    return thinned(points, _MOST_POINTS, ends)
+    return downsample(points, _MOST_POINTS, ends)
 
 
 def _finite(points: CurvePoints) -> CurvePoints:
@@ -268,10 +262,10 @@ def _finite(points: CurvePoints) -> CurvePoints:
 
 
 def _by_trial(segments: Sequence[Segment]) -> dict[int, list[Segment]]:
-    found: dict[int, list[Segment]] = defaultdict(list)
+    by_trial: dict[int, list[Segment]] = defaultdict(list)
     for segment in sorted(segments, key=lambda s: s.start_s):
-        found[segment.trial].append(segment)
-    return found
+        by_trial[segment.trial].append(segment)
+    return by_trial
 
 
 def _origin_s(curves: Iterable[CurvePoints], segments: Sequence[Segment]) -> float:

@@ -1,11 +1,12 @@
-"""The report as one HTML page: nothing from the network, everything from users escaped."""
+"""The report of a sweep: an HTML page in which users' texts are escaped, and its parts as files."""
 
 from __future__ import annotations
 
+import json
 import logging
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
@@ -13,17 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.core.amounts import duration
-from hermes_ops.core.secondary import why_no_best
+from hermes_ops.core.secondary_metrics import why_no_best
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
 from hermes_ops.report.background import Background, Range
-from hermes_ops.report.nights import nights
+from hermes_ops.report.canvas import png
+from hermes_ops.report.figures import gpu_timeline, learning_curves
 from hermes_ops.report.pictures import pictures
-from hermes_ops.report.switching import switching_gpu_s
-from hermes_ops.report.table import FACTS, beside, parameters, rows, shown
-from hermes_ops.report.words import number_range, story
+from hermes_ops.report.story import number_range, story, switching_gpu_s
+from hermes_ops.report.table import (
+    FACTS,
+    csv_text,
+    format_cell,
+    metric_columns,
+    nights,
+    parameters,
+    rows,
+)
 
 log = logging.getLogger(__name__)
 
+PAGE = "report.html"
 _ASSETS = Path(__file__).parent / "assets"
 _HEADINGS = {"number": "trial", "preemptions": "preempted", "gpu_seconds": "GPU-seconds"}
 _COMPARED = ("time to best, s", "GPU-seconds", "preemptions", "end of the last trial, s")
@@ -31,8 +41,8 @@ _UNREADABLE = "The sweep's story could not be told"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell of the table of trials: its text, what it is sorted by, and of a state its name."""
+class TableCell:
+    """A cell of the table of trials: its text, its sort key, and the name of a state."""
 
     text: str
     key: str
@@ -45,24 +55,19 @@ def page(
     segments: Sequence[Segment],
     background: Background,
 ) -> str:
-    """Return the page. Its one script sorts the table of trials; the page's policy allows no other.
+    """Return the page. Its content security policy allows one script, which sorts the trials.
 
-    Pictures are SVG by matplotlib, which is here for PNG anyway: some 20 to 500 kB each. Plotly
-    would make them interactive, by 4 MB of script in each report and a dependency more.
+    Pictures are SVG by matplotlib, which is needed for PNG anyway: some 20 to 500 kB each. Plotly
+    would make them interactive, for 4 MB of script in each report and another dependency.
     """
     from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup
 
     environment = Environment(
         autoescape=True, loader=FileSystemLoader(_ASSETS), trim_blocks=True, lstrip_blocks=True
     )
-    script = (_ASSETS / "sort.js").read_text("utf-8")
-    digest = b64encode(sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
         title=summary.sweep,
-        style=Markup((_ASSETS / "report.css").read_text("utf-8")),  # noqa: S704  # our own files
-        script=Markup(script),  # noqa: S704
-        script_hash=Markup(f"sha256-{digest}"),  # noqa: S704
+        **_assets(),
         metric=summary.metric,
         objective=_objective(summary, background),
         facts=_facts(summary, background),
@@ -74,12 +79,25 @@ def page(
         pictures=pictures(summary, curves, segments, background),
         header=[
             *(_HEADINGS.get(f, f) for f in FACTS),
-            *(c.heading for c in beside(summary)),
+            *(c.heading for c in metric_columns(summary)),
             *parameters(summary),
         ],
         trials=_trials(summary),
         endings=_endings(summary, background),
     )
+
+
+def _assets() -> dict[str, Any]:
+    """Return the page's style, its script, and the script's hash for the security policy."""
+    from markupsafe import Markup
+
+    script = (_ASSETS / "sort.js").read_text("utf-8")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return {
+        "style": Markup((_ASSETS / "report.css").read_text("utf-8")),  # noqa: S704  # our own files
+        "script": Markup(script),  # noqa: S704
+        "script_hash": Markup(f"sha256-{digest}"),  # noqa: S704
+    }
 
 
 def _objective(summary: SweepSummary, background: Background) -> str:
@@ -132,8 +150,10 @@ def _best(summary: SweepSummary) -> dict[str, Any] | None:
     best = summary.best
     if best is None:
         return None
-    config = ", ".join(f"{name} = {shown(value)}" for name, value in (best.config or {}).items())
-    value = shown(best.best)
+    config = ", ".join(
+        f"{name} = {format_cell(value)}" for name, value in (best.config or {}).items()
+    )
+    value = format_cell(best.best)
     return {"number": best.number, "metric": summary.metric, "value": value, "config": config}
 
 
@@ -146,13 +166,13 @@ def _story(
     try:
         switching = switching_gpu_s(curves, segments, background)
         return {"story": story(summary, background, switching), "no_story": ""}
-    except Exception as error:  # a page without it is better than none
+    except Exception as error:  # a page without the paragraph is better than none
         log.warning("%s.", _UNREADABLE, exc_info=True)
         return {"story": (), "no_story": f"{_UNREADABLE} ({type(error).__name__}: {error})."}
 
 
 def _compared(summary: SweepSummary, background: Background) -> dict[str, Any] | None:
-    """The table of the sweep beside its replays; None without any."""
+    """Return the table that compares the sweep with its replays; None without any."""
     if not background.alternatives:
         return None
     best_s = background.time_to_best_s
@@ -162,11 +182,11 @@ def _compared(summary: SweepSummary, background: Background) -> dict[str, Any] |
         _point(float(sum(t.preemptions for t in summary.trials))),
         _point(summary.wall_seconds),
     )
-    found = [(f"{background.policy or 'this sweep'}, as it ran", *map(number_range, measured))]
+    table_rows = [(f"{background.policy or 'this sweep'}, as it ran", *map(number_range, measured))]
     for a in background.alternatives:
         figures = (a.time_to_best_s, a.gpu_s, a.preemptions, a.makespan_s)
-        found.append((f"{a.policy}, replayed", *map(number_range, figures)))
-    return {"header": _COMPARED, "rows": found}
+        table_rows.append((f"{a.policy}, replayed", *map(number_range, figures)))
+    return {"header": _COMPARED, "rows": table_rows}
 
 
 def _point(value: float) -> Range:
@@ -175,7 +195,7 @@ def _point(value: float) -> Range:
 
 def _trials(summary: SweepSummary) -> list[dict[str, Any]]:
     best = summary.best
-    names = [*FACTS, *(c.name for c in beside(summary)), *parameters(summary)]
+    names = [*FACTS, *(c.name for c in metric_columns(summary)), *parameters(summary)]
     return [
         {
             "number": trial.number,
@@ -189,25 +209,65 @@ def _trials(summary: SweepSummary) -> list[dict[str, Any]]:
     ]
 
 
-def _cell(fact: str, value: object) -> Cell:
+def _cell(fact: str, value: object) -> TableCell:
     if fact == "state":
-        return Cell(str(value).replace("_", " "), str(value), str(value))
-    text = f"{value:,.1f}" if fact == "gpu_seconds" else shown(value)
+        return TableCell(str(value).replace("_", " "), str(value), str(value))
+    text = f"{value:,.1f}" if fact == "gpu_seconds" else format_cell(value)
     if isinstance(value, float):
-        return Cell(text, repr(value) if isfinite(value) else "")
-    return Cell(text, "" if value is None else text)
+        return TableCell(text, repr(value) if isfinite(value) else "")
+    return TableCell(text, "" if value is None else text)
 
 
 def _endings(summary: SweepSummary, background: Background) -> list[dict[str, Any]]:
-    """What is known of the trials that did not finish."""
-    found = background.endings
+    """Return the reasons and last lines of the trials that did not finish."""
+    endings = background.endings
     return [
         {
             "number": trial.number,
             "state": trial.state.replace("_", " "),
-            "reason": found[trial.number].reason,
-            "tail": found[trial.number].tail,
+            "reason": endings[trial.number].reason,
+            "tail": endings[trial.number].tail,
         }
         for trial in summary.trials
-        if trial.state != "finished" and trial.number in found
+        if trial.state != "finished" and trial.number in endings
     ]
+
+
+def write(
+    folder: Path,
+    summary: SweepSummary,
+    curves: Mapping[int, CurvePoints],
+    segments: Sequence[Segment],
+    background: Background | None = None,
+) -> tuple[Path, ...]:
+    """Write the report into `folder`, creating it if missing; return the files.
+
+    report.html (self-contained), curves.png, gpus.png, trials.csv, best.json (null when no trial
+    has a value) and summary.json (the document that `hermes sweep run --json` prints). A file that
+    cannot be written is logged and skipped.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    document = summary.to_document()
+    facts = background or Background()
+    makers: dict[str, Callable[[], bytes]] = {
+        "best.json": lambda: _json(document["best"]),
+        "summary.json": lambda: _json(document),
+        "trials.csv": lambda: csv_text(summary).encode(errors="replace"),
+        "curves.png": lambda: png(learning_curves(summary, curves, segments)),
+        "gpus.png": lambda: png(gpu_timeline(summary, segments)),
+        PAGE: lambda: page(summary, curves, segments, facts).encode(errors="replace"),
+    }
+    written = []
+    for name, make in makers.items():
+        try:
+            data = make()
+        except Exception:  # one part that fails must not prevent the others
+            log.warning("The report's %s could not be made.", name, exc_info=True)
+            continue
+        (folder / name).write_bytes(data)
+        written.append(folder / name)
+    return tuple(written)
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="replace")

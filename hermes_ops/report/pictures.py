@@ -1,4 +1,4 @@
-"""The pictures of the page: each drawn by itself, so that one that fails leaves the others."""
+"""The pictures of the page, drawn independently: one that fails leaves the others."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ from typing import TYPE_CHECKING
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
 from hermes_ops.report.background import Background
 from hermes_ops.report.canvas import NothingToDrawError, svg
-from hermes_ops.report.coordinates import MOST_AXES, parallel_coordinates
 from hermes_ops.report.figures import gpu_timeline, learning_curves
-from hermes_ops.report.importance import importance_bars, importances
-from hermes_ops.report.regret import real_course, regret_curves
-from hermes_ops.report.slices import MOST_SLICES, slices
+from hermes_ops.report.parameter_plots import (
+    MOST_AXES,
+    MOST_SLICES,
+    importance_bars,
+    importances,
+    parallel_coordinates,
+    slices,
+)
+from hermes_ops.report.regret import measured_course, regret_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 
-Drawn = tuple["Figure", str]  # the picture, and what its caption says beside what it always says
+Drawn = tuple["Figure", str]  # the picture, and a remark for its caption
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A section of the page. `image` is the picture as an address, empty when there is none;
-    `reason` says then why.
+    """A section of the page.
+
+    `image` is the picture as a data URL, empty when there is none: then `reason` says why.
     """
 
     id: str
@@ -41,7 +47,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """Everything that can be drawn."""
+    """The data of all pictures."""
 
     summary: SweepSummary
     curves: Mapping[int, CurvePoints]
@@ -55,8 +61,8 @@ class _Subject:
         return parallel_coordinates(self.summary), ""
 
     def importance(self) -> Drawn:
-        found = importances(self.summary)
-        return importance_bars(found), found.remark
+        importance = importances(self.summary)
+        return importance_bars(importance), importance.remark
 
     def slices(self) -> Drawn:
         return slices(self.summary), ""
@@ -68,7 +74,7 @@ class _Subject:
         origin_s = self.background.started_s
         if origin_s is None:
             origin_s = min((s.start_s for s in self.segments), default=0.0)
-        course = real_course(self.summary, self.curves, self.segments, origin_s)
+        course = measured_course(self.summary, self.curves, self.segments, origin_s)
         figure = regret_curves(course, self.background, direction=self.summary.direction)
         missing = self.background.no_alternatives
         return figure, f"No replay: {missing}" if missing else ""
@@ -76,7 +82,7 @@ class _Subject:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """What stands on the page whatever the sweep is, and what draws its picture."""
+    """The fixed texts of a section, and the function that draws its picture."""
 
     id: str
     title: str
@@ -141,9 +147,9 @@ def pictures(
     background: Background,
     only: Collection[str] = (),
 ) -> tuple[Picture, ...]:
-    """Return the sections in the order of the page; a picture that fails has its reason instead.
+    """Return the sections in the order of the page; a picture that fails has a reason instead.
 
-    `only` names the sections that are wanted, by default all.
+    `only`: the ids of the sections to draw, by default all.
     """
     subject = _Subject(summary, curves, segments, background)
     best = "none" if summary.best is None else f"trial {summary.best.number}"
@@ -154,7 +160,7 @@ def pictures(
 
 
 def _drawn(section: _Section, subject: _Subject, who: str) -> Picture:
-    """The section with its picture, or with why there is none; `who` is in what is read aloud."""
+    """Return the section with its picture or the reason for none; `who` is in the alt text."""
     name, title, caption = section.id, section.title, section.caption
     alt = f"{title}: {who}. {caption}"
     try:
@@ -169,5 +175,5 @@ def _drawn(section: _Section, subject: _Subject, who: str) -> Picture:
 
 
 def _one_line(error: Exception) -> str:
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"This picture could not be drawn ({said[:200]})."
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"This picture could not be drawn ({text[:200]})."

@@ -1,4 +1,4 @@
-"""Regret: how far the best value so far was from the sweep's best, over time and GPU time."""
+"""Regret: the distance of the best value so far from the sweep's best, over time and GPU time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
-from hermes_ops.report.background import Alternative, Background, Course, Fall, Held
-from hermes_ops.report.canvas import (
-    DARK,
-    TOO_GREAT,
-    NothingToDrawError,
-    figure_of,
-    unit_of,
-)
+from hermes_ops.report.background import Alternative, Background, BestSoFar, GpuUse, Improvement
+from hermes_ops.report.canvas import DARK, TOO_GREAT, NothingToDrawError, figure_of, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,13 +21,13 @@ FLOOR = 1e-4  # of the largest regret; a logarithmic axis has no place for 0
 _MOST_STEPS = 600
 
 
-def real_course(
+def measured_course(
     summary: SweepSummary,
     curves: Mapping[int, CurvePoints],
     segments: Sequence[Segment],
     origin_s: float,
-) -> Course:
-    """Return the course of the sweep itself; values of trials that cannot be the best are left out.
+) -> BestSoFar:
+    """Return the best value so far of the sweep itself, without trials that cannot be the best.
 
     `origin_s`: the sweep's start in Unix seconds. A segment without an end lasts until the sweep's
     end.
@@ -47,7 +41,7 @@ def real_course(
         if abs(value) < TOO_GREAT
     ]
     end_s = origin_s + summary.wall_seconds
-    held: list[Held] = [
+    held: list[GpuUse] = [
         (
             s.start_s - origin_s,
             max(s.start_s, end_s if s.end_s is None else s.end_s) - origin_s,
@@ -55,22 +49,22 @@ def real_course(
         )
         for s in segments
     ]
-    return Course.of(seen, held, maximize=summary.direction == "maximize")
+    return BestSoFar.from_values(seen, held, maximize=summary.direction == "maximize")
 
 
-def regret_curves(course: Course, background: Background, *, direction: str) -> Figure:
+def regret_curves(course: BestSoFar, background: Background, *, direction: str) -> Figure:
     """Draw the regret of the sweep and of its replays over time, and over GPU-seconds held.
 
-    Regret is counted from the sweep's own best value; 0 lies at the bottom of the picture. Where a
-    replay has several simulations, the band reaches from the least to the most of them. Raises
-    NothingToDrawError when no value was seen.
+    Regret is the distance from the sweep's own best value; 0 is drawn at the bottom. The band of a
+    replay with several simulations reaches from their minimum to their maximum. Raise
+    NothingToDrawError when no value was reported.
     """
-    if not course.falls:
+    if not course.improvements:
         raise NothingToDrawError("No trial that can be the best has reported a value.")
-    best = course.falls[-1].value
+    best = course.improvements[-1].value
     sign = -1.0 if direction == "maximize" else 1.0
     every = [course, *(c for a in background.alternatives for c in a.courses)]
-    most = max((sign * (f.value - best) for c in every for f in c.falls), default=0.0)
+    most = max((sign * (f.value - best) for c in every for f in c.improvements), default=0.0)
     floor = most * FLOOR if most > 0 else FLOOR
     figure, both = figure_of(13.0, 4.8, columns=2)
     unit, unit_s = unit_of(max(c.end_s for c in every))
@@ -95,22 +89,22 @@ def regret_curves(course: Course, background: Background, *, direction: str) -> 
 
 
 class _Scale:
-    """From the falls of a course to the steps of a line on one of the two axes."""
+    """Converts improvements to the steps of a line on one of the two axes."""
 
     def __init__(self, best: float, sign: float, floor: float, by_gpu: bool, unit_s: float) -> None:
         self._best, self._sign, self._floor = best, sign, floor
         self._by_gpu, self._unit_s = by_gpu, unit_s
 
-    def steps(self, course: Course) -> Steps:
-        """The line's corners, to the end of the course."""
-        found = [(self._x(fall), self._y(fall)) for fall in course.falls]
+    def steps(self, course: BestSoFar) -> Steps:
+        """Return the line's corners, up to the end of the course."""
+        corners = [(self._x(fall), self._y(fall)) for fall in course.improvements]
         end = (course.end_gpu_s if self._by_gpu else course.end_s) / self._unit_s
-        return [*found, (max(end, found[-1][0]), found[-1][1])] if found else []
+        return [*corners, (max(end, corners[-1][0]), corners[-1][1])] if corners else []
 
-    def _x(self, fall: Fall) -> float:
+    def _x(self, fall: Improvement) -> float:
         return (fall.gpu_s if self._by_gpu else fall.at_s) / self._unit_s
 
-    def _y(self, fall: Fall) -> float:
+    def _y(self, fall: Improvement) -> float:
         return max(self._floor, self._sign * (fall.value - self._best))
 
 
@@ -139,7 +133,7 @@ def _draw_alternative(axes: Axes, alternative: Alternative, scale: _Scale, colou
 
 
 def band(lines: Sequence[Steps]) -> tuple[list[float], list[float], list[float]]:
-    """Return the places of all corners from where every line has begun, the least and the most.
+    """Return the x of all corners, once every line has begun, with their minimum and maximum.
 
     A line keeps its last value after its end.
     """
@@ -152,5 +146,5 @@ def band(lines: Sequence[Steps]) -> tuple[list[float], list[float], list[float]]
 
 
 def value_at(line: Sequence[tuple[float, float]], x: float) -> float:
-    """Return the value of a step function at a place that is not before its first corner."""
+    """Return the value of a step function at `x`, which is not before its first corner."""
     return line[bisect_right(line, (x, inf)) - 1][1]

@@ -1,4 +1,4 @@
-"""The table of trials: its columns and cells, as text and as CSV."""
+"""The report's tables, as text and as CSV: the trials, and the nights of a schedule."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from hermes_ops.core.summary import SweepSummary, TrialSummary
+from hermes_ops.core.amounts import duration
+from hermes_ops.core.summary import Night, SweepSummary, TrialSummary
+from hermes_ops.report.background import Background
 
-FACTS = (
-    "number",
-    "state",
-    "best",
-    "final",
-    "steps",
-    "segments",
-    "preemptions",
-    "gpu_seconds",
-)
+FACTS = ("number", "state", "best", "final", "steps", "segments", "preemptions", "gpu_seconds")
 BOUNDS = "bounds"
 _FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -31,19 +26,19 @@ def parameters(summary: SweepSummary) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of metrics beside the objective: its name in the CSV and its heading on the page.
+class MetricColumn:
+    """A column of metrics besides the objective: its name in the CSV and its heading on the page.
 
-    `of` is a trial's cell, None where there is none.
+    `value_of` returns a trial's value, None where there is none.
     """
 
     name: str
     heading: str
-    of: Callable[[TrialSummary], object]
+    value_of: Callable[[TrialSummary], object]
 
 
 def _value(metric: str, which: str) -> Callable[[TrialSummary], object]:
-    """The cell of a metric: `which` field of `Seen`."""
+    """Return a function for the `which` field of a metric's `MetricOutcome`."""
     return lambda trial: getattr(trial.metrics.get(metric), which, None)
 
 
@@ -51,17 +46,19 @@ def _bounds(trial: TrialSummary) -> str | None:
     return trial.bounds if trial.violates or trial.segments else None
 
 
-def beside(summary: SweepSummary) -> tuple[Column, ...]:
-    """Return the columns of the metrics beside the objective, none without them."""
-    found = []
+def metric_columns(summary: SweepSummary) -> tuple[MetricColumn, ...]:
+    """Return the columns of the metrics besides the objective, none without them."""
+    columns = []
     for metric in summary.metrics:
         name = metric.name
-        found.append(Column(f"metric.{name}.last", name, _value(name, "last")))
+        columns.append(MetricColumn(f"metric.{name}.last", name, _value(name, "last")))
         if metric.direction is not None:
-            found.append(Column(f"metric.{name}.best", f"best {name}", _value(name, "best")))
+            columns.append(
+                MetricColumn(f"metric.{name}.best", f"best {name}", _value(name, "best"))
+            )
     if any(metric.is_bounded for metric in summary.metrics):
-        found.append(Column(BOUNDS, BOUNDS, _bounds))
-    return tuple(found)
+        columns.append(MetricColumn(BOUNDS, BOUNDS, _bounds))
+    return tuple(columns)
 
 
 def rows(summary: SweepSummary) -> Iterator[tuple[TrialSummary, list[object]]]:
@@ -69,15 +66,18 @@ def rows(summary: SweepSummary) -> Iterator[tuple[TrialSummary, list[object]]]:
 
     None stands where there is none.
     """
-    names, columns = parameters(summary), beside(summary)
+    names, columns = parameters(summary), metric_columns(summary)
     for trial in summary.trials:
         config = trial.config or {}
         facts = [getattr(trial, fact) for fact in FACTS]
-        yield trial, [*facts, *(c.of(trial) for c in columns), *(config.get(n) for n in names)]
+        yield (
+            trial,
+            [*facts, *(c.value_of(trial) for c in columns), *(config.get(n) for n in names)],
+        )
 
 
-def shown(value: object) -> str:
-    """Return a cell for people: four significant digits, a dash for nothing."""
+def format_cell(value: object) -> str:
+    """Format a value for people: four significant digits, a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -88,11 +88,11 @@ def shown(value: object) -> str:
 def csv_text(summary: SweepSummary) -> str:
     """Return the table as CSV, numbers in full, a header line first.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe in front.
+    Text that a spreadsheet would read as a formula gets an apostrophe in front.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    columns = (column.name for column in beside(summary))
+    columns = (column.name for column in metric_columns(summary))
     header = [*FACTS, *columns, *(f"config.{name}" for name in parameters(summary))]
     writer.writerow([_cell(h) for h in header])
     writer.writerows([_cell(c) for c in cells] for _, cells in rows(summary))
@@ -105,3 +105,43 @@ def _cell(value: object) -> object:
     if isinstance(value, str):
         return f"'{value}" if value.startswith(_FORMULA_BEGINS) else value
     return value if isinstance(value, int | float) else json.dumps(value, default=str)
+
+
+def nights(summary: SweepSummary, background: Background) -> list[dict[str, Any]]:
+    """Return rows for this sweep and the nights before it, newest first; empty without those.
+
+    The best of all is marked; of two equal ones the earlier.
+    """
+    if not background.nights:
+        return []
+    every = [_tonight(summary, background), *background.nights]
+    sign = -1.0 if summary.direction == "maximize" else 1.0
+    able = [(sign * n.best, -place) for place, n in enumerate(every) if n.best is not None]
+    best = -min(able)[1] if able else None
+    return [{**_row(night), "is_best": place == best} for place, night in enumerate(every)]
+
+
+def _tonight(summary: SweepSummary, background: Background) -> Night:
+    best = summary.best
+    return Night(
+        sweep=summary.sweep,
+        started_s=background.started_s or 0.0,
+        state=summary.state,
+        best=None if best is None else best.best,
+        config={} if best is None else best.config or {},
+        gpu_seconds=sum(t.gpu_seconds for t in summary.trials),
+    )
+
+
+def _row(night: Night) -> dict[str, Any]:
+    return {
+        "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime(night.started_s)),
+        "best": "–" if night.best is None else format_cell(night.best),
+        "gpu_time": "–" if night.gpu_seconds is None else duration(night.gpu_seconds),
+        "state": night.state.replace("_", " "),
+        "config": _words(night.config),
+    }
+
+
+def _words(config: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {format_cell(value)}" for name, value in config.items())

@@ -1,16 +1,61 @@
-"""Search algorithms: grid, random and TPE behind one interface (`interface.Sampler`)."""
+"""Search algorithms behind one interface (`interface.Sampler`); other packages add theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hermes_ops.registry import FactoryRegistry
 
 if TYPE_CHECKING:
     from hermes_ops.search.constraint import Constraint
+    from hermes_ops.search.feasible import Feasible
     from hermes_ops.search.interface import Sampler
-    from hermes_ops.search.space import Space
+    from hermes_ops.search.space import Config, Space
 
 ALGORITHMS = ("grid", "random", "tpe")
+"""The built-in ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """What a sampler is created for."""
+
+    feasible: Feasible
+    """The space of the parameters with the constraints between them."""
+    seed: int
+    """In [0, 2**32): the same seed and results give the same configurations."""
+    startup_trials: int
+    """How many trials are drawn before results are used, the points included."""
+    points: tuple[Config, ...]
+    """The configurations of the first trials, each as the space itself would give it."""
+
+
+SamplerFactory = Callable[[SearchSettings], "Sampler"]
+
+
+def _grid(settings: SearchSettings) -> Sampler:
+    from hermes_ops.search.samplers import GridSampler
+
+    return GridSampler(settings.feasible, settings.points)
+
+
+def _random(settings: SearchSettings) -> Sampler:
+    from hermes_ops.search.samplers import RandomSampler
+
+    return RandomSampler(settings.feasible, settings.seed, settings.points)
+
+
+def _tpe(settings: SearchSettings) -> Sampler:
+    from hermes_ops.search.tpe import TpeSampler
+
+    return TpeSampler(settings.feasible, settings.seed, settings.startup_trials, settings.points)
+
+
+SAMPLERS: FactoryRegistry[SamplerFactory] = FactoryRegistry(
+    "hermes_ops.samplers", {"grid": _grid, "random": _random, "tpe": _tpe}
+)
 
 
 def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
@@ -22,27 +67,22 @@ def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
     max_trials: int | None = None,
     constraints: Sequence[Constraint] = (),
 ) -> Sampler:
-    """The sampler of a sweep, for trials 0 to `max_trials` - 1 (None: without a limit).
+    """Return the sampler of a sweep, for trials 0 to `max_trials` - 1 (None: without a limit).
 
     The points to evaluate are the first trials of every algorithm; for TPE they count among its
-    start-up trials. Every configuration satisfies the constraints. Raises ValueError for an
-    algorithm, a point or constraints that the sweep model refuses.
+    start-up trials. Every configuration satisfies the constraints: the answers of another
+    package's sampler are checked. Raises ValueError for an algorithm, a point or constraints that
+    the sweep model refuses.
     """
     from hermes_ops.search.feasible import Feasible
-    from hermes_ops.search.grid import GridSampler
-    from hermes_ops.search.known import KnownFirst, Limited
-    from hermes_ops.search.random import RandomSampler
-    from hermes_ops.search.tpe import TpeSampler
+    from hermes_ops.search.samplers import CheckedSampler, KnownPointsFirst, LimitedSampler
 
+    if algorithm not in SAMPLERS:
+        raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(SAMPLERS)}")
     feasible = Feasible(space, tuple(constraints))
-    sampler: Sampler
     points = tuple(feasible.canonical(point) for point in points_to_evaluate)
-    if algorithm == "grid":
-        sampler = GridSampler(feasible, points)
-    elif algorithm == "random":
-        sampler = KnownFirst(RandomSampler(feasible, seed, points), points)
-    elif algorithm == "tpe":
-        sampler = KnownFirst(TpeSampler(feasible, seed, startup_trials, points), points)
-    else:
-        raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
-    return sampler if max_trials is None else Limited(sampler, max_trials)
+    sampler = SAMPLERS[algorithm](SearchSettings(feasible, seed, startup_trials, points))
+    if algorithm not in ALGORITHMS:
+        sampler = CheckedSampler(sampler, algorithm, feasible)
+    sampler = KnownPointsFirst(sampler, points)
+    return sampler if max_trials is None else LimitedSampler(sampler, max_trials)

@@ -1,4 +1,4 @@
-"""Constraints between parameters: whether one makes sense for a space, and whether it holds."""
+"""Constraints between parameters: their validation against a space, and their evaluation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hermes_ops.search.expression import (
     LARGEST,
     ConstraintError,
     Literal,
-    Name,
     Node,
     Operation,
+    ParameterReference,
     parse,
-    within,
+    walk,
 )
-from hermes_ops.search.space import Choice, Parameter, Value
+from hermes_ops.search.space import ChoiceParameter, SearchParameter, Value
 
 Kinds = frozenset[str]
 NUMBER, TRUTH, TEXT, NULL = (frozenset([k]) for k in ("number", "truth value", "text", "null"))
@@ -48,13 +48,13 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 class _UndefinedError(Exception):
-    """An expression has no value: 1 / 0, a text in arithmetic, a result beyond 1e300."""
+    """An expression is undefined: 1 / 0, a text in arithmetic, a result beyond 1e300."""
 
 
 class UnknownNameError(ConstraintError):
-    """A name that no parameter has."""
+    """A constraint names a parameter that does not exist."""
 
-    def __init__(self, node: Name) -> None:
+    def __init__(self, node: ParameterReference) -> None:
         self.name = node.name
         found = f"the unknown {node.name!r} at character {node.at}"
         super().__init__(found, "name a parameter; texts stand in quotes", "parameters' names")
@@ -62,7 +62,7 @@ class UnknownNameError(ConstraintError):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a configuration must satisfy.
+    """A condition that a configuration must satisfy.
 
     `names`: the parameters in it. `size`: the number of its words and operations.
     """
@@ -73,16 +73,16 @@ class Constraint:
     size: int = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, source: str) -> Constraint:
-        """From its text; ConstraintError when it is not of the language."""
-        nodes = list(within(tree := parse(source)))
-        names = frozenset(node.name for node in nodes if isinstance(node, Name))
+    def parse(cls, source: str) -> Constraint:
+        """Parse the text of a constraint; ConstraintError when it is not of the language."""
+        nodes = list(walk(tree := parse(source)))
+        names = frozenset(node.name for node in nodes if isinstance(node, ParameterReference))
         return cls(source, tree, names, len(nodes))
 
     def holds(self, config: Mapping[str, Value]) -> bool:
-        """True if it is satisfied, or if a parameter in it is not active in the configuration.
+        """Return True if it is satisfied, or if a parameter in it is not active.
 
-        What has no value (a division by zero, the logarithm of a negative number, a text in
+        An undefined expression (a division by zero, the logarithm of a negative number, a text in
         arithmetic, a result beyond 1e300) is not satisfied. `and` and `or` stop at the side that
         decides, so `n == 0 or 8 / n > 2` is safe.
         """
@@ -93,12 +93,14 @@ class Constraint:
         except (_UndefinedError, ArithmeticError, ValueError):
             return False
 
-    def mistakes(self, parameters: Mapping[str, Parameter | None]) -> Iterator[ConstraintError]:
-        """What makes no sense for these parameters; None for one of which nothing is known."""
+    def mistakes(
+        self, parameters: Mapping[str, SearchParameter | None]
+    ) -> Iterator[ConstraintError]:
+        """Yield the errors of this constraint for these parameters (None: an unknown parameter)."""
         checker = _Checker(parameters)
         kinds = checker.kinds(self.tree)
-        yield from checker.found
-        if not checker.found and not kinds & TRUTH:
+        yield from checker.errors
+        if not checker.errors and not kinds & TRUTH:
             found, fix = f"a {_listed(kinds)} as the whole", "compare it with something"
             yield ConstraintError(found, fix, "something that is true or false")
 
@@ -114,7 +116,7 @@ def _kind(value: Value) -> Kinds:
 def _value(node: Node, config: Mapping[str, Value]) -> Value:
     if isinstance(node, Literal):
         return node.value
-    if isinstance(node, Name):
+    if isinstance(node, ParameterReference):
         return config[node.name]
     if node.sign in LOGIC:
         return _logic(node, config)
@@ -146,17 +148,17 @@ def _logic(node: Operation, config: Mapping[str, Value]) -> bool:
 
 
 class _Checker:
-    """Finds names that are unknown and operations whose operands can never be of the right kind."""
+    """Type-check a tree: unknown names, and operands that can never be of the right kind."""
 
-    def __init__(self, parameters: Mapping[str, Parameter | None]) -> None:
+    def __init__(self, parameters: Mapping[str, SearchParameter | None]) -> None:
         self._parameters = parameters
-        self.found: list[ConstraintError] = []
+        self.errors: list[ConstraintError] = []
 
     def kinds(self, node: Node) -> Kinds:
-        """The kinds of value that a node may have; ANY behind a mistake that is noted."""
+        """Return the kinds of value that a node may have; ANY after an error."""
         if isinstance(node, Literal):
             return _kind(node.value)
-        if isinstance(node, Name):
+        if isinstance(node, ParameterReference):
             return self._name(node)
         kinds = [self.kinds(operand) for operand in node.operands]
         if node.sign in EQUALITY:
@@ -173,15 +175,15 @@ class _Checker:
         return NUMBER if node.sign in ARITHMETIC else TRUTH
 
     def _note(self, found: str, fix: str, allowed: str) -> None:
-        self.found.append(ConstraintError(found, fix, allowed))
+        self.errors.append(ConstraintError(found, fix, allowed))
 
-    def _name(self, node: Name) -> Kinds:
+    def _name(self, node: ParameterReference) -> Kinds:
         if node.name not in self._parameters:
-            self.found.append(UnknownNameError(node))
+            self.errors.append(UnknownNameError(node))
         parameter = self._parameters.get(node.name)
         if parameter is None:
             return ANY
-        if not isinstance(parameter, Choice):
+        if not isinstance(parameter, ChoiceParameter):
             return NUMBER
         return frozenset[str]().union(*map(_kind, parameter.values))
 
@@ -191,11 +193,13 @@ class _Checker:
             self._note(found, "compare what can be equal", "two values of one kind")
             return
         for one, other in (node.operands, node.operands[::-1]):
-            parameter = self._parameters.get(one.name) if isinstance(one, Name) else None
-            if isinstance(parameter, Choice) and isinstance(other, Literal):
+            parameter = (
+                self._parameters.get(one.name) if isinstance(one, ParameterReference) else None
+            )
+            if isinstance(parameter, ChoiceParameter) and isinstance(other, Literal):
                 self._listed_value(parameter, other)
 
-    def _listed_value(self, choice: Choice, literal: Literal) -> None:
+    def _listed_value(self, choice: ChoiceParameter, literal: Literal) -> None:
         listed = any(_kind(v) == _kind(literal.value) and v == literal.value for v in choice.values)
         if not listed:
             found = f"{literal.value!r} at character {literal.at}"

@@ -1,9 +1,9 @@
-"""The text of a constraint as a tree: a closed language of comparisons and arithmetic.
+"""The parser of constraints: a closed language of comparisons and arithmetic.
 
-A scan of our own lets through only words, numbers, texts in quotes and the signs of the language,
-in ASCII outside the quotes. Python's parser then makes the tree (`ast.parse`, which evaluates and
-imports nothing) of a text in which quoted texts and names in braces are blanked out, and only the
-kinds of nodes named here are taken over. Everything else is refused with its place.
+A tokenizer accepts only words, numbers, quoted texts and the operators of the language, in ASCII
+outside the quotes. Python's parser (`ast.parse`, which evaluates and imports nothing) then builds
+the tree of a text in which quoted texts and names in braces are blanked out, and only the kinds of
+nodes named here are converted. Everything else is refused with its position.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _TOKEN = re.compile(
 
 
 class ConstraintError(ValueError):
-    """A constraint that is not of the language, or of no sense for its space."""
+    """A constraint that is not of the language, or not meaningful for its space."""
 
     def __init__(self, found: str, fix: str, allowed: str = LANGUAGE) -> None:
         self.found, self.allowed, self.fix = found, allowed, fix
@@ -68,15 +68,15 @@ class ConstraintError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number, a text, true, false or null; `at` is its character, from 1."""
+    """A number, a text, true, false or null; `at` is the position of its character, from 1."""
 
     value: Value
     at: int
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """The value of a parameter."""
+class ParameterReference:
+    """A reference to the value of a parameter."""
 
     name: str
     at: int
@@ -84,18 +84,18 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A sign, word or function with its operands; - and + may have one."""
+    """An operator or a function with its operands; - and + may have one."""
 
     sign: str
     operands: tuple[Node, ...]
     at: int
 
 
-Node = Literal | Name | Operation
+Node = Literal | ParameterReference | Operation
 
 
 def parse(source: str) -> Node:
-    """The tree of a constraint; ConstraintError when it is not of the language."""
+    """Parse a constraint into its tree; ConstraintError when it is not of the language."""
     if len(source) > MOST_CHARACTERS:
         found = f"{len(source)} characters"
         raise ConstraintError(found, "make several constraints of it", f"{MOST_CHARACTERS} at most")
@@ -109,48 +109,48 @@ def parse(source: str) -> Node:
         raise ConstraintError(f"no expression{place}", fix) from None
     except (RecursionError, MemoryError, ValueError):
         raise ConstraintError("an expression too complicated to read", "make it shorter") from None
-    return _Taker(words, shift).take(made.body)
+    return _TreeBuilder(words, shift).convert(made.body)
 
 
-def within(node: Node) -> Iterator[Node]:
-    """The node and every one below it."""
+def walk(node: Node) -> Iterator[Node]:
+    """Yield the node and every one below it."""
     yield node
     if isinstance(node, Operation):
         for operand in node.operands:
-            yield from within(operand)
+            yield from walk(operand)
 
 
 _OTHERWISE = {"&&": "and", "||": "or", "!": "not", "=": "==", "&": "and", "|": "or"}
-"""What other languages write, the longer ones first, and what it is here."""
+"""Operators of other languages, the longer ones first, and their equivalents here."""
 
 
-def _meant(rest: str) -> str:
-    """How to correct what stands at the beginning of the rest of an expression."""
+def _remedy(rest: str) -> str:
+    """Say how to correct the beginning of the rest of an expression."""
     for theirs, ours in _OTHERWISE.items():
         if rest.startswith(theirs):
-            return f"write {ours} in the place of {theirs}"
+            return f"write {ours} instead of {theirs}"
     return "write what is allowed; a name with . or - in it stands in braces, {name}"
 
 
-def _scan(source: str) -> tuple[str, dict[int, Value | Name]]:
-    """The source with texts and names blanked out, and what stands where, by character from 0."""
-    words: dict[int, Value | Name] = {}
+def _scan(source: str) -> tuple[str, dict[int, Value | ParameterReference]]:
+    """Return the source with texts and names blanked out, and these by character from 0."""
+    words: dict[int, Value | ParameterReference] = {}
     blanked: list[str] = []
     open_now = count = at = 0
     while at < len(source):
         token = _TOKEN.match(source, at)
         if token is None:
             found = f"{source[at : at + 10]!r} at character {at + 1}"
-            fix = _meant(source[at:])
+            fix = _remedy(source[at:])
             raise ConstraintError(found, fix)
         kind, word = str(token.lastgroup), token.group()
         count += kind != "space"
         open_now += {"(": 1, ")": -1}.get(word, 0)
         _limit(open_now, count, at)
         if kind in ("text", "name"):
-            words[at] = word[1:-1] if kind == "text" else Name(word[1:-1], at + 1)
+            words[at] = word[1:-1] if kind == "text" else ParameterReference(word[1:-1], at + 1)
         elif kind == "word":
-            words[at] = WORDS[word] if word in WORDS else Name(word, at + 1)
+            words[at] = WORDS[word] if word in WORDS else ParameterReference(word, at + 1)
         blanked.append(_blank(kind, word))
         at = token.end()
     return "".join(blanked), words
@@ -171,14 +171,14 @@ def _limit(open_now: int, count: int, at: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taker:
-    """Takes over the nodes of the language from Python's tree, `shift` characters further left."""
+class _TreeBuilder:
+    """Convert Python's tree; its columns are `shift` lower than those of the source."""
 
-    words: dict[int, Value | Name]
+    words: dict[int, Value | ParameterReference]
     shift: int
 
-    def take(self, node: ast.expr, depth: int = 1) -> Node:
-        """The node as one of ours."""
+    def convert(self, node: ast.expr, depth: int = 1) -> Node:
+        """Return the node of our language; ConstraintError for any other."""
         if depth > DEEPEST_TREE:
             raise self._refused(node, f"more than {DEEPEST_TREE} operations inside one another")
         match node:
@@ -198,7 +198,7 @@ class _Taker:
 
     def _word(self, node: ast.Name) -> Node:
         word = self.words[node.col_offset + self.shift]
-        return word if isinstance(word, Name) else Literal(word, self._at(node))
+        return word if isinstance(word, ParameterReference) else Literal(word, self._at(node))
 
     def _number(self, node: ast.expr, value: Value) -> Value:
         if isinstance(value, int | float) and not abs(value) <= LARGEST:
@@ -206,8 +206,8 @@ class _Taker:
         return value
 
     def _comparison(self, node: ast.Compare, depth: int) -> Node:
-        """`a < b < c` as `a < b and b < c`."""
-        sides = [self.take(side, depth + 1) for side in (node.left, *node.comparators)]
+        """Convert `a < b < c` to `a < b and b < c`."""
+        sides = [self.convert(side, depth + 1) for side in (node.left, *node.comparators)]
         signs = [_SIGNS.get(type(sign)) for sign in node.ops]
         at = self._at(node)
         parts: list[Node] = []
@@ -219,7 +219,7 @@ class _Taker:
 
     def _function(self, node: ast.Call, name: str, count: int) -> None:
         word = self.words.get(node.func.col_offset + self.shift)
-        if name not in FUNCTIONS or not isinstance(word, Name):
+        if name not in FUNCTIONS or not isinstance(word, ParameterReference):
             raise self._refused(node, "a function that is not of the language")
         if not FUNCTIONS[name] <= count <= MOST_ARGUMENTS[name]:
             raise self._refused(node, f"{name} of {count} values")
@@ -227,7 +227,7 @@ class _Taker:
     def _operation(
         self, node: ast.expr, sign: str, operands: Sequence[ast.expr], depth: int
     ) -> Node:
-        taken = tuple(self.take(operand, depth + 1) for operand in operands)
+        taken = tuple(self.convert(operand, depth + 1) for operand in operands)
         return Operation(sign, taken, self._at(node))
 
     def _at(self, node: ast.expr) -> int:
@@ -239,7 +239,7 @@ class _Taker:
 
 
 def _parts(node: ast.expr) -> tuple[str | None, list[ast.expr]]:
-    """The sign of an operation and its operands; None when it is none of the language."""
+    """Return the operator and its operands; None when it is not of the language."""
     match node:
         case ast.BoolOp(op=sign, values=operands):
             return _SIGNS.get(type(sign)), operands

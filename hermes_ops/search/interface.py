@@ -1,4 +1,4 @@
-"""What every search algorithm is: a pure answer to "which configuration has trial `number`?"."""
+"""The interface of search algorithms: pure functions from a trial's number to a configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hermes_ops.search.space import Config, Value
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is known of one trial that has a configuration.
+    """A trial that has a configuration, and its loss.
 
     `loss` is lower-is-better: final for a finished trial, the loss so far for a running one (or
     one that waits), None while nothing was reported. A NaN or infinite loss counts as a failure.
@@ -24,7 +24,7 @@ class Observation:
 
 
 class Sampler(Protocol):
-    """Ask and tell in one call: the history is told anew with every question.
+    """A search algorithm with ask and tell in one call: every question carries the whole history.
 
     Pure: the same seed, number and history give the same configuration, in whatever order the
     history is listed. An observation of the trial that is asked for is ignored.
@@ -32,13 +32,13 @@ class Sampler(Protocol):
 
     @property
     def size(self) -> int | None:
-        """How many configurations there are; None when there is always another one."""
+        """The number of configurations; None without a limit."""
         ...
 
     def exhausted(self, number: int) -> bool:
-        """True when there is no configuration for a trial of that number."""
+        """Return True when there is no configuration for a trial of that number."""
         ...
 
     def ask(self, number: int, history: Sequence[Observation]) -> Config:
-        """The configuration of trial `number` (from 0); IndexError when exhausted."""
+        """Return the configuration of trial `number` (from 0); IndexError when exhausted."""
         ...

@@ -1,4 +1,4 @@
-"""What a search may try: parameters, each one a quantile function from [0, 1] to its values.
+"""A search space: parameters, each a quantile function from [0, 1] to its values.
 
 A sampler draws numbers from the unit interval and `from_unit` turns them into values (inverse
 transform sampling), so every algorithm sees the same plain axes, no bound can be overstepped, and
@@ -17,7 +17,7 @@ Config = dict[str, Value]
 
 
 def text(value: Value) -> str:
-    """How a value reaches the trial: floats round-trip, booleans true/false, null is empty."""
+    """Format a value for the trial: floats round-trip, booleans true/false, null is empty."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -25,7 +25,7 @@ def text(value: Value) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-class Parameter(Protocol):
+class SearchParameter(Protocol):
     """One axis of a space. All bounds are inclusive."""
 
     @property
@@ -34,23 +34,23 @@ class Parameter(Protocol):
         ...
 
     def from_unit(self, unit: float) -> Value:
-        """The value at that quantile, 0 <= unit <= 1."""
+        """Return the value at that quantile, 0 <= unit <= 1."""
         ...
 
     def to_unit(self, value: Value) -> float:
-        """The quantile of a value; `from_unit(to_unit(v)) == v` up to rounding of floats."""
+        """Return the quantile of a value; `from_unit(to_unit(v)) == v` up to rounding of floats."""
         ...
 
     def canonical(self, value: object) -> Value:
-        """The value as the parameter itself would produce it; ValueError when it never would."""
+        """Return the value as the parameter would produce it; ValueError if it never would."""
         ...
 
     def describe(self) -> str:
-        """The allowed values, in words."""
+        """Describe the allowed values in words."""
         ...
 
 
-class Discrete(Parameter, Protocol):
+class Discrete(SearchParameter, Protocol):
     """A parameter whose values can be counted."""
 
     @property
@@ -59,15 +59,15 @@ class Discrete(Parameter, Protocol):
         ...
 
     def at(self, index: int) -> Value:
-        """The value of that index, 0 <= index < cardinality, in ascending or listed order."""
+        """Return the value of that index (from 0), in ascending or listed order."""
         ...
 
     def index_of(self, value: Value) -> int:
-        """The index of a value of this parameter."""
+        """Return the index of a value of this parameter."""
         ...
 
 
-Space = tuple[tuple[str, Parameter], ...]
+Space = tuple[tuple[str, SearchParameter], ...]
 
 
 def _number(value: object) -> float:
@@ -93,60 +93,42 @@ class Uniform:
 
     @property
     def cardinality(self) -> None:
-        """Continuous."""
+        """None: the parameter is continuous."""
 
     def from_unit(self, unit: float) -> float:
-        """Linear between the bounds."""
+        """Interpolate linearly between the bounds."""
         return _clip(self.low + unit * (self.high - self.low), self.low, self.high)
 
     def to_unit(self, value: Value) -> float:
-        """The share of the range below the value."""
+        """Return the share of the range below the value."""
         return _clip((_number(value) - self.low) / (self.high - self.low), 0.0, 1.0)
 
     def canonical(self, value: object) -> float:
-        """A float within the bounds."""
+        """Return a float within the bounds; ValueError for anything else."""
         number = _number(value)
         if not self.low <= number <= self.high:
             raise ValueError("outside the range")
         return number
 
     def describe(self) -> str:
-        """The bounds."""
+        """Describe the bounds."""
         return f"a number from {self.low!r} to {self.high!r}"
 
 
 @dataclass(frozen=True, slots=True)
-class LogUniform:
+class LogUniform(Uniform):
     """A float from `low` > 0 to `high` whose logarithm is uniform."""
 
-    low: float
-    high: float
-
-    @property
-    def cardinality(self) -> None:
-        """Continuous."""
-
     def from_unit(self, unit: float) -> float:
-        """Linear in the logarithm."""
+        """Interpolate linearly in the logarithm."""
         span = math.log(self.high) - math.log(self.low)
         return _clip(math.exp(math.log(self.low) + unit * span), self.low, self.high)
 
     def to_unit(self, value: Value) -> float:
-        """The share of the logarithmic range below the value."""
+        """Return the share of the logarithmic range below the value."""
         number = _clip(_number(value), self.low, self.high)
         span = math.log(self.high) - math.log(self.low)
         return _clip((math.log(number) - math.log(self.low)) / span, 0.0, 1.0) if span else 0.5
-
-    def canonical(self, value: object) -> float:
-        """A float within the bounds."""
-        number = _number(value)
-        if not self.low <= number <= self.high:
-            raise ValueError("outside the range")
-        return number
-
-    def describe(self) -> str:
-        """The bounds."""
-        return f"a number from {self.low!r} to {self.high!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,27 +140,27 @@ class Integer:
 
     @property
     def cardinality(self) -> int:
-        """Both bounds count."""
+        """The number of whole numbers, both bounds included."""
         return self.high - self.low + 1
 
     def at(self, index: int) -> int:
-        """Ascending from `low`."""
+        """Return the value of that index, ascending from `low`."""
         return self.low + index
 
     def index_of(self, value: Value) -> int:
-        """The distance from `low`."""
+        """Return the distance from `low`."""
         return int(_clip(round(_number(value)), self.low, self.high)) - self.low
 
     def from_unit(self, unit: float) -> int:
-        """Equal shares of the unit interval for every number."""
+        """Give every number an equal share of the unit interval."""
         return self.at(_level(unit, self.cardinality))
 
     def to_unit(self, value: Value) -> float:
-        """The middle of the value's share."""
+        """Return the middle of the value's share."""
         return (self.index_of(value) + 0.5) / self.cardinality
 
     def canonical(self, value: object) -> int:
-        """A whole number within the bounds, never a float or a boolean."""
+        """Return a whole number within the bounds; ValueError for a float or a boolean."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError("not a whole number")
         if not self.low <= value <= self.high:
@@ -186,7 +168,7 @@ class Integer:
         return value
 
     def describe(self) -> str:
-        """The bounds."""
+        """Describe the bounds."""
         return f"a whole number from {self.low} to {self.high}"
 
 
@@ -199,12 +181,12 @@ class LogInteger(Integer):
     """
 
     def from_unit(self, unit: float) -> int:
-        """Linear in the logarithm, rounded to the nearest whole number."""
+        """Interpolate linearly in the logarithm and round to the nearest whole number."""
         low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
         return int(_clip(round(math.exp(low + unit * (high - low))), self.low, self.high))
 
     def to_unit(self, value: Value) -> float:
-        """The share of the logarithmic range below the value."""
+        """Return the share of the logarithmic range below the value."""
         low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
         return (math.log(self.at(self.index_of(value))) - low) / (high - low)
 
@@ -223,30 +205,30 @@ class Quantised:
 
     @property
     def cardinality(self) -> int:
-        """The number of steps that fit, and one."""
+        """The number of steps that fit, plus one."""
         return int((_decimal(self.high) - _decimal(self.low)) // _decimal(self.step)) + 1
 
     def at(self, index: int) -> int | float:
-        """Ascending from `low`."""
+        """Return the value of that index, ascending from `low`."""
         value = _decimal(self.low) + index * _decimal(self.step)
         whole = isinstance(self.low, int) and isinstance(self.step, int)
         return int(value) if whole else float(value)
 
     def index_of(self, value: Value) -> int:
-        """The nearest step."""
+        """Return the index of the nearest step."""
         steps = round((_decimal(_number(value)) - _decimal(self.low)) / _decimal(self.step))
         return int(_clip(steps, 0, self.cardinality - 1))
 
     def from_unit(self, unit: float) -> int | float:
-        """Equal shares of the unit interval for every step."""
+        """Give every step an equal share of the unit interval."""
         return self.at(_level(unit, self.cardinality))
 
     def to_unit(self, value: Value) -> float:
-        """The middle of the value's share."""
+        """Return the middle of the value's share."""
         return (self.index_of(value) + 0.5) / self.cardinality
 
     def canonical(self, value: object) -> int | float:
-        """The step equal to the value."""
+        """Return the step equal to the value; ValueError if there is none."""
         number = _number(value)
         if not self.low <= number <= self.high:
             raise ValueError("outside the range")
@@ -256,54 +238,55 @@ class Quantised:
         return step
 
     def describe(self) -> str:
-        """The bounds and the step."""
+        """Describe the bounds and the step."""
         return f"{self.low!r} plus a multiple of {self.step!r}, up to {self.high!r}"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceParameter:
     """One of the listed values, all equally likely and without an order.
 
-    `spaces`: for each value the parameters that only it has; empty when no value has any.
+    `spaces`: for each value the parameters that are active with it alone; empty when no value
+    has any.
     """
 
     values: tuple[Value, ...]
     spaces: tuple[Space, ...] = ()
 
     def space_of(self, value: Value) -> Space:
-        """The parameters that this value brings with it."""
+        """Return the parameters that are active with this value alone."""
         return self.spaces[self.index_of(value)] if self.spaces else ()
 
     @property
     def cardinality(self) -> int:
-        """The number of listed values, whatever they bring with them."""
+        """The number of listed values; the parameters that they activate do not count."""
         return len(self.values)
 
     def at(self, index: int) -> Value:
-        """In the order listed."""
+        """Return the value of that index, in the order listed."""
         return self.values[index]
 
     def index_of(self, value: Value) -> int:
-        """By the text that reaches the trial, which tells 1, 1.0 and true apart."""
+        """Find the value by the text that reaches the trial, which tells 1, 1.0 and true apart."""
         return [text(v) for v in self.values].index(text(value))
 
     def from_unit(self, unit: float) -> Value:
-        """Equal shares of the unit interval for every value."""
+        """Give every value an equal share of the unit interval."""
         return self.at(_level(unit, self.cardinality))
 
     def to_unit(self, value: Value) -> float:
-        """The middle of the value's share."""
+        """Return the middle of the value's share."""
         return (self.index_of(value) + 0.5) / self.cardinality
 
     def canonical(self, value: object) -> Value:
-        """The listed value of the same type that is equal."""
+        """Return the listed value that is equal and of the same type; ValueError if none is."""
         for listed in self.values:
             if type(listed) is type(value) and listed == value:
                 return listed
         raise ValueError("not one of the values")
 
     def describe(self) -> str:
-        """The list."""
+        """List the values."""
         return "one of " + ", ".join(repr(v) for v in self.values)
 
 

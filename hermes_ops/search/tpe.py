@@ -1,4 +1,4 @@
-"""The tree-structured Parzen estimator, by hyperopt, asked one trial at a time."""
+"""The tree-structured Parzen estimator (TPE) of hyperopt, asked one trial at a time."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from hermes_ops.search.distinct import Key, Untried, key_of, size_of, tried
-from hermes_ops.search.feasible import Feasible, approach
+from hermes_ops.search.feasible import Feasible, Key, Untried, approach, key_of, size_of, taken_keys
 from hermes_ops.search.interface import Observation
-from hermes_ops.search.random import RandomSampler, seed_of
+from hermes_ops.search.samplers import RandomSampler, seed_of
 from hermes_ops.search.space import (
-    Choice,
+    ChoiceParameter,
     Config,
     Discrete,
     Integer,
     LogInteger,
-    Parameter,
     Quantised,
+    SearchParameter,
     Space,
 )
-from hermes_ops.search.tree import axes, branching, brought, from_units, grid_size, to_units
+from hermes_ops.search.tree import active_space, axes, from_units, grid_size, is_branching, to_units
 
 ATTEMPTS = 10
 """Suggestions for one trial; each takes about 10 ms."""
 
 REPEATED = 3
-"""Suggestions of what has been tried, after which an untried configuration is looked for."""
+"""Repeated suggestions after which an untried configuration is searched for."""
 
 Shape = tuple[tuple[str, int, Any], ...]
 
@@ -36,19 +35,19 @@ Shape = tuple[tuple[str, int, Any], ...]
 class TpeSampler:
     """Draw start-up trials at random, then where good trials are dense and bad ones are not.
 
-    Each question builds hyperopt's whole memory anew from the history, so nothing is kept here.
+    Each question rebuilds hyperopt's whole memory from the history; the sampler is stateless.
     Trials in flight enter with their loss so far; those without one enter with the worst loss seen
     (a constant liar), so that their neighbourhood is not tried a second time meanwhile. Failed
     trials enter as failures, behind every other. While no loss at all is known, trials are random.
 
-    Parameters that a choice brings with it are learned from the trials that had them, by the
-    nesting of hyperopt's own `hp.choice`. A suggestion that does not satisfy the constraints is
-    made anew, `ATTEMPTS` times at most; then the last one is approached from the trial's random
+    Parameters that a choice activates are learned from the trials that had them, by the nesting
+    of hyperopt's own `hp.choice`. A suggestion that does not satisfy the constraints is drawn
+    again, `ATTEMPTS` times at most; then the last one is approached from the trial's random
     draw, which does satisfy them (our choice).
 
     In a space whose values can be counted, no configuration is tried again before all of them have
-    been. hyperopt suggests such ones: after `REPEATED` of them the trial has an untried
-    configuration as near to the last one as one is found (our choice).
+    been. hyperopt suggests repetitions: after `REPEATED` of them the trial gets the nearest
+    untried configuration that is found (our choice).
 
     hyperopt sees axes named p0, p1, ... and numbers, never a user's text.
 
@@ -73,11 +72,11 @@ class TpeSampler:
         self._labels = {name: f"p{axis}" for axis, (name, _) in enumerate(axes(self._space))}
 
     def exhausted(self, number: int) -> bool:  # noqa: ARG002 - interface
-        """Never."""
+        """Return False: there is always another suggestion."""
         return False
 
     def ask(self, number: int, history: Sequence[Observation]) -> Config:
-        """A random draw during start-up, TPE's suggestion afterwards."""
+        """Return a random draw during start-up, TPE's suggestion afterwards."""
         others = sorted((o for o in history if o.number != number), key=lambda o: o.number)
         taken = self._taken(number, others)
         losses = [o.loss for o in others if o.loss is not None and _counts(o)]
@@ -88,15 +87,15 @@ class TpeSampler:
         return config if key_of(config) not in taken else self._untried(number, config, taken)
 
     def _taken(self, number: int, others: Sequence[Observation]) -> Collection[Key]:
-        """The configurations of the other trials, points that wait for theirs included."""
+        """Return the keys of the other trials' configurations and of the points not yet tried."""
         if not self._is_finite:
             return ()
         begun = {number, *(o.number for o in others)}
         waiting = (point for place, point in enumerate(self._points) if place not in begun)
-        return tried(itertools.chain((o.config for o in others), waiting), self._size)
+        return taken_keys(itertools.chain((o.config for o in others), waiting), self._size)
 
     def _learned(self, number: int, docs: list[dict[str, Any]], taken: Collection[Key]) -> Config:
-        """TPE's suggestion that satisfies the constraints; one of `taken` after several such."""
+        """Return a feasible suggestion; after `REPEATED` repetitions it may be one of `taken`."""
         config: Config = {}
         repeated = 0
         for attempt in range(ATTEMPTS):
@@ -133,7 +132,7 @@ class TpeSampler:
         config: Config = {}
         for name, parameter in space:
             config[name] = _decode(parameter, float(drawn[self._labels[name]][0]))
-            config |= self._decoded(brought(parameter, config[name]), drawn)
+            config |= self._decoded(active_space(parameter, config[name]), drawn)
         return config
 
     def _document(self, seen: Observation, worst: float) -> dict[str, Any]:
@@ -150,12 +149,7 @@ class TpeSampler:
             "tid": tid,
             "spec": None,
             "result": _result(seen, worst),
-            "misc": {
-                "tid": tid,
-                "cmd": None,
-                "idxs": idxs,
-                "vals": vals,
-            },
+            "misc": {"tid": tid, "cmd": None, "idxs": idxs, "vals": vals},
             "exp_key": None,
             "owner": None,
             "version": 0,
@@ -176,9 +170,9 @@ def _result(seen: Observation, worst: float) -> dict[str, Any]:
     return {"status": "fail"}
 
 
-def _kind(parameter: Parameter) -> tuple[str, int]:
-    """The axis that hyperopt sees: unordered, evenly spaced levels, or the unit interval."""
-    if isinstance(parameter, Choice):
+def _kind(parameter: SearchParameter) -> tuple[str, int]:
+    """Return the axis that hyperopt sees: unordered, evenly spaced levels, or [0, 1]."""
+    if isinstance(parameter, ChoiceParameter):
         return "choice", parameter.cardinality
     if isinstance(parameter, Integer | Quantised) and not isinstance(parameter, LogInteger):
         return "levels", parameter.cardinality
@@ -186,12 +180,12 @@ def _kind(parameter: Parameter) -> tuple[str, int]:
 
 
 def _shape(space: Space) -> Shape:
-    """A space as far as hyperopt sees it: for each axis its kind, its levels, what it brings."""
+    """Return a space as hyperopt sees it: for each axis its kind, its levels, its sub-spaces."""
     return tuple((*_kind(p), _below(p)) for _, p in space)
 
 
-def _below(parameter: Parameter) -> tuple[Shape, ...]:
-    if not isinstance(parameter, Choice) or not branching(parameter):
+def _below(parameter: SearchParameter) -> tuple[Shape, ...]:
+    if not isinstance(parameter, ChoiceParameter) or not is_branching(parameter):
         return ()
     return tuple(_shape(space) for space in parameter.spaces)
 
@@ -204,7 +198,7 @@ def _domain(shape: Shape) -> Any:  # noqa: ANN401 - hyperopt is untyped
 
 
 def _nodes(shape: Shape, numbers: Iterator[int]) -> dict[str, Any]:
-    """hyperopt's own nodes by label, numbered in the order of `axes`."""
+    """Return hyperopt's own nodes by label, numbered in the order of `axes`."""
     from hyperopt import hp
 
     nodes: dict[str, Any] = {}
@@ -225,7 +219,7 @@ def _never_called(_config: object) -> float:
     raise RuntimeError("hyperopt only suggests; it runs nothing")
 
 
-def _encode(parameter: Parameter, value: Any) -> float | int:  # noqa: ANN401 - a Value
+def _encode(parameter: SearchParameter, value: Any) -> float | int:  # noqa: ANN401 - a Value
     kind, _ = _kind(parameter)
     if kind == "unit":
         return parameter.to_unit(value)
@@ -233,7 +227,7 @@ def _encode(parameter: Parameter, value: Any) -> float | int:  # noqa: ANN401 - 
     return index if kind == "choice" else float(index)
 
 
-def _decode(parameter: Parameter, drawn: float) -> Any:  # noqa: ANN401 - a Value
+def _decode(parameter: SearchParameter, drawn: float) -> Any:  # noqa: ANN401 - a Value
     kind, levels = _kind(parameter)
     if kind == "unit":
         return parameter.from_unit(drawn)

@@ -1,40 +1,43 @@
-"""A space as a tree: a value of a choice may bring parameters of its own.
+"""A space as a tree: a value of a choice may activate further parameters.
 
 Names are unique over the whole tree. A configuration holds the parameters that are active in it, a
-choice before what its value brings.
+choice before the parameters that its value activates.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import accumulate, product
+from math import prod
+from typing import Any, cast
 
-from hermes_ops.search.space import Choice, Config, Parameter, Space, Value
+from hermes_ops.search.space import ChoiceParameter, Config, Discrete, SearchParameter, Space, Value
 
 Signature = tuple[tuple[str, int], ...]
 
 
-def branching(parameter: Parameter) -> bool:
-    """True for a choice of which any value brings parameters with it."""
-    return isinstance(parameter, Choice) and any(parameter.spaces)
+def is_branching(parameter: SearchParameter) -> bool:
+    """Return True for a choice of which any value activates further parameters."""
+    return isinstance(parameter, ChoiceParameter) and any(parameter.spaces)
 
 
-def brought(parameter: Parameter, value: Value) -> Space:
-    """The parameters that this value of a parameter brings with it; mostly none."""
-    return parameter.space_of(value) if isinstance(parameter, Choice) else ()
+def active_space(parameter: SearchParameter, value: Value) -> Space:
+    """Return the parameters that this value of a parameter activates; mostly none."""
+    return parameter.space_of(value) if isinstance(parameter, ChoiceParameter) else ()
 
 
-def axes(space: Space) -> Iterator[tuple[str, Parameter]]:
-    """Every parameter that any configuration may hold, a choice before those under it."""
+def axes(space: Space) -> Iterator[tuple[str, SearchParameter]]:
+    """Yield every parameter that any configuration may hold, a choice before those under it."""
     for name, parameter in space:
         yield name, parameter
-        if isinstance(parameter, Choice):
+        if isinstance(parameter, ChoiceParameter):
             for below in parameter.spaces:
                 yield from axes(below)
 
 
 def grid_size(space: Space) -> int | None:
-    """The number of configurations of a space; None with a continuous parameter in it."""
+    """Return the number of configurations of a space; None with a continuous parameter in it."""
     size = 1
     for _, parameter in space:
         below = _sizes(parameter)
@@ -44,70 +47,118 @@ def grid_size(space: Space) -> int | None:
     return size
 
 
-def _sizes(parameter: Parameter) -> int | None:
-    if not isinstance(parameter, Choice) or not parameter.spaces:
+def _sizes(parameter: SearchParameter) -> int | None:
+    if not isinstance(parameter, ChoiceParameter) or not parameter.spaces:
         return parameter.cardinality
     sizes = [grid_size(below) for below in parameter.spaces]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    counts = [size for size in sizes if size is not None]
+    return sum(counts) if len(counts) == len(sizes) else None
 
 
 def branches(space: Space) -> Iterator[tuple[Signature, Space]]:
-    """Every way to settle the branching choices, each with the flat space that is left.
+    """Yield every assignment of the branching choices, each with the flat space that is left.
 
-    In it a settled choice has one value. The signature tells which: (name, index) of each. The
-    last choice changes fastest.
+    In the flat space an assigned choice has one value. The signature lists the (name, index) of
+    each. The last choice changes fastest.
     """
     for parts in product(*(list(_branches(name, parameter)) for name, parameter in space)):
-        signature = tuple(step for settled, _ in parts for step in settled)
+        signature = tuple(step for assigned, _ in parts for step in assigned)
         yield signature, tuple(axis for _, flat in parts for axis in flat)
 
 
-def _branches(name: str, parameter: Parameter) -> Iterator[tuple[Signature, Space]]:
-    if not isinstance(parameter, Choice) or not branching(parameter):
+def _branches(name: str, parameter: SearchParameter) -> Iterator[tuple[Signature, Space]]:
+    if not isinstance(parameter, ChoiceParameter) or not is_branching(parameter):
         yield (), ((name, parameter),)
         return
     for index, below in enumerate(parameter.spaces):
-        alone = (name, Choice((parameter.values[index],)))
+        alone = (name, ChoiceParameter((parameter.values[index],)))
         for signature, flat in branches(below):
             yield ((name, index), *signature), (alone, *flat)
 
 
 def signature_of(space: Space, config: Mapping[str, Value]) -> Signature:
-    """Which branch a configuration of the space belongs to."""
+    """Return the signature of the branch that a configuration of the space belongs to."""
     steps: list[tuple[str, int]] = []
     for name, parameter in space:
-        if isinstance(parameter, Choice) and branching(parameter):
+        if isinstance(parameter, ChoiceParameter) and is_branching(parameter):
             index = parameter.index_of(config[name])
             steps += [(name, index), *signature_of(parameter.spaces[index], config)]
     return tuple(steps)
 
 
 def from_units(space: Space, units: Mapping[str, float]) -> Config:
-    """The configuration at those quantiles, in the order of the space.
+    """Return the configuration at those quantiles, in the order of the space.
 
-    Quantiles of parameters that are not active in it play no part.
+    Quantiles of parameters that are not active in it are ignored.
     """
     config: Config = {}
     for name, parameter in space:
         config[name] = parameter.from_unit(float(units[name]))
-        config |= from_units(brought(parameter, config[name]), units)
+        config |= from_units(active_space(parameter, config[name]), units)
     return config
 
 
 def to_units(space: Space, config: Mapping[str, Value]) -> dict[str, float]:
-    """The quantiles of a configuration of the space."""
+    """Return the quantiles of a configuration of the space."""
     units: dict[str, float] = {}
     for name, parameter in space:
         units[name] = parameter.to_unit(config[name])
-        units |= to_units(brought(parameter, config[name]), config)
+        units |= to_units(active_space(parameter, config[name]), config)
     return units
 
 
 def canonical(space: Space, config: Mapping[str, object]) -> Config:
-    """A configuration as the space itself would produce it; ValueError or KeyError if never."""
-    made: Config = {}
+    """Return a configuration as the space would produce it; ValueError or KeyError if never."""
+    result: Config = {}
     for name, parameter in space:
-        made[name] = parameter.canonical(config[name])
-        made |= canonical(brought(parameter, made[name]), config)
-    return made
+        result[name] = parameter.canonical(config[name])
+        result |= canonical(active_space(parameter, result[name]), config)
+    return result
+
+
+class Combinations:
+    """All combinations of a finite space, in the order of scikit-learn's `ParameterGrid`.
+
+    That is branch after branch of the choices that activate parameters, and in each the
+    parameters' names ascending, the last one changing fastest.
+    """
+
+    def __init__(self, space: Space) -> None:
+        """`space`: every parameter in it has a cardinality."""
+        self._space = space
+        all_branches = list(branches(space))
+        self._branches = [flat for _, flat in all_branches]
+        sizes = (prod(p.cardinality or 0 for _, p in flat) for flat in self._branches)
+        self._starts = list(accumulate(sizes, initial=0))
+        self._places = {signature: place for place, (signature, _) in enumerate(all_branches)}
+
+    def __iter__(self) -> Iterator[Config]:
+        """Yield all combinations; the parameters of each are in no order."""
+        for flat in self._branches:
+            yield from _grid(flat)
+
+    def at(self, position: int) -> Config:
+        """Return the combination at that position, its parameters in the order of the space."""
+        place = bisect_right(self._starts, position) - 1
+        flat = self._branches[place]
+        drawn = _grid(flat)[position - self._starts[place]]
+        return {name: drawn[name] for name, _ in flat}
+
+    def position(self, config: Config) -> int:
+        """Return the position of a combination."""
+        place = self._places[signature_of(self._space, config)]
+        position = 0
+        for name, parameter in sorted(self._branches[place], key=lambda item: item[0]):
+            axis = cast(Discrete, parameter)
+            position = position * axis.cardinality + axis.index_of(config[name])
+        return self._starts[place] + position
+
+
+def _grid(flat: Space) -> Any:  # noqa: ANN401 - scikit-learn is untyped
+    from sklearn.model_selection import ParameterGrid
+
+    return ParameterGrid({name: _values(cast(Discrete, parameter)) for name, parameter in flat})
+
+
+def _values(parameter: Discrete) -> list[Value]:
+    return [parameter.at(index) for index in range(parameter.cardinality)]

@@ -1,1 +1,1 @@
-"""Virtual time behind the same loop and the same policies that run live."""
+"""Simulation in virtual time, with the same loop and the same policies that run live."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import JobId, Point, SweepId, Value
+from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.workload import Costs, Work, Workload
 
@@ -23,12 +23,12 @@ SHAPES = {
     "val_accuracy": "[N, E]",
     "elapsed_s": "[N, E], cumulative seconds of training",
 }
-WITHIN = 0.01  # a configuration is good when its lowest loss is so near to the best one's
+WITHIN = 0.01  # a configuration is good when its lowest loss is within this of the best one's
 BEST_PART = 0.05  # sets of a given number of good ones are led by one of the best 5 % that can
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curves:
+class CurveDataset:
     """N configurations of H hyper-parameters, each trained for E epochs."""
 
     name: str
@@ -53,21 +53,21 @@ class Curves:
         return lowest
 
     def configuration(self, row: int) -> tuple[tuple[str, Value], ...]:
-        """The hyper-parameters of a row, by name; an int where the whole column is integral."""
+        """Return the hyper-parameters of a row; an int where the whole column is integral."""
         integral = np.all(self.configs == np.floor(self.configs), axis=0)
         pairs = zip(self.hyperparameter_names, self.configs[row], integral, strict=True)
         return tuple((name, int(value) if whole else float(value)) for name, value, whole in pairs)
 
     def curve(self, row: int) -> tuple[Point, ...]:
-        """The whole learning curve of a row; steps are epochs, from 1."""
+        """Return the whole learning curve of a row; steps are epochs, from 1."""
         pairs = zip(self.val_loss[row], self.elapsed_s[row], strict=True)
         return tuple(Point(e, float(loss), float(s)) for e, (loss, s) in enumerate(pairs, start=1))
 
 
-def read_curves(path: Path) -> Curves:
+def read_curves(path: Path) -> CurveDataset:
     """Read an `.npz` of learning curves (its keys and shapes: `SHAPES`).
 
-    Raises ConfigError for a file that cannot be read, pickled arrays (they could run code), a
+    Raise ConfigError for a file that cannot be read, pickled arrays (they could run code), a
     missing key, a wrong shape, and seconds that are not finite, not positive or fall.
     """
     arrays = _arrays(path)
@@ -76,12 +76,12 @@ def read_curves(path: Path) -> Curves:
         problems = (Problem(key, "nothing", SHAPES[key], "add the array") for key in missing)
         raise ConfigError(str(path), tuple(problems))
     names = tuple(str(name) for name in arrays["hyperparameter_names"].ravel())
-    kept = {
+    numbers = {
         key: _numbers(path, key, arrays[key]) for key in SHAPES if key != "hyperparameter_names"
     }
-    _check_shapes(path, len(names), kept)
-    _check_seconds(path, kept["elapsed_s"])
-    return Curves(path.stem, names, **kept)
+    _check_shapes(path, len(names), numbers)
+    _check_seconds(path, numbers["elapsed_s"])
+    return CurveDataset(path.stem, names, **numbers)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -89,8 +89,8 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {key: stored[key] for key in SHAPES if key in stored}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        fact = str(error).partition("\n")[0]
-        problem = Problem("the file", fact, "an .npz of plain arrays", "save it with numpy.savez")
+        to_job = str(error).partition("\n")[0]
+        problem = Problem("the file", to_job, "an .npz of plain arrays", "save it with numpy.savez")
         raise ConfigError(str(path), (problem,)) from error
 
 
@@ -105,11 +105,11 @@ def _numbers(path: Path, key: str, array: NDArray[np.generic]) -> Array:
 def _check_shapes(path: Path, names: int, arrays: Mapping[str, Array]) -> None:
     loss = arrays["val_loss"]
     rows, epochs = loss.shape if loss.ndim == 2 else (0, 0)
-    wanted = dict.fromkeys(("val_loss", "val_accuracy", "elapsed_s"), (rows, epochs))
-    wanted["configs"] = (rows, names)
+    expected = dict.fromkeys(("val_loss", "val_accuracy", "elapsed_s"), (rows, epochs))
+    expected["configs"] = (rows, names)
     problems = [
         Problem(key, f"shape {list(arrays[key].shape)}", f"{list(shape)}", "correct the shape")
-        for key, shape in wanted.items()
+        for key, shape in expected.items()
         if arrays[key].shape != shape
     ]
     if not problems and rows * epochs == 0:
@@ -119,7 +119,7 @@ def _check_shapes(path: Path, names: int, arrays: Mapping[str, Array]) -> None:
 
 
 def _check_seconds(path: Path, elapsed_s: Array) -> None:
-    """Seconds may stand still (an epoch below the clock's resolution), but never fall."""
+    """Raise ConfigError for falling seconds; equal ones are below the clock's resolution."""
     steps_s = np.diff(elapsed_s, axis=1, prepend=0.0)
     bad = ~np.isfinite(elapsed_s) | (elapsed_s <= 0) | (steps_s < 0)
     if bad.any():
@@ -135,7 +135,7 @@ def _check_seconds(path: Path, elapsed_s: Array) -> None:
 
 
 def sample(
-    curves: Curves,
+    curves: CurveDataset,
     trials: int,
     seed: int,
     *,
@@ -143,21 +143,21 @@ def sample(
     costs: Costs | None = None,
     good: int | None = None,
 ) -> tuple[Workload, tuple[PastTrial, ...]]:
-    """Draw a sweep of `trials` configurations, and the earlier sweeps of as many others.
+    """Draw a sweep of `trials` configurations, and earlier sweeps of as many others.
 
-    The same seed draws the same sweep, however many earlier ones are asked for. All trials are
+    The same seed draws the same sweep, whatever the number of earlier ones. All trials are
     submitted at 0. With `good`, exactly that many trials have a lowest loss within 1 % of the set's
     best; the best one is then drawn from the best 5 % of all configurations that have enough others
     near and enough worse ones.
 
-    Raises ConfigError when there are not enough configurations for what is asked.
+    Raise ConfigError when there are not enough configurations.
     """
     needed = trials * (1 + prior_sweeps)
     _within(curves, "trials", trials, 1, len(curves))
     if needed > len(curves):
-        found = f"{trials} trials and {prior_sweeps} earlier sweeps of as many"
+        fact = f"{trials} trials and {prior_sweeps} earlier sweeps of as many"
         allowed = f"{len(curves)} configurations in all"
-        problem = Problem("trials", found, allowed, "ask for fewer")
+        problem = Problem("trials", fact, allowed, "ask for fewer")
         raise ConfigError(curves.name, (problem,))
     shuffled = np.random.default_rng(seed).permutation(len(curves))
     if good is not None:
@@ -176,7 +176,7 @@ def sample(
     return Workload(str(sweep), tuple(jobs)), tuple(past)
 
 
-def _work(curves: Curves, row: int, job: JobId, sweep: SweepId, costs: Costs) -> Work:
+def _work(curves: CurveDataset, row: int, job: JobId, sweep: SweepId, costs: Costs) -> Work:
     return Work(
         id=job,
         submitted_s=0.0,
@@ -190,9 +190,9 @@ def _work(curves: Curves, row: int, job: JobId, sweep: SweepId, costs: Costs) ->
 
 
 def _with_good(
-    curves: Curves, trials: int, good: int, shuffled: NDArray[np.int64], seed: int
+    curves: CurveDataset, trials: int, good: int, shuffled: NDArray[np.int64], seed: int
 ) -> NDArray[np.int64]:
-    """All rows, first `trials` of them with exactly `good` good ones, in a seeded order."""
+    """Return all rows in a seeded order; the first `trials` have exactly `good` good ones."""
     lowest = curves.lowest
     limit = lowest + WITHIN * np.abs(lowest)
     ranked = np.sort(lowest)
@@ -210,12 +210,12 @@ def _with_good(
     loss = lowest[others]
     close = others[(loss >= lowest[leader]) & (loss <= limit[leader])][: good - 1]
     far = others[loss > limit[leader]][: trials - good]
-    places = np.random.default_rng((seed, good, int(leader)))  # files differ in where it stands
+    places = np.random.default_rng((seed, good, int(leader)))  # files differ in its position
     chosen = places.permutation(np.concatenate(([leader], close, far)))
     return np.concatenate((chosen, shuffled[~np.isin(shuffled, chosen)]))
 
 
-def _within(curves: Curves, name: str, value: int, low: int, high: int) -> None:
+def _within(curves: CurveDataset, name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         problem = Problem(name, str(value), f"{low} to {high}", "ask for another number")
         raise ConfigError(curves.name, (problem,))

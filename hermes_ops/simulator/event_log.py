@@ -1,4 +1,4 @@
-"""The event log of a simulation: one line of JSON an event; the outcomes follow from it alone."""
+"""The event log of a simulation, one line of JSON an event, and the journal that writes it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hermes_ops.core.model import JobId, Point, SweepId
-from hermes_ops.simulator.lives import Life
-from hermes_ops.simulator.workload import Begin, Costs, Outcome, Work
+from hermes_ops.core.model import Grant, JobId, Point, Reason, SweepId
+from hermes_ops.simulator.simulated_job import SimulatedJob
+from hermes_ops.simulator.workload import (
+    Costs,
+    JobOutcome,
+    LossObservation,
+    SegmentStart,
+    SimulatedSegment,
+    Work,
+)
 
 
 class EventLog:
-    """Writes each event as a line: its time `at_s`, its `event`, its `job`, and what belongs to it.
+    """Writes each event as a line: its time `at_s`, its `event`, its `job`, and further facts.
 
     Events: `submitted` (with the whole job), `granted` (with the policy's reason), `began`,
     `shared`, `trains`, `point`, `told` (to leave; with the reason), `left`, `ended`, `closed`.
@@ -30,68 +37,71 @@ class EventLog:
 
 
 def work_fields(work: Work) -> dict[str, object]:
-    """The job's fields that differ from their defaults."""
+    """Return the job's fields that differ from their defaults, without its training model."""
     return {
         field.name: _plain(getattr(work, field.name))
         for field in dataclasses.fields(work)
-        if getattr(work, field.name) != field.default
+        if field.name != "training" and getattr(work, field.name) != field.default
     }
 
 
-def replay(lines: Iterable[str]) -> tuple[Outcome, ...]:
-    """The outcomes of a simulation, in order of submission, from the lines of its event log."""
-    replayed = _Replay()
+def replay(lines: Iterable[str]) -> tuple[JobOutcome, ...]:
+    """Return the outcomes of a simulation, by submission, from the lines of its event log."""
+    replayed = _LogReplay()
     for line in lines:
-        replayed.take(json.loads(line))
-    return tuple(life.outcome(replayed.closed_s) for life in replayed.lives.values())
+        replayed.apply(json.loads(line))
+    return tuple(job.outcome(replayed.closed_s) for job in replayed.jobs.values())
 
 
-class _Replay:
+class _LogReplay:
+    """Applies the events of a log to simulated jobs."""
+
     def __init__(self) -> None:
-        self.lives: dict[str, Life] = {}
+        self.jobs: dict[str, SimulatedJob] = {}
         self.closed_s = 0.0
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def apply(self, event: Mapping[str, Any]) -> None:
         at_s: float = event["at_s"]
         name: str = event["event"]
         if name == "closed":
             self.closed_s = at_s
         elif name == "submitted":
             work = _work(event["work"])
-            self.lives[work.id] = Life(work, len(self.lives), work.submitted_s)
+            self.jobs[work.id] = SimulatedJob(work, len(self.jobs), work.submitted_s)
         else:
-            self._change(self.lives[event["job"]], at_s, event)
+            self._change(self.jobs[event["job"]], at_s, event)
 
-    def _change(self, life: Life, at_s: float, event: Mapping[str, Any]) -> None:
+    def _change(self, job: SimulatedJob, at_s: float, event: Mapping[str, Any]) -> None:
         name = event["event"]
         if name == "began":
-            life.begin(at_s, tuple(event["gpus"]), event["share"])
+            job.start_segment(at_s, tuple(event["gpus"]), event["share"])
         elif name == "told":
-            life.account(at_s)
+            job.account_service(at_s)
         elif name == "shared":
-            life.account(at_s)
-            life.share = event["share"]
+            job.account_service(at_s)
+            job.share = event["share"]
         elif name == "left":
-            life.trained_s = event["trained_s"]
-            life.leave(at_s, event["outcome"])
+            job.trained_s = event["trained_s"]
+            job.useful_gpu_s = event.get("useful_gpu_s")
+            job.leave(at_s, event["outcome"])
         elif name == "ended":
-            life.end(at_s, event["state"])
+            job.end(at_s, event["state"])
 
 
 def _work(fields: Mapping[str, Any]) -> Work:
-    known = dict(fields)
-    known["id"] = JobId(known["id"])
-    if "sweep" in known:
-        known["sweep"] = SweepId(known["sweep"])
-    if "curve" in known:
-        known["curve"] = tuple(Point(*point) for point in known["curve"])
-    if "configuration" in known:
-        known["configuration"] = tuple((name, value) for name, value in known["configuration"])
-    if "costs" in known:
-        known["costs"] = Costs(*known["costs"])
-    if "starts" in known:
-        known["starts"] = tuple(Begin(*begin) for begin in known["starts"])
-    return Work(**known)
+    values = dict(fields)
+    values["id"] = JobId(values["id"])
+    if "sweep" in values:
+        values["sweep"] = SweepId(values["sweep"])
+    if "curve" in values:
+        values["curve"] = tuple(Point(*point) for point in values["curve"])
+    if "configuration" in values:
+        values["configuration"] = tuple((name, value) for name, value in values["configuration"])
+    if "costs" in values:
+        values["costs"] = Costs(*values["costs"])
+    if "starts" in values:
+        values["starts"] = tuple(SegmentStart(*begin) for begin in values["starts"])
+    return Work(**values)
 
 
 def _plain(value: object) -> object:
@@ -100,3 +110,69 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
     return value
+
+
+class Journal:
+    """Collects segments and observations, and writes each event to the log, if there is one."""
+
+    def __init__(self, log: EventLog | None) -> None:
+        self.segments: list[SimulatedSegment] = []
+        self.observations: list[LossObservation] = []
+        self._log = log
+
+    def submitted(self, now_s: float, job: SimulatedJob) -> None:
+        """Record the arrival of the job."""
+        if self._log is not None:
+            self._log.add(now_s, "submitted", job.id, work=work_fields(job.work))
+
+    def granted(self, now_s: float, job: SimulatedJob, grant: Grant, reason: Reason) -> None:
+        """Record a grant of GPUs, or of another share of them."""
+        if self._log is not None:
+            facts = {"gpus": grant.gpus, "share": grant.share, "reason": reason.text}
+            self._log.add(now_s, "granted", job.id, **facts)
+
+    def started(self, now_s: float, job: SimulatedJob) -> None:
+        """Record that the job occupies its GPUs."""
+        if self._log is not None:
+            self._log.add(now_s, "began", job.id, gpus=job.gpus, share=job.share)
+
+    def shared(self, now_s: float, job: SimulatedJob) -> None:
+        """Record another share of its GPUs."""
+        if self._log is not None:
+            self._log.add(now_s, "shared", job.id, share=job.share)
+
+    def trains(self, now_s: float, job: SimulatedJob) -> None:
+        """Record the end of its start-up."""
+        if self._log is not None:
+            self._log.add(now_s, "trains", job.id)
+
+    def seen(self, now_s: float, job: SimulatedJob) -> None:
+        """Record that the next point of its curve is reached."""
+        point = job.work.curve[job.seen]
+        self.observations.append(LossObservation(job.id, point.step, point.loss, now_s))
+        if self._log is not None:
+            self._log.add(now_s, "point", job.id, step=point.step, loss=point.loss)
+
+    def stopped(self, now_s: float, job: SimulatedJob, reason: Reason) -> None:
+        """Record that the policy stops the job, or ends it."""
+        if self._log is not None:
+            self._log.add(now_s, "told", job.id, reason=reason.text)
+
+    def left(self, segment: SimulatedSegment, job: SimulatedJob) -> None:
+        """Record that the job has left its GPUs."""
+        self.segments.append(segment)
+        if self._log is not None:
+            facts: dict[str, object] = {"outcome": segment.outcome, "trained_s": job.trained_s}
+            if job.useful_gpu_s is not None:
+                facts["useful_gpu_s"] = job.useful_gpu_s
+            self._log.add(segment.end_s, "left", job.id, **facts)
+
+    def ended(self, now_s: float, job: SimulatedJob) -> None:
+        """Record its final state."""
+        if self._log is not None:
+            self._log.add(now_s, "ended", job.id, state=job.state)
+
+    def closed(self, now_s: float) -> None:
+        """Record the end of the simulation."""
+        if self._log is not None:
+            self._log.add(now_s, "closed", None)

@@ -1,4 +1,4 @@
-"""The GPUs of a simulation: which are up, what is occupied of each, how fast jobs train there."""
+"""The GPUs of a simulation: which are up, the occupied share of each, the speed of its node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hermes_ops.core.model import SHARE_EPS, Gpu
 
 
 class Machines:
-    """Nodes and their GPUs. A failed node keeps its occupants until they are taken off it.
+    """Nodes and their GPUs. A failed node keeps its jobs until they are removed.
 
     `spread_speeds`: by model, the speed of a job on more nodes than its GPUs need.
     """
@@ -27,27 +27,27 @@ class Machines:
         """The GPUs that are up."""
 
     def nodes(self) -> set[str]:
-        """The names of all nodes."""
+        """Return the names of all nodes."""
         return set(self._node.values())
 
     def has_room(self, gpus: Iterable[int], share: float) -> bool:
-        """True when that share of each GPU is unoccupied, and each is up."""
+        """Return whether that share of each GPU is free, and each is up."""
         used, node, down = self._used, self._node, self._down
         return all(used[g] + share <= 1.0 + SHARE_EPS and not down[node[g]] for g in gpus)
 
     def occupy(self, gpus: Iterable[int], share: float) -> None:
-        """Take that share of each GPU; a negative one gives it back."""
+        """Occupy that share of each GPU; a negative share releases it."""
         for gpu in gpus:
             self._used[gpu] += share
             if abs(self._used[gpu]) < SHARE_EPS:
                 self._used[gpu] = 0.0
 
     def touches(self, gpus: Iterable[int], node: str) -> bool:
-        """True when one of the GPUs is on the node."""
+        """Return whether one of the GPUs is on the node."""
         return any(self._node[gpu] == node for gpu in gpus)
 
     def fail(self, node: str) -> None:
-        """Take the node's GPUs out of the pool; failures of one node may overlap."""
+        """Remove the node's GPUs from the pool; failures of one node may overlap."""
         self._down[node] += 1
         self._rebuild()
 
@@ -57,7 +57,7 @@ class Machines:
         self._rebuild()
 
     def slow(self, node: str, speed: float) -> None:
-        """Let jobs there train at `speed` of their pace; several disturbances multiply."""
+        """Slow jobs on the node down to `speed` of their pace; several disturbances multiply."""
         self._slow.setdefault(node, []).append(speed)
 
     def recover(self, node: str, speed: float) -> None:
@@ -66,8 +66,12 @@ class Machines:
         if not self._slow[node]:
             del self._slow[node]
 
+    def placement(self, gpus: Iterable[int]) -> tuple[int, ...]:
+        """Return how many of these GPUs are on each node, descending."""
+        return tuple(sorted(Counter(self._node[gpu] for gpu in gpus).values(), reverse=True))
+
     def speed(self, gpus: tuple[int, ...], model: str | None) -> float:
-        """The pace, in (0, 1], of a job on these GPUs: of its slowest node, for its placement."""
+        """Return the speed, in (0, 1], of a job on these GPUs: by slowest node and by placement."""
         if not self._slow and not self._spread_speeds:
             return 1.0
         nodes = {self._node[gpu] for gpu in gpus}
@@ -87,7 +91,7 @@ class Machines:
         return pace
 
     def _fewest(self, gpus: int) -> int:
-        """The nodes that as many GPUs need at least."""
+        """Return the least number of nodes that have that many GPUs."""
         for number, size in enumerate(self._sizes, start=1):
             gpus -= size
             if gpus <= 0:

@@ -1,4 +1,4 @@
-"""What a simulation came to, in numbers. Times count from the first submission."""
+"""The figures of a simulation. Times count from the first submission."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from math import inf, isfinite
 import numpy as np
 
 from hermes_ops.core.model import JobId
-from hermes_ops.simulator.workload import Outcome, Run, Work, Workload
+from hermes_ops.simulator.workload import JobOutcome, SimulationRun, Work, Workload
 
-WITHIN = 0.01  # "good": a loss so near to the lowest of all, relative to it
+WITHIN = 0.01  # "good": a loss at most this much above the lowest of all, relative to it
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The figures of one run under the names that its JSON has. None: it never came to that.
+    """The figures of one run, with the names of its JSON. None: it never happened.
 
     Completion: submission to end, of the jobs that finished. Queueing: seconds without GPUs between
     submission and end. Utilisation: part of GPUs times makespan that was held, costs included.
     `time_to_best_seconds`: until the trial with the lowest loss of all has run all its epochs.
     `time_to_good_seconds`: until any trial has shown a loss within 1 % of that lowest one.
-    `fairness_*`: Themis' rho, see `fairness`. `decision_ms_*` are measured, all others virtual.
+    `fairness_*`: Themis' rho, see `fairness`; `worst_finish_time_fairness`: the largest rho of
+    `static_fairness`. `decision_ms_*` are measured, all others virtual.
     """
 
     jobs: int
@@ -39,8 +40,11 @@ class Metrics:
     gpu_seconds: float
     lost_gpu_seconds: float
     preemptions: int
+    resizes: int
+    completed_in_window: int
     fairness_mean: float | None
     fairness_max: float | None
+    worst_finish_time_fairness: float | None
     time_to_best_seconds: float | None
     time_to_good_seconds: float | None
     decisions: int
@@ -48,12 +52,12 @@ class Metrics:
     decision_ms_median: float | None
 
     def document(self) -> dict[str, float | int | None]:
-        """The figures by name; None for one that is not finite."""
+        """Return the figures by name; None for one that is not finite."""
         return {n: v if v is None or isfinite(v) else None for n, v in asdict(self).items()}
 
 
-def measure(run: Run) -> Metrics:
-    """The figures of a run."""
+def measure(run: SimulationRun) -> Metrics:
+    """Compute the figures of a run."""
     completions = [o.completion_s for o in run.outcomes if o.completion_s is not None]
     rho = list(fairness(run).values())
     decision_ms = [1000.0 * s for s in run.decision_s]
@@ -70,8 +74,11 @@ def measure(run: Run) -> Metrics:
         gpu_seconds=sum(o.service_gpu_s for o in run.outcomes),
         lost_gpu_seconds=max(0.0, sum(o.lost_gpu_s for o in run.outcomes)),  # float rounding
         preemptions=sum(o.preemptions for o in run.outcomes),
+        resizes=sum(o.resizes for o in run.outcomes),
+        completed_in_window=_completed_in_window(run),
         fairness_mean=_mean(rho),
         fairness_max=max(rho, default=None),
+        worst_finish_time_fairness=max(static_fairness(run).values(), default=None),
         time_to_best_seconds=time_to_best_s(run),
         time_to_good_seconds=time_to_good_s(run),
         decisions=run.decisions,
@@ -80,18 +87,25 @@ def measure(run: Run) -> Metrics:
     )
 
 
+def _completed_in_window(run: SimulationRun) -> int:
+    """Return the number of jobs that finished until the end of the workload's window."""
+    window_s = run.workload.window_s
+    last_s = inf if window_s is None else window_s
+    return sum(o.completion_s is not None and (o.ended_s or 0.0) <= last_s for o in run.outcomes)
+
+
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile, linear between the two nearest values; None of nothing."""
+    """Return the percentile, linear between the two nearest values; None without values."""
     return float(np.percentile(values, percent)) if len(values) else None
 
 
-def makespan_s(run: Run) -> float:
-    """First submission to the last moment at which a GPU was held; 0 if none ever was."""
+def makespan_s(run: SimulationRun) -> float:
+    """Return the time from the first submission until the last GPU is released; 0 without any."""
     return max((s.end_s for s in run.segments), default=_begin_s(run)) - _begin_s(run)
 
 
-def utilisation(run: Run) -> float:
-    """The part of GPUs x makespan in which a GPU was held, in [0, 1]; 0 when nothing ran.
+def utilisation(run: SimulationRun) -> float:
+    """Return the part of GPUs x makespan in which a GPU was held, in [0, 1]; 0 if nothing ran.
 
     A GPU that several jobs share counts once.
     """
@@ -104,7 +118,7 @@ def utilisation(run: Run) -> float:
 
 
 def _covered(stretches: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of stretches."""
+    """Return the length of the union of stretches."""
     total, until = 0.0, -inf
     for begin, end in sorted(stretches):
         total += max(0.0, end - max(begin, until))
@@ -112,33 +126,48 @@ def _covered(stretches: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def fairness(run: Run) -> dict[JobId, float]:
-    """Finish-time fairness of each finished job: shared time over independent time.
+def fairness(run: SimulationRun) -> dict[JobId, float]:
+    """Return the finish-time fairness of each finished job: shared over independent time.
 
-    Shared: its completion time. Independent: its service alone on its share of the GPUs, of which
-    it uses no more than it asks for; 1 is fair, less is better. The share is GPUs / n, with n the
-    mean number of unfinished jobs during its stay, itself among them.
+    Shared time: its completion time. Independent time: its service alone on its share of the GPUs,
+    of which it uses no more than it requests; 1 is fair, less is better. The share is GPUs / n,
+    with n the mean number of unfinished jobs during its stay, including itself.
     Source: Mahajan et al., "Themis", NSDI 2020, section 3; counting n as a mean over the stay,
     and leaving out that a job can be slower on fewer GPUs, are our choices.
     """
     present = _Presence(run.outcomes)
     return {
-        o.work.id: _rho(o, present.mean(o.work.submitted_s, o.ended_s), len(run.gpus))
+        o.work.id: o.completion_s / _independent_s(o.work, alone_s, len(run.gpus) / contending)
         for o in run.outcomes
-        if o.completion_s is not None and o.ended_s is not None and o.work.seconds > 0
+        if o.completion_s is not None and o.ended_s is not None and (alone_s := o.work.alone_s)
+        for contending in (present.mean(o.work.submitted_s, o.ended_s),)
     }
 
 
-def _rho(outcome: Outcome, contending: float, gpus: int) -> float:
-    work = outcome.work
-    share = min(gpus / contending, work.gpus)
-    return (outcome.completion_s or 0.0) / (work.seconds * work.gpus / share)
+def static_fairness(run: SimulationRun) -> dict[JobId, float]:
+    """Return the finish-time fairness of each finished job against a fixed share of the GPUs.
+
+    Its completion time over its time alone on the requested GPUs x max(1, jobs / GPUs), with all
+    jobs of the workload, whether present or not. Source: the evaluation of Zheng et al.,
+    "Shockwave", NSDI 2023 (a job is unfair to above 1.05); the bound of 1 is ours.
+    """
+    contention = max(1.0, len(run.outcomes) / len(run.gpus))
+    return {
+        o.work.id: o.completion_s / (alone_s * contention)
+        for o in run.outcomes
+        if o.completion_s is not None and (alone_s := o.work.alone_s)
+    }
+
+
+def _independent_s(work: Work, alone_s: float, share: float) -> float:
+    """Return the seconds that the job takes on its share of the GPUs alone."""
+    return alone_s * work.gpus / min(share, work.gpus)
 
 
 class _Presence:
-    """How many jobs were there, submitted and not ended, as an integral over time."""
+    """The number of unfinished submitted jobs, as an integral over time."""
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[JobOutcome]) -> None:
         last_s = max((o.ended_s for o in outcomes if o.ended_s is not None), default=0.0)
         changes = [(o.work.submitted_s, 1) for o in outcomes]
         changes += [(o.ended_s if o.ended_s is not None else last_s, -1) for o in outcomes]
@@ -152,7 +181,7 @@ class _Presence:
         self._areas = [0.0, *accumulate(areas)]
 
     def mean(self, begin_s: float, end_s: float) -> float:
-        """The mean number of jobs between two times; 1 for no time at all."""
+        """Return the mean number of jobs between two times; 1 for an empty interval."""
         if end_s <= begin_s:
             return 1.0
         return (self._until(end_s) - self._until(begin_s)) / (end_s - begin_s)
@@ -165,18 +194,18 @@ class _Presence:
 
 
 def lowest_loss(work: Work) -> float:
-    """The lowest loss of a job's whole curve; inf without any."""
+    """Return the lowest loss of a job's whole curve; inf without any."""
     return min((p.loss for p in work.curve if isfinite(p.loss)), default=inf)
 
 
 def best_work(workload: Workload) -> Work | None:
-    """The job with the lowest loss of all, of two the first in the workload; None without any."""
+    """Return the job with the lowest loss, of two the first in the workload; None without any."""
     best = min(workload.jobs, key=lowest_loss, default=None)
     return best if best is not None and isfinite(lowest_loss(best)) else None
 
 
-def time_to_best_s(run: Run) -> float | None:
-    """Seconds until the trial with the lowest loss of all has run all its epochs."""
+def time_to_best_s(run: SimulationRun) -> float | None:
+    """Return the seconds until the trial with the lowest loss has run all its epochs."""
     best = best_work(run.workload)
     if best is None:
         return None
@@ -186,21 +215,21 @@ def time_to_best_s(run: Run) -> float | None:
     return outcome.ended_s - _begin_s(run)
 
 
-def time_to_good_s(run: Run, within: float = WITHIN) -> float | None:
-    """Seconds until any trial has shown a loss at most `within` (relative) above the lowest."""
+def time_to_good_s(run: SimulationRun, within: float = WITHIN) -> float | None:
+    """Return the seconds until a trial has a loss at most `within` (relative) above the lowest."""
     best = best_work(run.workload)
     if best is None:
         return None
     lowest = lowest_loss(best)
     limit = lowest + within * abs(lowest)
-    return next((s.at_s - _begin_s(run) for s in run.sights if s.loss <= limit), None)
+    return next((s.at_s - _begin_s(run) for s in run.observations if s.loss <= limit), None)
 
 
-def regret(run: Run) -> tuple[tuple[float, float], ...]:
-    """The best loss seen so far minus the lowest of all, as (seconds, regret) of each fall.
+def regret(run: SimulationRun) -> tuple[tuple[float, float], ...]:
+    """Return the best loss so far minus the lowest of all, as (seconds, regret) of each fall.
 
-    A step function from its first point on; before that nothing has been seen. It never rises and
-    is 0 from when the lowest loss of all is seen.
+    It is a step function from the first observed loss on. It never rises, and is 0 once the lowest
+    loss of all is observed.
     """
     best = best_work(run.workload)
     if best is None:
@@ -208,15 +237,15 @@ def regret(run: Run) -> tuple[tuple[float, float], ...]:
     return tuple(_falls(run, lowest_loss(best)))
 
 
-def _falls(run: Run, lowest: float) -> Iterator[tuple[float, float]]:
-    seen = inf
-    for sight in run.sights:
-        if sight.loss < seen:
-            seen = sight.loss
-            yield sight.at_s - _begin_s(run), seen - lowest
+def _falls(run: SimulationRun, lowest: float) -> Iterator[tuple[float, float]]:
+    best = inf
+    for observation in run.observations:
+        if observation.loss < best:
+            best = observation.loss
+            yield observation.at_s - _begin_s(run), best - lowest
 
 
-def _begin_s(run: Run) -> float:
+def _begin_s(run: SimulationRun) -> float:
     return min((w.submitted_s for w in run.workload.jobs), default=0.0)
 
 

@@ -14,25 +14,25 @@ from hermes_ops.report.canvas import DARK, RED, TEXT, figure_of, is_wide, png, s
 from hermes_ops.report.figures import Colour, colour_of
 from hermes_ops.report.regret import FLOOR, value_at
 from hermes_ops.simulator.metrics import best_work
-from hermes_ops.simulator.workload import Run
+from hermes_ops.simulator.workload import SimulationRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Steps = Sequence[tuple[float, float]]
 Array = NDArray[np.float64]
-MOST_BARS = 20_000  # beyond, bars are thinner than a pixel: the GPUs in use are drawn instead
+MOST_BARS = 20_000  # more are thinner than a pixel: the GPUs in use are drawn instead
 MOST_NAMED = 1_500
 
 
 def cdf(values: Iterable[float]) -> tuple[list[float], list[float]]:
-    """The values, ascending, and the part of them that is no larger; both empty of nothing."""
+    """Return the values in ascending order, each with the part of them that is no larger."""
     xs = sorted(values)
     return xs, [rank / len(xs) for rank in range(1, len(xs) + 1)]
 
 
 def completion_cdf(completions_s: Mapping[str, Sequence[float]]) -> bytes:
-    """Draw which part of the jobs has completed within how long, one line a policy."""
+    """Draw the part of the jobs that has completed over time, one line a policy."""
     figure, (axes,) = figure_of(8.0, 4.6, columns=1)
     everything = [v for values in completions_s.values() for v in values]
     unit, unit_s = unit_of(max(everything, default=1.0))
@@ -51,21 +51,21 @@ def completion_cdf(completions_s: Mapping[str, Sequence[float]]) -> bytes:
 def regret_curves(regrets: Mapping[str, Sequence[Steps]]) -> bytes:
     """Draw the regret over time, one line a policy: the median over its seeds, and the quartiles.
 
-    Regret 0 (the lowest loss of all has been seen) lies on the bottom of the picture.
+    Regret 0 (the lowest loss of all is observed) lies on the bottom of the picture.
     """
     figure, (axes,) = figure_of(8.0, 4.6, columns=1)
-    drawn = {name: [s for s in found if s] for name, found in regrets.items()}
-    every = [point for found in drawn.values() for steps in found for point in steps]
+    drawn = {name: [s for s in curves if s] for name, curves in regrets.items()}
+    every = [point for curves in drawn.values() for steps in curves for point in steps]
     unit, unit_s = unit_of(max((at for at, _ in every), default=1.0))
     floor = max((value for _, value in every), default=1.0) * FLOOR or FLOOR
     end_s = max((at for at, _ in every), default=1.0)
-    for number, (name, found) in enumerate(drawn.items()):
-        if found:
-            grid, quartiles = quartiles_over_time(found, end_s)
+    for number, (name, curves) in enumerate(drawn.items()):
+        if curves:
+            grid, quartiles = quartiles_over_time(curves, end_s)
             low, middle, high = (np.maximum(q, floor) for q in quartiles)
             colour = colour_of(number)
             axes.step(grid / unit_s, middle, where="post", color=colour, label=name)
-            if len(found) > 1:
+            if len(curves) > 1:
                 axes.fill_between(
                     grid / unit_s, low, high, step="post", color=colour, alpha=0.13, linewidth=0
                 )
@@ -77,20 +77,20 @@ def regret_curves(regrets: Mapping[str, Sequence[Steps]]) -> bytes:
     return png(figure)
 
 
-def quartiles_over_time(found: Sequence[Steps], end_s: float) -> tuple[Array, Array]:
-    """The times of all steps, from when every seed has its first, and three quartiles at each."""
-    begin_s = max(steps[0][0] for steps in found)
-    inside = {at for steps in found for at, _ in steps if begin_s <= at <= end_s}
+def quartiles_over_time(curves: Sequence[Steps], end_s: float) -> tuple[Array, Array]:
+    """Return the times of all steps once every seed has one, with three quartiles at each."""
+    begin_s = max(steps[0][0] for steps in curves)
+    inside = {at for steps in curves for at, _ in steps if begin_s <= at <= end_s}
     grid = np.array(sorted(inside | {begin_s, max(begin_s, end_s)}))
-    values = [[value_at(steps, at_s) for at_s in grid] for steps in found]
+    values = [[value_at(steps, at_s) for at_s in grid] for steps in curves]
     return grid, np.percentile(np.array(values), (25, 50, 75), axis=0)
 
 
-def gpu_timeline(run: Run) -> bytes:
-    """Draw who held which GPU when: a row a GPU, a bar a segment, in the colour of its job.
+def gpu_timeline(run: SimulationRun) -> bytes:
+    """Draw the segments on each GPU: a row a GPU, a bar a segment, in the colour of its job.
 
-    A red edge ends a segment that was preempted; the bars of the best trial have a dark frame.
-    Of a run with too many segments to be seen, the number of GPUs in use is drawn.
+    A red edge marks a preemption; the bars of the best trial have a dark frame. With too many
+    segments to distinguish, the number of GPUs in use is drawn.
     """
     bars = sum(len(s.gpus) for s in run.segments)
     rows = len(run.gpus)
@@ -114,8 +114,8 @@ def gpu_timeline(run: Run) -> bytes:
     return png(figure)
 
 
-def in_use(run: Run) -> tuple[Array, Array]:
-    """The times at which the number of GPUs in use changes, and the number from then on."""
+def in_use(run: SimulationRun) -> tuple[Array, Array]:
+    """Return the times at which the number of GPUs in use changes, and the new numbers."""
     changes: dict[float, int] = {}
     for segment in run.segments:
         changes[segment.begin_s] = changes.get(segment.begin_s, 0) + len(segment.gpus)
@@ -124,7 +124,7 @@ def in_use(run: Run) -> tuple[Array, Array]:
     return np.array(times), np.array(list(accumulate(changes[t] for t in times)))
 
 
-def _draw_bars(axes: Axes, run: Run, begin_s: float, unit_s: float) -> None:
+def _draw_bars(axes: Axes, run: SimulationRun, begin_s: float, unit_s: float) -> None:
     from matplotlib.collections import PolyCollection
 
     numbers = {o.work.id: n for n, o in enumerate(run.outcomes)}
@@ -157,7 +157,7 @@ def _draw_bars(axes: Axes, run: Run, begin_s: float, unit_s: float) -> None:
 
 
 def _name_bars(
-    axes: Axes, run: Run, numbers: Mapping[JobId, int], begin_s: float, unit_s: float
+    axes: Axes, run: SimulationRun, numbers: Mapping[JobId, int], begin_s: float, unit_s: float
 ) -> None:
     """Write the job's number into each bar that is wide enough for it."""
     row_of = {gpu.index: row for row, gpu in enumerate(run.gpus)}

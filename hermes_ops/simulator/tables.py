@@ -6,10 +6,9 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from hermes_ops.simulator.compare import Comparison
-from hermes_ops.simulator.intervals import Interval
+from hermes_ops.simulator.comparison import Comparison, Interval
 from hermes_ops.simulator.metrics import Metrics, fairness
-from hermes_ops.simulator.workload import Run
+from hermes_ops.simulator.workload import SimulationRun
 
 COLUMNS = (
     "job", "sweep", "user", "gpus", "submitted_s", "seconds", "state", "first_start_s", "ended_s",
@@ -28,8 +27,8 @@ SHOWN = {
 ONLY_CURVES = ("time_to_best_seconds", "time_to_good_seconds")
 
 
-def jobs_csv(run: Run) -> str:
-    """One line a job in order of submission, a header first; empty where there is no value."""
+def jobs_csv(run: SimulationRun) -> str:
+    """Return the CSV: a header, and a line a job by submission; empty cells without a value."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -45,19 +44,47 @@ def jobs_csv(run: Run) -> str:
     return out.getvalue()
 
 
-def document(found: Comparison) -> dict[str, object]:
-    """The JSON document of a comparison; a metric that a seed never came to is null throughout."""
+def completions_csv(comparison: Comparison, *, numbered: bool) -> str:
+    """Return the CSV of every job's completion time, in seconds to the thousandth.
+
+    `numbered`: the seeds are numbers of workloads. The cell of a job that did not finish is empty.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("policy", "number" if numbered else "seed", "job", "completion_s"))
+    for result in comparison.results:
+        for job, completion_s in result.jobs:
+            seconds = "" if completion_s is None else round(completion_s, 3)
+            writer.writerow((result.policy, result.seed, job, seconds))
+    return out.getvalue()
+
+
+def document(comparison: Comparison, *, numbered: bool = False) -> dict[str, object]:
+    """Return the JSON document of a comparison; a metric that a seed does not have is null.
+
+    `numbered`: the seeds are numbers of workloads, and the mean completion of each is there too.
+    """
     return {
-        "policies": {policy: _intervals(found, policy) for policy in found.policies},
-        "workload": found.workload,
-        "gpus": found.gpus,
-        "seeds": len(found.seeds),
+        **({"by_number": _by_number(comparison)} if numbered else {}),
+        "policies": {policy: _intervals(comparison, policy) for policy in comparison.policies},
+        "workload": comparison.workload,
+        "gpus": comparison.gpus,
+        "seeds": len(comparison.seeds),
     }
 
 
-def _intervals(found: Comparison, policy: str) -> Mapping[str, Mapping[str, float | None]]:
-    names = found.of(policy)[0].metrics.document()
-    return {name: _ends(found.interval(policy, name)) for name in names}
+def _by_number(comparison: Comparison) -> Mapping[str, Mapping[str, float | None]]:
+    """Return the mean completion by number and policy."""
+    by_number: dict[str, dict[str, float | None]] = {str(n): {} for n in comparison.seeds}
+    for result in comparison.results:
+        mean_s = result.metrics.document()["mean_completion_seconds"]
+        by_number[str(result.seed)][result.policy] = mean_s
+    return by_number
+
+
+def _intervals(comparison: Comparison, policy: str) -> Mapping[str, Mapping[str, float | None]]:
+    names = comparison.results_of(policy)[0].metrics.document()
+    return {name: _ends(comparison.interval(policy, name)) for name in names}
 
 
 def _ends(interval: Interval | None) -> Mapping[str, float | None]:
@@ -66,32 +93,32 @@ def _ends(interval: Interval | None) -> Mapping[str, float | None]:
     return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
-def comparison_rows(found: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The header, and one row a policy; columns of curves only where there are any."""
-    with_curves = any(result.regret for result in found.results)
+def comparison_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header, and one row a policy; columns of curves only where there are any."""
+    with_curves = any(result.regret for result in comparison.results)
     shown = {k: v for k, v in SHOWN.items() if with_curves or k not in ONLY_CURVES}
     header = ["policy", *shown.values()]
     metric = "time_to_best_seconds" if with_curves else "mean_completion_seconds"
-    header.append(f"speed-up over {found.policies[0]}")
+    header.append(f"speed-up over {comparison.policies[0]}")
     rows = [
         (
             policy,
-            *(cell(found.interval(policy, name)) for name in shown),
-            cell(found.speed_up(policy, metric)),
+            *(cell(comparison.interval(policy, name)) for name in shown),
+            cell(comparison.speed_up(policy, metric)),
         )
-        for policy in found.policies
+        for policy in comparison.policies
     ]
     return tuple(header), rows
 
 
 def metric_rows(metrics: Metrics) -> list[tuple[str, str]]:
-    """The figures of one run by name, without those that it never came to."""
-    found = metrics.document().items()
-    return [(name.replace("_", " "), number(value)) for name, value in found if value is not None]
+    """Return the figures of one run by name, without those that are None."""
+    figures = metrics.document().items()
+    return [(name.replace("_", " "), number(value)) for name, value in figures if value is not None]
 
 
 def cell(interval: Interval | None) -> str:
-    """`mean (low–high)`, the mean alone when the interval is a point, a dash for nothing."""
+    """Format `mean (low–high)`, the mean alone when the interval is a point, a dash for None."""
     if interval is None:
         return "–"
     if interval.low == interval.high:
@@ -100,7 +127,7 @@ def cell(interval: Interval | None) -> str:
 
 
 def number(value: float) -> str:
-    """At least three significant digits, no more decimals than two, thousands parted."""
+    """Format a number: three significant digits or more, two decimals at most, thousands."""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) < 1e-6:
@@ -109,6 +136,6 @@ def number(value: float) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -41,14 +41,14 @@ Source: computed from the tensor lists of the public simulator SymbioticLab/Tire
 
 
 def read_trace(path: Path) -> Workload:
-    """The jobs of a CSV file (`.csv`, or `.csv.gz`), named after the file.
+    """Read the jobs of a CSV file (`.csv`, or `.csv.gz`); the workload is named after the file.
 
     Columns: job_id, submit_time_s, num_gpus, duration_s (alone on these GPUs); optional: model,
     vc (virtual cluster), user, weight, deadline_s (as submit_time_s), iterations (its steps),
-    checkpoint_s, restore_s, startup_s, and batch_size, iteration_time_ms, priority, which stand in
-    the job's configuration. Optional cells may be empty. A known model brings its tensor skew.
+    checkpoint_s, restore_s, startup_s, and batch_size, iteration_time_ms, priority, which are in
+    the job's configuration. Optional cells may be empty. A known model has its tensor skew.
 
-    Raises ConfigError, with the line numbers of up to 20 problems, for a file that cannot be read,
+    Raise ConfigError, with the line numbers of up to 20 problems, for a file that cannot be read,
     for unknown, missing or doubled columns and for bad rows.
     """
     try:
@@ -69,7 +69,7 @@ def poisson(
     median_s: float = 600.0,
     spread: float = 1.5,
 ) -> Workload:
-    """So many jobs with exponential gaps between them; equal arguments give equal jobs.
+    """Draw `jobs` jobs with exponential gaps between them; equal arguments give equal jobs.
 
     `gpus` are (number, relative frequency). Durations are log-normal: half of them are shorter
     than `median_s`, and `spread` is the standard deviation of their logarithm (a choice: traces
@@ -80,9 +80,9 @@ def poisson(
     works = []
     at_s = 0.0
     for number in range(jobs):
-        wanted = chance.choices(numbers, frequencies)[0]
+        gpu_count = chance.choices(numbers, frequencies)[0]
         seconds = median_s * chance.lognormvariate(0.0, spread)
-        works.append(Work(JobId(f"job/{number}"), at_s, seconds, wanted))
+        works.append(Work(JobId(f"job/{number}"), at_s, seconds, gpu_count))
         at_s += chance.expovariate(1.0 / mean_gap_s)
     return Workload(f"poisson-{seed}", tuple(works))
 
@@ -124,13 +124,13 @@ def _in_line(number: int, problem: Problem) -> Problem:
 
 
 def _header_problems(header: list[str]) -> list[Problem]:
-    known = (*REQUIRED, *OPTIONAL)
+    allowed = (*REQUIRED, *OPTIONAL)
     problems = []
     for at, name in enumerate(header, start=1):
         where = f"line 1, column {at}"
-        if name not in known:
+        if name not in allowed:
             fix = "remove or rename the column"
-            problems.append(Problem(where, repr(name), ", ".join(known), fix))
+            problems.append(Problem(where, repr(name), ", ".join(allowed), fix))
         elif name in header[: at - 1]:
             problems.append(Problem(where, f"{name} again", "each column once", "remove it"))
     missing = [name for name in REQUIRED if name not in header]
@@ -141,7 +141,7 @@ def _header_problems(header: list[str]) -> list[Problem]:
 
 
 class _Cells:
-    """The cells of one row, read into a job; what is wrong with them is collected."""
+    """Parses the cells of one row to a job; collects their problems."""
 
     def __init__(self, header: list[str], row: list[str]) -> None:
         self.problems: list[Problem] = []
@@ -152,11 +152,11 @@ class _Cells:
         self._whole = len(self.problems) == 0
 
     def refuse(self, where: str, found: str, allowed: str) -> None:
-        """Remember a problem."""
+        """Add a problem."""
         self.problems.append(Problem(where, found, allowed, "correct the line"))
 
     def work(self) -> Work:
-        """The job; with stand-ins where a problem has been found."""
+        """Return the job, with default values for cells with problems."""
         model = self._cells.get("model") or None
         if self._whole and not self._cells["job_id"]:
             self.refuse("job_id", "nothing", "any text")
@@ -177,7 +177,7 @@ class _Cells:
         )
 
     def _number(self, name: str) -> float:
-        """The cell as a finite number, 0 or more."""
+        """Parse the cell as a finite number, 0 or more."""
         text = self._cells[name]
         try:
             value = float(text)
@@ -197,7 +197,7 @@ class _Cells:
         return self._number(name) if self._cells.get(name) else otherwise
 
     def _whole_number(self, name: str) -> int | None:
-        """The cell as a whole number above 0; None for an optional one that is empty."""
+        """Parse the cell as a whole number above 0; None for an optional one that is empty."""
         text = self._cells.get(name, "")
         if not text and name not in REQUIRED:
             return None

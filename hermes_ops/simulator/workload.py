@@ -1,29 +1,31 @@
-"""What is simulated (`Workload`) and what came of it (`Run`), as frozen facts.
+"""The input of a simulation (`Workload`) and its result (`SimulationRun`), as frozen facts.
 
 Times are virtual seconds from 0. Losses are "lower is better".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hermes_ops.core.model import Gpu, JobId, Point, SweepId, Value
+from hermes_ops.core.sizes import StepTime
+from hermes_ops.simulator.training_model import RequestedSize, TrainingModel
 
 TRACE = SweepId("trace")  # the sweep of jobs that belong to none
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a segment costs beside training, in seconds during which the job holds its GPUs.
+    """The costs of a segment beside training, in seconds during which the job holds its GPUs.
 
     Every segment begins with `handover_s`, `startup_s` and `warm_s`, every resumed one also with
-    `restore_s`; one that is stopped ends with `checkpoint_s` and `leave_s`. Handover, warming up
-    and leaving are what no job measures by itself. As it does live, a policy takes the end of the
-    handover for the segment's begin, and warming up and leaving for training: they are in the
+    `restore_s`; one that is stopped ends with `checkpoint_s` and `leave_s`. No job can measure
+    handover, warming up and leaving by itself. As in a live pool, a policy takes the end of the
+    handover for the segment's start, and warming up and leaving for training: they are in the
     seconds of the points that it sees.
 
-    A job that is stopped after its last point, with at most `ending_s` to go, comes to its own end.
+    A job that is stopped after its last point, with at most `ending_s` to go, finishes.
     """
 
     startup_s: float = 0.0
@@ -35,10 +37,10 @@ class Costs:
     ending_s: float = 0.0
 
 
-class Begin(NamedTuple):
-    """How a segment began: seconds from the end of the handover until it trained.
+class SegmentStart(NamedTuple):
+    """The start of a segment: `lead_s` seconds from the end of the handover until it trained.
 
-    `startup_s` and `restore_s` are what of them it measured, as a policy sees it from then on.
+    `startup_s` and `restore_s` are the measured parts of them, which a policy sees from then on.
     """
 
     lead_s: float
@@ -48,12 +50,14 @@ class Begin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One job as the world knows it: `seconds` of training alone on `gpus` GPUs until its end.
+    """The truth about one job: it trains `seconds` alone on `gpus` GPUs until its end.
 
-    `curve` holds its whole learning curve (seconds cumulative, the last at most `seconds`); a
-    policy sees of it what has been trained. `cut_short`: it was recorded no further than its
-    curve, so nothing is known of what would have come after. `starts`: how its first segments
-    began, where that is known of each.
+    `curve` holds its whole learning curve (seconds cumulative, the last at most `seconds`), of
+    which a policy sees the trained part. `cut_short`: its recording ends with its curve, so nothing
+    later is known. `starts`: the starts of its first segments, where they are known.
+
+    With a `training` model the job may take other sizes than the `gpus` that its user requests,
+    and `seconds`, those of the curve too, are the model's units of work.
     """
 
     id: JobId
@@ -73,20 +77,38 @@ class Work:
     configuration: tuple[tuple[str, Value], ...] = ()
     costs: Costs = Costs()
     cut_short: bool = False
-    starts: tuple[Begin, ...] = ()
+    starts: tuple[SegmentStart, ...] = ()
+    training: TrainingModel | None = None
+    batch: int | None = None  # samples a step, as its user requests
+    steps: tuple[float, ...] = ()  # with that batch, until each point of its curve
+    exclusive_s: float | None = None  # alone on the requested GPUs; None: unknown, or `seconds`
+    step_times: tuple[StepTime, ...] = ()  # declared: a policy knows them before the job has run
 
-    def start_of(self, segment: int, *, resumed: bool) -> Begin:
-        """How that segment (from 0) begins."""
+    @property
+    def alone_s(self) -> float | None:
+        """The seconds that it takes alone on the requested GPUs; None where they are unknown."""
+        if self.exclusive_s is None and self.training is None:
+            return self.seconds
+        return self.exclusive_s
+
+    def as_requested(self) -> Work:
+        """Return the job with no other size and batch than its user requests."""
+        if self.training is None:
+            return self
+        return replace(self, training=RequestedSize(self.training, self.gpus, self.batch))
+
+    def start_of(self, segment: int, *, resumed: bool) -> SegmentStart:
+        """Return the start of that segment (from 0)."""
         if segment < len(self.starts):
             return self.starts[segment]
         restore_s = self.costs.restore_s if resumed else 0.0
         lead_s = self.costs.startup_s + restore_s + self.costs.warm_s
-        return Begin(lead_s, self.costs.startup_s, restore_s)
+        return SegmentStart(lead_s, self.costs.startup_s, restore_s)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """The node's jobs lose what they did since their last checkpoint; it is back at `back_s`."""
+    """The node's jobs lose the work since their last checkpoint; it is back at `back_s`."""
 
     at_s: float
     node: str
@@ -107,20 +129,34 @@ class Interference:
 class Workload:
     """Jobs and disturbances, with a name for reports.
 
-    `spread_speeds`: by model name, the part in (0, 1] of its pace at which a job trains on more
-    nodes than its GPUs need; a model that is not named is not slowed down. `sight_s`: how much
-    later than it is reached a policy sees a point of a curve.
+    `spread_speeds`: by model name, the part in (0, 1] of its speed at which a job trains on more
+    nodes than its GPUs need; a model that is not named is not slowed down.
+    `observation_delay_s`: seconds from when a point of a curve is reached until a policy sees it.
+    `round_s`: decisions are made at its multiples alone; a job that ends in between keeps its GPUs
+    until then. None: whenever something happens. `first_decision_s`: with rounds, none is made
+    before. `whole_seconds`: the time to each point of a curve and to a job's end is rounded to
+    seconds, half to even. `window_s`: jobs that end until then count as completed in time; None:
+    all. `drops`: a job that gets no GPUs at the first decision after its submission leaves.
     """
 
     name: str
     jobs: tuple[Work, ...]
     disturbances: tuple[NodeFailure | Interference, ...] = ()
     spread_speeds: tuple[tuple[str, float], ...] = ()
-    sight_s: float = 0.0
+    observation_delay_s: float = 0.0
+    round_s: float | None = None
+    first_decision_s: float = 0.0
+    whole_seconds: bool = False
+    window_s: float | None = None
+    drops: bool = False
+
+    def as_requested(self) -> Workload:
+        """Return the workload in which each job has the size that its user requests."""
+        return replace(self, jobs=tuple(work.as_requested() for work in self.jobs))
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SimulatedSegment:
     """A stretch in which a job held GPUs, its costs included; `lost_s` of it were not training."""
 
     job: JobId
@@ -128,12 +164,12 @@ class Segment:
     begin_s: float
     end_s: float
     lost_s: float
-    outcome: str  # "finished" | "preempted" | "stopped_early" | "failed" (its node failed)
+    outcome: str  # "finished" | "preempted" | "resized" | "stopped_early" | "failed" (its node)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of one job. `ended_s` is None for a job that was still paused at the end."""
+class JobOutcome:
+    """The outcome of one job. `ended_s` is None for a job that was still paused at the end."""
 
     work: Work
     state: str  # "finished" | "stopped_early"
@@ -144,6 +180,7 @@ class Outcome:
     lost_gpu_s: float  # GPU-seconds held but not trained, repeated work included
     preemptions: int
     waited_s: float  # without GPUs, between submission and end
+    resizes: int = 0  # restarts on other GPUs or with another batch, without waiting
 
     @property
     def completion_s(self) -> float | None:
@@ -154,8 +191,8 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """A loss as it was first seen: job, step, loss, virtual time."""
+class LossObservation:
+    """A loss and the virtual time at which it was reached."""
 
     job: JobId
     step: int
@@ -164,8 +201,8 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One simulation. `outcomes` in order of submission, `segments` and `sights` in time order.
+class SimulationRun:
+    """One simulation: `outcomes` by submission, `segments` and `observations` in time order.
 
     `decision_s` are the measured (real) seconds of all decisions, in order.
     """
@@ -173,8 +210,8 @@ class Run:
     workload: Workload
     gpus: tuple[Gpu, ...]
     policy: str
-    outcomes: tuple[Outcome, ...]
-    segments: tuple[Segment, ...]
-    sights: tuple[Sight, ...] = ()
+    outcomes: tuple[JobOutcome, ...]
+    segments: tuple[SimulatedSegment, ...]
+    observations: tuple[LossObservation, ...] = ()
     decisions: int = 0
     decision_s: tuple[float, ...] = field(default=(), compare=False)

@@ -53,7 +53,7 @@ def ensure(layout: Layout) -> Credentials:
     fernet_file = layout.secrets / "airflow-fernet.key"
     if not fernet_file.exists():
         write_private(fernet_file, base64.urlsafe_b64encode(os.urandom(32)).decode())
-    found = Credentials(
+    credentials = Credentials(
         admin_password=_secret(admin_password_file(layout), 12),
         controller_password=_secret(controller_password_file(layout), 24),
         mlflow_password=_secret(mlflow_password_file(layout), 12),
@@ -62,9 +62,12 @@ def ensure(layout: Layout) -> Credentials:
         fernet_key=fernet_file.read_text().strip(),
         mlflow_session_key=_secret(layout.secrets / "mlflow-session.key", 32),
     )
-    users = {ADMIN_USER: found.admin_password, CONTROLLER_USER: found.controller_password}
+    users = {
+        ADMIN_USER: credentials.admin_password,
+        CONTROLLER_USER: credentials.controller_password,
+    }
     write_private(passwords_file(layout), json.dumps(users))
-    return found
+    return credentials
 
 
 def _secret(file: Path, size_bytes: int) -> str:

@@ -14,7 +14,7 @@ import httpx
 
 from hermes_ops.errors import StackError
 from hermes_ops.stack.layout import Layout
-from hermes_ops.stack.supervisor import RUNNING, ProgramState, Supervisor
+from hermes_ops.stack.supervisor_client import RUNNING, ProgramState, SupervisorClient
 
 POLL_S = 0.3
 REQUEST_TIMEOUT_S = 5.0
@@ -29,23 +29,23 @@ COMPONENT_PROGRAMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class HealthCheck:
     """One condition of health: `probe` returns None if it holds, else what is missing."""
 
     program: str
     probe: Callable[[], str | None]
 
 
-class Gate:
+class HealthGate:
     """Waits for checks while it watches the supervised programs for crash loops."""
 
-    def __init__(self, layout: Layout, supervisor: Supervisor, timeout_s: float) -> None:
+    def __init__(self, layout: Layout, supervisor: SupervisorClient, timeout_s: float) -> None:
         self._layout = layout
         self._supervisor = supervisor
         self._deadline_s = time.monotonic() + timeout_s
         self._crashes: dict[str, set[float]] = {}
 
-    def wait(self, checks: Iterable[Check]) -> None:
+    def wait(self, checks: Iterable[HealthCheck]) -> None:
         """Return when every check holds; raises `StackError` naming the program that failed."""
         pending = list(checks)
         while pending:
@@ -83,55 +83,55 @@ def tail(log: Path, lines: int = TAIL_LINES) -> Sequence[str]:
         return []
 
 
-def mlflow_check(url: str) -> Check:
+def mlflow_check(url: str) -> HealthCheck:
     """Return the check that MLflow's server answers."""
 
     def probe() -> str | None:
-        answer = _get(f"{url}/health")
-        return None if answer is not None and answer.status_code == 200 else "no answer yet"
+        response = _get(f"{url}/health")
+        return None if response is not None and response.status_code == 200 else "no answer yet"
 
-    return Check("mlflow", probe)
+    return HealthCheck("mlflow", probe)
 
 
-def api_check(url: str) -> Check:
+def api_check(url: str) -> HealthCheck:
     """Return the check that Airflow's API server answers."""
 
     def probe() -> str | None:
-        answer = _get(f"{url}/api/v2/version")
-        return None if answer is not None and answer.status_code == 200 else "no answer yet"
+        response = _get(f"{url}/api/v2/version")
+        return None if response is not None and response.status_code == 200 else "no answer yet"
 
-    return Check("api-server", probe)
+    return HealthCheck("api-server", probe)
 
 
-def heartbeat_checks(url: str, since_s: float) -> list[Check]:
+def heartbeat_checks(url: str, since_s: float) -> list[HealthCheck]:
     """Return checks that each Airflow component has sent a heartbeat since `since_s` (Unix time).
 
     Older ones are those of an instance that is gone.
     """
     return [
-        Check(program, lambda part=part: _heartbeat_problem(url, part, since_s))  # type: ignore[misc]
+        HealthCheck(program, lambda part=part: _heartbeat_problem(url, part, since_s))  # type: ignore[misc]
         for part, program in COMPONENT_PROGRAMS.items()
     ]
 
 
 def _heartbeat_problem(url: str, part: str, since_s: float) -> str | None:
-    answer = _get(f"{url}/api/v2/monitor/health")
-    if answer is None or answer.status_code != 200:
+    response = _get(f"{url}/api/v2/monitor/health")
+    if response is None or response.status_code != 200:
         return "Airflow's health page does not answer"
-    row = answer.json().get(part) or {}
+    row = response.json().get(part) or {}
     stamp = row.get(f"latest_{part}_heartbeat")
     if row.get("status") != "healthy" or stamp is None:
         return "no heartbeat yet"
     return None if datetime.fromisoformat(stamp).timestamp() >= since_s else "no heartbeat yet"
 
 
-def dag_check(client: httpx.Client) -> Check:
+def dag_check(client: httpx.Client) -> HealthCheck:
     """Return the check that the sweep DAG has been read; it names an import error."""
 
     def probe() -> str | None:
         try:
-            answer = client.get(f"/api/v2/dags/{SWEEP_DAG}")
-            if answer.status_code == 200 and not answer.json().get("is_stale"):
+            response = client.get(f"/api/v2/dags/{SWEEP_DAG}")
+            if response.status_code == 200 and not response.json().get("is_stale"):
                 return None
             errors = client.get("/api/v2/importErrors", params={"limit": 50}).json()
         except (httpx.HTTPError, ValueError):
@@ -141,7 +141,7 @@ def dag_check(client: httpx.Client) -> Check:
                 return f"the DAG {SWEEP_DAG} cannot be imported: {_last_line(row)}"
         return f"the DAG {SWEEP_DAG} has not been read yet"
 
-    return Check("dag-processor", probe)
+    return HealthCheck("dag-processor", probe)
 
 
 def _last_line(row: dict[str, Any]) -> str:
@@ -149,7 +149,7 @@ def _last_line(row: dict[str, Any]) -> str:
     return lines[-1] if lines else "no trace"
 
 
-def running_check(supervisor: Supervisor, name: str) -> Check:
+def running_check(supervisor: SupervisorClient, name: str) -> HealthCheck:
     """Return the check that the supervisor has seen program `name` stay up for a second."""
 
     def probe() -> str | None:
@@ -157,7 +157,7 @@ def running_check(supervisor: Supervisor, name: str) -> Check:
         up = any(state.name == name and state.state == RUNNING for state in states)
         return None if up else "it is not running"
 
-    return Check(name, probe)
+    return HealthCheck(name, probe)
 
 
 @functools.cache

@@ -42,7 +42,7 @@ def reap(home: Path, name: str) -> int:
     return ended
 
 
-def _belongs(member: processes.Member, name: str) -> bool:
+def _belongs(member: processes.HomeProcess, name: str) -> bool:
     orphan = name == "scheduler" and not member.program and bool(member.trial)
     return member.program == name or orphan
 

@@ -1,10 +1,14 @@
-"""Where everything of one installation lies: one folder, `HERMES_HOME`."""
+"""The paths of one installation, all below one folder, `HERMES_HOME`."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from hermes_ops.errors import StackError
+from hermes_ops.trial.disk_space import write_remedy
+from hermes_ops.trial.files import replace_file
 
 DEFAULT_HOME = "~/.hermes"
 
@@ -47,7 +51,7 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        """What is rewritten at every start: supervisor configuration, program table, socket."""
+        """Return the folder that each start rewrites: configuration, program table, socket."""
         return self.home / "run"
 
     @property
@@ -66,6 +70,11 @@ class Layout:
         return self.home / "stack.json"
 
     @property
+    def versions(self) -> Path:
+        """The versions that this home was last run with."""
+        return self.home / "versions.json"
+
+    @property
     def drain(self) -> Path:
         """While this file is there, the controller stops every trial and grants nothing."""
         return self.home / "drain"
@@ -77,7 +86,7 @@ class Layout:
 
     @property
     def standby_socket(self) -> Path:
-        """Where `hermes-trial` asks for an interpreter that has its imports done."""
+        """The socket on which `hermes-trial` requests a standby interpreter."""
         return self.home / "standby.sock"
 
     @property
@@ -105,6 +114,12 @@ class Layout:
         """Airflow's configuration, written by `hermes up`; it holds keys, so 0600."""
         return self.airflow / "airflow.cfg"
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The home and what is written below it; each may lie on a disk of its own."""
+        parts = (self.airflow, self.mlflow, self.artifacts, self.logs, self.run, self.secrets)
+        return (self.home, self.home / "sweeps", *parts)
+
     def log(self, program: str) -> Path:
         """Return the log file of `program`."""
         return self.logs / f"{program}.log"
@@ -119,12 +134,16 @@ class Layout:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace `path` by `text`, readable by its owner only at every instant."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    temporary.replace(path)
+    """Replace `path` by `text`, readable by its owner only at every instant.
+
+    The whole text or what was there before: a write that fails leaves no other file behind.
+    Raises `StackError` with the remedy.
+    """
+    try:
+        replace_file(path, text.encode(), durable=True, mode=0o600)
+    except OSError as error:
+        message = f"{path} cannot be written ({error.strerror}): {write_remedy(error)}"
+        raise StackError(message) from error
 
 
 def shared_folder(name: str) -> Path:

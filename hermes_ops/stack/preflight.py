@@ -1,24 +1,28 @@
-"""What is checked before anything is started; each refusal is one line with its remedy."""
+"""Checks before anything is started; each refusal is one line with its remedy."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import os
-import shutil
 import socket
 import subprocess
+from collections.abc import Collection, Iterable
 
 import psutil
 
 from hermes_ops.errors import StackError
 from hermes_ops.stack.layout import Layout
+from hermes_ops.stack.programs import PROGRAM_VARIABLE
 from hermes_ops.stack.settings import AUTOMATIC_PORT, Settings
+from hermes_ops.trial.disk_space import DiskSpace, as_text, disks_of, write_remedy
 
 MINIMUM_FREE_BYTES = 512 * 1024**2
+WARNING_FREE_BYTES = 2 * 1024**3
+# A disk that is smaller than the floor of a home holds one folder, logs or sweeps.
+SMALL_DISK_BYTES = MINIMUM_FREE_BYTES
 # A UNIX socket's address holds 108 bytes on Linux, 104 on macOS.
 LONGEST_SOCKET_PATH_BYTES = 100
-MEBIBYTE = 1024**2
 # The controller wraps every policy in its guards; these options are theirs.
 GUARD_PREFIX = "guard_"
 
@@ -62,19 +66,60 @@ def prepare_home(layout: Layout) -> None:
     except OSError as error:
         raise StackError(
             f"{layout.home} cannot be written ({error.strerror}): "
-            "give another folder with --home or HERMES_HOME, or correct its owner"
+            f"give another folder with --home or HERMES_HOME, or {write_remedy(error)}"
         ) from error
 
 
-def check_disk(layout: Layout) -> None:
-    """Raise `StackError` if the disk of the home is nearly full."""
-    free_bytes = shutil.disk_usage(layout.home).free
-    if free_bytes < MINIMUM_FREE_BYTES:
-        raise StackError(
-            f"The disk of {layout.home} is full ({free_bytes // MEBIBYTE} MiB free, at least "
-            f"{MINIMUM_FREE_BYTES // MEBIBYTE} MiB needed for databases and checkpoints): "
-            "free some space, or give a folder on another disk with --home"
-        )
+def check_disks(layout: Layout) -> list[str]:
+    """Return a line on each disk of the home that is nearly full.
+
+    Raises `StackError` if the home's own has less than `MINIMUM_FREE_BYTES`, or another is full.
+    """
+    disks = disks_of(layout.folders)
+    for disk in disks:
+        is_home = disk.folder == layout.home
+        if disk.is_full or (is_home and not disk.has(MINIMUM_FREE_BYTES)):
+            raise StackError(
+                f"The disk of {disk.folder} is full ({disk}, at least "
+                f"{as_text(MINIMUM_FREE_BYTES)} needed for databases and checkpoints): "
+                "free some space, or give a folder on another disk with --home"
+            )
+    return disk_lines(disks)
+
+
+def disk_lines(disks: Iterable[DiskSpace]) -> list[str]:
+    """Return a line on each disk that is full or nearly so, with the remedy."""
+    lines = []
+    for disk in disks:
+        if disk.is_full:
+            lines.append(
+                f"The disk of {disk.folder} is full ({disk}): no trial is started, checkpoints and "
+                "metrics cannot be written. Free some space (`hermes status --disk` shows what "
+                "takes it); everything goes on by itself then"
+            )
+        elif not disk.has(_warning_bytes(disk)):
+            lines.append(
+                f"The disk of {disk.folder} is nearly full ({disk}; below "
+                f"{as_text(_warning_bytes(disk))} this is said): free some space before trials "
+                "cannot write their checkpoints, such as by `hermes prune`"
+            )
+    return lines
+
+
+def _warning_bytes(disk: DiskSpace) -> int:
+    """Return below how much free space a disk is nearly full; a small one has a share of it."""
+    return WARNING_FREE_BYTES if disk.total_bytes >= SMALL_DISK_BYTES else disk.total_bytes // 10
+
+
+def check_ports(settings: Settings, ours: Collection[int]) -> None:
+    """Raise `StackError` if a port that is set is another's; `ours` end before it is needed."""
+    airflow, mlflow, metrics = settings.airflow_port, settings.mlflow_port, settings.metrics_port
+    if airflow == mlflow != AUTOMATIC_PORT:
+        raise StackError(f"Airflow and MLflow cannot share port {airflow}: change one of them")
+    named = {"--airflow-port": airflow, "--mlflow-port": mlflow, "--metrics-port": metrics}
+    for option, port in named.items():
+        if port != AUTOMATIC_PORT and not _owners(port) & set(ours):
+            choose_port(port, option)
 
 
 def choose_port(wanted: int, option: str) -> int:
@@ -92,13 +137,34 @@ def choose_port(wanted: int, option: str) -> int:
 
 
 def _owner(port: int) -> str:
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            listening = connection.status == psutil.CONN_LISTEN
-            if listening and connection.pid and tuple(connection.laddr)[1:2] == (port,):
-                name = psutil.Process(connection.pid).name()
-                return f"{name}, process {connection.pid}, listens there"
+    for pid in sorted(_owners(port)):
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            owner = f"{process.name()}, process {pid}, listens there"
+            return owner + _home_of(process)
     return ""
+
+
+def _home_of(process: psutil.Process) -> str:
+    """Say which other home a process belongs to, if it is one of a stack."""
+    environment = process.environ()
+    home = environment.get("HERMES_HOME")
+    if not home or not environment.get(PROGRAM_VARIABLE):
+        return ""
+    return f" for the stack in {home}: `hermes down --home {home}` stops that"
+
+
+def _owners(port: int) -> set[int]:
+    """Return the processes that listen on a port, as far as this user may know."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return {
+            int(connection.pid)
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.pid
+            and tuple(connection.laddr)[1:2] == (port,)
+        }
+    return set()
 
 
 def check_databases(settings: Settings) -> None:

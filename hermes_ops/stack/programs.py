@@ -1,23 +1,24 @@
-"""The programs of a stack: what each runs, with which environment, and how it is stopped."""
+"""The programs of a stack: command, environment and stop of each."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 
-from hermes_ops.stack import airflow_settings
+from hermes_ops.stack import airflow_service
 from hermes_ops.stack.credentials import Credentials
 from hermes_ops.stack.layout import Layout, write_private
 from hermes_ops.stack.record import MLFLOW_USER, StackRecord, environment_of
 from hermes_ops.stack.settings import Settings
+from hermes_ops.trial.environment import InheritanceRule
 
 # Present in the environment of every process that a program starts, and of nothing else:
 # a user's shell may well have HERMES_HOME, so that alone never marks a process as ours.
@@ -28,6 +29,8 @@ API_LOCK_WAIT_S = 1.0
 AIRFLOW_PROGRAMS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 BACKGROUND_NICE = 5
+
+_OF_THE_STACK = ("AIRFLOW_", "MLFLOW_", "HERMES_", "SUPERVISOR_")
 
 # Relative to the supervisor's folder, in which programs run: MLflow takes a path both as it stands
 # and with %xx decoded.
@@ -40,7 +43,8 @@ class Program:
 
     `stop_wait_s` bounds the time between SIGTERM and SIGKILL. `signal_group` sends the SIGTERM to
     its children too; the scheduler tells its own workers. `nice` lowers the priority of those that
-    no start of a trial waits for.
+    no start of a trial waits for. `gets_named`: whether it has the variables that the setting
+    `trial_environment` names.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Program:
     stop_wait_s: int = 10
     signal_group: bool = True
     nice: int = 0
+    gets_named: bool = True
 
 
 def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -> list[Program]:
@@ -60,11 +65,6 @@ def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -
     return programs
 
 
-def standby_is_available() -> bool:
-    """Tell whether this installation has the keeper of standby interpreters."""
-    return importlib.util.find_spec("hermes_ops.trial.standby") is not None
-
-
 def _python(*arguments: str) -> tuple[str, ...]:
     # -P: the working directory never shadows a package.
     return (sys.executable, "-P", "-m", *arguments)
@@ -74,9 +74,7 @@ def _airflow(settings: Settings) -> list[Program]:
     return [
         Program("api-server", _python("airflow", "api-server"), _short_lock_wait(settings)),
         Program(
-            "scheduler",
-            _python("airflow", "scheduler", "--skip-serve-logs"),
-            signal_group=False,
+            "scheduler", _python("airflow", "scheduler", "--skip-serve-logs"), signal_group=False
         ),
         Program("dag-processor", _python("airflow", "dag-processor"), nice=BACKGROUND_NICE),
         Program("triggerer", _python("airflow", "triggerer", "--skip-serve-logs")),
@@ -84,13 +82,13 @@ def _airflow(settings: Settings) -> list[Program]:
 
 
 def _short_lock_wait(settings: Settings) -> dict[str, str]:
-    """Return what makes the API server give up SQLite's write lock early (5 s by default).
+    """Return the variable that makes the API server give up SQLite's write lock early (5 s before).
 
     Its audit log is written on the event loop: when another of its requests holds the lock and
     has its commit in the loop's queue, each waits for the other until the first gives up, and
     every other writer with them. All its clients repeat what it refuses.
     """
-    url = airflow_settings.database_url(settings)
+    url = airflow_service.database_url(settings)
     if not url.startswith("sqlite:"):
         return {}
     return {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"{url}?timeout={API_LOCK_WAIT_S}"}
@@ -107,7 +105,8 @@ def _controller(settings: Settings, record: StackRecord) -> Program:
 def _standby(settings: Settings, record: StackRecord) -> Program:
     socket = str(settings.layout.standby_socket)
     command = _python("hermes_ops.trial.standby", "--socket", socket)
-    return Program("standby", (*command, "--slots", str(record.standby)), signal_group=False)
+    command += ("--slots", str(record.standby))
+    return Program("standby", command, signal_group=False, gets_named=False)
 
 
 def _mlflow(settings: Settings, secrets: Credentials, record: StackRecord) -> Program:
@@ -128,14 +127,15 @@ def _mlflow(settings: Settings, secrets: Credentials, record: StackRecord) -> Pr
         options += ["--app-name", "basic-auth"]
         environment["MLFLOW_AUTH_CONFIG_PATH"] = str(_auth_config(layout, secrets))
         environment["MLFLOW_FLASK_SERVER_SECRET_KEY"] = secrets.mlflow_session_key
-    return Program("mlflow", _python("mlflow", *options), environment, nice=BACKGROUND_NICE)
+    command = _python("mlflow", *options)
+    return Program("mlflow", command, environment, nice=BACKGROUND_NICE, gets_named=False)
 
 
 def mlflow_database_url(settings: Settings) -> str:
     """Return the SQLAlchemy address of MLflow's tracking store."""
     if settings.mlflow_db is None:
         return _MLFLOW_SQLITE.format("mlflow.db")
-    return airflow_settings.with_driver(settings.mlflow_db)
+    return airflow_service.with_driver(settings.mlflow_db)
 
 
 def _auth_config(layout: Layout, secrets: Credentials) -> Path:
@@ -154,18 +154,15 @@ def _auth_config(layout: Layout, secrets: Credentials) -> Path:
     return file
 
 
-def base_environment(record: StackRecord) -> dict[str, str]:
+def base_environment(record: StackRecord, *, named: bool = True) -> dict[str, str]:
     """Return the environment that all programs share.
 
-    Airflow's and MLflow's variables of the caller are left out: the stack is what its settings
-    say, whatever shell started it. HERMES_NODES is kept: no setting says which nodes there are.
+    Of the caller's variables it has those that are listed (`hermes_ops.trial.environment`), and
+    what the setting `trial_environment` names where `named` says so. Airflow's and MLflow's are
+    left out: the stack is what its settings say, whatever shell started it.
     """
-    dropped = ("AIRFLOW_", "MLFLOW_", "HERMES_", "SUPERVISOR_")
-    own = os.environ.items()
-    kept = {k: v for k, v in own if k == "HERMES_NODES" or not k.startswith(dropped)}
-    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile every package anew
     return {
-        **kept,
+        **inherited_variables(record.trial_environment if named else ()),
         **environment_of(record),
         # Process titles would otherwise overwrite the environment by which we know our processes.
         "SPT_NOENV": "1",
@@ -173,13 +170,38 @@ def base_environment(record: StackRecord) -> dict[str, str]:
     }
 
 
+def inherited_variables(named: Sequence[str]) -> dict[str, str]:
+    """Return the variables of the caller's environment that the services inherit.
+
+    HERMES_NODES is one of them: no setting names the nodes.
+    """
+    rule = InheritanceRule(named)
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k == "HERMES_NODES"
+        or (rule.reaches_services(k) and (rule.covers(k) or not k.startswith(_OF_THE_STACK)))
+    }
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile every package anew
+    return kept
+
+
+def passed_to_trials(named: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the caller's variables that trials inherit, sorted."""
+    return tuple(sorted(filter(InheritanceRule(named).reaches_trials, inherited_variables(named))))
+
+
 def write_configuration(layout: Layout, programs: list[Program], record: StackRecord) -> None:
     """Write the launcher's program table and the supervisor's configuration."""
-    base = base_environment(record)
+    base = {named: base_environment(record, named=named) for named in (True, False)}
     table = {
         program.name: {
             "command": program.command,
-            "environment": {**base, **program.environment, PROGRAM_VARIABLE: program.name},
+            "environment": {
+                **base[program.gets_named],
+                **program.environment,
+                PROGRAM_VARIABLE: program.name,
+            },
             "nice": program.nice,
         }
         for program in programs
@@ -190,9 +212,10 @@ def write_configuration(layout: Layout, programs: list[Program], record: StackRe
 
 
 def _supervisor_section() -> str:
-    """The supervisor's own part. Paths are relative to the folder that it runs in: it expands the
-    path of a log twice, so that a % in it cannot be escaped, and takes what follows " ;" for a
-    comment.
+    """Return the supervisor's own section.
+
+    Paths are relative to the folder that it runs in: it expands the path of a log twice, so that a
+    % in it cannot be escaped, and takes what follows " ;" for a comment.
     """
     return """[unix_http_server]
 file=supervisor.sock
@@ -216,7 +239,7 @@ def _program_section(program: Program) -> str:
     launcher = [sys.executable, "-P", "-m", "hermes_ops.stack.launch"]
     command = shlex.join([*launcher, "--home", "..", program.name])
     return f"""[program:{program.name}]
-command={_escaped(command)}
+command={_escape(command)}
 autostart=false
 autorestart=true
 startsecs=1
@@ -232,5 +255,5 @@ stdout_logfile_backups=2
 """
 
 
-def _escaped(text: object) -> str:
+def _escape(text: object) -> str:
     return str(text).replace("%", "%%")

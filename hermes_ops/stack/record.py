@@ -1,4 +1,4 @@
-"""`stack.json`: what clients need to know about the running stack; it holds no secret."""
+"""`stack.json`: the facts of the running stack that clients need; it holds no secret."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from hermes_ops.stack.credentials import (
     mlflow_password_file,
 )
 from hermes_ops.stack.layout import Layout, default_home, write_private
+from hermes_ops.trial.environment import SETTING
 
 MLFLOW_USER = "admin"
 
 
 @dataclass(frozen=True, slots=True)
 class StackRecord:
-    """One running stack: addresses, pool and policy; `started_s` is Unix time."""
+    """One running stack: addresses, pool and policy; `started_s` is Unix time.
+
+    `trial_environment` is the setting of that name, `inherited` the names of the variables that
+    trials inherit of the shell in which the stack was started.
+    """
 
     home: str
     airflow_url: str
@@ -34,10 +39,12 @@ class StackRecord:
     standby: int
     started_s: float
     metrics_url: str = ""
+    trial_environment: tuple[str, ...] = ()
+    inherited: tuple[str, ...] = ()
 
 
 def save(layout: Layout, record: StackRecord) -> None:
-    """Write `stack.json` at once."""
+    """Write `stack.json` atomically."""
     write_private(layout.record, json.dumps(asdict(record), indent=2) + "\n")
 
 
@@ -66,7 +73,7 @@ def client_environment(home: Path | None = None) -> dict[str, str]:
 
 
 def environment_of(record: StackRecord) -> dict[str, str]:
-    """Return the variables of `client_environment` for a stack that is known already."""
+    """Return the variables of `client_environment` for a stack whose record is loaded."""
     layout = Layout(Path(record.home))
     environment = {
         "HERMES_HOME": record.home,
@@ -77,9 +84,12 @@ def environment_of(record: StackRecord) -> dict[str, str]:
         "HERMES_AIRFLOW_URL": record.airflow_url,
         "HERMES_AIRFLOW_USER": CONTROLLER_USER,
         "HERMES_AIRFLOW_PASSWORD_FILE": str(controller_password_file(layout)),
+        "HERMES_AIRFLOW_TOKEN": "",  # one of the shell is another Airflow's
+        "HERMES_AIRFLOW_TOKEN_FILE": "",
         "AIRFLOW_HOME": str(layout.airflow),
         "AIRFLOW_CONFIG": str(layout.airflow_config),
         "MLFLOW_TRACKING_URI": record.mlflow_url,
+        SETTING: ",".join(record.trial_environment),
         **quiet_environment(),
     }
     if record.mlflow_auth:
@@ -89,7 +99,7 @@ def environment_of(record: StackRecord) -> dict[str, str]:
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return what keeps the services from calling out, and loopback away from any proxy."""
+    """Return the variables that disable telemetry and keep loopback away from any proxy."""
     direct = ["127.0.0.1", "localhost"]
     others = [part for part in os.environ.get("NO_PROXY", "").split(",") if part]
     no_proxy = ",".join(dict.fromkeys([*others, *direct]))

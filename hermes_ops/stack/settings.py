@@ -1,9 +1,10 @@
-"""What `hermes up` can be told: by option, by environment, by `hermes.toml`, in that order."""
+"""The settings of `hermes up`: from options, the environment and `hermes.toml`, in that order."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ from pydantic_core import ErrorDetails
 
 from hermes_ops.core.options import OptionValue, parse_options, split_options
 from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.references import is_reserved
 from hermes_ops.stack.layout import Layout, absolute
+from hermes_ops.trial.environment import PATTERN, split_names
 
 AUTOMATIC_PORT = 0
 
@@ -36,6 +39,7 @@ class Settings(BaseModel):
     mlflow_auth: bool = False
     standby: int | None = Field(default=None, ge=0, le=4096)
     dags: tuple[Path, ...] = ()
+    trial_environment: tuple[str, ...] = ()
     start_timeout_s: float = Field(default=240.0, gt=0)
     drain_timeout_s: float = Field(default=40.0, ge=0)
     airflow: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -54,6 +58,16 @@ class Settings(BaseModel):
     def _whole_paths(cls, folders: tuple[Path, ...]) -> tuple[Path, ...]:
         # The services that read them run in another working directory.
         return tuple(absolute(folder) for folder in folders)
+
+    @field_validator("trial_environment")
+    @classmethod
+    def _passable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not re.fullmatch(PATTERN, name):
+                raise ValueError(f"{name!r}: names of variables, or their beginning and a *")
+            if is_reserved(name):
+                raise ValueError(f"{name!r}: variables of the services reach no trial")
+        return names
 
     @property
     def layout(self) -> Layout:
@@ -91,18 +105,20 @@ def _from_file(file: Path) -> dict[str, object]:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """Read `HERMES_<SETTING>`; lists are separated like PATH, options are k=v,k=v or JSON."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name in Settings.model_fields:
         value = environ.get(f"HERMES_{name.upper()}")
         if value is None or name in {"home", "airflow"}:
             continue
-        found[name] = _parsed(name, value)
-    return found
+        values[name] = _parse(name, value)
+    return values
 
 
-def _parsed(name: str, value: str) -> object:
+def _parse(name: str, value: str) -> object:
     if name == "dags":
         return tuple(part for part in value.split(os.pathsep) if part)
+    if name == "trial_environment":
+        return split_names(value)
     if name == "policy_options" and value.startswith("{"):
         return _json(value)
     if name == "policy_options":
@@ -125,14 +141,14 @@ def _problems(error: ValidationError, file: Path) -> tuple[Problem, ...]:
 
 def _problem(detail: ErrorDetails, file: Path) -> Problem:
     name = ".".join(str(part) for part in detail["loc"]) or "settings"
-    known = ", ".join(sorted(set(Settings.model_fields) - {"home"}))
+    setting_names = ", ".join(sorted(set(Settings.model_fields) - {"home"}))
     unknown = detail["type"] == "extra_forbidden"
     option = f"--{name.replace('_', '-')}"
     return Problem(
         where=name,
         # A database address carries a password: it is never echoed.
         found="an unknown setting" if unknown else _shown(name, detail["input"]),
-        allowed=known if unknown else str(detail["msg"]),
+        allowed=setting_names if unknown else str(detail["msg"]),
         fix=f"correct {option}, HERMES_{name.upper()} or {file}",
     )
 

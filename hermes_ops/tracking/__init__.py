@@ -1,6 +1,6 @@
-"""MLflow, seen from Hermes: sweeps and trials as runs, learning curves, metrics on their way there.
+"""Hermes' client of MLflow: sweeps and trials as runs, learning curves, the metrics that are sent.
 
-Runs, tags and metrics go over MLflow's public REST API by httpx: beside a loaded Airflow,
+Runs, tags and metrics go over MLflow's public REST API by httpx: in a process of Airflow,
 `import mlflow` costs every task process 1.5 s of CPU and 121 MB (measured, MLflow 3.17.2), httpx
 0.05 s and 2 MB; its timeouts belong to one client, not to the process environment that the user's
 script inherits. The library itself is imported only for an artifact store that the server does
@@ -9,17 +9,17 @@ not proxy.
 
 from __future__ import annotations
 
-from hermes_ops.tracking.curves import CurveReader, Curves
-from hermes_ops.tracking.names import legal_name
+from hermes_ops.tracking.curves import CurveReader, SweepCurves
+from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import LatestMetric, SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.sender import MetricSender
 from hermes_ops.tracking.tracker import Tracker
 
 __all__ = [
     "CurveReader",
-    "Curves",
     "LatestMetric",
     "MetricSender",
+    "SweepCurves",
     "SweepRef",
     "SweepRun",
     "Tracker",
@@ -30,5 +30,5 @@ __all__ = [
 
 
 def preload() -> None:
-    """Import what tracking needs later; call it in a process that forks workers."""
+    """Import the client's packages in a process that forks workers."""
     import httpx  # noqa: F401

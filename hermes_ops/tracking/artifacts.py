@@ -1,10 +1,15 @@
-"""Files of a run: written, listed and read through the tracking server's artifact proxy."""
+"""Artifacts of a run through the tracking server's artifact proxy, and models in MLflow.
+
+A trial's best model becomes an MLflow model, and a version in the registry.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from hermes_ops.confined_folder import ConfinedFolder
 from hermes_ops.errors import HermesError, Refused, Unavailable
-from hermes_ops.tracking.rest import RestClient
+from hermes_ops.tracking.rest import RestClient, quoted
 
 _PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 _BLOCK_BYTES = 1 << 20
@@ -23,8 +28,8 @@ _log = logging.getLogger(__name__)
 class Artifacts:
     """Artifacts of the runs of one server. Paths are relative, with `/`.
 
-    A server that does not proxy its store (`--no-serve-artifacts`) is reached by the MLflow
-    library, which is imported then, and which needs the store's own credentials.
+    For a server that does not proxy its store (`--no-serve-artifacts`) the MLflow library is
+    imported and used; it needs the store's own credentials.
     """
 
     def __init__(self, rest: RestClient) -> None:
@@ -32,7 +37,7 @@ class Artifacts:
         self._roots: dict[str, str] = {}
 
     def write(self, run_id: str, path: str, data: bytes) -> None:
-        """Store `data` as the artifact `path`, in the place of an older one."""
+        """Store `data` as the artifact `path`, replacing an older one."""
         root = self._proxied(run_id)
         if root is not None:
             self._put(f"{root}/{quote(path)}", lambda: iter([data]), len(data))
@@ -44,7 +49,7 @@ class Artifacts:
             _by_library("log_artifact", self._rest.uri, run_id, file, parent.lstrip("."))
 
     def write_folder(self, run_id: str, folder: Path, path: str) -> None:
-        """Store every regular file under `folder` below the artifact `path`; links are left out."""
+        """Store every regular file under `folder` below the artifact `path`; skip links."""
         root, source = self._proxied(run_id), ConfinedFolder(folder)
         if left_out := list(source.left_out()):
             shown = ", ".join(left_out[:_MOST_SHOWN])
@@ -56,14 +61,14 @@ class Artifacts:
             else:
                 self._put_file(f"{root}/{quote(str(target))}", source, name)
 
-    def read(self, run_id: str, path: str) -> bytes:
-        """Return one artifact; Refused when there is none."""
+    def fetch(self, run_id: str, path: str) -> bytes:
+        """Return the content of an artifact; raise Refused when there is none."""
         root = self._proxied(run_id)
         if root is not None:
             return self._rest.send("GET", f"{root}/{quote(path)}").content
         with TemporaryDirectory() as folder:
-            found = _by_library("download_artifacts", self._rest.uri, run_id, path, folder)
-            return Path(found).read_bytes()
+            local_path = _by_library("download_artifacts", self._rest.uri, run_id, path, folder)
+            return Path(local_path).read_bytes()
 
     def has(self, run_id: str, name: str) -> bool:
         """Return whether there is an artifact of that name at the top level."""
@@ -71,11 +76,11 @@ class Artifacts:
 
     def files(self, run_id: str, path: str = "") -> tuple[str, ...]:
         """Return the paths of all files below `path`, sorted; none when it does not exist."""
-        found: list[str] = []
+        paths: list[str] = []
         for entry in self._entries(run_id, path):
             is_folder = entry.get("is_dir", False)
-            found.extend(self.files(run_id, entry["path"]) if is_folder else [entry["path"]])
-        return tuple(sorted(found))
+            paths.extend(self.files(run_id, entry["path"]) if is_folder else [entry["path"]])
+        return tuple(sorted(paths))
 
     def _entries(self, run_id: str, path: str) -> Iterator[dict[str, Any]]:
         query = {"run_id": run_id, **({"path": path} if path else {})}
@@ -95,7 +100,7 @@ class Artifacts:
             if not target.resolve().is_relative_to(folder.resolve()):
                 raise Refused(f"The artifact {name!r} of run {run_id} would leave {folder}.")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(self.read(run_id, name))
+            target.write_bytes(self.fetch(run_id, name))
             written.append(target)
         return tuple(written)
 
@@ -108,7 +113,7 @@ class Artifacts:
         self._put(url, blocks, folder.size_bytes(name))
 
     def _copy_by_library(self, run_id: str, folder: ConfinedFolder, name: str, target: str) -> None:
-        """Hand MLflow's library a copy: it would follow a link that takes the file's place."""
+        """Pass a copy to MLflow's library, which would follow a link that replaces the file."""
         with TemporaryDirectory() as scratch, folder.open(name) as stream:
             copy = Path(scratch) / PurePosixPath(name).name
             with copy.open("wb") as written:
@@ -142,3 +147,106 @@ def _by_library(call: str, uri: str, run_id: str, *arguments: object) -> str:
         return str(getattr(MlflowClient(uri), call)(run_id, *map(str, arguments)))
     except (MlflowException, OSError) as error:
         raise Unavailable(f"The artifact store of run {run_id} failed: {error}") from error
+
+
+MLMODEL = "MLmodel"
+KERAS_FILE, SIGNATURE_FILE = "model.keras", "signature.json"
+_FLAVOR_SINCE = 3  # MLflow's flavor `keras` loads models of Keras 3 and later
+
+
+def package_model(folder: Path, run_id: str) -> bool:
+    """Write the file MLmodel where there is none; return False if the folder is no MLflow model.
+
+    The hook of Keras 3 leaves the files that are needed, `model.keras` and its signature. A folder
+    that the script saved by `mlflow.<flavor>.save_model` is a model already.
+    """
+    files = ConfinedFolder(folder)
+    if files.has(MLMODEL):
+        return True
+    try:
+        description = json.loads(files.read(SIGNATURE_FILE))
+        major = int(description["keras"].split(".")[0])
+        if not files.has(KERAS_FILE) or major < _FLAVOR_SINCE:
+            return False
+        _describe(files, run_id, description)
+    except FileNotFoundError:
+        return False
+    except Exception:  # the model itself is complete without its description
+        _log.exception("The model in %s could not be described to MLflow", folder)
+        return False
+    return True
+
+
+def _describe(folder: ConfinedFolder, run_id: str, description: dict[str, Any]) -> None:
+    from mlflow.models import Model
+    from mlflow.models.signature import ModelSignature
+
+    signature = ModelSignature(
+        inputs=_schema(description["inputs"]), outputs=_schema(description["outputs"])
+    )
+    model = Model(artifact_path="model", run_id=run_id, signature=signature)
+    model.add_flavor(
+        "keras",
+        data=KERAS_FILE.removesuffix(".keras"),
+        keras_version=description["keras"],
+        keras_backend="tensorflow",
+        save_exported_model=False,
+    )
+    version = platform.python_version()
+    model.add_flavor("python_function", loader_module="mlflow.keras", python_version=version)
+    requirements = "\n".join(["mlflow", *description["requirements"]]) + "\n"
+    folder.replace("requirements.txt", requirements.encode())
+    with TemporaryDirectory() as scratch:  # MLflow would write through a link of that name
+        model.save(str(Path(scratch) / MLMODEL))
+        folder.replace(MLMODEL, (Path(scratch) / MLMODEL).read_bytes())
+
+
+def _schema(tensors: list[dict[str, Any]]) -> Any:  # noqa: ANN401 - MLflow is untyped
+    import numpy as np
+    from mlflow.types import Schema, TensorSpec
+
+    named = len(tensors) > 1
+    return Schema(
+        [
+            TensorSpec(np.dtype(t["dtype"]), tuple(t["shape"]), t["name"] if named else None)
+            for t in tensors
+        ]
+    )
+
+
+class Registry:
+    """Registered models of one server. Every method is safe to repeat."""
+
+    def __init__(self, rest: RestClient) -> None:
+        self._rest = rest
+
+    def register(self, name: str, run_id: str, path: str, tags: Mapping[str, str]) -> str:
+        """Return the version of the artifact `path` of a run, creating it if there is none."""
+        try:
+            self._rest.post("registered-models/create", {"name": name})
+        except Refused as error:
+            if error.code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        info = self._rest.get("runs/get", {"run_id": run_id})["run"]["info"]
+        source = f"{info['artifact_uri'].rstrip('/')}/{path}"
+        for version in self._versions(name, run_id):
+            if version["source"] == source:
+                return str(version["version"])
+        body = {
+            "name": name,
+            "source": source,
+            "run_id": run_id,
+            "tags": [{"key": k, "value": v} for k, v in tags.items()],
+        }
+        created = self._rest.post("model-versions/create", body)["model_version"]
+        return str(created["version"])
+
+    def point(self, name: str, alias: str, version: str) -> None:
+        """Point an alias of the model to that version."""
+        body = {"name": name, "alias": alias, "version": version}
+        self._rest.post("registered-models/alias", body)
+
+    def _versions(self, name: str, run_id: str) -> list[dict[str, Any]]:
+        words = f"name = {quoted(name)} and run_id = {quoted(run_id)}"
+        answer = self._rest.get("model-versions/search", {"filter": words, "max_results": 100})
+        return list(answer.get("model_versions", ()))

@@ -1,7 +1,7 @@
-"""MLflow's page of runs, set up to compare the trials of one sweep.
+"""A shared view of MLflow's page of runs that compares the trials of one sweep.
 
-MLflow keeps a "shared view" of an experiment's runs as a tag of the experiment; an address names
-the tag. The view of a sweep filters its trials, shows their figures and parameters as columns and
+MLflow keeps a shared view of an experiment's runs as a tag of the experiment; a URL names the
+tag. The view of a sweep filters its trials, shows their figures and parameters as columns and
 their learning curves as charts. The format is that of MLflow 3.17.
 """
 
@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 from hermes_ops.errors import Refused, Unavailable
 from hermes_ops.search.tree import axes
-from hermes_ops.tracking.names import legal_name, tag_filter
-from hermes_ops.tracking.rest import RestClient
+from hermes_ops.tracking.rest import RestClient, legal_name, tag_filter
 from hermes_ops.tracking.runs import KIND, STATE, SWEEP, SweepRef, param_of
 
 if TYPE_CHECKING:
@@ -30,14 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VIEW_TAG = "mlflow.sharedViewState."
-"""Prefix of the tags of an experiment that are shared views, MLflow's own."""
+"""MLflow's prefix of the tags of an experiment that are shared views."""
 MOST_VIEWS = 200
-"""Views of sweeps that an experiment keeps: MLflow reads them all whenever it reads one of it."""
+"""Views that an experiment keeps: MLflow reads them all whenever it reads the experiment."""
 MOST_COLUMNS = 40
 MOST_AXES = 12
 MOST_DRAWN = 50
-"""With more trials MLflow draws the curves of the first 20 of its table, until more are asked for.
-"""
+"""With more trials the view begins with the curves of the first 20 rows of the table."""
 _OURS = "hermes-"
 _MOST_CHARACTERS = 5_000  # of a tag's value, in the narrowest of the databases behind MLflow
 _FIGURES = ("hermes.best", "hermes.final", "hermes.steps", "hermes.preemptions")
@@ -45,7 +43,7 @@ _FIGURES = ("hermes.best", "hermes.final", "hermes.steps", "hermes.preemptions")
 
 @dataclass(frozen=True, slots=True)
 class ComparedSweep:
-    """What a view needs to know of a sweep; `metrics` are those beside the objective."""
+    """The fields of a sweep that its view shows; `metrics` are those besides the objective."""
 
     metric: str
     direction: str
@@ -55,7 +53,7 @@ class ComparedSweep:
 
     @classmethod
     def from_config(cls, config: SweepConfig) -> ComparedSweep:
-        """Return what a sweep file says of it, with every parameter that a trial may have."""
+        """Return the fields of a sweep file, with every parameter that a trial may have."""
         return cls(
             metric=config.objective.metric,
             direction=config.objective.direction.value,
@@ -66,15 +64,15 @@ class ComparedSweep:
 
 
 class SharedViews:
-    """The shared views of the experiments of one server; every method may be repeated."""
+    """The shared views of the experiments of one server. Every method is safe to repeat."""
 
     def __init__(self, rest: RestClient) -> None:
         self._rest = rest
 
     def save(self, sweep: SweepRef, compared: ComparedSweep, created_ms: int) -> None:
-        """Write the view of a sweep, and drop the oldest ones of an experiment that has many.
+        """Write the view of a sweep, and delete the oldest views of an experiment with too many.
 
-        Nothing depends on a view: an MLflow that refuses it or is away is logged.
+        Nothing depends on a view: errors of MLflow are logged.
         """
         try:
             key = f"{VIEW_TAG}{view_key(sweep.sweep_id)}"
@@ -90,8 +88,9 @@ class SharedViews:
         self._rest.post("experiments/set-experiment-tag", body)
 
     def _tags(self, experiment_id: str) -> dict[str, str]:
-        found = self._rest.get("experiments/get", {"experiment_id": experiment_id})["experiment"]
-        return {tag["key"]: tag.get("value", "") for tag in found.get("tags", ())}
+        answer = self._rest.get("experiments/get", {"experiment_id": experiment_id})
+        experiment = answer["experiment"]
+        return {tag["key"]: tag.get("value", "") for tag in experiment.get("tags", ())}
 
 
 def view_key(sweep_id: str) -> str:
@@ -100,7 +99,7 @@ def view_key(sweep_id: str) -> str:
 
 
 def comparison_path(sweep: SweepRef) -> str:
-    """Return what follows the address of the tracking server on the way to a sweep's view."""
+    """Return the path of a sweep's view, to be appended to the tracking server's URL."""
     return (
         f"/#/experiments/{quote(sweep.experiment_id)}/runs"
         f"?workflowType=machine_learning&viewStateShareKey={view_key(sweep.sweep_id)}"
@@ -108,9 +107,9 @@ def comparison_path(sweep: SweepRef) -> str:
 
 
 def view_text(sweep_id: str, compared: ComparedSweep, created_ms: int) -> str:
-    """Return the value of the tag: a name, which MLflow's menu of views shows, and the view.
+    """Return the value of the tag: the name in MLflow's menu of views, and the view.
 
-    Of a sweep with so many parameters that no tag can name them all, the view has the first.
+    Where a tag cannot hold all parameters of the sweep, the view has the first ones.
     """
     count = min(len(compared.parameters), MOST_COLUMNS)
     while True:
@@ -123,7 +122,7 @@ def view_text(sweep_id: str, compared: ComparedSweep, created_ms: int) -> str:
 
 
 def view_state(sweep_id: str, compared: ComparedSweep, count: int) -> dict[str, Any]:
-    """Return the view with the columns of the first `count` parameters, as MLflow keeps it."""
+    """Return the view with columns of the first `count` parameters, in MLflow's format."""
     columns = list(_columns(compared, compared.parameters[:count]))
     section = _identity(sweep_id, "section")
     return {
@@ -189,7 +188,7 @@ def _column(kind: str, name: str) -> str:
 
 
 def _width_px(column: str) -> int:
-    """Return a width at which the head of a column is mostly read whole."""
+    """Return a width that fits most column headings."""
     return min(200, max(90, 8 * len(column.split("`")[1]) + 30))
 
 
@@ -207,7 +206,7 @@ def _deflated(state: Mapping[str, Any]) -> str:
 
 
 def _surplus(tags: Mapping[str, str]) -> list[str]:
-    """Return the keys of our own views beyond the newest, oldest first; nobody else's."""
+    """Return the keys of Hermes' views beyond the newest MOST_VIEWS, oldest first."""
     ours = [key for key in tags if key.startswith(f"{VIEW_TAG}{_OURS}")]
     return sorted(ours, key=lambda key: (_created_ms(tags[key]), key))[:-MOST_VIEWS]
 

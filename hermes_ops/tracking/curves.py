@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hermes_ops.core.summary import CurvePoints
-from hermes_ops.tracking.names import legal_name
+from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import LatestMetric, SweepRef, TrialRun
 from hermes_ops.tracking.tracker import Tracker
 
@@ -18,97 +17,91 @@ _Curve = tuple[str, str]  # run id, metric
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class SweepCurves:
     """The curves of a sweep by trial number: points (step, value, Unix milliseconds) by step.
 
-    `newest_age_s` is the age in seconds of the newest point of all, None without any point;
-    `beside` has the curves of the metrics that were asked for beside the objective, by name.
+    `constraint_metrics` has the curves of the metrics that were requested besides the objective, by
+    name.
     """
 
     points: Mapping[int, CurvePoints]
-    newest_age_s: float | None
-    beside: Mapping[str, Mapping[int, CurvePoints]] = field(default_factory=dict)
+    constraint_metrics: Mapping[str, Mapping[int, CurvePoints]] = field(default_factory=dict)
 
 
 class CurveReader:
-    """Reads the objective's curves of a sweep, and those of the metrics `beside` it.
+    """Fetch the curves of a sweep's objective and of its `constraint_metrics`, incrementally.
 
-    A read is one search for all, and one request for each curve that grew by other than the very
-    next step: for the new steps alone. Whoever logged the metric, the collector or the script
-    itself, it counts. A point that comes late, for an earlier step, is seen at the trial's end. A
-    new reader begins with everything: nothing is kept outside MLflow.
+    A fetch costs one search for all trials, and one request for each curve that grew by other than
+    the very next step, for the new steps alone. It does not matter whether hermes-trial or the
+    script logged the metric. A point that arrives late, for an earlier step, is seen at the trial's
+    end. A new reader starts with all points: nothing is kept outside MLflow.
     """
 
     def __init__(
-        self,
-        tracker: Tracker,
-        objective_metric: str,
-        clock: Callable[[], float] = time.time,
-        *,
-        beside: Iterable[str] = (),
+        self, tracker: Tracker, objective_metric: str, *, constraint_metrics: Iterable[str] = ()
     ) -> None:
         self._tracker = tracker
         self._metric = objective_metric
-        self._beside = tuple(beside)
-        self._clock = clock
-        self._metrics = frozenset(legal_name(name) for name in (objective_metric, *self._beside))
+        self._constraint_metrics = tuple(constraint_metrics)
+        self._metrics = frozenset(
+            legal_name(name) for name in (objective_metric, *self._constraint_metrics)
+        )
         self._points: dict[str, _Held] = {}  # sweep -> metric -> trial -> points
         self._runs: dict[str, dict[int, str]] = {}  # sweep -> trial -> its run
         self._seen: dict[_Curve, LatestMetric] = {}  # the newest point when it was read
-        self._open: dict[str, dict[str, TrialRun]] = {}  # sweep -> run id -> its last sight
+        self._open: dict[str, dict[str, TrialRun]] = {}  # sweep -> run id -> the run as last read
         self._reads = 0
 
-    def read(self, sweep: SweepRef) -> Curves:
-        """Fetch what is new and return the whole curves; raises Unavailable, keeping the old."""
-        known = self._open.get(sweep.sweep_id)
-        open_only = known is not None and self._reads % _FULL_READ_EVERY != 0
+    def fetch(self, sweep: SweepRef) -> SweepCurves:
+        """Fetch the new points and return the whole curves; raise Unavailable, keeping the old."""
+        open_before = self._open.get(sweep.sweep_id)
+        open_only = open_before is not None and self._reads % _FULL_READ_EVERY != 0
         trials = self._tracker.trials(sweep, open_only=open_only)
-        held = self._points.setdefault(sweep.sweep_id, {name: {} for name in self._metrics})
+        curves = self._points.setdefault(sweep.sweep_id, {name: {} for name in self._metrics})
         runs = self._runs.setdefault(sweep.sweep_id, {})
         for trial in trials:
-            if runs.get(trial.number) != trial.run_id:  # the trial is new, or has begun anew
+            if runs.get(trial.number) != trial.run_id:  # new, or started from scratch
                 runs[trial.number] = trial.run_id
-                for points in held.values():
+                for points in curves.values():
                     points.pop(trial.number, None)
-            for metric, points in held.items():
+            for metric, points in curves.items():
                 self._update(points, trial, metric)
         seen_now = {t.run_id: t for t in trials}
         # A trial that has left the search has ended: its last points are fetched once.
-        for run_id, trial in (known or {}).items():
+        for run_id, trial in (open_before or {}).items():
             if run_id not in seen_now and runs[trial.number] == run_id:
-                for metric, points in held.items():
+                for metric, points in curves.items():
                     self._fetch(points, trial, metric)
         self._open[sweep.sweep_id] = {r: t for r, t in seen_now.items() if t.is_open}
         self._reads += 1
         return self.held(sweep)
 
-    def held(self, sweep: SweepRef) -> Curves:
+    def held(self, sweep: SweepRef) -> SweepCurves:
         """Return the curves as last read, without a request."""
-        held = self._points.get(sweep.sweep_id, {})
+        curves = self._points.get(sweep.sweep_id, {})
         points, *others = (
-            dict(held.get(legal_name(name), {})) for name in (self._metric, *self._beside)
+            dict(curves.get(legal_name(name), {}))
+            for name in (self._metric, *self._constraint_metrics)
         )
-        newest_ms = max((p[-1][2] for p in points.values() if p), default=None)
-        age_s = None if newest_ms is None else max(0.0, self._clock() - newest_ms / 1_000)
-        return Curves(points, age_s, dict(zip(self._beside, others, strict=True)))
+        return SweepCurves(points, dict(zip(self._constraint_metrics, others, strict=True)))
 
-    def _update(self, held: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
+    def _update(self, curves: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
         latest = trial.metrics.get(metric)
         curve = (trial.run_id, metric)
         if latest is None or _same(latest, self._seen.get(curve)):
             return
-        old = held.get(trial.number, ())
+        old = curves.get(trial.number, ())
         new = self._grown(old, curve, latest) if curve in self._seen else None
         if new is None:
-            self._fetch(held, trial, metric)
+            self._fetch(curves, trial, metric)
         else:
-            held[trial.number] = (*old, *curve_of(new))
+            curves[trial.number] = (*old, *curve_of(new))
         self._seen[curve] = latest
 
     def _grown(
         self, old: CurvePoints, curve: _Curve, latest: LatestMetric
     ) -> tuple[LatestMetric, ...] | None:
-        """What came behind the old points; None when all must be read, the first step too."""
+        """Return the points behind the old ones; None when the whole curve must be fetched."""
         end = old[-1][0] if old else 0
         if end < 1 or latest.step <= end:
             return None
@@ -116,18 +109,18 @@ class CurveReader:
             return (latest,)
         return self._tracker.stretch(*curve, end + 1, latest.step)
 
-    def _fetch(self, held: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
+    def _fetch(self, curves: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
         points = curve_of(self._tracker.history(trial.run_id, metric))
         if points:
-            held[trial.number] = points
+            curves[trial.number] = points
 
 
 def curve_of(history: Iterable[LatestMetric]) -> CurvePoints:
     """Return the points by step, each step once with its earliest value.
 
     A script that resumed from a checkpoint behind its last value logs some steps again. The first
-    value stands, as in the trial's own file: what a decision was taken on is never rewritten, and
-    the time at which a value was reached is when it was first seen.
+    value stands, as in the trial's own file: a value on which a decision was made never changes,
+    and the time of a value is that of its first report.
 
     Keras' autologging counts epochs from 0 and the collector counts completed ones from 1; where
     both log, the first point is there twice and the one at step 0 is left out.

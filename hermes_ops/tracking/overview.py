@@ -1,7 +1,7 @@
-"""A sweep as a page shows it: bounded reads of MLflow, each one request or two.
+"""Bounded reads of MLflow for web pages, each one request or two.
 
-What decides and reports reads everything (`Tracker.trials`, `CurveReader`); a page that somebody
-has open reads no more than it draws.
+The controller and the report read everything (`Tracker.trials`, `CurveReader`); a page reads no
+more than it draws.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from hermes_ops.core.summary import CurvePoints
-from hermes_ops.tracking.names import legal_name, quoted, tag_filter
-from hermes_ops.tracking.rest import RestClient
+from hermes_ops.tracking.rest import RestClient, legal_name, quoted, tag_filter
 from hermes_ops.tracking.runs import (
     KIND,
     STATE,
@@ -34,13 +33,13 @@ _PAGE = 1_000
 
 
 class Overview:
-    """Reads of one server for pages; all raise Unavailable, and Refused for what is not there."""
+    """Reads of one server for pages. All raise Unavailable, and Refused for what does not exist."""
 
     def __init__(self, rest: RestClient) -> None:
         self._rest = rest
 
     def sweeps(self, experiments: Sequence[str], runs: Sequence[str]) -> Mapping[str, SweepRun]:
-        """Return the sweeps whose runs these are, at most 1,000, by the run's id."""
+        """Return the sweeps of these parent runs, at most 1,000, by the run's id."""
         if not runs:
             return {}
         body = {
@@ -48,8 +47,8 @@ class Overview:
             "filter": f"attributes.run_id IN ({', '.join(map(quoted, runs))})",
             "max_results": min(len(runs), _PAGE),
         }
-        found = self._rest.post("runs/search", body).get("runs", ())
-        return {run["info"]["run_id"]: sweep_of(run) for run in found}
+        answer = self._rest.post("runs/search", body).get("runs", ())
+        return {run["info"]["run_id"]: sweep_of(run) for run in answer}
 
     def best(self, sweep: SweepRef, *, maximize: bool) -> float | None:
         """Return the best value of the trials that have left their GPUs; None without one."""
@@ -62,12 +61,12 @@ class Overview:
             "order_by": [f"metrics.`{BEST}` {order}"],
         }
         for run in self._rest.post("runs/search", body).get("runs", ()):
-            found = trial_of(run).metrics.get(BEST)
-            return None if found is None else found.value
+            metric = trial_of(run).metrics.get(BEST)
+            return None if metric is None else metric.value
         return None
 
     def trials(self, sweep: SweepRef, most: int) -> tuple[TrialRun, ...]:
-        """Return the first trials of a sweep that were opened, at most so many, by number."""
+        """Return the first `most` opened trials of a sweep, by number."""
         key = {SWEEP: sweep.sweep_id, KIND: "trial"}
         body = {
             "experiment_ids": [sweep.experiment_id],
@@ -77,13 +76,13 @@ class Overview:
         }
         runs = islice(self._rest.pages("runs/search", body, "runs"), most)
         trials = [trial_of(run) for run in runs if has_tags(run, key)]
-        own = [t for t in trials if t.tags.get("mlflow.parentRunId") == sweep.parent_run_id]
-        return tuple(sorted(own, key=lambda trial: trial.number))
+        of_sweep = [t for t in trials if t.tags.get("mlflow.parentRunId") == sweep.parent_run_id]
+        return tuple(sorted(of_sweep, key=lambda trial: trial.number))
 
     def curves(self, runs: Sequence[str], metric: str, points: int) -> Mapping[str, CurvePoints]:
         """Return the curves of at most MOST_CURVES runs by the run's id.
 
-        Of a longer curve MLflow gives about so many points, its last one among them.
+        MLflow samples a longer curve to about `points` points, including the last one.
         """
         if not runs:
             return {}
@@ -95,6 +94,6 @@ class Overview:
         answer = self._rest.get("metrics/get-history-bulk-interval", query)
         steps: dict[str, dict[int, tuple[int, float, int]]] = defaultdict(dict)
         for entry in answer.get("metrics", ()):
-            found = metric_of(entry)
-            steps[entry["run_id"]][found.step] = (found.step, found.value, found.time_ms)
+            point = metric_of(entry)
+            steps[entry["run_id"]][point.step] = (point.step, point.value, point.time_ms)
         return {run: tuple(of[step] for step in sorted(of)) for run, of in steps.items()}

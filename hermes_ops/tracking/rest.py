@@ -1,14 +1,21 @@
-"""One client of an MLflow tracking server's REST API, with short timeouts and our errors."""
+"""A client of an MLflow tracking server's REST API: short timeouts, our errors, MLflow's limits.
+
+The limits are those of names of metrics and params, of filter strings and of the length of tags.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import posixpath
+import re
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from hermes_ops.error_message import keep_bodies_out_of_logs, response_message
 from hermes_ops.errors import Refused, Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -24,10 +31,9 @@ class RestClient:
     """Requests to one tracking server; safe in threads, and in a child after fork.
 
     Log-in and TLS follow MLflow's own variables (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN,
-    _INSECURE_TLS, _SERVER_CERT_PATH); `variables` are a log-in in the place of this process's.
-    Raises Unavailable when the server does not answer in
-    time or says that it cannot now; Refused when it says no; Unsupported for an address that is
-    not http or https.
+    _INSECURE_TLS, _SERVER_CERT_PATH); `variables` replace this process's log-in. Raise Unavailable
+    when the server does not answer in time or answers that it cannot now, Refused when it refuses,
+    Unsupported for a URL that is not http or https.
     """
 
     def __init__(
@@ -85,10 +91,10 @@ class RestClient:
         content: Callable[[], Iterable[bytes]] | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """Send one request to the server and return its answer, which says success.
+        """Send one request to the server and return its successful response.
 
-        A connection that the server closed under the request is tried once more: everything
-        that Hermes sends may be repeated.
+        If the server closes the connection, the request is sent again: every request of Hermes is
+        safe to repeat.
         """
         import httpx
 
@@ -121,22 +127,23 @@ class RestClient:
     def _check(self, response: httpx.Response) -> None:
         if response.is_success:
             return
-        code, message = _error_of(response.content)
+        code, message = _error_of(response)
         where = f"The MLflow server at {_shown(self.uri)}"
-        said = f"{response.status_code} {code} {message}".strip()[:1_000]
+        answer = f"{response.status_code} {code} {message}".strip()[:1_000]
         if response.status_code in _TRY_AGAIN:
-            raise Unavailable(f"{where} cannot answer now: {said}. Try again; see its log.")
+            raise Unavailable(f"{where} cannot answer now: {answer}. Try again; see its log.")
         if response.status_code in (401, 403):
             remedy = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or _TOKEN)."
-            raise Refused(f"{where} does not let us in: {said}. {remedy}", "PERMISSION_DENIED")
+            raise Refused(f"{where} does not let us in: {answer}. {remedy}", "PERMISSION_DENIED")
         if response.status_code == _MAY_BE_MISSING and not code:
             code = "RESOURCE_DOES_NOT_EXIST"
-        raise Refused(f"{where} refused {response.request.url.path}: {said}", code)
+        raise Refused(f"{where} refused {response.request.url.path}: {answer}", code)
 
 
 def _new_client(uri: str, timeout_s: float, env: Mapping[str, str]) -> httpx.Client:
     import httpx
 
+    keep_bodies_out_of_logs()
     token = env.get("MLFLOW_TRACKING_TOKEN")
     user = env.get("MLFLOW_TRACKING_USERNAME")
     auth = (user, env.get("MLFLOW_TRACKING_PASSWORD", "")) if user and not token else None
@@ -146,7 +153,7 @@ def _new_client(uri: str, timeout_s: float, env: Mapping[str, str]) -> httpx.Cli
         auth=auth,
         headers={"Authorization": f"Bearer {token}"} if token else None,
         verify=_verification(uri),
-        trust_env=not is_local,  # a company proxy is of no use for a server on this machine
+        trust_env=not is_local,  # no company proxy for a server on this machine
     )
 
 
@@ -168,15 +175,91 @@ def _object(content: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _error_of(content: bytes) -> tuple[str, str]:
+def _error_of(response: httpx.Response) -> tuple[str, str]:
+    """Return the code and message of an error; of an error that is not MLflow's, one line."""
     try:
-        value = json.loads(content)
+        value = json.loads(response.content)
         return str(value.get("error_code", "")), str(value.get("message", ""))
     except (ValueError, AttributeError):
-        return "", content[:200].decode(errors="replace")
+        return "", response_message(response.content) or response.reason_phrase
 
 
 def _shown(uri: str) -> str:
     """Return the address without a password."""
     parts = urlsplit(uri)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+_ILLEGAL = re.compile(r"[^/\w.\- :]")
+_NAME_LENGTH = 250
+_BATCH = 100  # params or tags in one request, MLflow's limit
+_BATCH_BYTES = 900_000  # of JSON; MLflow's limit is a million
+_CHUNK_LENGTH = 7_900  # MLflow's limit for the value of a tag is 8,000 characters
+
+
+def legal_name(name: str) -> str:
+    """Return the name under which MLflow keeps a metric or param called `name`.
+
+    Letters, digits, `_ - . : /` and the space are legal, a path must be normal (`a//b` is not), and
+    250 characters at most. A legal name is kept. In any other, each illegal character becomes `_`,
+    and six hexadecimal digits of the SHA-1 of the whole name follow, so that two names stay two:
+    `top1%` becomes `top1_-84dadc`.
+    """
+    if not _ILLEGAL.search(name) and len(name) <= _NAME_LENGTH and _is_normal_path(name):
+        return name
+    digest = hashlib.sha1(name.encode(errors="surrogatepass"), usedforsecurity=False)
+    clean = _ILLEGAL.sub("_", name).replace("/", "_").strip(".") or "_"
+    return f"{clean[: _NAME_LENGTH - 7]}-{digest.hexdigest()[:6]}"
+
+
+def _is_normal_path(name: str) -> bool:
+    if name in ("", ".") or name.startswith(("..", "/")):
+        return False
+    return posixpath.normpath(name) == name
+
+
+def quoted(value: str) -> str:
+    """Return `value` as a string literal of MLflow's filter language; Refused if it has none."""
+    for quote in ("'", '"'):
+        if quote not in value and "\\" not in value:
+            return f"{quote}{value}{quote}"
+    raise Refused(
+        f"{value!r} cannot stand in an MLflow filter: it has both kinds of quotes or a backslash. "
+        "Start the sweep under another run id."
+    )
+
+
+def tag_filter(tags: Mapping[str, str]) -> str:
+    """Return the filter that finds the runs that carry all these tags."""
+    return " and ".join(f"tags.`{key}` = {quoted(value)}" for key, value in tags.items())
+
+
+def chunked_tag(key: str, value: str) -> dict[str, str]:
+    """Split a long JSON text over the tags `key`, `key.1`, ...; `joined_json` undoes it."""
+    parts = [value[i : i + _CHUNK_LENGTH] for i in range(0, len(value), _CHUNK_LENGTH)]
+    return {f"{key}.{i}" if i else key: part for i, part in enumerate(parts)}
+
+
+def joined_json(key: str, tags: Mapping[str, str]) -> Any:  # noqa: ANN401 - whatever JSON holds
+    """Return the JSON value that `chunked_tag` split; None when there is none."""
+    parts = [tags.get(key, "")]
+    while part := tags.get(f"{key}.{len(parts)}", ""):
+        parts.append(part)
+    text = "".join(parts)
+    # Parts of an older, longer text may follow: the value ends where its JSON ends.
+    return json.JSONDecoder().raw_decode(text)[0] if text else None
+
+
+def in_batches(entries: Sequence[Mapping[str, str]]) -> Iterator[list[Mapping[str, str]]]:
+    """Yield params or tags in batches within MLflow's limits of one request."""
+    batch: list[Mapping[str, str]] = []
+    size_bytes = 0
+    for entry in entries:
+        entry_bytes = len(json.dumps(entry))
+        if batch and (len(batch) == _BATCH or size_bytes + entry_bytes > _BATCH_BYTES):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(entry)
+        size_bytes += entry_bytes
+    if batch:
+        yield batch

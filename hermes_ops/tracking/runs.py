@@ -1,4 +1,4 @@
-"""What MLflow's answers mean: sweeps, trials and metrics out of the JSON of runs."""
+"""Sweeps, trials and metrics, parsed from MLflow's JSON of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_ops.core.summary import Segment
-from hermes_ops.tracking.names import joined_json, legal_name
+from hermes_ops.tracking.rest import joined_json, legal_name
 
 SWEEP, TRIAL, KIND, STATE = "hermes.sweep", "hermes.trial", "hermes.kind", "hermes.state"
 RUN_STATUS = {  # of the final states; any other state is open
@@ -20,12 +20,12 @@ RUN_STATUS = {  # of the final states; any other state is open
 }
 CONFIG, SEGMENT_LOG = "hermes.config", "hermes.segment_log"
 TIMINGS = ("startup_s", "restore_s", "checkpoint_s")  # as the tags hermes.startup_s, ...
-_MAX_DOUBLE = 1.7976931348623157e308  # what MLflow's SQL store keeps in the place of infinity
+_MAX_DOUBLE = 1.7976931348623157e308  # MLflow's SQL store keeps it for infinity
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRef:
-    """Where a sweep is kept: its experiment and its parent run."""
+    """The ids of a sweep in MLflow: its experiment and its parent run."""
 
     sweep_id: str
     experiment_id: str
@@ -43,7 +43,7 @@ class LatestMetric:
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """A trial as MLflow holds it. Times are Unix milliseconds; `ended_ms` is None until its end."""
+    """A trial as stored in MLflow. Times are Unix milliseconds; `ended_ms`: None before its end."""
 
     number: int
     run_id: str
@@ -58,17 +58,17 @@ class TrialRun:
 
     @property
     def is_open(self) -> bool:
-        """True until the trial is in a final state, whatever the script did to the run's status."""
+        """True until the trial is in a final state: the script may have ended the run earlier."""
         return self.state not in RUN_STATUS
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments that `save_segments` stored, oldest first."""
-        found = joined_json(SEGMENT_LOG, self.tags) or ()
-        return tuple(Segment.from_json(self.number, s) for s in found)
+        documents = joined_json(SEGMENT_LOG, self.tags) or ()
+        return tuple(Segment.from_json(self.number, s) for s in documents)
 
     def timing_s(self, name: str) -> float | None:
-        """One of TIMINGS as last measured, in seconds; None when it was not."""
+        """Return one of TIMINGS as last measured, in seconds; None when it was not."""
         text = self.tags.get(f"hermes.{name}")
         try:
             seconds = float(text) if text is not None else math.nan
@@ -96,7 +96,7 @@ def tags_of(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def has_tags(run: Mapping[str, Any], tags: Mapping[str, str]) -> bool:
-    """Compare exactly, since some databases behind MLflow ignore upper and lower case."""
+    """Return whether a run has exactly these tags: some databases of MLflow ignore case."""
     return tags.items() <= tags_of(run).items()
 
 
@@ -113,7 +113,7 @@ def ended_ms_of(info: Mapping[str, Any]) -> int | None:
 
 
 def metric_of(entry: Mapping[str, Any]) -> LatestMetric:
-    """Return a metric out of its JSON; infinities as they were."""
+    """Parse a metric; MLflow's largest double is an infinity."""
     value = float(entry["value"])
     if abs(value) >= _MAX_DOUBLE:
         value = math.copysign(math.inf, value)
@@ -121,7 +121,7 @@ def metric_of(entry: Mapping[str, Any]) -> LatestMetric:
 
 
 def sweep_of(run: Mapping[str, Any]) -> SweepRun:
-    """Return the sweep whose parent run this JSON is."""
+    """Parse the parent run of a sweep."""
     info, tags = run["info"], tags_of(run)
     return SweepRun(
         ref=SweepRef(tags.get(SWEEP, ""), info["experiment_id"], info["run_id"]),
@@ -135,18 +135,18 @@ def sweep_of(run: Mapping[str, Any]) -> SweepRun:
 
 
 def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration that a trial's run was made with, with its types."""
+    """Return the configuration with which a trial's run was created, with its types."""
     return joined_json(CONFIG, tags_of(run)) or {}
 
 
 def unwritten(run: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a trial's configuration its run does not have as params."""
+    """Return the part of a trial's configuration that its run does not have as params."""
     have = {p["key"] for p in run.get("data", {}).get("params", ())}
     return {name: v for name, v in config.items() if legal_name(name) not in have}
 
 
 def trial_of(run: Mapping[str, Any]) -> TrialRun:
-    """Return the trial whose run this JSON is."""
+    """Parse the run of a trial."""
     info, tags, config = run["info"], tags_of(run), config_of(run)
     return TrialRun(
         number=int(tags[TRIAL]),

@@ -1,26 +1,36 @@
-"""A sweep's outcome, collected from MLflow alone."""
+"""A sweep's outcome, collected from MLflow, and each trial's figures as metrics there.
+
+MLflow's table of runs can show and sort the figures.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
 
-from hermes_ops.core.secondary import Secondary, Seen, violations
+from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused
-from hermes_ops.tracking.curves import CurveReader, Curves
+from hermes_ops.tracking.curves import CurveReader, SweepCurves
+from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import RUN_STATUS, SweepRef, SweepRun, TrialRun
+from hermes_ops.tracking.sender import SpoolEntry, read_lines
 from hermes_ops.tracking.tracker import Tracker
 
+log = logging.getLogger(__name__)
+
 WHY_TAGS = ("hermes.closed", "hermes.failed", "hermes.reached")
-"""Tags of a sweep's run that say why it has ended as it has."""
+"""Tags of a sweep's run that hold the reason of its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """Everything that a report shows: the summary, the curves by trial, all segments.
+class CollectedSweep:
+    """The data of a report: the summary, the curves by trial, all segments.
 
     `run` is the sweep's own run, `trials` those of its opened trials by number.
     """
@@ -32,15 +42,15 @@ class Collected:
     trials: tuple[TrialRun, ...]
 
 
-def find(tracker: Tracker, sweep_id: str, experiment_name: str | None = None) -> SweepRef:
+def require_sweep(tracker: Tracker, sweep_id: str, experiment_name: str | None = None) -> SweepRef:
     """Return the sweep of that id; Refused when MLflow has none."""
-    found = tracker.find_sweep(sweep_id, experiment_name)
-    if found is None:
+    ref = tracker.find_sweep(sweep_id, experiment_name)
+    if ref is None:
         raise Refused(
             f"MLflow at {tracker.uri} knows no sweep {sweep_id!r}. `hermes sweep list` shows them.",
             "RESOURCE_DOES_NOT_EXIST",
         )
-    return found
+    return ref
 
 
 def collect(
@@ -50,22 +60,23 @@ def collect(
     metric: str,
     direction: str,
     max_trials: int,
-    others: Sequence[Secondary] = (),
+    others: Sequence[SecondaryMetric] = (),
     pool_slots: int | None = None,
     max_slots_used: int | None = None,
     clock: Callable[[], float] = time.time,
-) -> Collected:
-    """Read a sweep whole: its trials, curves and segments, and what they came to in `others`.
+) -> CollectedSweep:
+    """Fetch a whole sweep: its trials, curves and segments, and their values of `others`.
 
     Trials 0..max_trials-1 that were never opened count as pending while the sweep runs and as
-    cancelled after its end. `pool_slots` and `max_slots_used` that are not given come from the
-    parent's tags hermes.pool_slots and hermes.max_slots_used. Raises Unavailable.
+    cancelled after its end. `pool_slots` and `max_slots_used` come from the parent's tags
+    hermes.pool_slots and hermes.max_slots_used if they are None. Raise Unavailable.
     """
     run = tracker.sweep(sweep)
-    read = CurveReader(tracker, metric, clock, beside=(m.name for m in others)).read(sweep)
+    names = tuple(m.name for m in others)
+    curves = CurveReader(tracker, metric, constraint_metrics=names).fetch(sweep)
     trials = tracker.trials(sweep)
-    opened = {t.number: _trial(t, read, direction, others) for t in trials}
-    none = {m.name: Seen() for m in others}
+    opened = {t.number: _trial(t, curves, direction, others) for t in trials}
+    none = {m.name: MetricOutcome() for m in others}
     unopened = "cancelled" if run.state in RUN_STATUS else "pending"
     numbers = sorted(set(range(max_trials)) | set(opened))
     summary = SweepSummary(
@@ -81,15 +92,15 @@ def collect(
         reason=next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), ""),
     )
     segments = tuple(segment for trial in trials for segment in trial.segments)
-    return Collected(summary, read.points, segments, run, trials)
+    return CollectedSweep(summary, curves.points, segments, run, trials)
 
 
 def _trial(
-    run: TrialRun, read: Curves, direction: str, others: Sequence[Secondary]
+    run: TrialRun, curves: SweepCurves, direction: str, others: Sequence[SecondaryMetric]
 ) -> TrialSummary:
-    points, segments = read.points.get(run.number, ()), run.segments
-    beside = {m: read.beside[m.name].get(run.number, ()) for m in others}
-    seen = {m.name: m.seen(value for _, value, _ in found) for m, found in beside.items()}
+    points, segments = curves.points.get(run.number, ()), run.segments
+    constraints = {m: curves.constraint_metrics[m.name].get(run.number, ()) for m in others}
+    seen = {m.name: m.outcome(value for _, value, _ in series) for m, series in constraints.items()}
     gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
     preempted = sum(s.outcome == "preempted" for s in segments)
     return TrialSummary(
@@ -97,7 +108,7 @@ def _trial(
         state=run.state,
         config=run.config,
         final=points[-1][1] if points else _number(run.tags.get("hermes.final")),
-        best=_best(points, direction),
+        best=_best((value for _, value, _ in points), direction),
         steps=points[-1][0] if points else int(_number(run.tags.get("hermes.steps")) or 0),
         segments=int(_number(run.tags.get("hermes.segments")) or len(segments)),
         preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
@@ -108,11 +119,11 @@ def _trial(
     )
 
 
-def _best(points: CurvePoints, direction: str) -> float | None:
-    values = [value for _, value, _ in points if math.isfinite(value)]
-    if not values:
+def _best(values: Iterable[float], direction: str) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return None
-    return max(values) if direction == "maximize" else min(values)
+    return max(finite) if direction == "maximize" else min(finite)
 
 
 def _number(text: str | None) -> float | None:
@@ -122,9 +133,9 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _known(given: int | None, tag: str | None) -> int | None:
-    if given is not None:
-        return given
+def _known(configured: int | None, tag: str | None) -> int | None:
+    if configured is not None:
+        return configured
     value = _number(tag)
     return None if value is None else int(value)
 
@@ -132,3 +143,77 @@ def _known(given: int | None, tag: str | None) -> int | None:
 def _wall_s(run: SweepRun, now_s: float) -> float:
     end_s = now_s if run.ended_ms is None else run.ended_ms / 1_000
     return max(0.0, end_s - run.started_ms / 1_000)
+
+
+COLUMNS = ("best", "final", "steps", "segments", "preemptions", "gpu_seconds")
+BOUNDS_TAG = "hermes.bounds"
+"""Tag of a trial's run where its sweep has bounds: `TrialSummary.bounds`."""
+_MOST_BYTES = 16 << 20
+
+
+def log_columns(tracker: Tracker, collected: CollectedSweep) -> None:
+    """Log each opened trial's figures as metrics `hermes.best`, `hermes.final` and so on.
+
+    A metric besides the objective gives `hermes.best.NAME` and `hermes.final.NAME`; where one has a
+    bound, `hermes.bounds_kept` is 1 or 0 and the tag BOUNDS_TAG holds the reason. MLflow's table
+    shows them next to the params and the tags `hermes.sweep`, `hermes.trial` and `hermes.state`:
+    it sorts tags as text, and of a metric it shows the last value alone, not the best. Values that
+    are not finite are skipped. Safe to repeat. Raise Unavailable.
+    """
+    summaries = {trial.number: trial for trial in collected.summary.trials}
+    bounded = any(metric.is_bounded for metric in collected.summary.metrics)
+    for run in collected.trials:
+        at_ms = run.ended_ms or run.started_ms
+        figures = _figures(summaries[run.number], bounded)
+        try:
+            tracker.log_metrics(run.run_id, [_entry(name, v, at_ms) for name, v in figures])
+            if bounded:
+                tracker.set_tags(run.run_id, {BOUNDS_TAG: summaries[run.number].bounds})
+        except Refused as error:  # its run was deleted, for instance
+            log.warning("MLflow refuses the figures of trial %s: %s", run.number, error)
+
+
+def log_so_far(
+    tracker: Tracker, run_id: str, figures: Mapping[str, float | None], at_ms: int
+) -> None:
+    """Log the figures of one trial at the end of a segment, by their COLUMNS.
+
+    So the table has them while the sweep runs; `log_columns` overwrites them at its end. Raise
+    Unavailable, Refused.
+    """
+    finite = {name: v for name, v in figures.items() if v is not None and math.isfinite(v)}
+    tracker.log_metrics(run_id, [_entry(name, float(v), at_ms) for name, v in finite.items()])
+
+
+def best_and_final(metrics_file: Path, metric: str, direction: str) -> dict[str, float | None]:
+    """Return the best and the final value of a metric in a trial's file of metrics.
+
+    Both are None where the file has no value, or is so long that reading it would delay the end of
+    the trial's task.
+    """
+    best = final = None
+    if metrics_file.exists() and metrics_file.stat().st_size <= _MOST_BYTES:
+        values = [line.value for line, _ in read_lines(metrics_file, 0) if _is(line, metric)]
+        final = values[-1] if values else None
+        best = _best(values, direction)
+    return {"best": best, "final": final}
+
+
+def _is(line: SpoolEntry | None, metric: str) -> TypeGuard[SpoolEntry]:
+    return line is not None and line.name == metric
+
+
+def _entry(name: str, value: float, at_ms: int) -> dict[str, Any]:
+    return {"key": legal_name(f"hermes.{name}"), "value": value, "timestamp": at_ms, "step": 0}
+
+
+def _figures(trial: TrialSummary, bounded: bool) -> Iterator[tuple[str, float]]:
+    """Yield the finite figures by their names without `hermes.`."""
+    figures = {name: getattr(trial, name) for name in COLUMNS}
+    for name, seen in trial.metrics.items():
+        figures |= {f"best.{name}": seen.best, f"final.{name}": seen.last}
+    if bounded:
+        figures["bounds_kept"] = 0.0 if trial.violates else 1.0
+    for name, value in figures.items():
+        if value is not None and math.isfinite(value):
+            yield name, float(value)

@@ -1,4 +1,4 @@
-"""Sweeps and trials as MLflow runs: found again by their tags, never made twice."""
+"""Sweeps and trials as MLflow runs: found again by their tags, never created twice."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
-from hermes_ops.tracking.artifacts import Artifacts
+from hermes_ops.tracking.artifacts import Artifacts, Registry
 from hermes_ops.tracking.comparison import SharedViews, comparison_path
-from hermes_ops.tracking.names import chunked_tag, in_batches, legal_name, tag_filter
+from hermes_ops.tracking.deletion import Deletion
 from hermes_ops.tracking.overview import Overview
-from hermes_ops.tracking.registry import Registry
-from hermes_ops.tracking.rest import RestClient
+from hermes_ops.tracking.rest import RestClient, chunked_tag, in_batches, legal_name, tag_filter
 from hermes_ops.tracking.runs import (
     CONFIG,
     KIND,
@@ -47,14 +46,14 @@ _HISTORY_PAGE = 25_000  # the most that MLflow gives in one answer
 _STRETCH = 2_500  # the most of a stretch of steps
 _GREATEST_BOUND = (1 << 31) - 1  # of a stretch, for MLflow
 _OTHER_VALUE = "INVALID_PARAMETER_VALUE"  # a param has another value already
-_OVERTAKEN = "BAD_REQUEST"  # another client wrote the same entry; a second time MLflow knows it
+_CONFLICT = "BAD_REQUEST"  # another client wrote the same entry; the second request succeeds
 
 
 class Tracker:
-    """The runs of one MLflow tracking server. Every method may be repeated.
+    """The runs of one MLflow tracking server. Every method is safe to repeat.
 
-    All methods raise Unavailable when the server is away (after `timeout_s` at the most, at once
-    when the connection is refused) and Refused when it says no.
+    All methods raise Unavailable when the server is away (after `timeout_s` at most, at once when
+    the connection is refused) and Refused when it refuses.
     """
 
     def __init__(
@@ -68,6 +67,7 @@ class Tracker:
         self._clock = clock
         self.artifacts = Artifacts(self._rest)
         self.registry = Registry(self._rest)
+        self.deletion = Deletion(self._rest)
         self.views = SharedViews(self._rest)
         self.overview = Overview(self._rest)
 
@@ -89,10 +89,10 @@ class Tracker:
         resolved_config_yaml: str,
         tags: Mapping[str, str] | None = None,
     ) -> SweepRef:
-        """Return the sweep's parent run, made now if there is none; of several, the oldest.
+        """Return the sweep's parent run, creating it if there is none; of several, the oldest.
 
         The resolved configuration becomes the artifact `sweep.yaml`. Tags are set when the run is
-        made; those of a run that is there stay as they are.
+        created; those of an existing run stay.
         """
         experiment_id = self._experiment(experiment_name)
         key = {SWEEP: sweep_id, KIND: "sweep"}
@@ -103,30 +103,30 @@ class Tracker:
         return SweepRef(sweep_id, experiment_id, run_id)
 
     def find_sweep(self, sweep_id: str, experiment_name: str | None = None) -> SweepRef | None:
-        """Return the sweep of that id, looked for in one experiment or in all; None: not there."""
+        """Search a sweep in one experiment or in all; return None when there is none."""
         if experiment_name is None:
             experiments = [e["experiment_id"] for e in self._experiments()]
         else:
-            found = self._experiment_named(experiment_name)
-            experiments = [found["experiment_id"]] if found else []
+            experiment = self._experiment_named(experiment_name)
+            experiments = [experiment["experiment_id"]] if experiment else []
         runs = self._search(experiments, {SWEEP: sweep_id, KIND: "sweep"})
         if not runs:
             return None
         return SweepRef(sweep_id, runs[0]["info"]["experiment_id"], runs[0]["info"]["run_id"])
 
     def sweep(self, ref: SweepRef) -> SweepRun:
-        """Return the parent run as it stands now."""
+        """Fetch the parent run of a sweep."""
         run = self._rest.get("runs/get", {"run_id": ref.parent_run_id})["run"]
         return replace(sweep_of(run), ref=ref)
 
     def sweeps(self, experiment_name: str) -> tuple[SweepRun, ...]:
-        """Return the sweeps of an experiment, newest first; none when there is no such one."""
-        found = self._experiment_named(experiment_name)
-        runs = self._search([found["experiment_id"]] if found else [], {KIND: "sweep"})
+        """Return the sweeps of an experiment, newest first; none without the experiment."""
+        experiment = self._experiment_named(experiment_name)
+        runs = self._search([experiment["experiment_id"]] if experiment else [], {KIND: "sweep"})
         return tuple(sweep_of(run) for run in reversed(runs))
 
     def newest_sweeps(self, most: int = 200) -> dict[str, SweepRun]:
-        """Return the newest sweeps of all experiments by id; of two of one id the older one."""
+        """Return the newest sweeps of all experiments by id; of two with one id the older."""
         experiments = [e["experiment_id"] for e in self._experiments()]
         body = {
             "experiment_ids": experiments,
@@ -135,8 +135,8 @@ class Tracker:
             "order_by": ["attributes.start_time DESC"],
         }
         runs = self._rest.post("runs/search", body).get("runs", ()) if experiments else ()
-        found = map(sweep_of, runs)
-        return {run.ref.sweep_id: run for run in found}
+        parsed = map(sweep_of, runs)
+        return {run.ref.sweep_id: run for run in parsed}
 
     def finish_sweep(
         self, parent_run_id: str, state: str, tags: Mapping[str, str] | None = None
@@ -144,11 +144,13 @@ class Tracker:
         """End the parent run in a final state (finished, failed, cancelled)."""
         self._finish(parent_run_id, state, tags)
 
-    def reopen(self, run_id: str, drop: Sequence[str] = ()) -> None:
-        """Let an ended run go on, without the tags `drop`, which it has; MLflow keeps its end."""
+    def reopen(
+        self, run_id: str, drop: Sequence[str] = (), tags: Mapping[str, str] | None = None
+    ) -> None:
+        """Set an ended run to running and delete its tags `drop`; MLflow keeps its end time."""
         for key in drop:
             self._rest.post("runs/delete-tag", {"run_id": run_id, "key": key})
-        self.set_tags(run_id, {STATE: "running"})
+        self.set_tags(run_id, {**(tags or {}), STATE: "running"})
         self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
 
     # Trials
@@ -163,12 +165,12 @@ class Tracker:
         unseen: bool = False,
         params: bool = True,
     ) -> str:
-        """Return the run id of a trial, made now if there is none; of several, the oldest.
+        """Return the run id of a trial, creating the run if there is none; of several, the oldest.
 
-        The configuration of the call that made the run stands: it is what `trials` returns, with
-        its types, and the run's params. `tags` are set when the run is made. `unseen` says that
-        there was none a moment ago: then it is looked for once a run has been made. Without
-        `params` a run of that very configuration may be left to `add_params`.
+        The configuration of the call that created the run stands: `trials` returns it, with its
+        types, and it is the run's params. `tags` are set when the run is created. `unseen`: the
+        caller has just seen that there is none, so the search follows the creation. Without
+        `params` they are left to `add_params`, if the run has this very configuration.
         """
         key = {SWEEP: sweep.sweep_id, TRIAL: str(number), KIND: "trial"}
         rest = {
@@ -185,15 +187,15 @@ class Tracker:
             try:
                 return self._complete_trial(run)
             except Refused:
-                # Another opener, since found to be the later one, took its run away.
+                # Another process opened the trial too, and has deleted its own, later run.
                 if attempt == _OPENINGS - 1 or self.accepts(run["info"]["run_id"]):
                     raise
         raise AssertionError("unreachable")
 
     def add_params(self, run_id: str, config: Mapping[str, Any]) -> None:
-        """Write the params of a trial whose run was opened without; it may be done again.
+        """Write the params of a trial whose run was opened without them.
 
-        One that the script has logged before, perhaps in another spelling, stays as it is.
+        A param that the script has logged before, perhaps in another spelling, stays.
         """
         try:
             self._log_in_batches(run_id, "params", [param_of(item) for item in config.items()])
@@ -209,7 +211,7 @@ class Tracker:
         key = {SWEEP: sweep.sweep_id, KIND: "trial"}
         runs = self._search([sweep.experiment_id], key, open_only=open_only)
         by_number: dict[int, TrialRun] = {}
-        for run in runs:  # oldest first: it is the trial, should there be two
+        for run in runs:  # oldest first: of two runs it is the trial's
             trial = trial_of(run)
             if trial.tags.get("mlflow.parentRunId") == sweep.parent_run_id:
                 by_number.setdefault(trial.number, trial)
@@ -220,20 +222,20 @@ class Tracker:
         self._finish(run_id, state, tags)
 
     def set_aside(self, trial: TrialRun, reason: str) -> None:
-        """Take a trial's run out of its sweep, so that `open_trial` makes another; it is kept."""
+        """Detach a trial's run from its sweep, so that `open_trial` creates another; keep it."""
         if trial.is_open:
             self.finish_trial(trial.run_id, "cancelled")
         self.set_tags(trial.run_id, {KIND: "set aside", "hermes.reason": reason})
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Set tags; a value over 8,000 characters is cut."""
+        """Set tags; cut values over 8,000 characters."""
         entries = [{"key": k, "value": str(v)[:8_000]} for k, v in tags.items()]
         self._log_in_batches(run_id, "tags", entries)
 
     def save_segments(self, run_id: str, segments: Sequence[Segment]) -> None:
-        """Store the trial's segments, in the place of those stored before.
+        """Store the trial's segments, replacing those stored before.
 
-        They are tags, in parts: one search then returns those of every trial of a sweep.
+        They are tags, in chunks, so that one search returns those of all trials of a sweep.
         """
         text = json.dumps([s.to_json() for s in segments], separators=(",", ":"))
         self.set_tags(run_id, chunked_tag(SEGMENT_LOG, text))
@@ -245,23 +247,23 @@ class Tracker:
         self._rest.post("runs/log-batch", {"run_id": run_id, "metrics": list(metrics)})
 
     def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
-        """Return every stored point of a metric, in the order of its time."""
+        """Return every stored point of a metric, by time."""
         query = {"run_id": run_id, "metric_key": legal_name(metric), "max_results": _HISTORY_PAGE}
-        found: list[LatestMetric] = []
+        points: list[LatestMetric] = []
         while True:
             answer = self._rest.get("metrics/get-history", query)
-            found.extend(metric_of(m) for m in answer.get("metrics", ()))
+            points.extend(metric_of(m) for m in answer.get("metrics", ()))
             token = answer.get("next_page_token", "")
             if not token:
-                return tuple(found)
+                return tuple(points)
             query = {**query, "page_token": token}
 
     def stretch(
         self, run_id: str, metric: str, first_step: int, last_step: int
     ) -> tuple[LatestMetric, ...] | None:
-        """Return the points of those steps, in their order; None when they are too many for it.
+        """Return the points of a range of steps, by step; None when they are too many.
 
-        One answer holds 2,500 of them: of more MLflow gives a sample.
+        One response holds 2,500 points: of more MLflow returns a sample.
         """
         if last_step > _GREATEST_BOUND:
             return None
@@ -272,11 +274,11 @@ class Tracker:
             "end_step": last_step,
             "max_results": _STRETCH,
         }
-        found = self._rest.get("metrics/get-history-bulk-interval", query).get("metrics", ())
-        return tuple(metric_of(m) for m in found) if len(found) < _STRETCH else None
+        points = self._rest.get("metrics/get-history-bulk-interval", query).get("metrics", ())
+        return tuple(metric_of(m) for m in points) if len(points) < _STRETCH else None
 
     def accepts(self, run_id: str) -> bool:
-        """Return whether the run is there and not deleted."""
+        """Return whether the run exists and is not deleted."""
         try:
             run = self._rest.get("runs/get", {"run_id": run_id})["run"]
         except Refused:
@@ -291,15 +293,15 @@ class Tracker:
         self.artifacts.write(parent_run_id, f"decisions/{chunk_number:06d}.jsonl", text.encode())
 
     def read_decisions(self, parent_run_id: str) -> tuple[dict[str, Any], ...]:
-        """Return all recorded decisions, oldest chunk first; a torn line is left out."""
-        found = []
+        """Return all recorded decisions, oldest chunk first; skip torn lines."""
+        decisions = []
         for path in self.artifacts.files(parent_run_id, "decisions"):
-            for line in self.artifacts.read(parent_run_id, path).splitlines():
+            for line in self.artifacts.fetch(parent_run_id, path).splitlines():
                 try:
-                    found.append(json.loads(line))
+                    decisions.append(json.loads(line))
                 except ValueError:
                     continue
-        return tuple(found)
+        return tuple(decisions)
 
     def log_folder(self, run_id: str, folder: Path, path: str) -> None:
         """Store every file under `folder` below the artifact `path`."""
@@ -310,14 +312,14 @@ class Tracker:
         return self.artifacts.download(run_id, path, folder)
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
-        """Return the address of the run's page."""
+        """Return the URL of the run's page."""
         return f"{self.uri}/#/experiments/{experiment_id}/runs/{run_id}"
 
     def comparison_url(self, sweep: SweepRef) -> str:
-        """Return the address of MLflow's page of runs with the trials of that sweep."""
+        """Return the URL of MLflow's page of runs with the trials of that sweep."""
         return f"{self.uri}{comparison_path(sweep)}"
 
-    # The requests beneath
+    # Requests
 
     def _ensure_run(
         self,
@@ -330,15 +332,15 @@ class Tracker:
     ) -> dict[str, Any]:
         if not unseen and (runs := self._search([experiment_id], key)):
             return runs[0]
-        made = self._create_run(experiment_id, name, {**tags, **key})
-        # Somebody may have made it between our search and our creation: the oldest one stands.
-        oldest = (self._search([experiment_id], key) or [made])[0]
-        if oldest["info"]["run_id"] != made["info"]["run_id"]:
-            self._rest.post("runs/delete", {"run_id": made["info"]["run_id"]})
+        created = self._create_run(experiment_id, name, {**tags, **key})
+        # Another process may have created one since the search: the oldest run stands.
+        oldest = (self._search([experiment_id], key) or [created])[0]
+        if oldest["info"]["run_id"] != created["info"]["run_id"]:
+            self._rest.post("runs/delete", {"run_id": created["info"]["run_id"]})
         return oldest
 
     def _complete_trial(self, run: Mapping[str, Any]) -> str:
-        """Do what is left of opening a trial once its run is there; return the run id."""
+        """Complete the opening of a trial whose run exists; return the run id."""
         run_id = str(run["info"]["run_id"])
         self.add_params(run_id, unwritten(run, config_of(run)))
         if run["info"]["status"] != "RUNNING" and tags_of(run).get(STATE) not in RUN_STATUS:
@@ -360,14 +362,14 @@ class Tracker:
     def _search(
         self, experiments: Sequence[str], tags: Mapping[str, str], *, open_only: bool = False
     ) -> list[dict[str, Any]]:
-        """Return the active runs with these tags, oldest first, of any number."""
+        """Return all active runs with these tags, oldest first."""
         if not experiments:
             return []
-        asked = {k: v for k, v in tags.items() if k != KIND or TRIAL not in tags}  # a join each
+        searched = {k: v for k, v in tags.items() if k != KIND or TRIAL not in tags}  # a join each
         is_open = f" and tags.`{STATE}` LIKE {_OPEN_STATES}" if open_only else ""
         body = {
             "experiment_ids": list(experiments),
-            "filter": tag_filter(asked) + is_open,
+            "filter": tag_filter(searched) + is_open,
             "max_results": _PAGE,
             "order_by": ["attributes.start_time ASC"],
         }
@@ -387,24 +389,24 @@ class Tracker:
             try:
                 self._rest.post("runs/log-batch", batch)
             except Refused as error:
-                if error.code != _OVERTAKEN:
+                if error.code != _CONFLICT:
                     raise
                 self._rest.post("runs/log-batch", batch)
 
     def _experiment(self, name: str) -> str:
-        found = self._experiment_named(name)
-        if found is None:
+        experiment = self._experiment_named(name)
+        if experiment is None:
             try:
                 return str(self._rest.post("experiments/create", {"name": name})["experiment_id"])
             except Refused as error:
                 if error.code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                found = self._experiment_named(name)  # somebody else was quicker
-                if found is None:
+                experiment = self._experiment_named(name)  # another process created it
+                if experiment is None:
                     raise
-        if found.get("lifecycle_stage") == "deleted":
-            self._rest.post("experiments/restore", {"experiment_id": found["experiment_id"]})
-        return str(found["experiment_id"])
+        if experiment.get("lifecycle_stage") == "deleted":
+            self._rest.post("experiments/restore", {"experiment_id": experiment["experiment_id"]})
+        return str(experiment["experiment_id"])
 
     def _experiment_named(self, name: str) -> dict[str, Any] | None:
         try:
@@ -413,8 +415,8 @@ class Tracker:
             if error.code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
-        found: dict[str, Any] = answer["experiment"]
-        return found
+        experiment: dict[str, Any] = answer["experiment"]
+        return experiment
 
     def _experiments(self) -> list[dict[str, Any]]:
         body = {"max_results": _PAGE}

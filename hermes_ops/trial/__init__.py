@@ -1,4 +1,4 @@
-"""What runs beside the user's script, and what the script may call: `report`, `checkpoint_dir`.
+"""The trial runtime, and what a script may call: `report`, `checkpoint_dir`.
 
 Standard library only: this package is loaded in the user's interpreter, whatever that holds. What
 starts with every segment imports little: no dataclasses, for instance, which import `inspect`; and
@@ -39,7 +39,7 @@ def report(step: int, **metrics: float) -> None:
         return
     from pathlib import Path
 
-    from hermes_ops.trial.channel import announce, bad_values, send
+    from hermes_ops.trial.event_channel import announce, bad_values, send
     from hermes_ops.trial.metrics import Metric, MetricsFile
 
     announce(values)
@@ -53,7 +53,7 @@ def report(step: int, **metrics: float) -> None:
 
 
 def checkpoint_dir() -> Path | None:
-    """The folder for the script's checkpoints, kept as long as the trial; None outside Hermes.
+    """Return the script's folder for checkpoints, kept as long as the trial; None outside Hermes.
 
     Write to a hidden or *.tmp name there, then rename: what is complete counts as a checkpoint.
     """

@@ -1,4 +1,4 @@
-"""`hermes-trial`: run one segment of a trial beside the user's script."""
+"""`hermes-trial`: run one segment of a trial, as the parent of the user's script."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hermes_ops.trial import apart, books
-from hermes_ops.trial.channel import RUN_VARIABLE, URI_VARIABLE
-from hermes_ops.trial.entropy import entropy
+from hermes_ops.trial import node_checkpoints, segment_records
+from hermes_ops.trial.environment import resolve_references
+from hermes_ops.trial.event_channel import RUN_VARIABLE, URI_VARIABLE
 from hermes_ops.trial.failure import Cause, is_final, may_start_later
-from hermes_ops.trial.files import Folder, read_json
-from hermes_ops.trial.locks import BusyError, fence, take, take_gpus
+from hermes_ops.trial.files import Folder, read_json, trial_seeds
+from hermes_ops.trial.locks import BusyError, LockHolder, fence, lock_file, lock_gpus
 from hermes_ops.trial.metrics import MetricsFile
-from hermes_ops.trial.options import Options, parse
-from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, Ending, Outcome
-from hermes_ops.trial.process import SEGMENT_VARIABLE, Child, adopt_orphans, sweep_up
-from hermes_ops.trial.process_record import own_record
-from hermes_ops.trial.reaper import END_S, PlainChild, Reaper, fork_reaper
-from hermes_ops.trial.segment import Segment
-from hermes_ops.trial.standby_client import Order, learn, order
-from hermes_ops.trial.standby_client import take as take_standby
+from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, SegmentEnding, SegmentOutcome
+from hermes_ops.trial.processes.reaper import END_S, PlainChild, Reaper, fork_reaper
+from hermes_ops.trial.processes.record import KILL_AFTER_S, own_record
+from hermes_ops.trial.processes.tree import SEGMENT_VARIABLE, Child, adopt_orphans, sweep_up
+from hermes_ops.trial.standby.client import (
+    StandbyOrder,
+    report_imports,
+    standby_order,
+    start_standby,
+)
+from hermes_ops.trial.supervisor.options import SegmentOptions, parse
+from hermes_ops.trial.supervisor.supervisor import ScriptSupervisor
 from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, written_originals
 
 if TYPE_CHECKING:
-    from hermes_ops.trial.fetching import Answer
+    from hermes_ops.trial.checkpoint_store.download import DownloadResult
 
 _GPU_WAIT_S = 10.0
 _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
@@ -38,10 +42,10 @@ _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 
-class _End(NamedTuple):
+class _ScriptEnd(NamedTuple):
     """How the script ended, and what it said last."""
 
-    ending: Ending
+    ending: SegmentEnding
     exit_code: int
     tail: list[str]
 
@@ -49,23 +53,25 @@ class _End(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run hermes-trial; return its exit code."""
     parent = os.getppid()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == [apart.EMPTY_OPTION]:
-        return apart.main(given[1:])
-    options = parse(given)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == [node_checkpoints.EMPTY_OPTION]:
+        return node_checkpoints.main(words[1:])
+    options = parse(words)
     if options.on_word and not sys.stdin.buffer.read(1):
         return INFRASTRUCTURE  # whoever has started this has no use for it, or is no more
     folder = Folder(options.folder)
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        take(folder.lock, options.lock_wait_s, "the trial's folder")
+        holder, hang_s = LockHolder.current(parent, folder.root), options.grace_s + KILL_AFTER_S
+        lock_file(folder.lock, options.lock_wait_s, "the trial's folder", holder, hang_s)
         fence(folder, options.epoch)
         if options.gpu_locks is not None:
-            take_gpus(options.gpu_locks, options.gpus, min(_GPU_WAIT_S, 2 * options.lock_wait_s))
+            wait_s = min(_GPU_WAIT_S, 2 * options.lock_wait_s)
+            lock_gpus(options.gpu_locks, options.gpus, wait_s, holder, hang_s)
     except (BusyError, OSError) as busy:
         print(f"hermes-trial: {busy}", file=sys.stderr, flush=True)
         return INFRASTRUCTURE
-    if (read_json(folder.result) or {}).get("outcome") == Outcome.FINISHED.value:
+    if (read_json(folder.result) or {}).get("outcome") == SegmentOutcome.FINISHED.value:
         print("hermes-trial: this trial has finished already", flush=True)
         return 0
     try:
@@ -75,40 +81,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INFRASTRUCTURE
 
 
-def _run(options: Options, folder: Folder, parent: int) -> int:
+def _run(options: SegmentOptions, folder: Folder, parent: int) -> int:
     if options.node is not None:
-        apart.claim(folder, options.node)
-    books.close_lost_segment(folder, _last_step(options, folder))
+        node_checkpoints.claim(folder, options.node)
+    segment_records.recover_values(folder)
+    segment_records.close_lost_segment(folder, _last_step(options, folder))
     folder.result.unlink(missing_ok=True)
-    books.keep_reserve(folder.reserve)
+    segment_records.keep_reserve(folder.reserve)
     token = os.urandom(16).hex()
     stops: list[int] = []
     _on_stop(lambda number, _: stops.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
     adopt_orphans()
     own_record(folder.root).end(END_S)  # of a segment that was killed with its reaper
-    reaper = fork_reaper(at_end=lambda: _end_left(folder, token))
+    reaper = fork_reaper(at_end=lambda: _end_leftovers(folder, token))
     with contextlib.suppress(OSError):  # the script's own process would say so
-        entropy(folder.root)
-    books.open_segment(folder, options.epoch, options.gpus, _last_step(options, folder))
-    url = _store()
-    answer = _fetch(url, options, folder, token, stops) if url is not None else None
-    options, refused = _own_directory(options, folder)
-    segment = Segment(options, folder, token, parent)
-    _on_stop(segment.request_stop)
+        trial_seeds(folder.root)
+    segment_records.open_segment(folder, options.epoch, options.gpus, _last_step(options, folder))
+    refused = _end_without_variable()
+    url = _store_url() if refused is None else None
+    answer = _download(url, options, folder, token, stops) if url is not None else None
+    if refused is None:
+        options, refused = _prepare_directory(options, folder)
+    supervisor = ScriptSupervisor(options, folder, token, parent)
+    _on_stop(supervisor.request_stop)
     for _ in stops:
-        segment.request_stop()
-    segment.write_status()
-    end = _not_begun(answer) or refused or _watch(options, folder, segment, token, reaper)
-    if segment.on_training is not None:
-        segment.on_training()
-    _finish(options, folder, segment, end)
+        supervisor.request_stop()
+    supervisor.write_status()
+    end = _end_without_checkpoint(answer) or refused
+    if end is None:
+        end = _watch(options, folder, supervisor, token, reaper)
+    if supervisor.on_training is not None:
+        supervisor.on_training()
+    _finish(options, folder, supervisor, end)
     reaper.release()
     return end.ending.code
 
 
-def _end_left(folder: Folder, token: str) -> None:
-    """In the reaper, once hermes-trial has vanished: end what runs in a standby interpreter.
+def _end_leftovers(folder: Folder, token: str) -> None:
+    """End what runs in a standby interpreter; called in the reaper once hermes-trial has gone.
 
     The reaper has inherited the locks: folder and GPUs are free only after that.
     """
@@ -116,8 +127,8 @@ def _end_left(folder: Folder, token: str) -> None:
     own_record(folder.root).end(END_S)
 
 
-def _last_step(options: Options, folder: Folder) -> int:
-    return MetricsFile(folder.metrics).progress(options.objective, options.aside)
+def _last_step(options: SegmentOptions, folder: Folder) -> int:
+    return MetricsFile(folder.metrics).progress(options.objective, options.secondary)
 
 
 def _on_stop(handler: Callable[[int, object], None]) -> None:
@@ -125,43 +136,63 @@ def _on_stop(handler: Callable[[int, object], None]) -> None:
         signal.signal(number, handler)
 
 
-def _store() -> str | None:
-    """The trial's place in the store; None without one."""
+def _store_url() -> str | None:
+    """Return the trial's place in the store; None without one."""
     store, sweep, number = (
         os.environ.get(n, "") for n in (_STORE_VARIABLE, "HERMES_SWEEP", "HERMES_TRIAL")
     )
     if not (store and sweep and number):
         return None
-    from hermes_ops.trial.copies import place
+    from hermes_ops.trial.checkpoint_store.store import place
 
     return place(store, sweep, number)
 
 
-def _fetch(url: str, options: Options, folder: Folder, token: str, stops: list[int]) -> Answer:
-    """The newest checkpoints from the store, unless they are here."""
-    from hermes_ops.trial.copies import ANEW_VARIABLE
-    from hermes_ops.trial.fetching import bring
+def _download(
+    url: str, options: SegmentOptions, folder: Folder, token: str, stops: list[int]
+) -> DownloadResult:
+    """Download the newest checkpoints from the store, unless the folder has them."""
+    from hermes_ops.trial.checkpoint_store.download import ensure_checkpoints
+    from hermes_ops.trial.checkpoint_store.store import ANEW_VARIABLE
 
     since = int(os.environ.get(ANEW_VARIABLE) or 0)
-    answer = bring(
+    answer = ensure_checkpoints(
         url, folder, options.epoch, since=since, token=token, stopped=lambda: bool(stops)
     )
-    if answer.said:
-        print(f"hermes-trial: {answer.said}", flush=True)
+    if answer.message:
+        print(f"hermes-trial: {answer.message}", flush=True)
     return answer
 
 
-def _not_begun(answer: Answer | None) -> _End | None:
-    """How a segment ends whose checkpoint could not be had; None for one that may begin."""
+def _end_without_checkpoint(answer: DownloadResult | None) -> _ScriptEnd | None:
+    """Return the end of a segment whose checkpoint could not be fetched; None to go on."""
     if answer is None or answer.state == "ready":
         return None
     if answer.state == "refused":
-        return _End(Ending(Outcome.FAILED, answer.said, 1), 1, [answer.said])
+        return _ScriptEnd(
+            SegmentEnding(SegmentOutcome.FAILED, answer.message, 1), 1, [answer.message]
+        )
     code = PREEMPTED if answer.state == "stopped" else INFRASTRUCTURE
-    return _End(Ending(Outcome.INTERRUPTED, answer.said, code), code, [answer.said])
+    return _ScriptEnd(
+        SegmentEnding(SegmentOutcome.INTERRUPTED, answer.message, code), code, [answer.message]
+    )
 
 
-def _own_directory(options: Options, folder: Folder) -> tuple[Options, _End | None]:
+def _end_without_variable() -> _ScriptEnd | None:
+    """Replace references in our environment; how the segment ends where one leads nowhere."""
+    reason = resolve_references(os.environ)
+    if reason is None:
+        return None
+    print(f"hermes-trial: {reason}", flush=True)
+    cause = Cause.CANNOT_START.value
+    return _ScriptEnd(
+        SegmentEnding(SegmentOutcome.FAILED, reason, 127, cause, retryable=False), 127, [reason]
+    )
+
+
+def _prepare_directory(
+    options: SegmentOptions, folder: Folder
+) -> tuple[SegmentOptions, _ScriptEnd | None]:
     """Let the script run in a copy of its folder where the sweep asks for it."""
     source = os.path.abspath(options.directory or os.getcwd())
     if options.workspace != COPY or not os.path.isdir(source):
@@ -172,75 +203,84 @@ def _own_directory(options: Options, folder: Folder) -> tuple[Options, _End | No
         is_ours = isinstance(error, OSError)
         reason = f"the copy of {source} could not be made: {error}"
         cause = Cause.OTHER if is_ours else Cause.CANNOT_START
-        ending = Ending(Outcome.FAILED, reason, 127, cause.value, retryable=is_ours)
-        return options, _End(ending, 127, [reason])
+        ending = SegmentEnding(SegmentOutcome.FAILED, reason, 127, cause.value, retryable=is_ours)
+        return options, _ScriptEnd(ending, 127, [reason])
     return options._replace(directory=str(place), copied_from=source), None
 
 
-def _watch(options: Options, folder: Folder, segment: Segment, token: str, reaper: Reaper) -> _End:
+def _watch(
+    options: SegmentOptions,
+    folder: Folder,
+    supervisor: ScriptSupervisor,
+    token: str,
+    reaper: Reaper,
+) -> _ScriptEnd:
     try:
-        child = _start(options, segment, environment(options, folder, token, os.environ), reaper)
+        child = _start(options, supervisor, environment(options, folder, token, os.environ), reaper)
     except OSError as error:
-        ending = _cannot_start(options, error, segment.has_trained)
+        ending = _cannot_start(options, error, supervisor.has_trained)
         print(f"hermes-trial: {ending.reason}", flush=True)
-        return _End(ending, 127, [ending.reason])
-    url = _store()
+        return _ScriptEnd(ending, 127, [ending.reason])
+    url = _store_url()
     if url is not None:
-        _copy_from_now_on(url, options, folder, segment, token)
-    ending, code = segment.run(child)
-    _copy_rest(ending, segment)
-    return _End(ending, code, segment.tail)
+        _start_upload(url, options, folder, supervisor, token)
+    ending, code = supervisor.run(child)
+    _finish_upload(ending, supervisor)
+    return _ScriptEnd(ending, code, supervisor.tail)
 
 
-def _copy_from_now_on(
-    url: str, options: Options, folder: Folder, segment: Segment, token: str
+def _start_upload(
+    url: str, options: SegmentOptions, folder: Folder, supervisor: ScriptSupervisor, token: str
 ) -> None:
-    """A thread of ours copies checkpoints; only now, as the script is started from one thread."""
-    from hermes_ops.trial.copying import Copier
+    """Start the upload thread, after the script: a script is started from a single thread."""
+    from hermes_ops.trial.checkpoint_store.upload import CheckpointUploader
 
-    segment.copier = Copier(url, folder, options.epoch, token)
-    segment.copier.start()
+    supervisor.copier = CheckpointUploader(url, folder, options.epoch, token)
+    supervisor.copier.start()
 
 
-def _copy_rest(ending: Ending, segment: Segment) -> None:
-    """Have the newest checkpoint in the store, unless the trial has no more use for it."""
-    if segment.copier is None:
+def _finish_upload(ending: SegmentEnding, supervisor: ScriptSupervisor) -> None:
+    """Upload the newest checkpoint, unless the trial has finished."""
+    if supervisor.copier is None:
         return
-    if ending.outcome is Outcome.FINISHED:
-        segment.copier.finish(0.0, lambda: True)
-    elif not segment.copy_rest(segment.copier):
+    if ending.outcome is SegmentOutcome.FINISHED:
+        supervisor.copier.finish(0.0, lambda: True)
+    elif not supervisor.copy_rest(supervisor.copier):
         print("hermes-trial: the newest checkpoint has not reached the store", flush=True)
 
 
 def _start(
-    options: Options, segment: Segment, environment: Mapping[str, str], reaper: Reaper
+    options: SegmentOptions,
+    supervisor: ScriptSupervisor,
+    environment: Mapping[str, str],
+    reaper: Reaper,
 ) -> Child:
     """Start the script in a standby interpreter if one is to be had, plainly otherwise."""
     socket = options.standby
     wanted = None
     if socket is not None:
         folders = options.directory, options.copied_from
-        wanted = order(_command(options), *folders, environment)
+        wanted = standby_order(_command(options), *folders, environment)
     if socket is not None and wanted is not None:
-        segment.on_training = lambda: _teach(socket, wanted, segment.imports)
-        child = take_standby(socket, wanted)
+        supervisor.on_training = lambda: _report_imports(socket, wanted, supervisor.imports)
+        child = start_standby(socket, wanted)
         if child is not None:
             return child
     return PlainChild(reaper, _command(options), environment, options.directory)
 
 
-def _teach(socket: Path, wanted: Order, imports: Mapping[str, bool]) -> None:
+def _report_imports(socket: Path, wanted: StandbyOrder, imports: Mapping[str, bool]) -> None:
     ahead = all(imports.values())
-    learn(socket, wanted, list(imports) if ahead else [])
+    report_imports(socket, wanted, list(imports) if ahead else [])
 
 
-def _command(options: Options) -> tuple[str, ...]:
+def _command(options: SegmentOptions) -> tuple[str, ...]:
     if options.python is not None and options.command[0] == "python":
         return (options.python, *options.command[1:])
     return options.command
 
 
-def _cannot_start(options: Options, error: OSError, has_trained: bool) -> Ending:
+def _cannot_start(options: SegmentOptions, error: OSError, has_trained: bool) -> SegmentEnding:
     """Return the failure of a script whose process cannot be started: it names the wrong key.
 
     A folder that is not there may be on a disk that is away: that is tried again.
@@ -256,15 +296,15 @@ def _cannot_start(options: Options, error: OSError, has_trained: bool) -> Ending
         if error.errno == errno.ENOENT and os.path.isfile(os.path.join(directory or "", program)):
             why = "the interpreter that its first line names is not there"
         reason = f"cannot start {program!r}: {why}: correct {key}"
-    return Ending(
-        Outcome.FAILED, reason, 127, cause.value, retryable=not is_final(cause, has_trained)
+    return SegmentEnding(
+        SegmentOutcome.FAILED, reason, 127, cause.value, retryable=not is_final(cause, has_trained)
     )
 
 
 def environment(
-    options: Options, folder: Folder, token: str, own: Mapping[str, str]
+    options: SegmentOptions, folder: Folder, token: str, own: Mapping[str, str]
 ) -> dict[str, str]:
-    """The script's environment: our own, the trial's files, and the way to the hook.
+    """Return the script's environment: our own, the trial's files, and the path of the hook.
 
     A fixed hash seed makes sets and dictionaries of a resumed script iterate as they did before.
     """
@@ -295,14 +335,16 @@ def environment(
     return result
 
 
-def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> None:
-    status, ending = segment.status, end.ending
+def _finish(
+    options: SegmentOptions, folder: Folder, supervisor: ScriptSupervisor, end: _ScriptEnd
+) -> None:
+    status, ending = supervisor.status, end.ending
     with contextlib.suppress(OSError):
         outcome = ending.outcome.value
-        books.close_segment(
-            folder, options.epoch, time.time(), status.step, outcome, timings=segment.timings
+        segment_records.close_segment(
+            folder, options.epoch, time.time(), status.step, outcome, timings=supervisor.timings
         )
-    books.write_result(
+    segment_records.write_result(
         folder,
         ending,
         epoch=options.epoch,
@@ -310,17 +352,18 @@ def _finish(options: Options, folder: Folder, segment: Segment, end: _End) -> No
         tail=end.tail,
         step=status.step,
         checkpoint_step=status.checkpoint_step,
+        unwritten=supervisor.unwritten,
     )
-    if options.node is not None and ending.outcome is Outcome.FINISHED:
+    if options.node is not None and ending.outcome is SegmentOutcome.FINISHED:
         with contextlib.suppress(OSError):
-            apart.give_up(folder)
+            node_checkpoints.release(folder)
     for original in written_originals(folder.root):
         print(
             f"hermes-trial: {original} has been written, and all trials share it: it is too large "
             "for a copy; put it elsewhere, or write results under another name",
             flush=True,
         )
-    if ending.outcome is Outcome.FAILED:
+    if ending.outcome is SegmentOutcome.FAILED:
         print(f"hermes-trial: failed: {ending.reason}", flush=True)
 
 

@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 
 class Cause(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
-    """What made a segment fail; OTHER is all that may go better another time."""
+    """What made a segment fail; OTHER is all that may go better another time.
+
+    NO_SPACE is a disk that is full: the script is not at fault.
+    """
 
     OTHER = "other"
     DIVERGED = "diverged"
@@ -24,6 +27,7 @@ class Cause(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
     SYNTAX_ERROR = "syntax_error"
     REFUSED_ARGUMENT = "refused_argument"
     CANNOT_START = "cannot_start"
+    NO_SPACE = "no_space"
 
 
 class Failure(NamedTuple):
@@ -34,7 +38,7 @@ class Failure(NamedTuple):
     remedy: str = ""
 
 
-class Raised(NamedTuple):
+class RaisedException(NamedTuple):
     """An exception: the name of its class, its line, and where in the output that is."""
 
     kind: str
@@ -133,7 +137,7 @@ def is_final(cause: Cause, worked_before: bool) -> bool:
     `worked_before`: an earlier segment of the trial has reported values, and this one none. Then
     what is missing was there before: its disk may be away for a while.
     """
-    if cause is Cause.OTHER:
+    if cause in (Cause.OTHER, Cause.NO_SPACE):
         return False
     return not (worked_before and cause in (Cause.MISSING_MODULE, Cause.CANNOT_START))
 
@@ -171,9 +175,9 @@ def is_error_at_stop(exit_code: int, lines: Sequence[str]) -> bool:
     return not (_STOPPING_NAME.search(error.kind) or _STOPPING.search(error.line))
 
 
-def exception(lines: Sequence[str]) -> Raised | None:
+def exception(lines: Sequence[str]) -> RaisedException | None:
     """Return the exception that the last traceback in the lines ends with; None without one."""
-    found, in_frame = None, False
+    last, in_frame = None, False
     for place, raw in enumerate(lines):
         line = _RANK.sub("", raw)
         if _FRAME.match(line):
@@ -181,8 +185,8 @@ def exception(lines: Sequence[str]) -> Raised | None:
         elif in_frame and not line[:1].isspace() and not line.startswith("[Previous line"):
             in_frame = False
             if match := _EXCEPTION.match(line):
-                found = Raised(match[1].rpartition(".")[2], line, place)
-    return found
+                last = RaisedException(match[1].rpartition(".")[2], line, place)
+    return last
 
 
 def lines_since(before: Sequence[str], after: Sequence[str]) -> list[str]:
@@ -207,11 +211,11 @@ def _is_last(after: Sequence[str]) -> bool:
 
     One that was caught and logged is followed by the script's work.
     """
-    said = [line for line in after if not line.startswith("wandb:") and _HYDRA not in line]
-    return len(said) <= _MOST_LAST_WORDS and not any(map(_VALUE.search, said))
+    printed = [line for line in after if not line.startswith("wandb:") and _HYDRA not in line]
+    return len(printed) <= _MOST_LAST_WORDS and not any(map(_VALUE.search, printed))
 
 
-def _of_exception(error: Raised, lines: Sequence[str]) -> Failure | None:
+def _of_exception(error: RaisedException, lines: Sequence[str]) -> Failure | None:
     kind, line = error.kind, error.line
     if kind in _SYNTAX_ERRORS:
         frames = [frame for n in range(error.place) if (frame := _FRAME.match(lines[n]))]
@@ -252,8 +256,8 @@ def _of_arguments(exit_code: int, lines: Sequence[str]) -> Failure | None:
     if refused is None and by_hydra:
         refused = next((line for line in lines if _HYDRA_REFUSED.match(line)), lines[0])
     if refused is None and exit_code == _REFUSES and any(map(_USAGE.search, lines)):
-        said = (line for line in reversed(lines) if re.search(r"(?i)\berror\b", line))
-        refused = next(said, lines[-1])
+        errors = (line for line in reversed(lines) if re.search(r"(?i)\berror\b", line))
+        refused = next(errors, lines[-1])
     if refused is None:
         return None
     return Failure(Cause.REFUSED_ARGUMENT, refused.strip(" │|"), _CORRECT)

@@ -1,7 +1,11 @@
-"""The trial's folder: where each file lies, and how to write one that no crash can tear."""
+"""The trial's folder: where each file lies, and how to write one that no crash can tear.
+
+Its notices and its random seeds are small files that all its segments share.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -31,7 +35,7 @@ class Folder(NamedTuple):
 
     @property
     def checkpoints(self) -> Path:
-        """What the script sees as $HERMES_CHECKPOINT_DIR."""
+        """Return the folder that the script knows as $HERMES_CHECKPOINT_DIR."""
         return self.root / "checkpoints"
 
     @property
@@ -41,7 +45,7 @@ class Folder(NamedTuple):
 
     @property
     def status(self) -> Path:
-        """What the trial is doing now."""
+        """Return the file with the current status of the trial."""
         return self.root / "status.json"
 
     @property
@@ -51,22 +55,22 @@ class Folder(NamedTuple):
 
     @property
     def events(self) -> Path:
-        """What the hook inside the script tells its supervisor."""
+        """Return the file of events that the hook in the script sends to its supervisor."""
         return self.root / "events.jsonl"
 
     @property
     def logged_values(self) -> Path:
-        """What the script has logged to MLflow that is for the trial's curve."""
+        """Return the file of MLflow values that the script logged for the trial's curve."""
         return self.root / "mlflow.jsonl"
 
     @property
     def result(self) -> Path:
-        """How the last segment ended; absent while one runs."""
+        """Return the file with the outcome of the last segment; absent while one runs."""
         return self.root / "result.json"
 
     @property
     def reserve(self) -> Path:
-        """A few KiB given back when the disk is full, so that the result can still be written."""
+        """A few KiB in which the result is written when the disk is full."""
         return self.root / ".reserve"
 
     @property
@@ -77,23 +81,33 @@ class Folder(NamedTuple):
 
 def write_json(path: Path, document: object, durable: bool = False) -> None:
     """Replace `path` in one step; `durable` also flushes it to the disk."""
+    replace_file(path, json.dumps(document, allow_nan=False).encode(), durable)
+
+
+def replace_file(path: Path, data: bytes, durable: bool = False, mode: int = 0o666) -> None:
+    """Replace a file by `data` atomically; on an error its old content stays.
+
+    An OSError names that file, not the temporary one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            json.dump(document, stream, allow_nan=False)
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+            stream.write(data)
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())
         os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in `path`; None if there is none or it is not readable."""
+    """Return the object in `path`; None if there is none or it is not readable, as a pipe is."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            document = json.loads(stream.read() or b"")
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
@@ -134,7 +148,7 @@ def drop_torn_line(handle: int) -> int:
 
 
 class Follower:
-    """Reads a growing file of JSON lines from where it stopped; an unfinished line waits."""
+    """Read a growing file of JSON lines from where it stopped; an unfinished line waits."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
@@ -170,7 +184,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def encode_value(value: float) -> float | str:
-    """A number as JSON can hold it: NaN and the infinities become words."""
+    """Return a number as JSON can hold it: NaN and the infinities become words."""
     if math.isfinite(value):
         return value
     if math.isnan(value):
@@ -179,7 +193,7 @@ def encode_value(value: float) -> float | str:
 
 
 def decode_value(value: object) -> float:
-    """The inverse of `encode_value`; ValueError for anything else."""
+    """Decode what `encode_value` returns; ValueError for anything else."""
     if isinstance(value, str):
         if value not in _WORDS:
             raise ValueError(f"not a metric value: {value!r}")
@@ -190,5 +204,35 @@ def decode_value(value: object) -> float:
 
 
 def now_ms() -> int:
-    """Unix time in milliseconds."""
+    """Return the Unix time in milliseconds."""
     return int(time.time() * 1000)
+
+
+_NOTICES = "said.jsonl"
+_NOTICE_CHARACTERS = 500  # characters of a text that are compared
+
+
+def is_first_time(folder: Path, text: str) -> bool:
+    """Tell whether the trial has not printed this notice yet, and record it.
+
+    If the folder cannot be written, the text is printed again.
+    """
+    path, key = folder / _NOTICES, text[:_NOTICE_CHARACTERS]
+    if any(document.get("text") == key for document in Follower(path).new()):
+        return False
+    with contextlib.suppress(OSError):
+        append_lines(path, [{"text": key}])
+    return True
+
+
+_SEEDS = ("python", "numpy", "shuffle")
+
+
+def trial_seeds(folder: Path | None = None) -> dict[str, int]:
+    """Return the seeds, each below 2^31, kept in the trial's folder (default $HERMES_TRIAL_DIR)."""
+    path = (folder or Path(os.environ["HERMES_TRIAL_DIR"])) / "entropy.json"
+    seeds = read_json(path)
+    if seeds is None or set(seeds) != set(_SEEDS):
+        seeds = {name: int.from_bytes(os.urandom(4), "little") >> 1 for name in _SEEDS}
+        write_json(path, seeds, durable=True)
+    return seeds

@@ -10,21 +10,15 @@ import importlib.machinery
 import os
 import sys
 
-from hermes_ops.trial.relevant import relevant
-
 TYPE_CHECKING = False  # checkers of types know this name
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
     from typing import Any
 
 _KERAS_3 = "keras.src.backend.tensorflow.trainer"
 _KERAS_3_ELSEWHERE = ("keras.src.backend.jax.trainer", "keras.src.backend.torch.trainer")
-_KERAS_2 = (
-    "keras.src.engine.training",
-    "keras.engine.training",
-    "tf_keras.src.engine.training",
-)
+_KERAS_2 = ("keras.src.engine.training", "keras.engine.training", "tf_keras.src.engine.training")
 _MLFLOW_CLIENT = "mlflow.tracking._tracking_service.client"
 _MLFLOW_FLUENT = "mlflow.tracking.fluent"
 
@@ -36,10 +30,10 @@ _environment: tuple[tuple[str, str], ...] = ()
 def install() -> None:
     """Have what the script may leave unseeded seeded when it is imported; watch imports."""
     global _environment  # noqa: PLW0603 - one a process, by its nature
-    _environment = relevant(os.environ)
+    _environment = import_variables(os.environ)
     for name in HEAVY:
         if name in sys.modules:
-            _tell_import(name)
+            _report_import(name)
     targets: dict[str, Callable[[ModuleType], None]] = {
         "random": _seed_random,
         "numpy": _seed_numpy,
@@ -55,7 +49,7 @@ def install() -> None:
     sys.meta_path.insert(0, _AfterImport(targets))
 
 
-def _tell_import(name: str) -> None:
+def _report_import(name: str) -> None:
     """Let a standby interpreter have the import done next time.
 
     Not if the script has changed its environment before, nor if the module is the script's own:
@@ -63,12 +57,12 @@ def _tell_import(name: str) -> None:
     """
     import contextlib
 
-    from hermes_ops.trial.channel import send
+    from hermes_ops.trial.event_channel import send
 
     with contextlib.suppress(OSError):
-        changed = relevant(os.environ) != _environment
-        own = importlib.machinery.PathFinder.find_spec(name, sys.path[:1]) is not None
-        send({"kind": "import", "name": name, "ahead": not (changed or own)})
+        changed = import_variables(os.environ) != _environment
+        is_scripts_own = importlib.machinery.PathFinder.find_spec(name, sys.path[:1]) is not None
+        send({"kind": "import", "name": name, "ahead": not (changed or is_scripts_own)})
 
 
 def _act(action: Callable[[ModuleType], None], module: ModuleType) -> None:
@@ -80,49 +74,49 @@ def _act(action: Callable[[ModuleType], None], module: ModuleType) -> None:
 
 
 def _seed_random(random: ModuleType) -> None:
-    from hermes_ops.trial.entropy import entropy
+    from hermes_ops.trial.files import trial_seeds
 
-    random.seed(entropy()["python"])
+    random.seed(trial_seeds()["python"])
 
 
 def _seed_numpy(numpy: ModuleType) -> None:
-    from hermes_ops.trial.entropy import entropy
+    from hermes_ops.trial.files import trial_seeds
 
-    numpy.random.seed(entropy()["numpy"])
+    numpy.random.seed(trial_seeds()["numpy"])
 
 
 def _patch_keras_3(trainer: ModuleType) -> None:
-    from hermes_ops.trial.keras3 import patch
+    from hermes_ops.trial.keras.keras3 import patch
 
     patch(trainer)
 
 
 def _patch_keras_3_elsewhere(trainer: ModuleType) -> None:
-    from hermes_ops.trial.keras3_backends import patch
+    from hermes_ops.trial.keras.keras3 import patch_other_backend
 
-    patch(trainer)
+    patch_other_backend(trainer)
 
 
 def _patch_keras_2(training: ModuleType) -> None:
-    from hermes_ops.trial.keras2 import patch
+    from hermes_ops.trial.keras.keras2 import patch
 
     patch(training)
 
 
 def _patch_mlflow_client(client: ModuleType) -> None:
-    from hermes_ops.trial.mlflow_hook import patch_client
+    from hermes_ops.trial.mlflow.hook import patch_client
 
     patch_client(client)
 
 
 def _patch_mlflow_fluent(fluent: ModuleType) -> None:
-    from hermes_ops.trial.mlflow_hook import patch_fluent
+    from hermes_ops.trial.mlflow.hook import patch_fluent
 
     patch_fluent(fluent)
 
 
 class _AfterImport:
-    """Calls a function once a named module has been imported."""
+    """Call a function once a named module has been imported."""
 
     def __init__(self, targets: dict[str, Callable[[ModuleType], None]]) -> None:
         self._targets = targets
@@ -135,7 +129,7 @@ class _AfterImport:
     ) -> importlib.machinery.ModuleSpec | None:
         """Find the module as usual, and wrap its loader if it is one that is waited for."""
         if name in HEAVY:
-            _tell_import(name)
+            _report_import(name)
         action = self._targets.pop(name, None)
         if action is None:
             return None
@@ -143,11 +137,11 @@ class _AfterImport:
 
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, action)  # type: ignore[assignment]  # it acts as one
+            spec.loader = _PatchingLoader(spec.loader, action)  # type: ignore[assignment]  # it acts as one
         return spec
 
 
-class _Loader:
+class _PatchingLoader:
     """A loader that has something to do afterwards."""
 
     def __init__(self, loader: Any, action: Callable[[ModuleType], None]) -> None:  # noqa: ANN401
@@ -158,7 +152,7 @@ class _Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the wrapped loader does."""
+        """Create the module as the wrapped loader does."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
@@ -170,3 +164,22 @@ class _Loader:
         module.__loader__ = self._loader
         if os.environ.get("HERMES_TRIAL_DIR"):
             _act(self._action, module)
+
+
+_IMPORT_PREFIXES = (
+    "TF_", "KERAS_", "XLA_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "JAX_",
+    "TORCH_", "NCCL_", "NVIDIA_", "CUDA_", "LC_",
+)  # fmt: skip
+_IMPORT_NAMES = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR")
+
+
+def import_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables of an environment on which an import may depend, sorted."""
+    return tuple(
+        sorted(
+            (name, value)
+            for name, value in environment.items()
+            if (name.startswith(_IMPORT_PREFIXES) or name in _IMPORT_NAMES)
+            and name != "CUDA_VISIBLE_DEVICES"
+        )
+    )

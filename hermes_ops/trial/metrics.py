@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from hermes_ops.trial.files import Follower, decode_value, drop_torn_line, encode_value, now_ms
-from hermes_ops.trial.steps import Steps
 
 
 class Metric(NamedTuple):
@@ -22,12 +23,12 @@ class Metric(NamedTuple):
 
 
 class MetricsFile:
-    """Appends to a metrics file that other processes append to as well."""
+    """Append to a metrics file that other processes append to as well."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._follower = Follower(path)
-        self._seen: dict[str, Steps] = {}
+        self._seen: dict[str, StepSet] = {}
 
     def append(self, metrics: Iterable[Metric], others: list[Metric] | None = None) -> list[Metric]:
         """Append what is new, whole lines at once, and return it.
@@ -68,34 +69,34 @@ class MetricsFile:
         for _ in self._new():
             pass
 
-    def last_step(self, aside: Collection[str] = ()) -> int:
-        """The highest step in the file, of all metrics but those `aside`; 0 without any."""
+    def last_step(self, secondary: Collection[str] = ()) -> int:
+        """Return the highest step of all metrics but the `secondary`; 0 without any."""
         self._catch_up()
-        known = (steps for name, steps in self._seen.items() if name not in aside)
-        return max((steps.highest for steps in known), default=0)
+        primary = (steps for name, steps in self._seen.items() if name not in secondary)
+        return max((steps.highest for steps in primary), default=0)
 
     def reached(self, name: str) -> int | None:
-        """The highest step of one metric; None if it is not in the file."""
+        """Return the highest step of one metric; None if it is not in the file."""
         self._catch_up()
         steps = self._seen.get(name)
         return None if steps is None else steps.highest
 
-    def progress(self, objective: str | None, aside: Collection[str] = ()) -> int:
-        """How far the trial has trained: only the objective tells, where there is one."""
-        return self.last_step(aside) if objective is None else self.reached(objective) or 0
+    def progress(self, objective: str | None, secondary: Collection[str] = ()) -> int:
+        """Return the highest step of the objective; without one, of all but the `secondary`."""
+        return self.last_step(secondary) if objective is None else self.reached(objective) or 0
 
     def highest(self, name: str | None) -> int:
-        """The highest step of a metric in the file, as last read; 0 without any."""
+        """Return the highest step of a metric in the file, as last read; 0 without any."""
         steps = self._seen.get(name or "")
         return steps.highest if steps is not None else 0
 
     def names(self) -> set[str]:
-        """The names of the metrics in the file."""
+        """Return the names of the metrics in the file."""
         self._catch_up()
         return set(self._seen)
 
     def _note(self, metric: Metric) -> None:
-        self._seen.setdefault(metric.name, Steps()).add(metric.step)
+        self._seen.setdefault(metric.name, StepSet()).add(metric.step)
 
     def _unseen(self, metrics: Iterable[Metric]) -> list[Metric]:
         fresh: dict[tuple[str, int], Metric] = {}
@@ -106,7 +107,7 @@ class MetricsFile:
 
 
 def parse(document: dict[str, object]) -> Metric | None:
-    """The metric in one line of the file; None if the line is not one."""
+    """Return the metric in one line of the file; None if the line is not one."""
     name, step = document.get("name"), document.get("step")
     if not isinstance(name, str) or isinstance(step, bool) or not isinstance(step, int):
         return None
@@ -116,11 +117,65 @@ def parse(document: dict[str, object]) -> Metric | None:
         return None
 
 
-def _line(metric: Metric) -> str:
-    document = {
+def as_document(metric: Metric) -> dict[str, object]:
+    """Return the line of a metric in the file, as an object."""
+    return {
         "name": metric.name,
         "value": encode_value(metric.value),
         "step": metric.step,
         "time_ms": now_ms(),
     }
-    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def _line(metric: Metric) -> str:
+    return json.dumps(as_document(metric), allow_nan=False) + "\n"
+
+
+MOST_RANGES = 10_000
+
+
+class StepSet:
+    """Steps that follow one another at equal distance take one range, however many they are.
+
+    Past 10,000 ranges, which takes steps without any order, every step up to the highest counts
+    as stored.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: list[range] = []  # from the lowest to the highest; none reaches into another
+        self._starts: list[int] = []
+        self._closed_below = -math.inf
+        self.highest = 0
+
+    def __contains__(self, step: int) -> bool:
+        if step < self._closed_below:
+            return True
+        at = bisect_right(self._starts, step) - 1
+        return at >= 0 and step in self._ranges[at]
+
+    def add(self, step: int) -> None:
+        """Note a step; nothing happens if it is there."""
+        if step in self:
+            return
+        self.highest = max(self.highest, step)
+        at = bisect_right(self._starts, step)
+        begin = max(0, at - 1)
+        pieces = [p for whole in self._ranges[begin:at] for p in _with(whole, step)]
+        self._put(begin, at, pieces or [range(step, step + 1)])
+        if len(self._ranges) > MOST_RANGES:
+            self._put(0, len(self._ranges), [])
+            self._closed_below = self.highest + 1
+
+    def _put(self, begin: int, end: int, pieces: list[range]) -> None:
+        self._ranges[begin:end] = pieces
+        self._starts[begin:end] = [piece.start for piece in pieces]
+
+
+def _with(whole: range, step: int) -> list[range]:
+    """Return the ranges of the members before and after `step`, and of `step`."""
+    count = (step - whole.start) // whole.step + 1
+    below, above = whole[:count], whole[count:]
+    distance = step - below[-1]
+    if not above and (len(below) == 1 or distance == whole.step):
+        return [range(whole.start, step + 1, distance)]
+    return [part for part in (below, range(step, step + 1), above) if part]

@@ -1,4 +1,4 @@
-"""How a segment ended: a pure function of what was seen."""
+"""How a segment ended: a pure function of the supervisor's observations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_REFUSED = 3  # lines that were not read, in a reason
 _NO_SPACE = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
 
 
-class Outcome(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
+class SegmentOutcome(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
     """The four ends of a segment."""
 
     FINISHED = "finished"
@@ -31,8 +31,8 @@ class Outcome(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.
     INTERRUPTED = "interrupted"
 
 
-class Facts(NamedTuple):
-    """What the supervisor knows when the script has gone."""
+class SegmentFacts(NamedTuple):
+    """What the supervisor has observed when the script has ended."""
 
     exit_code: int  # negative: killed by that signal
     asked_to_stop: bool
@@ -48,54 +48,62 @@ class Facts(NamedTuple):
     reported: Sequence[str] = ()  # names of metrics, over the trial's whole life
     tail_at_stop: Sequence[str] = ()  # the last lines when it was told to stop
     refused: Sequence[str] = ()  # lines that were not read, and why
+    unwritten: str = ""  # why values that were reported are not in the metrics file
     worked_before: bool = False  # an earlier segment has reported values, and this one none
 
 
-class Ending(NamedTuple):
+class SegmentEnding(NamedTuple):
     """The outcome, its reason for a person, and the exit code of hermes-trial.
 
     Of a failure also its cause, and whether trying the trial again may help.
     """
 
-    outcome: Outcome
+    outcome: SegmentOutcome
     reason: str
     code: int
     cause: str = ""
     retryable: bool = True
 
 
-def judge(facts: Facts) -> Ending:
+def judge(facts: SegmentFacts) -> SegmentEnding:
     """Decide the outcome.
 
     A script that ends with 0 after SIGTERM and has a checkpoint counts as preempted unless it is
     known to have trained to its end: a clean exit on SIGTERM must not pass for a finished trial.
     """
-    if facts.verdict is not None:
-        cause = Cause.DIVERGED if facts.diverged else Cause.OTHER
-        return _failed(facts, facts.verdict, cause)
+    if facts.unwritten or facts.verdict is not None:
+        return _ended_by_us(facts)
     if facts.ended_at_max_epochs:
         return _finished(facts)
     if facts.exit_code == PREEMPTED:
         return _stopped(facts)
     if facts.asked_to_stop and not (facts.exit_code == 0 and facts.trained_to_end):
-        return _told_to_stop(facts)
+        return _stopped_or_failed(facts)
     if facts.exit_code == 0:
         return _finished(facts)
     return _broken(facts)
 
 
-def _finished(facts: Facts) -> Ending:
+def _ended_by_us(facts: SegmentFacts) -> SegmentEnding:
+    """Return the failure of a script that the supervisor has ended, or whose values are lost."""
+    if facts.unwritten and not facts.diverged:
+        return _failed(facts, facts.unwritten, Cause.NO_SPACE)
+    cause = Cause.DIVERGED if facts.diverged else Cause.OTHER
+    return _failed(facts, facts.verdict or "", cause)
+
+
+def _finished(facts: SegmentFacts) -> SegmentEnding:
     if facts.objective is not None and not facts.objective_reported:
-        found = no_objective(facts.objective, facts.direction, facts.reported)
-        reason = "; ".join([f"{found.line}: {found.remedy}", *facts.refused[:_MOST_REFUSED]])
-        return _failed(facts, reason, found.cause)
-    return Ending(Outcome.FINISHED, "", FINISHED)
+        failure = no_objective(facts.objective, facts.direction, facts.reported)
+        reason = "; ".join([f"{failure.line}: {failure.remedy}", *facts.refused[:_MOST_REFUSED]])
+        return _failed(facts, reason, failure.cause)
+    return SegmentEnding(SegmentOutcome.FINISHED, "", FINISHED)
 
 
-def _told_to_stop(facts: Facts) -> Ending:
+def _stopped_or_failed(facts: SegmentFacts) -> SegmentEnding:
     """Tell a script that has stopped from one that raised an error instead."""
     if _out_of_space(facts):
-        return _failed(facts, _no_space())
+        return _failed(facts, no_space(_line_on_space(facts)), Cause.NO_SPACE)
     fresh = lines_since(facts.tail_at_stop, facts.tail)
     if is_error_at_stop(facts.exit_code, fresh):
         ending = _broken(facts._replace(tail=fresh))
@@ -103,42 +111,54 @@ def _told_to_stop(facts: Facts) -> Ending:
     return _stopped(facts)
 
 
-def _broken(facts: Facts) -> Ending:
+def _broken(facts: SegmentFacts) -> SegmentEnding:
     """Return the failure of a script that has ended by an error or a signal."""
     if _out_of_space(facts):
-        return _failed(facts, _no_space())
-    found = classify(facts.exit_code, facts.tail)
-    return _failed(facts, _why(facts, found), found.cause)
+        return _failed(facts, no_space(_line_on_space(facts)), Cause.NO_SPACE)
+    failure = classify(facts.exit_code, facts.tail)
+    return _failed(facts, _why(facts, failure), failure.cause)
 
 
-def _stopped(facts: Facts) -> Ending:
+def _stopped(facts: SegmentFacts) -> SegmentEnding:
     if facts.has_checkpoint:
-        return Ending(Outcome.PREEMPTED, "", PREEMPTED)
-    return Ending(Outcome.INTERRUPTED, "stopped without a checkpoint: it starts anew", PREEMPTED)
+        return SegmentEnding(SegmentOutcome.PREEMPTED, "", PREEMPTED)
+    return SegmentEnding(
+        SegmentOutcome.INTERRUPTED, "stopped without a checkpoint: it starts anew", PREEMPTED
+    )
 
 
-def _failed(facts: Facts, reason: str, cause: Cause = Cause.OTHER) -> Ending:
+def _failed(facts: SegmentFacts, reason: str, cause: Cause = Cause.OTHER) -> SegmentEnding:
     code = facts.exit_code if facts.exit_code > 0 else 128 - facts.exit_code
     if code in (FINISHED, PREEMPTED, INFRASTRUCTURE, 128) or code > 255:
         code = 1
     retryable = not is_final(cause, facts.worked_before)
-    return Ending(Outcome.FAILED, reason, code, cause.value, retryable)
+    return SegmentEnding(SegmentOutcome.FAILED, reason, code, cause.value, retryable)
 
 
-def _why(facts: Facts, found: Failure) -> str:
+def _why(facts: SegmentFacts, failure: Failure) -> str:
     last = next((line.strip() for line in reversed(facts.tail) if line.strip()), "no output")
     if facts.exit_code < 0:
         return f"killed by {_signal_name(-facts.exit_code)}: {last}"
-    why = f"exit code {facts.exit_code}: {found.line or last}"
-    return f"{why}: {found.remedy}" if found.remedy else why
+    why = f"exit code {facts.exit_code}: {failure.line or last}"
+    return f"{why}: {failure.remedy}" if failure.remedy else why
 
 
-def _out_of_space(facts: Facts) -> bool:
-    return any(mark in line for line in facts.tail[-15:] for mark in _NO_SPACE)
+def _out_of_space(facts: SegmentFacts) -> bool:
+    return bool(_line_on_space(facts))
 
 
-def _no_space() -> str:
-    return "no space left on the device (a checkpoint could not be written; the one before is kept)"
+def _line_on_space(facts: SegmentFacts) -> str:
+    """Return the last line of the output that speaks of a full disk; empty without one."""
+    lines = (line.strip() for line in reversed(facts.tail[-15:]))
+    return next((line for line in lines if any(mark in line for mark in _NO_SPACE)), "")
+
+
+def no_space(detail: str) -> str:
+    """Return why a segment ended whose disk is full; `detail` says what could not be written."""
+    return (
+        f"no space left on the device: {detail}: free some space there, the last complete "
+        "checkpoint is kept"
+    )
 
 
 def _signal_name(number: int) -> str:

@@ -32,7 +32,7 @@ class WorkspaceError(Exception):
     """The folder cannot be copied; the message says why and what to do."""
 
 
-class Entry(NamedTuple):
+class WorkspaceEntry(NamedTuple):
     """One thing in the folder: its path in it, what becomes of it, and its size in bytes."""
 
     path: str
@@ -41,20 +41,20 @@ class Entry(NamedTuple):
     target: str = ""
 
 
-def survey(source: Path, without: Collection[Path] = ()) -> list[Entry]:
+def survey(source: Path, without: Collection[Path] = ()) -> list[WorkspaceEntry]:
     """Return all that is to be copied, folders before what is in them.
 
     Raises: WorkspaceError where the folder is not there, cannot be read, or holds too much.
     """
     if not source.is_dir():
         raise WorkspaceError(f"the folder {source} does not exist: correct trial.directory")
-    found: list[Entry] = []
+    entries: list[WorkspaceEntry] = []
     total_bytes = 0
     try:
         for entry in _entries(source, {os.path.realpath(path) for path in without}):
-            found.append(entry)
+            entries.append(entry)
             total_bytes += entry.size_bytes if entry.kind == "file" else 0
-            if len(found) > MOST_FILES or total_bytes > MOST_BYTES:
+            if len(entries) > MOST_FILES or total_bytes > MOST_BYTES:
                 raise WorkspaceError(
                     f"{source} holds too much to be copied for each trial (at most "
                     f"{MOST_FILES:,} files and {MOST_BYTES // 1024**3} GiB in files of up to "
@@ -66,7 +66,7 @@ def survey(source: Path, without: Collection[Path] = ()) -> list[Entry]:
             f"{error.filename or source} cannot be read ({error.strerror}): correct its rights, "
             "or put it elsewhere"
         ) from error
-    return found
+    return entries
 
 
 def ensure_workspace(source: Path, root: Path, environment: Mapping[str, str]) -> Path:
@@ -81,26 +81,30 @@ def ensure_workspace(source: Path, root: Path, environment: Mapping[str, str]) -
     entries = survey(source, [root, *([Path(home)] if home else [])])
     fresh = root / ".workspace.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    links: dict[str, list[int]] = {}
-    for entry in entries:
-        _make(entry, source, fresh, links)
-    write_json(root / _LINKS, {"links": links})
-    os.replace(fresh, place)
+    try:
+        fresh.mkdir(parents=True)
+        links: dict[str, list[int]] = {}
+        for entry in entries:
+            _make(entry, source, fresh, links)
+        write_json(root / _LINKS, {"links": links})
+        os.replace(fresh, place)
+    except OSError:
+        shutil.rmtree(fresh, ignore_errors=True)  # its disk may be full of it
+        raise
     return place
 
 
 def written_originals(root: Path) -> list[str]:
     """Return the large originals that have been written since they were linked, each once."""
-    known = (read_json(root / _LINKS) or {}).get("links") or {}
-    changed = {path: now for path, then in known.items() if (now := _stamp(path)) != then}
+    links = (read_json(root / _LINKS) or {}).get("links") or {}
+    changed = {path: now for path, then in links.items() if (now := _stamp(path)) != then}
     if changed:
         with contextlib.suppress(OSError):
-            write_json(root / _LINKS, {"links": {**known, **changed}})
+            write_json(root / _LINKS, {"links": {**links, **changed}})
     return sorted(changed)
 
 
-def _entries(source: Path, without: Collection[str]) -> Iterator[Entry]:
+def _entries(source: Path, without: Collection[str]) -> Iterator[WorkspaceEntry]:
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -115,18 +119,18 @@ def _entries(source: Path, without: Collection[str]) -> Iterator[Entry]:
                     waiting.append(path)
 
 
-def _entry(source: Path, path: str, member: os.DirEntry[str]) -> Entry | None:
+def _entry(source: Path, path: str, member: os.DirEntry[str]) -> WorkspaceEntry | None:
     if member.is_symlink():
-        return Entry(path, "link", target=_target(source, path, os.readlink(member.path)))
+        return WorkspaceEntry(path, "link", target=_target(source, path, os.readlink(member.path)))
     if member.is_dir():
         if member.name in LINKED_FOLDERS or _is_environment(member.path):
-            return Entry(path, "link", target=os.path.abspath(member.path))
-        return Entry(path, "folder")
+            return WorkspaceEntry(path, "link", target=os.path.abspath(member.path))
+        return WorkspaceEntry(path, "folder")
     details = member.stat()
     if not stat.S_ISREG(details.st_mode):  # a socket, a pipe: of a process that runs
         return None
     kind = "large" if details.st_size > LINKED_BYTES else "file"
-    return Entry(path, kind, details.st_size)
+    return WorkspaceEntry(path, kind, details.st_size)
 
 
 def _is_environment(folder: str) -> bool:
@@ -134,7 +138,7 @@ def _is_environment(folder: str) -> bool:
 
 
 def _target(source: Path, path: str, target: str) -> str:
-    """Where a link of the copy leads: to its counterpart in the copy, else where it did before."""
+    """Return the target of a link in the copy: its counterpart there, or the original outside."""
     folder = os.path.dirname(os.path.join(source, path))
     whole = os.path.abspath(os.path.join(folder, target))
     inside = os.path.relpath(whole, source)
@@ -143,7 +147,7 @@ def _target(source: Path, path: str, target: str) -> str:
     return os.path.relpath(inside, os.path.dirname(path) or os.curdir)
 
 
-def _make(entry: Entry, source: Path, fresh: Path, links: dict[str, list[int]]) -> None:
+def _make(entry: WorkspaceEntry, source: Path, fresh: Path, links: dict[str, list[int]]) -> None:
     old, new = os.path.abspath(source / entry.path), fresh / entry.path
     if entry.kind == "folder":
         new.mkdir()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bench.measure import NotMeasuredError
-from bench.postgres import Server, server
+from bench.postgres import PostgresServer, server
 
 HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 360
@@ -72,7 +72,7 @@ def run_hermes(
         text=True,
         timeout=timeout_s,
         check=False,
-        env={**environment, "HERMES_HOME": str(home)},
+        env={"AWS_SECRET_ACCESS_KEY": "left-behind", **environment, "HERMES_HOME": str(home)},
     )
 
 
@@ -133,7 +133,7 @@ def lab(stack: Stack, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Server]:
+def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server on loopback; its password has a character that needs escaping."""
     with contextlib.ExitStack() as stack:
         try:

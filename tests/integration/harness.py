@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from hermes_ops.stack import processes
-from hermes_ops.trial.copies import safe_name
+from hermes_ops.trial.checkpoint_store.store import safe_name
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DAG = "/api/v2/dags/hermes_sweep/dagRuns"
@@ -30,7 +30,7 @@ FINAL = {"finished", "failed", "stopped_early", "cancelled"}
 SWEEP_TIMEOUT_S = 240.0
 
 
-def await_(condition: Callable[[], Any], timeout_s: float = 60.0, period_s: float = 0.2) -> Any:
+def await_(condition: Callable[[], Any], timeout_s: float = 120.0, period_s: float = 0.2) -> Any:
     """Return the first true value of `condition`; fail when there is none in time."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -61,10 +61,31 @@ def config(name: str, space: Mapping[str, list[Any]], *command: str, **changes: 
 
 
 def stub(name: str, rates: list[float], epochs: int, pause: float, **changes: Any) -> Any:
-    """A sweep of scripts/stub.py whose trial n falls by `rates[n]` an epoch."""
+    """A sweep of scripts/stub.py whose trial n falls by `rates[n]` an epoch.
+
+    With `slow_while`, a file, its trials pause in each epoch until that file is removed.
+    """
     options = ["--rate", "{rate}", "--epochs", str(epochs), "--pause", str(pause)]
+    if slow_while := changes.pop("slow_while", None):
+        options += ["--slow-while", str(slow_while)]
     budget = {"max_epochs": epochs, **changes.pop("budget", {})}
     return config(name, {"rate": rates}, "stub.py", *options, budget=budget, **changes)
+
+
+LONG = 1000  # epochs of a trial that lasts until its test removes the file of `slow_while`
+
+
+def slow_file(folder: Path) -> Path:
+    """Make and return a file for `slow_while`."""
+    file = folder / f"slow-{uuid.uuid4().hex[:6]}"
+    file.touch()
+    return file
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the documents of a file that is being written: its last line may not be complete."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def alike(trials: int) -> list[float]:
@@ -287,7 +308,12 @@ class Sweep:
         return str(self.lab.airflow.get(f"{DAG}/{self.id}").json()["state"])
 
     def await_end(self, timeout_s: float = SWEEP_TIMEOUT_S) -> str:
-        return str(await_(lambda: (s := self.state) in ("success", "failed") and s, timeout_s))
+        try:
+            return str(await_(lambda: (s := self.state) in ("success", "failed") and s, timeout_s))
+        except AssertionError as error:
+            states = {task: entry["state"] for task, entry in self.tasks().items()}
+            error.add_note(f"{self.id} is {self.state}, its tasks are {states}")
+            raise
 
     def tasks(self) -> dict[tuple[str, int], dict[str, Any]]:
         """Airflow's task instances by (task, number); -1 for tasks that are not mapped."""
@@ -336,8 +362,7 @@ class Sweep:
         """The trial's segments from its own folder, begin and end put together."""
         found: dict[int, dict[str, Any]] = {}
         file = self.folder / "trials" / str(number) / "segments.jsonl"
-        for line in file.read_text().splitlines() if file.exists() else ():
-            part = json.loads(line)
+        for part in json_lines(file):
             found.setdefault(part["epoch"], {}).update(part)
         return [found[epoch] for epoch in sorted(found)]
 
@@ -347,8 +372,7 @@ class Sweep:
         return len(file.read_text().splitlines()) if file.exists() else 0
 
     def decisions(self) -> list[dict[str, Any]]:
-        file = self.folder / "decisions.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return json_lines(self.folder / "decisions.jsonl")
 
     def live(self) -> list[str]:
         """The trials of this sweep whose processes are there now, scripts included."""

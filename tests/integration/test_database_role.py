@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, insert, make_url, text
 from sqlalchemy.exc import ProgrammingError
 
-from bench.postgres import Server
+from bench.postgres import PostgresServer
 from hermes_ops.airflow import grants
-from hermes_ops.airflow.control.leader import Leadership
-from hermes_ops.airflow.metadata import Metadata, Rank
+from hermes_ops.airflow.control.controller import Leadership
+from hermes_ops.airflow.metadata import Metadata, TaskRank
 from hermes_ops.errors import HermesError
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,7 @@ TRIAL = str(UUID(int=1))
 
 
 @pytest.fixture(scope="module")
-def owner(postgres: Server) -> Iterator[Engine]:
+def owner(postgres: PostgresServer) -> Iterator[Engine]:
     url = make_url(postgres.url("rights")).set(drivername="postgresql+psycopg2")
     engine = create_engine(url)
     from airflow.models import import_all_models
@@ -61,7 +61,7 @@ def test_with_its_rights_the_controller_does_all_its_work(role: Engine) -> None:
     database.check()
     assert database.sweeps() == ()
     assert database.pool("gpus", []) is None
-    assert database.rerank([Rank(TRIAL, 7, 3)]) == 1
+    assert database.rerank([TaskRank(TRIAL, 7, 3)]) == 1
     leadership = Leadership(role, "gpus")
     assert leadership.acquire(lambda: False)
     assert leadership.holds()

@@ -27,7 +27,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from bench.measure import child
-from bench.postgres import Server
+from bench.postgres import PostgresServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
 
@@ -187,7 +187,10 @@ def strange_environment(installed: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def airflow(
-    installed: Path, postgres: Server, harness: Any, tmp_path_factory: pytest.TempPathFactory
+    installed: Path,
+    postgres: PostgresServer,
+    harness: Any,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Airflow]:
     """Everything of it running, by Airflow's own commands, and an MLflow that was there too."""
     home, port, mlflow_port = tmp_path_factory.mktemp("airflow"), free_port(), free_port()

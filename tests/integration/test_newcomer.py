@@ -137,7 +137,7 @@ def test_a_policy_of_eight_lines_is_known_to_the_command_line_of_the_checkout(
     policies = checkout / "hermes_ops" / "policies"
     (policies / "shortest.py").write_text(module)
     table = (policies / "__init__.py").read_text()
-    added = re.sub(r"^(POLICIES: .* = {\n)", rf"\1{line}", table, flags=re.M)
+    added = re.sub(r"^(_BUILTIN: .* = {\n)", rf"\1{line}", table, flags=re.M)
     own_import = "from hermes_ops.policies.shortest import Shortest\n"
     (policies / "__init__.py").write_text(
         added.replace("from hermes_ops.policies.slaq", f"{own_import}from hermes_ops.policies.slaq")

@@ -81,16 +81,18 @@ def test_a_broken_file_is_an_import_error_that_names_it_and_takes_no_other_down(
 
 
 def test_a_night_begins_with_the_best_of_the_last_one_and_reports_it(
-    lab: Any, harness: Any
+    lab: Any, harness: Any, tmp_path: Path
 ) -> None:
     nights = Nights(lab, harness, "nightly_skip")
     first = nights.start(1)
     assert nights.ended(first) == "success", nights.tasks(first)
-    second = nights.start(2, epochs=120)
-    harness.await_(lambda: nights.sweep(second).runs().get(0))
+    slow = harness.slow_file(tmp_path)
+    second = nights.start(2, epochs=harness.LONG, slow_while=str(slow))
+    harness.await_(lambda: nights.sweep(second).runs().get(0), 120.0)
     third = nights.start(3)  # while the second one runs
     assert nights.ended(third) == "success"
     assert set(nights.tasks(third).values()) == {"skipped"}
+    slow.unlink()
     assert nights.ended(second) == "success", nights.tasks(second)
 
     before, after = nights.sweep(first), nights.sweep(second)
@@ -106,8 +108,8 @@ def test_a_night_begins_with_the_best_of_the_last_one_and_reports_it(
 
 def test_a_night_that_replaces_ends_the_last_one_in_order(lab: Any, harness: Any) -> None:
     nights = Nights(lab, harness, "nightly_replace")
-    old = nights.start(1, epochs=1000)
-    harness.await_(lambda: nights.sweep(old).lines(0))
+    old = nights.start(1, epochs=1000, slow_while=str(lab.home))  # which is there
+    harness.await_(lambda: nights.sweep(old).lines(0), 120.0)
     new = nights.start(2)
     assert nights.ended(old) == "success", nights.tasks(old)
     assert "replaced" in nights.sweep(old).parent["tags"]["hermes.closed"]

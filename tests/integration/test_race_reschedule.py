@@ -1,7 +1,7 @@
 """Many preemptions in a short time: a task that leaves its slot must never be taken as failed.
 
 Airflow fails a task whose late "success" event meets it scheduled again; the delay of
-`hermes_ops.airflow.timing` is there to prevent it.
+`hermes_ops.airflow.trial.trial_task` is there to prevent it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ def _programs(stack: Any) -> dict[str, int]:
     return {p["name"]: p["pid"] for p in document["programs"]}
 
 
-def _await(condition: Any, timeout_s: float = 60.0) -> None:
+def _await(condition: Any, timeout_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -61,13 +62,29 @@ def test_after_a_sigkill_of_everything_up_needs_no_cleaning(own_stack: Any) -> N
     assert processes.members(own_stack.home) == []
 
 
-def test_when_only_the_supervisor_was_killed_up_ends_what_it_left(own_stack: Any) -> None:
-    assert own_stack.up().returncode == 0
+def _free_ports(number: int) -> list[int]:
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return ports
+
+
+def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
+    own_stack: Any,
+) -> None:
+    airflow, mlflow = _free_ports(2)
+    fixed = ("--airflow-port", str(airflow), "--mlflow-port", str(mlflow))
+    assert own_stack.up(*fixed).returncode == 0
     before = {member.pid for member in processes.members(own_stack.home)}
     os.kill(int((own_stack.home / "run" / "supervisord.pid").read_text()), signal.SIGKILL)
-    again = own_stack.up()
+    shown = own_stack.hermes("status", "--json")
+    orphans = {p["name"] for p in json.loads(shown.stdout)["orphans"]}
+    assert (shown.returncode, "api-server" in orphans) == (4, True)
+    again = own_stack.up(*fixed)
     after = {member.pid for member in processes.members(own_stack.home)}
     assert again.returncode == 0, again.stderr
+    assert own_stack.airflow_url == f"http://127.0.0.1:{airflow}"
     assert not before & after
 
 
@@ -126,8 +143,8 @@ def test_a_component_that_cannot_start_is_named_with_its_log_and_all_is_stopped(
 
 
 def test_both_services_run_on_postgresql(own_stack: Any, postgres: Any) -> None:
-    databases = ("--airflow-db", postgres.url("airflow"), "--mlflow-db", postgres.url("mlflow"))
-    started = own_stack.up(*databases)
+    airflow, mlflow = postgres.url("both_airflow"), postgres.url("both_mlflow")
+    started = own_stack.up("--airflow-db", airflow, "--mlflow-db", mlflow)
     assert started.returncode == 0, started.stderr
     assert not (own_stack.home / "airflow" / "airflow.db").exists()
     assert not (own_stack.home / "mlflow" / "mlflow.db").exists()

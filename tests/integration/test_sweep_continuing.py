@@ -28,7 +28,7 @@ TPE = {
 
 def _ended_again(harness: Any, sweep: Any) -> None:
     """Wait until the run goes on, then until it has ended."""
-    harness.await_(lambda: sweep.state in ("queued", "running"), 30.0, 0.05)
+    harness.await_(lambda: sweep.state in ("queued", "running"), 60.0, 0.05)
     sweep.await_end()
 
 
@@ -98,11 +98,13 @@ def test_the_report_and_the_sweeps_own_run_tell_of_all_trials(grown: Any, lab: A
     assert yaml.safe_load(text)["search"]["max_trials"] == 7
 
 
-def test_a_grid_or_a_running_sweep_is_not_extended(lab: Any, harness: Any) -> None:
-    sweep = lab.start(harness.stub("busy", harness.alike(1), 30, 0.2))
+def test_a_grid_or_a_running_sweep_is_not_extended(lab: Any, harness: Any, tmp_path: Path) -> None:
+    slow = harness.slow_file(tmp_path)
+    sweep = lab.start(harness.stub("busy", harness.alike(1), harness.LONG, 0.2, slow_while=slow))
     early = lab.hermes("sweep", "extend", sweep.id, "--trials", "1")
     assert early.returncode == 1
     assert "has not ended" in early.stderr
+    slow.unlink()
     sweep.await_end()
     late = lab.hermes("sweep", "extend", sweep.id, "--trials", "1")
     assert late.returncode == 1
@@ -110,11 +112,14 @@ def test_a_grid_or_a_running_sweep_is_not_extended(lab: Any, harness: Any) -> No
 
 
 @pytest.fixture(scope="module")
-def resumed(lab: Any, harness: Any) -> Any:
+def resumed(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A sweep that was stopped in its midst and resumed; what each trial had come to before."""
-    sweep = lab.start(harness.stub("halted", harness.alike(3), 120, 0.25))
-    harness.await_(lambda: sweep.lines(0) > 5 and sweep.lines(1) > 5)
+    slow = harness.slow_file(tmp_path_factory.mktemp("halted"))
+    content = harness.stub("halted", harness.alike(3), harness.LONG, 0.25, slow_while=slow)
+    sweep = lab.start(content)
+    harness.await_(lambda: sweep.lines(0) > 5 and sweep.lines(1) > 5, 120.0)
     _stop(lab, sweep)
+    slow.unlink()
     assert set(sweep.states().values()) == {"cancelled"}
     before = {n: sweep.lines(n) for n in sweep.runs()}
     said = lab.hermes("sweep", "resume", sweep.id)
@@ -140,8 +145,8 @@ def test_resumed_trials_go_on_from_their_checkpoints_with_the_curve_of_one_never
     sweep, before = resumed
     for number in range(3):
         curve = sweep.curve(number)
-        assert [step for step, _ in curve] == list(range(1, 121))
-        alone = harness.plain_curve(tmp_path / str(number), harness.alike(3)[number], 120)
+        assert [step for step, _ in curve] == list(range(1, harness.LONG + 1))
+        alone = harness.plain_curve(tmp_path / str(number), harness.alike(3)[number], harness.LONG)
         assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
     for number in before:
         first = sweep.segments(number)
@@ -216,13 +221,15 @@ def test_a_trial_keeps_its_newest_and_best_checkpoints_for_the_stated_time(
     keeping = {"keep_last": 2, "keep_seconds": 20}
     sweep = lab.start(harness.config("kept", {"n": [1]}, "many.py", checkpoints=keeping))
     folder = sweep.folder / "trials" / "0" / "checkpoints"
-    harness.await_(lambda: sweep.lines(0) > 10)
-    _stop(lab, sweep)
+    harness.await_(lambda: sweep.lines(0) > 10, 120.0)
+    assert lab.hermes("sweep", "stop", sweep.id).returncode == 0
+    harness.await_(lambda: not sweep.live())
     kept = sorted(int(p.stem.partition("-")[2]) for p in folder.glob("epoch-*.txt"))
     assert kept[0] == 3  # the best
     assert 3 <= len(kept) <= 4  # one may have been written on the way out
     assert kept[-1] >= 10
-    harness.await_(lambda: not folder.exists(), 60.0)
+    sweep.await_end()
+    harness.await_(lambda: not folder.exists())
 
 
 def test_the_best_model_is_registered_with_its_signature_and_alias(lab: Any, harness: Any) -> None:

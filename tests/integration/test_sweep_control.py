@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from hermes_ops.stack.layout import Layout
-from hermes_ops.stack.supervisor import Supervisor
+from hermes_ops.stack.supervisor_client import SupervisorClient
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-STOP_WITHIN_S = 10.0
+STOP_WITHIN_S = 25.0  # less than the grace of a trial that is only preempted
+SHORT = 15  # epochs of a trial that ends while MLflow is away
 FOREIGN = "/api/v2/dags/foreign/dagRuns"
 NASTY = "$(touch hacked); echo \"x\" | cat > '*' && {name} \\ `id` #é"
 
@@ -27,9 +29,19 @@ def _stop(lab: Any, harness: Any, sweep: Any) -> None:
 
 @pytest.fixture(scope="module")
 def stopped(lab: Any, harness: Any) -> Any:
-    """Two sweeps that were stopped: trials that obey SIGTERM, and others that ignore it."""
+    """Two sweeps that were stopped: trials that obey SIGTERM, and others that ignore it.
+
+    The pattern of the latter never ends on a line that they print.
+    """
     endless = harness.stub("endless", harness.alike(5), 10_000, 0.2)
-    deaf = harness.config("deaf", {"n": [1, 2]}, "stubborn.py", "{n}", budget={"max_epochs": 9999})
+    deaf = harness.config(
+        "deaf",
+        {"n": [1, 2]},
+        "stubborn.py",
+        "{n}",
+        trial={"metric_pattern": r"epoch=(?P<step>\d+) (?P<name>loss)=(?P<value>\S+)|^(a+)+$"},
+        budget={"max_epochs": 9999},
+    )
     sweeps = []
     for content in (endless, deaf):
         sweep = lab.start(content)
@@ -56,10 +68,22 @@ def test_stopping_a_sweep_leaves_every_trial_cancelled_and_no_process(stopped: A
 def test_a_stopped_sweep_says_why_and_has_its_report(stopped: Any, lab: Any) -> None:
     for sweep in stopped:
         parent = sweep.parent
-        assert parent["tags"]["hermes.closed"] == "enough of it"
+        closed = parent["tags"]["hermes.closed"]
+        assert re.fullmatch(
+            r"enough of it \(stopped by \S+@\S+, Airflow user hermes-controller\)", closed
+        )
+        assert closed in lab.hermes("sweep", "show", sweep.id).stdout.replace("\n", " ")
+        assert re.search(r"UTC: stop by \S+@\S+, Airflow user", parent["tags"]["hermes.actions"])
         assert parent["tags"]["hermes.state"] == "cancelled"
         assert "report/report.html" in lab.artifacts(parent["info"]["run_id"], "report")
-        assert sweep.tag(0, "hermes.reason") == "enough of it"
+        assert sweep.tag(0, "hermes.reason") == closed
+
+
+def test_a_line_on_which_a_pattern_never_ends_is_said_in_the_trials_log(stopped: Any) -> None:
+    for number in (0, 1):
+        assert "trial.metric_pattern takes more than 1 s on this line" in stopped[1].log(
+            "trial", number
+        )
 
 
 def test_trials_that_had_not_begun_have_no_run(stopped: Any) -> None:
@@ -111,24 +135,26 @@ def test_trials_beside_foreign_tasks_all_finish(shared_pool: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def cut_off(lab: Any, harness: Any) -> Any:
+def cut_off(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A sweep whose MLflow was away while one trial trained on and the other one ended."""
-    supervisor = Supervisor(Layout(lab.home))
+    supervisor = SupervisorClient(Layout(lab.home))
+    slow = harness.slow_file(tmp_path_factory.mktemp("cut-off"))
     # Of two trials the longer one writes its epochs into the outage and beyond.
     content = harness.config(
         "cut-off",
-        {"epochs": [12, 45]},
-        "stub.py", "--pause", "0.4", "--epochs", "{epochs}",
+        {"epochs": [SHORT, harness.LONG]},
+        "stub.py", "--pause", "0.4", "--epochs", "{epochs}", "--slow-while", str(slow),
     )  # fmt: skip
     sweep = lab.start(content)
-    harness.await_(lambda: sweep.lines(0) > 3 and sweep.lines(1) > 3)
+    harness.await_(lambda: sweep.lines(0) > 3 and sweep.lines(1) > 3, 120.0)
     supervisor.stop_programs(["mlflow"])
     try:
         at_outage = sweep.lines(1)
-        harness.await_(lambda: sweep.lines(1) >= at_outage + 10 and sweep.lines(0) == 12)
+        harness.await_(lambda: sweep.lines(1) >= at_outage + 10 and sweep.lines(0) == SHORT)
         during = sweep.lines(1)
     finally:
         supervisor.start_program("mlflow")
+    slow.unlink()
     sweep.await_end()
     return sweep, at_outage, during
 
@@ -141,9 +167,9 @@ def test_trials_train_on_while_mlflow_is_away(cut_off: Any) -> None:
     assert sweep.state == "success"
 
 
-def test_no_metric_of_the_outage_is_lost_or_doubled(cut_off: Any) -> None:
+def test_no_metric_of_the_outage_is_lost_or_doubled(cut_off: Any, harness: Any) -> None:
     sweep, _, _ = cut_off
-    for number, epochs in ((0, 12), (1, 45)):
+    for number, epochs in ((0, SHORT), (1, harness.LONG)):
         assert [step for step, _ in sweep.curve(number)] == list(range(1, epochs + 1))
 
 

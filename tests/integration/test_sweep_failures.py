@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def test_a_sweep_whose_script_cannot_run_ends_by_itself_and_says_why_once_everyw
     tags = sweep.parent["tags"]
     assert (row["state"], document["state"], tags["hermes.state"], sweep.state) == ("failed",) * 4
     for words in (row["reason"], document["reason"], tags["hermes.failed"]):
-        assert words.startswith("the first 3 trials failed alike: exit code 1")
+        # Two slots: a fourth trial may have failed before the sweep was ended.
+        assert re.match("the first [34] trials failed alike: exit code 1", words)
         assert why in words
     shown = lab.hermes("sweep", "show", sweep.id).stdout
     assert "".join(shown.split()).count("Nomodulenamed") == 1

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 MILLISECONDS = [10, 15, 40]  # the slowest has the least loss
 LATENCY = {"name": "latency_ms", "pattern": "in (?P<value>\\S+) ms"}
 SIZE = {"name": "size_mb"}
+HABITS = ["baseline", "batches", "thousands", "mlflow"]
 
 
 def bounded(harness: Any, at_most: float) -> Any:
@@ -23,7 +24,15 @@ def bounded(harness: Any, at_most: float) -> Any:
 
 
 @pytest.fixture(scope="module")
-def told(lab: Any, harness: Any) -> Any:
+def others(lab: Any, harness: Any) -> dict[str, Any]:
+    """Sweeps that are looked at once they have ended; meanwhile the tests go on."""
+    space, budget = {"habit": HABITS}, {"max_epochs": 3}
+    habits = harness.config("habits", space, "habits.py", "{habit}", budget=budget)
+    return {"none": lab.start(bounded(harness, 5)), "habits": lab.start(habits)}
+
+
+@pytest.fixture(scope="module")
+def told(lab: Any, harness: Any, others: Any) -> Any:
     """A sweep whose trial of the least loss is too slow, and the document that was printed."""
     file = lab.file(bounded(harness, 20))
     said = lab.hermes("sweep", "run", str(file), "--json")
@@ -75,9 +84,10 @@ def test_the_report_and_the_table_at_the_end_mark_the_trial_that_misses_it(
 
 
 def test_a_sweep_in_which_no_trial_keeps_the_bound_has_no_best_and_says_why(
-    lab: Any, harness: Any
+    lab: Any, others: Any
 ) -> None:
-    sweep = lab.run(bounded(harness, 5))
+    sweep = others["none"]
+    sweep.await_end()
     assert sweep.state == "failed"
     assert "No trial keeps every bound" in sweep.log("report")
     assert set(sweep.states().values()) == {"finished"}
@@ -109,16 +119,13 @@ def test_a_target_ends_the_sweep_once_the_bound_is_kept_too_whichever_is_reporte
 
 
 def test_curves_are_those_that_scripts_mean_and_none_is_cut_off_at_its_last_epoch(
-    lab: Any, harness: Any
+    lab: Any, others: Any
 ) -> None:
-    habits = ["baseline", "batches", "thousands", "mlflow"]
-    space = {"habit": habits}
-    sweep = lab.run(
-        harness.config("habits", space, "habits.py", "{habit}", budget={"max_epochs": 3})
-    )
+    sweep = others["habits"]
+    sweep.await_end()
     assert sweep.state == "success"
     curve = [(1, 9500.0), (2, 5000.0), (3, 3500.0)]
-    for number, habit in enumerate(habits):
+    for number, habit in enumerate(HABITS):
         (run,) = sweep.runs()[number]
         before = [(0, 9.5)] if habit == "baseline" else []
         assert lab.history(run["info"]["run_id"], "loss") == before + curve, habit

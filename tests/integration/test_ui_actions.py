@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 DAG = "/api/v2/dags/hermes_sweep"
-LEAVES_WITHIN_S = 40.0
-SLOW = {"epochs": 60, "pause": 0.3}
+LEAVES_WITHIN_S = 120.0
+PAUSE_S = 0.3
 
 
 def clear(lab: Any, sweep: Any, *tasks: Any, note: str | None = None) -> None:
@@ -47,10 +46,9 @@ def finished(sweep: Any) -> list[int]:
     return [n for (task, n), facts in tasks if task == "trial" and facts["state"] == "success"]
 
 
-def first_steps(sweep: Any, number: int) -> list[int]:
+def first_steps(harness: Any, sweep: Any, number: int) -> list[int]:
     """Where each segment of a trial began, those of one lease too."""
-    file = sweep.folder / "trials" / str(number) / "segments.jsonl"
-    lines = map(json.loads, file.read_text().splitlines())
+    lines = harness.json_lines(sweep.folder / "trials" / str(number) / "segments.jsonl")
     return [line["first_step"] for line in lines if "first_step" in line]
 
 
@@ -63,14 +61,13 @@ def fragile(folder: Path) -> Any:
     }
 
 
-def train(lab: Any, harness: Any, name: str, trials: int = 2, **changes: Any) -> Any:
-    """A sweep of trials that take a while, two of which have trained some epochs."""
-    options = {**SLOW, **changes}
-    sweep = lab.start(
-        harness.stub(name, harness.alike(trials), options["epochs"], options["pause"])
-    )
+def train(lab: Any, harness: Any, name: str, folder: Path, trials: int = 2) -> tuple[Any, Path]:
+    """A sweep of which two trials have trained some epochs; they go on while the file is there."""
+    slow = harness.slow_file(folder)
+    content = harness.stub(name, harness.alike(trials), harness.LONG, PAUSE_S, slow_while=slow)
+    sweep = lab.start(content)
     harness.await_(lambda: sweep.lines(0) > 3 and sweep.lines(1) > 3, 120)
-    return sweep
+    return sweep, slow
 
 
 def assert_whole(harness: Any, sweep: Any, number: int, folder: Path, epochs: int) -> None:
@@ -84,14 +81,14 @@ def assert_whole(harness: Any, sweep: Any, number: int, folder: Path, epochs: in
 def test_a_running_trial_that_is_cleared_resumes_from_its_checkpoint(
     lab: Any, harness: Any, tmp_path: Path
 ) -> None:
-    sweep = train(lab, harness, "cleared", epochs=40)
+    sweep, slow = train(lab, harness, "cleared", tmp_path)
     clear(lab, sweep, ["trial", 0])
+    harness.await_(lambda: len(first_steps(harness, sweep, 0)) >= 2, 120)
+    slow.unlink()
     sweep.await_end()
     assert sweep.states() == {0: "finished", 1: "finished"}
-    assert_whole(harness, sweep, 0, tmp_path, 40)
-    firsts = first_steps(sweep, 0)
-    assert len(firsts) >= 2
-    assert firsts[1] > 3
+    assert_whole(harness, sweep, 0, tmp_path, harness.LONG)
+    assert first_steps(harness, sweep, 0)[1] > 3
     assert sweep.tasks()["trial", 0]["try_number"] == 2
     assert [len(runs) for runs in sweep.runs().values()] == [1, 1]
 
@@ -134,20 +131,23 @@ def test_a_trial_that_goes_on_keeps_its_run_and_loses_the_reason_of_its_failure(
     assert sweep.parent["tags"]["hermes.state"] == "finished"
 
 
-def test_a_note_has_a_trial_begin_from_scratch_in_a_run_of_its_own(lab: Any, harness: Any) -> None:
-    rates = harness.alike(2)
-    space = {"rate": rates, "epochs": [6, 70]}
+def test_a_note_has_a_trial_begin_from_scratch_in_a_run_of_its_own(
+    lab: Any, harness: Any, tmp_path: Path
+) -> None:
+    rates, slow = harness.alike(2), harness.slow_file(tmp_path)
+    space = {"rate": rates, "epochs": [6, harness.LONG]}
     content = harness.config(
         "scratch", space, "stub.py", "--rate", "{rate}", "--epochs", "{epochs}", "--pause", "0.2",
-        search={"max_trials": 4},
+        "--slow-while", str(slow), search={"max_trials": 4},
     )  # fmt: skip
     sweep = lab.start(content)
     short = harness.await_(lambda: finished(sweep), 120)[0]
     (old,) = sweep.runs()[short]
     clear(lab, sweep, ["trial", short])
-    harness.await_(lambda: sweep.tasks()["trial", short]["state"] == "success")
+    harness.await_(lambda: sweep.tasks()["trial", short]["state"] == "success", 120)
     assert len(sweep.segments(short)) == 1  # without the note it has finished, and stays so
     clear(lab, sweep, ["trial", short], note="from scratch")
+    slow.unlink()
     sweep.await_end()
     runs = {run["info"]["run_id"]: run["tags"] for run in sweep.runs()[short]}
     kinds = {run_id: tags["hermes.kind"] for run_id, tags in runs.items()}
@@ -161,13 +161,16 @@ def test_a_note_has_a_trial_begin_from_scratch_in_a_run_of_its_own(lab: Any, har
     assert len(sweep.document()["trials"]) == 4
 
 
-def test_a_trial_that_is_marked_ends_as_marked_and_leaves_its_gpu(lab: Any, harness: Any) -> None:
-    sweep = train(lab, harness, "marked", trials=3, epochs=90)
+def test_a_trial_that_is_marked_ends_as_marked_and_leaves_its_gpu(
+    lab: Any, harness: Any, tmp_path: Path
+) -> None:
+    sweep, slow = train(lab, harness, "marked", tmp_path, trials=3)
     mark(lab, sweep, 0, "success")
     mark(lab, sweep, 1, "failed")
     harness.await_(lambda: sweep.lines(2) > 3, LEAVES_WITHIN_S + 60)
     harness.await_(lambda: len(set(sweep.live())) <= 1, LEAVES_WITHIN_S)
     at_marking = sweep.lines(0), sweep.lines(1)
+    slow.unlink()
     sweep.await_end()
     assert sweep.states() == {0: "finished", 1: "failed", 2: "finished"}
     assert (sweep.lines(0), sweep.lines(1)) == at_marking
@@ -175,16 +178,19 @@ def test_a_trial_that_is_marked_ends_as_marked_and_leaves_its_gpu(lab: Any, harn
     assert sweep.tag(1, "hermes.reason") == "its task is failed"
 
 
-def test_while_the_dag_is_paused_trials_train_on_and_none_begins(lab: Any, harness: Any) -> None:
-    sweep = train(lab, harness, "paused", trials=4, epochs=20, pause=0.2)
+def test_while_the_dag_is_paused_trials_train_on_and_none_begins(
+    lab: Any, harness: Any, tmp_path: Path
+) -> None:
+    sweep, slow = train(lab, harness, "paused", tmp_path, trials=4)
     patch(lab, DAG, {"is_paused": True})
     try:
+        slow.unlink()
         harness.await_(lambda: not sweep.live(), 120)
         begun = [sweep.lines(n) for n in range(4)]
         time.sleep(5)
         assert [sweep.lines(n) for n in range(4)] == begun
         assert sweep.live() == []
-        assert sum(trained == 20 for trained in begun) >= 2
+        assert sum(trained == harness.LONG for trained in begun) >= 2
         assert 0 in begun
     finally:
         patch(lab, DAG, {"is_paused": False})
@@ -194,9 +200,9 @@ def test_while_the_dag_is_paused_trials_train_on_and_none_begins(lab: Any, harne
 
 @pytest.mark.parametrize("how", ["deleted", "failed"])
 def test_a_run_that_is_deleted_or_marked_leaves_no_process_and_no_open_run(
-    lab: Any, harness: Any, how: str
+    lab: Any, harness: Any, tmp_path: Path, how: str
 ) -> None:
-    sweep = train(lab, harness, f"gone-{how}", trials=3, epochs=500)
+    sweep, _ = train(lab, harness, f"gone-{how}", tmp_path, trials=3)
     run = f"{DAG}/dagRuns/{sweep.id}"
     assert lab.airflow.delete(run).status_code == 409  # Airflow deletes no run that is running
     patch(lab, run, {"state": "failed"})
@@ -215,17 +221,18 @@ def test_a_run_that_is_deleted_or_marked_leaves_no_process_and_no_open_run(
 def test_a_pool_that_shrinks_and_grows_takes_and_gives_back_gpus(
     lab: Any, harness: Any, tmp_path: Path
 ) -> None:
-    sweep = train(lab, harness, "resized", epochs=90)
+    sweep, slow = train(lab, harness, "resized", tmp_path)
     with lab.pool(1):
         harness.await_(lambda: len(set(sweep.live())) == 1, LEAVES_WITHIN_S)
         left = [sweep.lines(0), sweep.lines(1)]
         harness.await_(lambda: sum(sweep.lines(n) > left[n] + 5 for n in (0, 1)) == 1, 180.0)
     harness.await_(lambda: len(set(sweep.live())) == 2, LEAVES_WITHIN_S)
     with lab.pool(3):
+        slow.unlink()
         sweep.await_end()
     assert sweep.states() == {0: "finished", 1: "finished"}
     for number in (0, 1):
-        assert_whole(harness, sweep, number, tmp_path, 90)
+        assert_whole(harness, sweep, number, tmp_path, harness.LONG)
 
 
 def test_triggering_again_with_the_same_configuration_is_a_sweep_of_its_own(

@@ -76,7 +76,7 @@ class Cluster:
             up = [p for p in self.pods(sweep=sweep) if p["status"]["phase"] == "Running"]
             return up[0] if up else None
 
-        return dict(harness.await_(started, 90.0))
+        return dict(harness.await_(started, 180.0))
 
 
 def gpus_of(pod: dict[str, Any]) -> int:
@@ -203,7 +203,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.getuid() != 0 or os.environ.get("KUBECONFIG"):  # nodes that are there would not see it
         yield folder
         return
-    run("mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "tmpfs", str(volume))
+    run("mount", "-t", "tmpfs", "-o", "size=640m,mode=755", "tmpfs", str(volume))
     try:
         yield folder
     finally:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.kubernetes import labels_of_sweep
-from hermes_ops.stack import airflow_settings
+from hermes_ops.stack import airflow_service
 from tests.integration import harness
 from tests.k8s import faults
 from tests.k8s.conftest import Cluster, PodSampler
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.k8s
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
 SCRIPTS = Path(__file__).parent / "scripts"
-NAMESPACE = "hermes"
+NAMESPACE, TRIALS = "hermes", "hermes-trials"
 CONTROLLER = f"kubectl -n {NAMESPACE} exec deploy/hermes-controller -c controller --"
 INSTALL_S = 1_800
 
@@ -91,7 +91,8 @@ def installed(programs: dict[str, str], checkout: Path) -> Iterator[list[str]]:
     run(f"docker build -f {SCRIPTS / 'postgresql.Dockerfile'} -t {tag} . && docker push {tag}")
     yield [run(line) for line in COMMANDS]
     run(f"helm uninstall hermes --namespace {NAMESPACE} --wait")
-    run(f"kubectl delete namespace {NAMESPACE}")
+    run(f"kubectl delete namespace {NAMESPACE} {TRIALS}")
+    run("kubectl delete pv --selector app.kubernetes.io/instance=hermes")
 
 
 @pytest.mark.installation
@@ -102,8 +103,8 @@ def test_the_ten_commands_end_with_a_finished_sweep(installed: list[str], sh: An
     assert states == {"helm": "success", "sgd": "success"}
 
 
-def objects(sh: Any, kind: str) -> list[dict[str, Any]]:
-    found = json.loads(sh(f"kubectl -n {NAMESPACE} get {kind} -o json"))
+def objects(sh: Any, kind: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+    found = json.loads(sh(f"kubectl -n {namespace} get {kind} -o json"))
     return list(found["items"])
 
 
@@ -157,25 +158,30 @@ def test_the_controller_answers_prometheus(installed: list[str], sh: Any) -> Non
 @pytest.mark.parametrize(
     ("account", "question", "allowed"),
     [
-        ("airflow", "create pods", True),
-        ("airflow", "get pods/log", True),
-        ("airflow", "get secrets", False),
+        ("airflow", f"create pods -n {TRIALS}", True),
+        ("airflow", f"get pods/log -n {TRIALS}", True),
+        ("airflow", f"get secrets -n {TRIALS}", False),
+        ("airflow", f"create pods -n {NAMESPACE}", False),
+        ("airflow", f"get secrets -n {NAMESPACE}", False),
         ("airflow", "list nodes", False),
-        ("airflow", "create pods --namespace default", False),
-        ("controller", "delete pods", True),
-        ("controller", "create pods", False),
-        ("controller", "get secrets", False),
-        ("trials", "get secrets", False),
-        ("trials", "list pods", False),
-        ("default", "list pods", False),
+        ("airflow", "create pods -n default", False),
+        ("controller", f"delete pods -n {TRIALS}", True),
+        ("controller", f"delete pods -n {NAMESPACE}", False),
+        ("controller", f"create pods -n {TRIALS}", False),
+        ("controller", f"get secrets -n {NAMESPACE}", False),
+        ("share-volume", "create persistentvolumes", False),
+        ("trials", f"get secrets -n {TRIALS}", False),
+        ("trials", f"list pods -n {TRIALS}", False),
+        ("default", f"list pods -n {NAMESPACE}", False),
     ],
 )
 def test_nobody_may_more_than_he_needs(
     installed: list[str], programs: dict[str, str], account: str, question: str, allowed: bool
 ) -> None:
     name = account if account == "default" else f"hermes-{account}"
-    who = f"--as=system:serviceaccount:{NAMESPACE}:{name}"
-    line = ["kubectl", "-n", NAMESPACE, "auth", "can-i", *question.split(), who]
+    of = TRIALS if account == "trials" else NAMESPACE
+    who = f"--as=system:serviceaccount:{of}:{name}"
+    line = ["kubectl", "auth", "can-i", *question.split(), who]
     said = subprocess.run(line, env=programs, capture_output=True, text=True, check=False)
     assert said.stdout.strip() == ("yes" if allowed else "no")
 
@@ -185,7 +191,7 @@ def test_airflow_is_set_as_hermes_up_sets_it(installed: list[str], sh: Any) -> N
     said = sh(f"kubectl -n {NAMESPACE} get configmap hermes-airflow -o json")
     parsed = configparser.ConfigParser()
     parsed.read_string(json.loads(said)["data"]["airflow.cfg"])
-    for section, values in airflow_settings._timing().items():
+    for section, values in airflow_service._timing().items():
         found = {k: parsed[section].get(k) for k in values}
         assert found == values, section
 
@@ -272,11 +278,15 @@ def training(sh: Any) -> dict[str, str]:
     """The sweep of each pod in which a trial trains, by the pod's uid."""
     return {
         pod["metadata"]["uid"]: pod["metadata"]["labels"]["hermes-ops/sweep"]
-        for pod in objects(sh, "pods")
+        for pod in objects(sh, "pods", TRIALS)
         if "hermes-ops/trial" in pod["metadata"].get("labels", {})
         and pod["status"].get("phase") == "Running"
         and "deletionTimestamp" not in pod["metadata"]
     }
+
+
+def await_steps(sh: Any, sweep: str, more_than: int, timeout_s: float) -> None:
+    harness.await_(lambda: steps(sh, sweep) > more_than, timeout_s, 1.0)
 
 
 def changed(sh: Any, sweeps: list[str], change: str, **how: Any) -> None:
@@ -292,7 +302,7 @@ def changed(sh: Any, sweeps: list[str], change: str, **how: Any) -> None:
     for sweep in sweeps:
         before = steps(sh, sweep)
         assert before < len(RATES) * EPOCHS, "it ended meanwhile: the test shows nothing"
-        harness.await_(lambda sweep=sweep, before=before: steps(sh, sweep) > before, 60.0, 1.0)
+        await_steps(sh, sweep, before, 120.0)
     assert trained.keys() <= training(sh).keys()
 
 
@@ -312,7 +322,7 @@ def of_stub(name: str, *, deferrable: bool, epochs: int = EPOCHS) -> Any:
 def patient(installed: list[str], sh: Any) -> Iterator[None]:
     """The script of `of_stub`, and a policy that preempts nobody: a stop is a fault's doing."""
     script = ROOT / "tests/integration/scripts/stub.py"
-    sh(f"kubectl -n {NAMESPACE} create configmap stub --from-file {script}")
+    sh(f"kubectl -n {TRIALS} create configmap stub --from-file {script}")
     sh(f"{CONTROLLER} hermes policy fifo")
     yield
     sh(f"{CONTROLLER} hermes policy frontrunner")
@@ -329,9 +339,9 @@ def upgraded(
         modes = {"by-workers": False, "by-triggerer": True}
         names = [lab.start(of_stub(n, deferrable=mode)).id for n, mode in modes.items()]
     for name in names:
-        harness.await_(lambda name=name: steps(sh, name) > GPUS, 240.0, 1.0)
-    harness.await_(lambda: len(training(sh)) == GPUS, 60.0, 1.0)
-    with harness.sampling(PodSampler(Cluster((), NAMESPACE))) as sampler:
+        await_steps(sh, name, GPUS, 240.0)
+    harness.await_(lambda: len(training(sh)) == GPUS, 120.0, 1.0)
+    with harness.sampling(PodSampler(Cluster((), TRIALS))) as sampler:
         how = f"hermes helm/hermes-ops -n {NAMESPACE} --wait --timeout 15m"
         upgrade = f"helm upgrade {how} --values my-values.yaml --values -"
         changed(sh, names, upgrade, text=json.dumps(OTHER_VALUES), cwd=checkout)
@@ -391,7 +401,7 @@ def test_an_upgrade_keeps_every_secret_and_one_of_two_controllers_leads(
         cwd=checkout, timeout_s=1_000,
     )  # fmt: skip
     assert secrets(sh) == before
-    harness.await_(lambda: leaders(sh), 60.0, 1.0)
+    harness.await_(lambda: leaders(sh), 120.0, 1.0)
     assert len(metrics(sh)) == 2
     assert len(leaders(sh)) == 1
 
@@ -426,14 +436,14 @@ def test_a_leader_whose_database_connection_is_cut_makes_way_and_no_trial_is_sto
     with reached(programs, sh, tmp_path) as lab:
         sweep = lab.start(of_stub("leader-cut", deferrable=False, epochs=40))
         harness.await_(lambda: steps(sh, sweep.id) > GPUS, 240.0, 1.0)
-        (former,) = harness.await_(lambda: leaders(sh), 60.0, 1.0)
+        (former,) = harness.await_(lambda: leaders(sh), 120.0, 1.0)
         before, cut_s = restarts(sh, former), time.monotonic()
         psql = f"psql -h /tmp -U postgres -tAc {shlex.quote(CUT)}"
         assert sh(f"kubectl -n {NAMESPACE} exec statefulset/hermes-postgresql -- {psql}").split()
-        harness.await_(lambda: {*leaders(sh)} - {former} or restarts(sh, former) > before, 60.0)
+        harness.await_(lambda: {*leaders(sh)} - {former} or restarts(sh, former) > before, 120.0)
         print(f"\nrecovery: {former} has made way {time.monotonic() - cut_s:.1f} s after the cut")
-        harness.await_(lambda: restarts(sh, former) > before, 60.0)
-        assert len(harness.await_(lambda: leaders(sh), 60.0)) == 1
+        harness.await_(lambda: restarts(sh, former) > before, 120.0)
+        assert len(harness.await_(lambda: leaders(sh), 120.0)) == 1
         assert sweep.await_end(SWEEPS_S) == "success"
         assert sweep.states() == dict.fromkeys(range(len(RATES)), "finished")
         sh(f"{CONTROLLER} tar -C /hermes -cf - sweeps/{sweep.id} | tar -C {tmp_path} -xf -")

@@ -140,7 +140,7 @@ def test_a_trial_that_is_stopped_for_good_leaves_no_pod(sweep: Any, lab: Any) ->
     lab.hermes("sweep", "stop", sweep.id)
     sweep.await_end(SWEEP_S)
     assert sweep.states() == {0: "cancelled"}
-    harness.await_(lambda: not lab.cluster.pods(sweep=sweep.id), 60.0)
+    harness.await_(lambda: not lab.cluster.pods(sweep=sweep.id), 120.0)
 
 
 @in_the_triggerer

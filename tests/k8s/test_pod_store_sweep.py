@@ -65,6 +65,7 @@ def store_lab(
     with pytest.MonkeyPatch.context() as patch, shared:
         for name, value in pod_bucket.variables.items():
             patch.setenv(name, value)
+        patch.setenv("HERMES_TRIAL_ENVIRONMENT", "AWS_*")
         with airflow_beside(cluster, home, folder, defaults, GPUS) as made:
             yield made
 

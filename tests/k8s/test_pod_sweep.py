@@ -79,5 +79,5 @@ def test_the_log_of_the_pods_is_the_tasks_log(told: Any) -> None:
 
 def test_no_pod_is_left(told: Any, lab: Any) -> None:
     sweep, _ = told
-    harness.await_(lambda: not lab.cluster.pods(sweep=sweep.id), 60.0)  # fails if they stay
+    harness.await_(lambda: not lab.cluster.pods(sweep=sweep.id), 120.0)  # fails if they stay
     assert lab.cluster.pods(sweep=sweep.id) == []

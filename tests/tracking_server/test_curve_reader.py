@@ -10,7 +10,7 @@ from hermes_ops import report
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
 from hermes_ops.tracking import CurveReader, LatestMetric, SweepRef, Tracker, TrialRun
-from hermes_ops.tracking.summary import collect, find
+from hermes_ops.tracking.summary import collect, require_sweep
 
 pytestmark = pytest.mark.integration
 
@@ -54,18 +54,16 @@ def test_curves_of_many_trials_grow_and_a_new_reader_sees_the_same(
     tracker: Tracker, sweep: SweepRef
 ) -> None:
     one, two = (tracker.open_trial(sweep, n, {}) for n in (0, 1))
-    reader = CurveReader(tracker, "loss", clock=lambda: 10.0)
-    assert reader.read(sweep).points == {}
-    assert reader.read(sweep).newest_age_s is None
+    reader = CurveReader(tracker, "loss")
+    assert reader.fetch(sweep).points == {}
     log(tracker, one, (1, 0.9, 1_000), (2, 0.8, 2_000))
-    assert reader.read(sweep).points == {0: ((1, 0.9, 1_000), (2, 0.8, 2_000))}
+    assert reader.fetch(sweep).points == {0: ((1, 0.9, 1_000), (2, 0.8, 2_000))}
     log(tracker, one, (3, 0.7, 3_000))
     log(tracker, two, (5, 0.6, 4_000))
-    curves = reader.read(sweep)
+    curves = reader.fetch(sweep)
     assert [p[0] for p in curves.points[0]] == [1, 2, 3]
     assert curves.points[1] == ((5, 0.6, 4_000),)
-    assert curves.newest_age_s == 6.0
-    assert CurveReader(tracker, "loss").read(sweep).points == curves.points
+    assert CurveReader(tracker, "loss").fetch(sweep).points == curves.points
 
 
 def test_a_curve_that_grows_by_one_step_a_read_needs_no_history(
@@ -75,8 +73,8 @@ def test_a_curve_that_grows_by_one_step_a_read_needs_no_history(
     reader = CurveReader(counting, "loss")
     for step in range(1, 6):
         log(counting, run_id, (step, 1 / step, step))
-        reader.read(sweep)
-    reader.read(sweep)
+        reader.fetch(sweep)
+    reader.fetch(sweep)
     assert [p[0] for p in reader.held(sweep).points[0]] == [1, 2, 3, 4, 5]
     assert counting.histories == 1
 
@@ -87,16 +85,16 @@ def test_of_a_curve_that_grew_by_many_steps_only_these_are_asked_for(
     run_id = counting.open_trial(sweep, 0, {})
     reader = CurveReader(counting, "loss")
     log(counting, run_id, (1, 1.0, 1), (2, 0.5, 2))
-    reader.read(sweep)
+    reader.fetch(sweep)
     log(counting, run_id, *((step, 1 / step, step) for step in range(3, 40)))
     log(counting, run_id, (7, 9.0, 100))  # a second time, later
-    grown = reader.read(sweep).points[0]
+    grown = reader.fetch(sweep).points[0]
     assert grown == tuple((step, 1 / step, step) for step in range(1, 40))
     assert (counting.histories, counting.stretches) == (1, ((3, 39),))
     log(counting, run_id, *((step, 1 / step, step) for step in range(40, 900)))
     for begin in (900, 1_800, 2_700):
         log(counting, run_id, *((step, 1 / step, step) for step in range(begin, begin + 900)))
-    assert [p[0] for p in reader.read(sweep).points[0]] == list(range(1, 3_600))
+    assert [p[0] for p in reader.fetch(sweep).points[0]] == list(range(1, 3_600))
     assert (counting.histories, len(counting.stretches)) == (2, 2)  # too many for one answer
 
 
@@ -106,11 +104,11 @@ def test_a_step_that_is_logged_again_after_a_resume_keeps_its_first_value(
     run_id = tracker.open_trial(sweep, 0, {})
     reader = CurveReader(tracker, "loss")
     log(tracker, run_id, (1, 0.9, 1), (2, 0.8, 2), (3, 0.7, 3))
-    reader.read(sweep)
+    reader.fetch(sweep)
     log(tracker, run_id, (2, 0.85, 12), (3, 0.75, 13), (4, 0.6, 14))
     points = ((1, 0.9, 1), (2, 0.8, 2), (3, 0.7, 3), (4, 0.6, 14))
-    assert reader.read(sweep).points[0] == points
-    assert CurveReader(tracker, "loss").read(sweep).points[0] == points
+    assert reader.fetch(sweep).points[0] == points
+    assert CurveReader(tracker, "loss").fetch(sweep).points[0] == points
 
 
 def test_the_last_points_of_a_trial_that_ended_between_two_reads_are_read(
@@ -119,21 +117,21 @@ def test_the_last_points_of_a_trial_that_ended_between_two_reads_are_read(
     run_id = tracker.open_trial(sweep, 0, {})
     reader = CurveReader(tracker, "loss")
     log(tracker, run_id, (1, 0.9, 1_000))
-    reader.read(sweep)
+    reader.fetch(sweep)
     log(tracker, run_id, (2, 0.8, 2_000), (3, 0.7, 3_000))
     tracker.finish_trial(run_id, "finished")
-    assert [p[0] for p in reader.read(sweep).points[0]] == [1, 2, 3]
-    assert [p[0] for p in reader.read(sweep).points[0]] == [1, 2, 3]
+    assert [p[0] for p in reader.fetch(sweep).points[0]] == [1, 2, 3]
+    assert [p[0] for p in reader.fetch(sweep).points[0]] == [1, 2, 3]
 
 
 def test_a_script_that_ends_its_own_run_is_still_read(tracker: Tracker, sweep: SweepRef) -> None:
     run_id = tracker.open_trial(sweep, 0, {})
     reader = CurveReader(tracker, "loss")
-    reader.read(sweep)
+    reader.fetch(sweep)
     tracker._rest.post("runs/update", {"run_id": run_id, "status": "FINISHED", "end_time": 5})
     for step in (1, 2, 3):
         log(tracker, run_id, (step, 1.0, step))
-        assert len(reader.read(sweep).points[0]) == step
+        assert len(reader.fetch(sweep).points[0]) == step
 
 
 def test_a_trial_that_begins_anew_has_nothing_of_its_former_run(
@@ -142,40 +140,40 @@ def test_a_trial_that_begins_anew_has_nothing_of_its_former_run(
     former = tracker.open_trial(sweep, 0, {"rate": 0.1})
     reader = CurveReader(tracker, "loss")
     log(tracker, former, *((step, 1 / step, step) for step in range(1, 6)))
-    assert len(reader.read(sweep).points[0]) == 5
+    assert len(reader.fetch(sweep).points[0]) == 5
     tracker.set_aside(tracker.trials(sweep)[0], "it begins anew")
     assert reader.held(sweep).points[0][-1][0] == 5
     fresh = tracker.open_trial(sweep, 0, {"rate": 0.1})
     assert fresh != former
-    assert reader.read(sweep).points == {}
+    assert reader.fetch(sweep).points == {}
     log(tracker, fresh, (1, 0.9, 10))
-    assert reader.read(sweep).points[0] == ((1, 0.9, 10),)
+    assert reader.fetch(sweep).points[0] == ((1, 0.9, 10),)
     assert [t.run_id for t in tracker.trials(sweep)] == [fresh]
-    assert CurveReader(tracker, "loss").read(sweep).points == {0: ((1, 0.9, 10),)}
+    assert CurveReader(tracker, "loss").fetch(sweep).points == {0: ((1, 0.9, 10),)}
 
 
 def test_a_nan_counts_as_a_point(tracker: Tracker, sweep: SweepRef) -> None:
     run_id = tracker.open_trial(sweep, 0, {})
     tracker.log_metrics(run_id, [{"key": "loss", "step": 1, "value": "NaN", "timestamp": 1}])
     reader = CurveReader(tracker, "loss")
-    assert math.isnan(reader.read(sweep).points[0][0][1])
-    assert len(reader.read(sweep).points[0]) == 1
+    assert math.isnan(reader.fetch(sweep).points[0][0][1])
+    assert len(reader.fetch(sweep).points[0]) == 1
 
 
 def test_metrics_beside_the_objective_cost_a_read_no_search_of_their_own(
     counting: CountingTracker, sweep: SweepRef
 ) -> None:
     run_id = counting.open_trial(sweep, 0, {})
-    reader = CurveReader(counting, "loss", clock=lambda: 10.0, beside=("latency ms", "size"))
+    reader = CurveReader(counting, "loss", constraint_metrics=("latency ms", "size"))
     log(counting, run_id, (1, 40.0, 5_000), name="latency ms")
-    curves = reader.read(sweep)
-    assert (curves.points, curves.newest_age_s) == ({}, None)
-    assert curves.beside == {"latency ms": {0: ((1, 40.0, 5_000),)}, "size": {}}
+    curves = reader.fetch(sweep)
+    assert curves.points == {}
+    assert curves.constraint_metrics == {"latency ms": {0: ((1, 40.0, 5_000),)}, "size": {}}
     log(counting, run_id, (1, 0.9, 6_000))
     log(counting, run_id, (2, 20.0, 7_000), name="latency ms")
-    curves = reader.read(sweep)
+    curves = reader.fetch(sweep)
     assert curves.points == {0: ((1, 0.9, 6_000),)}
-    assert curves.beside["latency ms"] == {0: ((1, 40.0, 5_000), (2, 20.0, 7_000))}
+    assert curves.constraint_metrics["latency ms"] == {0: ((1, 40.0, 5_000), (2, 20.0, 7_000))}
     assert (counting.searches, counting.histories) == (2, 2)
 
 
@@ -183,14 +181,14 @@ def test_the_last_values_beside_the_objective_of_a_trial_that_ended_are_read(
     tracker: Tracker, sweep: SweepRef
 ) -> None:
     run_id = tracker.open_trial(sweep, 0, {})
-    reader = CurveReader(tracker, "loss", beside=("latency",))
+    reader = CurveReader(tracker, "loss", constraint_metrics=("latency",))
     log(tracker, run_id, (1, 0.9, 1_000))
-    reader.read(sweep)
+    reader.fetch(sweep)
     log(tracker, run_id, (1, 15.0, 2_000), name="latency")
     tracker.finish_trial(run_id, "finished")
-    assert reader.read(sweep).beside == {"latency": {0: ((1, 15.0, 2_000),)}}
+    assert reader.fetch(sweep).constraint_metrics == {"latency": {0: ((1, 15.0, 2_000),)}}
     tracker.open_trial(sweep, 1, {})
-    assert reader.read(sweep).beside == {"latency": {0: ((1, 15.0, 2_000),)}}
+    assert reader.fetch(sweep).constraint_metrics == {"latency": {0: ((1, 15.0, 2_000),)}}
 
 
 def test_a_summary_is_collected_from_mlflow_alone(
@@ -241,4 +239,4 @@ def test_a_summary_is_collected_from_mlflow_alone(
 
 def test_a_sweep_that_mlflow_does_not_know_is_said_with_the_remedy(tracker: Tracker) -> None:
     with pytest.raises(Refused, match="knows no sweep 'gone'"):
-        find(tracker, "gone")
+        require_sweep(tracker, "gone")

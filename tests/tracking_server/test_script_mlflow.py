@@ -88,11 +88,11 @@ class ScriptTrial:
 
     def seen(self) -> list[tuple[int, float]]:
         """The curve that policies see."""
-        points = CurveReader(self.tracker, "val_loss").read(self.sweep).points
+        points = CurveReader(self.tracker, "val_loss").fetch(self.sweep).points
         return [(step, value) for step, value, _ in points[self.number]]
 
     def wait_for_checkpoint(self, step: int) -> None:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 120
         while json.loads((self.folder / "status.json").read_text())["checkpoint_step"] != step:
             assert time.monotonic() < deadline_s, "the checkpoint is not seen"
             time.sleep(0.02)

@@ -17,7 +17,7 @@ def test_a_sweep_asked_for_twice_is_one_run_and_keeps_its_first_config(tracker: 
     one = tracker.ensure_sweep("digits", "twice", "first: 1\n", {"hermes.policy": "fifo"})
     two = tracker.ensure_sweep("digits", "twice", "second: 2\n", {"hermes.policy": "other"})
     assert one == two == tracker.find_sweep("twice") == tracker.find_sweep("twice", "digits")
-    assert tracker.artifacts.read(one.parent_run_id, "sweep.yaml") == b"first: 1\n"
+    assert tracker.artifacts.fetch(one.parent_run_id, "sweep.yaml") == b"first: 1\n"
     assert tracker.sweep(one).tags["hermes.policy"] == "fifo"
 
 

@@ -1,12 +1,22 @@
-"""The interpreters that the Keras tests are run in: Keras 3 in this one, others in their own."""
+"""The interpreters that the Keras tests are run in: Keras 3 in this one, others in their own.
+
+Scripts run in forks of a standby interpreter, as under `hermes up`: TensorFlow is imported once for
+each interpreter. The tests that are about the start or the end of a process use a new one.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+
+from tests.standby_server import StandbyServer
 
 ROOT = Path(__file__).parents[2]
 KERAS_2 = Path(os.environ.get("HERMES_TEST_KERAS2_PYTHON", ROOT / ".venvs/keras2/bin/python"))
@@ -14,22 +24,82 @@ JAX = Path(os.environ.get("HERMES_TEST_KERAS_JAX_PYTHON", ROOT / ".venvs/keras-j
 TORCH = os.environ.get("HERMES_TEST_KERAS_TORCH_PYTHON")
 
 
+TEACHER = "import numpy, tensorflow, keras\nprint('loss=1')\n"
+# Without thread pools an interpreter can be forked after its imports.
+VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python with Keras; `place`: where its standby server listens and its script lies."""
+
+    path: str
+    place: Path | None = None
+
+    @property
+    def plain(self) -> Interpreter:
+        """The same one without its standby server: each script starts in a new process."""
+        return replace(self, place=None)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of hermes-trial that let it use the standby server."""
+        return [] if self.place is None else ["--standby", str(self.place / "s.sock")]
+
+    def script(self, otherwise: Path) -> Path:
+        """Where a script has to lie: a standby interpreter serves one place alone."""
+        return otherwise if self.place is None else self.place / "train.py"
+
+
+@pytest.fixture(scope="session")
+def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Interpreter]]:
+    """Give an interpreter by its path, with a standby server that has done the imports."""
+    known: dict[str, Interpreter] = {}
+    with ExitStack() as servers:
+
+        def started(path: str) -> Interpreter:
+            if path not in known:
+                found = Interpreter(path, tmp_path_factory.mktemp("standby"))
+                servers.callback(_taught(found).close)
+                known[path] = found
+            return known[path]
+
+        yield started
+
+
+def _taught(interpreter: Interpreter) -> StandbyServer:
+    """Start a server and have it learn, by one trial, what scripts import."""
+    place = interpreter.place
+    assert place is not None
+    environment = {**os.environ, **VARIABLES}
+    server = StandbyServer(place / "s.sock", environment)
+    script = interpreter.script(place)
+    script.write_text(TEACHER)
+    command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(place / "teacher")]
+    command += ["--epoch", "1", *interpreter.options, "--", interpreter.path, str(script)]
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
+    server.await_ready()
+    return server
+
+
 @pytest.fixture(params=["keras3", "keras2"])
-def interpreter(request: pytest.FixtureRequest) -> str:
+def interpreter(
+    request: pytest.FixtureRequest, standby: Callable[[str], Interpreter]
+) -> Interpreter:
     if request.param == "keras3":
-        return sys.executable
+        return standby(sys.executable)
     if not KERAS_2.exists():
         message = f"no Keras 2 interpreter at {KERAS_2}"
         if os.environ.get("HERMES_TEST_KERAS2") == "required":
             pytest.fail(message)
         pytest.skip(message)
-    return str(KERAS_2)
+    return standby(str(KERAS_2))
 
 
 @pytest.fixture(params=["jax", "torch"])
-def backend(request: pytest.FixtureRequest) -> tuple[str, str]:
+def backend(request: pytest.FixtureRequest) -> tuple[str, Interpreter]:
     """Keras 3 on another backend: its name and an interpreter that has it."""
     python = str(JAX) if request.param == "jax" else TORCH
     if python is None:
         pytest.skip("HERMES_TEST_KERAS_TORCH_PYTHON names no interpreter with Keras and PyTorch")
-    return request.param, python
+    return request.param, Interpreter(python)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trial_keras.conftest import Interpreter
+
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 FIT = """
@@ -41,8 +43,10 @@ def run(interpreter: str, script: str, folder: Path) -> str:
     return finished.stdout
 
 
-def test_the_tensorboard_callback_writes_event_files(tmp_path: Path, interpreter: str) -> None:
-    run(interpreter, FIT, tmp_path)
+def test_the_tensorboard_callback_writes_event_files(
+    tmp_path: Path, interpreter: Interpreter
+) -> None:
+    run(interpreter.path, FIT, tmp_path)
     assert list((tmp_path / "board" / "train").glob("events.out.tfevents.*"))
 
 

@@ -10,8 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from tests.trial_keras.conftest import VARIABLES, Interpreter
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -19,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 def _scripts() -> ModuleType:
     spec = importlib.util.spec_from_file_location("scripts", Path(__file__).with_name("scripts.py"))
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -30,19 +35,21 @@ scripts = _scripts()
 class Run:
     """A trial in a folder of its own."""
 
-    def __init__(self, base: Path, name: str, interpreter: str, script: str) -> None:
+    def __init__(self, base: Path, name: str, interpreter: Interpreter, script: str) -> None:
         self.folder = base / name
-        self.script = base / f"{name}.py"
-        self.script.write_text(script)
+        self.script = interpreter.script(base / f"{name}.py")
+        self.text = script
         self.interpreter = interpreter
         self.output = ""
 
     def segment(self, at: str = "", *options: str, objective: str = "val_loss") -> int:
         command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.folder)]
         command += ["--epoch", "1", "--objective", objective, *options]
+        command += self.interpreter.options
+        self.script.write_text(self.text)
         finished = subprocess.run(
-            [*command, "--", self.interpreter, str(self.script)],
-            env={**os.environ, "AT": at, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            [*command, "--", self.interpreter.path, str(self.script)],
+            env={**os.environ, **VARIABLES, "AT": at},
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -58,12 +65,16 @@ class Run:
         return {(n, s): v for n, s, v in found}
 
     @property
-    def result(self) -> dict:
-        return json.loads((self.folder / "result.json").read_text())
+    def result(self) -> dict[str, Any]:
+        return self._document("result.json")
 
     @property
-    def status(self) -> dict:
-        return json.loads((self.folder / "status.json").read_text())
+    def status(self) -> dict[str, Any]:
+        return self._document("status.json")
+
+    def _document(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / name).read_text())
+        return content
 
     def said(self, word: str) -> list[str]:
         return [line for line in self.output.splitlines() if line.startswith(word)]
@@ -78,15 +89,15 @@ def assert_same(run: Run, whole: Run) -> None:
     assert run.said("weights") == whole.said("weights")
 
 
-Whole = Callable[[str, str], Run]
+Whole = Callable[[Interpreter, str], Run]
 
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Runs that were never interrupted, each made once."""
-    made: dict[tuple[str, str], Run] = {}
+    made: dict[tuple[Interpreter, str], Run] = {}
 
-    def whole(interpreter: str, script: str) -> Run:
+    def whole(interpreter: Interpreter, script: str) -> Run:
         if (interpreter, script) not in made:
             run = Run(tmp_path_factory.mktemp("whole"), "whole", interpreter, script)
             objective = "val_loss" if "validation_data" in script else "loss"
@@ -99,10 +110,10 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 @pytest.mark.parametrize("at", ["TERM:0:1:3", "KILL:0:3:2", "TERM:0:3:7"])
 def test_a_stopped_and_resumed_trial_has_the_same_curve(
-    tmp_path: Path, interpreter: str, whole_run: Whole, at: str
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole, at: str
 ) -> None:
     whole = whole_run(interpreter, scripts.ONE)
-    run = Run(tmp_path, "run", interpreter, scripts.ONE)
+    run = Run(tmp_path, "run", interpreter.plain, scripts.ONE)
     code = run.segment(at)
     assert code == 75 if at.startswith("TERM") else code not in (0, 75), run.output
     assert run.segment() == 0, run.output
@@ -113,7 +124,7 @@ def test_a_stopped_and_resumed_trial_has_the_same_curve(
 
 
 def test_a_trial_that_is_killed_after_its_last_epoch_trains_no_epoch_more(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.DIES)
     run = Run(tmp_path, "run", interpreter, scripts.DIES)
@@ -124,7 +135,7 @@ def test_a_trial_that_is_killed_after_its_last_epoch_trains_no_epoch_more(
 
 
 def test_callbacks_go_on_where_they_were(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.CALLBACKS)
     run = Run(tmp_path, "run", interpreter, scripts.CALLBACKS)
@@ -134,13 +145,15 @@ def test_callbacks_go_on_where_they_were(
 
 
 def test_a_backup_that_another_trial_has_left_is_neither_used_nor_written(
-    tmp_path: Path, interpreter: str, whole_run: Whole, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = whole_run(interpreter, scripts.BACKUP)
     run, backup = Run(tmp_path, "run", interpreter, scripts.BACKUP), tmp_path / "backup"
     monkeypatch.setenv("BACKUP", str(backup))
     plain = {**os.environ, "LEAVE": "yes", "CUDA_VISIBLE_DEVICES": "", "HERMES_TRIAL_DIR": "none"}
-    left = subprocess.run([interpreter, str(run.script)], env=plain, check=False)
+    run.script.write_text(run.text)
+    command = [interpreter.path, str(run.script)]
+    left = subprocess.run(command, env=plain, check=False)
     files = sorted(backup.rglob("*"))
     assert left.returncode == 9
     assert files, "the script left no backup"
@@ -152,7 +165,7 @@ def test_a_backup_that_another_trial_has_left_is_neither_used_nor_written(
 
 
 def test_of_several_fits_those_that_are_complete_are_not_run_again(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.TWO_FITS)
     run = Run(tmp_path, "run", interpreter, scripts.TWO_FITS)
@@ -165,7 +178,7 @@ def test_of_several_fits_those_that_are_complete_are_not_run_again(
 
 
 def test_any_number_of_fits_is_replayed_with_what_the_code_between_them_sees(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.LOOPS)
     run = Run(tmp_path, "run", interpreter, scripts.LOOPS)
@@ -178,11 +191,15 @@ def test_any_number_of_fits_is_replayed_with_what_the_code_between_them_sees(
 
 
 def test_fits_whose_states_need_too_much_room_make_the_trial_not_preemptible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Whole
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole_run: Whole,
+    standby: Callable[[str], Interpreter],
 ) -> None:
-    whole = whole_run(sys.executable, scripts.LOOPS)
+    interpreter = standby(sys.executable)
+    whole = whole_run(interpreter, scripts.LOOPS)
     monkeypatch.setenv("HERMES_FIT_STATES_BYTES", "1")
-    run = Run(tmp_path, "run", sys.executable, scripts.LOOPS)
+    run = Run(tmp_path, "run", interpreter, scripts.LOOPS)
     assert run.segment("TERM:18:1:1", objective="loss") == 75, run.output
     assert run.result["outcome"] == "interrupted"
     assert run.output.count("not preemptible any more: the states after its 17 fit calls") == 1
@@ -195,7 +212,7 @@ def test_fits_whose_states_need_too_much_room_make_the_trial_not_preemptible(
 
 @pytest.mark.parametrize("at", ["TERM:0:2:7", "after"])
 def test_a_script_told_to_stop_when_all_is_trained_ends_by_itself(
-    tmp_path: Path, interpreter: str, whole_run: Whole, at: str
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole, at: str
 ) -> None:
     whole = whole_run(interpreter, scripts.ENDING)
     run = Run(tmp_path, "run", interpreter, scripts.ENDING)
@@ -206,10 +223,10 @@ def test_a_script_told_to_stop_when_all_is_trained_ends_by_itself(
 
 
 def test_a_script_told_to_stop_while_its_interpreter_is_torn_down_has_finished(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.ENDING)
-    run = Run(tmp_path, "run", interpreter, scripts.TEARDOWN)
+    run = Run(tmp_path, "run", interpreter.plain, scripts.TEARDOWN)
     assert run.segment() == 0, run.output
     assert run.result["outcome"] == "finished"
     assert run.said("gone") == ["gone"]
@@ -219,7 +236,7 @@ def test_a_script_told_to_stop_while_its_interpreter_is_torn_down_has_finished(
 @pytest.mark.parametrize("at", ["TERM:0:2:7", "after"])
 def test_a_script_whose_last_lines_take_long_is_preempted_in_them_and_trains_nothing_twice(
     tmp_path: Path,
-    interpreter: str,
+    interpreter: Interpreter,
     whole_run: Whole,
     monkeypatch: pytest.MonkeyPatch,
     at: str,
@@ -238,7 +255,7 @@ def test_a_script_whose_last_lines_take_long_is_preempted_in_them_and_trains_not
 
 
 def test_unseeded_shuffling_shows_each_sample_once_an_epoch_across_a_stop(
-    tmp_path: Path, interpreter: str
+    tmp_path: Path, interpreter: Interpreter
 ) -> None:
     run = Run(tmp_path, "run", interpreter, scripts.UNSEEDED)
     assert run.segment("TERM:0:1:3", objective="loss") == 75, run.output
@@ -252,7 +269,7 @@ def test_unseeded_shuffling_shows_each_sample_once_an_epoch_across_a_stop(
 
 
 def test_a_seeded_pipeline_goes_on_in_mid_epoch(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.DATASET)
     run = Run(tmp_path, "run", interpreter, scripts.DATASET)
@@ -263,7 +280,7 @@ def test_a_seeded_pipeline_goes_on_in_mid_epoch(
 
 
 def test_what_a_pipeline_captures_is_put_back(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.PIPELINES)
     run = Run(tmp_path, "run", interpreter, scripts.PIPELINES)
@@ -276,7 +293,7 @@ def test_what_a_pipeline_captures_is_put_back(
 
 
 def test_the_files_that_callbacks_write_are_those_of_a_run_that_never_stopped(
-    tmp_path: Path, interpreter: str, whole_run: Whole, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = whole_run(interpreter, scripts.FILES)
     run = Run(tmp_path, "run", interpreter, scripts.FILES)
@@ -291,7 +308,7 @@ def test_the_files_that_callbacks_write_are_those_of_a_run_that_never_stopped(
 
 
 def test_state_that_only_the_users_own_code_holds_is_put_back(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.HIDDEN)
     run = Run(tmp_path, "run", interpreter, scripts.HIDDEN)
@@ -302,7 +319,7 @@ def test_state_that_only_the_users_own_code_holds_is_put_back(
 
 
 def test_a_generator_goes_on_at_the_start_of_an_epoch_and_says_why(
-    tmp_path: Path, interpreter: str
+    tmp_path: Path, interpreter: Interpreter
 ) -> None:
     run = Run(tmp_path, "run", interpreter, scripts.GENERATOR)
     assert run.segment("TERM:0:2:3", objective="loss") == 75, run.output
@@ -314,7 +331,7 @@ def test_a_generator_goes_on_at_the_start_of_an_epoch_and_says_why(
 
 @pytest.mark.parametrize("loop", ["train_on_batch", "apply_gradients"])
 def test_training_that_is_not_watched_is_said_when_it_starts(
-    tmp_path: Path, interpreter: str, monkeypatch: pytest.MonkeyPatch, loop: str
+    tmp_path: Path, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
     monkeypatch.setenv("LOOP", loop)
     run = Run(tmp_path, "run", interpreter, scripts.OWN_LOOP)
@@ -326,7 +343,7 @@ def test_training_that_is_not_watched_is_said_when_it_starts(
 
 
 def test_a_torn_checkpoint_is_skipped_in_keras(
-    tmp_path: Path, interpreter: str, whole_run: Whole
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.ONE)
     run = Run(tmp_path, "run", interpreter, scripts.ONE)
@@ -339,7 +356,9 @@ def test_a_torn_checkpoint_is_skipped_in_keras(
     assert_same(run, whole)
 
 
-def test_a_nan_objective_fails_and_max_epochs_finishes(tmp_path: Path, interpreter: str) -> None:
+def test_a_nan_objective_fails_and_max_epochs_finishes(
+    tmp_path: Path, interpreter: Interpreter
+) -> None:
     run = Run(tmp_path, "nan", interpreter, scripts.DIVERGING)
     assert run.segment() not in (0, 70, 75)
     assert "val_loss is NaN at step" in run.result["reason"], run.output
@@ -349,7 +368,7 @@ def test_a_nan_objective_fails_and_max_epochs_finishes(tmp_path: Path, interpret
 
 
 def test_keras_on_another_backend_goes_on_at_the_start_of_an_epoch_and_says_so(
-    tmp_path: Path, backend: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: tuple[str, Interpreter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, interpreter = backend
     monkeypatch.setenv("KERAS_BACKEND", name)

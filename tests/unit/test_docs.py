@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,7 @@ from hermes_ops.config import load_file
 from hermes_ops.core.guards import guarded
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
 from hermes_ops.core.plan import check
-from hermes_ops.policies import POLICIES, make_policy
+from hermes_ops.policies import POLICIES, live_policies, make_policy
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".ci", ".github", "bench", "dags", "docs", "examples", "hermes_ops", "mlflow", "plugins")
@@ -30,6 +31,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 SPAN = re.compile(r"`([^`\n]+)`")
 TEST_NAME = re.compile(r"`(test_\w+)`")
+TASKS = ("plan", "trial", "report")
 COMMAND = re.compile(r"^(?:\S*/)?hermes (?!Ops)(.+)$")
 
 
@@ -219,12 +221,86 @@ def test_the_architecture_names_every_record() -> None:
     assert [key for key in keys if f"`{key}`" not in text] == []
 
 
+def steps_of(title: str) -> list[str]:
+    """Return the numbered items of the architecture's section of that title."""
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    section = re.split(r"^#+ ", text.partition(f"# {title}\n")[2], maxsplit=1, flags=re.MULTILINE)
+    return re.findall(r"^\d+\. (.+)$", section[0], re.MULTILINE)
+
+
+WALKS = (
+    "From a sweep file to a command",
+    "From a value to a decision",
+    "From a decision to SIGTERM",
+)
+
+
+def test_six_files_are_to_be_read_first() -> None:
+    assert len(steps_of("Read these six files")) == 6
+
+
+@pytest.mark.parametrize("walk", ["Read these six files", *WALKS])
+def test_each_step_of_the_walks_names_files_that_define_its_names(walk: str) -> None:
+    steps = steps_of(walk)
+    assert steps
+    for step in steps:
+        spans = SPAN.findall(step)
+        files = [ROOT / span for span in spans if span.endswith(".py")]
+        assert files, step
+        assert [f for f in files if not f.is_file()] == [], step
+        sources = "\n".join(f.read_text("utf-8") for f in files)
+        names = {span for span in spans if re.fullmatch(r"[A-Za-z]\w+", span)} - set(TASKS)
+        defined = set(re.findall(r"^(?:def|class) (\w+)", sources, re.MULTILINE))
+        assert names - defined == set(), step
+
+
+def test_the_layers_in_the_documentation_are_those_of_the_linter() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layers = next(c["layers"] for c in contracts["contracts"] if c["name"] == "Imports point down")
+    for page in ("CONTRIBUTING.md", "docs/architecture.md"):
+        blocks = [f.text.splitlines() for f in fences("text") if f.page == page]
+        assert layers in blocks, f"write the layers of pyproject.toml into {page}"
+
+
+def test_the_first_page_is_short_and_counts_the_policies() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    live, simulated = len(live_policies()), len(POLICIES) - len(live_policies())
+    assert f"{live} [policies](docs/policies.md) run live; {simulated} more" in text
+
+
+def test_each_symptom_has_a_command_that_tells() -> None:
+    text = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    listed = re.findall(r"^\|[^|]+\| \[[^]]+\]\(#([\w-]+)\) \|$", text, re.MULTILINE)
+    sections = {
+        title.lower().replace(" ", "-").replace(",", ""): body
+        for title, body in re.findall(r"^## (.+)\n((?:(?!^## ).*\n)+)", text, re.MULTILINE)
+    }
+    assert set(listed) == set(sections)
+    assert [title for title, body in sections.items() if "```sh\nhermes " not in body] == []
+
+
+def test_each_entry_of_the_changelog_is_one_line() -> None:
+    entries = (ROOT / "CHANGELOG.md").read_text("utf-8").partition("\n## ")[2].splitlines()
+    assert [line for line in entries if line.startswith((" ", "* ")) and len(line) > 260] == []
+
+
+def test_the_navigation_of_the_site_has_every_page_of_the_documentation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    in_docs = {name_of(p) for p in pages() if name_of(p).startswith("docs/")}
+    assert in_docs - set(listed) == set(), "name these pages in mkdocs.yml"
+    assert [name for name in listed if not (ROOT / name).is_file()] == []
+
+
 # -- code ----------------------------------------------------------------------------------------
 
 
 def test_every_test_that_the_documentation_names_exists() -> None:
-    sources = "\n".join(p.read_text("utf-8") for p in (ROOT / "tests").rglob("*.py"))
-    defined = set(re.findall(r"^def (test_\w+)", sources, re.MULTILINE))
+    folders = (ROOT / "tests", ROOT / "hermes_ops" / "testing")
+    sources = "\n".join(p.read_text("utf-8") for f in folders for p in f.rglob("*.py"))
+    defined = set(re.findall(r"^(?:    )?def (test_\w+)", sources, re.MULTILINE))
     named = {(name_of(p), n) for p in pages() for n in TEST_NAME.findall(p.read_text("utf-8"))}
     assert {(page, name) for page, name in named if name not in defined} == set()
 

@@ -74,13 +74,20 @@
 {{/* Environment of everything that runs Hermes Ops' own code. */}}
 {{- define "hermes.environment" -}}
 - {name: HERMES_HOME, value: /hermes}
+- {name: HERMES_RUN_IN, value: pod}
 - {name: HERMES_POD_DEFAULTS, value: /etc/hermes/pod.yaml}
+- {name: HERMES_POD_RULES, value: /etc/hermes/rules.yaml}
 - {name: HERMES_POOL, value: {{ .Values.pool.name | quote }}}
 {{- with .Values.pool.nodes }}
 - {name: HERMES_NODES, value: {{ . | quote }}}
 {{- end }}
 - {name: HERMES_AIRFLOW_URL, value: {{ include "hermes.airflowUrl" . | quote }}}
 - {name: MLFLOW_TRACKING_URI, value: {{ include "hermes.mlflowUrl" . | quote }}}
+{{- if include "hermes.mlflowAuth" . }}
+- {name: MLFLOW_TRACKING_USERNAME, value: hermes}
+- name: MLFLOW_TRACKING_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "hermes.mlflowUsersSecret" . }}, key: hermes-password}}
+{{- end }}
 - {name: AIRFLOW_HOME, value: /tmp/airflow}
 - {name: HOME, value: /tmp}
 - {name: PYTHONUNBUFFERED, value: "1"}
@@ -116,7 +123,7 @@
   persistentVolumeClaim: {claimName: {{ include "hermes.claim" . }}}
 {{- end -}}
 
-{{/* HERMES_HOME, and the installation's defaults of trials' pods. */}}
+{{/* HERMES_HOME, and the installation's defaults and rules of trials' pods. */}}
 {{- define "hermes.homeMounts" -}}
 - {name: home, mountPath: /hermes}
 - {name: pod-defaults, mountPath: /etc/hermes, readOnly: true}

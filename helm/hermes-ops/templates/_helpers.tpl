@@ -37,12 +37,56 @@ labels:
 {{- define "hermes.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index $root.Values.images (index . 1) -}}
-image: {{ printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) | quote }}
+image: {{ include "hermes.imageName" . | quote }}
 imagePullPolicy: {{ $image.pullPolicy }}
 {{- end -}}
 
-{{- define "hermes.airflowImage" -}}
-{{- printf "%s:%s" .Values.images.airflow.repository (default .Chart.AppVersion .Values.images.airflow.tag) -}}
+{{/* An image by its digest, which nobody can change, or else by its tag: (list . "airflow") */}}
+{{- define "hermes.imageName" -}}
+{{- $root := index . 0 -}}
+{{- $image := index $root.Values.images (index . 1) -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether trials have a namespace of their own, as a word. */}}
+{{- define "hermes.ownTrialsNamespace" -}}
+{{- if .Values.trials.namespace.enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- define "hermes.trialsNamespace" -}}
+{{- if not .Values.trials.namespace.enabled -}}
+{{- .Release.Namespace -}}
+{{- else -}}
+{{- $name := default (printf "%s-trials" .Release.Namespace) .Values.trials.namespace.name -}}
+{{- if eq $name .Release.Namespace -}}
+{{- fail (printf "trials.namespace.name: %s is the release's own namespace; name another one, or set trials.namespace.enabled to false" $name) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* metadata of an object in the trials' namespace: (list . "-suffix") */}}
+{{- define "hermes.trialsMetadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "hermes.fullname" $root }}{{ index . 1 }}
+namespace: {{ include "hermes.trialsNamespace" $root }}
+labels:
+  {{- include "hermes.labels" (list $root "trials") | nindent 2 }}
+{{- end -}}
+
+{{/* The claim of the trials' folders in the trials' namespace. */}}
+{{- define "hermes.trialsClaim" -}}
+{{- if .Values.trials.pod.claim -}}
+{{- .Values.trials.pod.claim -}}
+{{- else if include "hermes.ownTrialsNamespace" . -}}
+{{- include "hermes.fullname" . }}-trials
+{{- else -}}
+{{- include "hermes.claim" . -}}
+{{- end -}}
 {{- end -}}
 
 {{/* What every pod has; (list . "component" user-id), and true where it talks to the API server */}}
@@ -97,6 +141,15 @@ http://{{ include "hermes.fullname" . }}-mlflow:5000
 {{- end -}}
 {{- end -}}
 
+{{/* MLflow's address for pods of another namespace. */}}
+{{- define "hermes.mlflowUrlForTrials" -}}
+{{- if .Values.mlflow.enabled -}}
+http://{{ include "hermes.fullname" . }}-mlflow.{{ .Release.Namespace }}.svc:5000
+{{- else -}}
+{{- .Values.mlflow.url -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "hermes.claim" -}}
 {{- default (printf "%s-home" (include "hermes.fullname" .)) .Values.storage.existingClaim -}}
 {{- end -}}
@@ -142,6 +195,19 @@ http://{{ include "hermes.fullname" . }}-mlflow:5000
 {{- else -}}
 {{- required "mlflow.databaseSecret: a Secret with MLflow's database, as postgresql.enabled is false" .Values.mlflow.databaseSecret -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Whether MLflow, of this release, asks to log in, as a word. */}}
+{{- define "hermes.mlflowAuth" -}}
+{{- if and .Values.mlflow.enabled .Values.mlflow.auth.enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- define "hermes.mlflowUsersSecret" -}}
+{{- default (printf "%s-mlflow-users" (include "hermes.fullname" .)) .Values.mlflow.auth.existingSecret -}}
+{{- end -}}
+
+{{- define "hermes.mlflowTrialsSecret" -}}
+{{- default (printf "%s-mlflow-trials" (include "hermes.fullname" .)) .Values.mlflow.auth.trialsSecret -}}
 {{- end -}}
 
 {{/* True, as a word, where something of this chart needs the chart's own PostgreSQL. */}}

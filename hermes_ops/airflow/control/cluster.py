@@ -1,4 +1,4 @@
-"""The live driver of the decision loop: observes Airflow and MLflow, applies plans as leases."""
+"""The live driver of the decision loop: observes Airflow and MLflow, applies specs as leases."""
 
 from __future__ import annotations
 
@@ -10,29 +10,40 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec
 
-from hermes_ops.airflow.control.abandoned import end_unreadable, settle_abandoned
 from hermes_ops.airflow.control.apply import Applier
-from hermes_ops.airflow.control.books import Book, Plan
-from hermes_ops.airflow.control.curves import CurveFeed
+from hermes_ops.airflow.control.cleanup.janitor import Janitor
+from hermes_ops.airflow.control.cleanup.pod_janitor import PodJanitor
+from hermes_ops.airflow.control.cleanup.state_retention import PlanValueRetention, StateRetention
+from hermes_ops.airflow.control.cleanup.sweep_end import (
+    end_deleted,
+    end_unreadable,
+    overlapped_sweeps,
+    replaced_by_newer,
+)
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import THE_POOL, Done, FaultBarrier, Subject
-from hermes_ops.airflow.control.janitor import Janitor
-from hermes_ops.airflow.control.overlap import overtaken, replaced
-from hermes_ops.airflow.control.pod_janitor import PodJanitor
-from hermes_ops.airflow.control.priors import PriorFeed
+from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.publish import publish
-from hermes_ops.airflow.control.running import RunningSweeps, pool_snapshot
-from hermes_ops.airflow.folders import NUDGE_PERIOD_S, Nudge, controller_nudge, home
+from hermes_ops.airflow.control.sweep_state import (
+    RunningSweeps,
+    SweepSpec,
+    SweepState,
+    pool_snapshot,
+)
+from hermes_ops.airflow.folders import WAKE_POLL_S, WakeFile, controller_wake_file, home
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.records import CloseRecord
-from hermes_ops.core.model import Action, Job, Snapshot
-from hermes_ops.core.model import Plan as Allocation
+from hermes_ops.core.model import Action, Job, Plan, Snapshot
+from hermes_ops.errors import HermesError
+from hermes_ops.trial.disk_space import DiskSpace, disks_of
 
 P = ParamSpec("P")
 
 PERIOD_S = 1.0
-"""Seconds between two rounds when nothing nudges the controller, no curve has changed and no review
+"""Seconds between two rounds when nothing wakes the controller, no curve has changed and no review
 is due."""
+
+START_TRIALS = "start trials"
 
 UPLOAD = "send its decisions to MLflow"
 
@@ -53,72 +64,91 @@ class AirflowCluster:
     applier: Applier
     decisions: DecisionLog
     clock: Callable[[], float] = time.time
+    disks: Callable[[], Sequence[DiskSpace]] = lambda: disks_of((home(), home() / "sweeps"))
     priors: PriorFeed | None = None
     nodes: tuple[str, ...] = ()
-    books: dict[str, Book] = field(default_factory=dict)
-    _sweeps: RunningSweeps = field(init=False)
+    process_refusal: str = ""  # why its Airflow cannot run trials as processes, as far as known
+    sweeps: dict[str, SweepState] = field(default_factory=dict)
+    _running: RunningSweeps = field(init=False)
     _janitor: Janitor = field(default_factory=Janitor)
     _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
-    _nudge: Nudge = field(default_factory=controller_nudge)
+    _state_retention: StateRetention = field(init=False)
+    _plan_value_retention: PlanValueRetention = field(init=False)
+    _wake_file: WakeFile = field(default_factory=controller_wake_file)
     _wake: threading.Event = field(default_factory=threading.Event)
     _under_way: dict[tuple[str, str], Future[Done[None] | None]] = field(default_factory=dict)
     _view_due_s: float = 0.0
     _observed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._sweeps = RunningSweeps(self.pool, self.faults)
+        self._running = RunningSweeps(self.pool, self.faults)
+        self._state_retention = StateRetention(self.metadata, self.applier.client)
+        self._plan_value_retention = PlanValueRetention(self.applier.client)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
         now = self._observed_s = self.clock()
         self.faults.begin_round()
-        with self.metadata.in_one_go():
-            self._read_books()
+        with self.metadata.single_connection():
+            self._read_sweeps()
         self._end_unreadable(now)
-        for book in overtaken(self.books.values()):
-            self.applier.close(book, replaced(now))
-        for book in self.books.values():
-            self.faults.attempt(Subject(book.sweep), "settle it", self.applier.settle, book, now)
-        with self.metadata.in_one_go():
+        for sweep in overlapped_sweeps(self.sweeps.values()):
+            self.applier.close(sweep, replaced_by_newer(now))
+        for sweep in self.sweeps.values():
+            self.faults.attempt(Subject(sweep.id), "settle it", self.applier.settle, sweep, now)
+        with self.metadata.single_connection():
             jobs = self._jobs(now)
             snapshot = pool_snapshot(
-                self.pool, self.metadata, self.books, now, nodes=self.nodes, jobs=jobs
+                self.pool, self.metadata, self.sweeps, now, nodes=self.nodes, jobs=jobs
             )
         return Snapshot(now, (), ()) if self.draining else snapshot
 
     @property
     def faults(self) -> FaultBarrier:
-        """What fails of single sweeps and trials."""
+        """Return what fails of single sweeps and trials."""
         return self.applier.faults
 
     def _jobs(self, now_s: float) -> tuple[Job, ...]:
-        """The trials of all sweeps as a policy sees them."""
-        made = (
-            self.faults.attempt(Subject(sweep), "show its trials", book.jobs, now_s)
-            for sweep, book in self.books.items()
+        """Return the trials of all sweeps as a policy sees them."""
+        results = (
+            self.faults.attempt(Subject(sweep_id), "show its trials", sweep.jobs, now_s)
+            for sweep_id, sweep in self.sweeps.items()
         )
-        return tuple(job for done in made if done is not None for job in done.value)
+        return tuple(job for done in results if done is not None for job in done.value)
 
-    def apply(self, snapshot: Snapshot, plan: Allocation, actions: Sequence[Action]) -> None:
+    def apply(self, snapshot: Snapshot, plan: Plan, actions: Sequence[Action]) -> None:
         """Grant leases, re-rank, stop; or, while draining, stop everything."""
         try:
             if self.draining:
-                self.applier.stop_all(self.books.values(), self.clock())
+                self.applier.stop_all(self.sweeps.values(), self.clock())
             else:
-                ages = {s: self.curves.age_s(s) for s in self.books}
-                self.applier.apply(self.books, snapshot, plan, actions, ages)
+                ages = {s: self.curves.age_s(s) for s in self.sweeps}
+                due = () if self._is_disk_full() else actions
+                self.applier.apply(self.sweeps, snapshot, plan, due, ages)
         finally:
             self._show(snapshot, plan)
 
-    def _show(self, snapshot: Snapshot, plan: Allocation) -> None:
+    def _is_disk_full(self) -> bool:
+        """Tell whether trials have no room now; then none is started, and none makes way for it."""
+        pool = Subject(THE_POOL)
+        full = next((disk for disk in self.disks() if disk.is_full), None)
+        if full is None:
+            self.faults.clear(pool, START_TRIALS)
+            return False
+        self.faults.note(
+            pool, START_TRIALS, HermesError(f"the disk of {full.folder} is full: free some space")
+        )
+        return True
+
+    def _show(self, snapshot: Snapshot, plan: Plan) -> None:
         """Write the pool's view; that of thousands of trials not in each round."""
         begun_s = self.clock()
         if begun_s < self._view_due_s:
             return
         self.faults.attempt(
             Subject(THE_POOL), "write the pool's view", publish,
-            self.pool, snapshot, plan, self.books, self.applier.policy_name,
-            faults=self.faults.faults,
+            self.pool, snapshot, plan, self.sweeps, self.applier.policy_name,
+            faults=self.faults.faults, process_refusal=self.process_refusal,
         )  # fmt: skip
         took_s = self.clock() - begun_s
         self._view_due_s = begun_s + took_s / VIEW_SHARE if took_s > QUICK_VIEW_S else 0.0
@@ -126,15 +156,15 @@ class AirflowCluster:
     def wait(self, until_s: float | None) -> None:
         """Send decisions that are done, then sleep until the next round is due.
 
-        That is after a second, or earlier if nudged or woken, or if a curve has changed and the
+        That is after a second, or earlier if woken, or if a curve has changed and the
         last round was short enough.
         """
         self._do_what_nobody_waits_for()
         now = self.clock()
         due_s = now + PERIOD_S if until_s is None else min(now + PERIOD_S, until_s)
         rested_s = self._observed_s + (now - self._observed_s) / CURVE_SHARE
-        while not self._wake.wait(NUDGE_PERIOD_S):
-            if self._nudge.taken() or self.clock() >= due_s:
+        while not self._wake.wait(WAKE_POLL_S):
+            if self._wake_file.woken() or self.clock() >= due_s:
                 break
             if self.clock() >= rested_s and self.curves.has_news():
                 break
@@ -143,22 +173,27 @@ class AirflowCluster:
     def _do_what_nobody_waits_for(self) -> None:
         pool, call = Subject(THE_POOL), self.faults.isolate
         call(pool, "write params", self.applier.complete)
-        for book in self.books.values():
-            run_id = book.plan.record.parent_run_id
-            self._later(UPLOAD, book.sweep, self.decisions.upload, book.sweep, run_id)
+        for sweep in self.sweeps.values():
+            run_id = sweep.spec.record.parent_run_id
+            self._later(UPLOAD, sweep.id, self.decisions.upload, sweep.id, run_id)
         for janitor in (self._janitor, self._pod_janitor):
-            call(pool, "clean up", janitor.look, self.books.values(), self.clock())
+            call(pool, "clean up", janitor.run_if_due, self.sweeps.values(), self.clock())
+        call(pool, "keep its records", self._state_retention.run_if_due, self.clock())
+        values, sweeps = self._plan_value_retention, self.sweeps.values()
+        call(pool, "keep its specs' values", values.run_if_due, sweeps, self.clock())
 
     def _later(
-        self, step: str, sweep: str, call: Callable[P, None], *args: P.args, **named: P.kwargs
+        self, step: str, sweep_id: str, call: Callable[P, None], *args: P.args, **named: P.kwargs
     ) -> None:
         """Make a call for a sweep while the rounds go on, unless the last one is under way."""
-        before = self._under_way.get((sweep, step))
+        before = self._under_way.get((sweep_id, step))
         self._under_way = {k: b for k, b in self._under_way.items() if not b.done()}
         if before is None or before.done():
-            made = partial(call, *args, **named)
-            begun = self.applier.idle_hands.begin(self.faults.isolate, Subject(sweep), step, made)
-            self._under_way[sweep, step] = begun
+            bound = partial(call, *args, **named)
+            future = self.applier.background.submit(
+                self.faults.isolate, Subject(sweep_id), step, bound
+            )
+            self._under_way[sweep_id, step] = future
 
     def wake(self) -> None:
         """End the current `wait`."""
@@ -168,8 +203,8 @@ class AirflowCluster:
         """Send what is left and stop the background work; no trial is touched."""
         wait(self._under_way.values())
         self.applier.complete(whole=True)
-        for book in self.books.values():
-            self.decisions.upload(book.sweep, book.plan.record.parent_run_id, force=True)
+        for sweep in self.sweeps.values():
+            self.decisions.upload(sweep.id, sweep.spec.record.parent_run_id, force=True)
         self.applier.release()
         self.curves.close()
         if self.priors is not None:
@@ -178,42 +213,49 @@ class AirflowCluster:
 
     @property
     def draining(self) -> bool:
-        """True while the stack is being shut down (the file HERMES_HOME/drain exists)."""
+        """Return whether the stack is being shut down (the file HERMES_HOME/drain exists)."""
         return (home() / "drain").exists()
 
-    def _read_books(self) -> None:
-        ended = self._sweeps.read(self.metadata)
-        self.faults.keep({*self._sweeps.plans, *self._sweeps.unreadable})
-        for sweep, plan in ended.items():
-            self.applier.forget(sweep)
-            self._later("settle its end", sweep, self._leave, sweep, plan)
-        plans = self._sweeps.plans
+    def _read_sweeps(self) -> None:
+        ended = self._running.refresh(self.metadata)
+        self.faults.keep({*self._running.specs, *self._running.unreadable})
+        for sweep_id, spec in ended.items():
+            self.applier.forget(sweep_id)
+            self._later("settle its end", sweep_id, self._leave, sweep_id, spec)
+        specs = self._running.specs
         pool = Subject(THE_POOL)
-        self.faults.isolate(pool, "follow the curves", self.curves.follow, plans)
+        self.faults.isolate(pool, "follow the curves", self.curves.follow, specs)
         if self.priors is not None:
-            self.faults.isolate(pool, "follow earlier sweeps", self.priors.follow, plans)
+            self.faults.isolate(pool, "follow earlier sweeps", self.priors.follow, specs)
         read = {
-            sweep: self.faults.attempt(Subject(sweep), "read its trials", self._book, sweep, plan)
-            for sweep, plan in plans.items()
+            sweep_id: self.faults.attempt(
+                Subject(sweep_id), "read its trials", self._fetch_sweep, sweep_id, spec
+            )
+            for sweep_id, spec in specs.items()
         }
-        self.books = {sweep: done.value for sweep, done in read.items() if done is not None}
+        self.sweeps = {sweep_id: done.value for sweep_id, done in read.items() if done is not None}
 
     def _end_unreadable(self, now_s: float) -> None:
         """End the sweeps of this pool whose record cannot be read."""
         writer, tracker = self.applier.client, self.applier.tracker
-        for run, reason in self._sweeps.hopeless(now_s):
+        for run, reason in self._running.hopeless(now_s):
             end = CloseRecord(reason, "cancelled", now_s)
             trials = partial(self.metadata.trials, run)
             self.faults.attempt(
                 Subject(run.sweep_id), "end it", end_unreadable, run, end, trials, writer, tracker
             )
 
-    def _leave(self, sweep: str, ended: Plan) -> None:
+    def _leave(self, sweep_id: str, ended: SweepSpec) -> None:
         """Settle a sweep that runs no more."""
-        self.decisions.upload(sweep, ended.record.parent_run_id, force=True)
-        settle_abandoned(ended, self.applier.client, self.applier.tracker)
+        self.decisions.upload(sweep_id, ended.record.parent_run_id, force=True)
+        end_deleted(ended, self.applier.client, self.applier.tracker)
 
-    def _book(self, sweep: str, plan: Plan) -> Book:
-        told = self.curves.age_s(sweep) is not None
-        curves, beside = self.curves.curves(sweep), self.curves.beside(sweep)
-        return Book.read(plan, self.metadata, curves, beside=beside, told=told)
+    def _fetch_sweep(self, sweep_id: str, spec: SweepSpec) -> SweepState:
+        curves_read = self.curves.age_s(sweep_id) is not None
+        return SweepState.fetch(
+            spec,
+            self.metadata,
+            self.curves.curves(sweep_id),
+            constraint_metrics=self.curves.constraint_metrics(sweep_id),
+            curves_read=curves_read,
+        )

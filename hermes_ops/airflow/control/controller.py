@@ -9,102 +9,122 @@ HERMES_POLICY and HERMES_POLICY_OPTIONS (JSON) do.
 from __future__ import annotations
 
 import argparse
-import json
+import fcntl
 import logging
 import os
 import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from threadpoolctl import threadpool_limits
 
-from hermes_ops.airflow.client import AirflowClient, Credentials
+from hermes_ops.airflow.client import AirflowClient
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.cluster import AirflowCluster
-from hermes_ops.airflow.control.curves import CurveFeed
 from hermes_ops.airflow.control.decisions import DecisionLog
-from hermes_ops.airflow.control.hands import AT_ONCE, Hands
-from hermes_ops.airflow.control.leader import Leadership
-from hermes_ops.airflow.control.monitoring import Monitor
-from hermes_ops.airflow.control.monitoring_server import Address, serve
-from hermes_ops.airflow.control.nodes import node_names
-from hermes_ops.airflow.control.priors import PriorFeed
+from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
+from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
+from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
+from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
 from hermes_ops.airflow.control.publish import publish_trouble
+from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
+from hermes_ops.airflow.hosts import REMEDY, configured_refusal, mark_home, node_names
 from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.state_store import refused_setting
 from hermes_ops.airflow.trial.metrics import tracking_uri
-from hermes_ops.config.limits import within_sweeps
+from hermes_ops.config.sweep_rules import with_sweep_rules
 from hermes_ops.core.explanation import explained
-from hermes_ops.core.guard_options import GuardOptions, without_guards
-from hermes_ops.core.history import PastTrial
-from hermes_ops.core.model import Plan, Policy, Snapshot
+from hermes_ops.core.guard_options import GuardOptions
+from hermes_ops.core.model import Plan, Policy, Snapshot, SweepId
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.loop import tick
-from hermes_ops.policies import check_live, make_policy, takes_prior
+from hermes_ops.policies import takes_prior
 from hermes_ops.tracking import Tracker
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
 
 log = logging.getLogger("hermes.controller")
 
-DEFAULT_POLICY = "frontrunner"
+
+@dataclass(slots=True)
+class Leadership:
+    """The lock of one pool: PostgreSQL's session advisory lock, or a file lock beside SQLite.
+
+    It goes with the process, however that ends.
+    """
+
+    engine: Engine
+    pool: str
+    _connection: Connection | None = None
+    _file: IO[str] | None = None
+
+    def acquire(self, pause: Callable[[], bool]) -> bool:
+        """Wait until this process leads; `pause` waits a little and says False to give up."""
+        while not self._try():
+            if not pause():
+                return False
+        return True
+
+    def holds(self) -> bool:
+        """Return whether the lock is certainly ours (a lost database connection loses it)."""
+        if self._file is not None:
+            return True
+        from sqlalchemy import exc, text
+
+        if self._connection is None:
+            return False
+        try:
+            self._connection.execute(text("SELECT 1"))
+            self._connection.commit()
+        except exc.SQLAlchemyError:
+            return False
+        return True
+
+    def _try(self) -> bool:
+        if self.engine.dialect.name == "postgresql":
+            return self._try_postgresql()
+        path = home() / f"controller-{self.pool}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._file = file
+        return True
+
+    def _try_postgresql(self) -> bool:
+        from sqlalchemy import exc, text
+
+        key = zlib.crc32(f"hermes-controller/{self.pool}".encode())
+        query = text("SELECT pg_try_advisory_lock(:key)")
+        try:
+            connection = self._connection or self.engine.connect()
+            led = connection.execute(query, {"key": key}).scalar()
+            connection.commit()
+        except exc.OperationalError:  # the database is away: wait for it with a new connection
+            self._connection = None
+            return False
+        self._connection = connection
+        return bool(led)
+
+
 RETRY_S = 1.0
 LOG_AGAIN_S = 60.0
 """Rounds that fail for one reason are logged so often."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The pool's policy: its name, its options, and the two guards' own options."""
-
-    name: str = DEFAULT_POLICY
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> Choice:
-        """From the policy file; where there is none, from the environment. HermesError if bad."""
-        try:
-            text, source = path.read_text(), str(path)
-        except FileNotFoundError:
-            text, source = os.environ.get("HERMES_POLICY_OPTIONS") or "{}", "HERMES_POLICY_OPTIONS"
-        value = _object(text, source)
-        if source != str(path):
-            value = {"policy": os.environ.get("HERMES_POLICY"), "options": value}
-        options = value.get("options") or {}
-        if not isinstance(options, dict):
-            raise HermesError(f"{source}: `options` is {options!r}, not an object: correct it.")
-        return cls(str(value.get("policy") or DEFAULT_POLICY), options)
-
-    @staticmethod
-    def file() -> Path:
-        """Where the choice of a running pool is written."""
-        return home() / "policy.json"
-
-    def write(self, path: Path) -> None:
-        """Make it the choice of the running pool, at once."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps({"policy": self.name, "options": self.options}))
-        os.replace(fresh, path)
-
-    def build(self, prior: tuple[PastTrial, ...] = ()) -> Policy[Any]:
-        """The policy within its guards, knowing what earlier sweeps have shown.
-
-        ConfigError for an unknown name or option and for a policy that runs in a simulation only.
-        """
-        check_live(self.name)
-        given = {"prior": prior} if prior else None
-        policy = make_policy(self.name, without_guards(self.options), given)
-        return self.guards.around(policy)
-
-    @property
-    def guards(self) -> GuardOptions:
-        """What stands around the policy; ConfigError for a bad option of it."""
-        return GuardOptions.of(self.options)
 
 
 @dataclass(slots=True)
@@ -117,7 +137,7 @@ class Controller:
     stop: threading.Event = field(default_factory=threading.Event)
     monitor: Monitor = field(default_factory=Monitor)
     clock: Callable[[], float] = time.monotonic
-    _choice: Choice | None = None
+    _settings: PolicySettings | None = None
     _policy: Policy[Any] | None = None
     _memory: Any = None
     _complaint: str = ""
@@ -158,7 +178,8 @@ class Controller:
             if not isinstance(error, Unavailable):
                 self._forget_prior()
             self._log_failure(error)
-            self._pause_after_failure()
+            self._show_trouble()
+            self.stop.wait(RETRY_S)
             return
         self._logged = ""
         if failed_before:
@@ -176,10 +197,6 @@ class Controller:
         trace = None if isinstance(error, HermesError) else error
         log.warning("This round %s: %s", outcome, reason, exc_info=trace)
 
-    def _pause_after_failure(self) -> None:
-        self._show_trouble()
-        self.stop.wait(RETRY_S)
-
     def _show_trouble(self) -> None:
         """Write into the pool's view that rounds fail, or that they do so no more."""
         trouble = self.monitor.trouble
@@ -190,18 +207,27 @@ class Controller:
 
     def _round(self) -> Plan:
         guarded = self._current_policy()
-        policy = _OfSweeps(guarded, self.cluster, self._guards().open, self.monitor)
+        guards = self._settings.guards if self._settings else GuardOptions()
+        policy = _OfSweeps(guarded, self.cluster, guards.open_per_gpu, self.monitor)
         snapshot, plan, self._memory = tick(policy, self.cluster, self._memory)
-        self.monitor.observed(snapshot)
-        self.monitor.fails(len(self.cluster.faults.faults))
+        self._show(snapshot)
         return plan
 
+    def _show(self, snapshot: Snapshot) -> None:
+        """Show Prometheus what this round saw."""
+        sweeps = self.cluster.sweeps
+        limits = {SweepId(s): sweep.spec.config.budget.max_parallel for s, sweep in sweeps.items()}
+        self.monitor.observed(snapshot, {s: n for s, n in limits.items() if n is not None})
+        trials = {sweep_id: sweep.trials for sweep_id, sweep in sweeps.items()}
+        self.monitor.observed_trials(trials, snapshot.time_s)
+        self.monitor.fails(len(self.cluster.faults.faults))
+
     def _current_policy(self) -> Policy[Any]:
-        """The policy that was chosen; while the choice is a bad one, the policy in force."""
+        """Return the policy of the settings; while those are malformed, the policy in force."""
         try:
-            choice = Choice.read(self.policy_file)
-            if self._policy is None or choice != self._choice:
-                self._adopt(choice)
+            settings = PolicySettings.load(self.policy_file)
+            if self._policy is None or settings != self._settings:
+                self._adopt(settings)
         except HermesError as error:
             if self._policy is None:
                 raise
@@ -211,38 +237,36 @@ class Controller:
         assert self._policy is not None
         return self._informed(self._policy)
 
-    def _guards(self) -> GuardOptions:
-        return self._choice.guards if self._choice else GuardOptions()
-
-    def _adopt(self, choice: Choice) -> None:
-        """Decide by this choice from now on, without a memory and as yet without a prior."""
-        policy = choice.build()
-        self._policy, self._choice, self._complaint = policy, choice, ""
+    def _adopt(self, settings: PolicySettings) -> None:
+        """Adopt these settings: start with an empty memory and without a prior."""
+        policy = settings.build()
+        self._policy, self._settings, self._complaint = policy, settings, ""
         self._memory = policy.initial()
         self._prior_version = 0
-        self.cluster.applier.policy_name = choice.name
-        self.cluster.applier.options = choice.options
-        log.info("The pool's policy is %s %s", choice.name, choice.options or "")
+        self.cluster.applier.policy_name = settings.name
+        self.cluster.applier.options = settings.options
+        by = f", chosen by {settings.by}" if settings.by else ""
+        log.info("The pool's policy is %s %s%s", settings.name, settings.options or "", by)
 
     def _informed(self, policy: Policy[Any]) -> Policy[Any]:
-        """The policy with what earlier sweeps have shown by now; the one in force if that fails."""
-        choice, feed = self._choice, self.cluster.priors
-        if choice is None or feed is None or not takes_prior(choice.name):
+        """Return the policy with the newest prior; the one in force if that cannot be built."""
+        settings, feed = self._settings, self.cluster.priors
+        if settings is None or feed is None or not takes_prior(settings.name):
             return policy
         feed.start()
         version = feed.version
         if version != self._prior_version:
             self._prior_version = version
             try:
-                self._policy = policy = choice.build(feed.prior())
+                self._policy = policy = settings.build(feed.prior())
             except Exception:  # what is missing costs quality only
                 log.exception("What earlier sweeps have shown is left out")
         return policy
 
     def _forget_prior(self) -> None:
         """Decide without a prior until another one is read, should this one have been at fault."""
-        if self._choice is not None and self._prior_version:
-            self._policy = self._choice.build()
+        if self._settings is not None and self._prior_version:
+            self._policy = self._settings.build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,44 +278,41 @@ class _OfSweeps(Wrapper[Any]):
     monitor: Monitor
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401 - any memory
-        """The policy's plan, by the limits and rules of the sweeps that the snapshot shows."""
-        configs = {sweep: book.plan.config for sweep, book in self.cluster.books.items()}
-        asked = within_sweeps(self.policy, configs, self.open_per_gpu)
+        """Return the policy's plan within the limits and rules of the sweeps in the snapshot."""
+        configs = {sweep_id: sweep.spec.config for sweep_id, sweep in self.cluster.sweeps.items()}
+        asked = with_sweep_rules(self.policy, configs, self.open_per_gpu)
         with self.monitor.deciding():
             plan, memory = asked.decide(snapshot, memory)
             return explained(snapshot, plan), memory
 
 
-def _object(text: str, source: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise HermesError(f"{source} is not JSON ({error}): correct it.") from None
-    if not isinstance(value, dict):
-        raise HermesError(f"{source} is {value!r}, not a JSON object: correct it.")
-    return value
-
-
 def build(pool: str) -> Controller:
-    """The controller of a pool, from the environment that `hermes up` or the user set."""
+    """Return the controller of a pool, from the environment that `hermes up` or the user set."""
     metadata = Metadata.from_airflow()
     metadata.check()
+    if (refused := refused_setting()) is not None:
+        raise HermesError(refused)
     tracker = Tracker(tracking_uri())
     decisions = DecisionLog(tracker)
     curves = CurveFeed(tracker)
-    client = AirflowClient(Credentials.from_environment())
+    client = AirflowClient(AirflowCredentials.from_environment())
     monitor = Monitor(pool)
     monitor.follow(curves.newest_s)
-    hands = Hands(1 if metadata.engine.dialect.name == "sqlite" else AT_ONCE)
-    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor, hands,
-                      idle_hands=Hands(1, in_background=True))  # fmt: skip
+    monitor.watch_disk(home())
+    requests = RequestPool(1 if metadata.engine.dialect.name == "sqlite" else CONCURRENT_REQUESTS)
+    applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor, requests,
+                      background=RequestPool(1, in_background=True), host=mark_home())  # fmt: skip
     priors = PriorFeed(tracker)
+    refusal = configured_refusal()
+    if refusal:
+        log.warning("Sweeps with `run_in: process` are refused: %s. For those: %s", refusal, REMEDY)
     cluster = AirflowCluster(
-        pool, metadata, curves, applier, decisions, priors=priors, nodes=node_names()
-    )
+        pool, metadata, curves, applier, decisions, priors=priors, nodes=node_names(),
+        process_refusal=refusal,
+    )  # fmt: skip
     leadership = Leadership(metadata.engine, pool)
-    controller = Controller(cluster, leadership, Choice.file(), monitor=monitor)
-    Choice.read(controller.policy_file).build()
+    controller = Controller(cluster, leadership, PolicySettings.file(), monitor=monitor)
+    PolicySettings.load(controller.policy_file).build()
     curves.start()
     threading.Thread(target=_warm, daemon=True).start()
     return controller
@@ -303,9 +324,9 @@ def _warm() -> None:
     from hermes_ops.search.interface import Observation
     from hermes_ops.search.space import Uniform
 
-    told = [Observation(n, {"x": n / 4}, float(n), "finished") for n in range(3)]
+    observations = [Observation(n, {"x": n / 4}, float(n), "finished") for n in range(3)]
     for algorithm in ("random", "tpe"):
-        make_sampler(algorithm, (("x", Uniform(0.0, 1.0)),), 0, 1).ask(3, told)
+        make_sampler(algorithm, (("x", Uniform(0.0, 1.0)),), 0, 1).ask(3, observations)
 
 
 def main(arguments: list[str] | None = None) -> int:

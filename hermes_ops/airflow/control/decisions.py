@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from hermes_ops.airflow.folders import sweep_folder
 from hermes_ops.core.model import Action, JobId, Reason, Start, Stop
 from hermes_ops.errors import HermesError
+from hermes_ops.trial.files import write_json
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
@@ -49,12 +50,12 @@ class Decision:
     curve_age_s: float | None = None
 
     def line(self) -> str:
-        """As one line of JSON."""
+        """Return one line of JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), default=str)
 
 
 def action_name(action: Action) -> str:
-    """What the record of an action calls it: start, stop, end or resize."""
+    """Return the name of an action in its record: start, stop, end or resize."""
     if isinstance(action, Stop):
         return "end" if action.final else "stop"
     return "start" if isinstance(action, Start) else "resize"
@@ -71,7 +72,7 @@ def decision(
     options: Mapping[str, Any],
     curve_age_s: float | None,
 ) -> Decision:
-    """The record of one choice."""
+    """Return the record of one choice."""
     sweep, _, number = job.rpartition("/")
     return Decision(
         time_s=time_s,
@@ -104,9 +105,9 @@ class DecisionLog:
         for sweep, lines in by_sweep.items():
             path = _path(sweep)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a+b") as file:
+            with path.open("a+b", buffering=0) as file:
                 torn = "\n" if _is_torn(file) else ""
-                file.write((torn + "".join(lines)).encode())
+                _append_whole(file, (torn + "".join(lines)).encode())
 
     def upload(self, sweep: str, parent_run_id: str, *, force: bool = False) -> None:
         """Send what has not been sent as the next chunk, at most every few seconds."""
@@ -129,30 +130,31 @@ def _send_chunk(tracker: Tracker, sweep: str, parent_run_id: str) -> bool:
     with path.open("rb") as file:
         file.seek(state["bytes"])
         lines = [line for line, _ in zip(file, range(CHUNK_LINES), strict=False)]
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if not whole:
+    complete = [line for line in lines if line.endswith(b"\n")]
+    if not complete:
         return False
     chunk = state["chunk"] + 1
-    tracker.record_decisions(parent_run_id, chunk, [line.decode().rstrip("\n") for line in whole])
-    fresh = state_path.with_suffix(".new")
-    fresh.write_text(json.dumps({"bytes": state["bytes"] + sum(map(len, whole)), "chunk": chunk}))
-    os.replace(fresh, state_path)
-    return len(whole) == CHUNK_LINES
+    tracker.record_decisions(
+        parent_run_id, chunk, [line.decode().rstrip("\n") for line in complete]
+    )
+    sent = {"bytes": state["bytes"] + sum(map(len, complete)), "chunk": chunk}
+    write_json(state_path, sent)
+    return len(complete) == CHUNK_LINES
 
 
 def read_local(sweep: str) -> list[dict[str, Any]]:
-    """The decisions of a sweep that lie on this machine, oldest first."""
+    """Return the decisions of a sweep that lie on this machine, oldest first."""
     path = _path(sweep)
     return _parsed(path.read_bytes()) if path.exists() else []
 
 
 def read_tail(sweep: str) -> list[dict[str, Any]]:
-    """The newest of them, as many as fit into 64 kB, oldest first."""
+    """Return the newest decisions that lie on this machine, up to 64 kB, oldest first."""
     return read_before(sweep)[0]
 
 
 def read_before(sweep: str, end: int | None = None) -> tuple[list[dict[str, Any]], int]:
-    """The newest decisions before byte `end` of the file, as many as fit into 64 kB, oldest first.
+    """Return the newest decisions before byte `end` of the file, up to 64 kB, oldest first.
 
     Also returns the byte at which they begin, 0 where there are none before them.
     """
@@ -170,17 +172,33 @@ def read_before(sweep: str, end: int | None = None) -> tuple[list[dict[str, Any]
 
 
 def _parsed(lines: bytes) -> list[dict[str, Any]]:
-    found = []
+    parsed = []
     for line in lines.splitlines():
         try:
-            found.append(json.loads(line))
+            parsed.append(json.loads(line))
         except ValueError:  # torn by a kill
             continue
-    return found
+    return parsed
+
+
+def _append_whole(file: IO[bytes], data: bytes) -> None:
+    """Append all of it; an OSError leaves nothing of it."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        _write_all(file, data)
+    except OSError:
+        file.truncate(end)
+        raise
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _is_torn(file: IO[bytes]) -> bool:
-    """True when a kill has left a line without its end: it must not swallow the next one."""
+    """Return whether a kill has left a line without its end: it must not swallow the next one."""
     if file.seek(0, os.SEEK_END) == 0:
         return False
     file.seek(-1, os.SEEK_END)

@@ -1,7 +1,7 @@
-"""What fails of one sweep or trial is kept from all others: a fault barrier for the round.
+"""The calls of a round, several at a time: what fails of one sweep is kept from all others.
 
 A call that a round makes for one sweep goes through `FaultBarrier.attempt`. What it raises is
-recorded as a `Fault` and tried again later, less and less often, and the round goes on. A service
+recorded as a `Fault` and tried again later, less and less often, and the round continues. A service
 that answers nobody is no fault of a sweep: then the round is skipped, as soon as a second sweep
 finds that out.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from hermes_ops.errors import HermesError, Unavailable
 
@@ -105,9 +106,9 @@ class FaultBarrier:
 
     def keep(self, sweeps: Collection[str]) -> None:
         """Forget what failed of all other sweeps: they run no more."""
-        known = {*sweeps, THE_POOL}
+        kept = {*sweeps, THE_POOL}
         with self._lock:
-            self._faults = {k: f for k, f in self._faults.items() if k[0].sweep in known}
+            self._faults = {k: f for k, f in self._faults.items() if k[0].sweep in kept}
 
     def attempt(
         self,
@@ -135,7 +136,7 @@ class FaultBarrier:
         *args: P.args,
         **named: P.kwargs,
     ) -> Done[T] | None:
-        """As `attempt`, of a service without which the rest of a round can do: MLflow."""
+        """Make a call as `attempt` does, to a service that the round can do without: MLflow."""
         try:
             return self._called(subject, step, lambda: call(*args, **named))
         except Unavailable:
@@ -161,7 +162,7 @@ class FaultBarrier:
     def note(self, subject: Subject, step: str, error: Exception) -> None:
         """Record that a step failed."""
         now_s, key, is_service = self.clock(), (subject, step), isinstance(error, Unavailable)
-        reason = _reason(error)
+        reason = _shortened(error_text(error))
         with self._lock:
             before = self._faults.get(key)
             tries = 1 if before is None else before.tries + 1
@@ -197,12 +198,12 @@ class FaultBarrier:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """All that fails now, the oldest first."""
+        """Return all that fails now, the oldest first."""
         with self._lock:
             return tuple(sorted(self._faults.values(), key=lambda f: f.since_s))
 
     def starting(self, sweep: str) -> dict[int, Fault]:
-        """The trials of a sweep whose start fails, by number."""
+        """Return the trials of a sweep whose start fails, by number."""
         return {
             f.subject.trial: f
             for f in self.faults
@@ -233,13 +234,62 @@ class FaultBarrier:
 
 
 def _pause_s(tries: int, is_service: bool) -> float:
-    """How long to wait after so many tries; a service that is away may be back at once."""
+    """Return how long to wait after so many tries; a service that is away may be back at once."""
     if is_service:
         return SERVICE_PAUSE_S if tries >= MOST_TRIES else 0.0
     return float(min(FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16), LONGEST_PAUSE_S))
 
 
-def _reason(error: Exception) -> str:
-    """What a person reads of an error."""
-    text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+def error_text(error: Exception) -> str:
+    """Return an error's text for people."""
+    return str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= REASON_CHARACTERS else text[:REASON_CHARACTERS] + "…"
+
+
+CONCURRENT_REQUESTS = 4
+"""Requests at the same time; with SQLite one, as its writers would only wait for each other."""
+
+
+@dataclass(slots=True)
+class RequestPool:
+    """Runs calls concurrently; with a concurrency of 1, one after the other."""
+
+    concurrency: int = 1
+    in_background: bool = False
+    """With a concurrency of 1: run calls in a thread, so that the caller need not wait."""
+    _pool: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="requests")
+
+    def submit(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
+        """Start the call; its future gets the result or the error. A call must submit no other."""
+        if self.concurrency > 1 or self.in_background:
+            return self._pool.submit(call, *args, **named)
+        try:
+            return resolved(call(*args, **named))
+        except Exception as error:  # the future passes it on
+            return rejected(error)
+
+
+def results_of(futures: Sequence[Future[T]]) -> list[T]:
+    """Return the results of all calls, once each is over; raises the first error."""
+    wait(futures)
+    return [call.result() for call in futures]
+
+
+def resolved(answer: T) -> Future[T]:
+    """Return a future that holds this result."""
+    future: Future[T] = Future()
+    future.set_result(answer)
+    return future
+
+
+def rejected(error: Exception) -> Future[Any]:
+    """Return a future that holds this error."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future

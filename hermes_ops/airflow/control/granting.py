@@ -12,21 +12,22 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from hermes_ops.airflow.control.books import Book, find
 from hermes_ops.airflow.control.faults import (
     DRAW,
     OPEN,
     RENDER,
     THE_POOL,
     FaultBarrier,
+    RequestPool,
     Subject,
+    resolved,
 )
-from hermes_ops.airflow.control.hands import Hands, known
-from hermes_ops.airflow.control.nodes import leased_nodes
-from hermes_ops.airflow.control.pool import Trial
 from hermes_ops.airflow.control.search_process import SlowSearches, is_slow
-from hermes_ops.airflow.records import Lease, Segment
-from hermes_ops.airflow.trial.metrics import Ending, finish_run
+from hermes_ops.airflow.control.sweep_state import SweepState, find
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.hosts import Host, leased_nodes
+from hermes_ops.airflow.records import Lease, SegmentRecord
+from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
 from hermes_ops.config import leased_pod
 from hermes_ops.config.render import why_not_started
 from hermes_ops.core.model import JobId, Snapshot, Start
@@ -43,32 +44,37 @@ class Granting:
     """Makes leases, and writes none of them to Airflow. `tags` are those of a trial's run."""
 
     tracker: Tracker
-    hands: Hands
-    tags: Callable[[Book, Trial], dict[str, str]]
+    requests: RequestPool
+    tags: Callable[[SweepState, TrialRecords], dict[str, str]]
     faults: FaultBarrier = field(default_factory=FaultBarrier)
-    idle_hands: Hands = field(default_factory=Hands)  # for what no round waits for
+    background: RequestPool = field(default_factory=RequestPool)  # for what no round waits for
     searches: SlowSearches = field(default_factory=SlowSearches)
+    host: Host = field(default_factory=Host.here)
     _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
     _writing: dict[str, Future[None]] = field(default_factory=dict)
 
     def ask(
-        self, books: Mapping[str, Book], starts: Iterable[Start], snapshot: Snapshot
+        self, sweeps: Mapping[str, SweepState], starts: Iterable[Start], snapshot: Snapshot
     ) -> dict[JobId, Future[Lease]]:
-        """The lease of each start, once the trial's run is open; none of one that has to wait."""
+        """Return the lease of each start, once its run is open; none of one that must wait."""
         asked: dict[JobId, Future[Lease]] = {}
         for action in starts:
-            book, trial = find(books, action.job)
+            sweep, trial = find(sweeps, action.job)
             nodes = leased_nodes(snapshot, action.gpus)
-            granted = {"gpus": action.gpus, "granted_s": snapshot.time_s, "nodes": nodes}
+            granted: dict[str, Any] = {
+                "gpus": action.gpus, "granted_s": snapshot.time_s, "nodes": nodes,
+                "host": self.host.id, "host_name": self.host.name,
+            }  # fmt: skip
             if trial.lease is not None:
-                asked[action.job] = known(_next(trial.lease, granted))
-            elif (opening := self._first(book, trial, granted)) is not None:
+                again = replace(trial.lease, epoch=trial.lease.epoch + 1, revoked=False, **granted)
+                asked[action.job] = resolved(again)
+            elif (opening := self._first(sweep, trial, granted)) is not None:
                 asked[action.job] = opening
         return asked
 
     def forget(self, sweep: str) -> None:
-        """Take nothing as known of a sweep that has ended: it may go on."""
+        """Drop the cached state of an ended sweep: it may be resumed."""
         self._configs.pop(sweep, None)
         self.searches.forget(sweep)
 
@@ -76,22 +82,22 @@ class Granting:
         """End the searches that have a process."""
         self.searches.close()
 
-    def draw_ahead(self, book: Book) -> frozenset[int]:
+    def draw_ahead(self, sweep: SweepState) -> frozenset[int]:
         """Ask a slow search for the next trial's configuration; the trials that wait for one."""
-        if not book.plan.learns or book.close is not None:
+        if not sweep.spec.learns or sweep.close is not None:
             return frozenset()
-        known = self._configs.get(book.sweep, {})
-        pending = [t.number for t in book.trials if t.lease is None and not t.ended]
-        slow = [n for n in pending if n not in known and self._is_slow(book, n)]
+        configs = self._configs.get(sweep.id, {})
+        pending = [t.number for t in sweep.trials if t.lease is None and not t.has_ended]
+        slow = [n for n in pending if n not in configs and self._is_slow(sweep, n)]
         if not slow:
             return frozenset()
-        if book.can_ask:
-            config = book.plan.record.config
-            self.searches.ask(book.sweep, config, slow[0], book.history)
-        return frozenset(slow) - self.searches.answered(book.sweep)
+        if sweep.can_draw:
+            config = sweep.spec.record.config
+            self.searches.ask(sweep.id, config, slow[0], sweep.history)
+        return frozenset(slow) - self.searches.answered(sweep.id)
 
-    def _is_slow(self, book: Book, number: int) -> bool:
-        plan, observed = book.plan, sum(t.lease is not None for t in book.trials)
+    def _is_slow(self, sweep: SweepState, number: int) -> bool:
+        plan, observed = sweep.spec, sum(t.lease is not None for t in sweep.trials)
         return is_slow(plan.config, plan.axes, number, observed)
 
     def complete(self, *, whole: bool = False) -> None:
@@ -99,12 +105,12 @@ class Granting:
         at the next call. Returns at once where that is done in the background, unless `whole`.
         """
         for run_id in self._bare.keys() - self._writing.keys():
-            self._writing[run_id] = self.idle_hands.begin(
+            self._writing[run_id] = self.background.submit(
                 self.tracker.add_params, run_id, self._bare[run_id]
             )
         if whole:
             wait(self._writing.values())
-        for run_id in [r for r, begun in self._writing.items() if begun.done()]:
+        for run_id in [r for r, writing in self._writing.items() if writing.done()]:
             error = self._writing.pop(run_id).exception()
             if isinstance(error, Unavailable):
                 self.faults.note(Subject(THE_POOL), PARAMS, error)
@@ -115,67 +121,71 @@ class Granting:
             else:
                 log.warning("The params of the run %s are not written: %s", run_id, error)
 
-    def give_up(self, book: Book, trial: Trial, record: Segment, reason: str) -> None:
+    def give_up(
+        self, sweep: SweepState, trial: TrialRecords, record: SegmentRecord, reason: str
+    ) -> None:
         """End in MLflow a trial that cannot be started, as far as its configuration is known."""
-        config = self._configs.get(book.sweep, {}).get(trial.number)
+        config = self._configs.get(sweep.id, {}).get(trial.number)
         try:
             if trial.lease is not None:
                 run_id = trial.lease.run_id
             elif config is not None:
-                tags = self.tags(book, trial)
-                run_id = self.tracker.open_trial(book.plan.ref, trial.number, config, tags)
+                tags = self.tags(sweep, trial)
+                run_id = self.tracker.open_trial(sweep.spec.ref, trial.number, config, tags)
             else:
                 return
-            finish_run(self.tracker, run_id, Ending("failed", reason), record)
+            finish_run(self.tracker, run_id, TrialOutcome("failed", reason), record)
         except Exception as error:  # whatever it is, the trial ends
-            log.warning("MLflow has no word of trial %s of %s: %s", trial.number, book.sweep, error)
+            log.warning("MLflow has no word of trial %s of %s: %s", trial.number, sweep.id, error)
 
-    def _first(self, book: Book, trial: Trial, granted: Mapping[str, Any]) -> Future[Lease] | None:
-        subject = Subject(book.sweep, trial.number)
-        drawn = self.faults.isolate(subject, DRAW, self._drawn, book, trial)
+    def _first(
+        self, sweep: SweepState, trial: TrialRecords, granted: Mapping[str, Any]
+    ) -> Future[Lease] | None:
+        subject = Subject(sweep.id, trial.number)
+        drawn = self.faults.isolate(subject, DRAW, self._drawn, sweep, trial)
         if drawn is None or drawn.value is None:
             return None
         config, unseen = drawn.value
-        made = self.faults.isolate(subject, RENDER, _of, book, config)
-        if made is None:
+        rendered = self.faults.isolate(subject, RENDER, _of, sweep, config)
+        if rendered is None:
             return None
-        book.opened_now[trial.number] = config
-        lease = replace(made.value, **granted)
-        return self.hands.begin(self._opened, book, trial, lease, unseen)
+        sweep.opened_now[trial.number] = config
+        lease = replace(rendered.value, **granted)
+        return self.requests.submit(self._opened, sweep, trial, lease, unseen)
 
-    def _drawn(self, book: Book, trial: Trial) -> tuple[dict[str, Any], bool] | None:
-        """The configuration of a trial, and whether MLflow has not seen it.
+    def _drawn(self, sweep: SweepState, trial: TrialRecords) -> tuple[dict[str, Any], bool] | None:
+        """Return the configuration of a trial, and whether MLflow has not seen it.
 
         None while a slow search has not answered.
         """
-        configs = self._known(book)
+        configs = self._known(sweep)
         unseen = trial.number not in configs
         if unseen:  # kept: MLflow holds on to the first one that it is told
-            config = self._asked(book, trial.number)
+            config = self._asked(sweep, trial.number)
             if config is None:
                 return None
             configs[trial.number] = config
         return configs[trial.number], unseen
 
-    def _asked(self, book: Book, number: int) -> dict[str, Any] | None:
-        if not self._is_slow(book, number):
-            return book.ask(number)
-        return self.searches.take(book.sweep, number)
+    def _asked(self, sweep: SweepState, number: int) -> dict[str, Any] | None:
+        if not self._is_slow(sweep, number):
+            return sweep.draw(number)
+        return self.searches.pop_answer(sweep.id, number)
 
-    def _known(self, book: Book) -> dict[int, dict[str, Any]]:
-        """Configurations by trial: those in MLflow (a controller that died opened them), ours."""
-        if book.sweep not in self._configs:
-            runs = self.tracker.trials(book.plan.ref)
-            self._configs[book.sweep] = {r.number: dict(r.config) for r in runs}
+    def _known(self, sweep: SweepState) -> dict[int, dict[str, Any]]:
+        """Return configurations by trial: MLflow's, of a killed controller too, and ours."""
+        if sweep.id not in self._configs:
+            runs = self.tracker.trials(sweep.spec.ref)
+            self._configs[sweep.id] = {r.number: dict(r.config) for r in runs}
             self._bare.update({r.run_id: r.unwritten for r in runs if r.unwritten})
-        return self._configs[book.sweep]
+        return self._configs[sweep.id]
 
-    def _opened(self, book: Book, trial: Trial, lease: Lease, unseen: bool) -> Lease:
+    def _opened(self, sweep: SweepState, trial: TrialRecords, lease: Lease, unseen: bool) -> Lease:
         run_id = self.tracker.open_trial(
-            book.plan.ref,
+            sweep.spec.ref,
             trial.number,
             lease.config,
-            self.tags(book, trial),
+            self.tags(sweep, trial),
             unseen=unseen,
             params=not unseen,
         )
@@ -187,7 +197,7 @@ class Granting:
 def opened(
     asked: Mapping[JobId, Future[Lease]], faults: FaultBarrier
 ) -> Iterator[tuple[JobId, Lease]]:
-    """The leases as they come; none of a trial whose run MLflow does not open now."""
+    """Return the leases as they come; none of a trial whose run MLflow does not open now."""
     jobs = {answer: job for job, answer in asked.items()}
     there = [answer for answer in jobs if answer.done()]
     for answer in chain(there, as_completed(jobs.keys() - there)):
@@ -203,15 +213,11 @@ def opened(
         yield job, lease
 
 
-def _next(lease: Lease, granted: Mapping[str, Any]) -> Lease:
-    return replace(lease, epoch=lease.epoch + 1, revoked=False, **granted)
-
-
-def _of(book: Book, config: dict[str, Any]) -> Lease:
-    """What the sweep says of a trial with that configuration; no GPUs and no run as yet."""
-    plan = book.plan
+def _of(sweep: SweepState, config: dict[str, Any]) -> Lease:
+    """Return the lease of a trial with that configuration, as yet without GPUs and run."""
+    plan = sweep.spec
     spec, budget = plan.config.trial, plan.config.budget
-    command, environment = book.command(config), book.environment(config)
+    command, environment = sweep.command(config), sweep.environment(config)
     if (why := why_not_started(command, environment)) is not None:
         raise HermesError(why)
     return Lease(
@@ -236,4 +242,5 @@ def _of(book: Book, config: dict[str, Any]) -> Lease:
         experiment_id=plan.record.experiment_id,
         pod=leased_pod(spec.run_in, spec.pod),
         pool=plan.config.pool,
+        templated=plan.record.templated,
     )

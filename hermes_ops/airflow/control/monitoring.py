@@ -1,20 +1,55 @@
-"""What a controller tells Prometheus of its pool; the names stand here and nowhere else."""
+"""What a controller tells Prometheus of its pool, and the HTTP server that does.
+
+The names of the metrics stand here and nowhere else. `/metrics` is for Prometheus, `/livez` and
+`/readyz` are for probes.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import nan
+from pathlib import Path
 from time import gmtime, strftime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    make_wsgi_app,
+)
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from hermes_ops.airflow.control.decisions import action_name
-from hermes_ops.core.model import Action, Phase, Snapshot, Stop
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.airflow.control.faults import error_text
+from hermes_ops.airflow.control.pool_health import (
+    FailureCounter,
+    idle_gpus,
+    longest_start_s,
+    oldest_checkpoint_s,
+    silent_trials,
+)
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.core.model import Action, Phase, Snapshot, Stop, SweepId
+from hermes_ops.errors import ConfigError, Problem, Unavailable
+from hermes_ops.trial.failure import Cause
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+log = logging.getLogger("hermes.controller")
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 STALLED_S = 120.0
@@ -73,9 +108,42 @@ class Monitor:
             "Steps of single sweeps and trials that fail now and are tried again.",
         )
         self._problems.labels(pool)
+        self._add_health()
         for gauge in (self._gpus, self._held, self._leading, self._preemptions):
             gauge.labels(pool)  # there from the start, at zero: a rate then misses no first step
+        for outcome in ("done", "skipped", "failed"):
+            self._rounds.labels(pool, outcome)
+        for action in ("start", "stop", "end", "resize"):
+            self._decisions.labels(pool, action)
         self._age.labels(pool).set(nan)
+
+    def _add_health(self) -> None:
+        """Add what shows that trials do not get on although rounds are done."""
+        self._idle = self._gauge(
+            "hermes_gpus_idle", "Free GPUs while a trial waits that could start on them; else 0."
+        )
+        self._start_s = self._gauge(
+            "hermes_trial_start_seconds",
+            "Seconds since the oldest grant of GPUs whose trial does not run yet; 0 without any.",
+        )
+        self._silent = self._gauge(
+            "hermes_trials_silent",
+            "Running trials without a new value for far longer than they usually take.",
+        )
+        self._checkpoint_s = self._gauge(
+            "hermes_checkpoint_age_seconds",
+            "Seconds of training that no checkpoint holds, of the running trial with the most.",
+        )
+        self._failures = self._counter(
+            "hermes_trial_failures",
+            "Failures of trials, also of those that are tried again.",
+            "cause",
+        )
+        self._failed = FailureCounter()
+        for gauge in (self._idle, self._start_s, self._silent, self._checkpoint_s):
+            gauge.labels(self._pool)
+        for cause in Cause:
+            self._failures.labels(self._pool, cause.value)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ("pool", *labels), registry=self.registry)
@@ -92,7 +160,7 @@ class Monitor:
 
     @property
     def alive(self) -> bool:
-        """True while the loop has beaten within `STALLED_S`."""
+        """Return whether the loop has beaten within `STALLED_S`."""
         return self._clock() - self._beat_s < STALLED_S
 
     def lead(self, leads: bool) -> None:
@@ -108,9 +176,26 @@ class Monitor:
 
         self._age.labels(self._pool).set_function(age_s)
 
+    def watch_disk(self, folder: Path) -> None:
+        """Show at each scrape what is free on the file system of the state folder."""
+        reads: tuple[tuple[str, str, Callable[[os.statvfs_result], float]], ...] = (
+            ("free_bytes", "Bytes that may still be written to the state folder.",
+             lambda disk: disk.f_bavail * disk.f_frsize),
+            ("size_bytes", "Size of the state folder's file system in bytes.",
+             lambda disk: disk.f_blocks * disk.f_frsize),
+            # Some file systems have no fixed number of files.
+            ("free_inodes", "Files that may still be made in the state folder.",
+             lambda disk: disk.f_favail if disk.f_files else nan),
+            ("inodes", "Files that the state folder's file system can hold.",
+             lambda disk: disk.f_files or nan),
+        )  # fmt: skip
+        for name, text, read in reads:
+            gauge = self._gauge(f"hermes_state_folder_{name}", text)
+            gauge.labels(self._pool).set_function(partial(_of_disk, folder, read))
+
     @contextmanager
     def round(self) -> Iterator[None]:
-        """Time one round and count how it ended; what it raises goes on."""
+        """Time one round and count how it ended; what it raises is passed on."""
         outcome = "failed"
         try:
             with self._round_s.labels(self._pool).time():
@@ -130,10 +215,8 @@ class Monitor:
     def _fail(self, error: Exception) -> None:
         before = self.trouble
         since_s = self._clock() if before is None else before.since_s
-        reason = (
-            str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
-        )
-        self.trouble = Trouble(since_s, before.rounds + 1 if before else 1, reason)
+        rounds = before.rounds + 1 if before else 1
+        self.trouble = Trouble(since_s, rounds, error_text(error))
 
     def _failing_s(self) -> float:
         trouble = self.trouble
@@ -141,7 +224,7 @@ class Monitor:
 
     @property
     def unready(self) -> str:
-        """Why this controller does not do its work now; empty while it does."""
+        """Return why this controller does not do its work now; empty while it does."""
         trouble = self.trouble
         if not self.alive:
             return "the controller's loop hangs"
@@ -160,13 +243,25 @@ class Monitor:
         with self._decision_s.labels(self._pool).time():
             yield
 
-    def observed(self, snapshot: Snapshot) -> None:
-        """Show the pool as this round saw it."""
-        found = Tally(job.phase for job in snapshot.jobs)
+    def observed(
+        self, snapshot: Snapshot, max_parallel: Mapping[SweepId, int] = MappingProxyType({})
+    ) -> None:
+        """Show the pool as this round saw it; `max_parallel` are the limits of sweeps."""
+        counts = Tally(job.phase for job in snapshot.jobs)
         for phase in Phase:
-            self._trials.labels(self._pool, phase.value).set(found[phase])
+            self._trials.labels(self._pool, phase.value).set(counts[phase])
         self._gpus.labels(self._pool).set(len(snapshot.gpus))
         self._held.labels(self._pool).set(sum(len(job.gpus_held) for job in snapshot.holding))
+        self._start_s.labels(self._pool).set(longest_start_s(snapshot))
+        self._silent.labels(self._pool).set(silent_trials(snapshot))
+        self._idle.labels(self._pool).set(idle_gpus(snapshot, max_parallel))
+
+    def observed_trials(self, trials: Mapping[str, Sequence[TrialRecords]], now_s: float) -> None:
+        """Show what has been recorded of the trials of every sweep that runs, by sweep."""
+        age_s = max((oldest_checkpoint_s(found, now_s) for found in trials.values()), default=0.0)
+        self._checkpoint_s.labels(self._pool).set(age_s)
+        for cause, failures in self._failed.new_failures(trials):
+            self._failures.labels(self._pool, cause).inc(failures)
 
     def decided(self, snapshot: Snapshot, actions: Sequence[Action]) -> None:
         """Count what is carried out; a preemption is a stop of a trial that trains."""
@@ -175,3 +270,80 @@ class Monitor:
             stops = isinstance(action, Stop) and not action.final
             if stops and snapshot.index[action.job].phase is Phase.RUNNING:
                 self._preemptions.labels(self._pool).inc()
+
+
+def _of_disk(folder: Path, read: Callable[[os.statvfs_result], float]) -> float:
+    """Return a fact of the folder's file system; NaN where nothing can be read."""
+    try:
+        return read(os.statvfs(folder))
+    except OSError:
+        return nan
+
+
+LOOPBACK = "127.0.0.1"
+HIGHEST_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen; port 0 takes a free one."""
+
+    host: str = LOOPBACK
+    port: int = 0
+
+    @classmethod
+    def from_environment(cls) -> Address:
+        """Read HERMES_METRICS_HOST and HERMES_METRICS_PORT; raise ConfigError for a bad port."""
+        text = os.environ.get("HERMES_METRICS_PORT") or "0"
+        if not text.isdecimal() or int(text) > HIGHEST_PORT:
+            problem = Problem(
+                "HERMES_METRICS_PORT", repr(text), f"0 to {HIGHEST_PORT}", "correct or unset it"
+            )
+            raise ConfigError("The controller's environment", (problem,))
+        return cls(os.environ.get("HERMES_METRICS_HOST") or LOOPBACK, int(text))
+
+
+class _Quiet(WSGIRequestHandler):
+    """Writes no line a scrape."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401 - its base's
+        pass
+
+
+def application(monitor: Monitor) -> Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]:
+    """Return the WSGI application of one controller."""
+    metrics = make_wsgi_app(monitor.registry)
+
+    def serve(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        if path == "/metrics":
+            return list(metrics(environ, start))
+        if path in ("/livez", "/readyz"):
+            hangs = "" if monitor.alive else monitor.unready
+            why = monitor.unready if path == "/readyz" else hangs
+            start("503 Service Unavailable" if why else "200 OK", [("Content-Type", "text/plain")])
+            return [f"{why or 'ok'}\n".encode()]
+        start("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"/metrics, /livez, /readyz\n"]
+
+    return serve
+
+
+def serve(monitor: Monitor, address: Address) -> WSGIServer | None:
+    """Listen in the background; None, with a line in the log, where the port is taken.
+
+    A controller without its metrics still schedules.
+    """
+    try:
+        server = make_server(
+            address.host, address.port, application(monitor), ThreadingWSGIServer, _Quiet
+        )
+    except OSError as error:
+        log.error(
+            "No metrics: %s:%s cannot be used (%s): choose another with HERMES_METRICS_PORT",
+            address.host, address.port, error.strerror or error,
+        )  # fmt: skip
+        return None
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    log.info("Metrics at http://%s:%s/metrics", address.host, server.server_port)
+    return server

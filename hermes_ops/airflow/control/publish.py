@@ -13,20 +13,20 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.airflow.control.books import Book
 from hermes_ops.airflow.control.faults import Fault
-from hermes_ops.airflow.control.pool import Trial, job_id
+from hermes_ops.airflow.control.jobs import job_id
+from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import home
-from hermes_ops.airflow.records import OUTCOMES
-from hermes_ops.core.failures import failure_lines
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
+from hermes_ops.core.sweep_outcome import failure_lines
+from hermes_ops.trial.files import replace_file
 
 MOST_TRIED_AGAIN = 3
 """Trials that failed and are tried again, of which the view says why."""
 
 
 def view_path(pool: str, folder: Path | None = None) -> Path:
-    """Where the view of a pool lies, in that state folder or in this process's own."""
+    """Return where the view of a pool lies, in that state folder or in this process's own."""
     return (folder or home()) / f"pool-{pool}.json"
 
 
@@ -34,25 +34,29 @@ def publish(
     pool: str,
     snapshot: Snapshot,
     plan: Plan,
-    books: Mapping[str, Book],
+    sweeps: Mapping[str, SweepState],
     policy: str,
     *,
     faults: Sequence[Fault] = (),
+    process_refusal: str = "",
 ) -> None:
     """Write the view of this round."""
     order = {job: i + 1 for i, job in enumerate(plan.ranking)}
-    ended = {job_id(s, t.number): _end_of(t) for s, b in books.items() for t in b.trials if t.ended}
+    ended = {
+        job_id(s, t.number): t.end_state for s, b in sweeps.items() for t in b.trials if t.has_ended
+    }
     document = {
         "time_s": snapshot.time_s,
         "pid": os.getpid(),
         "policy": policy,
         "gpus": [g.index for g in snapshot.gpus],
-        "sweeps": {s: _sweep(b) for s, b in books.items()},
+        "sweeps": {s: _sweep(b) for s, b in sweeps.items()},
         "jobs": [
-            _job(j, _sign(books, j), plan.reasons.get(j.id), order.get(j.id)) | _final(j, ended)
+            _job(j, _sign(sweeps, j), plan.reasons.get(j.id), order.get(j.id)) | _final(j, ended)
             for j in snapshot.jobs
         ],
         "problems": [_problem(f) for f in faults],
+        **({"process_refusal": process_refusal} if process_refusal else {}),
     }
     _write(pool, document)
 
@@ -67,10 +71,7 @@ def publish_trouble(pool: str, trouble: Mapping[str, Any] | None) -> None:
 
 
 def _write(pool: str, document: Mapping[str, Any]) -> None:
-    path = view_path(pool)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(document, separators=(",", ":")))
-    os.replace(fresh, path)
+    replace_file(view_path(pool), json.dumps(document, separators=(",", ":")).encode())
 
 
 def _problem(fault: Fault) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _problem(fault: Fault) -> dict[str, Any]:
 
 
 def read_view(pool: str, folder: Path | None = None) -> dict[str, Any] | None:
-    """The newest view of a pool; None when no controller has written one."""
+    """Return the newest view of a pool; None when no controller has written one."""
     try:
         value = json.loads(view_path(pool, folder).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -93,53 +94,48 @@ def read_view(pool: str, folder: Path | None = None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _sweep(book: Book) -> dict[str, Any]:
+def _sweep(sweep: SweepState) -> dict[str, Any]:
     return {
-        "trials": len(book.trials),
-        "ended": sum(t.ended for t in book.trials),
-        "open": book.open_trials,
-        "closing": book.close.reason if book.close else None,
-        "not_preemptible": dict(_not_preemptible(book)),
+        "trials": len(sweep.trials),
+        "ended": sum(t.has_ended for t in sweep.trials),
+        "open": sweep.open_trials,
+        "closing": sweep.close.reason if sweep.close else None,
+        "not_preemptible": dict(_not_preemptible(sweep)),
         "advice": {
             str(t.number): t.segment.advice
-            for t in book.trials
-            if t.segment is not None and t.segment.advice and not t.ended
+            for t in sweep.trials
+            if t.segment is not None and t.segment.advice and not t.has_ended
         },
-        **({"failures": lines} if (lines := failures(book)) else {}),
+        **({"failures": lines} if (lines := failures(sweep)) else {}),
     }
 
 
-def failures(book: Book) -> list[str]:
+def failures(sweep: SweepState) -> list[str]:
     """Return why trials have failed, a line for each way, also those that are tried again."""
-    begun = [(t, t.segment) for t in book.trials if t.segment is not None]
-    lines = failure_lines((t.number, segment.reason) for t, segment in begun if t.failed)
-    again = [(t, segment) for t, segment in begun if segment.failures and not t.ended]
+    segments = [(t, t.segment) for t in sweep.trials if t.segment is not None]
+    lines = failure_lines((t.number, segment.reason) for t, segment in segments if t.has_failed)
+    again = [(t, segment) for t, segment in segments if segment.failures and not t.has_ended]
     for trial, segment in again[:MOST_TRIED_AGAIN]:
         reason = segment.reason or "".join(segment.first_failure[:1])
-        counted = f"failure {segment.failures}, {book.plan.config.trial.max_failures} are allowed"
+        counted = f"failure {segment.failures}, {sweep.spec.config.trial.max_failures} are allowed"
         lines.append(f"Trial {trial.number} is tried again ({counted}): {reason}")
     return lines
 
 
-def _not_preemptible(book: Book) -> Iterator[tuple[str, str]]:
+def _not_preemptible(sweep: SweepState) -> Iterator[tuple[str, str]]:
     """Yield the trials that train and cannot be stopped, with the reason, once it is known.
 
     Before its first value a trial that writes checkpoints has none either.
     """
-    last_step = book.plan.facts.total_steps or inf  # then it is about to end by itself
-    for trial in book.trials:
+    last_step = sweep.spec.facts.total_steps or inf  # then it is about to end by itself
+    for trial in sweep.trials:
         segment = trial.segment
-        if trial.ended or segment is None or not segment.running:
+        if trial.has_ended or segment is None or not segment.running:
             continue
-        if not book.plan.facts.preemptible:
+        if not sweep.spec.facts.preemptible:
             yield str(trial.number), "trial.preemptible is false in the sweep file"
         elif not segment.preemptible and segment.steps_at_start < segment.step < last_step:
             yield str(trial.number), segment.preemptible_reason
-
-
-def _end_of(trial: Trial) -> str:
-    final = trial.segment.final if trial.segment is not None else None
-    return final or OUTCOMES.get(trial.row.state or "", "failed")
 
 
 def _final(job: Job, ended: Mapping[JobId, str]) -> dict[str, str]:
@@ -147,9 +143,9 @@ def _final(job: Job, ended: Mapping[JobId, str]) -> dict[str, str]:
     return {"final": ended[job.id]} if job.id in ended else {}
 
 
-def _sign(books: Mapping[str, Book], job: Job) -> float:
-    book = books.get(job.sweep)
-    return book.plan.facts.sign if book is not None else 1.0
+def _sign(sweeps: Mapping[str, SweepState], job: Job) -> float:
+    sweep = sweeps.get(job.sweep)
+    return sweep.spec.facts.sign if sweep is not None else 1.0
 
 
 def _job(job: Job, sign: float, reason: Reason | None, rank: int | None) -> dict[str, Any]:

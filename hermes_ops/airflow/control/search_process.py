@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_ops.airflow.folders import controller_nudge
+from hermes_ops.airflow.folders import controller_wake_file
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.errors import HermesError
 from hermes_ops.search.interface import Observation
@@ -47,8 +47,13 @@ PARENT_PERIOD_S = 1.0
 
 
 def is_slow(config: SweepConfig, axes: int, number: int, observed: int) -> bool:
-    """Return whether a question about so many observed trials may take too long for a round."""
+    """Return whether a question about so many observed trials may take too long for a round.
+
+    How long the sampler of another package takes is not known.
+    """
     search = config.search
+    if not search.algorithm.is_builtin:
+        return number >= len(search.points_to_evaluate)
     if not search.learns or number < search.startup_trials or not observed:
         return False
     work = axes * max(FEWEST_TRIALS, observed)
@@ -91,19 +96,19 @@ class SearchProcess:
         name = f"search {number}"
         threading.Thread(target=self._converse, args=talk, daemon=True, name=name).start()
 
-    def take(self, number: int) -> dict[str, Any] | None:
+    def pop_answer(self, number: int) -> dict[str, Any] | None:
         """Return the configuration of a trial, once; None while there is no answer (Unanswered)."""
         if number in self._failed:
             raise Unanswered(self._failed.pop(number))
         return self._answers.pop(number, None)
 
     def answered(self) -> frozenset[int]:
-        """The trials whose configuration, or why there is none, can be taken."""
+        """Return the trials whose configuration, or why there is none, can be taken."""
         return frozenset((*self._answers, *self._failed))
 
     @property
     def is_asked(self) -> bool:
-        """True while a question is open; one that is open for too long is given up."""
+        """Return whether a question is open; one that is open for too long is given up."""
         number = self._asked
         if number is not None and self.clock() - self._asked_s > ANSWER_S:
             self._failed[number] = f"the search has given no answer for {ANSWER_S:.0f} s"
@@ -112,7 +117,7 @@ class SearchProcess:
 
     @property
     def is_alive(self) -> bool:
-        """True while it has a process."""
+        """Return whether it has a process."""
         return self._process is not None
 
     def close(self) -> None:
@@ -141,7 +146,7 @@ class SearchProcess:
             if "error" not in answer:
                 self.close()
         self._asked = None
-        controller_nudge().give()
+        controller_wake_file().wake()
 
 
 @dataclass(slots=True)
@@ -150,10 +155,10 @@ class SlowSearches:
 
     _processes: dict[str, SearchProcess] = field(default_factory=dict)
 
-    def take(self, sweep: str, number: int) -> dict[str, Any] | None:
+    def pop_answer(self, sweep: str, number: int) -> dict[str, Any] | None:
         """Return the configuration of a trial, once; None if it is not known (Unanswered)."""
-        found = self._processes.get(sweep)
-        return None if found is None else found.take(number)
+        process = self._processes.get(sweep)
+        return None if process is None else process.pop_answer(number)
 
     def ask(
         self,
@@ -163,29 +168,29 @@ class SlowSearches:
         history: Callable[[], Sequence[Observation]],
     ) -> None:
         """Ask for a trial's configuration, unless a question of the sweep is open or answered."""
-        own = self._processes.get(sweep)
-        if own is not None and (own.is_asked or own.answered()):
+        process = self._processes.get(sweep)
+        if process is not None and (process.is_asked or process.answered()):
             return
-        alive = [p for p in self._processes.values() if p.is_alive and p is not own]
-        if len(alive) >= MOST_PROCESSES and not (own is not None and own.is_alive):
+        alive = [p for p in self._processes.values() if p.is_alive and p is not process]
+        if len(alive) >= MOST_PROCESSES and not (process is not None and process.is_alive):
             idle = next((p for p in alive if not p.is_asked), None)
             if idle is None:
                 return  # all are at work: it waits for its turn
             idle.close()
-        if own is None:
-            own = self._processes[sweep] = SearchProcess(config)
-        own.ask(number, history())
+        if process is None:
+            process = self._processes[sweep] = SearchProcess(config)
+        process.ask(number, history())
 
     def answered(self, sweep: str) -> frozenset[int]:
-        """The trials of a sweep whose configuration can be taken."""
-        found = self._processes.get(sweep)
-        return frozenset() if found is None else found.answered()
+        """Return the trials of a sweep whose configuration can be taken."""
+        process = self._processes.get(sweep)
+        return frozenset() if process is None else process.answered()
 
     def forget(self, sweep: str) -> None:
         """End the search of a sweep."""
-        found = self._processes.pop(sweep, None)
-        if found is not None:
-            found.close()
+        process = self._processes.pop(sweep, None)
+        if process is not None:
+            process.close()
 
     def close(self) -> None:
         """End all of them."""
@@ -221,7 +226,7 @@ def _exchanged(process: subprocess.Popen[str], lines: Sequence[object]) -> dict[
 
 
 def _message(seen: Observation, *, with_config: bool) -> dict[str, Any]:
-    """What the process is told of a trial: its configuration once, its result when it changes."""
+    """Return the message about a trial: its configuration once, its result when it changes."""
     message = {"number": seen.number, "loss": seen.loss, "state": seen.state}
     return {**message, "config": dict(seen.config)} if with_config else message
 
@@ -230,16 +235,16 @@ def answers(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     """Answer the questions among the lines: the process's side of the talk."""
     config = parse(json.loads(next(lines)), source="the sweep", base=None)
     sampler = config.search.to_sampler()
-    known: dict[int, Observation] = {}
+    observations: dict[int, Observation] = {}
     for line in lines:
-        told = json.loads(line)
-        if "ask" not in told:
-            number = told["number"]
-            own = told["config"] if "config" in told else known[number].config
-            known[number] = Observation(number, own, told["loss"], told["state"])
+        message = json.loads(line)
+        if "ask" not in message:
+            number = message["number"]
+            drawn = message["config"] if "config" in message else observations[number].config
+            observations[number] = Observation(number, drawn, message["loss"], message["state"])
             continue
         try:
-            yield {"config": dict(sampler.ask(told["ask"], tuple(known.values())))}
+            yield {"config": dict(sampler.ask(message["ask"], tuple(observations.values())))}
         except Exception as error:  # whatever a search raises is its sweep's own fault
             yield {"error": f"{type(error).__name__}: {error}"}
 

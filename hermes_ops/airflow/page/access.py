@@ -10,7 +10,7 @@ from typing import Any
 from hermes_ops.airflow.metadata import Metadata
 
 ENTRY = "TASK_INSTANCE"
-"""What of a DAG somebody must be allowed to read: trials are task instances."""
+"""The part of a DAG that a user must be allowed to read: trials are task instances."""
 
 UNSEEN = "a trial that you may not see"
 
@@ -19,7 +19,7 @@ _TRIAL = re.compile(r"([A-Za-z0-9_.~:+-]+)/[0-9]+")
 
 @dataclass(slots=True)
 class Reader:
-    """The user of one request; asks Airflow once for each DAG and each sweep."""
+    """The user of one request; asks Airflow once per DAG and per sweep."""
 
     may_read: Callable[[str], bool]
     metadata: Metadata
@@ -27,21 +27,21 @@ class Reader:
     _sweeps: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def reads_dag(self, dag_id: str) -> bool:
-        """True when the user may see the trials of that DAG."""
+        """Return whether the user may see the trials of that DAG."""
         if dag_id not in self._dags:
             self._dags[dag_id] = self.may_read(dag_id)
         return self._dags[dag_id]
 
     def knows(self, sweep: str) -> bool:
-        """True when Airflow has such a sweep, whoever may see it."""
+        """Return whether Airflow has such a sweep, whether or not the user may see it."""
         return bool(self._dags_of(sweep))
 
     def reads_sweep(self, sweep: str) -> bool:
-        """True when the user may see everything that goes by that name."""
+        """Return whether the user may see every DAG that has a sweep of that name."""
         return all(self.reads_dag(dag) for dag in self._dags_of(sweep))
 
     def veiled(self, text: str) -> str:
-        """The text with the names of trials that the user may not see taken out."""
+        """Return the text without the names of trials that the user may not see."""
         return _TRIAL.sub(lambda m: m[0] if self.reads_sweep(m[1]) else UNSEEN, text)
 
     def _dags_of(self, sweep: str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Reader:
 
 
 def dag_reader(user: Any) -> Callable[[str], bool]:  # noqa: ANN401 - a user of any auth manager
-    """Whether that user may read the task instances of a DAG."""
+    """Return a function that tells whether the user may read the task instances of a DAG."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.models.resource_details import (
         DagAccessEntity,
@@ -77,7 +77,7 @@ def dag_reader(user: Any) -> Callable[[str], bool]:  # noqa: ANN401 - a user of 
 
 
 def readable_pools(user: Any) -> set[str]:  # noqa: ANN401 - a user of any auth manager
-    """The pools of Airflow that the user may read."""
+    """Return the Airflow pools that the user may read."""
     from airflow.api_fastapi.app import get_auth_manager
 
     return set(get_auth_manager().get_authorized_pools(user=user))

@@ -1,9 +1,17 @@
-"""The page's requests: each one read-only, behind Airflow's authentication and permissions."""
+"""The page's routes: read-only, behind Airflow's authentication and permissions.
+
+In its HTML everything is escaped, and no other origin is loaded.
+"""
 
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -12,25 +20,82 @@ from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_da
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response, status
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hermes_ops.airflow.control.decisions import read_tail
-from hermes_ops.airflow.explaining import UNDECIDED, explain, parts
-from hermes_ops.airflow.page import drawing
+from hermes_ops.airflow.explanation import UNDECIDED, explain, parts
 from hermes_ops.airflow.page.access import ENTRY, Reader, dag_reader, readable_pools
-from hermes_ops.airflow.page.contents import contents, decision_row
 from hermes_ops.airflow.page.history import NEWEST_ROWS, history
-from hermes_ops.airflow.page.sight import Sight
-from hermes_ops.airflow.page.sweep_contents import sweep_contents
-from hermes_ops.airflow.page.sweep_sight import decisions_of, look_at_sweep
+from hermes_ops.airflow.page.pool_view import PageSources, decision_row, pool_contents
+from hermes_ops.airflow.page.sweep_view import decisions_of, read_sweep_view, sweep_contents
 from hermes_ops.airflow.page.what_if import current_choice, what_if
+from hermes_ops.core.amounts import duration
 from hermes_ops.errors import HermesError, Unavailable, Unsupported
 from hermes_ops.policies import live_policies
 
 log = logging.getLogger(__name__)
 
+_ASSETS = Path(__file__).parent / "assets"
+REFRESH_S = 3
+
+
+def draw(name: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - a template's
+    """Return the template's page, with headers that forbid content of other origins."""
+    text = _environment().get_template(f"{name}.html.j2").render(values)
+    return HTMLResponse(text, status, headers=_headers())
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        autoescape=True,
+        loader=FileSystemLoader(_ASSETS),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "style": Markup(_asset("page.css")),  # noqa: S704 - our own files
+        "script": Markup(_asset("page.js")),  # noqa: S704
+        "refresh_s": REFRESH_S,
+    }
+    environment.filters |= {"clock": clock, "duration": duration}
+    return environment
+
+
+@cache
+def _headers() -> dict[str, str]:
+    style, script = (_digest(_asset(name)) for name in ("page.css", "page.js"))
+    policy = (
+        f"default-src 'none'; style-src '{style}'; script-src '{script}'; connect-src 'self'; "
+        "img-src data:; form-action 'self'; frame-ancestors 'self'; base-uri 'none'"
+    )
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+@cache
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+def clock(time_s: float) -> str:
+    """Return Unix seconds as date and time in UTC."""
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 DECIDED_SWEEPS = 5
-"""Of so many of the newest sweeps the pool's page has decisions, also when they have ended."""
+"""The newest sweeps whose decisions the pool's page shows, ended ones included."""
 
 AWAY = "Airflow's database or MLflow did not answer; the API server's log says more."
 
@@ -42,8 +107,8 @@ FilePlace = Annotated[int | None, Query(ge=1, le=2**53)]
 PolicyName = Annotated[str, Query(max_length=64)]
 
 
-def create_app(make_sight: Callable[[], Sight] = Sight.of_airflow) -> FastAPI:
-    """The application; what it reads from is opened at the first request that needs it."""
+def create_app(open_sources: Callable[[], PageSources] = PageSources.from_airflow) -> FastAPI:
+    """Return the application; its data sources are opened at the first request."""
     entry = requires_access_dag("GET", DagAccessEntity[ENTRY])
     app = FastAPI(
         title="Hermes Ops",
@@ -52,7 +117,7 @@ def create_app(make_sight: Callable[[], Sight] = Sight.of_airflow) -> FastAPI:
         openapi_url=None,
         dependencies=[Depends(entry)],
     )
-    app.state.make_sight, app.state.sight = make_sight, None
+    app.state.open_sources, app.state.sources = open_sources, None
     app.add_api_route("/", pool_page, response_class=HTMLResponse)
     app.add_api_route("/sweeps", sweeps_page, response_class=HTMLResponse)
     app.add_api_route("/sweep", sweep_page, response_class=HTMLResponse)
@@ -63,67 +128,67 @@ def create_app(make_sight: Callable[[], Sight] = Sight.of_airflow) -> FastAPI:
     return app
 
 
-def _sight(request: Request) -> Sight:
+def _sources(request: Request) -> PageSources:
     state = request.app.state
-    if state.sight is None:
-        state.sight = state.make_sight()
-    found: Sight = state.sight
-    return found
+    if state.sources is None:
+        state.sources = state.open_sources()
+    opened: PageSources = state.sources
+    return opened
 
 
-def _reader(user: GetUserDep, sight: Annotated[Sight, Depends(_sight)]) -> Reader:
-    return Reader(dag_reader(user), sight.metadata)
+def _reader(user: GetUserDep, sources: Annotated[PageSources, Depends(_sources)]) -> Reader:
+    return Reader(dag_reader(user), sources.metadata)
 
 
-def _pools(user: GetUserDep, sight: Annotated[Sight, Depends(_sight)]) -> tuple[str, ...]:
+def _pools(user: GetUserDep, sources: Annotated[PageSources, Depends(_sources)]) -> tuple[str, ...]:
     readable = readable_pools(user)
-    return tuple(p for p in sight.pools() if p in readable)
+    return tuple(p for p in sources.pools() if p in readable)
 
 
-SightDep = Annotated[Sight, Depends(_sight)]
+SourcesDep = Annotated[PageSources, Depends(_sources)]
 ReaderDep = Annotated[Reader, Depends(_reader)]
 PoolsDep = Annotated[tuple[str, ...], Depends(_pools)]
 
 
 def pool_page(
-    sight: SightDep, reader: ReaderDep, pools: PoolsDep, pool: PoolName = None
+    sources: SourcesDep, reader: ReaderDep, pools: PoolsDep, pool: PoolName = None
 ) -> Response:
-    """The pool now; without any pool that the user may read, an empty page."""
+    """Show the pool now; an empty page where the user may read no pool."""
     chosen = _chosen(pools, pool)
     if chosen is None:
-        return drawing.draw("pool", pools=(), pool="", found=None, policies=())
-    look = sight.look(chosen)
-    past = history(sight, reader, rows=NEWEST_ROWS)
-    seen = [s for s, b in look.books.items() if reader.reads_dag(b.plan.run.dag_id)]
+        return draw("pool", pools=(), pool="", contents=None, policies=())
+    pool_view = sources.pool_view(chosen)
+    past = history(sources, reader, rows=NEWEST_ROWS)
+    seen = [s for s, b in pool_view.sweep_states.items() if reader.reads_dag(b.spec.run.dag_id)]
     newest = [row.sweep for row in past.rows[:DECIDED_SWEEPS] if row.sweep not in seen]
     decisions = [d for sweep in (*seen, *newest) for d in read_tail(sweep)]
-    return drawing.draw(
+    return draw(
         "pool",
         pools=pools,
         pool=chosen,
-        found=contents(look, reader, decisions),
+        contents=pool_contents(pool_view, reader, decisions),
         past=past,
-        now_s=look.time_s,
+        now_s=pool_view.time_s,
         policies=live_policies(),
         current=_current(),
     )
 
 
 def sweeps_page(
-    sight: SightDep, reader: ReaderDep, pools: PoolsDep, page: PageNumber = 1
+    sources: SourcesDep, reader: ReaderDep, pools: PoolsDep, page: PageNumber = 1
 ) -> Response:
-    """All sweeps that the user may see, newest first."""
-    return drawing.draw(
+    """Show all sweeps that the user may see, newest first."""
+    return draw(
         "sweeps",
         pools=pools,
         pool=next(iter(pools), ""),
-        past=history(sight, reader, page),
-        now_s=sight.clock(),
+        past=history(sources, reader, page),
+        now_s=sources.clock(),
     )
 
 
 def sweep_page(
-    sight: SightDep,
+    sources: SourcesDep,
     reader: ReaderDep,
     pools: PoolsDep,
     sweep: SweepName,
@@ -131,80 +196,80 @@ def sweep_page(
     page: PageNumber = 1,
     before: FilePlace = None,
 ) -> Response:
-    """One sweep: its trials, curves, timeline and decisions, while it runs and after its end."""
-    past = sight.metadata.sweep(sweep)
+    """Show a sweep's trials, curves, timeline and decisions, while it runs and after its end."""
+    past = sources.metadata.sweep(sweep)
     if past is None:
         raise HTTPException(404, f"Airflow knows no sweep {sweep!r}.")
     if not reader.reads_sweep(sweep):
         raise HTTPException(403, "You may not read the trials of this sweep's DAG.")
-    found = look_at_sweep(sight, past)
-    return drawing.draw(
+    view = read_sweep_view(sources, past)
+    return draw(
         "sweep",
         pools=pools,
-        pool=found.row.pool if found.row.pool in pools else next(iter(pools), ""),
-        found=sweep_contents(
-            found,
+        pool=view.row.pool if view.row.pool in pools else next(iter(pools), ""),
+        contents=sweep_contents(
+            view,
             page=page,
-            decisions=decisions_of(sight, past, before),
+            decisions=decisions_of(sources, past, before),
             reader=reader,
         ),
         before=before,
-        now_s=sight.clock(),
+        now_s=sources.clock(),
     )
 
 
 def explain_page(
-    sight: SightDep,
+    sources: SourcesDep,
     reader: ReaderDep,
     pools: PoolsDep,
     trial: TrialName,
     pool: PoolName = None,
 ) -> Response:
-    """Why a trial runs, waits or has ended."""
+    """Show why a trial runs, waits or has ended."""
     sweep, _ = parts(trial)
     if not reader.knows(sweep):
         raise HTTPException(404, f"Airflow knows no sweep of the trial {trial!r}.")
     if not reader.reads_sweep(sweep):
         raise HTTPException(403, "You may not read the trials of this sweep's DAG.")
     chosen = _chosen(pools, pool) or ""
-    found = explain(chosen, sight.tracker, trial)
-    return drawing.draw(
+    explanation = explain(chosen, sources.tracker, trial)
+    return draw(
         "explain",
         pools=pools,
         pool=chosen,
-        found=found,
+        contents=explanation,
         undecided=UNDECIDED,
         veiled=reader.veiled,
-        decisions=[decision_row(d, reader) for d in found.decisions[:200]],
-        now_s=sight.clock(),
+        decisions=[decision_row(d, reader) for d in explanation.decisions[:200]],
+        now_s=sources.clock(),
     )
 
 
 def what_if_page(
-    sight: SightDep,
+    sources: SourcesDep,
     reader: ReaderDep,
     pools: PoolsDep,
     policy: PolicyName,
     pool: PoolName = None,
 ) -> Response:
-    """What that policy would decide now; nothing is applied."""
+    """Show what that policy would decide now; apply nothing."""
     chosen = _chosen(pools, pool)
     if chosen is None:
         raise HTTPException(404, "There is no pool that you may read.")
-    found = what_if(sight, chosen, policy, reader)
-    return drawing.draw(
+    answer = what_if(sources, chosen, policy, reader)
+    return draw(
         "what_if",
         pools=pools,
         pool=chosen,
-        found=found,
-        now_s=found.time_s,
+        contents=answer,
+        now_s=answer.time_s,
         policies=live_policies(),
         current=policy,
     )
 
 
 def _chosen(pools: tuple[str, ...], asked: str | None) -> str | None:
-    """The pool to show: the one asked for, else the first."""
+    """Return the requested pool, else the first; HTTP 404 for one that the user may not read."""
     if asked and asked not in pools:
         raise HTTPException(404, f"There is no pool {asked!r} that you may read.")
     return asked or next(iter(pools), None)
@@ -218,15 +283,15 @@ def _current() -> str:
 
 
 def _failed(request: Request, error: Any) -> Response:  # noqa: ANN401 - of the three kinds
-    """What went wrong, as a page: a fact and a remedy, never a traceback."""
-    code, words = _said(error)
+    """Return the page of an error: a fact and a remedy, never a traceback."""
+    code, words = _describe(error)
     login = ""
     if code == status.HTTP_401_UNAUTHORIZED:
         login = get_auth_manager().get_url_login(next_url=str(request.url))
-    return drawing.draw("error", code, pools=(), pool="", code=code, words=words, login=login)
+    return draw("error", code, pools=(), pool="", code=code, words=words, login=login)
 
 
-def _said(error: Any) -> tuple[int, str]:  # noqa: ANN401 - of the three kinds
+def _describe(error: Any) -> tuple[int, str]:  # noqa: ANN401 - of the three kinds
     if isinstance(error, StarletteHTTPException):
         return error.status_code, str(error.detail)
     if isinstance(error, RequestValidationError):

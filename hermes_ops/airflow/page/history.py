@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_ops.airflow.addresses import comparison_address, report_address
 from hermes_ops.airflow.identity import REPORT_TASK, group_of, in_group
 from hermes_ops.airflow.metadata import PastRun
 from hermes_ops.airflow.page.access import Reader
-from hermes_ops.airflow.page.sight import Sight
+from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.records import SweepRecord, decode
+from hermes_ops.airflow.trial.links import comparison_address, report_address
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.sweep_state import ENDED_STATES, sweep_state
+from hermes_ops.core.sweep_outcome import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef, SweepRun
 
 ROWS = 50
 NEWEST_ROWS = 10
 MOST_RUNNING = 10
-"""Running sweeps of a page whose best value is asked for: one request each."""
+"""Running sweeps of a page whose best value is requested: one request each."""
 
 _ENDED_TASKS = ("success", "failed", "skipped", "upstream_failed", "removed")
 _OF_REPORT = {"upstream_failed": "failed", "removed": "failed"}
@@ -48,13 +48,13 @@ class SweepRow:
     report: str
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.state not in ENDED_STATES
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SweepListPage:
     """One page of the list, counted from 1; `mlflow` is False when MLflow did not answer."""
 
     rows: Sequence[SweepRow]
@@ -64,8 +64,8 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What Airflow knows of a sweep: its run, its record, and its tasks by their states."""
+class _AirflowSweep:
+    """A sweep in Airflow: its run, its record, and its tasks by state."""
 
     past: PastRun
     record: SweepRecord | None
@@ -80,43 +80,39 @@ class _Found:
         return SweepRef(self.past.run.sweep_id, self.record.experiment_id, run)
 
 
-def history(sight: Sight, reader: Reader, page: int = 1, rows: int = ROWS) -> History:
-    """The sweeps of the DAGs that the reader may see, that page of the list."""
-    dags = [dag for dag in sight.metadata.sweep_dags() if reader.reads_dag(dag)]
-    past = sight.metadata.past_sweeps(dags, rows + 1, (page - 1) * rows) if dags else ()
-    found = _found(sight, past[:rows])
-    refs = [f.ref for f in found if f.ref is not None]
-    runs = sight.from_mlflow(
+def history(sources: PageSources, reader: Reader, page: int = 1, rows: int = ROWS) -> SweepListPage:
+    """Return a page of the list of sweeps, of the DAGs that the reader may see."""
+    dags = [dag for dag in sources.metadata.sweep_dags() if reader.reads_dag(dag)]
+    past = sources.metadata.past_sweeps(dags, rows + 1, (page - 1) * rows) if dags else ()
+    sweeps = _airflow_sweeps(sources, past[:rows])
+    refs = [f.ref for f in sweeps if f.ref is not None]
+    runs = sources.from_mlflow(
         lambda tracker: tracker.overview.sweeps(
             [r.experiment_id for r in refs], [r.parent_run_id for r in refs]
         )
     )
-    best = _running_best(sight, found) if runs is not None else {}
-    shown = [_row(sight, f, runs or {}, best) for f in found]
-    return History(shown, page, len(past) > rows, runs is not None)
+    best = _running_best(sources, sweeps) if runs is not None else {}
+    shown = [_row(sources, f, runs or {}, best) for f in sweeps]
+    return SweepListPage(shown, page, len(past) > rows, runs is not None)
 
 
-def sweep_row(sight: Sight, past: PastRun, run: SweepRun | None) -> SweepRow:
-    """The same of one sweep; `run` is its run in MLflow, None where that is not known."""
-    (found,) = _found(sight, [past])
+def sweep_row(sources: PageSources, past: PastRun, run: SweepRun | None) -> SweepRow:
+    """Return the row of one sweep; `run` is its MLflow run, None where that is not known."""
+    (sweep,) = _airflow_sweeps(sources, [past])
     runs = {} if run is None else {run.ref.parent_run_id: run}
-    return _row(sight, found, runs, {})
+    return _row(sources, sweep, runs, {})
 
 
-def _found(sight: Sight, past: Sequence[PastRun]) -> list[_Found]:
-    records = [decode(SweepRecord, _with_config(p.run.sweep)) for p in past]
+def _airflow_sweeps(sources: PageSources, past: Sequence[PastRun]) -> list[_AirflowSweep]:
+    # A configuration that is stored in pieces is not read: the record then has an empty one.
+    records = [decode(SweepRecord, {"config": {}, **p.run.sweep}) for p in past]
     trials = [_trials(p, r) for p, r in zip(past, records, strict=True)]
     reports = [_report(p) for p in past]
-    states = sight.metadata.task_states([*trials, *reports])
+    states = sources.metadata.task_states([*trials, *reports])
     return [
-        _Found(p, record, states.get(trial, {}), _airflow_state(p, states.get(report, {})))
+        _AirflowSweep(p, record, states.get(trial, {}), _airflow_state(p, states.get(report, {})))
         for p, record, trial, report in zip(past, records, trials, reports, strict=True)
     ]
-
-
-def _with_config(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with an empty configuration where its own lies in pieces."""
-    return {"config": {}, **record}
 
 
 def _trials(past: PastRun, record: SweepRecord | None) -> tuple[str, str, str]:
@@ -129,39 +125,42 @@ def _report(past: PastRun) -> tuple[str, str, str]:
 
 
 def _airflow_state(past: PastRun, report: Mapping[str, int]) -> str:
-    """Airflow's word for the sweep; in a group of a DAG it is that of the sweep's own last task."""
+    """Return Airflow's state of the sweep; in a task group, the state of its last task."""
     if not group_of(past.run.plan_task):
         return past.run.state
     state = next(iter(report), "")  # it is one task; none yet of a run that has just begun
     return _OF_REPORT.get(state, state) if state in _ENDED_TASKS else "running"
 
 
-def _running_best(sight: Sight, found: Sequence[_Found]) -> dict[str, float]:
-    """The best value so far of the first sweeps that run, by sweep."""
+def _running_best(sources: PageSources, sweeps: Sequence[_AirflowSweep]) -> dict[str, float]:
+    """Return the best value so far of the first running sweeps, by sweep."""
     best: dict[str, float] = {}
-    running = [f for f in found if f.airflow_state not in ("success", "failed", "skipped")]
+    running = [f for f in sweeps if f.airflow_state not in ("success", "failed", "skipped")]
     for one in running[:MOST_RUNNING]:
         objective = one.record.config.get("objective", {}) if one.record else {}
         if one.ref is None or not objective:
             continue
-        value = _asked_best(sight, one.ref, maximize=objective.get("direction") == "maximize")
+        value = _fetch_best(sources, one.ref, maximize=objective.get("direction") == "maximize")
         if value is not None:
             best[one.ref.sweep_id] = value
     return best
 
 
-def _asked_best(sight: Sight, ref: SweepRef, *, maximize: bool) -> float | None:
-    return sight.from_mlflow(lambda tracker: tracker.overview.best(ref, maximize=maximize))
+def _fetch_best(sources: PageSources, ref: SweepRef, *, maximize: bool) -> float | None:
+    return sources.from_mlflow(lambda tracker: tracker.overview.best(ref, maximize=maximize))
 
 
 def _row(
-    sight: Sight, found: _Found, runs: Mapping[str, SweepRun], best: Mapping[str, float]
+    sources: PageSources,
+    sweep: _AirflowSweep,
+    runs: Mapping[str, SweepRun],
+    best: Mapping[str, float],
 ) -> SweepRow:
-    past, record, ref = found.past, found.record, found.ref
+    past, record, ref = sweep.past, sweep.record, sweep.ref
     run = runs.get(ref.parent_run_id) if ref else None
-    state = sweep_state(found.airflow_state, run.state if run else None)
+    state = sweep_state(sweep.airflow_state, run.state if run else None)
     config = record.config if record else {}
-    ended = sum(n for state, n in found.trial_states.items() if state in _ENDED_TASKS)
+    ended = sum(n for state, n in sweep.trial_states.items() if state in _ENDED_TASKS)
     return SweepRow(
         sweep=past.run.sweep_id,
         dag_id=past.run.dag_id,
@@ -171,11 +170,11 @@ def _row(
         started_s=past.run.started_s,
         ended_s=past.ended_s if state in ENDED_STATES else None,
         ended=ended,
-        trials=record.trials if record else sum(found.trial_states.values()),
+        trials=record.trials if record else sum(sweep.trial_states.values()),
         metric=str(config.get("objective", {}).get("metric", "")),
         best=_best(run, best.get(past.run.sweep_id)),
-        compare=_address(sight, lambda uri: comparison_address(uri, ref) if ref else ""),
-        report=_address(sight, lambda uri: _report_page(uri, ref, state)),
+        compare=_address(sources, lambda uri: comparison_address(uri, ref) if ref else ""),
+        report=_address(sources, lambda uri: _report_page(uri, ref, state)),
     )
 
 
@@ -189,14 +188,14 @@ def _best(run: SweepRun | None, so_far: float | None) -> str:
 
 
 def _report_page(uri: str, ref: SweepRef | None, state: str) -> str:
-    """The report's address; "" before the sweep has ended, as there is none yet."""
+    """Return the report's address; "" before the sweep has ended."""
     if ref is None or state not in ENDED_STATES:
         return ""
     return report_address(uri, ref.experiment_id, ref.parent_run_id)
 
 
-def _address(sight: Sight, make: Any) -> str:  # noqa: ANN401 - a function of MLflow's address
+def _address(sources: PageSources, make: Any) -> str:  # noqa: ANN401 - a function of MLflow's address
     try:
-        return str(make(sight.tracker.uri))
+        return str(make(sources.tracker.uri))
     except HermesError:  # nothing says where MLflow is
         return ""

@@ -1,7 +1,7 @@
-"""How a sweep goes: its trials, its learning curves and its GPU timeline, while it runs and after.
+"""The progress of a sweep: trials, learning curves and GPU timeline, while it runs and after.
 
-Reading and drawing takes half a second of the processor, more for large sweeps, so one result
-serves everybody for ten times as long, and one is made at a time.
+Reading and drawing takes half a second of the processor, more for large sweeps. So one result
+serves all readers for ten times as long, and only one is computed at a time.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hermes_ops.airflow.control.books import Book
+from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.core.summary import KEPT, CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.report.background import Background
 from hermes_ops.report.pictures import Picture, pictures
 from hermes_ops.tracking import SweepRef, Tracker, TrialRun
-from hermes_ops.tracking.columns import BOUNDS_TAG
 from hermes_ops.tracking.overview import BEST, FINAL, MOST_CURVES
 from hermes_ops.tracking.runs import RUN_STATUS
+from hermes_ops.tracking.summary import BOUNDS_TAG
 
 MOST_TRIALS = 2_000
 """Trials of a sweep that are read, the first that were opened."""
 MOST_POINTS, LEAST_POINTS, ALL_POINTS = 120, 30, 3_000
-"""Points of a curve that MLflow is asked for: as few as make about so many points in all."""
+"""Points requested of each curve, at most and at least, and about so many in all."""
 FRESH_S, FRESH_CPU, FRESH_WALL = 2.0, 10.0, 2.0
-"""A result is used for so long, or for so many times the processor's and the real time it took."""
+"""Seconds that a result is used, or multiples of the processor time and the time it took."""
 ENDED_FRESH_S = 60.0
 MOST_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
-    """What Airflow knows of a sweep: its state, the phases of its trials, segments under way."""
+class LiveSweep:
+    """A sweep in Airflow now: its state, the phases of its trials, the running segments."""
 
     state: str
     at_s: float
@@ -41,21 +41,23 @@ class Now:
     segments: Sequence[Segment] = ()
 
     @classmethod
-    def from_book(cls, state: str, at_s: float, book: Book | None) -> Now:
-        """Return it for a sweep that the controller serves, or served (None)."""
-        if book is None:
+    def from_state(cls, state: str, at_s: float, sweep_state: SweepState | None) -> LiveSweep:
+        """Return it for a sweep that the controller serves, or no longer serves (None)."""
+        if sweep_state is None:
             return cls(state, at_s)
-        live = [t for t in book.trials if t.under_way and t.segment is not None and t.lease]
+        live = [
+            t for t in sweep_state.trials if t.is_under_way and t.segment is not None and t.lease
+        ]
         segments = [
             Segment(t.number, t.segment.epoch, t.lease.gpus, t.segment.started_s)
             for t in live
             if t.segment is not None and t.lease is not None
         ]
-        return cls(state, at_s, {t.number: t.phase.value for t in book.trials}, segments)
+        return cls(state, at_s, {t.number: t.phase.value for t in sweep_state.trials}, segments)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SweepProgress:
     """A sweep at `read_s` (Unix seconds), and its pictures.
 
     `left_out`: trials whose curves are not in the picture, as there are too many.
@@ -69,14 +71,16 @@ class Progress:
 
 @dataclass(slots=True)
 class ProgressCache:
-    """The progress of the sweeps that were looked at last."""
+    """Caches the progress of the sweeps that were read last."""
 
     clock: Callable[[], float] = time.time
-    _kept: dict[str, tuple[Progress, float]] = field(default_factory=dict)  # with its last moment
+    _kept: dict[str, tuple[SweepProgress, float]] = field(
+        default_factory=dict
+    )  # with its last moment
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
-    def get(self, sweep: str, read: Callable[[], Progress]) -> Progress:
-        """The progress of a sweep, read now or a moment ago; what `read` raises."""
+    def get(self, sweep: str, read: Callable[[], SweepProgress]) -> SweepProgress:
+        """Return the progress of a sweep, by `read` unless a cached one is fresh enough."""
         kept = self._kept.get(sweep)
         if kept is not None and (self.clock() <= kept[1] or self._busy.locked()):
             return kept[0]
@@ -85,21 +89,21 @@ class ProgressCache:
             if kept is not None and self.clock() <= kept[1]:
                 return kept[0]  # somebody else has just read it
             began_s, cpu_s = time.monotonic(), time.thread_time()
-            found = read()
+            progress = read()
             cost_s = FRESH_CPU * (time.thread_time() - cpu_s)
             wait_s = FRESH_WALL * (time.monotonic() - began_s)
-            least_s = ENDED_FRESH_S if found.summary.state in RUN_STATUS else FRESH_S
+            least_s = ENDED_FRESH_S if progress.summary.state in RUN_STATUS else FRESH_S
             fresh_s = max(least_s, cost_s, wait_s)
             self._kept.pop(sweep, None)
-            self._kept[sweep] = (found, self.clock() + fresh_s)
+            self._kept[sweep] = (progress, self.clock() + fresh_s)
             while len(self._kept) > MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
-            return found
+            return progress
 
 
 def read_progress(
-    tracker: Tracker, sweep: SweepRef, objective: tuple[str, str], now: Now
-) -> Progress:
+    tracker: Tracker, sweep: SweepRef, objective: tuple[str, str], now: LiveSweep
+) -> SweepProgress:
     """Read and draw a sweep by its metric and direction; Unavailable when MLflow is away."""
     metric, direction = objective
     runs = tracker.overview.trials(sweep, MOST_TRIALS)
@@ -117,7 +121,7 @@ def read_progress(
     )
     segments = _segments(runs, now)
     shown = pictures(summary, points, segments, Background(), only=("curves", "gpus"))
-    return Progress(summary, shown, len(runs) - len(drawn), now.at_s)
+    return SweepProgress(summary, shown, len(runs) - len(drawn), now.at_s)
 
 
 def _drawn(runs: Sequence[TrialRun], direction: str) -> list[TrialRun]:
@@ -132,7 +136,7 @@ def _drawn(runs: Sequence[TrialRun], direction: str) -> list[TrialRun]:
     return sorted(runs, key=order)[:MOST_CURVES]
 
 
-def _trial(run: TrialRun, points: CurvePoints, direction: str, now: Now) -> TrialSummary:
+def _trial(run: TrialRun, points: CurvePoints, direction: str, now: LiveSweep) -> TrialSummary:
     bounds = run.tags.get(BOUNDS_TAG, KEPT)
     segments = run.segments
     gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
@@ -160,15 +164,15 @@ def _best(values: Sequence[float | None], direction: str) -> float | None:
 
 
 def _value(run: TrialRun, metric: str) -> float | None:
-    found = run.metrics.get(metric)
-    return None if found is None else found.value
+    logged = run.metrics.get(metric)
+    return None if logged is None else logged.value
 
 
-def _segments(runs: Sequence[TrialRun], now: Now) -> list[Segment]:
+def _segments(runs: Sequence[TrialRun], now: LiveSweep) -> list[Segment]:
     """Return all segments; those under way reach to the present."""
-    found = {(s.trial, s.epoch): s for run in runs for s in run.segments}
+    segments = {(s.trial, s.epoch): s for run in runs for s in run.segments}
     for segment in now.segments:
-        found.setdefault((segment.trial, segment.epoch), segment)
+        segments.setdefault((segment.trial, segment.epoch), segment)
     ended = (s if s.end_s is not None else replace(s, end_s=max(now.at_s, s.start_s))
-             for s in found.values())  # fmt: skip
+             for s in segments.values())  # fmt: skip
     return sorted(ended, key=lambda s: (s.start_s, s.trial))

@@ -1,4 +1,4 @@
-"""What another policy would decide on the pool as it is now: asked, never applied."""
+"""What another policy would decide on the pool now; nothing is applied."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hermes_ops.airflow.control.controller import Choice
-from hermes_ops.airflow.control.running import pool_snapshot
-from hermes_ops.airflow.explaining import UNDECIDED
+from hermes_ops.airflow.control.policy_settings import PolicySettings
+from hermes_ops.airflow.control.sweep_state import pool_snapshot
+from hermes_ops.airflow.explanation import UNDECIDED
 from hermes_ops.airflow.page.access import UNSEEN, Reader
-from hermes_ops.airflow.page.contents import score
-from hermes_ops.airflow.page.sight import Sight
-from hermes_ops.config.limits import within_sweeps
-from hermes_ops.core.history import PastTrial
+from hermes_ops.airflow.page.pool_view import PageSources, score
+from hermes_ops.config.sweep_rules import with_sweep_rules
 from hermes_ops.core.model import Action, Job, Phase, Plan, Reason, Resize, Snapshot, Start
+from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.core.plan import check, diff
 from hermes_ops.errors import HermesError
 from hermes_ops.policies import takes_prior
 
 if TYPE_CHECKING:
-    from hermes_ops.airflow.control.books import Book
+    from hermes_ops.airflow.control.sweep_state import SweepState
 
 ROWS = 100
 
@@ -29,8 +28,8 @@ _ONE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What would become of one trial; `trial` is "" for one that the reader may not see."""
+class TrialChange:
+    """The decision on one trial; `trial` is "" for one that the reader may not see."""
 
     trial: str
     what: str
@@ -43,44 +42,46 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The next decision under a policy: what changes first, then who goes on, then the queue."""
+    """The next decision under a policy: changes first, then trials that go on, then the queue."""
 
-    choice: Choice
+    choice: PolicySettings
     in_force: bool
     time_s: float
-    changes: tuple[Change, ...]
+    changes: tuple[TrialChange, ...]
     unchanged: int  # trials that wait now and then, beyond those shown
     prior_missing: bool
 
 
-def current_choice() -> Choice:
-    """The pool's policy as it was chosen; HermesError when the choice cannot be read."""
-    return Choice.read(Choice.file())
+def current_choice() -> PolicySettings:
+    """Return the pool's policy settings; HermesError when they cannot be read."""
+    return PolicySettings.load(PolicySettings.file())
 
 
-def what_if(sight: Sight, pool: str, policy: str, reader: Reader) -> WhatIf:
-    """The next decision of that policy, with its own options if it is the one in force.
+def what_if(sources: PageSources, pool: str, policy: str, reader: Reader) -> WhatIf:
+    """Return the next decision of that policy, with its options if it is the one in force.
 
-    It begins without a memory, as a policy does that has just been chosen. One at a time in a
-    process, as some policies compute for seconds: HermesError when another one is under way.
+    It begins without a memory, like a policy that has just been chosen. One request at a time, as
+    some policies compute for seconds: HermesError while another one is computed.
     """
     if not _ONE.acquire(blocking=False):
         raise HermesError("another what-if is being computed: ask again in a few seconds.")
     try:
-        return _what_if(sight, pool, policy, reader)
+        return _what_if(sources, pool, policy, reader)
     finally:
         _ONE.release()
 
 
-def _what_if(sight: Sight, pool: str, name: str, reader: Reader) -> WhatIf:
+def _what_if(sources: PageSources, pool: str, name: str, reader: Reader) -> WhatIf:
     current = current_choice()
-    choice = current if current.name == name else Choice(name)
+    choice = current if current.name == name else PolicySettings(name)
     choice.build()  # a name that is none is refused before anything is read
-    look = sight.look(pool)
-    books = {s: replace(b, curves=_curves(sight, b)) for s, b in look.books.items()}
-    prior = _prior(sight, books) if takes_prior(name) else ()
-    snapshot = pool_snapshot(pool, sight.metadata, books, sight.clock())
-    plan = decide(choice, books, snapshot, prior or ())
+    pool_view = sources.pool_view(pool)
+    sweep_states = {
+        s: replace(b, curves=_curves(sources, b)) for s, b in pool_view.sweep_states.items()
+    }
+    prior = _prior(sources, sweep_states) if takes_prior(name) else ()
+    snapshot = pool_snapshot(pool, sources.metadata, sweep_states, sources.clock())
+    plan = decide(choice, sweep_states, snapshot, prior or ())
     changes = _changes(snapshot, plan, reader)
     return WhatIf(
         choice,
@@ -93,34 +94,39 @@ def _what_if(sight: Sight, pool: str, name: str, reader: Reader) -> WhatIf:
 
 
 def decide(
-    choice: Choice, books: Mapping[str, Book], snapshot: Snapshot, prior: tuple[PastTrial, ...]
+    choice: PolicySettings,
+    sweep_states: Mapping[str, SweepState],
+    snapshot: Snapshot,
+    prior: tuple[PastTrial, ...],
 ) -> Plan:
-    """The plan that the controller would make; PlanError for an impossible one."""
-    configs = {sweep: book.plan.config for sweep, book in books.items()}
-    policy = within_sweeps(choice.build(prior), configs, choice.guards.open)
+    """Return the plan that the controller would make; PlanError for an impossible one."""
+    configs = {sweep: sweep_state.spec.config for sweep, sweep_state in sweep_states.items()}
+    policy = with_sweep_rules(choice.build(prior), configs, choice.guards.open_per_gpu)
     plan, _ = policy.decide(snapshot, policy.initial())
     check(snapshot, plan)
     return plan
 
 
-def _curves(sight: Sight, book: Book) -> Mapping[int, Any]:
+def _curves(sources: PageSources, sweep_state: SweepState) -> Mapping[int, Any]:
     from hermes_ops.tracking import CurveReader
 
-    plan = book.plan
-    return CurveReader(sight.tracker, plan.config.objective.metric).read(plan.ref).points
+    plan = sweep_state.spec
+    return CurveReader(sources.tracker, plan.config.objective.metric).fetch(plan.ref).points
 
 
-def _prior(sight: Sight, books: Mapping[str, Book]) -> tuple[PastTrial, ...] | None:
-    """What earlier sweeps have shown; None when MLflow does not tell."""
-    from hermes_ops.airflow.control.priors import PriorFeed
+def _prior(
+    sources: PageSources, sweep_states: Mapping[str, SweepState]
+) -> tuple[PastTrial, ...] | None:
+    """Return the trials of earlier sweeps; None when MLflow does not answer."""
+    from hermes_ops.airflow.control.feeds import PriorFeed
 
-    feed = PriorFeed(sight.tracker)
-    feed.follow({s: b.plan for s, b in books.items()})
+    feed = PriorFeed(sources.tracker)
+    feed.follow({s: b.spec for s, b in sweep_states.items()})
     feed.read_once()
     return None if feed.behind else feed.prior()
 
 
-def _changes(snapshot: Snapshot, plan: Plan, reader: Reader) -> list[Change]:
+def _changes(snapshot: Snapshot, plan: Plan, reader: Reader) -> list[TrialChange]:
     actions = {action.job: action for action in diff(snapshot, plan)}
     ranks = {job: place for place, job in enumerate(plan.ranking, start=1)}
     last = len(ranks) + 1
@@ -137,18 +143,18 @@ def _changes(snapshot: Snapshot, plan: Plan, reader: Reader) -> list[Change]:
 
 def _change(
     job: Job, action: Action | None, rank: int | None, reason: Reason | None, reader: Reader
-) -> Change:
+) -> TrialChange:
     what, gpus = _what(job, action)
     now, then = _gpus(job.gpus_held), _gpus(gpus)
     if not reader.reads_sweep(job.sweep):
-        return Change("", what, now, then, rank, UNSEEN, "")
+        return TrialChange("", what, now, then, rank, UNSEEN, "")
     text = reader.veiled(reason.text) if reason is not None else UNDECIDED
     terms = {t.name: t.value for t in reason.terms} if reason is not None else {}
-    return Change(job.id, what, now, then, rank, text, score(terms))
+    return TrialChange(job.id, what, now, then, rank, text, score(terms))
 
 
 def _what(job: Job, action: Action | None) -> tuple[str, tuple[int, ...]]:
-    """What becomes of the job, and the GPUs that it would hold."""
+    """Return what the plan does with the job, and the GPUs that it would hold."""
     if action is None:
         if job.holds_gpus:
             return "goes on", job.gpus_held

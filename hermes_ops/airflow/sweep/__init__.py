@@ -1,6 +1,6 @@
-"""The DAG of a sweep: its plan, its report, and what is around them.
+"""The DAG of a sweep: its plan and its report, for DAGs of its own and inside others.
 
-`from hermes_ops.airflow import sweep` is this package, and it is the decorator `group.sweep`: the
+`from hermes_ops.airflow import sweep` is this package, and it is the decorator `dag.sweep`: the
 import machinery sets a package as an attribute of its parent, so the name can be nothing else.
 """
 
@@ -15,8 +15,8 @@ class _Decorator(ModuleType):
     """A package that is called as the decorator of the same name."""
 
     def __call__(self, function: Any = None, **arguments: Any) -> Any:  # noqa: ANN401 - see group
-        """Make a task group of a function that returns a sweep's content: `group.sweep`."""
-        from hermes_ops.airflow.sweep.group import sweep
+        """Make a task group of a function that returns a sweep's content: `dag.sweep`."""
+        from hermes_ops.airflow.sweep.dag import sweep
 
         return sweep(function, **arguments)
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
 
-from airflow.sdk import DAG, Asset, Param, TaskGroup, TriggerRule, XComArg, get_parsing_context
+from airflow.sdk import (
+    DAG,
+    Asset,
+    BaseOperator,
+    Param,
+    TaskGroup,
+    TriggerRule,
+    XComArg,
+    get_parsing_context,
+)
 
 from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK, TRIAL_TASK
-from hermes_ops.airflow.sweep.nights import Nights
-from hermes_ops.airflow.sweep.source import DEFAULT_POOL, SweepSource
+from hermes_ops.airflow.sweep.source import DEFAULT_POOL, SweepCall, SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
+from hermes_ops.airflow.sweep.warm_start import NightlySweeps
 from hermes_ops.airflow.trial.connections import Connections
-from hermes_ops.airflow.trial.operator import HermesTrialOperator, trial_defaults
-from hermes_ops.config import dag_params_schema
+from hermes_ops.airflow.trial.operator import HermesTrialOperator
+from hermes_ops.airflow.trial.trial_task import trial_defaults
+from hermes_ops.config import dag_params_schema, parse
 
 UNLIMITED = 100_000
-"""The pool and the controller bound what runs; Airflow's own limits must not."""
+"""The pool and the controller limit what runs; Airflow's own limits must not."""
 
 
 def sweep_dag(
@@ -31,31 +44,33 @@ def sweep_dag(
     storage_conn_id: str | None = None,
     **dag_arguments: Any,  # noqa: ANN401 - Airflow's own
 ) -> DAG:
-    """A DAG that runs one sweep a run, from the run's configuration over `defaults`.
+    """Return a DAG that runs one sweep per run, from the run's configuration over `defaults`.
 
     :param pool: the Airflow pool whose slots are the GPUs
     :param defaults: a sweep file's content; the trigger form begins with it
-    :param mlflow_conn_id: the connection that leads to MLflow, in the place of its variables
+    :param mlflow_conn_id: the connection that leads to MLflow, instead of its variables
     :param storage_conn_id: the connection whose access to storage the scripts get
     """
     connections = Connections(mlflow_conn_id, storage_conn_id)
     own = {"params": _params(defaults or {}), "is_paused_upon_creation": False, **dag_arguments}
     with empty_dag(dag_id, schedule=schedule, doc_md=__doc__, **own) as dag:
-        sweep_tasks(SweepSource(pool=pool), connections, outlets=[sweep_asset(dag_id)])
+        given = frozenset({*(defaults or {}), *(dag_arguments.get("params") or {})})
+        source = SweepSource(pool=pool, defaults=given)
+        sweep_tasks(source, connections, outlets=[sweep_asset(dag_id)])
     return dag
 
 
 def empty_dag(dag_id: str, **dag_arguments: Any) -> DAG:  # noqa: ANN401 - Airflow's own
-    """A DAG whose runs and tasks nothing but the pool bounds, to be filled with a sweep."""
+    """Return an empty DAG for a sweep, whose runs and tasks only the pool limits."""
     ours = {"max_active_tasks": UNLIMITED, "max_active_runs": UNLIMITED, "tags": ["hermes"]}
     return DAG(dag_id, catchup=False, **{**ours, **dag_arguments})
 
 
 def sweep_asset(dag_id: str, group_id: str | None = None) -> Asset:
-    """The asset that is updated whenever a sweep of that DAG, or of that group in it, has ended.
+    """Return the asset that is updated when a sweep of that DAG, or of its group, has ended.
 
-    A DAG that is to run then has it as its schedule. The event's `extra` is what the sweep's last
-    task returns.
+    A DAG that is to run then uses it as its schedule. The event's `extra` is the return value of
+    the sweep's last task.
     """
     path = f"{dag_id}/{group_id}" if group_id else dag_id
     return Asset(name=f"hermes-sweep/{path}", uri=f"hermes://sweeps/{path}")
@@ -74,10 +89,10 @@ def sweep_tasks(
     source: SweepSource,
     connections: Connections,
     group: TaskGroup | None = None,
-    nights: Nights | None = None,
+    nights: NightlySweeps | None = None,
     **report_arguments: Any,  # noqa: ANN401 - Airflow's own
 ) -> SweepTasks:
-    """The three tasks in the DAG, and in the group, whose context is entered."""
+    """Return the three tasks, in the DAG and the task group of the current context."""
 
     def full(task_id: str) -> str:
         return task_id if group is None else str(group.child_id(task_id))
@@ -112,7 +127,7 @@ def sweep_tasks(
 
 
 def _params(defaults: Mapping[str, Any]) -> dict[str, Param]:
-    """The trigger form; empty when the file is read for a trial, which has no use for it.
+    """Return the trigger form; empty when the file is parsed for a trial, which does not need it.
 
     Airflow validates every field four times at each start of a mapped task: 0.1 s on a machine
     of two cores, while a GPU idles.
@@ -120,10 +135,112 @@ def _params(defaults: Mapping[str, Any]) -> dict[str, Param]:
     if get_parsing_context().task_id == TRIAL_TASK:
         return {}
     return {
-        key: Param(defaults.get(key, schema.get("default")), **_keywords(schema))
+        key: Param(
+            defaults.get(key, schema.get("default")),
+            **{k: v for k, v in schema.items() if k != "default"},
+        )
         for key, schema in dag_params_schema().items()
     }
 
 
-def _keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in schema.items() if k != "default"}
+Sweep = Mapping[str, Any] | str | PathLike[str] | SweepCall
+
+
+class SweepTaskGroup(TaskGroup):
+    """The tasks of a sweep: `plan`, one `trial` for each of its trials, `report`.
+
+    The sweep begins when everything before the group has ended and has ended when `report` has;
+    what is behind the group waits for that. Callbacks and other arguments of `report`, such as
+    `on_success_callback`, are the sweep's own; those of the DAG's `default_args` count for all
+    its tasks.
+
+    :param group_id: the name of the group, part of the sweep's id `DAG:GROUP:RUN`
+    :param sweep: a sweep file, or its content. XComs of other tasks may stand anywhere in it, and
+        templates with spaces inside their braces (`{{ ds }}`) in `trial.command`, `environment`,
+        `directory`, `python` and `tensorboard`. Relative paths begin at the DAG's file
+    :param pool: the Airflow pool whose slots are the GPUs; by default the sweep's own
+    :param mlflow_conn_id: the connection that leads to MLflow, instead of its variables
+    :param storage_conn_id: the connection whose access to storage the scripts get
+    :param group: arguments of the `TaskGroup`, such as `tooltip`
+    :param report: arguments of the task `report`
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        sweep: Sweep,
+        *,
+        pool: str | None = None,
+        mlflow_conn_id: str | None = None,
+        storage_conn_id: str | None = None,
+        group: Mapping[str, Any] | None = None,
+        **report: Any,  # noqa: ANN401 - Airflow's own
+    ) -> None:
+        super().__init__(group_id=group_id, **dict(group or {}))
+        source = SweepSource.from_sweep(sweep, Path(self.dag.fileloc).parent, pool)
+        _check(source, f"{self.dag.dag_id}.{self.group_id}")
+        self.asset = sweep_asset(self.dag.dag_id, self.group_id)
+        outlets = [self.asset, *report.pop("outlets", ())]
+        connections = Connections(mlflow_conn_id, storage_conn_id)
+        with self:
+            self.sweep: SweepTasks = sweep_tasks(
+                source, connections, self, outlets=outlets, **report
+            )
+
+    @property
+    def best(self) -> Any:  # noqa: ANN401 - an XComArg, which typed tasks take for its value
+        """The best trial, for tasks behind the group.
+
+        `best["config"]`, `best["mlflow_run_id"]`, `best["model_uri"]`, `best["best"]` (its value)
+        and the other keys of `sweep_report.best_of` are XComs of their own.
+        """
+        return self.report.output
+
+    @property
+    def plan(self) -> BaseOperator:
+        """The group's first task."""
+        return self.sweep.plan
+
+    @property
+    def report(self) -> BaseOperator:
+        """The group's last task."""
+        return self.sweep.report
+
+
+def _check(source: SweepSource, name: str) -> None:
+    """Raise ConfigError for a bad sweep that is known now; not when parsing for a task's start."""
+    known = isinstance(source.data, Mapping) and not any(
+        True for _ in XComArg.iter_xcom_references(source.data)
+    )
+    if known and get_parsing_context().task_id is None:
+        parse({"pool": source.pool, **dict(source.data)}, name, source.base)  # type: ignore[arg-type]
+
+
+Function = Callable[..., Mapping[str, Any]]
+
+
+@overload
+def sweep(function: Function) -> Callable[..., SweepTaskGroup]: ...
+
+
+@overload
+def sweep(**arguments: Any) -> Callable[[Function], Callable[..., SweepTaskGroup]]: ...  # noqa: ANN401
+
+
+def sweep(function: Function | None = None, **arguments: Any) -> Any:
+    """Make a task group of a function that returns a sweep's content, like TaskFlow.
+
+    The function runs when the sweep is planned, with the results of other tasks as its arguments;
+    parameters like `ds=None` get what Airflow's context has under that name. What it returns is
+    taken as it is, without templates. `arguments` are those of `SweepTaskGroup`; the group is
+    called after the function.
+    """
+    if function is None:
+        return functools.partial(sweep, **arguments)
+
+    @functools.wraps(function)
+    def group(*args: Any, **kwargs: Any) -> SweepTaskGroup:  # noqa: ANN401 - the function's own
+        own = {"group_id": function.__name__, **arguments}
+        return SweepTaskGroup(sweep=SweepCall(function, args, kwargs), **own)
+
+    return group

@@ -1,10 +1,11 @@
-"""The two ordinary tasks of a sweep: `plan` before the trials, `report` after them."""
+"""The first and the last task of a sweep: `plan` before the trials, `report` after them."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from jinja2 import TemplateError
 
-from hermes_ops.airflow.addresses import comparison_address, report_address, run_address
-from hermes_ops.airflow.control.stores import check_store
+from hermes_ops.airflow import open_secrets
+from hermes_ops.airflow.control.cleanup.janitor import check_store
+from hermes_ops.airflow.folders import pod_file
+from hermes_ops.airflow.hosts import NODES_VARIABLE, REMEDY, node_names, process_refusal
 from hermes_ops.airflow.identity import sweep_of
-from hermes_ops.airflow.pieces import KeyValues, read_record, write_record
+from hermes_ops.airflow.open_secrets import redact
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
+    CONFIG_XCOM,
     END_TAGS,
     OUTCOMES,
     SWEEP_KEY,
@@ -26,13 +30,16 @@ from hermes_ops.airflow.records import (
     decode,
     encode,
 )
-from hermes_ops.airflow.sweep.continuing import with_trials
-from hermes_ops.airflow.sweep.nights import Nights
-from hermes_ops.airflow.sweep.outcome import best_of
-from hermes_ops.airflow.sweep.pod_sweeps import checked_pods, clear_left_disks, end_left_pods
-from hermes_ops.airflow.sweep.published import published
+from hermes_ops.airflow.state_store import (
+    KeyValues,
+    LastingStore,
+    read_record,
+    refused_setting,
+    write_record,
+)
+from hermes_ops.airflow.sweep.ended_sweep import with_trials
 from hermes_ops.airflow.sweep.source import SweepSource
-from hermes_ops.airflow.sweep.warm_start import warmed
+from hermes_ops.airflow.sweep.warm_start import NightlySweeps, add_warm_start
 from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import (
     REPORT_XCOM,
@@ -41,26 +48,37 @@ from hermes_ops.airflow.trial.links import (
     CompareTrialsLink,
     SweepReportLink,
     SweepRunLink,
+    comparison_address,
+    report_address,
+    run_address,
 )
 from hermes_ops.airflow.trial.metrics import tracking_uri
-from hermes_ops.config import RunIn, SweepConfig, parse, warnings_of
+from hermes_ops.config import (
+    PodSpec,
+    RunIn,
+    SweepConfig,
+    check_installation,
+    parse,
+    pod_defaults,
+    require_image_and_claim,
+    warnings_of,
+)
 from hermes_ops.config.sweep_warnings import as_tag
-from hermes_ops.core.secondary import why_no_best
-from hermes_ops.errors import ConfigError, HermesError
+from hermes_ops.core.secondary_metrics import why_no_best
+from hermes_ops.errors import ConfigError, HermesError, Problem
+from hermes_ops.references import names_in, refers
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.comparison import ComparedSweep
-
-CONFIG_XCOM = "hermes_config"
-"""XCom key of the sweep as it was planned, for its report; secrets are stars in it."""
+from hermes_ops.trial.environment import InheritanceRule, why_missing
 
 
 class PlanOperator(BaseOperator):
     """Validates the sweep, opens it in MLflow, returns the trial numbers.
 
     :param trial_task: the id of the mapped task that runs the trials
-    :param source: where the sweep is read from; by default the configuration of the DAG run
-    :param connections: what leads to MLflow in the place of its variables
-    :param nights: what makes the sweep one of many nights
+    :param source: the source of the sweep; by default the configuration of the DAG run
+    :param connections: the connection that leads to MLflow, instead of its variables
+    :param nights: the nightly sweeps that this one belongs to
     """
 
     operator_extra_links = (SweepRunLink(), CompareTrialsLink())
@@ -71,7 +89,7 @@ class PlanOperator(BaseOperator):
         trial_task: str,
         source: SweepSource | None = None,
         connections: Connections | None = None,
-        nights: Nights | None = None,
+        nights: NightlySweeps | None = None,
         **kwargs: Any,  # noqa: ANN401 - Airflow's own
     ) -> None:
         super().__init__(**kwargs)
@@ -82,18 +100,22 @@ class PlanOperator(BaseOperator):
 
     def execute(self, context: Mapping[str, Any]) -> list[int]:
         """Refuse a bad configuration before anything starts; safe to repeat."""
-        store = context["task_state_store"]
+        if (refused := refused_setting()) is not None:
+            raise AirflowFailException(refused)
+        store = LastingStore(context["task_state_store"])
         before = decode(SweepRecord, read_record(store.get, SWEEP_KEY))
-        config = self._read(context) if before is None else _again(before, context)
+        config = self._read(context) if before is None else _planned_config(before, context)
+        self._check_executor(config)
         self.connections.enter()
+        refuse_missing(config, os.environ)
         tracker = Tracker(tracking_uri())
         if before is None and self.nights is not None:
             config = self.nights.begin(config, tracker, context["ti"], self.log.info)
         if before is None:
-            config = warmed(config, tracker, self.log.info)
+            config = add_warm_start(config, tracker, self.log.info)
         sweep = sweep_of(self, context)
         tags = {**self._tags(config), **(self._warn(config) if before is None else {})}
-        ref = tracker.ensure_sweep(config.name, sweep, published(config).to_yaml(), tags)
+        ref = tracker.ensure_sweep(config.name, sweep, redact(config).to_yaml(), tags)
         now_ms = int(time.time() * 1_000)
         tracker.views.save(ref, ComparedSweep.from_config(config), now_ms)
         record = SweepRecord(
@@ -106,11 +128,13 @@ class PlanOperator(BaseOperator):
             touched=before.touched if before is not None else (),
             planned_s=before.planned_s if before is not None else time.time(),
             nightly=self.nights is not None,
+            templated=self._templated(context, before),
         )
         write_record(KeyValues(store.get, store.set, store.delete), SWEEP_KEY, encode(record))
         if before is not None:
-            self._open_again(context, tracker, ref)
-        self._leave(context["ti"], config, ref)
+            self._remove_end(context, tracker, ref)
+        context["ti"].xcom_push(CONFIG_XCOM, json.loads(redact(config).to_json()))
+        _push_addresses(context["ti"], ref)
         self.log.info("Sweep %s: %s trials", sweep, record.trials)
         return list(range(record.trials))
 
@@ -120,6 +144,12 @@ class PlanOperator(BaseOperator):
 
         try:
             config = self.source.config(context, render)
+            open_secrets.refuse(
+                json.loads(config.to_json()),
+                str(context["run_id"]),
+                self.source.connection_variables(context),
+            )
+            check_installation(config, pod_file())
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         except TemplateError as error:
@@ -129,7 +159,7 @@ class PlanOperator(BaseOperator):
         except HermesError as error:
             raise AirflowFailException(str(error)) from None
         if config.trial.run_in is RunIn.POD:
-            return checked_pods(config)
+            return check_pods(config)
         if not Path(config.trial.directory).is_absolute():
             raise AirflowFailException(
                 f"trial.directory: found {config.trial.directory!r}; allowed: an absolute path "
@@ -138,14 +168,33 @@ class PlanOperator(BaseOperator):
             )
         return config
 
-    def _open_again(self, context: Mapping[str, Any], tracker: Tracker, ref: SweepRef) -> None:
-        """The plan was cleared, or is tried again: an earlier end counts no more."""
-        context["task_state_store"].set(CLOSE_KEY, {})
+    def _check_executor(self, config: SweepConfig) -> None:
+        """Fail the plan of trials that would be processes on machines without the pool's GPUs."""
+        if config.trial.run_in is not RunIn.PROCESS:
+            return
+        dag = self.get_dag()
+        trial = dag.get_task(self.trial_task) if dag is not None else None
+        refusal = process_refusal(getattr(trial, "executor", None), self.executor)
+        if refusal:
+            raise AirflowFailException(
+                f"trial.run_in: found process, and {refusal}; allowed: pod, or process with "
+                f"LocalExecutor on one machine. Fix: {REMEDY}."
+            )
+
+    def _templated(self, context: Mapping[str, Any], before: SweepRecord | None) -> tuple[str, ...]:
+        """Return the variables that trials render: those of the DAG's file as it was planned."""
+        if before is not None:
+            return before.templated
+        return self.source.connection_variables(context)
+
+    def _remove_end(self, context: Mapping[str, Any], tracker: Tracker, ref: SweepRef) -> None:
+        """Remove an earlier end of the sweep: the plan was cleared, or is tried again."""
+        LastingStore(context["task_state_store"]).set(CLOSE_KEY, {})
         tags = tracker.sweep(ref).tags
         tracker.reopen(ref.parent_run_id, [t for t in END_TAGS if t in tags])
 
     def _warn(self, config: SweepConfig) -> dict[str, str]:
-        """Log what is likely a mistake; the tag that keeps it for those who follow the sweep."""
+        """Log the sweep's warnings; return the tag that shows them to those who follow it."""
         warnings = warnings_of(config, pool_slots=None, environ=os.environ)
         for warning in warnings:
             self.log.warning("%s", warning)
@@ -155,20 +204,21 @@ class PlanOperator(BaseOperator):
         tags = {"hermes.sampler": config.search.algorithm.value, "hermes.name": config.name}
         return {**tags, **self.nights.tags} if self.nights is not None else tags
 
-    def _leave(self, ti: Any, config: SweepConfig, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's own
-        ti.xcom_push(CONFIG_XCOM, json.loads(published(config).to_json()))
-        _leave_addresses(ti, ref)
 
-
-def _leave_addresses(ti: Any, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's own
-    """Leave what the links of the sweep's tasks lead to."""
+def _push_addresses(ti: Any, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's own
+    """Push the addresses of the links of the sweep's tasks."""
     ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
     ti.xcom_push(TRIALS_XCOM, comparison_address(tracking_uri(), ref))
 
 
-def _again(before: SweepRecord, context: Mapping[str, Any]) -> SweepConfig:
-    """The sweep of an earlier try, or one that has been extended."""
-    return parse(before.config, source=str(context["run_id"]), base=None)
+def _planned_config(before: SweepRecord, context: Mapping[str, Any]) -> SweepConfig:
+    """Return the sweep of an earlier try, or one that has been extended."""
+    config = parse(before.config, source=str(context["run_id"]), base=None)
+    try:
+        check_installation(config, pod_file())
+    except ConfigError as error:
+        raise AirflowFailException(str(error)) from None
+    return config
 
 
 class ReportOperator(BaseOperator):
@@ -176,7 +226,7 @@ class ReportOperator(BaseOperator):
 
     :param plan_task: the id of the task that planned the sweep
     :param trial_task: the id of the mapped task that ran the trials
-    :param connections: what leads to MLflow in the place of its variables
+    :param connections: the connection that leads to MLflow, instead of its variables
     """
 
     operator_extra_links = (SweepRunLink(), CompareTrialsLink(), SweepReportLink())
@@ -195,15 +245,20 @@ class ReportOperator(BaseOperator):
         self.connections = connections or Connections()
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """The best trial; fails when the sweep was never planned or no trial can be it."""
-        from hermes_ops.airflow.sweep.reporting import close_sweep
+        """Return the best trial; fail when the sweep was never planned or has no best trial."""
+        from hermes_ops.airflow.sweep.sweep_report import (
+            best_of,
+            clear_left_disks,
+            close_sweep,
+            end_left_pods,
+        )
 
         ti = context["ti"]
         numbers = ti.xcom_pull(task_ids=self.plan_task)
         if numbers is None:
             self._leave_unplanned(ti)
-        found = ti.xcom_pull(task_ids=self.plan_task, key=CONFIG_XCOM)
-        config = with_trials(parse(found, str(context["run_id"]), None), len(numbers))
+        planned = ti.xcom_pull(task_ids=self.plan_task, key=CONFIG_XCOM)
+        config = with_trials(parse(planned, str(context["run_id"]), None), len(numbers))
         self.connections.enter()
         tracker = Tracker(tracking_uri())
         sweep = sweep_of(self, context)
@@ -214,7 +269,7 @@ class ReportOperator(BaseOperator):
             raise AirflowFailException(why_no_best(document, config.objective.metric))
         ref, best = best_of(tracker, config.name, document)
         page = report_address(tracking_uri(), ref.experiment_id, ref.parent_run_id)
-        _leave_addresses(ti, ref)
+        _push_addresses(ti, ref)
         ti.xcom_push(REPORT_XCOM, page)
         for asset in self.outlets:
             context["outlet_events"][asset].extra = {**best, "report": page}
@@ -228,7 +283,7 @@ class ReportOperator(BaseOperator):
         raise AirflowFailException("the sweep was not planned; see the log of its plan task")
 
     def _finals(self, ti: Any) -> dict[int, str]:  # noqa: ANN401 - Airflow's own
-        """What each trial's task ended as."""
+        """Return the final state of each trial's task."""
         return {
             int(name.rpartition("_")[2]): OUTCOMES.get(str(state), "failed")
             for name, state in self._states(ti, self.trial_task).items()
@@ -236,6 +291,62 @@ class ReportOperator(BaseOperator):
         }
 
     def _states(self, ti: Any, task_id: str) -> Mapping[str, str]:  # noqa: ANN401 - Airflow's own
-        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
-        states: Mapping[str, str] = found.get(ti.run_id) or {}
+        by_run = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
+        states: Mapping[str, str] = by_run.get(ti.run_id) or {}
         return states
+
+
+def refuse_missing(config: SweepConfig, environment: Mapping[str, str]) -> None:
+    """Fail the plan of a sweep that refers to variables which trials of this worker lack.
+
+    The variables of a pod are known only inside it.
+    """
+    if config.trial.run_in is RunIn.POD:
+        return
+    known = InheritanceRule.from_environment(environment).inherited(environment)
+    environment_of_sweep = config.trial.environment
+    plain = {key for key, value in environment_of_sweep.items() if not refers(value)}
+    missing = [
+        why_missing(key, name, in_pod=False)
+        for key, value in environment_of_sweep.items()
+        for name in names_in(value)
+        if name not in known and name not in plain
+    ]
+    if missing:
+        raise AirflowFailException("\n".join(missing))
+
+
+def check_pods(config: SweepConfig) -> SweepConfig:
+    """Return the sweep with its checkpoint claims; fail its plan if its pods could never be made.
+
+    Claims from the installation's defaults become part of the sweep: the place of its checkpoints
+    does not change while it runs.
+    """
+    own = config.trial.pod or PodSpec()
+    try:
+        whole = require_image_and_claim(own.with_defaults(pod_defaults(pod_file())), config.name)
+        if not whole.checkpoint_claims:
+            return config
+        _check_nodes(config, whole.checkpoint_claims)
+    except HermesError as error:
+        raise AirflowFailException(str(error)) from None
+    pod = own.model_copy(update={"checkpoint_claims": whole.checkpoint_claims})
+    trial = config.trial.model_copy(update={"pod": pod})
+    return config.model_copy(update={"trial": trial})
+
+
+def _check_nodes(config: SweepConfig, claims: Mapping[str, str]) -> None:
+    """Raise ConfigError unless some node with a claim has GPUs enough for a trial."""
+    gpus = Counter(node_names())
+    if max((gpus[node] for node in claims), default=0) >= config.trial.gpus:
+        return
+    known = ", ".join(f"{node}={n}" for node, n in gpus.items())
+    problem = Problem(
+        "trial.pod.checkpoint_claims",
+        f"claims for {', '.join(sorted(claims))}, and "
+        + (f"a pool on {known}" if known else "a pool whose nodes are not known"),
+        f"a claim for a node of the pool with at least {config.trial.gpus} GPUs",
+        f"set {NODES_VARIABLE}, as in node-a=2,node-b=2, for the controller and the Airflow "
+        "workers (pool.nodes of the chart), or correct the names",
+    )
+    raise ConfigError(config.name, (problem,))

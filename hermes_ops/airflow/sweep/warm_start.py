@@ -1,4 +1,4 @@
-"""The best configurations of earlier sweeps, tried first."""
+"""Configurations that are tried first: the best ones of earlier sweeps and of the last night."""
 
 from __future__ import annotations
 
@@ -8,21 +8,36 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from hermes_ops.config import SweepConfig, parse
-from hermes_ops.core.history import PastTrial
+from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.search.space import Config
 from hermes_ops.search.tree import axes
-from hermes_ops.tracking.history import past_trials
+from hermes_ops.tracking.earlier_sweeps import past_trials
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
 
 
-def warmed(config: SweepConfig, tracker: Tracker, say: Callable[[str], None]) -> SweepConfig:
-    """The sweep with its `search.warm_start` best past configurations behind its known ones.
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-    Those of ended sweeps of the same name whose parameters and objective are the same; what the
-    space or its constraints do not allow any more, or misses a bound of a metric, is left out.
-    Raises Unavailable.
+from airflow.sdk.exceptions import AirflowSkipException
+
+from hermes_ops.config import Algorithm
+from hermes_ops.config.sections import Overlap
+from hermes_ops.errors import ConfigError
+from hermes_ops.tracking import Tracker
+from hermes_ops.tracking.earlier_sweeps import NIGHTLY, last_best_config
+
+
+def add_warm_start(
+    config: SweepConfig, tracker: Tracker, say: Callable[[str], None]
+) -> SweepConfig:
+    """Return the sweep with its `search.warm_start` best past configurations after its points.
+
+    They are of ended sweeps of the same name, with the same parameters and objective.
+    Configurations that the space or its constraints no longer allow, or that miss a bound of a
+    metric, are left out. Raises Unavailable.
     """
     search, objective = config.search, config.objective
     if not search.warm_start:
@@ -49,7 +64,7 @@ def warmed(config: SweepConfig, tracker: Tracker, say: Callable[[str], None]) ->
 
 
 def best_first(past: Iterable[PastTrial], config: SweepConfig) -> list[Config]:
-    """The configurations of past trials that the search may have, each once, the best first."""
+    """Return the allowed configurations of past trials, each once, the best first."""
     feasible = config.search.to_feasible()
 
     def allowed() -> Iterator[tuple[float, Config]]:
@@ -59,12 +74,61 @@ def best_first(past: Iterable[PastTrial], config: SweepConfig) -> list[Config]:
             except (KeyError, ValueError):  # of another space, or excluded by a constraint
                 continue
 
-    found: list[Config] = []
+    configurations: list[Config] = []
     for _, candidate in sorted(allowed(), key=lambda pair: pair[0]):
-        if candidate not in found:
-            found.append(candidate)
-    return found
+        if candidate not in configurations:
+            configurations.append(candidate)
+    return configurations
 
 
 def _best(trial: PastTrial) -> float:
     return min((p.loss for p in trial.curve if isfinite(p.loss)), default=inf)
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NightlySweeps:
+    """The sweeps of one scheduled DAG, whose id they carry as a tag."""
+
+    dag_id: str
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of the run of each of the sweeps."""
+        return {NIGHTLY: self.dag_id}
+
+    def begin(self, config: SweepConfig, tracker: Tracker, ti: Any, say: Say) -> SweepConfig:  # noqa: ANN401 - Airflow's own
+        """Return tonight's sweep; skip it while an earlier one runs, if the sweep file says so."""
+        if config.nightly.overlap is Overlap.SKIP and _an_earlier_one_runs(ti):
+            raise AirflowSkipException("the sweep of an earlier night still runs")
+        if not config.nightly.warm_start:
+            return config
+        best = last_best_config(tracker, config.name, self.dag_id)
+        return config if best is None else with_point(config, best, say)
+
+
+def _an_earlier_one_runs(ti: Any) -> bool:  # noqa: ANN401 - Airflow's own
+    """Return whether an earlier run is running, by logical date: of two at once one goes on."""
+    return ti.get_previous_dagrun(state="running") is not None
+
+
+def with_point(config: SweepConfig, point: Mapping[str, Any], say: Say) -> SweepConfig:
+    """Return the sweep with one more configuration to try first, or unchanged if it does not fit.
+
+    A grid has its points already; a space that has changed since may not have this one.
+    """
+    known = [dict(p) for p in config.search.points_to_evaluate]
+    if config.search.algorithm is Algorithm.GRID or dict(point) in known:
+        return config
+    data = config.model_dump(mode="json")
+    points = [dict(point), *known][: config.search.max_trials]
+    data["search"]["points_to_evaluate"] = points
+    try:
+        warm = parse(data, source="the last night's best", base=None)
+    except ConfigError as error:
+        say(f"The last night's best is not tried again: {error}")
+        return config
+    say(f"The last night's best is tried first: {dict(point)}")
+    return warm

@@ -1,14 +1,20 @@
-"""MLflow and storage out of Airflow's connections, for the task's process and its script alone."""
+"""MLflow and storage from Airflow's connections, for the task's process and its script alone.
+
+A sweep may also take variables of the script from connections. Each trial's task renders them, so
+the sweep's record and its leases, which others may read, hold the template alone.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from hermes_ops.errors import HermesError
+from hermes_ops.trial.environment import add_names
 
 URI, USER, PASSWORD, TOKEN = (
     "MLFLOW_TRACKING_URI",
@@ -17,9 +23,14 @@ URI, USER, PASSWORD, TOKEN = (
     "MLFLOW_TRACKING_TOKEN",
 )
 
+Render = Callable[[str], str]
 
-class Stored(Protocol):
-    """What is read of a connection of Airflow."""
+EXPRESSION = re.compile(r"\{\{-?\s.*?\s-?\}\}", re.DOTALL)
+"""A template in a sweep: with a space behind its first braces and before its last ones."""
+
+
+class ConnectionFields(Protocol):
+    """The fields of an Airflow connection that are read."""
 
     conn_id: str
     conn_type: str | None
@@ -46,27 +57,29 @@ class Connections:
     storage: str | None = None
 
     def enter(self) -> None:
-        """Set this process's environment; HermesError for a connection of no use."""
+        """Set this process's environment; HermesError for an unusable connection."""
         if self.mlflow is not None:
             found = mlflow_variables(self.mlflow)
             for name in (USER, PASSWORD, TOKEN):
                 os.environ.pop(name, None)
             os.environ.update(found)
         if self.storage is not None:
-            os.environ.update(storage_environment(_get(self.storage)))
+            found = storage_environment(_get(self.storage))
+            add_names(os.environ, found)
+            os.environ.update(found)
 
 
 def mlflow_variables(conn_id: str | None) -> dict[str, str]:
-    """The variables of a connection that leads to MLflow; none where there is no connection."""
+    """Return the variables of a connection that leads to MLflow; none without a connection."""
     return {} if conn_id is None else mlflow_environment(_get(conn_id))
 
 
-def _get(conn_id: str) -> Stored:
+def _get(conn_id: str) -> ConnectionFields:
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowNotFoundException
 
     try:
-        found: Stored = BaseHook.get_connection(conn_id)
+        found: ConnectionFields = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
         raise HermesError(
             f"Airflow has no connection {conn_id!r}: create it with `airflow connections add`, "
@@ -75,8 +88,8 @@ def _get(conn_id: str) -> Stored:
     return found
 
 
-def mlflow_environment(found: Stored) -> dict[str, str]:
-    """The variables by which MLflow's clients find its server and log in.
+def mlflow_environment(found: ConnectionFields) -> dict[str, str]:
+    """Return the variables by which MLflow's clients find its server and log in.
 
     The address is the host, with the scheme in `schema` (http where there is none) and the port; a
     host that begins with http:// or https:// is the address. A password without a login is a token.
@@ -97,8 +110,8 @@ def mlflow_environment(found: Stored) -> dict[str, str]:
     return values
 
 
-def storage_environment(found: Stored) -> dict[str, str]:
-    """The variables by which S3, Google and Azure clients reach their storage."""
+def storage_environment(found: ConnectionFields) -> dict[str, str]:
+    """Return the variables by which S3, Google and Azure clients reach their storage."""
     extra = found.extra_dejson
     match found.conn_type:
         case "aws" | "s3":
@@ -123,8 +136,27 @@ def storage_environment(found: Stored) -> dict[str, str]:
                 f"the connection {found.conn_id!r} is of the type {other!r}: storage takes aws, "
                 "google_cloud_platform or wasb."
             )
-    return _given(values)
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value}
+
+
+def rendered_variables(
+    environment: Mapping[str, str], templated: Collection[str], render: Render
+) -> dict[str, str]:
+    """Return the variables with the templates in those that are `templated` rendered.
+
+    HermesError for one that cannot be, without what the connection holds.
+    """
+    return {
+        name: _rendered(name, value, render) if name in templated else value
+        for name, value in environment.items()
+    }
+
+
+def _rendered(name: str, value: str, render: Render) -> str:
+    try:
+        return EXPRESSION.sub(lambda found: render(found.group()), value)
+    except Exception as error:
+        raise HermesError(
+            f"trial.environment.{name}: {value} cannot be rendered ({type(error).__name__}): "
+            "correct the template, or the connection that it names."
+        ) from None

@@ -1,4 +1,10 @@
-"""One segment of a trial as a process on this machine."""
+"""A segment of a trial as a process on this machine.
+
+It is launched while Airflow still starts the task: Airflow reads the DAG file and makes several
+requests before it calls the operator. Meanwhile the interpreter of the trial's process starts, for
+the lease in the local records. It touches nothing before the operator has found that lease in
+Airflow's store and lets it begin.
+"""
 
 from __future__ import annotations
 
@@ -9,53 +15,56 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from hermes_ops.airflow.folders import TrialFolder, home
+from hermes_ops.airflow.folders import TrialFolder, home, read_lease
+from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.records import Lease
+from hermes_ops.config.pod import RUN_IN_VARIABLE, RunIn
 from hermes_ops.errors import HermesError
+from hermes_ops.moved_paths import MovedPaths
+from hermes_ops.trial.environment import InheritanceRule
+from hermes_ops.trial.outcome import PREEMPTED
+from hermes_ops.trial.processes.record import KILL_AFTER_S, end_processes
+from hermes_ops.trial.processes.tree import Process, process_of
+from hermes_ops.trial.segment_records import trained_s
 from hermes_ops.trial.workspace import SHARED
 
 GRACE_S = 30.0
 """Seconds that a script has to checkpoint after it was told to stop."""
 
 FINAL_GRACE_S = 5.0
-"""Seconds that a script has to end once its trial is over: its checkpoint is of no more use."""
+"""Seconds that a script has to end once its trial has ended for good: no checkpoint is needed."""
 
-HIDDEN_PREFIXES = (
-    "AIRFLOW",
-    "_AIRFLOW",
-    "HERMES_",
-    "__HERMES",
-    "SUPERVISOR_",
-    "FLASK_",
-    "SQLALCHEMY",
-)
-"""Environment of the services, kept from the user's script: it names databases and secrets."""
-
-KEPT = ("HERMES_HOME",)
 LINE_BYTES = 65_536
+KILLED_WITHIN_S = 10.0
+STATUS_PERIOD_S = 5.0
+_KILLED = -9
 
 START_ALONE_S = 0.25
-"""Seconds that a segment's start has without us: what is written down meanwhile (in Airflow's
-database, by processes that need the processor as well) would delay a script whose GPU idles."""
+"""Seconds that a segment's start has the processor to itself: writing to Airflow's database
+meanwhile would delay a script whose GPU idles."""
 
 
 def trial_environment(
     lease: Lease, folder: TrialFolder, sweep: str, number: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the user's script finds in its environment."""
-    kept = {k: v for k, v in inherited.items() if k in KEPT or not k.startswith(HIDDEN_PREFIXES)}
+    """Return the script's environment: the listed variables of the worker, and the trial's own.
+
+    The setting HERMES_TRIAL_ENVIRONMENT of that worker names further variables.
+    """
+    kept = InheritanceRule.from_environment(inherited).inherited(inherited)
+    kept.setdefault("HERMES_HOME", str(home()))  # where the worker has none, it is the default
     kept.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode a framework starts twice as slowly
     return {**kept, **trial_variables(lease, folder, sweep, number)}
 
 
 def trial_variables(lease: Lease, folder: TrialFolder, sweep: str, number: int) -> dict[str, str]:
-    """Our part of it and the sweep's."""
+    """Return the variables that Hermes and the sweep set for the script."""
     gpus = ",".join(str(g) for g in lease.gpus)
     ours = {
         "HERMES_SWEEP": sweep,
@@ -78,17 +87,17 @@ def trial_variables(lease: Lease, folder: TrialFolder, sweep: str, number: int) 
 
 
 def trial_command(lease: Lease, folder: TrialFolder, pool: str) -> list[str]:
-    """The command line of the process that runs and guards the script."""
+    """Return the command line of hermes-trial, which runs the script."""
     command = [sys.executable, "-P", "-m", "hermes_ops.trial"]
     options = trial_options(lease, folder, home() / "gpus" / pool)
-    standby = _standby_socket()
-    if standby is not None:
+    standby = home() / "standby.sock"
+    if standby.exists():
         options += [f"--standby={standby}"]
     return [*command, *options, "--on-word", "--", *lease.command]
 
 
 def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[str]:
-    """The options of hermes-trial that the lease stands for."""
+    """Return the options of hermes-trial for a lease."""
     options = ["--dir", str(folder.path)]
     options += ["--epoch", str(lease.epoch), "--objective", lease.objective]
     options += ["--grace", str(GRACE_S)]
@@ -106,14 +115,47 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
     return options + [f"{name}={value}" for name, value in optional.items() if value is not None]
 
 
-def _standby_socket() -> str | None:
-    path = home() / "standby.sock"
-    return str(path) if path.exists() else None
+def located(lease: Lease, moved: MovedPaths) -> Lease:
+    """Return the lease with its paths as they are on this host, which may not be its first."""
+    if not moved.pairs:
+        return lease
+    return replace(
+        lease,
+        directory=moved.apply(lease.directory),
+        python=moved.apply(lease.python) if lease.python else lease.python,
+        command=tuple(moved.apply(word) for word in lease.command),
+        environment=moved.apply_to(lease.environment),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KillDeadline:
+    """The times (monotonic, in seconds) after which a process that still runs counts as hanging.
+
+    hermes-trial itself keeps the grace and the time limit. Its own end is due a little later.
+    """
+
+    after_stop_s: float = inf
+    after_limit_s: float = inf
+
+    def stopped(self, now_s: float, grace_s: float) -> KillDeadline:
+        """Return the deadline after a stop: the grace after the first one, none after a second."""
+        left_s = grace_s if self.after_stop_s == inf else 0.0
+        return replace(self, after_stop_s=min(self.after_stop_s, now_s + left_s + KILL_AFTER_S))
+
+    def limited(self, now_s: float, left_s: float, grace_s: float) -> KillDeadline:
+        """Return the deadline for `left_s` of the time limit, then the grace for a checkpoint."""
+        return replace(self, after_limit_s=now_s + max(0.0, left_s) + grace_s + KILL_AFTER_S)
+
+    @property
+    def next_s(self) -> float:
+        """The time at which the process is to be killed."""
+        return min(self.after_stop_s, self.after_limit_s)
 
 
 @dataclass(slots=True)
 class LocalSegment:
-    """The process of a segment: started, listened to, told to stop, waited for."""
+    """A segment's hermes-trial process: starts it, forwards its output, stops it, waits for it."""
 
     lease: Lease
     folder: TrialFolder
@@ -128,19 +170,27 @@ class LocalSegment:
     _process: subprocess.Popen[bytes] = field(init=False)
     _reader: threading.Thread | None = field(default=None, init=False)
     _exited: IO[bytes] = field(init=False)  # becomes readable when the process exits
-    _patience_ends_s: float = inf
+    _guard: Process | None = field(default=None, init=False)
+    _final_grace_ends_s: float = inf
+    _deadline: KillDeadline = field(default_factory=KillDeadline, init=False)
+    _limit_checked_s: float = field(default=-inf, init=False)
+    _killed_code: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Replace the lease's paths by those of this host: a restore may have moved them."""
+        self.lease = located(self.lease, MovedPaths.load(home()))
 
     def prepare(self) -> None:
-        """Have its process ready to begin; it touches nothing yet. `start` reports any trouble."""
+        """Launch the process, which touches nothing before `start`; `start` reports any error."""
         with contextlib.suppress(OSError):
             self._launch()
 
     def stands_for(self, other: LocalSegment) -> bool:
-        """Whether it is the same segment, made at another time."""
+        """Whether the other one is for the same lease, folder and pool."""
         return (self.lease, self.folder, self.pool) == (other.lease, other.folder, other.pool)
 
     def start(self) -> None:
-        """Start it; HermesError when the process cannot be started at all."""
+        """Have the process begin; HermesError when it cannot be started."""
         if not Path(self.lease.directory).is_dir():
             raise HermesError(
                 f"the working directory {self.lease.directory} does not exist: "
@@ -155,7 +205,7 @@ class LocalSegment:
             raise HermesError(f"the trial's process cannot be started: {error}") from error
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
-        self._say_begin()
+        self._send_begin()
         self.wait(START_ALONE_S)
 
     def _launch(self) -> None:
@@ -171,9 +221,10 @@ class LocalSegment:
             stderr=subprocess.STDOUT,
         )
         self._exited = os.fdopen(os.pidfd_open(self._process.pid), "rb", buffering=0)
+        self._guard = process_of(self._process.pid)
         self._launched = True
 
-    def _say_begin(self) -> None:
+    def _send_begin(self) -> None:
         word = self._process.stdin
         if word is not None:
             with contextlib.suppress(OSError), word:  # one that has died is noticed by its exit
@@ -181,36 +232,63 @@ class LocalSegment:
 
     @property
     def pid(self) -> int:
-        """The process id of the guard."""
+        """The process id of hermes-trial."""
         return self._process.pid
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, or None when it still runs after that long."""
-        if time.monotonic() >= self._patience_ends_s:
-            self._patience_ends_s = inf
+        """Return the exit code, or None if it still runs after that time; kill it if it hangs."""
+        now_s = time.monotonic()
+        if now_s >= self._final_grace_ends_s:
+            self._final_grace_ends_s = inf
             self.stop()  # a second time: the guard then waits no longer
+        self._check_limit(now_s)
         if self._process.poll() is None:
             wait([self._exited.fileno()], seconds)
-        return self._process.poll()
+        if self._process.poll() is None and time.monotonic() >= self._deadline.next_s:
+            self._kill()
+        return self._process.poll() if self._killed_code is None else self._killed_code
 
     def stop(self) -> None:
         """Tell it to checkpoint and exit."""
+        self._deadline = self._deadline.stopped(time.monotonic(), GRACE_S)
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
+    def _check_limit(self, now_s: float) -> None:
+        """Set the deadline of its time limit, once it has begun to train."""
+        limit_s = self.lease.time_limit_s
+        is_due = now_s >= self._limit_checked_s + STATUS_PERIOD_S
+        if limit_s is None or self._deadline.after_limit_s < inf or not is_due:
+            return
+        self._limit_checked_s = now_s
+        if self.folder.status().get("pid") == self._process.pid:
+            left_s = limit_s - trained_s(self.folder.segments())
+            self._deadline = self._deadline.limited(now_s, left_s, GRACE_S)
+
+    def _kill(self) -> None:
+        """Kill every process of a hanging trial: it resumes later, or fails at its time limit."""
+        is_stopped = self._deadline.after_stop_s <= time.monotonic()
+        left = end_processes(self.folder.path, self._guard, KILLED_WITHIN_S)
+        self._killed_code = PREEMPTED if is_stopped else _KILLED
+        limit = "" if is_stopped else f"time limit: {self.lease.time_limit_s:g} s are over; "
+        self.trouble = f"{limit}hermes-trial did not end in time: all its processes were killed"
+        if left:
+            pids = ", ".join(str(process.pid) for process in left)
+            self.trouble += f", and these cannot be: {pids}"
+        self.emit(self.trouble)
+
     def hurry(self) -> None:
-        """Its trial is over: what it has not done after FINAL_GRACE_S is cut off."""
-        self._patience_ends_s = time.monotonic() + FINAL_GRACE_S
+        """Shorten the grace period to FINAL_GRACE_S: the trial has ended for good."""
+        self._final_grace_ends_s = time.monotonic() + FINAL_GRACE_S
 
     def finish(self) -> None:
-        """Leave nothing behind: stop it if it runs, end it after the grace, close the pipe."""
+        """Stop the process if it runs, kill it after the grace, close the pipes."""
         if not self._launched:
             return
         if self._process.poll() is None:
             self.stop()
-            if self.wait(GRACE_S + 5.0) is None:
-                self._process.kill()
-                self._process.wait()
+            while self.wait(1.0) is None:  # it is killed when its time is over
+                pass
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._exited.close()
@@ -220,7 +298,7 @@ class LocalSegment:
             self._process.stdout.close()
 
     def release(self) -> None:
-        """A process ends with its task."""
+        """End the process with its task: the next try could not take it over."""
         self.finish()
 
     def _forward(self) -> None:
@@ -230,3 +308,32 @@ class LocalSegment:
         with stream:
             while line := stream.readline(LINE_BYTES):
                 self.emit(line.decode(errors="replace").rstrip("\n"))
+
+
+_prestarted: list[LocalSegment] = []  # of this process, which is one task's
+
+
+def start_process(about: Mapping[str, Any]) -> None:
+    """Launch the process of a task's trial, if this machine has a local record of its lease.
+
+    :param about: the task's `dag_id`, `run_id`, `task_id` and `map_index`; without one of them
+        nothing is launched
+    """
+    number = about.get("map_index")
+    names = [about.get(name) for name in ("dag_id", "run_id", "task_id")]
+    if not isinstance(number, int) or number < 0 or None in names:
+        return
+    if os.environ.get(RUN_IN_VARIABLE, RunIn.PROCESS) != RunIn.PROCESS:
+        return  # of a lease for a process the operator says why it may not run
+    sweep = sweep_id(*map(str, names))
+    folder = TrialFolder.from_sweep(sweep, number)
+    lease = read_lease(folder)
+    if lease is not None and lease.pool and not lease.templated:
+        segment = LocalSegment(lease, folder, sweep, number, lease.pool, print)
+        segment.prepare()
+        _prestarted.append(segment)
+
+
+def take_process() -> LocalSegment | None:
+    """Return the prestarted process, once; the caller has it begin, or finishes it."""
+    return _prestarted.pop() if _prestarted else None

@@ -1,4 +1,4 @@
-"""From a trial's metrics file to MLflow while the trial trains: the run's one writer."""
+"""Sends a trial's metrics file to MLflow while the trial trains: the run's only writer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hermes_ops.airflow.folders import Accounts, TrialFolder, metrics_nudge
-from hermes_ops.airflow.records import Segment
+from hermes_ops.airflow.folders import Accounts, TrialFolder, metrics_wake_file
+from hermes_ops.airflow.records import SegmentRecord
 from hermes_ops.core.summary import Segment as SegmentFact
 from hermes_ops.errors import HermesError
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S, REST_S = 0.1, 0.4
-"""How often a trial's new metrics are looked for, and how long those wait that come after some."""
+"""Seconds between two checks for new metrics, and after a check that found some."""
 
 DRAIN_S = 20.0
 """How long a finished trial waits for MLflow before it leaves the rest to the report task."""
 
 
 def tracking_uri() -> str:
-    """MLflow's address, from MLFLOW_TRACKING_URI."""
+    """Return MLflow's address from MLFLOW_TRACKING_URI; HermesError when it is not set."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise HermesError("MLFLOW_TRACKING_URI is not set: set it to the MLflow server's address.")
@@ -36,10 +36,10 @@ def tracking_uri() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class TrialOutcome:
     """How a trial ended for good: its final state, why, and of a failure its last lines.
 
-    `first_failure`: of a trial that was tried again, why it failed first and its lines then.
+    `first_failure`: the reason and output of the first failure of a trial that was retried.
     """
 
     state: str
@@ -50,11 +50,11 @@ class Ending:
 
 @dataclass(slots=True)
 class MetricFeed:
-    """Sends a trial's metrics in the background; an MLflow that is away delays them, no more.
+    """Sends a trial's metrics in the background; an outage of MLflow only delays them.
 
-    `tracker` is the way to MLflow, by default one of its own; `look_s` how often the file is
-    looked at, where `LOOK_S` would be too often. `objective` is the metric whose best and final
-    value stand in MLflow's table, and its direction.
+    `tracker` is the client of MLflow, by default a new one; `look_s` the seconds between two
+    checks of the file, where `LOOK_S` would be too often. `objective` is the metric whose best and
+    final value MLflow's table shows, and its direction.
     """
 
     run_id: str
@@ -68,14 +68,14 @@ class MetricFeed:
     _sender: MetricSender | None = None
 
     def start(self) -> None:
-        """Send in the background from now on."""
+        """Start sending in the background."""
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
 
     def pump_once(self, *, ended: bool = False) -> bool:
-        """Send what is there, if MLflow answers; of a segment that has ended also its record.
+        """Send the new metrics, if MLflow answers; with `ended` also the segment's record.
 
-        Returns whether anything was sent; then the controllers are told.
+        Return whether anything was sent, and wake the controllers if so.
         """
         sent = 0
         with self._busy:
@@ -87,11 +87,11 @@ class MetricFeed:
             except (HermesError, OSError) as error:  # MLflow is away, or the volume is full
                 log.warning("Metrics stay on disk for now: %s", error)
         if sent:
-            metrics_nudge().give()
+            metrics_wake_file().wake()
         return sent > 0
 
-    def finish(self, ending: Ending, record: Segment) -> None:
-        """Send the rest and close the run in that state; what fails here the report task redoes."""
+    def finish(self, ending: TrialOutcome, record: SegmentRecord) -> None:
+        """Send the rest and close the run in that state; the report task repeats what fails."""
         self._stop.set()
         with self._busy:
             try:
@@ -104,19 +104,19 @@ class MetricFeed:
                 log.warning("The report task will close the run: %s", error)
 
     def close(self) -> None:
-        """End the background work."""
+        """Stop the background thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
 
     def _log_columns(self, tracker: Tracker) -> None:
-        """Log what MLflow's table shows of the trial before its sweep has ended."""
-        from hermes_ops.tracking.columns import log_so_far, reported
+        """Log the columns of the trial in MLflow's table, before its sweep has ended."""
+        from hermes_ops.tracking.summary import best_and_final, log_so_far
 
         segments = self.folder.segments()
-        accounts = Accounts.of(segments)
+        accounts = Accounts.from_segments(segments)
         figures: dict[str, float | None] = {
-            **reported(self.folder.metrics, *self.objective),
+            **best_and_final(self.folder.metrics, *self.objective),
             "steps": max((s.get("last_step") or 0 for s in segments), default=0),
             "segments": accounts.segments,
             "preemptions": accounts.preemptions,
@@ -141,7 +141,7 @@ class MetricFeed:
 
 
 def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
-    """Store who held what when, for the report's timeline."""
+    """Store which GPUs each segment held and when, for the report's timeline."""
     rows = [
         SegmentFact(
             trial=int(folder.path.name),
@@ -160,8 +160,8 @@ def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
     tracker.save_segments(run_id, rows)
 
 
-def finish_run(tracker: Tracker, run_id: str, ending: Ending, record: Segment) -> None:
-    """Write a trial's final state, its accounts and, of a failure, its last lines."""
+def finish_run(tracker: Tracker, run_id: str, ending: TrialOutcome, record: SegmentRecord) -> None:
+    """Write a trial's final state, its totals and, after a failure, its last output lines."""
     from hermes_ops.tracking.runs import TIMINGS
 
     tags = {

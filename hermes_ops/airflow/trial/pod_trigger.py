@@ -1,8 +1,8 @@
-"""The trigger that holds a trial's pod while its task is deferred, in Airflow's triggerer.
+"""The trigger that supervises a trial's pod while its task is deferred, in Airflow's triggerer.
 
-It has the same life of a pod, the same watch and the same way to MLflow as a task's process, in
-threads of a process that it shares with the other triggers. Should the triggerer be killed, the
-next one runs the trigger again and goes on with the pod, or with what the trial has left.
+It runs the same code for the pod, its stop flag and its metrics as a task's process, in threads of
+a process that it shares with the other triggers. If the triggerer is killed, the next one runs the
+trigger again and goes on with the pod, or with what the trial has left.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from typing import Any
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from hermes_ops.airflow.folders import Nudge, TrialFolder, controller_nudge
+from hermes_ops.airflow.folders import TrialFolder, WakeFile, controller_wake_file, read_stop_flag
+from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.records import StopFlag
-from hermes_ops.airflow.trial.beside import told
 from hermes_ops.airflow.trial.connections import URI, mlflow_variables
-from hermes_ops.airflow.trial.exits import record_of
-from hermes_ops.airflow.trial.kept_log import KeptLog
 from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
-from hermes_ops.airflow.trial.watching import look_after
+from hermes_ops.airflow.trial.running_segment import TaskLogCopy, watch_segment
+from hermes_ops.airflow.trial.segment_run import exit_code_reader
 from hermes_ops.errors import HermesError
-from hermes_ops.kubernetes import ClusterPods, Limits, PodSegment, labels_of_sweep
+from hermes_ops.kubernetes import ClusterPods, PodLimits, PodSegment, labels_of_sweep
 from hermes_ops.kubernetes.template import TRIAL
 from hermes_ops.tracking import Tracker
 from hermes_ops.trial.outcome import INFRASTRUCTURE
 
 SOONEST_S, LATEST_S = 0.05, 0.5
 LOOKS_A_SECOND = 2_000
-"""At the stop flags of all pods together, and at their metrics; of each between `SOONEST_S` and
-`LATEST_S`."""
+"""Checks of stop flags, and of metrics, of all pods together; each pod is checked at intervals
+between `SOONEST_S` and `LATEST_S`."""
 LOOK_S = 5.0
-"""A pod is also looked at as soon as its log ends, so now and then is enough."""
+"""Seconds between two checks of a pod; it is also checked as soon as its log ends."""
 CONNECTIONS = 1_000
-"""To Kubernetes' API at the same time: each pod's log has one."""
+"""Concurrent connections to Kubernetes' API: each pod's log has one."""
 
 Say = Callable[[str], None]
 Event = dict[str, Any]
@@ -51,10 +50,10 @@ _HELD: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class HeldPod:
-    """What a trigger knows of its pod; none of it is secret, as Airflow's pages show it.
+    """The pod of a trigger, as Airflow stores and shows it: no field is secret.
 
     `owner` is the try that made it, `start_s` how long its start may take, `cluster` the arguments
-    of the hook that leads to it.
+    of Airflow's Kubernetes hook; `host` and `host_name` are those of its lease.
     """
 
     sweep: str
@@ -67,45 +66,47 @@ class HeldPod:
     start_s: float
     cluster: Mapping[str, Any]
     mlflow_conn_id: str | None = None
+    host: str = ""
+    host_name: str = ""
 
     @property
     def folder(self) -> TrialFolder:
         """The trial's folder."""
-        return TrialFolder.of(self.sweep, self.number)
+        return TrialFolder.from_sweep(self.sweep, self.number)
 
     def pods(self) -> ClusterPods:
-        """The way to it."""
+        """Return the client of its namespace."""
         return ClusterPods(_client(tuple(sorted(self.cluster.items()))), self.namespace)
 
     def segment(self, pods: ClusterPods, say: Say, **how: Any) -> PodSegment:  # noqa: ANN401 - its own
-        """Its life, with what else `PodSegment` takes."""
+        """Return the pod's segment, with the other arguments of `PodSegment`."""
         return PodSegment(
             pods,
             name=self.name,
             owner=self.owner,
             epoch=self.epoch,
             trial={**labels_of_sweep(self.sweep), TRIAL: str(self.number)},
-            record=record_of(self.folder, self.epoch),
+            record=exit_code_reader(self.folder, self.epoch),
             emit=say,
             **how,
         )
 
-    # What `look_after` asks for
+    # What `watch_segment` calls
 
-    def nudge(self) -> Nudge:
-        """Given when there is a stop flag."""
-        return self.folder.nudge()
+    def wake_file(self) -> WakeFile:
+        """Return the file that is touched when there is a stop flag."""
+        return self.folder.wake_file()
 
     def stop_flag(self) -> StopFlag | None:
-        """The stop flag of its lease."""
-        return told(self.folder, self.epoch)
+        """Return the stop flag of its lease."""
+        return read_stop_flag(self.folder, self.epoch)
 
     def relay(self) -> None:
-        """Pass on nothing: the controller reads what the trial says of itself."""
+        """Do nothing: the controller reads the trial's status itself."""
 
 
 class PodTrigger(BaseTrigger):
-    """Looks after one pod and fires once it is gone: `epoch`, exit `code`, `trouble`.
+    """Supervises one pod and fires once it is gone: `epoch`, exit `code`, `trouble`.
 
     :param held: the fields of `HeldPod`
     """
@@ -115,7 +116,7 @@ class PodTrigger(BaseTrigger):
         self.held = HeldPod(**held)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """How another process makes it again."""
+        """Return the class path and the arguments that Airflow stores."""
         return f"{type(self).__module__}.{type(self).__qualname__}", asdict(self.held)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -139,17 +140,25 @@ class PodTrigger(BaseTrigger):
             yield TriggerEvent(event)
 
     async def on_kill(self) -> None:
-        """Its task was cleared or marked by a person: end the pod, with a script's grace."""
+        """End the pod, with the script's grace: a person has cleared or marked its task."""
         await asyncio.to_thread(end, self.held)
 
 
 def hold(
     held: HeldPod, say: Say, given_up: Callable[[], bool], tell: Callable[[Event | None], None]
 ) -> None:
-    """Look after the pod until it is gone, then tell how it ended; None where it was given up.
+    """Supervise the pod until it is gone, then `tell` how it ended; None where it was given up.
 
-    What is left for MLflow is sent after that, as nobody should wait for it.
+    The remaining metrics are sent after that, so that nobody waits for them. A triggerer that does
+    not see the controller's state folder ends the pod: it could neither stop it nor read its files.
     """
+    here = Host.here()
+    if unseen := here.mismatch(held.host, held.host_name, is_pod=True):
+        say(f"Its pod is ended: {unseen}.")
+        with contextlib.suppress(HermesError):  # else the controller ends it
+            end(held)
+        tell({**_event(held, INFRASTRUCTURE, unseen), "host": here.id})
+        return
     try:
         feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id), _poll_s)
     except HermesError as error:  # MLflow's address is not known
@@ -159,7 +168,7 @@ def hold(
     try:
         event = _outcome(held, feed, say, given_up)
         if event is not None:
-            controller_nudge().give()
+            controller_wake_file().wake()
         tell(event)
     finally:
         _HELD.discard(held.name)
@@ -175,13 +184,15 @@ def _event(held: HeldPod, code: int, trouble: str) -> Event:
 def _outcome(
     held: HeldPod, feed: MetricFeed, say: Say, given_up: Callable[[], bool]
 ) -> Event | None:
-    log, nudge = KeptLog.of(held.folder, held.epoch, say), controller_nudge()
+    log, wake_file = TaskLogCopy.from_segment(held.folder, held.epoch, say), controller_wake_file()
     try:
-        limits = Limits(GRACE_S, held.start_s, look_s=LOOK_S)
-        segment = held.segment(held.pods(), log, request=None, limits=limits, log_over=nudge.give)
+        limits = PodLimits(GRACE_S, held.start_s, poll_s=LOOK_S)
+        segment = held.segment(
+            held.pods(), log, request=None, limits=limits, log_over=wake_file.wake
+        )
         segment.start()
         feed.start()
-        _, code = look_after(segment, held, say, poll_s=_poll_s, given_up=given_up)
+        _, code = watch_segment(segment, held, say, poll_s=_poll_s, given_up=given_up)
         if code is None:
             segment.release()
         else:
@@ -195,20 +206,20 @@ def _outcome(
 
 
 def _poll_s() -> float:
-    """How often each pod's stop flag and metrics are looked at: the more pods the less often."""
+    """Return the seconds between two checks of each pod's stop flag and metrics."""
     return min(LATEST_S, max(SOONEST_S, len(_HELD) / LOOKS_A_SECOND))
 
 
 def end(held: HeldPod) -> None:
-    """Delete the pod unless another try looks after it."""
+    """Delete the pod unless another try supervises it."""
     pods = held.pods()
-    while (view := pods.read(held.name)) is not None and view.owner == held.owner:
+    while (view := pods.fetch(held.name)) is not None and view.owner == held.owner:
         if view.gone_by_s is not None or pods.delete(view, round(GRACE_S)):
             return
 
 
 def tracker(mlflow_conn_id: str | None) -> Tracker:
-    """The way to MLflow of that connection, or of this process; one for all who use the same."""
+    """Return the client of that connection's MLflow, or of this process's; one per server."""
     return _tracker(tuple(sorted(mlflow_variables(mlflow_conn_id).items())))
 
 
@@ -228,5 +239,5 @@ def _client(cluster: tuple[tuple[str, Any], ...]) -> Any:  # noqa: ANN401 - a cl
 
 
 def _say(context: contextvars.Context, log: Say, text: str) -> None:
-    """Log into the task's log: which trigger speaks stands in the context."""
+    """Log into the task's log, which the context names."""
     context.copy().run(log, text)

@@ -1,17 +1,18 @@
-"""The operator whose trials are pods: the same admission and life, another place to run.
+"""The operator whose trials are pods, and what a trial's pod is like.
 
-The pod runs the same `hermes-trial` as a local process does, in the trial's own folder on a volume
-that this worker sees as HERMES_HOME/sweeps. So metrics, status, result and checkpoints arrive as
-they do on one machine, whatever becomes of the pod, and the pod needs no access to Airflow, to
-MLflow or to Kubernetes' API.
+The pod runs the same `hermes-trial` as a local process, in the trial's folder on a volume that this
+worker sees as HERMES_HOME/sweeps. So metrics, status, result and checkpoints arrive as they do on
+one machine, whatever becomes of the pod. The pod needs no access to Airflow, to MLflow or to
+Kubernetes' API.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,31 @@ from airflow.providers.cncf.kubernetes.hooks.kubernetes import (
 )
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
+from airflow.sdk import BaseOperatorLink
+from kubernetes.client import ApiClient
 
 from hermes_ops.airflow.folders import TrialFolder, home, pod_file
 from hermes_ops.airflow.records import Lease
+from hermes_ops.airflow.trial.links import MlflowRunLink
 from hermes_ops.airflow.trial.local import GRACE_S, trial_options, trial_variables
-from hermes_ops.airflow.trial.operator import HermesTrialMixin, trial_defaults
 from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger
-from hermes_ops.airflow.trial.visit import Visit
-from hermes_ops.config import PodSpec, complete, pod_defaults, pod_spec
+from hermes_ops.airflow.trial.segment_run import SegmentRun
+from hermes_ops.airflow.trial.trial_task import TrialTask, trial_defaults
+from hermes_ops.config import (
+    PodSpec,
+    check_pod,
+    pod_defaults,
+    pod_rules,
+    pod_spec,
+    require_image_and_claim,
+)
 from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import (
     ClusterPods,
-    Facts,
-    Limits,
+    PodLimits,
+    PodRequest,
     PodSegment,
+    check_manifest,
     labels_of_sweep,
     manifest,
     own_namespace,
@@ -47,16 +59,20 @@ POD_FOLDER = TrialFolder(Path(TRIAL_MOUNT))
 GPU_LOCKS = Path("/tmp/gpus")  # noqa: S108 - in the pod: whose GPUs these are Kubernetes decides
 
 
-class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
-    """Runs a trial's segments as pods.
+class HermesPodTrialOperator(KubernetesPodOperator):
+    """Run a trial's segments as pods.
 
-    What the pod is like is said by the sweep, the installation's defaults, the arguments of
-    `KubernetesPodOperator` and the pod mutation hook, later ones before earlier ones.
+    The pod is described by the sweep, the installation's defaults, the arguments of
+    `KubernetesPodOperator` and the pod mutation hook; later ones win.
 
     :param number: the trial's number in its sweep, from 0
     :param pool: the Airflow pool whose slots are the GPUs
-    :param mlflow_conn_id: the connection that leads to MLflow, in the place of its variables
+    :param mlflow_conn_id: the connection that leads to MLflow, instead of its variables
     """
+
+    operator_extra_links: Collection[BaseOperatorLink] = (MlflowRunLink(),)
+    run_link: str = ""
+    storage_conn_id: str | None = None
 
     def __init__(
         self,
@@ -70,83 +86,120 @@ class HermesPodTrialOperator(HermesTrialMixin, KubernetesPodOperator):
         self.number = number
         self.mlflow_conn_id = mlflow_conn_id
 
-    def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-        """Run one segment, or step aside; the trial's summary when it has finished."""
-        return self.run_trial(context)
+    @cached_property
+    def trial_task(self) -> TrialTask:
+        """Return the runner of this task, made once in each process."""
+        return TrialTask(self)
 
-    def segment(self, visit: Visit, sweep: str, context: Mapping[str, Any]) -> PodSegment:
-        """The segment of this visit as a pod, to be started."""
-        spec = spec_of(visit.lease, self.hook)
+    def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        """Run one segment, or reschedule; return the trial's summary when it has finished."""
+        return self.trial_task.run(context)
+
+    def resume(self, context: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on after the triggerer held the pod."""
+        return self.trial_task.resume(context, event)
+
+    def on_kill(self) -> None:
+        """Have the trial write a checkpoint: Airflow ends the task, the pod ends by itself."""
+        self.trial_task.stop()
+
+    def segment(
+        self, segment_run: SegmentRun, sweep: str, context: Mapping[str, Any]
+    ) -> PodSegment:
+        """Return the segment as a pod, to be started."""
+        spec = spec_of(segment_run.lease, self.hook)
         attempt = int(context["ti"].try_number)
-        facts = facts_of(visit, spec, sweep, self.number, attempt)
-        prepare(visit.folder.path, facts.user)
+        facts = facts_of(segment_run, spec, sweep, self.number, attempt)
+        prepare(segment_run.folder.path, facts.user)
         if facts.checkpoint_claim is not None:
-            prepare(visit.folder.checkpoints, facts.user)  # where the node's claim is mounted
-        self.full_pod_spec = PodGenerator.deserialize_model_dict(
-            manifest(spec, facts, template(spec.template_file))
-        )
+            prepare(segment_run.folder.checkpoints, facts.user)  # where the node's claim is mounted
+        planned = manifest(spec, facts, template(spec.template_file))
+        self.full_pod_spec = PodGenerator.deserialize_model_dict(planned)
         pod = self.build_pod_request_obj(context)  # type: ignore[arg-type]
-        held = self._held(visit, pod.metadata, facts, spec.start_timeout_seconds or START_TIMEOUT_S)
+        check_manifest(ApiClient().sanitize_for_serialization(pod), planned, pod_rules())
+        held = self._held(
+            segment_run, pod.metadata, facts, spec.start_timeout_seconds or START_TIMEOUT_S
+        )
         return held.segment(
             ClusterPods(self.client, held.namespace),
             self.log.info,
             request=pod,
-            limits=Limits(GRACE_S, held.start_s),
+            limits=PodLimits(GRACE_S, held.start_s),
             holder=PodTrigger(**asdict(held)) if spec.deferrable or self.deferrable else None,
         )
 
-    def _held(self, visit: Visit, pod: Any, facts: Facts, start_s: float) -> HeldPod:  # noqa: ANN401 - the client's own model
+    def _held(
+        self,
+        segment_run: SegmentRun,
+        pod: Any,  # noqa: ANN401 - the client's own model
+        facts: PodRequest,
+        start_s: float,
+    ) -> HeldPod:
         return HeldPod(
             sweep=facts.sweep,
             number=facts.number,
             epoch=facts.epoch,
-            run_id=visit.lease.run_id,
+            run_id=segment_run.lease.run_id,
             name=pod.name,
             namespace=pod.namespace,
             owner=str(facts.attempt),
             start_s=start_s,
             cluster={
                 # The triggerer stands still while it starts what answers for connections.
-                "conn_id": self.kubernetes_conn_id if _says_something(self.hook) else None,
+                "conn_id": self.kubernetes_conn_id if _has_fields(self.hook) else None,
                 "kubernetes_conn_id": None,
                 "cluster_context": self.cluster_context,
                 "config_file": self.config_file,
                 "in_cluster": self.in_cluster,
             },
             mlflow_conn_id=self.mlflow_conn_id,
+            host=segment_run.lease.host,
+            host_name=segment_run.lease.host_name,
         )
 
 
-def _says_something(hook: PodOperatorHookProtocol) -> bool:
-    """Whether Airflow's connection to the cluster holds anything: by default there is none."""
+def _has_fields(hook: PodOperatorHookProtocol) -> bool:
+    """Return whether Airflow's connection to the cluster has any field: by default it has none."""
     return bool(getattr(hook, "conn_extras", True))
 
 
 def spec_of(lease: Lease, hook: PodOperatorHookProtocol) -> PodSpec:
-    """What the trial's pod is like, its namespace included."""
+    """Return the specification of the trial's pod, with its namespace."""
     if lease.pod is None:
         raise HermesError("the sweep's trials are processes: write trial.run_in: pod in its file.")
-    spec = pod_spec(lease.pod, "the sweep").over(pod_defaults(pod_file()))
-    return with_namespace(complete(spec, "the sweep"), hook)
+    spec = allowed_spec(pod_spec(lease.pod, "the sweep"))
+    return with_namespace(require_image_and_claim(spec, "the sweep"), hook)
+
+
+def allowed_spec(own: PodSpec) -> PodSpec:
+    """Return a sweep's specification of pods over the installation's defaults.
+
+    NotAllowed for what the installation's rules forbid.
+    """
+    defaults = pod_defaults(pod_file())
+    check_pod(own, defaults, pod_rules(), "the sweep")
+    return own.with_defaults(defaults)
 
 
 def with_namespace(spec: PodSpec, hook: PodOperatorHookProtocol) -> PodSpec:
-    """The section with its namespace: by default that of Airflow's connection, or of this pod."""
+    """Return the specification with its namespace: by default the connection's, or this pod's."""
     name = spec.namespace or hook.get_namespace() or own_namespace() or "default"
     return spec.model_copy(update={"namespace": name})
 
 
-def facts_of(visit: Visit, spec: PodSpec, sweep: str, number: int, attempt: int) -> Facts:
-    """What this visit brings into its pod."""
-    lease = visit.lease
-    inside = visit.folder.path.relative_to(home() / "sweeps")
+def facts_of(
+    segment_run: SegmentRun, spec: PodSpec, sweep: str, number: int, attempt: int
+) -> PodRequest:
+    """Return the facts of this run for its pod's manifest."""
+    lease = segment_run.lease
+    inside = segment_run.folder.path.relative_to(home() / "sweeps")
     directory = [] if lease.directory == "." else [f"--directory={lease.directory}"]
     claim = checkpoint_claim(spec, lease)
     apart = [] if claim is None else [f"--checkpoints-on={lease.nodes[0]}"]
     options = [*trial_options(lease, POD_FOLDER, GPU_LOCKS), *directory, *apart]
     visible = ",".join(str(n) for n in range(len(lease.gpus)))  # the container has only its own
     variables = trial_variables(replace(lease, environment={}), POD_FOLDER, sweep, number)
-    return Facts(
+    return PodRequest(
         sweep=sweep,
         number=number,
         epoch=lease.epoch,
@@ -165,7 +218,7 @@ def facts_of(visit: Visit, spec: PodSpec, sweep: str, number: int, attempt: int)
 
 
 def checkpoint_claim(spec: PodSpec, lease: Lease) -> str | None:
-    """The claim of the lease's node that has the trial's checkpoints; None without such claims.
+    """Return the checkpoint claim of the lease's node; None without such claims.
 
     HermesError for a lease that names no node, several, or one without a claim.
     """
@@ -183,7 +236,7 @@ def checkpoint_claim(spec: PodSpec, lease: Lease) -> str | None:
 
 
 def prepare(folder: Path, user: int) -> None:
-    """Make the trial's folder so that the pod's user can write in it; HermesError if that fails."""
+    """Make the trial's folder writable for the pod's user; HermesError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.is_symlink():  # its script made it: the link's target is not the pod's
@@ -202,7 +255,7 @@ def prepare(folder: Path, user: int) -> None:
 
 
 def template(file: str | None) -> dict[str, Any] | None:
-    """The platform's pod template; HermesError when it is none."""
+    """Return the platform's pod template; HermesError when the file is no pod."""
     if file is None:
         return None
     try:
@@ -217,9 +270,9 @@ def template(file: str | None) -> dict[str, Any] | None:
 
 
 def end_pods(sweep: str, own: PodSpec | None) -> int:
-    """After a sweep's end: delete what pods it may have left; return how many."""
+    """Delete the pods that an ended sweep has left; return how many."""
     hook = KubernetesHook()
-    spec = with_namespace((own or PodSpec()).over(pod_defaults(pod_file())), hook)
+    spec = with_namespace(allowed_spec(own or PodSpec()), hook)
     pods = ClusterPods(hook.core_v1_client, str(spec.namespace))
     left = pods.find(labels_of_sweep(sweep))
     for pod in left:

@@ -26,7 +26,7 @@ class Notifier(BaseNotifier):
         (HOME / f"told-{context['ti'].task_id}").write_text(self.words)
 
 
-def content(name: str, *command: str, **trial: Any) -> dict:
+def content(name: str, *command: Any, **trial: Any) -> dict[str, Any]:
     return {
         "name": name,
         "objective": {"metric": "loss"},
@@ -65,7 +65,7 @@ with DAG("groups", schedule=None, catchup=False, default_args=RETRIED):
     )
 
     @task
-    def collect(config: dict, run: str, model: str | None, steps: int) -> dict:
+    def collect(config: dict[str, Any], run: str, model: str | None, steps: int) -> dict[str, Any]:
         return {"config": config, "run": run, "model": model, "steps": steps}
 
     best = stub.best

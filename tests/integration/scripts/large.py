@@ -8,7 +8,7 @@ given = {k: v for k, v in sorted(os.environ.items()) if k.startswith("HERMES_PAR
 if sys.argv[1:]:
     (text,) = sys.argv[1:]
     assert given == {"HERMES_PARAM_PROMPT": text}
-    value = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
+    value = float(int(hashlib.sha256(text.encode()).hexdigest()[:8], 16))
 else:
     value = sum(float(v) for v in given.values())
 print(f"epoch=1 loss={value!r}", flush=True)

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -77,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.folders import StatusFile, TrialFolder
-from hermes_ops.airflow.trial.disks import by_node
+from hermes_ops.airflow.trial.node_checkpoints import by_node
 from hermes_ops.airflow.trial.pods import prepare
 from hermes_ops.confined_folder import DOCUMENT_BYTES, ConfinedFolder, NotConfinedError
 from hermes_ops.errors import HermesError
-from hermes_ops.tracking.packaging import MLMODEL, SIGNATURE_FILE, package
-from hermes_ops.tracking.spool import load_offset, read_lines, save_offset
-from hermes_ops.trial.apart import MARK
-from hermes_ops.trial.locks import BusyError, take
+from hermes_ops.tracking.artifacts import MLMODEL, SIGNATURE_FILE, package_model
+from hermes_ops.tracking.sender import load_offset, read_lines, save_offset
+from hermes_ops.trial.locks import BusyError, lock_file
+from hermes_ops.trial.node_checkpoints import MARK
 
 SECRET = json.dumps({"step": 7, "offset": 7, "start_s": 7.0, "name": "secret", "value": 7.0})
 
@@ -36,7 +36,7 @@ def secret(tmp_path: Path) -> Path:
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialFolder:
     monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
-    folder = TrialFolder.of("sweep", 0)
+    folder = TrialFolder.from_sweep("sweep", 0)
     folder.path.mkdir(parents=True)
     return folder
 
@@ -45,11 +45,11 @@ READERS: dict[str, tuple[str, Callable[[TrialFolder], Any]]] = {
     "status": ("status.json", TrialFolder.status),
     "result": ("result.json", TrialFolder.result),
     "segments": ("segments.jsonl", TrialFolder.segments),
-    "status file": ("status.json", lambda t: StatusFile.of(t).read()),
+    "status file": ("status.json", lambda t: StatusFile.from_folder(t).read()),
     "metrics": ("metrics.jsonl", lambda t: list(read_lines(t.metrics, 0))),
     "node": (MARK, lambda t: by_node("sweep", [0])),
     "offset": ("sent.json", lambda t: load_offset(t.sent)),
-    "model": (f"model/{SIGNATURE_FILE}", lambda t: package(t.model, "run")),
+    "model": (f"model/{SIGNATURE_FILE}", lambda t: package_model(t.model, "run")),
 }
 
 
@@ -83,7 +83,7 @@ def test_no_reader_follows_a_link_or_waits_for_a_pipe(
 
 def test_a_folder_that_is_a_link_is_no_model(trial: TrialFolder, secret: Path) -> None:
     through_a_folder(f"model/{SIGNATURE_FILE}", trial, secret)
-    assert not package(trial.model, "run")
+    assert not package_model(trial.model, "run")
 
 
 @pytest.mark.parametrize("name", ["status.json", "result.json", "segments.jsonl"])
@@ -97,7 +97,7 @@ def test_a_document_without_end_is_not_read_into_memory(name: str, trial: TrialF
 WRITERS: dict[str, tuple[str, Callable[[TrialFolder], Any]]] = {
     "offset": ("sent.json", lambda t: save_offset(t.sent, 3)),
     "its temporary file": (f".sent.json.{os.getpid()}.tmp", lambda t: save_offset(t.sent, 3)),
-    "nudge": ("nudge", lambda t: t.nudge().give()),
+    "nudge": ("nudge", lambda t: t.wake_file().wake()),
     "lock": ("lock", lambda t: t.empty()),
     "pod": ("checkpoints", lambda t: prepare(t.checkpoints, os.getuid())),
 }
@@ -131,7 +131,7 @@ def test_a_description_of_a_model_is_not_written_through_a_link(
     (trial.model / SIGNATURE_FILE).write_text(json.dumps(told))
     (trial.model / "requirements.txt").symlink_to(secret)
     (trial.model / MLMODEL).symlink_to(secret.with_name("absent"))
-    assert package(trial.model, "run")
+    assert package_model(trial.model, "run")
     assert secret.read_text() == f"{SECRET}\n"
     assert not secret.with_name("absent").exists()
     assert not (trial.model / MLMODEL).is_symlink()
@@ -165,4 +165,4 @@ def test_no_name_leads_out_of_the_folder(name: str, trial: TrialFolder) -> None:
 def test_a_lock_that_is_a_link_is_said_to_be_one(trial: TrialFolder, secret: Path) -> None:
     linked("lock", trial, secret)
     with pytest.raises(BusyError, match="is a link, remove it"):
-        take(trial.path / "lock", 0.0, "the trial's folder")
+        lock_file(trial.path / "lock", 0.0, "the trial's folder")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hermes_ops.trial.copies import safe_name
+from hermes_ops.trial.checkpoint_store.store import safe_name
 
 SWEEPS = ("my_dag:search:run-1", "my_dag:refine:run-1", "nights:scheduled__2026-01-02T03:00:00")
 PATIENCE_S = 60.0

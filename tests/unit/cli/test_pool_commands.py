@@ -1,27 +1,29 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx
 import pytest
 
+from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.cli.pool_commands import _Setter, follow_once
 from hermes_ops.errors import StackError, Unavailable
-from hermes_ops.kubernetes.gpus import Node, Slots
+from hermes_ops.kubernetes.api import GpuNode, SettledSlots
 
 
 def test_the_pool_gets_what_the_nodes_can_give() -> None:
     put: list[int] = []
-    follow_once(Slots(0.0), lambda: (Node("a", 2), Node("b", 4)), put.append)
+    follow_once(SettledSlots(0.0), lambda: (GpuNode("a", 2), GpuNode("b", 4)), put.append)
     assert put == [6]
 
 
 def test_a_cluster_that_is_away_leaves_the_pool_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    def away() -> tuple[Node, ...]:
+    def away() -> tuple[GpuNode, ...]:
         raise Unavailable("the cluster did not answer")
 
     put: list[int] = []
-    follow_once(Slots(0.0), away, put.append)
+    follow_once(SettledSlots(0.0), away, put.append)
     assert put == []
     assert "stays as it is: the cluster did not answer" in capsys.readouterr().err
 
@@ -32,44 +34,67 @@ def test_an_airflow_that_is_away_does_not_end_the_command(
     def refuse(slots: int) -> None:
         raise StackError("Airflow did not answer")
 
-    follow_once(Slots(0.0), lambda: (Node("a", 2),), refuse)
+    follow_once(SettledSlots(0.0), lambda: (GpuNode("a", 2),), refuse)
     assert "stays as it is: Airflow did not answer" in capsys.readouterr().err
 
 
-def test_a_change_by_hand_is_set_right_at_the_next_look(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, str, str]] = []
+SimulationOptions = list[tuple[str, str, str]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> SimulationOptions:
+    """What Airflow was asked: method, path and log-in."""
+    found: SimulationOptions = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append((request.method, request.url.path, request.content.decode()))
+        found.append((request.method, request.url.path, request.headers.get("authorization", "")))
+        if request.url.path.startswith("/api"):
+            assert json.loads(request.content)["slots"] == 4
         return httpx.Response(200, json={"access_token": "t"})
 
     client = httpx.Client
     monkeypatch.setattr(
-        "hermes_ops.stack.airflow_admin.httpx.Client",
+        "hermes_ops.stack.airflow_service.httpx.Client",
         lambda **given: client(
             base_url=given["base_url"], transport=httpx.MockTransport(answer), trust_env=False
         ),
     )
-    setter = _Setter("http://airflow", "hermes-pool", lambda: "secret", "gpus")
+    return found
+
+
+def test_a_change_by_hand_is_set_right_at_the_next_look(
+    asked: SimulationOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "password").write_text("secret")
+    own = AirflowCredentials("http://airflow", "hermes-pool", tmp_path / "password")
+    setter = _Setter(own, "gpus")
     setter.set(4)
     setter.set(4)
     patches = [a for a in asked if a[0] == "PATCH"]
-    assert [path for _, path, _ in patches] == ["/api/v2/pools/gpus"] * 2
-    assert '"slots":4' in patches[0][2].replace(" ", "")
+    assert patches == [("PATCH", "/api/v2/pools/gpus", "Bearer t")] * 2
     assert capsys.readouterr().out == "The pool gpus has 4 slots\n"
+
+
+def test_the_pool_is_set_with_a_token_that_may_be_written_anew(
+    asked: SimulationOptions, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    setter = _Setter(AirflowCredentials("http://airflow", token_file=file), "gpus")
+    for token in ("one", "two"):
+        file.write_text(f"{token}\n")
+        setter.set(4)
+    assert asked == [("PATCH", "/api/v2/pools/gpus", f"Bearer {t}") for t in ("one", "two")]
 
 
 def test_without_a_cluster_the_remedy_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hermes_ops.errors import HermesError
-    from hermes_ops.kubernetes.gpus import reader
+    from hermes_ops.kubernetes.api import node_reader
 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(
         "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none")
     )
     with pytest.raises(HermesError, match="set KUBECONFIG"):
-        reader()
+        node_reader()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_ops import cli
-from tests.unit.simulator.test_recorded import Mlflow
+from tests.unit.simulator.recorded_sweeps import Mlflow
 
 
 @pytest.fixture

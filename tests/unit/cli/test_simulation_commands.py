@@ -124,7 +124,7 @@ def test_a_comparison_writes_its_document_and_pictures(capsys: pytest.CaptureFix
                         "--out made --json")  # fmt: skip
     assert json.loads(said.out) == json.loads(Path("made/comparison.json").read_text())
     assert {f.name for f in Path("made").iterdir()} == {
-        "comparison.json", "completion.png", "regret.png"
+        "comparison.json", "completion.png", "completions.csv", "regret.png"
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import copy
 import json
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -149,7 +149,7 @@ def parsed(data: object) -> SweepConfig | None:
 def holds_what_it_promises(config: SweepConfig) -> None:
     search = config.search
     space = search.to_space()
-    limits = [Constraint.of(text) for text in search.constraints]
+    limits = [Constraint.parse(text) for text in search.constraints]
     preview = check_preview(config, 6)
     assert preview.render()
     assert 0 < config.trial_count <= search.max_trials

@@ -249,14 +249,23 @@ def test_constraints_that_exclude_each_other_are_one_problem() -> None:
     assert set(told) == {"search.constraints"}
 
 
-def test_constraints_are_checked_beside_other_mistakes() -> None:
-    data = sweep(constraints=["unit < 3", "units <"], seed=-1)
+def test_mistakes_of_constraints_and_of_the_space_are_told_together() -> None:
+    data = sweep(constraints=["units > 0", "units <"], seed=-1)
     sgd(data)["space"]["momentum"]["low"] = 2
     assert set(problems(data)) == {
         "search.seed",
         f"{SGD}.space.momentum",
-        "search.constraints[0]",
         "search.constraints[1]",
+    }
+
+
+def test_a_constraint_is_checked_beside_other_conditions_between_keys() -> None:
+    data = sweep(constraints=["unit < 3", "units > 0"], startup_trials=99)
+    sgd(data)["space"]["units"] = INTEGER
+    assert set(problems(data)) == {
+        "search.startup_trials",
+        f"{SGD}.space.units",
+        "search.constraints[0]",
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hermes_ops.config import parse
 from hermes_ops.config.preview import warnings_of
-from hermes_ops.config.script import program_of
+from hermes_ops.config.script import entry_point_of
 
 X = {"x": {"type": "uniform", "low": 0, "high": 1}}
 
@@ -208,5 +208,5 @@ def test_nothing_is_looked_for_where_trials_run_elsewhere(tmp_path: Path) -> Non
     ],
 )
 def test_what_a_command_starts(command: list[str], kind: str, name: str) -> None:
-    found = program_of(command)
+    found = entry_point_of(command)
     assert (found.kind, found.name) == (kind, name)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.config import (
-    EarlyStop,
+    EarlyStopRule,
     SweepConfig,
     load_file,
     parse,
@@ -71,7 +71,7 @@ def test_defaults_are_filled_in() -> None:
     config = parse(sweep(), "test", None)
     assert config.search.startup_trials == 5
     assert config.trial.max_failures == 2
-    assert config.early_stop is EarlyStop.NONE
+    assert config.early_stop is EarlyStopRule.NONE
     assert config.pool == "gpus"
     assert (config.objective.sign, config.trial_count) == (1.0, 16)
 
@@ -348,25 +348,36 @@ def test_names_that_share_an_environment_variable_are_refused() -> None:
     assert "HERMES_PARAM_L2_RATE" in found.found
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_wrong_keys_are_told_at_once() -> None:
     data = sweep(
         name="",
-        search__algorithm="grid",
-        search__startup_trials=99,
         search__space={**SPACE, "bad": {"type": "uniform", "low": 2, "high": 1}},
-        trial__command=["{lr}"],
         trial__gpus=0,
         budget__max_epochs=0,
     )
+    assert set(problems(data)) == {"name", "search.space.bad", "trial.gpus", "budget.max_epochs"}
+
+
+def test_all_conditions_between_keys_are_told_at_once() -> None:
+    data = sweep(
+        search__algorithm="grid",
+        search__startup_trials=99,
+        trial__command=["{lr}"],
+        trial__run_in="process",
+        trial__pod={},
+    )
     assert set(problems(data)) == {
-        "name",
         "search.startup_trials",
         "search.space.rate",
-        "search.space.bad",
         "trial.command[0]",
-        "trial.gpus",
-        "budget.max_epochs",
+        "trial.pod",
     }
+
+
+def test_conditions_between_keys_are_told_once_every_key_is_right() -> None:
+    both = {"search__startup_trials": 99, "trial__command": ["{lr}"]}
+    assert set(problems(sweep(budget__max_epochs=0, **both))) == {"budget.max_epochs"}
+    assert set(problems(sweep(**both))) == {"search.startup_trials", "trial.command[0]"}
 
 
 def test_a_value_of_the_environment_is_not_shown() -> None:

@@ -220,10 +220,10 @@ def test_a_placeholder_without_quotes_is_told_to_stand_in_them(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("constraint", "fix"),
     [
-        ("lr < 0.1 && lr > 0", "write and in the place of &&"),
-        ("lr < 0.1 || lr > 0.5", "write or in the place of ||"),
-        ("!(lr < 0.1)", "write not in the place of !"),
-        ("lr = 0.1", "write == in the place of ="),
+        ("lr < 0.1 && lr > 0", "write and instead of &&"),
+        ("lr < 0.1 || lr > 0.5", "write or instead of ||"),
+        ("!(lr < 0.1)", "write not instead of !"),
+        ("lr = 0.1", "write == instead of ="),
     ],
 )
 def test_the_signs_of_other_languages_are_told_what_they_are_here(

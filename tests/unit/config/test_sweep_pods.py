@@ -11,28 +11,15 @@ from hermes_ops.config import (
     PodSpec,
     RunIn,
     SweepConfig,
-    complete,
     load_file,
     parse,
     pod_defaults,
     pod_spec,
     render_command,
+    require_image_and_claim,
 )
 from hermes_ops.errors import ConfigError, Problem
-
-
-def data(**trial: Any) -> dict[str, Any]:
-    return {
-        "name": "pods",
-        "objective": {"metric": "loss"},
-        "search": {
-            "algorithm": "random",
-            "max_trials": 2,
-            "space": {"rate": {"type": "uniform", "low": 0, "high": 1}},
-        },
-        "trial": {"command": ["python", "train.py", "{rate}"], **trial},
-        "budget": {"max_epochs": 2},
-    }
+from tests.unit.config.pod_sweeps import data
 
 
 def sweep(**trial: Any) -> SweepConfig:
@@ -98,7 +85,7 @@ def test_what_the_sweep_leaves_open_comes_from_the_installation(tmp_path: Path) 
     file = tmp_path / "pod.yaml"
     file.write_text("image: base:1\nclaim: trials\nlimits: {memory: 1Gi}\n")
     own = pod_spec({"image": "mine:2", "limits": {"cpu": "2"}}, "sweep")
-    assert own.over(pod_defaults(file)) == PodSpec(
+    assert own.with_defaults(pod_defaults(file)) == PodSpec(
         image="mine:2", claim="trials", limits={"cpu": "2"}
     )
     assert pod_defaults(tmp_path / "absent.yaml") == PodSpec()
@@ -114,10 +101,10 @@ def test_mistakes_in_the_installations_defaults_name_its_file(tmp_path: Path) ->
 
 def test_without_image_or_claim_no_pod_can_be_made() -> None:
     with pytest.raises(ConfigError) as caught:
-        complete(PodSpec(image="a"), "sweep")
+        require_image_and_claim(PodSpec(image="a"), "sweep")
     assert [p.where for p in caught.value.problems] == ["trial.pod.claim"]
     whole = PodSpec(image="a", claim="b")
-    assert complete(whole, "sweep") is whole
+    assert require_image_and_claim(whole, "sweep") is whole
 
 
 def test_a_sweep_with_pods_survives_its_own_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.config import SweepConfig, check_preview, json_schema, load_file, parse
@@ -214,6 +214,7 @@ def test_every_key_of_the_sweep_file_is_mutated() -> None:
 
 @settings(PATIENT, max_examples=400)
 @given(TREES | mutations())
+@example({**VALID, "trial": {**VALID["trial"], "secrets": True}})
 def test_any_tree_is_a_sweep_or_refused(data: object) -> None:
     before = repr(data)
     config = parsed(data)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import pytest
 import yaml
 
@@ -23,6 +23,7 @@ from hermes_ops.config.problems import PARAMETERS, SECTIONS
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = (ROOT / "docs/sweep-file.md").read_text()
+POD_REFERENCE = (ROOT / "docs/kubernetes.md").read_text()
 FENCES = re.findall(r"^```yaml\n(.*?)^```", REFERENCE, re.DOTALL | re.MULTILINE)
 WHOLE, CHOICE, CONSTRAINTS, SHORTEST = (
     next(text for text in FENCES if text.startswith(first))
@@ -86,6 +87,8 @@ def test_the_reference_speaks_of_every_key_and_every_type() -> None:
         for name in model.model_fields
     }
     named = set(re.findall(r"^\| `([a-z_.]+)` \|", REFERENCE, re.MULTILINE))
+    assert not any(key.startswith("trial.pod.") for key in named)
+    named |= set(re.findall(r"^\| `(trial\.pod\.[a-z_.]+)` \|", POD_REFERENCE, re.MULTILINE))
     assert named - set(PARAMETERS) == keys - {
         "objective", "search", "trial", "budget", "nightly", "checkpoints", "model"
     }  # fmt: skip

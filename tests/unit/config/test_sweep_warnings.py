@@ -10,8 +10,13 @@ import pytest
 
 from hermes_ops.config import SweepConfig, load_file, never_fits, parse
 from hermes_ops.config.files import places
-from hermes_ops.config.metric_names import is_higher_better
-from hermes_ops.config.sweep_warnings import as_tag, can_name, config_warnings, from_tag
+from hermes_ops.config.sweep_warnings import (
+    as_tag,
+    can_name,
+    config_warnings,
+    from_tag,
+    is_higher_better,
+)
 
 FINITE = {"a": {"type": "choice", "values": [1, 2]}, "b": {"type": "integer", "low": 1, "high": 3}}
 
@@ -116,6 +121,8 @@ def test_a_name_that_no_line_can_carry_is_said(metric: str) -> None:
         (r"(?i)(?P<name>acc)=(?P<value>.+)", "ACC", True),
         (r"(?P<name>acc) (?P<value>.+)|(?P<step>\d+)", "anything", True),
         (r"(x)(?P<name>\1y)=(?P<value>.+)", "xy", True),
+        (r"(?P<name>(a+)+)=(?P<value>.+)", "a" * 64 + "!", True),  # it never ends: not known
+        (r"(?P<name>(a|aa)+)=(?P<value>.+)", "a" * 64 + "!", True),
     ],
 )
 def test_a_pattern_that_never_gives_the_objectives_name_is_said(

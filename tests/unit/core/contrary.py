@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hermes_ops.core.fill import fill
 from hermes_ops.core.model import OPEN_PHASES, Grant, Phase, Plan, Snapshot
+from hermes_ops.policies.toolbox.fill import fill
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ from math import nan
 import pytest
 
 from hermes_ops.core.early_stop import EarlyStop, asha_rule, early_ends, median_rule, none_rule
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Point, Snapshot, Stop, SweepId
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot, Stop, SweepId
 from hermes_ops.core.plan import check, diff
 from hermes_ops.policies.fifo import Fifo
+from tests.builders import job
 
 
 def trial(
     number: int, loss: float, steps: int = 4, phase: Phase = Phase.WAITING, sweep: str = "s"
 ) -> Job:
-    curve = tuple(Point(n, loss, float(n)) for n in range(1, steps + 1))
-    return Job(JobId(f"{sweep}/{number}"), SweepId(sweep), 0.0, phase, curve=curve)
+    return job(f"{sweep}/{number}", phase, *[loss] * steps)
 
 
 def ended(number: int, loss: float, steps: int = 4) -> Job:

@@ -238,6 +238,12 @@ class Future:
         trial = self.cluster.trials[job.id]
         return max(0.0, trial.steps * trial.step_s - trial.trained_s)
 
+    def remaining_work(self, job: Job, now_s: float) -> float:
+        return self.remaining_s(job, now_s)
+
+    def rate(self, job: Job, placement: tuple[int, ...], batch: int | None = None) -> float:
+        return float(job.takes(sum(placement)))
+
     def final_loss(self, job: Job) -> float:
         trial = self.cluster.trials[job.id]
         return 1 / (1 + trial.fall * trial.steps)

@@ -19,13 +19,13 @@ def refused(call: Any) -> dict[str, Any]:
 
 def test_every_option_of_the_guards_can_be_set() -> None:
     options = {f"guard_{name}": 7 for name in ALLOWED}
-    assert GuardOptions.of({**options, "eta": 3}) == GuardOptions(7.0, 7, 7, 7.0)
-    assert GuardOptions.of({"guard_quanta": 8.0}).quanta == 8
-    assert GuardOptions.of({"threshold": 4}).open == 4
+    assert GuardOptions.parse({**options, "eta": 3}) == GuardOptions(7.0, 7, 7, 7.0)
+    assert GuardOptions.parse({"guard_quanta": 8.0}).quanta == 8
+    assert GuardOptions.parse({"threshold": 4}).open_per_gpu == 4
 
 
 def test_the_switch_that_nobody_has_measured_yet_is_the_users() -> None:
-    policy = GuardOptions.of({"guard_default_switch_s": 40}).around(make_policy("hermes", {}))
+    policy = GuardOptions.parse({"guard_default_switch_s": 40}).around(make_policy("hermes", {}))
     assert policy.default_switch_s == policy.policy.default_switch_s == 40.0  # type: ignore[attr-defined]
 
 
@@ -48,18 +48,20 @@ def test_the_switch_that_nobody_has_measured_yet_is_the_users() -> None:
 def test_a_guards_option_that_cannot_be_is_named_alone(name: str, value: Any, allowed: str) -> None:
     sound = {"guard_k": 2, "guard_open": 3, "threshold": 2}
     sound.pop(f"guard_{name}", None)
-    found = refused(lambda: GuardOptions.of({**sound, f"guard_{name}": value}))
+    found = refused(lambda: GuardOptions.parse({**sound, f"guard_{name}": value}))
     assert set(found) == {f"guard_{name}"}
     assert allowed in str(found[f"guard_{name}"])
 
 
 def test_all_guards_options_that_cannot_be_are_named() -> None:
-    found = refused(lambda: GuardOptions.of({"guard_k": "x", "guard_open": 0, "guard_quanta": 3}))
+    found = refused(
+        lambda: GuardOptions.parse({"guard_k": "x", "guard_open": 0, "guard_quanta": 3})
+    )
     assert set(found) == {"guard_k", "guard_open"}
 
 
 def test_a_threshold_that_cannot_be_is_the_policys_own_error() -> None:
-    assert GuardOptions.of({"threshold": "x"}) == GuardOptions()
+    assert GuardOptions.parse({"threshold": "x"}) == GuardOptions()
     found = refused(lambda: make_policy("hermes", {"threshold": "x"}))
     assert set(found) == {"policy.hermes.threshold"}
 

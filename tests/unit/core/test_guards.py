@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from hermes_ops.core.guards import Aging, AntiThrash, guarded
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Policy, Snapshot, SweepId
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Point, Policy, Snapshot
 from hermes_ops.core.plan import check
+from hermes_ops.core.sizes import BatchRange
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.hermes import Hermes
+from tests.builders import job, world
 from tests.unit.core.contrary import Deaf
-
-
-def job(number: int, phase: Phase, **facts: Any) -> Job:
-    return Job(JobId(f"s/{number}"), SweepId("s"), 0.0, phase, **facts)
 
 
 def runs(number: int, gpu: int, started_s: float, **facts: Any) -> Job:
     curve = (Point(1, 1.0, 1.0), Point(2, 0.99, 2.0))
     facts = {"curve": curve, "startup_s": 2.0, "checkpoint_s": 1.0} | facts
     return job(number, Phase.RUNNING, gpus_held=(gpu,), started_s=started_s, **facts)
-
-
-def world(*jobs: Job, gpus: int = 1, now_s: float = 100.0) -> Snapshot:
-    return Snapshot(now_s, tuple(Gpu(i) for i in range(gpus)), jobs)
 
 
 def granted(policy: Policy[Any], snapshot: Snapshot) -> dict[str, tuple[int, ...]]:
@@ -54,6 +48,30 @@ def test_an_unmeasured_job_takes_the_largest_switch_cost_of_its_sweep() -> None:
     assert granted(AntiThrash(Hermes(), default_switch_s=0.1), snapshot) == {"s/0": (0,)}
     later = replace(snapshot, time_s=101.0)  # 73 + (3 + 1) x 7
     assert granted(AntiThrash(Hermes(), default_switch_s=0.1), later) == {"s/1": (0,)}
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBatch:
+    """Gives the running job 64 samples a step, whether it may be restarted or not."""
+
+    name: ClassVar[str] = "other-batch"
+    preempts: ClassVar[bool] = True
+
+    def initial(self) -> None:
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        held = snapshot.holding[0]
+        return Plan((Grant(held.id, held.gpus_held, batch=64),)), memory
+
+
+def test_a_job_keeps_its_batch_until_its_quantum_is_over() -> None:
+    held = runs(0, 0, started_s=90.0, batch_held=32, batch_range=BatchRange(32, 64))
+    policy, snapshot = AntiThrash(OtherBatch()), world(held)
+    plan, _ = policy.decide(snapshot, None)
+    assert [grant.batch for grant in plan.grants] == [32]
+    later, _ = policy.decide(replace(snapshot, time_s=101.0), None)
+    assert [grant.batch for grant in later.grants] == [64]
 
 
 def test_who_left_for_a_beneficiary_that_has_to_wait_stays() -> None:

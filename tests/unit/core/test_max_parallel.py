@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, Start, SweepId
-from hermes_ops.core.parallel import MaxParallel
 from hermes_ops.core.plan import check, diff
+from hermes_ops.core.sweep_limits import MaxParallel
 from hermes_ops.policies import make_policy
+from tests.builders import job
 
 
 def pending(sweep: str, number: int) -> Job:
-    return Job(JobId(f"{sweep}/{number}"), SweepId(sweep), float(number), Phase.PENDING)
+    return job(f"{sweep}/{number}", submitted_s=float(number))
 
 
 def world(sweeps: dict[str, int], gpus: int) -> Snapshot:
@@ -48,6 +49,18 @@ def holding(number: int, phase: Phase, *losses: float) -> Job:
     curve = tuple(Point(n, loss, float(n)) for n, loss in enumerate(losses, start=1))
     gpus = () if phase is Phase.STOPPING else (0,)
     return replace(pending("a", number), phase=phase, gpus_held=gpus, curve=curve)
+
+
+def test_running_trials_that_must_not_be_stopped_stay_beyond_the_limit() -> None:
+    policy = limited("fifo", {"a": 1})
+    starting, first, second = (
+        replace(pending("a", n), phase=phase, gpus_held=(n,), preemptible=False)
+        for n, phase in enumerate((Phase.STARTING, Phase.RUNNING, Phase.RUNNING))
+    )
+    snapshot = Snapshot(10.0, (Gpu(0), Gpu(1), Gpu(2)), (starting, first, second))
+    plan, _ = policy.decide(snapshot, policy.initial())
+    check(snapshot, plan)
+    assert sorted(grant.job for grant in plan.grants) == ["a/1", "a/2"]
 
 
 def test_who_follows_a_trial_of_its_sweep_starts_once_that_has_left() -> None:

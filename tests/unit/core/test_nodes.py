@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.answer import plain
-from hermes_ops.core.fill import fill
-from hermes_ops.core.impose import Overdue
+from hermes_ops.core.grant_overrides import StarvedJobs
 from hermes_ops.core.model import (
     Gpu,
     Grant,
@@ -22,19 +20,20 @@ from hermes_ops.core.model import (
     Point,
     Reason,
     Snapshot,
-    SweepId,
 )
-from hermes_ops.core.nodes import Rooms, homeless, usable
+from hermes_ops.core.nodes import NodeCapacity, unplaceable, usable
 from hermes_ops.core.plan import check
 from hermes_ops.errors import PlanError
+from hermes_ops.policies.toolbox.answer import forced_reason
+from hermes_ops.policies.toolbox.fill import fill
+from tests.builders import arriving
 
 POOL = (Gpu(0, "a"), Gpu(1, "a"), Gpu(2, "b"), Gpu(3, "b"))
 
 
 def job(number: int, *nodes: str, gpus: tuple[int, ...] = (), **facts: Any) -> Job:
     phase = Phase.RUNNING if gpus else Phase.WAITING
-    known: dict[str, Any] = {"phase": phase, "gpus_held": gpus, "nodes": nodes}
-    return Job(JobId(f"s/{number}"), SweepId("s"), float(number), **(known | facts))
+    return arriving(number, phase, **({"gpus_held": gpus, "nodes": nodes} | facts))
 
 
 def world(*jobs: Job, pool: tuple[Gpu, ...] = POOL) -> Snapshot:
@@ -103,7 +102,7 @@ def test_nobody_of_one_gpu_is_refused_whom_some_distribution_would_serve(
 ) -> None:
     nodes = [node for node, size in zip("abc", sizes, strict=True) for _ in range(size)]
     pool = tuple(Gpu(n, node) for n, node in enumerate(nodes))
-    rooms = Rooms(world(pool=pool))
+    rooms = NodeCapacity(world(pool=pool))
     taken: list[set[str]] = []
     for number, wish in enumerate(wishes):
         possible = distributable([*taken, wish], nodes)
@@ -118,9 +117,9 @@ def distributable(wishes: list[set[str]], nodes: list[str]) -> bool:
 
 
 def test_a_job_without_nodes_is_not_counted_and_may_use_all() -> None:
-    rooms, free = Rooms(world()), {0, 3}
+    rooms, free = NodeCapacity(world()), {0, 3}
     assert all(rooms.promise(job(n)) for n in range(9))
-    assert rooms.of(job(0), free) is free
+    assert rooms.usable_for(job(0), free) is free
     assert usable(world(), job(0), free) is free
     assert usable(world(), job(0, "a"), free) == {0}
 
@@ -130,7 +129,7 @@ def test_aging_serves_a_job_on_its_own_node_whoever_has_run_longer_elsewhere() -
     held = [job(n, gpus=(n,), started_s=float(n), curve=curve) for n in range(4)]
     bound = job(9, "b", waiting_since_s=0.0, curve=curve[:1])
     snapshot = Snapshot(5_000.0, POOL, (*held, bound))
-    turn = Overdue(snapshot, Plan(tuple(snapshot.stays.values())), {})
+    turn = StarvedJobs(snapshot, Plan(tuple(snapshot.retained.values())), {})
     assert turn.serve(bound)
     assert turn.served == [Grant(bound.id, (2,))]
 
@@ -143,7 +142,7 @@ def test_a_bound_gang_reserves_its_own_node_and_the_next_one_is_served_elsewhere
     ]
     gang = job(8, "a", min_gpus=2, max_gpus=2, waiting_since_s=0.0)
     other = job(9, "b", waiting_since_s=1.0)
-    turn = Overdue(Snapshot(5_000.0, POOL, (*held, gang, other)), Plan(), {})
+    turn = StarvedJobs(Snapshot(5_000.0, POOL, (*held, gang, other)), Plan(), {})
     assert turn.serve(gang)  # GPU 0 has not finished a slice: it is not to be had now
     assert turn.reserved == {1}
     assert turn.serve(other)
@@ -153,10 +152,12 @@ def test_a_bound_gang_reserves_its_own_node_and_the_next_one_is_served_elsewhere
 def test_a_job_whose_node_has_left_the_pool_is_told_so() -> None:
     gone, small = job(0, "c"), job(1, "a", min_gpus=3, max_gpus=3)
     snapshot = world(gone, small, job(2, "a"))
-    assert [homeless(snapshot, j) for j in snapshot.jobs] == [True, True, False]
-    said = plain(snapshot, gone)
+    assert [unplaceable(snapshot, j) for j in snapshot.jobs] == [True, True, False]
+    said = forced_reason(snapshot, gone)
     assert isinstance(said, Reason)
     assert said.text == "waits: its checkpoints are on c, where the pool has no GPU"
     assert "--from-scratch" in said.would_change
-    assert plain(snapshot, small).text.endswith("where the pool has no 3 GPUs")  # type: ignore[union-attr]
-    assert plain(snapshot, snapshot.jobs[2]) is None
+    too_large = forced_reason(snapshot, small)
+    assert isinstance(too_large, Reason)
+    assert too_large.text.endswith("where the pool has no 3 GPUs")
+    assert forced_reason(snapshot, snapshot.jobs[2]) is None

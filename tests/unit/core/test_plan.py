@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from hermes_ops.core.model import (
-    Gpu,
     Grant,
     Job,
     JobId,
@@ -18,16 +18,16 @@ from hermes_ops.core.model import (
     Snapshot,
     Start,
     Stop,
-    SweepId,
 )
 from hermes_ops.core.plan import check, diff
 from hermes_ops.errors import PlanError
+from tests import builders
 
 WHY = Reason("because")
 
 
-def job(name: str, phase: Phase, **facts: Any) -> Job:
-    return Job(JobId(name), SweepId("s"), 0.0, phase, **({"max_gpus": 2} | facts))
+job = partial(builders.job, max_gpus=2)
+world = partial(builders.world, gpus=2, now_s=0.0)
 
 
 def runs(name: str, *gpus: int, **facts: Any) -> Job:
@@ -37,10 +37,6 @@ def runs(name: str, *gpus: int, **facts: Any) -> Job:
 def plan(*grants: tuple[str, tuple[int, ...]], ends: tuple[str, ...] = (), **more: Any) -> Plan:
     ids = tuple(JobId(e) for e in ends)
     return Plan(tuple(Grant(JobId(j), gpus) for j, gpus in grants), ids, **more)
-
-
-def world(*jobs: Job, gpus: int = 2) -> Snapshot:
-    return Snapshot(0.0, tuple(Gpu(i) for i in range(gpus)), jobs)
 
 
 FIXED = runs("a", 0, preemptible=False)

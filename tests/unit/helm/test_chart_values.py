@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
+from bench.pod_cluster import IMAGE_INPUTS
 from hermes_ops.config import PodSpec
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +51,8 @@ def faults(values: dict[str, Any]) -> list[tuple[str, str]]:
 # Maps whose keys are the user's own words.
 FREE = {
     ("policy", "options"), ("airflow", "config"), ("metrics", "serviceMonitor", "labels"),
-    ("metrics", "dashboard", "labels"), ("networkPolicy", "dns", "podLabels"),
+    ("metrics", "dashboard", "labels"), ("metrics", "rules", "labels"),
+    ("networkPolicy", "dns", "podLabels"),
 }  # fmt: skip
 
 
@@ -89,9 +91,15 @@ def test_a_name_that_is_no_value_is_refused_wherever_it_stands(at: tuple[str, ..
         ("airflow.config", {"core": "fast"}),
         ("metrics.port", 80),
         ("metrics.serviceMonitor.interval", "often"),
+        ("metrics.rules.runbookUrl", "docs: page"),
         ("poolSync.periodSeconds", 0),
         ("networkPolicy.ingressNamespaces", "default"),
         ("mlflow.url", "mlflow:5000"),
+        ("images.airflow.digest", "latest"),
+        ("images.mlflow.digest", "sha256:abc"),
+        ("trials.namespace.name", "My_Trials"),
+        ("trials.namespace.enabled", "no"),
+        ("trials.allowed.secrets", "wandb"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused(path: str, value: Any) -> None:
@@ -179,3 +187,14 @@ def test_an_image_has_two_stages_an_argument_for_its_base_and_no_root(file: Path
     assert len(re.findall(r"^FROM ", text, re.M)) >= 2
     assert re.findall(r"^USER (\S+)", text, re.M)[-1:] not in ([], ["root"], ["0"])
     assert "--require-hashes" in text or "pip install" not in text
+
+
+def test_the_trial_image_holds_every_module_that_a_trial_imports() -> None:
+    copied = re.findall(r"hermes_ops/[\w./]+", (IMAGES / "trial/Dockerfile").read_text())
+    for file in (ROOT / "hermes_ops/trial").rglob("*.py"):
+        for name in re.findall(r"^\s*(?:from|import) (hermes_ops[\w.]+)", file.read_text(), re.M):
+            module = name.replace(".", "/")
+            held = name.startswith("hermes_ops.trial") or f"{module}.py" in copied
+            assert held, f"{file.name} imports {name}"
+            if not name.startswith("hermes_ops.trial"):
+                assert f"{module}.py" in IMAGE_INPUTS, "tests would take an image without it"

@@ -33,7 +33,7 @@ class FakePods:
         self.pods[pod] = view
         return view
 
-    def read(self, name: str) -> PodView | None:
+    def fetch(self, name: str) -> PodView | None:
         self._answer()
         return self.pods.get(name)
 
@@ -41,7 +41,7 @@ class FakePods:
         self._answer()
         return list(self.pods.values())
 
-    def own(self, pod: PodView, attempt: str) -> bool:
+    def set_owner(self, pod: PodView, attempt: str) -> bool:
         self.pods[pod.name] = replace(self.pods[pod.name], owner=attempt)
         return True
 

@@ -10,22 +10,23 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.gpus import RESOURCE, Node, Slots, _nodes, allocatable
+from hermes_ops.kubernetes.api import GpuNode, SettledSlots, _nodes, allocatable
+from hermes_ops.kubernetes.template import RESOURCE
 
 
 def test_only_ready_nodes_that_take_pods_count() -> None:
     nodes = [
-        Node("a", 4),
-        Node("gone", 8, ready=False),
-        Node("cordoned", 8, cordoned=True),
-        Node("b", 2),
+        GpuNode("a", 4),
+        GpuNode("gone", 8, ready=False),
+        GpuNode("cordoned", 8, cordoned=True),
+        GpuNode("b", 2),
     ]
     assert allocatable(nodes) == 6
     assert allocatable([]) == 0
 
 
 def test_more_gpus_count_at_once_and_fewer_after_they_have_lasted() -> None:
-    slots = Slots(30.0)
+    slots = SettledSlots(30.0)
     assert slots.follow(4, 0.0) == 4
     assert slots.follow(8, 1.0) == 8
     assert slots.follow(4, 2.0) == 8
@@ -34,7 +35,7 @@ def test_more_gpus_count_at_once_and_fewer_after_they_have_lasted() -> None:
 
 
 def test_a_node_that_is_away_for_a_moment_changes_nothing() -> None:
-    slots = Slots(30.0)
+    slots = SettledSlots(30.0)
     seen = [slots.follow(gpus, time) for time, gpus in ((0.0, 8), (20.0, 4), (40.0, 8), (60.0, 4))]
     assert seen == [8, 8, 8, 8]
     assert slots.follow(4, 89.0) == 8
@@ -44,7 +45,7 @@ def test_a_node_that_is_away_for_a_moment_changes_nothing() -> None:
 def test_slots_are_a_number_that_was_seen_lately_and_never_too_few(
     looks: list[tuple[float, int]],
 ) -> None:
-    slots, now, seen = Slots(30.0), 0.0, []
+    slots, now, seen = SettledSlots(30.0), 0.0, []
     for step, gpus in looks:
         now += step
         seen.append((now, gpus))
@@ -76,10 +77,10 @@ def api(answer: Any) -> Any:
 def test_a_node_is_read_as_kubernetes_shows_it() -> None:
     shown = [node("2"), node("2", "Unknown"), node("2", unschedulable=True), node(None)]
     assert _nodes(api(shown), "", RESOURCE) == (
-        Node("node-a", 2),
-        Node("node-a", 2, ready=False),
-        Node("node-a", 2, cordoned=True),
-        Node("node-a", 0),
+        GpuNode("node-a", 2),
+        GpuNode("node-a", 2, ready=False),
+        GpuNode("node-a", 2, cordoned=True),
+        GpuNode("node-a", 0),
     )
 
 

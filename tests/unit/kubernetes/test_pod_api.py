@@ -11,7 +11,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import MaxRetryError
 
 from hermes_ops.errors import Unavailable
-from hermes_ops.kubernetes.api import Change, ClusterPods, PodView, Rejected
+from hermes_ops.kubernetes.api import ClusterPods, PodEvent, PodView, Rejected
 
 METADATA = {
     "name": "p",
@@ -22,7 +22,7 @@ METADATA = {
 
 
 def view(**status: Any) -> PodView:
-    return PodView.of({"metadata": METADATA, "spec": {"nodeName": "n"}, "status": status})
+    return PodView.from_json({"metadata": METADATA, "spec": {"nodeName": "n"}, "status": status})
 
 
 def state(**container: Any) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_an_evicted_pod_and_one_that_is_being_deleted_say_so() -> None:
     found = view(phase="Failed", reason="Evicted", message="low on memory")
     assert (found.lost, found.message, found.ended) == ("Evicted", "low on memory", True)
     leaving = {**METADATA, "deletionTimestamp": "1970-01-01T00:01:00Z"}
-    assert PodView.of({"metadata": leaving}).gone_by_s == 60.0
+    assert PodView.from_json({"metadata": leaving}).gone_by_s == 60.0
 
 
 def api_error(status: int, message: str = "no") -> ApiException:
@@ -87,7 +87,7 @@ def pods(answer: Any) -> ClusterPods:
 
 
 def test_a_pod_that_is_not_there_is_none_and_a_name_that_is_taken_makes_none() -> None:
-    assert pods(api_error(404)).read("p") is None
+    assert pods(api_error(404)).fetch("p") is None
     assert pods(api_error(409)).create({}) is None
 
 
@@ -118,7 +118,7 @@ def test_a_pod_that_has_changed_is_not_deleted() -> None:
 )
 def test_what_may_pass_is_asked_again(error: Exception) -> None:
     with pytest.raises(Unavailable):
-        pods(error).read("p")
+        pods(error).fetch("p")
 
 
 def test_what_is_refused_names_the_reason() -> None:
@@ -173,7 +173,7 @@ def test_a_watch_goes_on_from_a_version_and_tells_what_came_and_went() -> None:
         event("BOOKMARK", metadata={"resourceVersion": "11"}),
         event("DELETED", metadata={**METADATA, "resourceVersion": "12"}),
     )
-    found = list(ClusterPods(client, "trials").changes({"a": "1"}, "7", 60.0))
+    found = list(ClusterPods(client, "trials").watch_events({"a": "1"}, "7", 60.0))
     assert [(c.version, c.pod.phase if c.pod else None, c.gone) for c in found] == [
         ("8", "Running", False), ("11", None, False), ("12", "Pending", True),
     ]  # fmt: skip
@@ -188,9 +188,9 @@ def test_changes_that_are_known_no_more_are_said_to_be_unavailable(at_once: bool
     if at_once:
         client = Client(api_error(410, "too old resource version"))
     with pytest.raises(Unavailable, match="too old resource version"):
-        list(ClusterPods(client, "trials").changes({}, "7", 60.0))
+        list(ClusterPods(client, "trials").watch_events({}, "7", 60.0))
 
 
 def test_a_bookmark_is_news_of_the_version_alone() -> None:
     told = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5"}}}
-    assert Change.of(told) == Change("5")
+    assert PodEvent.from_event(told) == PodEvent("5")

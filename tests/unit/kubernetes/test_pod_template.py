@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hermes_ops.config import PodSpec
 from hermes_ops.config.pod import Effect, Toleration, Volume
-from hermes_ops.kubernetes.template import CONTAINER, Facts, labels_of_sweep, manifest, merged
+from hermes_ops.kubernetes.template import CONTAINER, PodRequest, labels_of_sweep, manifest, merged
 
 SPEC = PodSpec(image="trial:1", claim="trials")
-FACTS = Facts(
+FACTS = PodRequest(
     sweep="digits-1",
     number=3,
     epoch=2,

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_ops.core.model import Job, JobId, Phase, Plan, SweepId
 from hermes_ops.policies.asha import Asha
-from tests.unit.policies.tiny import decided, granted, trial
+from tests.builders import decided, granted, trial
 
 
 def plan(*jobs: Job, gpus: int = 1, **parameters: Any) -> Plan:

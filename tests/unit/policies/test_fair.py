@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.core.model import JobId, Point
 from hermes_ops.policies.fair import Fair
 from hermes_ops.simulator.engine import layout, simulate
-from hermes_ops.simulator.workload import Costs, Run, Work, Workload
+from hermes_ops.simulator.workload import Costs, SimulationRun, Work, Workload
 
 
 def work(number: int, seconds: float, gpus: int = 1, **facts: Any) -> Work:
@@ -17,11 +17,11 @@ def work(number: int, seconds: float, gpus: int = 1, **facts: Any) -> Work:
     return Work(JobId(f"s/{number}"), seconds=seconds, gpus=gpus, **known)
 
 
-def run(*works: Work, gpus: str = "1", **parameters: Any) -> Run:
+def run(*works: Work, gpus: str = "1", **parameters: Any) -> SimulationRun:
     return simulate(Workload("w", works), layout(gpus), Fair(**parameters))
 
 
-def turns(of: Run) -> list[tuple[str, float]]:
+def turns(of: SimulationRun) -> list[tuple[str, float]]:
     return [(segment.job, segment.begin_s) for segment in of.segments]
 
 

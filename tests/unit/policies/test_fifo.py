@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot
 from hermes_ops.policies.fifo import Fifo
-
-
-def job(number: int, **facts: Any) -> Job:
-    known: dict[str, Any] = {"submitted_s": 0.0, "phase": Phase.PENDING} | facts
-    return Job(JobId(f"s/{number}"), SweepId("s"), **known)
+from tests.builders import job
 
 
 def grants(*jobs: Job, gpus: int = 1) -> tuple[Grant, ...]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from hermes_ops.core.model import Job, JobId, Plan
-from hermes_ops.policies.flowcon import FlowCon, Rank, growth
-from tests.unit.policies import tiny
-from tests.unit.policies.tiny import decided
+from hermes_ops.policies.flowcon import FlowCon, GrowthList, growth
+from tests import builders
+from tests.builders import decided
 
-trial = partial(tiny.trial, share_held=0.25)
+trial = partial(builders.trial, share_held=0.25)
 
 
 def plan(*jobs: Job, gpus: int = 1, now_s: float = 100.0, **parameters: Any) -> Plan:
@@ -47,13 +47,13 @@ def test_a_job_without_growth_yet_counts_as_the_fastest() -> None:
 
 
 def test_a_job_falls_one_list_at_a_time_and_recovers() -> None:
-    def rank(*losses: float) -> Rank:
+    def rank(*losses: float) -> GrowthList:
         return growth(trial(1, *losses), largest_drop=1.0, alpha=0.1).rank
 
-    assert rank(1.0, 0.5, 0.4) is Rank.NEW
-    assert rank(1.0, 0.5, 0.49) is Rank.WATCHING
-    assert rank(1.0, 0.5, 0.49, 0.48) is Rank.COMPLETING
-    assert rank(1.0, 0.5, 0.49, 0.48, 0.38) is Rank.NEW
+    assert rank(1.0, 0.5, 0.4) is GrowthList.NEW
+    assert rank(1.0, 0.5, 0.49) is GrowthList.WATCHING
+    assert rank(1.0, 0.5, 0.49, 0.48) is GrowthList.COMPLETING
+    assert rank(1.0, 0.5, 0.49, 0.48, 0.38) is GrowthList.NEW
 
 
 def test_a_completing_job_gets_the_floor() -> None:

@@ -7,25 +7,20 @@ from typing import Any
 import pytest
 
 from hermes_ops.core.guards import AntiThrash
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Point, Snapshot, SweepId
-from hermes_ops.core.packing import FEWEST_STEPS, Pair, interfering
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Point, Snapshot
 from hermes_ops.core.plan import check
-from hermes_ops.policies.gandiva import Gandiva, Slices
+from hermes_ops.core.sizes import StepTime
+from hermes_ops.policies.gandiva import FEWEST_STEPS, Gandiva, PackedPair, Slices, interfering
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.workload import Work, Workload
+from tests.builders import arriving as job
 
 NOW_S = 600.0
 
 
-def job(number: int, **facts: Any) -> Job:
-    known: dict[str, Any] = {"submitted_s": float(number), "phase": Phase.PENDING} | facts
-    known.setdefault("max_gpus", known.get("min_gpus", 1))
-    return Job(JobId(f"s/{number}"), SweepId("s"), **known)
-
-
 def running(number: int, *gpus: int, **facts: Any) -> Job:
-    held = {"phase": Phase.RUNNING, "gpus_held": gpus, "min_gpus": len(gpus), "started_s": NOW_S}
-    return job(number, **(held | facts))
+    facts = {"gpus_held": gpus, "min_gpus": len(gpus), "started_s": NOW_S} | facts
+    return job(number, Phase.RUNNING, **facts)
 
 
 def decide(*jobs: Job, gpus: str = "2", memory: Slices | None = None) -> tuple[set[Grant], Slices]:
@@ -93,7 +88,11 @@ def curve(steps: int) -> tuple[Point, ...]:
 
 
 def together(steps: int, **facts: Any) -> tuple[Job, Job]:
-    known: dict[str, Any] = {"share_held": 0.5, "curve": curve(steps), "step_seconds": ((1, 10.0),)}
+    known: dict[str, Any] = {
+        "share_held": 0.5,
+        "curve": curve(steps),
+        "step_times": (StepTime(1, 10.0),),
+    }
     return running(0, 0, **(known | facts)), running(1, 0, **(known | facts))
 
 
@@ -102,21 +101,21 @@ def test_a_pair_interferes_when_both_make_fewer_steps_than_one_alone(
     seconds: float, expected: int
 ) -> None:
     """Each has made 4 steps, with one more under way, of 10 s each alone."""
-    pair = Pair(JobId("s/0"), JobId("s/1"), NOW_S - seconds, (0, 0))
+    pair = PackedPair(JobId("s/0"), JobId("s/1"), NOW_S - seconds, (0, 0))
     snapshot = Snapshot(NOW_S, (Gpu(0),), together(4))
     assert len(interfering(snapshot, [pair])) == expected
 
 
 def test_a_pair_of_which_little_is_known_is_kept() -> None:
-    pair = Pair(JobId("s/0"), JobId("s/1"), 0.0, (0, 0))
+    pair = PackedPair(JobId("s/0"), JobId("s/1"), 0.0, (0, 0))
     few = Snapshot(NOW_S, (Gpu(0),), together(FEWEST_STEPS - 1))
     assert interfering(few, [pair]) == []
-    unmeasured = Snapshot(NOW_S, (Gpu(0),), together(9, step_seconds=()))
+    unmeasured = Snapshot(NOW_S, (Gpu(0),), together(9, step_times=()))
     assert interfering(unmeasured, [pair]) == []
 
 
 def test_an_interfering_pair_is_parted_and_never_joined_again() -> None:
-    memory = Slices(pairs=(Pair(JobId("s/0"), JobId("s/1"), 0.0, (0, 0)),))
+    memory = Slices(pairs=(PackedPair(JobId("s/0"), JobId("s/1"), 0.0, (0, 0)),))
     grants, memory = decide(*together(4), gpus="1", memory=memory)
     assert grants == {whole(0, 0)}
     assert memory.apart == ((JobId("s/0"), JobId("s/1")),)

@@ -9,20 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
-from hermes_ops.core.placement import Queues
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Snapshot
 from hermes_ops.core.plan import diff
 from hermes_ops.policies.hermes import Hermes
-
-
-def curve(*losses: float, step_s: float = 1.0) -> tuple[Point, ...]:
-    return tuple(Point(n, loss, n * step_s) for n, loss in enumerate(losses, start=1))
-
-
-def job(name: str, phase: Phase = Phase.PENDING, *losses: float, **facts: Any) -> Job:
-    sweep = name.split("/", maxsplit=1)[0]
-    known: dict[str, Any] = {"submitted_s": 0.0, "curve": curve(*losses)} | facts
-    return Job(JobId(name), SweepId(sweep), phase=phase, **known)
+from hermes_ops.policies.hermes.placement import GpuQueues
+from tests.builders import job, world
 
 
 def runs(name: str, *losses: float, gpus: tuple[int, ...] = (0,), **facts: Any) -> Job:
@@ -33,12 +24,8 @@ def waits(name: str, *losses: float, **facts: Any) -> Job:
     return job(name, Phase.WAITING, *losses, **facts)
 
 
-def world(*jobs: Job, gpus: int = 1) -> Snapshot:
-    return Snapshot(100.0, tuple(Gpu(i) for i in range(gpus)), jobs)
-
-
 def decide(snapshot: Snapshot, threshold: int = 2, **queues: tuple[int, ...]) -> Plan:
-    memory = Queues(tuple((JobId(j.replace("_", "/")), gpus) for j, gpus in queues.items()))
+    memory = GpuQueues(tuple((JobId(j.replace("_", "/")), gpus) for j, gpus in queues.items()))
     plan, _ = Hermes(threshold).decide(snapshot, memory)
     return plan
 
@@ -84,7 +71,7 @@ def test_after_each_of_three_was_seen_the_slot_goes_to_the_one_whose_loss_falls_
     losses = {"s/0": SLOW, "s/1": FAST, "s/2": MIDDLE}
     order = []
     snapshot = world(*(job(name) for name in losses))
-    policy, memory = Hermes(threshold=3), Queues()
+    policy, memory = Hermes(threshold=3), GpuQueues()
     for _ in range(6):
         plan, memory = policy.decide(snapshot, memory)
         (grant,) = plan.grants
@@ -138,7 +125,7 @@ def test_the_sweep_with_the_smallest_weighted_share_is_next() -> None:
 
 def test_a_waiting_job_changes_its_queue_rather_than_let_a_gpu_idle() -> None:
     snapshot = world(runs("s/0", *FAST), waits("s/1", *SLOW), gpus=2)
-    plan, memory = Hermes().decide(snapshot, Queues(((JobId("s/1"), (0,)),)))
+    plan, memory = Hermes().decide(snapshot, GpuQueues(((JobId("s/1"), (0,)),)))
     assert granted(plan) == {"s/0": (0,), "s/1": (1,)}
     assert (JobId("s/1"), (1,)) in memory.places
 
@@ -195,7 +182,7 @@ def test_the_reason_names_numbers_runner_up_and_what_would_change_it() -> None:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Snapshot, Queues]:
+def worlds(draw: st.DrawFn) -> tuple[Snapshot, GpuQueues]:
     """Consistent pools: every GPU held once, gangs among the jobs, any memory."""
     gpus = draw(st.integers(1, 5))
     free = list(range(gpus))
@@ -214,14 +201,14 @@ def worlds(draw: st.DrawFn) -> tuple[Snapshot, Queues]:
         jobs.append(replace(this, preemptible=draw(st.booleans())))
         spot = st.lists(st.integers(0, 5), min_size=size, max_size=size, unique=True)
         places.append((this.id, tuple(draw(spot))))
-    memory = Queues(tuple(places)) if draw(st.booleans()) else Queues()
+    memory = GpuQueues(tuple(places)) if draw(st.booleans()) else GpuQueues()
     return world(*jobs, gpus=gpus), memory
 
 
 @given(situation=worlds(), threshold=st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
 def test_at_most_t_trials_for_each_gpu_are_open(
-    situation: tuple[Snapshot, Queues], threshold: int
+    situation: tuple[Snapshot, GpuQueues], threshold: int
 ) -> None:
     snapshot, memory = situation
     plan, _ = Hermes(threshold).decide(snapshot, memory)
@@ -233,7 +220,7 @@ def test_at_most_t_trials_for_each_gpu_are_open(
 @given(situation=worlds(), threshold=st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
 def test_no_gpu_idles_while_a_job_that_fits_waits(
-    situation: tuple[Snapshot, Queues], threshold: int
+    situation: tuple[Snapshot, GpuQueues], threshold: int
 ) -> None:
     snapshot, memory = situation
     plan, _ = Hermes(threshold).decide(snapshot, memory)
@@ -249,7 +236,7 @@ def test_no_gpu_idles_while_a_job_that_fits_waits(
 @given(situation=worlds())
 @settings(max_examples=100, deadline=None)
 def test_a_decision_that_was_applied_is_changed_by_asking_again_for_new_trials_alone(
-    situation: tuple[Snapshot, Queues],
+    situation: tuple[Snapshot, GpuQueues],
 ) -> None:
     """A pending trial is placed anew each time: once others have begun, a queue may be shorter."""
     snapshot, memory = situation

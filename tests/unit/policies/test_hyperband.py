@@ -9,10 +9,10 @@ import pytest
 
 from hermes_ops.core.model import Job, JobId, Phase, Plan
 from hermes_ops.policies.hyperband import Hyperband, shapes
-from tests.unit.policies import tiny
-from tests.unit.policies.tiny import decided
+from tests import builders
+from tests.builders import decided
 
-trial = partial(tiny.trial, total_steps=9)
+trial = partial(builders.trial, total_steps=9)
 
 
 def plan(*jobs: Job, gpus: int = 1, **parameters: Any) -> Plan:

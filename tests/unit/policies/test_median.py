@@ -10,7 +10,7 @@ import pytest
 from hermes_ops.core.early_stop import median_rule
 from hermes_ops.core.model import Job, JobId, Phase, Plan
 from hermes_ops.policies.median import Median
-from tests.unit.policies.tiny import decided, granted, trial
+from tests.builders import decided, granted, trial
 
 OTHERS = tuple(trial(n, 1.0, 0.8, 0.6, 0.4, phase=Phase.ENDED) for n in (11, 12, 13, 14))
 BAD, GOOD = (0.9, 0.9, 0.9), (0.9, 0.9, 0.7)  # the others' running average at step 3 is 0.8

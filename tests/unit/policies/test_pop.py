@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.curve_fit import lowest_fits
 from hermes_ops.core.model import Gpu, Job, JobId, Plan, Snapshot
-from hermes_ops.policies.pop import Division, Forecast, Pop, divide, forecast
-from tests.unit.policies.tiny import decided, granted, trial
+from hermes_ops.policies.pop import Division, Pop, TargetForecast, divide, forecast
+from hermes_ops.policies.toolbox.curve_fit import lowest_fits
+from tests.builders import decided, granted, trial
 
 
 def plan(*jobs: Job, gpus: int = 1, now_s: float = 100.0, **parameters: Any) -> Plan:
@@ -20,13 +20,13 @@ def falling(floor: float, points: int = 8) -> list[float]:
     return [1 / (0.5 * n + 1) + floor for n in range(1, points + 1)]
 
 
-def known(job: Job, target: float, horizon: int = 40) -> Forecast:
+def known(job: Job, target: float, horizon: int = 40) -> TargetForecast:
     return forecast(job, lowest_fits([job.curve])[0], target, 0.01, horizon)
 
 
 def divided(chances: list[float], gpus: int, needs: int = 1) -> Division:
     jobs = [trial(n, 0.5, min_gpus=needs, max_gpus=needs) for n in range(len(chances))]
-    pairs = [(Forecast(p, 1.0, 0.0, 0.0), j) for p, j in zip(chances, jobs, strict=True)]
+    pairs = [(TargetForecast(p, 1.0, 0.0, 0.0), j) for p, j in zip(chances, jobs, strict=True)]
     return divide(pairs, Snapshot(0.0, tuple(Gpu(n) for n in range(gpus)), tuple(jobs)))
 
 

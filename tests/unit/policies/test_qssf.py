@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
-from hermes_ops.policies.durations import FEWEST, Past, Training, historical_s, learnt_s
-from hermes_ops.policies.qssf import Experience, Qssf
+from hermes_ops.core.model import Gpu, Job, Phase, Snapshot
+from hermes_ops.policies.qssf import (
+    FEWEST,
+    Experience,
+    PastJob,
+    Qssf,
+    TrainingSet,
+    historical_s,
+    learnt_s,
+)
+from tests.builders import arriving as job
 
-ANN = Past("ann", "vc", "resnet50", 1, 0.0, 100.0)
-
-
-def job(number: int, **facts: Any) -> Job:
-    known: dict[str, Any] = {"submitted_s": float(number), "phase": Phase.PENDING} | facts
-    known.setdefault("max_gpus", known.get("min_gpus", 1))
-    return Job(JobId(f"s/{number}"), SweepId("s"), **known)
+ANN = PastJob("ann", "vc", "resnet50", 1, 0.0, 100.0)
 
 
 def decide(
@@ -43,26 +45,26 @@ def test_the_closest_names_of_the_same_user_and_gpus_count_first() -> None:
     assert historical_s([], ANN) is None
 
 
-def past_of_two_users() -> tuple[Past, ...]:
+def past_of_two_users() -> tuple[PastJob, ...]:
     short = [replace(ANN, submitted_s=3_600.0 * n, seconds=50.0 + n) for n in range(FEWEST)]
     return (*short, *(replace(p, user="bob", seconds=p.seconds * 100) for p in short))
 
 
 def test_the_model_learns_whose_jobs_are_long_and_says_the_same_twice() -> None:
-    training = Training(1, past_of_two_users())
+    training = TrainingSet(1, past_of_two_users())
     short_s, long_s = learnt_s(training, ANN), learnt_s(training, replace(ANN, user="bob"))
     assert short_s is not None
     assert long_s is not None
     assert 10 * short_s < long_s
-    assert learnt_s(Training(2, past_of_two_users()), ANN) == short_s
+    assert learnt_s(TrainingSet(2, past_of_two_users()), ANN) == short_s
 
 
 def test_no_model_is_fitted_on_few_jobs() -> None:
-    assert learnt_s(Training(1, (ANN,) * (FEWEST - 1)), ANN) is None
+    assert learnt_s(TrainingSet(1, (ANN,) * (FEWEST - 1)), ANN) is None
 
 
-def known(*past: Past) -> Experience:
-    return Experience(ended=past, training=Training(len(past), past), seen=len(past))
+def known(*past: PastJob) -> Experience:
+    return Experience(ended=past, training=TrainingSet(len(past), past), seen=len(past))
 
 
 def test_the_job_that_is_predicted_to_be_shortest_starts_first() -> None:

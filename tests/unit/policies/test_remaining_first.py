@@ -10,6 +10,7 @@ import pytest
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Policy, Snapshot, SweepId
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import check_live, make_policy
+from tests import builders
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,20 @@ class Known:
     def remaining_s(self, job: Job, now_s: float) -> float:
         return self.left_s[str(job.id)]
 
+    def remaining_work(self, job: Job, now_s: float) -> float:
+        return self.remaining_s(job, now_s)
+
+    def rate(self, job: Job, placement: tuple[int, ...], batch: int | None = None) -> float:
+        return float(job.takes(sum(placement)))
+
     def final_loss(self, job: Job) -> float:
         return 0.0
 
 
 def job(name: str, gpus: int = 1, held: tuple[int, ...] = (), **facts: Any) -> Job:
     phase = Phase.RUNNING if held else Phase.PENDING
-    known: dict[str, Any] = {"submitted_s": 0.0, "phase": phase, "gpus_held": held} | facts
-    return Job(JobId(name), SweepId("s"), min_gpus=gpus, max_gpus=gpus, **known)
+    known = {"min_gpus": gpus, "gpus_held": held, "sweep": SweepId("s")}
+    return builders.job(name, phase, **(known | facts))
 
 
 def plan(name: str, jobs: tuple[Job, ...], gpus: int, **left_s: float) -> Plan:
@@ -71,9 +78,11 @@ def test_a_job_that_must_not_be_stopped_keeps_its_gpus() -> None:
 @pytest.mark.parametrize("name", ["srtf", "srsf"])
 def test_the_reasons_say_how_much_is_left(name: str) -> None:
     decided = plan(name, (job("a"), job("b")), 1, a=1.0, b=2.0)
-    assert decided.reasons[JobId("a")].text.startswith("runs: less")
-    assert decided.reasons[JobId("b")].text.startswith("waits: jobs with less")
-    assert [term.value for term in decided.reasons[JobId("b")].terms] == [2.0]
+    less = {"srtf": "less time left", "srsf": "less GPU time left"}[name]
+    started, waits = (decided.reasons[JobId(job)] for job in "ab")
+    assert started.text == f"starts: it has {less} than all that wait"
+    assert waits.text.startswith(f"waits: the GPUs go to jobs with {less}")
+    assert [term.value for term in waits.terms] == [2.0, 1]
     assert decided.ranking == (JobId("b"),)
 
 
@@ -96,7 +105,8 @@ def test_backfill_says_who_started_and_who_waits() -> None:
     decided = plan("fifo-backfill", (job("a", gpus=2), job("b"), job("c", held=(0,))), 2)
     texts = {str(name): decided.reasons[JobId(name)].text for name in ("a", "b", "c")}
     assert texts == {
-        "a": "waits: fewer GPUs are idle than it needs",
-        "b": "starts: it is the first submitted that fits",
+        "a": "waits for GPUs at the head of the line",
+        "b": "starts: it fits on GPUs that a, submitted earlier, cannot use",
         "c": "runs until it ends: fifo-backfill never stops a job",
     }
+    assert decided.reasons[JobId("b")].runner_up == "a"

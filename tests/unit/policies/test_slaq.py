@@ -9,7 +9,7 @@ import pytest
 
 from hermes_ops.core.model import Job, Plan
 from hermes_ops.policies.slaq import Slaq, predicted_drops
-from tests.unit.policies.tiny import decided, granted, trial
+from tests.builders import decided, granted, trial
 
 
 def plan(*jobs: Job, gpus: int = 1, now_s: float = 100.0, **parameters: Any) -> Plan:

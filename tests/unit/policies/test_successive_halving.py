@@ -9,10 +9,10 @@ import pytest
 
 from hermes_ops.core.model import Job, JobId, Phase, Plan
 from hermes_ops.policies.successive_halving import SuccessiveHalving
-from tests.unit.policies import tiny
-from tests.unit.policies.tiny import decided, granted
+from tests import builders
+from tests.builders import decided, granted
 
-trial = partial(tiny.trial, total_steps=20)
+trial = partial(builders.trial, total_steps=20)
 
 
 def plan(*jobs: Job, gpus: int = 1, **parameters: Any) -> Plan:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import Any
 
 import pytest
 
-from hermes_ops.core.gittins import MOST_LEARNT, Sizes
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.model import Gpu, Job, Phase, Snapshot
 from hermes_ops.policies import make_policy
-from hermes_ops.policies.two_d_gittins import History, TwoDGittins
+from hermes_ops.policies.two_d_gittins import MOST_LEARNT, GittinsMemory, Sizes, TwoDGittins
+from tests.builders import arriving
+
+job = partial(arriving, phase=Phase.WAITING)
 
 
-def job(number: int, **facts: Any) -> Job:
-    known: dict[str, Any] = {"submitted_s": float(number), "phase": Phase.WAITING} | facts
-    return Job(JobId(f"s/{number}"), SweepId("s"), **known)
-
-
-def first(*jobs: Job, memory: History | None = None, **parameters: Any) -> str:
+def first(*jobs: Job, memory: GittinsMemory | None = None, **parameters: Any) -> str:
     policy = TwoDGittins(**parameters)
     snapshot = Snapshot(100.0, (Gpu(0),), jobs)
     plan, _ = policy.decide(snapshot, policy.initial() if memory is None else memory)
@@ -79,13 +77,13 @@ def test_a_user_who_gives_sizes_overrules_the_drivers() -> None:
     handed, own = (make_policy("2d-gittins", p, driver) for p in ({}, {"sizes_gpu_s": (2.0,)}))
     assert isinstance(handed, TwoDGittins)
     assert isinstance(own, TwoDGittins)
-    assert (handed.known.gpu_s, own.known.gpu_s) == ((1.0,), (2.0,))
+    assert (handed.given_sizes.gpu_s, own.given_sizes.gpu_s) == ((1.0,), (2.0,))
 
 
 def test_learnt_sizes_decide_and_are_not_without_bound() -> None:
-    memory = History(sizes_gpu_s=(10.0, 10.0, 500.0))
+    memory = GittinsMemory(sizes_gpu_s=(10.0, 10.0, 500.0))
     assert first(job(1, service_gpu_s=50.0), job(2), memory=memory) == "s/2"
-    full = History(sizes_gpu_s=(10.0,) * MOST_LEARNT)
+    full = GittinsMemory(sizes_gpu_s=(10.0,) * MOST_LEARNT)
     ended = job(1, phase=Phase.ENDED, service_gpu_s=40.0)
     _, after = TwoDGittins().decide(Snapshot(100.0, (Gpu(0),), (ended,)), full)
     assert len(after.sizes_gpu_s) == MOST_LEARNT

@@ -10,20 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.levels import TRUSTED_DECISIONS, Levels
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Plan, Snapshot, SweepId
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Plan, Snapshot
+from hermes_ops.policies.toolbox.multilevel_queues import TRUSTED_DECISIONS, QueuesMemory
 from hermes_ops.policies.two_d_las import TwoDLas
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.workload import Costs, Work, Workload
+from tests.builders import arriving as job
 
 NOW_S = 1_000.0
-
-
-def job(number: int, **facts: Any) -> Job:
-    known: dict[str, Any] = {"submitted_s": float(number), "phase": Phase.PENDING} | facts
-    if "min_gpus" in known:
-        known.setdefault("max_gpus", known["min_gpus"])
-    return Job(JobId(f"s/{number}"), SweepId("s"), **known)
 
 
 def running(number: int, gpus: tuple[int, ...], service_gpu_s: float, **facts: Any) -> Job:
@@ -47,7 +41,7 @@ def served(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {grant.job: grant.gpus for grant in plan.grants}
 
 
-def decide(snapshot: Snapshot, memory: Levels | None = None, **parameters: Any) -> Plan:
+def decide(snapshot: Snapshot, memory: QueuesMemory | None = None, **parameters: Any) -> Plan:
     policy = TwoDLas(**parameters)
     return policy.decide(snapshot, policy.initial() if memory is None else memory)[0]
 
@@ -63,7 +57,7 @@ def test_jobs_of_one_queue_do_not_swap() -> None:
     assert served(plan) == {"s/5": (0,)}
 
 
-def after(*jobs: Job, gpus: int = 1, time_s: float = NOW_S - 1, **parameters: Any) -> Levels:
+def after(*jobs: Job, gpus: int = 1, time_s: float = NOW_S - 1, **parameters: Any) -> QueuesMemory:
     """The memory of a decision in which these jobs had their GPUs."""
     policy = TwoDLas(**parameters)
     return policy.decide(world(*jobs, gpus=gpus, time_s=time_s), policy.initial())[1]
@@ -140,7 +134,7 @@ def work(number: int, submitted_s: float, seconds: float, gpus: int = 1, **facts
 
 def test_a_lost_memory_costs_no_more_than_the_order_within_a_queue() -> None:
     low, high = running(0, (0,), 8_000.0), running(1, (1,), 3_300.0)
-    plan = decide(world(low, high, job(2), gpus=2), memory=Levels())
+    plan = decide(world(low, high, job(2), gpus=2), memory=QueuesMemory())
     assert served(plan) == {"s/1": (1,), "s/2": (0,)}
 
 
@@ -218,8 +212,15 @@ def workloads(draw: st.DrawFn) -> list[Work]:
     return found
 
 
+def test_jobs_that_reached_the_limit_while_nobody_waited_are_demoted_in_that_order() -> None:
+    """The first, submitted earlier, gets there later, and is the one that is preempted."""
+    works = [work(0, 0.0, 13.0), work(1, 2.0, 11.0, 2), work(2, 7.0, 6.0), work(3, 12.0, 1.0)]
+    run = simulate(Workload("w", tuple(works)), layout("4"), TwoDLas((12.0,), demotion="exact"))
+    assert [outcome.ended_s for outcome in run.outcomes] == [14.0, 13.0, 13.0, 13.0]
+
+
 @given(works=workloads())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_remembered_queues_give_what_plain_lists_give(works: list[Work]) -> None:
     """Limits at whole multiples of every size: the plain program looks at whole seconds only."""
     limits = (12.0, 40.0)
@@ -250,10 +251,10 @@ class _Doubting:
     def __init__(self, policy: TwoDLas) -> None:
         self._policy = policy
 
-    def initial(self) -> Levels:
+    def initial(self) -> QueuesMemory:
         return self._policy.initial()
 
-    def decide(self, snapshot: Snapshot, memory: Levels) -> tuple[Plan, Levels]:
+    def decide(self, snapshot: Snapshot, memory: QueuesMemory) -> tuple[Plan, QueuesMemory]:
         return self._policy.decide(snapshot, replace(memory, trusted=TRUSTED_DECISIONS))
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.model import Gpu, Job, Phase, Snapshot
 from hermes_ops.policies.yarn_cs import YarnCs
+from tests import builders
 
 
 def job(number: int, queue: str, gpus: int = 1, **facts: Any) -> Job:
-    known: dict[str, Any] = {"submitted_s": float(number), "phase": Phase.PENDING} | facts
-    known |= {"min_gpus": gpus, "max_gpus": gpus, "virtual_cluster": queue}
-    return Job(JobId(f"{queue}/{number}"), SweepId(queue), **known)
+    facts = {"submitted_s": float(number), "min_gpus": gpus, **facts}
+    return builders.job(f"{queue}/{number}", virtual_cluster=queue, **facts)
 
 
 def running(number: int, queue: str, *gpus: int, **facts: Any) -> Job:

@@ -6,12 +6,13 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hermes_ops import report
 from hermes_ops.core.amounts import duration
-from hermes_ops.core.secondary import Secondary, Seen
+from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.report.table import csv_text
 
@@ -20,9 +21,9 @@ def summary(*trials: TrialSummary, direction: str = "minimize", name: str = "s")
     return SweepSummary(name, "finished", trials, "val_loss", direction, 75.04, 2, 2)
 
 
-def trial(number: int, best: float | None, **changes: object) -> TrialSummary:
-    facts: dict[str, object] = {"state": "finished", "config": {"lr": 0.1}, "final": best}
-    return TrialSummary(number, best=best, **{**facts, **changes})  # type: ignore[arg-type]
+def trial(number: int, best: float | None, **changes: Any) -> TrialSummary:
+    facts: dict[str, Any] = {"state": "finished", "config": {"lr": 0.1}, "final": best}
+    return TrialSummary(number, best=best, **{**facts, **changes})
 
 
 def test_the_document_has_exactly_the_promised_keys() -> None:
@@ -110,7 +111,7 @@ def test_a_part_that_fails_does_not_take_the_others_along(
     def fail(*_: object) -> None:
         raise OSError("no font")
 
-    monkeypatch.setattr("hermes_ops.report.bundle.learning_curves", fail)
+    monkeypatch.setattr("hermes_ops.report.page.learning_curves", fail)
     files = report.write(tmp_path, summary(trial(0, 0.5)), {}, [])
     names = {f.name for f in files}
     assert "curves.png" not in names
@@ -119,9 +120,9 @@ def test_a_part_that_fails_does_not_take_the_others_along(
 
 
 def test_the_csv_has_the_metrics_beside_the_objective_and_the_bounds() -> None:
-    latency = Secondary("latency", "minimize", at_most=20.0)
-    kept = trial(0, 0.5, metrics={"latency": Seen(9.0, 8.0)}, segments=1)
-    missed = trial(1, 0.4, metrics={"latency": Seen(99.0)}, violates=("latency is 99",))
+    latency = SecondaryMetric("latency", "minimize", at_most=20.0)
+    kept = trial(0, 0.5, metrics={"latency": MetricOutcome(9.0, 8.0)}, segments=1)
+    missed = trial(1, 0.4, metrics={"latency": MetricOutcome(99.0)}, violates=("latency is 99",))
     facts = replace(summary(kept, missed, trial(2, None)), metrics=(latency,))
     found = list(csv.DictReader(io.StringIO(csv_text(facts))))
     names = ("metric.latency.last", "metric.latency.best", "bounds")

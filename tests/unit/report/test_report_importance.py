@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from hermes_ops.core.summary import SweepSummary
-from hermes_ops.report import importance
 from hermes_ops.report.canvas import NothingToDrawError
-from hermes_ops.report.importance import Importance, Importances, importances
+from hermes_ops.report.parameter_plots import Importance, Importances, importances
 from tests.unit.report.sweeps import conditional, summary, trial
 
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importance, "_TREES", 15)
+    monkeypatch.setattr("hermes_ops.report.parameter_plots._TREES", 15)
 
 
 def decided(size: int, names: int = 2) -> SweepSummary:

@@ -4,8 +4,8 @@ from typing import Any
 
 from hermes_ops.core.summary import Night, SweepSummary, TrialSummary
 from hermes_ops.report.background import Background
-from hermes_ops.report.nights import nights
 from hermes_ops.report.page import page
+from hermes_ops.report.table import nights
 
 
 def summary(best: float | None, direction: str = "minimize") -> SweepSummary:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hermes_ops.config import parse
-from hermes_ops.core.secondary import Secondary, Seen, violations
+from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, violations
 from hermes_ops.core.summary import TrialSummary
-from hermes_ops.report import Alternative, Background, Course, Ending
-from hermes_ops.report.background import Fall
-from hermes_ops.report.regret import real_course
+from hermes_ops.report import Alternative, Background, BestSoFar, TrialEnding
+from hermes_ops.report.background import Improvement
+from hermes_ops.report.regret import measured_course
 from tests.unit.report.sweeps import (
     BEGIN_S,
     EVIL,
@@ -29,7 +29,7 @@ from tests.unit.report.sweeps import (
     trial,
 )
 
-COURSE = Course((Fall(2.0, 2.0, 0.9), Fall(4.0, 5.0, 0.2)), 6.0, 8.0)
+COURSE = BestSoFar((Improvement(2.0, 2.0, 0.9), Improvement(4.0, 5.0, 0.2)), 6.0, 8.0)
 
 
 def whole(size: int = 12) -> Sweep:
@@ -38,8 +38,9 @@ def whole(size: int = 12) -> Sweep:
     curves = {n: curve(2.0, 1.5, 1.0 / (n + 1), begin_s=2.0 * n) for n in range(size)}
     pieces = [piece(n, 2.0 * n, 2.0 * n + 3.0, gpus=(n % 2,)) for n in range(size)]
     pieces[3] = replace(pieces[3], outcome="preempted", end_s=BEGIN_S + 7.5, last_step=1)
+    courses = (COURSE, replace(COURSE, improvements=COURSE.improvements[:1]))
     fifo = Alternative("fifo", (30.0, 45.0), (36.0, 40.0), (0.0, 0.0), (50.0, 60.0),
-                       (COURSE, replace(COURSE, falls=COURSE.falls[:1])), (7,), (7,))  # fmt: skip
+                       courses, (7,), (7,))  # fmt: skip
     background = Background(policy="hermes", started_s=BEGIN_S, best_finished=11,
                             time_to_best_s=25.0, alternatives=(fifo,))  # fmt: skip
     return Sweep(summary(*trials), curves, [*pieces, piece(3, 8.0, 9.0, gpus=(1,))], background)
@@ -48,7 +49,7 @@ def whole(size: int = 12) -> Sweep:
 @pytest.fixture(scope="module")
 def text() -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hermes_ops.report.importance._TREES", 5)
+        patch.setattr("hermes_ops.report.parameter_plots._TREES", 5)
         return whole().html
 
 
@@ -123,7 +124,7 @@ def test_whatever_users_write_stays_text() -> None:
     bad = TrialSummary(0, EVIL, {EVIL: EVIL, "list": [EVIL]}, 0.5, 0.5, 1, 1, 0, 1.0)
     other = replace(bad, number=1, config={EVIL: "日本"}, best=0.7)
     facts = replace(summary(bad, other, metric=EVIL), sweep=EVIL, state=EVIL)
-    told = Background(policy=EVIL, closed=EVIL, endings={0: Ending(EVIL, EVIL)},
+    told = Background(policy=EVIL, closed=EVIL, endings={0: TrialEnding(EVIL, EVIL)},
                       alternatives=(Alternative(EVIL, None, None, None, None, (COURSE,)),),
                       no_alternatives=EVIL)  # fmt: skip
     text = Sweep(facts, {0: curve(0.9, 0.5)}, [piece(0, 0, 3)], told).html
@@ -136,8 +137,8 @@ def test_whatever_users_write_stays_text() -> None:
     assert "日本" in found.drawing("parallel")
 
 
-LATENCY = Secondary("latency", "minimize", at_most=20.0)
-ACCURACY = Secondary("accuracy")
+LATENCY = SecondaryMetric("latency", "minimize", at_most=20.0)
+ACCURACY = SecondaryMetric("accuracy")
 
 
 def bounded(*latencies: float) -> Sweep:
@@ -146,7 +147,7 @@ def bounded(*latencies: float) -> Sweep:
         trial(
             number,
             1.0 - number / 10,
-            metrics={"latency": Seen(value, value / 2), "accuracy": Seen(0.5)},
+            metrics={"latency": MetricOutcome(value, value / 2), "accuracy": MetricOutcome(0.5)},
             violates=violations([LATENCY], {"latency": value}),
         )
         for number, value in enumerate(latencies)
@@ -171,8 +172,8 @@ def test_a_trial_that_misses_a_bound_is_marked_and_is_not_the_best() -> None:
 
 def test_values_of_a_trial_that_misses_a_bound_are_no_regret() -> None:
     sweep = bounded(10.0, 99.0)
-    course = real_course(sweep.summary, sweep.curves, sweep.segments, BEGIN_S)
-    assert [fall.value for fall in course.falls] == [2.0, 1.0]
+    course = measured_course(sweep.summary, sweep.curves, sweep.segments, BEGIN_S)
+    assert [fall.value for fall in course.improvements] == [2.0, 1.0]
 
 
 def test_where_all_trials_miss_a_bound_the_page_says_which() -> None:
@@ -248,7 +249,9 @@ def test_what_was_spent_stands_beside_the_budget() -> None:
 def test_two_hundred_trials_of_a_hundred_steps_make_less_than_five_megabytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hermes_ops.report.importance._judge", judged)  # slow, and the same size
+    monkeypatch.setattr(
+        "hermes_ops.report.parameter_plots._judge", judged
+    )  # slow, and the same size
     numbers = range(200)
     trials = [trial(n, 1.0 / (n + 1), config={"rate": n / 200, "units": n % 7}) for n in numbers]
     curves = {n: curve(*(1.0 / (n + s) for s in range(1, 101))) for n in numbers}

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hermes_ops.report.background import Course, Fall, gpu_seconds
-from hermes_ops.report.regret import band, real_course
+from hermes_ops.report.background import BestSoFar, Improvement, gpu_seconds
+from hermes_ops.report.regret import band, measured_course
 from tests.unit.report.sweeps import BEGIN_S, curve, piece, summary, trial
 
 
@@ -20,9 +20,9 @@ def test_a_course_has_each_value_that_was_better_than_all_before(
     maximize: bool, values: list[float]
 ) -> None:
     seen = [(3.0, 1.5), (1.0, 0.9), (2.0, math.nan), (2.5, 0.4), (4.0, math.inf)]
-    found = Course.of(seen, [(0.0, 6.0, 2)], maximize=maximize)
-    assert [fall.value for fall in found.falls] == values
-    assert found.falls[0] == Fall(1.0, 2.0, 0.9)
+    found = BestSoFar.from_values(seen, [(0.0, 6.0, 2)], maximize=maximize)
+    assert [fall.value for fall in found.improvements] == values
+    assert found.improvements[0] == Improvement(1.0, 2.0, 0.9)
     assert (found.end_s, found.end_gpu_s) == (6.0, 12.0)
 
 
@@ -31,8 +31,8 @@ def test_the_sweeps_own_course_leaves_failed_trials_out_and_counts_open_segments
 ):
     facts = summary(trial(0, 0.5), trial(1, 0.1, state="failed"), wall_seconds=10.0)
     pieces = [piece(0, 0.0, 4.0), piece(1, 4.0, None)]
-    found = real_course(facts, {0: curve(0.7, 0.5), 1: curve(0.1)}, pieces, BEGIN_S)
-    assert [(f.at_s, f.value) for f in found.falls] == [(1.0, 0.7), (2.0, 0.5)]
+    found = measured_course(facts, {0: curve(0.7, 0.5), 1: curve(0.1)}, pieces, BEGIN_S)
+    assert [(f.at_s, f.value) for f in found.improvements] == [(1.0, 0.7), (2.0, 0.5)]
     assert (found.end_s, found.end_gpu_s) == (10.0, 10.0)
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hermes_ops.report import Alternative, Background
-from hermes_ops.report.switching import switching_gpu_s
-from hermes_ops.report.words import number_range, story
+from hermes_ops.report.story import number_range, story, switching_gpu_s
 from tests.unit.report.sweeps import BEGIN_S, curve, piece, summary, trial
 
 # Trial 0 trains a second a step from 2 s on, is stopped at 5.5 s (decided at 5.2 s), starts again
@@ -17,11 +17,11 @@ POINTS = (*curve(0.9, 0.8, 0.7, begin_s=3.0)[:2], (3, 0.7, round(1_000 * (BEGIN_
 LATER = tuple((step, 0.5, round(1_000 * (BEGIN_S + 10.0 + step))) for step in (4, 5))
 
 
-def story_of(best_s: float | None = 100.0, **changes: object) -> str:
+def story_of(best_s: float | None = 100.0, **changes: Any) -> str:
     fifo = Alternative("fifo", (100.0, 130.0), (50.0, 50.0), (0.0, 0.0), (130.0, 130.0))
-    facts: dict[str, object] = {"best_finished": 0, "time_to_best_s": best_s}
-    facts |= {"alternatives": (replace(fifo, **changes),)}  # type: ignore[arg-type]
-    background = Background(**facts)  # type: ignore[arg-type]
+    facts: dict[str, Any] = {"best_finished": 0, "time_to_best_s": best_s}
+    facts |= {"alternatives": (replace(fifo, **changes),)}
+    background = Background(**facts)
     return " ".join(story(summary(trial(0, 0.5)), background, (0.0, 0.0)))
 
 

@@ -12,16 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.search import ALGORITHMS, make_sampler
-from hermes_ops.search.combinations import Combinations
 from hermes_ops.search.constraint import Constraint
-from hermes_ops.search.feasible import Feasible, approach, positions, witnesses
+from hermes_ops.search.feasible import Feasible, approach, feasible_positions, witnesses
 from hermes_ops.search.interface import Observation, Sampler
-from hermes_ops.search.space import Choice, Config, Integer, LogUniform, Quantised, Space, Uniform
-from hermes_ops.search.tree import axes, canonical, from_units, grid_size, to_units
+from hermes_ops.search.space import (
+    ChoiceParameter,
+    Config,
+    Integer,
+    LogUniform,
+    Quantised,
+    Space,
+    Uniform,
+)
+from hermes_ops.search.tree import Combinations, axes, canonical, from_units, grid_size, to_units
 
 NESTED: Space = (("tau", Integer(1, 3)),)
-BROUGHT: Space = (("momentum", Quantised(0, 0.9, 0.1)), ("style", Choice(("a", "b"), (NESTED, ()))))
-OPTIMIZER = Choice(("adam", "sgd", "rms"), ((), BROUGHT, (("rho", Integer(5, 6)),)))
+BROUGHT: Space = (
+    ("momentum", Quantised(0, 0.9, 0.1)),
+    ("style", ChoiceParameter(("a", "b"), (NESTED, ()))),
+)
+OPTIMIZER = ChoiceParameter(("adam", "sgd", "rms"), ((), BROUGHT, (("rho", Integer(5, 6)),)))
 DISCRETE: Space = (("units", Integer(1, 4)), ("optimizer", OPTIMIZER), ("batch", Integer(1, 4)))
 MIXED: Space = (*DISCRETE, ("rate", LogUniform(1e-4, 1.0)))
 SPACES = {"grid": DISCRETE, "random": MIXED, "tpe": MIXED}
@@ -30,7 +40,7 @@ EACH = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 def constraints(*sources: str) -> tuple[Constraint, ...]:
-    return tuple(Constraint.of(source) for source in sources)
+    return tuple(Constraint.parse(source) for source in sources)
 
 
 def build(algorithm: str, *limits: str, seed: int = 7, **more: Any) -> Sampler:
@@ -156,7 +166,7 @@ def flat_combinations(space: Space) -> Iterator[tuple[tuple[str, Any], ...]]:
     """Every combination by its definition: each value with every one of what it brings."""
     each: list[list[tuple[tuple[str, Any], ...]]] = []
     for name, parameter in space:
-        if isinstance(parameter, Choice) and parameter.spaces:
+        if isinstance(parameter, ChoiceParameter) and parameter.spaces:
             pairs = zip(parameter.values, parameter.spaces, strict=True)
             each.append(
                 [((name, v), *rest) for v, below in pairs for rest in flat_combinations(below)]
@@ -177,7 +187,7 @@ def spaces(draw: st.DrawFn, prefix: str = "p", depth: int = 2) -> Space:
         if depth and draw(st.booleans()):
             count = draw(st.integers(1, 3))
             below = tuple(draw(spaces(f"{name}{v}_", depth - 1)) for v in range(count))
-            made.append((name, Choice(tuple(range(count)), below)))
+            made.append((name, ChoiceParameter(tuple(range(count)), below)))
         else:
             made.append((name, Integer(0, draw(st.integers(1, 2)))))
     draw(st.randoms(use_true_random=False)).shuffle(made)
@@ -216,7 +226,7 @@ def test_what_is_approached_satisfies_the_constraints(
     space: Space = (
         ("x", Uniform(0.0, 1.0)),
         ("y", Uniform(0.0, 1.0)),
-        ("kind", Choice(("a", "b"), (below, ()))),
+        ("kind", ChoiceParameter(("a", "b"), (below, ()))),
     )
     feasible = Feasible(space, constraints(limit))
     units = dict(zip(("x", "y", "z"), wanted, strict=True)) | {"kind": 0.2}
@@ -256,14 +266,16 @@ def test_known_points_of_a_constrained_grid_come_first_and_once() -> None:
 
 def test_a_grid_too_large_to_be_looked_through_is_refused_with_constraints_alone() -> None:
     space: Space = (("a", Integer(1, 1000)), ("b", Integer(1, 1000)))
-    assert len(positions(Feasible(space))) == 10**6
+    assert len(feasible_positions(Feasible(space))) == 10**6
     with pytest.raises(ValueError, match="1000000 combinations"):
-        positions(Feasible(space, constraints("a < b")))
+        feasible_positions(Feasible(space, constraints("a < b")))
 
 
 def test_spaces_that_python_calls_equal_are_told_apart() -> None:
     found = [
-        len(positions(Feasible((("x", Choice((value,))),), constraints("x == 1"))))
+        len(
+            feasible_positions(Feasible((("x", ChoiceParameter((value,))),), constraints("x == 1")))
+        )
         for value in (1, True, 1.0)
     ]
     assert found == [1, 0, 1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hermes_ops.search.constraint import Constraint
 from hermes_ops.search.expression import ConstraintError
-from hermes_ops.search.space import Choice, Config, Integer, Parameter, Uniform
+from hermes_ops.search.space import ChoiceParameter, Config, Integer, SearchParameter, Uniform
 
 CONFIG: Config = {
     "lr": 0.1,
@@ -26,18 +26,18 @@ CONFIG: Config = {
     "lambda": 3,
     "min": 7,
 }
-PARAMETERS: dict[str, Parameter | None] = {
+PARAMETERS: dict[str, SearchParameter | None] = {
     "lr": Uniform(0.0, 1.0),
     "batch": Integer(1, 128),
-    "optimizer": Choice(("sgd", "adam")),
-    "flag": Choice((True, False)),
-    "mode": Choice((None, "fast", 3)),
+    "optimizer": ChoiceParameter(("sgd", "adam")),
+    "flag": ChoiceParameter((True, False)),
+    "mode": ChoiceParameter((None, "fast", 3)),
     "unsound": None,
 }
 
 
 def mistakes(source: str) -> list[ConstraintError]:
-    return list(Constraint.of(source).mistakes(PARAMETERS))
+    return list(Constraint.parse(source).mistakes(PARAMETERS))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def mistakes(source: str) -> list[ConstraintError]:
     ],
 )
 def test_an_expression_means_what_it_says(source: str, holds: bool) -> None:
-    assert Constraint.of(source).holds(CONFIG) is holds
+    assert Constraint.parse(source).holds(CONFIG) is holds
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,18 @@ def test_an_expression_means_what_it_says(source: str, holds: bool) -> None:
     ],
 )
 def test_what_has_no_value_is_not_satisfied(source: str) -> None:
-    assert Constraint.of(source).holds(CONFIG) is False
+    assert Constraint.parse(source).holds(CONFIG) is False
 
 
 def test_and_and_or_stop_at_the_side_that_decides() -> None:
-    assert Constraint.of("batch == 64 or 1 / 0 > 1").holds(CONFIG)
-    assert not Constraint.of("1 / 0 > 1 or batch == 64").holds(CONFIG)
-    assert Constraint.of("not (batch != 64 and 1 / 0 > 1)").holds(CONFIG)
+    assert Constraint.parse("batch == 64 or 1 / 0 > 1").holds(CONFIG)
+    assert not Constraint.parse("1 / 0 > 1 or batch == 64").holds(CONFIG)
+    assert Constraint.parse("not (batch != 64 and 1 / 0 > 1)").holds(CONFIG)
 
 
 def test_a_parameter_that_is_not_there_satisfies_the_whole_constraint() -> None:
-    assert Constraint.of("batch < 0 and momentum < 0.5").holds(CONFIG)
-    assert Constraint.of("1 / 0 < momentum").holds(CONFIG)
+    assert Constraint.parse("batch < 0 and momentum < 0.5").holds(CONFIG)
+    assert Constraint.parse("1 / 0 < momentum").holds(CONFIG)
 
 
 HOSTILE = {
@@ -202,7 +202,7 @@ HOSTILE = {
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_anything_else_is_refused_in_one_short_message(source: str) -> None:
     with pytest.raises(ConstraintError) as caught:
-        Constraint.of(source)
+        Constraint.parse(source)
     assert len(caught.value.found) < 100
     assert caught.value.allowed
     assert caught.value.fix
@@ -221,7 +221,7 @@ def test_anything_else_is_refused_in_one_short_message(source: str) -> None:
 )
 def test_a_refusal_names_the_place(source: str, place: int | None) -> None:
     with pytest.raises(ConstraintError) as caught:
-        Constraint.of(source)
+        Constraint.parse(source)
     assert ("at character" in caught.value.found) is (place is not None)
     assert place is None or caught.value.found.endswith(f"at character {place}")
 
@@ -372,7 +372,7 @@ def test_a_constraint_holds_exactly_when_an_independent_reckoning_says_so(
         expected = not named(tree) <= config.keys() or reckoned(tree, config)
     except (ArithmeticError, ValueError):
         expected = False
-    assert Constraint.of(written(tree)).holds(config) is expected
+    assert Constraint.parse(written(tree)).holds(config) is expected
 
 
 WORDS = [
@@ -413,7 +413,7 @@ WORDS = [
 )
 def test_any_text_is_a_constraint_that_can_be_tried_or_refused(source: str) -> None:
     try:
-        constraint = Constraint.of(source)
+        constraint = Constraint.parse(source)
     except ConstraintError:
         return
     assert constraint.holds(CONFIG) in (True, False)

@@ -12,21 +12,28 @@ from sklearn.model_selection import ParameterSampler
 
 from hermes_ops.search import make_sampler
 from hermes_ops.search.constraint import Constraint
-from hermes_ops.search.distinct import key_of, size_of
-from hermes_ops.search.feasible import Feasible
+from hermes_ops.search.feasible import Feasible, key_of, size_of
 from hermes_ops.search.interface import Observation
-from hermes_ops.search.random import seed_of
-from hermes_ops.search.space import Choice, Config, Integer, LogInteger, Quantised, Space, Uniform
+from hermes_ops.search.samplers import seed_of
+from hermes_ops.search.space import (
+    ChoiceParameter,
+    Config,
+    Integer,
+    LogInteger,
+    Quantised,
+    Space,
+    Uniform,
+)
 from hermes_ops.search.tree import canonical
 
 LEARNERS = pytest.mark.parametrize("algorithm", ["random", "tpe"])
-SIX: Space = tuple((f"p{n}", Choice((1, 2, 3, 4, 5, 6))) for n in range(5))
+SIX: Space = tuple((f"p{n}", ChoiceParameter((1, 2, 3, 4, 5, 6))) for n in range(5))
 
 PLAIN = st.one_of(
     st.integers(1, 3).map(lambda n: Integer(0, n)),
     st.integers(1, 3).map(lambda n: LogInteger(1, 1 + n)),
     st.integers(1, 3).map(lambda n: Quantised(0.1, 0.1 + 0.2 * n, 0.2)),
-    st.integers(1, 3).map(lambda n: Choice(tuple("abc"[:n]))),
+    st.integers(1, 3).map(lambda n: ChoiceParameter(tuple("abc"[:n]))),
 )
 
 
@@ -37,7 +44,7 @@ def spaces(draw: st.DrawFn) -> Space:
     axes: list[tuple[str, Any]] = [(f"x{n}", axis) for n, axis in enumerate(flat)]
     if draw(st.booleans()):
         below: Space = (("under", draw(PLAIN)),)
-        axes.insert(0, ("branch", Choice(("with", "without"), (below, ()))))
+        axes.insert(0, ("branch", ChoiceParameter(("with", "without"), (below, ()))))
     return tuple(axes)
 
 
@@ -72,7 +79,7 @@ def test_every_configuration_is_tried_once_before_any_is_tried_again(
 @LEARNERS
 def test_constraints_and_known_points_count(algorithm: str) -> None:
     space: Space = (("a", Integer(1, 6)), ("b", Integer(1, 6)))
-    rules = (Constraint.of("a + b <= 5"),)
+    rules = (Constraint.parse("a + b <= 5"),)
     point = {"a": 1, "b": 4}
     assert size_of(Feasible(space, rules)) == 10
     sampler = make_sampler(algorithm, space, 3, 2, [point], constraints=rules)
@@ -83,7 +90,7 @@ def test_constraints_and_known_points_count(algorithm: str) -> None:
 
 
 def test_tpe_keeps_off_a_known_point_whose_trial_has_not_begun() -> None:
-    space: Space = (("a", Choice((1, 2, 3))),)
+    space: Space = (("a", ChoiceParameter((1, 2, 3))),)
     sampler = make_sampler("tpe", space, 0, 1, [{"a": 1}, {"a": 2}])
     done = [Observation(0, {"a": 1}, 5.0, "finished")]
     assert sampler.ask(2, done) == {"a": 3}

@@ -4,127 +4,36 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
-from hermes_ops.search import make_sampler
+from hermes_ops.search import SAMPLERS, make_sampler
 from hermes_ops.search.interface import Observation, Sampler
 from hermes_ops.search.space import (
-    Choice,
-    Config,
-    Integer,
+    ChoiceParameter,
     LogInteger,
     LogUniform,
-    Quantised,
     Space,
     Uniform,
 )
-from hermes_ops.search.tree import canonical
+from hermes_ops.testing.sampler_contract import (
+    DISCRETE,
+    MIXED,
+    POINT,
+    SamplerContract,
+    loss_of,
+    play,
+)
 
-DISCRETE: Space = (
-    ("filters", Integer(8, 11)),
-    ("batch", Quantised(16, 64, 16)),
-    ("optimizer", Choice(("adam", "sgd", None))),
-)
-MIXED: Space = (
-    ("rate", LogUniform(1e-4, 0.1)),
-    ("dropout", Uniform(0.0, 0.6)),
-    ("units", LogInteger(16, 256)),
-    *DISCRETE,
-    ("constant", Choice((1.5,))),
-)
-POINT = {"filters": 9, "batch": 32, "optimizer": None}
-ALL = {"grid": DISCRETE, "random": MIXED, "tpe": MIXED}
-EACH = pytest.mark.parametrize("algorithm", list(ALL))
-TYPES: dict[str, tuple[type, ...]] = {
-    "rate": (float,),
-    "dropout": (float,),
-    "units": (int,),
-    "filters": (int,),
-    "batch": (int,),
-    "optimizer": (str, type(None)),
-    "constant": (float,),
-}
+
+class TestEverySampler(SamplerContract):
+    samplers: ClassVar = tuple(SAMPLERS)
 
 
 def build(algorithm: str, seed: int = 7, **more: Any) -> Sampler:
-    return make_sampler(algorithm, ALL[algorithm], seed, 5, **more)
-
-
-def loss_of(config: Config) -> float:
-    rate = config.get("rate", 0.01)
-    assert isinstance(rate, float)
-    return abs(math.log10(rate) + 2.0) + (config["optimizer"] != "sgd")
-
-
-def play(sampler: Sampler, trials: int, judge: Callable[[Config], float]) -> list[Observation]:
-    history: list[Observation] = []
-    for number in range(trials):
-        config = sampler.ask(number, history)
-        history.append(Observation(number, config, judge(config), "finished"))
-    return history
-
-
-@EACH
-def test_the_same_seed_and_results_give_the_same_trials(algorithm: str) -> None:
-    first, second = (play(build(algorithm), 14, loss_of) for _ in range(2))
-    assert first == second
-
-
-@EACH
-def test_a_question_asked_twice_has_one_answer_whatever_was_asked_between(algorithm: str) -> None:
-    sampler = build(algorithm)
-    history = play(sampler, 10, loss_of)
-    before = sampler.ask(10, history)
-    sampler.ask(3, history[:2])
-    shuffled = random.Random(0).sample(history, len(history))
-    assert sampler.ask(10, shuffled) == before == build(algorithm).ask(10, history)
-
-
-@EACH
-def test_the_trial_asked_for_does_not_count_itself(algorithm: str) -> None:
-    sampler = build(algorithm)
-    history = play(sampler, 8, loss_of)
-    own = Observation(8, sampler.ask(8, history), 0.0, "running")
-    assert sampler.ask(8, [*history, own]) == own.config
-
-
-@EACH
-def test_every_value_lies_in_the_space_and_is_a_plain_object(algorithm: str) -> None:
-    for seen in play(build(algorithm), 30, loss_of):
-        assert list(seen.config) == [name for name, _ in ALL[algorithm]]
-        assert canonical(ALL[algorithm], seen.config) == seen.config
-        assert all(type(value) in TYPES[name] for name, value in seen.config.items())
-
-
-@EACH
-def test_known_points_come_first_and_in_order(algorithm: str) -> None:
-    rest = {"rate": 0.01, "dropout": 0.5, "units": 64, "constant": 1.5}
-    space = dict(ALL[algorithm])
-    points = [
-        {name: ({**rest, **POINT, "filters": filters})[name] for name in space}
-        for filters in (9, 8)
-    ]
-    sampler = build(algorithm, points_to_evaluate=points)
-    assert [sampler.ask(number, []) for number in (0, 1)] == points
-
-
-@EACH
-def test_a_point_outside_the_space_is_refused(algorithm: str) -> None:
-    with pytest.raises((ValueError, KeyError)):
-        build(algorithm, points_to_evaluate=[{"filters": 99}])
-
-
-@EACH
-def test_there_is_no_trial_beyond_the_limit(algorithm: str) -> None:
-    sampler = build(algorithm, max_trials=3)
-    assert sampler.size == 3
-    assert [sampler.exhausted(number) for number in range(4)] == [False, False, False, True]
-    with pytest.raises(IndexError):
-        sampler.ask(3, [])
+    space = DISCRETE if algorithm == "grid" else MIXED
+    return make_sampler(algorithm, space, seed, 5, **more)
 
 
 def test_an_unknown_algorithm_is_refused() -> None:
@@ -234,7 +143,7 @@ def test_failed_and_diverged_trials_rank_behind_every_other() -> None:
 
 @pytest.mark.parametrize("name", ["__import__('os')", "p0", "a.b", "{x}", "lambda: 1"])
 def test_names_and_texts_are_only_texts_to_tpe(name: str) -> None:
-    space: Space = ((name, Choice(("1/0", "exit()", "p0"))), ("x", Uniform(0.0, 1.0)))
+    space: Space = ((name, ChoiceParameter(("1/0", "exit()", "p0"))), ("x", Uniform(0.0, 1.0)))
     sampler = make_sampler("tpe", space, 0, 1)
     history = [
         Observation(n, {name: value, "x": 0.5}, float(n), "finished")
@@ -245,12 +154,13 @@ def test_names_and_texts_are_only_texts_to_tpe(name: str) -> None:
 
 def test_tpe_learns_that_a_region_fails() -> None:
     def drawn_there(state: Literal["finished", "failed"]) -> int:
-        sampler, history = build("tpe"), []
+        sampler = build("tpe")
+        history: list[Observation] = []
         for number in range(40):
             config = sampler.ask(number, history)
-            bad = float(config["rate"]) > 0.01  # type: ignore[arg-type]
+            bad = float(str(config["rate"])) > 0.01
             loss = 0.5 + 0.001 * (number % 7)
             history.append(Observation(number, config, loss, state if bad else "finished"))
-        return sum(float(o.config["rate"]) > 0.01 for o in history[10:])  # type: ignore[arg-type]
+        return sum(float(str(o.config["rate"])) > 0.01 for o in history[10:])
 
     assert drawn_there("failed") < drawn_there("finished") / 2

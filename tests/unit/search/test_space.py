@@ -9,26 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.search.space import (
-    Choice,
+    ChoiceParameter,
     Integer,
     LogInteger,
     LogUniform,
-    Parameter,
     Quantised,
+    SearchParameter,
     Uniform,
     text,
 )
 from hermes_ops.search.tree import grid_size
 
 UNIT = st.floats(0.0, 1.0)
-PARAMETERS: list[tuple[Parameter, type]] = [
+PARAMETERS: list[tuple[SearchParameter, type]] = [
     (Uniform(-1.5, 2.5), float),
     (LogUniform(1e-5, 10.0), float),
     (Integer(-3, 12), int),
     (LogInteger(1, 1000), int),
     (Quantised(16, 128, 16), int),
     (Quantised(0.1, 0.95, 0.1), float),
-    (Choice(("adam", "sgd", "rmsprop")), str),
+    (ChoiceParameter(("adam", "sgd", "rmsprop")), str),
 ]
 KINDS = pytest.mark.parametrize(("parameter", "kind"), PARAMETERS, ids=str)
 
@@ -36,7 +36,7 @@ KINDS = pytest.mark.parametrize(("parameter", "kind"), PARAMETERS, ids=str)
 @KINDS
 @given(unit=UNIT)
 def test_every_quantile_is_a_plain_value_that_the_parameter_allows(
-    parameter: Parameter, kind: type, unit: float
+    parameter: SearchParameter, kind: type, unit: float
 ) -> None:
     value = parameter.from_unit(unit)
     assert type(value) is kind
@@ -46,7 +46,7 @@ def test_every_quantile_is_a_plain_value_that_the_parameter_allows(
 @KINDS
 @given(unit=UNIT)
 def test_a_value_survives_the_way_to_the_unit_interval_and_back(
-    parameter: Parameter, kind: type, unit: float
+    parameter: SearchParameter, kind: type, unit: float
 ) -> None:
     value = parameter.from_unit(unit)
     position = parameter.to_unit(value)
@@ -70,7 +70,7 @@ def test_a_value_survives_the_way_to_the_unit_interval_and_back(
         (Quantised(0.1, 0.95, 0.1), 0.1, 0.9),
     ],
 )
-def test_both_bounds_can_be_drawn(parameter: Parameter, first: float, last: float) -> None:
+def test_both_bounds_can_be_drawn(parameter: SearchParameter, first: float, last: float) -> None:
     assert (parameter.from_unit(0.0), parameter.from_unit(1.0)) == pytest.approx((first, last))
 
 
@@ -89,7 +89,7 @@ def test_half_of_a_log_uniform_range_lies_below_its_geometric_mean() -> None:
 
 
 def test_choices_that_are_equal_in_python_are_told_apart() -> None:
-    choice = Choice((1, True, 1.0, "x", None))
+    choice = ChoiceParameter((1, True, 1.0, "x", None))
     assert [choice.index_of(v) for v in choice.values] == [0, 1, 2, 3, 4]
     assert choice.canonical(True) is True
 
@@ -107,19 +107,19 @@ def test_choices_that_are_equal_in_python_are_told_apart() -> None:
         (Integer(1, 3), True),
         (Quantised(0, 10, 5), 3),
         (Quantised(0, 10, 5), 15),
-        (Choice(("a", 1)), True),
-        (Choice(("a", 1)), "b"),
+        (ChoiceParameter(("a", 1)), True),
+        (ChoiceParameter(("a", 1)), "b"),
     ],
 )
 def test_a_value_outside_the_parameter_has_no_canonical_form(
-    parameter: Parameter, value: object
+    parameter: SearchParameter, value: object
 ) -> None:
     with pytest.raises(ValueError, match=r"outside|not|between"):
         parameter.canonical(value)
 
 
 def test_the_size_of_a_grid_is_the_product_and_unknown_with_a_continuous_axis() -> None:
-    discrete = (("a", Integer(1, 3)), ("b", Choice(("x", "y"))))
+    discrete = (("a", Integer(1, 3)), ("b", ChoiceParameter(("x", "y"))))
     assert grid_size(discrete) == 6
     assert grid_size((*discrete, ("c", Uniform(0, 1)))) is None
 

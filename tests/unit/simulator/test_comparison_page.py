@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bench import comparison, comparison_case, comparison_version
-from bench.comparison_case import Case, NotKept, Take
+from bench import comparison, comparison_case
+from bench.comparison_case import ComparisonCase, FiguresMissing, Reuse, version
 from bench.comparison_sections import _off, _quoted, pooled, three_jobs
-from bench.comparison_version import version
 from hermes_ops.core.model import Gpu
-from hermes_ops.simulator.compare import Comparison, Contender, Task, compare
+from hermes_ops.simulator.comparison import Comparison, Contender, compare
+from hermes_ops.simulator.workload_source import WorkloadSource
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +23,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-THREE = Case("traces/three_jobs.csv", "2", ("fifo", "srsf"))
+THREE = ComparisonCase("traces/three_jobs.csv", "2", ("fifo", "srsf"))
 
 
 def test_the_command_of_a_table_has_all_that_decides_its_figures() -> None:
-    curves = Case("curves/x.npz", "2x4", ("fifo", "asha"), ("asha.eta=4",), 20, 16, 1, 3.0)
+    curves = ComparisonCase(
+        "curves/x.npz", "2x4", ("fifo", "asha"), ("asha.eta=4",), 20, 16, 1, 3.0
+    )
     assert curves.command == (
         "hermes compare --curves examples/curves/x.npz --nodes 2x4 --policies fifo,asha "
         "--policy-option asha.eta=4 --seeds 20 --good 16 --prior-sweeps 1 --switch-seconds 3"
@@ -38,48 +40,50 @@ def test_the_command_of_a_table_has_all_that_decides_its_figures() -> None:
 
 
 def test_a_policy_that_does_not_exist_is_left_out_with_its_options() -> None:
-    case = Case("", "4", ("fifo", "none-such", "oracle-best"), ("none-such.a=1", "fifo.b=2"))
-    assert case.known() == Case("", "4", ("fifo", "oracle-best"), ("fifo.b=2",))
+    case = ComparisonCase(
+        "", "4", ("fifo", "none-such", "oracle-best"), ("none-such.a=1", "fifo.b=2")
+    )
+    assert case.known() == ComparisonCase("", "4", ("fifo", "oracle-best"), ("fifo.b=2",))
 
 
 def test_figures_are_computed_once_and_read_after_that(
     monkeypatch: pytest.MonkeyPatch, kept: Path
 ) -> None:
-    found = THREE.results(Take.KNOWN)
+    found = THREE.results(Reuse.KNOWN)
     assert [r.policy for r in found.results] == ["fifo", "srsf"]
     assert len(list(kept.iterdir())) == 2
     monkeypatch.setattr(comparison_case, "compare", lambda *_, **__: pytest.fail("simulated"))
-    again = THREE.results(Take.KNOWN)
+    again = THREE.results(Reuse.KNOWN)
     assert [r.metrics for r in again.results] == [r.metrics for r in found.results]
-    assert again.of("srsf")[0].completions_s == (2.0, 10.0, 16.0)
+    assert again.results_of("srsf")[0].completions_s == (2.0, 10.0, 16.0)
 
 
 def test_figures_of_another_program_are_taken_only_where_all_known_ones_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = THREE.results(Take.SAME)
+    first = THREE.results(Reuse.SAME)
     monkeypatch.setattr(comparison_case, "compare", _interrupted)
-    assert THREE.results(Take.SAME).results[0].metrics == first.results[0].metrics
+    assert THREE.results(Reuse.SAME).results[0].metrics == first.results[0].metrics
     monkeypatch.setattr(comparison_case, "version", lambda *_: "another")
-    for take in (Take.KNOWN, Take.KEPT):
+    for take in (Reuse.KNOWN, Reuse.KEPT):
         assert THREE.results(take).results[0].metrics == first.results[0].metrics
     with pytest.raises(InterruptedError):
-        THREE.results(Take.SAME)
+        THREE.results(Reuse.SAME)
 
 
 def test_an_interrupted_call_goes_on_behind_the_policies_that_it_had_done(
     monkeypatch: pytest.MonkeyPatch, kept: Path
 ) -> None:
-    replace(THREE, policies=("fifo",)).results(Take.SAME)
+    replace(THREE, policies=("fifo",)).results(Reuse.SAME)
     simulated: list[str] = []
 
-    def noted(task: Task, gpus: tuple[Gpu, ...], chosen: Sequence[Contender], *args: Any,
+    def noted(task: WorkloadSource, gpus: tuple[Gpu, ...], chosen: Sequence[Contender], *args: Any,
               **rest: Any) -> Comparison:  # fmt: skip
         simulated.extend(one.name for one in chosen)
         return compare(task, gpus, chosen, *args, **rest)
 
     monkeypatch.setattr(comparison_case, "compare", noted)
-    THREE.results(Take.SAME)
+    THREE.results(Reuse.SAME)
     assert simulated == ["srsf"]
     assert sorted(path.suffix for path in kept.iterdir()) == [".json", ".json"]
 
@@ -88,8 +92,8 @@ def test_figures_that_are_not_kept_are_not_computed_where_only_kept_ones_are_wan
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(comparison_case, "compare", _interrupted)
-    with pytest.raises(NotKept, match="--policies fifo"):
-        THREE.results(Take.KEPT)
+    with pytest.raises(FiguresMissing, match="--policies fifo"):
+        THREE.results(Reuse.KEPT)
 
 
 def _interrupted(*_: object, **__: object) -> None:
@@ -107,20 +111,20 @@ def test_a_version_changes_with_the_data_and_differs_by_policy(tmp_path: Path) -
 def test_a_policy_depends_on_the_modules_that_it_imports_and_on_no_other_policy() -> None:
     fifo, slaq = (
         set(
-            comparison_version._modules(
-                ["hermes_ops.simulator.compare", f"hermes_ops.policies.{p}"]
+            comparison_case._modules(
+                ["hermes_ops.simulator.comparison", f"hermes_ops.policies.{p}"]
             )
         )
         for p in ("fifo", "slaq")
     )
-    assert {"hermes_ops.core.curve_fit", "hermes_ops.simulator.cluster"} <= slaq
-    assert not any(
-        name.startswith("hermes_ops.policies") for name in fifo - {"hermes_ops.policies.fifo"}
-    )
+    assert {"hermes_ops.policies.toolbox.curve_fit", "hermes_ops.simulator.cluster"} <= slaq
+    shared = "hermes_ops.policies.toolbox."
+    found = {n for n in fifo if n.startswith("hermes_ops.policies") and not n.startswith(shared)}
+    assert found == {"hermes_ops.policies.fifo", "hermes_ops.policies.priority"}
 
 
 def test_the_three_jobs_are_those_of_the_paper() -> None:
-    text = three_jobs(Take.SAME)
+    text = three_jobs(Reuse.SAME)
     for row in ("| srsf | 2, 10, 16 | 2, 10, 16 | 9.33 |",
                 "| 2d-gittins | 2, 12, 16 | 2, 12, 16 | 10.00 |",
                 "| 2d-las | 5, 14, 16 | 5, 14, 16 | 11.67 |"):  # fmt: skip
@@ -135,7 +139,7 @@ def test_equal_means_as_many_digits_as_were_published() -> None:
 
 
 def test_several_files_count_alike_in_a_pooled_speed_up() -> None:
-    found = THREE.results(Take.KNOWN)
+    found = THREE.results(Reuse.KNOWN)
     one = found.speed_up("srsf", "mean_completion_seconds", "fifo")
     both = pooled([found, found], "srsf", "mean_completion_seconds", "fifo")
     assert one is not None
@@ -151,8 +155,8 @@ def test_brackets_are_no_pattern_for_the_shell() -> None:
 def test_a_section_whose_figures_are_not_kept_stays_on_the_page_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(take: Take) -> str:
-        raise NotKept("hermes compare")
+    def unknown(take: Reuse) -> str:
+        raise FiguresMissing("hermes compare")
 
     written = {
         "first": lambda _: "## First\n\n1\n",

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.history import PastTrial
 from hermes_ops.core.model import Point
+from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.errors import ConfigError
-from hermes_ops.simulator.curves import Curves, read_curves, sample
+from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
 from hermes_ops.simulator.workload import Costs
 
 
@@ -34,10 +34,10 @@ def saved(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def curves(rows: int = 12) -> Curves:
+def curves(rows: int = 12) -> CurveDataset:
     made = arrays(rows)
     names = tuple(str(n) for n in made.pop("hyperparameter_names"))
-    return Curves("small", names, **made)
+    return CurveDataset("small", names, **made)
 
 
 def complaint(path: Path) -> str:
@@ -178,7 +178,9 @@ def test_a_set_has_exactly_as_many_good_ones_as_asked(seed: int, good: int) -> N
     many = arrays(400)
     many["val_loss"] = many["val_loss"] + 500.0  # 1 % are five rows and more
     names = tuple(str(n) for n in many.pop("hyperparameter_names"))
-    workload, prior = sample(Curves("many", names, **many), 20, seed, good=good, prior_sweeps=1)
+    workload, prior = sample(
+        CurveDataset("many", names, **many), 20, seed, good=good, prior_sweeps=1
+    )
     lowest = [min(p.loss for p in w.curve) for w in workload.jobs]
     assert sum(loss <= 1.01 * min(lowest) for loss in lowest) == good
     drawn = rows_of((*workload.jobs, *prior))

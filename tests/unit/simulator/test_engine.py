@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.fill import fill
 from hermes_ops.core.model import (
     Gpu,
     Grant,
@@ -24,17 +23,20 @@ from hermes_ops.core.model import (
     Snapshot,
     SweepId,
 )
+from hermes_ops.core.sizes import StepTime
 from hermes_ops.errors import ConfigError, PlanError
 from hermes_ops.policies import make_policy
-from hermes_ops.simulator.engine import layout, oracle, simulate
+from hermes_ops.policies.toolbox.fill import fill
+from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.event_log import EventLog, replay
+from hermes_ops.simulator.oracle import oracle
 from hermes_ops.simulator.workload import (
     Costs,
     Interference,
+    LossObservation,
     NodeFailure,
-    Run,
-    Segment,
-    Sight,
+    SimulatedSegment,
+    SimulationRun,
     Work,
     Workload,
 )
@@ -110,11 +112,11 @@ def curve(*seconds: float) -> tuple[Point, ...]:
     return tuple(Point(n, 1.0 / n, s) for n, s in enumerate(seconds, start=1))
 
 
-def ends(run: Run) -> dict[str, float | None]:
+def ends(run: SimulationRun) -> dict[str, float | None]:
     return {str(o.work.id): o.ended_s for o in run.outcomes}
 
 
-def fifo(*jobs: Work, gpus: str = "1") -> Run:
+def fifo(*jobs: Work, gpus: str = "1") -> SimulationRun:
     return simulate(workload(*jobs), layout(gpus), make_policy("fifo", {}))
 
 
@@ -129,9 +131,9 @@ def test_start_up_restore_and_checkpoint_are_paid_to_the_second() -> None:
     # a: starts up to 2, trains to 7, writes to 8; b: starts up to 10, trains to 14;
     # a: starts up to 16, reads to 19, trains its other 5 s to 24
     assert run.segments == (
-        Segment(JobId("a"), (0,), 0.0, 8.0, 3.0, "preempted"),
-        Segment(JobId("b"), (0,), 8.0, 14.0, 2.0, "finished"),
-        Segment(JobId("a"), (0,), 14.0, 24.0, 5.0, "finished"),
+        SimulatedSegment(JobId("a"), (0,), 0.0, 8.0, 3.0, "preempted"),
+        SimulatedSegment(JobId("b"), (0,), 8.0, 14.0, 2.0, "finished"),
+        SimulatedSegment(JobId("a"), (0,), 14.0, 24.0, 5.0, "finished"),
     )
     a, b = run.outcomes
     assert (a.first_start_s, a.ended_s, a.waited_s, a.preemptions) == (0.0, 24.0, 6.0, 1)
@@ -165,7 +167,7 @@ def test_a_policy_sees_phases_service_and_costs_as_they_become_known() -> None:
     assert (job[3.0].startup_s, job[3.0].checkpoint_s, job[3.0].restore_s) == (2.0, None, None)
     assert (job[9.0].checkpoint_s, job[9.0].waiting_since_s, job[9.0].preemptions) == (1.0, 9.0, 1)
     assert (job[14.5].restore_s, job[14.5].started_s, job[14.5].steps_at_start) == (3.0, 9.5, 1)
-    assert job[17.5].step_seconds == ((2, 4.0),)
+    assert job[17.5].step_times == (StepTime(2, 4.0),)
 
 
 def test_a_job_that_stops_is_stopping_until_it_has_left() -> None:
@@ -194,7 +196,7 @@ def test_a_job_that_is_told_to_stop_in_its_last_lines_ends_by_itself(
 def test_a_job_that_has_not_begun_to_train_leaves_without_a_checkpoint() -> None:
     a = work("a", 10.0, costs=Costs(startup_s=5.0, checkpoint_s=2.0))
     run = simulate(workload(a), ONE, Script({0.0: {"a": (0,)}, 3.0: {}, 4.0: {"a": (0,)}}))
-    assert run.segments[0] == Segment(JobId("a"), (0,), 0.0, 3.0, 3.0, "preempted")
+    assert run.segments[0] == SimulatedSegment(JobId("a"), (0,), 0.0, 3.0, 3.0, "preempted")
     assert ends(run) == {"a": 19.0}
 
 
@@ -247,10 +249,10 @@ def test_losses_are_seen_when_their_seconds_have_been_trained() -> None:
     run = simulate(
         workload(a, b), ONE, Script({0.0: {"a": (0,)}, 3.0: {"b": (0,)}, 4.0: {"a": (0,)}})
     )
-    assert run.sights == (
-        Sight(JobId("a"), 1, 1.0, 2.0),
-        Sight(JobId("a"), 2, 1.0 / 2, 5.0),
-        Sight(JobId("a"), 3, 1.0 / 3, 7.0),
+    assert run.observations == (
+        LossObservation(JobId("a"), 1, 1.0, 2.0),
+        LossObservation(JobId("a"), 2, 1.0 / 2, 5.0),
+        LossObservation(JobId("a"), 3, 1.0 / 3, 7.0),
     )
 
 
@@ -270,7 +272,7 @@ def test_a_job_that_is_ended_early_frees_its_gpus_at_once() -> None:
     run = simulate(workload(a, b), ONE, script)
     assert ends(run) == {"a": 4.0, "b": 14.0}
     assert [o.state for o in run.outcomes] == ["stopped_early", "finished"]
-    assert run.segments[0] == Segment(JobId("a"), (0,), 0.0, 4.0, 2.0, "stopped_early")
+    assert run.segments[0] == SimulatedSegment(JobId("a"), (0,), 0.0, 4.0, 2.0, "stopped_early")
     assert run.outcomes[0].trained_s == 2.0
     assert run.outcomes[0].completion_s is None
 
@@ -339,7 +341,7 @@ def test_a_snapshot_that_is_kept_does_not_change_with_the_world() -> None:
         assert again == snapshot
         for view in ("queue", "holding", "others"):
             assert tuple(getattr(again, view)) == tuple(getattr(snapshot, view))
-        for view in ("index", "held", "stays", "free"):
+        for view in ("index", "held", "retained", "free"):
             assert getattr(again, view) == getattr(snapshot, view)
 
 
@@ -372,7 +374,7 @@ def test_a_failed_node_takes_its_jobs_back_to_their_last_checkpoint() -> None:
     troubles = (NodeFailure(5.0, "node-0", 8.0),)
     script = Script({0.0: {"a": (0,), "b": (1,)}, 8.0: {"a": (0,), "b": (1,)}})
     run = simulate(workload(a, b, disturbances=troubles), layout("2x1"), script)
-    assert run.segments[0] == Segment(JobId("a"), (0,), 0.0, 5.0, 1.0, "failed")
+    assert run.segments[0] == SimulatedSegment(JobId("a"), (0,), 0.0, 5.0, 1.0, "failed")
     assert ends(run) == {"a": 14.0, "b": 10.0}  # 4 s of a were saved
     assert (run.outcomes[0].lost_gpu_s, run.outcomes[0].preemptions) == (1.0, 0)
     pools = {s.time_s: [g.index for g in s.gpus] for s in script.seen}
@@ -487,7 +489,7 @@ GPUS = layout("2x2")
 POLICIES = ("fifo", "fifo-backfill", "srtf", "srsf", "2d-las", "hermes", "whim")
 
 
-def simulated(drawn: Workload, name: str, log: EventLog | None = None) -> Run:
+def simulated(drawn: Workload, name: str, log: EventLog | None = None) -> SimulationRun:
     policy: Any = Whim(1) if name == "whim" else make_policy(name, {}, {"oracle": oracle(drawn)})
     return simulate(drawn, GPUS, policy, log=log)
 
@@ -525,10 +527,10 @@ def test_the_same_workload_gives_the_same_run_in_any_order_of_its_jobs(
     chance.shuffle(jobs)
     shuffled = Workload(drawn.name, tuple(jobs), drawn.disturbances)
     first, again = simulated(drawn, name), simulated(shuffled, name)
-    assert (first.outcomes, first.segments, first.sights) == (
+    assert (first.outcomes, first.segments, first.observations) == (
         again.outcomes,
         again.segments,
-        again.sights,
+        again.observations,
     )
 
 

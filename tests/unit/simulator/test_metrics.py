@@ -19,14 +19,21 @@ from hermes_ops.simulator.metrics import (
     time_to_good_s,
     utilisation,
 )
-from hermes_ops.simulator.workload import Outcome, Run, Segment, Sight, Work, Workload
+from hermes_ops.simulator.workload import (
+    JobOutcome,
+    LossObservation,
+    SimulatedSegment,
+    SimulationRun,
+    Work,
+    Workload,
+)
 
 
 def work(number: int, seconds: float, submitted_s: float = 0.0, **facts: Any) -> Work:
     return Work(JobId(f"s/{number}"), submitted_s, seconds, sweep=SweepId("s"), **facts)
 
 
-def outcome(job: Work, start_s: float, end_s: float, **facts: Any) -> Outcome:
+def outcome(job: Work, start_s: float, end_s: float, **facts: Any) -> JobOutcome:
     held_s = facts.pop("held_s", end_s - start_s)
     service = held_s * job.gpus
     given: dict[str, Any] = {
@@ -34,20 +41,22 @@ def outcome(job: Work, start_s: float, end_s: float, **facts: Any) -> Outcome:
         "service_gpu_s": service, "lost_gpu_s": service - job.seconds * job.gpus,
         "preemptions": 0, "waited_s": end_s - job.submitted_s - held_s,
     }  # fmt: skip
-    return Outcome(job, **{**given, **facts})
+    return JobOutcome(job, **{**given, **facts})
 
 
-def run(outcomes: list[Outcome], segments: list[Segment], gpus: int = 1, **facts: Any) -> Run:
+def run(
+    outcomes: list[JobOutcome], segments: list[SimulatedSegment], gpus: int = 1, **facts: Any
+) -> SimulationRun:
     workload = Workload("hand-made", tuple(o.work for o in outcomes))
     pool = tuple(Gpu(i) for i in range(gpus))
-    return Run(workload, pool, "fifo", tuple(outcomes), tuple(segments), **facts)
+    return SimulationRun(workload, pool, "fifo", tuple(outcomes), tuple(segments), **facts)
 
 
-def segment(number: int, gpus: tuple[int, ...], begin_s: float, end_s: float) -> Segment:
-    return Segment(JobId(f"s/{number}"), gpus, begin_s, end_s, 0.0, "finished")
+def segment(number: int, gpus: tuple[int, ...], begin_s: float, end_s: float) -> SimulatedSegment:
+    return SimulatedSegment(JobId(f"s/{number}"), gpus, begin_s, end_s, 0.0, "finished")
 
 
-def two_in_turn() -> Run:
+def two_in_turn() -> SimulationRun:
     """One GPU: a job of 10 s from 100 to 110, one of 30 s, preempted once, from 110 to 142."""
     first, second = work(0, 10.0, 100.0), work(1, 30.0, 100.0)
     return run(
@@ -164,17 +173,21 @@ def test_a_share_is_no_more_than_a_job_asks_for() -> None:
 # -- the best trial ----------------------------------------------------------------------------
 
 
-def learning() -> Run:
+def learning() -> SimulationRun:
     """Two trials on one GPU; s/1 has the lowest loss (at its first epoch) and ends second."""
     first = work(0, 2.0, curve=(Point(1, 5.0, 1.0), Point(2, 2.01, 2.0)))
     second = work(1, 2.0, curve=(Point(1, 2.0, 1.0), Point(2, 3.0, 2.0)))
-    sights = (Sight(first.id, 1, 5.0, 11.0), Sight(first.id, 2, 2.01, 12.0),
-              Sight(second.id, 1, 2.0, 13.0), Sight(second.id, 2, 3.0, 14.0))  # fmt: skip
+    observations = (
+        LossObservation(first.id, 1, 5.0, 11.0),
+        LossObservation(first.id, 2, 2.01, 12.0),
+        LossObservation(second.id, 1, 2.0, 13.0),
+        LossObservation(second.id, 2, 3.0, 14.0),
+    )
     jobs = [replace(first, submitted_s=10.0), replace(second, submitted_s=10.0)]
     return run(
         [outcome(jobs[0], 10.0, 12.0), outcome(jobs[1], 12.0, 14.0)],
         [segment(0, (0,), 10.0, 12.0), segment(1, (0,), 12.0, 14.0)],
-        sights=sights,
+        observations=observations,
     )
 
 
@@ -203,25 +216,27 @@ def test_any_trial_within_one_percent_is_good() -> None:
 
 def test_a_negative_loss_has_its_one_percent_above_it() -> None:
     job = work(0, 2.0, curve=(Point(1, -0.995, 1.0), Point(2, -1.0, 2.0)))
-    sights = (Sight(job.id, 1, -0.995, 1.0), Sight(job.id, 2, -1.0, 2.0))
-    assert time_to_good_s(run([outcome(job, 0.0, 2.0)], [], sights=sights)) == 1.0
+    observations = (LossObservation(job.id, 1, -0.995, 1.0), LossObservation(job.id, 2, -1.0, 2.0))
+    assert time_to_good_s(run([outcome(job, 0.0, 2.0)], [], observations=observations)) == 1.0
 
 
 def test_regret_falls_with_each_better_loss() -> None:
-    assert regret(learning()) == ((1.0, 3.0), (2.0, pytest.approx(0.01)), (3.0, 0.0))
+    times_s, regrets = zip(*regret(learning()), strict=True)
+    assert times_s == (1.0, 2.0, 3.0)
+    assert regrets == (3.0, pytest.approx(0.01), 0.0)
 
 
 def test_a_loss_as_low_as_the_best_so_far_is_no_fall() -> None:
     job = work(0, 3.0, curve=(Point(1, 4.0, 1.0), Point(2, 4.0, 2.0), Point(3, 3.0, 3.0)))
-    sights = tuple(Sight(job.id, p.step, p.loss, p.seconds) for p in job.curve)
-    found = regret(run([outcome(job, 0.0, 3.0)], [], sights=sights))
+    observations = tuple(LossObservation(job.id, p.step, p.loss, p.seconds) for p in job.curve)
+    found = regret(run([outcome(job, 0.0, 3.0)], [], observations=observations))
     assert found == ((1.0, 1.0), (3.0, 0.0))
 
 
 def test_a_diverged_loss_is_no_best_and_no_sight() -> None:
     job = work(0, 2.0, curve=(Point(1, math.nan, 1.0), Point(2, 4.0, 2.0)))
-    sights = (Sight(job.id, 1, math.nan, 1.0), Sight(job.id, 2, 4.0, 2.0))
-    seen = run([outcome(job, 0.0, 2.0)], [], sights=sights)
+    observations = (LossObservation(job.id, 1, math.nan, 1.0), LossObservation(job.id, 2, 4.0, 2.0))
+    seen = run([outcome(job, 0.0, 2.0)], [], observations=observations)
     assert regret(seen) == ((2.0, 0.0),)
     assert time_to_good_s(seen) == 2.0
 
@@ -233,8 +248,8 @@ losses = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 def test_regret_never_rises_and_ends_at_nothing_when_all_has_been_seen(found: list[float]) -> None:
     curve = tuple(Point(i, loss, float(i)) for i, loss in enumerate(found, start=1))
     job = work(0, float(len(found)), curve=curve)
-    sights = tuple(Sight(job.id, p.step, p.loss, p.seconds) for p in curve)
-    steps = regret(run([outcome(job, 0.0, job.seconds)], [], sights=sights))
+    observations = tuple(LossObservation(job.id, p.step, p.loss, p.seconds) for p in curve)
+    steps = regret(run([outcome(job, 0.0, job.seconds)], [], observations=observations))
     values = [value for _, value in steps]
     assert values == sorted(values, reverse=True)
     assert values[-1] == 0.0

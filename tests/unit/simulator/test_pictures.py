@@ -12,16 +12,24 @@ from hypothesis import strategies as st
 from hermes_ops.core.model import Gpu, JobId, Point
 from hermes_ops.simulator import pictures
 from hermes_ops.simulator.pictures import cdf, in_use, quartiles_over_time
-from hermes_ops.simulator.workload import Outcome, Run, Segment, Work, Workload
+from hermes_ops.simulator.workload import (
+    JobOutcome,
+    SimulatedSegment,
+    SimulationRun,
+    Work,
+    Workload,
+)
 
 
-def run(*segments: tuple[int, tuple[int, ...], float, float, str], gpus: int = 2) -> Run:
+def run(*segments: tuple[int, tuple[int, ...], float, float, str], gpus: int = 2) -> SimulationRun:
     numbers = sorted({s[0] for s in segments})
     works = tuple(Work(JobId(f"s/{n}"), 0.0, 1.0, curve=(Point(1, n + 1.0, 1.0),)) for n in numbers)
-    outcomes = tuple(Outcome(w, "finished", 0.0, 1.0, 1.0, 1.0, 0.0, 0, 0.0) for w in works)
-    found = tuple(Segment(JobId(f"s/{n}"), g, b, e, 0.0, how) for n, g, b, e, how in segments)
+    outcomes = tuple(JobOutcome(w, "finished", 0.0, 1.0, 1.0, 1.0, 0.0, 0, 0.0) for w in works)
+    found = tuple(
+        SimulatedSegment(JobId(f"s/{n}"), g, b, e, 0.0, how) for n, g, b, e, how in segments
+    )
     pool = tuple(Gpu(i) for i in range(gpus))
-    return Run(Workload("drawn", works), pool, "fifo", outcomes, found)
+    return SimulationRun(Workload("drawn", works), pool, "fifo", outcomes, found)
 
 
 def size_of(png: bytes) -> tuple[int, int]:

@@ -13,7 +13,8 @@ from statistics import fmean
 import pytest
 
 from hermes_ops.policies import make_policy
-from hermes_ops.simulator.engine import layout, oracle, simulate
+from hermes_ops.simulator.engine import layout, simulate
+from hermes_ops.simulator.oracle import oracle
 from hermes_ops.simulator.traces import read_trace
 from hermes_ops.simulator.workload import Workload
 

@@ -15,13 +15,13 @@ from hermes_ops.policies import make_policy
 from hermes_ops.simulator.completions import MOST_POINTS, completions
 from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import time_to_best_s
-from hermes_ops.simulator.recorded import Measured, Recorded
-from hermes_ops.simulator.replay import SIGHT_SHIFTS_S, Bounds, Choice, replay
-from hermes_ops.simulator.workload import Begin, Costs, Run, Work, Workload
-from tests.unit.simulator.test_recorded import config
+from hermes_ops.simulator.replay import OBSERVATION_SHIFTS_S, Bounds, ReplaySettings, replay
+from hermes_ops.simulator.sweep_history import MeasuredFigures, RecordedSweep
+from hermes_ops.simulator.workload import Costs, SegmentStart, SimulationRun, Work, Workload
+from tests.unit.simulator.recorded_sweeps import config
 
 SWEEP = "digits-1"
-FIFO = Choice("fifo", {})
+FIFO = ReplaySettings("fifo", {})
 
 
 def work(number: int, losses: list[float], step_s: float = 1.0, **changes: Any) -> Work:
@@ -40,10 +40,10 @@ def cut(number: int, losses: list[float], step_s: float = 1.0, **changes: Any) -
     return work(number, losses, step_s, cut_short=True, **changes)
 
 
-def sweep(*works: Work, gpus: int | None = 1, **changes: Any) -> Recorded:
-    measured = Measured("fifo", None, None, 0.0, 0)
+def sweep(*works: Work, gpus: int | None = 1, **changes: Any) -> RecordedSweep:
+    measured = MeasuredFigures("fifo", None, None, 0.0, 0)
     costs = works[0].costs if works else Costs()
-    return Recorded(Workload(SWEEP, works), config(**changes), gpus, measured, costs)
+    return RecordedSweep(Workload(SWEEP, works), config(**changes), gpus, measured, costs)
 
 
 def test_a_sweep_of_whole_curves_has_one_replay_and_points_for_results() -> None:
@@ -115,10 +115,10 @@ def test_a_given_switch_cost_stands_in_the_place_of_the_measured_ones() -> None:
 
 def test_the_policy_is_within_the_guards_of_a_live_pool_unless_they_are_taken_off() -> None:
     costs = Costs(startup_s=0.5, restore_s=0.5, checkpoint_s=0.5)
-    falls = [[1 / (1 + (n + 1) * step) for step in range(1, 13)] for n in range(4)]
-    works = [work(n, fall, costs=costs, total_steps=12) for n, fall in enumerate(falls)]
+    improvements = [[1 / (1 + (n + 1) * step) for step in range(1, 13)] for n in range(4)]
+    works = [work(n, fall, costs=costs, total_steps=12) for n, fall in enumerate(improvements)]
     guarded, bare, calm = (
-        replay(sweep(*works), Choice("hermes", options, guards=guards)).preemptions.low
+        replay(sweep(*works), ReplaySettings("hermes", options, guards=guards)).preemptions.low
         for guards, options in ((True, {}), (False, {}), (True, {"guard_k": 1000}))
     )
     assert guarded is not None
@@ -132,8 +132,10 @@ def test_a_search_that_learns_has_no_more_trials_open_than_in_a_live_pool() -> N
 
     def first_starts(algorithm: str, *, guards: bool = True, **options: Any) -> list[float | None]:
         given = config().search.model_dump(mode="json") | {"algorithm": algorithm}
-        choice = Choice("fair", {"quantum_steps": 1, "guard_k": 0, **options}, guards=guards)
-        run = dict(replay(sweep(*works, search=given), choice).runs)["whole"]
+        settings = ReplaySettings(
+            "fair", {"quantum_steps": 1, "guard_k": 0, **options}, guards=guards
+        )
+        run = dict(replay(sweep(*works, search=given), settings).runs)["whole"]
         return [outcome.first_start_s for outcome in run.outcomes]
 
     assert first_starts("random") == first_starts("tpe", guards=False) == [0, 1, 2, 3]
@@ -150,17 +152,17 @@ def test_the_sweeps_own_limit_on_parallel_trials_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "choice",
+    "settings",
     [
-        Choice("fastest", {}),
-        Choice("fifo", {"colour": "red"}),
-        Choice("hermes", {"guard_k": "x"}),
-        Choice("fifo", {}, gpus=0),
+        ReplaySettings("fastest", {}),
+        ReplaySettings("fifo", {"colour": "red"}),
+        ReplaySettings("hermes", {"guard_k": "x"}),
+        ReplaySettings("fifo", {}, gpus=0),
     ],
 )
-def test_a_choice_that_cannot_be_is_refused(choice: Choice) -> None:
+def test_a_choice_that_cannot_be_is_refused(settings: ReplaySettings) -> None:
     with pytest.raises(ConfigError):
-        replay(sweep(work(0, [1])), choice)
+        replay(sweep(work(0, [1])), settings)
 
 
 def test_an_unknown_number_of_gpus_must_be_given() -> None:
@@ -228,7 +230,9 @@ def test_a_sweep_with_nothing_missing_is_replayed_to_the_point(
     drawn: tuple[Workload, Workload, int], policy: str
 ) -> None:
     truth, _, slots = drawn
-    found = replay(replace(sweep(), workload=truth, gpus=slots), Choice(policy, {}, guards=False))
+    found = replay(
+        replace(sweep(), workload=truth, gpus=slots), ReplaySettings(policy, {}, guards=False)
+    )
     run = simulate(truth, tuple(Gpu(i) for i in range(slots)), make_policy(policy, {}))
     assert found.time_to_best_s == Bounds(time_to_best_s(run), time_to_best_s(run))
     for bounds in (found.gpu_hours, found.preemptions, found.makespan_s):
@@ -249,29 +253,31 @@ class Watched(Wrapper[None]):
         return self.policy.decide(snapshot, memory)
 
 
-def watched(workload: Workload) -> tuple[Run, list[Snapshot]]:
+def watched(workload: Workload) -> tuple[SimulationRun, list[Snapshot]]:
     policy = Watched(make_policy("fifo", {}))
     return simulate(workload, (Gpu(0),), policy), policy.seen
 
 
 def test_a_figure_is_the_median_over_moments_at_which_values_may_be_seen() -> None:
     works = [work(n, [3 + n, 2, 1 + n / 10, 1 - n / 10], 0.9 + n / 7) for n in range(6)]
-    found, fair = sweep(*works, gpus=2), Choice("fair", {"quantum_steps": 1}, guards=False)
+    found, fair = sweep(*works, gpus=2), ReplaySettings("fair", {"quantum_steps": 1}, guards=False)
 
-    def replays(shifts_s: tuple[float, ...], sight_s: float = 1.4) -> Bounds:
-        seen_late = replace(found.workload, sight_s=sight_s)
+    def replays(shifts_s: tuple[float, ...], observation_delay_s: float = 1.4) -> Bounds:
+        seen_late = replace(found.workload, observation_delay_s=observation_delay_s)
         return replay(replace(found, workload=seen_late), fair, shifts_s=shifts_s).time_to_best_s
 
-    single = [replays((0.0,), 1.4 + shift_s).low for shift_s in SIGHT_SHIFTS_S]
+    lows_s = (replays((0.0,), 1.4 + shift_s).low for shift_s in OBSERVATION_SHIFTS_S)
+    single = [low_s for low_s in lows_s if low_s is not None]
+    assert len(single) == len(OBSERVATION_SHIFTS_S)
     assert len(set(single)) > 1
-    assert replays(SIGHT_SHIFTS_S).low == pytest.approx(median_low(single))
+    assert replays(OBSERVATION_SHIFTS_S).low == pytest.approx(median_low(single))
 
 
 def test_a_policy_sees_a_point_as_late_as_live_and_the_trial_reaches_it_in_time() -> None:
-    run, seen = watched(Workload(SWEEP, (work(0, [3, 2]), work(1, [3])), sight_s=0.25))
+    run, seen = watched(Workload(SWEEP, (work(0, [3, 2]), work(1, [3])), observation_delay_s=0.25))
     points = {s.time_s: len(s.index[JobId(f"{SWEEP}/0")].curve) for s in seen}
     assert (points[1.0], points[1.25], points[2.0], points[2.25]) == (0, 1, 1, 2)
-    assert [s.at_s for s in run.sights] == [1.0, 2.0, 3.0]
+    assert [s.at_s for s in run.observations] == [1.0, 2.0, 3.0]
 
 
 def test_what_nobody_measures_of_a_switch_is_training_to_a_policy_as_it_is_live() -> None:
@@ -284,7 +290,7 @@ def test_what_nobody_measures_of_a_switch_is_training_to_a_policy_as_it_is_live(
 
 
 def test_a_start_that_took_less_than_its_parts_never_turns_a_policys_clock_back() -> None:
-    starts = (Begin(1.0, 1.0), Begin(0.5, 4.0))
+    starts = (SegmentStart(1.0, 1.0), SegmentStart(0.5, 4.0))
     works = tuple(work(n, [3, 2], starts=starts, total_steps=2) for n in range(2))
     policy = Watched(make_policy("fair", {"quantum_steps": 1}))
     simulate(Workload(SWEEP, works), (Gpu(0),), policy)
@@ -297,16 +303,16 @@ def test_the_handover_and_the_first_batch_cost_time_that_no_policy_sees() -> Non
     run, seen = watched(Workload(SWEEP, (work(0, [3, 2], costs=costs),)))
     (job,) = seen[-2].jobs
     assert (job.started_s, job.startup_s, job.switch_s) == (2.0, 1.0, 1.0)
-    assert [s.at_s for s in run.sights] == [8.0, 9.0]
+    assert [s.at_s for s in run.observations] == [8.0, 9.0]
 
 
 def test_a_start_that_was_recorded_costs_what_it_did_and_later_ones_the_usual() -> None:
     costs = Costs(startup_s=1.0, restore_s=0.5, warm_s=3)
-    trial = work(0, [3], starts=(Begin(5.0, 2.0),), costs=costs)
-    assert trial.start_of(0, resumed=False) == Begin(5.0, 2.0)
-    assert trial.start_of(1, resumed=True) == Begin(4.5, 1.0, 0.5)
+    trial = work(0, [3], starts=(SegmentStart(5.0, 2.0),), costs=costs)
+    assert trial.start_of(0, resumed=False) == SegmentStart(5.0, 2.0)
+    assert trial.start_of(1, resumed=True) == SegmentStart(4.5, 1.0, 0.5)
     run, _ = watched(Workload(SWEEP, (trial,)))
-    assert [s.at_s for s in run.sights] == [6.0]
+    assert [s.at_s for s in run.observations] == [6.0]
 
 
 def test_leaving_keeps_the_gpu_after_the_checkpoint() -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from hermes_ops.core.model import JobId
 from hermes_ops.policies import make_policy
-from hermes_ops.simulator.engine import layout, oracle, simulate
+from hermes_ops.simulator.engine import layout, simulate
+from hermes_ops.simulator.oracle import oracle
 from hermes_ops.simulator.traces import read_trace
-from hermes_ops.simulator.workload import Run, Work, Workload
+from hermes_ops.simulator.workload import SimulationRun, Work, Workload
 
 TRACES = Path(__file__).parents[3] / "examples" / "traces"
 SMALL, WIDE = (300.0, 1_200.0), (1_000.0, 2_500.0)
@@ -40,7 +41,7 @@ def past_sizes() -> tuple[float, ...]:
     return tuple(float(line) for line in lines[1:])
 
 
-def run(workload: Workload, gpus: str, policy: str, **parameters: Any) -> Run:
+def run(workload: Workload, gpus: str, policy: str, **parameters: Any) -> SimulationRun:
     """One run; GPUs are counted only, as in the published runs."""
     given = {"oracle": oracle(workload)}
     if policy.startswith("2d"):
@@ -48,20 +49,20 @@ def run(workload: Workload, gpus: str, policy: str, **parameters: Any) -> Run:
     return simulate(workload, layout(gpus), make_policy(policy, parameters, given))
 
 
-def completions_s(of: Run) -> tuple[float, ...]:
+def completions_s(of: SimulationRun) -> tuple[float, ...]:
     return tuple(outcome.completion_s or -1.0 for outcome in of.outcomes)
 
 
-def mean_s(of: Run) -> float:
+def mean_s(of: SimulationRun) -> float:
     assert all(outcome.state == "finished" for outcome in of.outcomes)
     return sum(completions_s(of)) / len(of.outcomes)
 
 
-def makespan_s(of: Run) -> float:
+def makespan_s(of: SimulationRun) -> float:
     return max(outcome.ended_s or 0.0 for outcome in of.outcomes)
 
 
-def preemptions(of: Run) -> int:
+def preemptions(of: SimulationRun) -> int:
     return sum(outcome.preemptions for outcome in of.outcomes)
 
 
@@ -182,7 +183,7 @@ def test_consolidating_skewed_models_makes_jobs_of_several_gpus_wait_for_one_nod
     nodes = {gpu.index: gpu.node for gpu in profiled.gpus}
     skewed = {work.id: work for work in jobs.jobs if (work.tensor_skew or 0.0) > 0.3}
 
-    def split(of: Run) -> list[JobId]:
+    def split(of: SimulationRun) -> list[JobId]:
         small = (s for s in of.segments if s.job in skewed and skewed[s.job].gpus <= 4)
         return [s.job for s in small if len({nodes[gpu] for gpu in s.gpus}) > 1]
 

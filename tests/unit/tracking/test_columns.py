@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.secondary import Secondary, Seen
+from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
 from hermes_ops.core.summary import SweepSummary, TrialSummary
 from hermes_ops.errors import Refused, Unavailable
 from hermes_ops.tracking import SweepRef, SweepRun, TrialRun
-from hermes_ops.tracking.columns import COLUMNS, log_columns
-from hermes_ops.tracking.names import legal_name
-from hermes_ops.tracking.summary import Collected
+from hermes_ops.tracking.rest import legal_name
+from hermes_ops.tracking.summary import COLUMNS, CollectedSweep, log_columns
 
 RUN = TrialRun(0, "run-0", {}, "finished", {}, {}, "FINISHED", 1_000, 9_000)
 TRIAL = TrialSummary(0, "finished", {}, 0.5, 0.4, 3, 2, 1, 7.5)
@@ -39,14 +38,14 @@ class Mlflow:
         return {m["key"]: m["value"] for m in self.logged[run_id]}
 
 
-def collected(*pairs: tuple[TrialRun, TrialSummary], metrics: Any = ()) -> Collected:
+def collected(*pairs: tuple[TrialRun, TrialSummary], metrics: Any = ()) -> CollectedSweep:
     runs, trials = zip(*pairs, strict=True)
     unopened = TrialSummary(99, "cancelled")
     summary = SweepSummary(
         "s", "finished", (*trials, unopened), "loss", "minimize", 9.0, metrics=metrics
     )
     sweep = SweepRun(SweepRef("s", "1", "parent"), "s", "finished", "FINISHED", {}, 0, 9_000)
-    return Collected(summary, {}, (), sweep, runs)
+    return CollectedSweep(summary, {}, (), sweep, runs)
 
 
 def logged(mlflow: Any, *pairs: tuple[TrialRun, TrialSummary]) -> Any:
@@ -92,8 +91,8 @@ def test_a_deleted_run_is_left_out_and_an_absent_server_is_told() -> None:
 
 
 def test_metrics_beside_the_objective_have_columns_and_bounds_a_tag() -> None:
-    metrics = (Secondary("top1%", "maximize", at_least=0.9), Secondary("size"))
-    seen = {"top1%": Seen(0.8, 0.85), "size": Seen(3.0)}
+    metrics = (SecondaryMetric("top1%", "maximize", at_least=0.9), SecondaryMetric("size"))
+    seen = {"top1%": MetricOutcome(0.8, 0.85), "size": MetricOutcome(3.0)}
     missed = replace(TRIAL, metrics=seen, violates=("top1% is 0.8", "and so on"))
     kept = replace(TRIAL, number=1, metrics=seen)
     mlflow: Any = Mlflow()
@@ -114,6 +113,6 @@ def test_metrics_beside_the_objective_have_columns_and_bounds_a_tag() -> None:
 
 def test_without_a_bound_there_is_no_tag_of_bounds() -> None:
     mlflow: Any = Mlflow()
-    log_columns(mlflow, collected((RUN, TRIAL), metrics=(Secondary("size"),)))
+    log_columns(mlflow, collected((RUN, TRIAL), metrics=(SecondaryMetric("size"),)))
     assert mlflow.tags == {}
     assert "hermes.bounds_kept" not in mlflow.table("run-0")

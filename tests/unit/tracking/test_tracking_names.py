@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.errors import Refused
-from hermes_ops.tracking.names import chunked_tag, in_batches, joined_json, legal_name, quoted
+from hermes_ops.tracking.rest import chunked_tag, in_batches, joined_json, legal_name, quoted
 
 
 @pytest.mark.parametrize("name", ["loss", "val_loss", "a/b c.d-e:f", "größe", "x" * 250])

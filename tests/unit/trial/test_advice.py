@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from hermes_ops.config.fields import _metric_pattern
-from hermes_ops.trial.advice import advice
-from hermes_ops.trial.output import MetricReader
+from hermes_ops.trial.output.advice import advice
+from hermes_ops.trial.output.metric_reader import MetricReader
 
 
 def told(*lines: str, objective: str = "val_loss") -> list[tuple[str, str, str | None]]:

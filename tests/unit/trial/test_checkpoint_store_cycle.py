@@ -21,6 +21,7 @@ import pytest
 from hermes_ops.airflow.trial.connections import storage_environment
 from hermes_ops.trial.outcome import INFRASTRUCTURE
 from tests.bucket import Bucket
+from tests.unit.trial.supervised import output_of
 
 ROOT = Path(__file__).parents[3]
 EPOCHS = 8
@@ -103,7 +104,7 @@ class World:
         for process in self.started:
             process.kill()
             process.wait()
-            process.stdout.close()
+            output_of(process).close()
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def any_world(request: pytest.FixtureRequest) -> World:
 def says(process: subprocess.Popen[bytes], word: bytes) -> bytes:
     """All until it says the word."""
     said = b""
-    for line in process.stdout:
+    for line in output_of(process):
         said += line
         if word in line:
             return said

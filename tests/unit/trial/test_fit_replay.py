@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.trial import driver, fit_states
-from hermes_ops.trial import runtime as process
+from hermes_ops.trial.keras import checkpoint_files, fit
+from hermes_ops.trial.keras import runtime as process
+from hermes_ops.trial.keras.training_state import MismatchError
 
 FITS, EPOCHS = 18, 2
 
@@ -74,7 +75,8 @@ class Model:
 
     def __init__(self) -> None:
         self.weight, self.moment = Variable(np.random.rand()), Variable(0.0)
-        self.variables, self.metrics = [self.weight], []
+        self.variables = [self.weight]
+        self.metrics: list[Any] = []
         self.optimizer = SimpleNamespace(variables=[self.moment])
         self.trainable_weights, self.stop_training = self.variables, False
         self.history: Any = None
@@ -95,7 +97,7 @@ class Model:
         return self.history
 
 
-class Backend:
+class KerasBackend:
     """What differs between the kinds of Keras."""
 
     def build(self, session: Any) -> bool:
@@ -117,7 +119,7 @@ class Backend:
         arguments["initial_epoch"] = epoch
 
 
-driver.wrap_callbacks(Callbacks)
+fit.wrap_callbacks(Callbacks)
 
 
 def script(die_at: tuple[int, int] | None) -> list[Any]:
@@ -134,7 +136,7 @@ def script(die_at: tuple[int, int] | None) -> list[Any]:
         before = (np.random.rand(), float(model.weight.numpy()[0]))
         counts[0] = turn
         arguments = {"epochs": EPOCHS, "callbacks": die}
-        history = driver.run_fit(Backend(), Model.fit, model, (), arguments)
+        history = fit.run_fit(KerasBackend(), Model.fit, model, (), arguments)
         after = float(model.weight.numpy()[0] + model.moment.numpy()[0])
         seen.append((turn, before, history.history["loss"], history.epoch, after))
     return seen
@@ -158,8 +160,8 @@ class Trial:
             return None
         finally:
             process.runtime().writer.wait()
-            if process.runtime()._owner is not None:
-                os.close(process.runtime()._owner)
+            if (owner := process.runtime()._owner) is not None:
+                os.close(owner)
 
 
 @pytest.fixture
@@ -197,7 +199,7 @@ def test_a_trial_whose_states_need_too_much_room_keeps_none_and_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     whole = Trial(tmp_path / "whole").segment(None)
-    monkeypatch.setenv(fit_states.BUDGET_VARIABLE, "1")
+    monkeypatch.setenv(checkpoint_files.BUDGET_VARIABLE, "1")
     trial = Trial(tmp_path / "trial")
     assert trial.segment((17, 0)) is None
     assert "not preemptible any more: the states after its 17 fit calls" in capfd.readouterr().out
@@ -211,6 +213,6 @@ def test_a_state_that_cannot_be_read_is_no_reason_to_go_on_wrongly(tmp_path: Pat
     assert trial.segment((10, 0)) is None
     first = min((tmp_path / "checkpoints").glob("keras-*"))
     (first / "arrays.bin").write_bytes(b"torn")
-    with pytest.raises(driver.MismatchError, match="the state after fit call 1 cannot be read"):
+    with pytest.raises(MismatchError, match="the state after fit call 1 cannot be read"):
         trial.segment(None)
     assert trial.segment(None) is not None

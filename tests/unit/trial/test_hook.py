@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hermes_ops.trial.__main__ import SITE
-from hermes_ops.trial.entropy import entropy
+from hermes_ops.trial.files import trial_seeds
 
 
 def python(code: str, trial: Path | None) -> subprocess.CompletedProcess[str]:
@@ -64,4 +64,4 @@ def test_the_seeds_are_there_before_the_script_starts(tmp_path: Path) -> None:
     command = ["--dir", str(folder), "--epoch", "1", "--", sys.executable, "-I", "-c", look]
     trial = [sys.executable, "-m", "hermes_ops.trial", *command]
     subprocess.run(trial, cwd=Path(__file__).parents[3], check=True, capture_output=True)
-    assert entropy(folder) == json.loads((folder / "entropy.json").read_text())
+    assert trial_seeds(folder) == json.loads((folder / "entropy.json").read_text())

@@ -8,31 +8,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.trial.supervised import SupervisedTrial
+
 MOST_KIB = 40_000  # of the supervisor, interpreter included; what it is sent is more
 
 BEGIN = "import os, sys, time\nopen('pid', 'w').write(str(os.getpid()))\nout = sys.stdout.buffer\n"
 WAIT = "out.flush()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
 
 
-@dataclass
-class Trial:
-    base: Path
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
+class Trial(SupervisedTrial):
     def start(self, script: str, output: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        (self.base / "train.py").write_text(BEGIN + script)
-        options = ["--dir", str(self.base / "trial"), "--epoch", "1", "--objective", "loss"]
-        options += ["--directory", str(self.base), "--", sys.executable, "train.py"]
-        command = [sys.executable, "-m", "hermes_ops.trial", *options]
-        process = subprocess.Popen(command, stdout=output, cwd=ROOT)
-        self.started.append(process)
-        return process
+        self.script.write_text(BEGIN + script)
+        self.epoch = 1
+        options = ["--objective", "loss", "--directory", str(self.base)]
+        return self.supervise(options, [sys.executable, "train.py"], output)
 
     def metrics(self) -> list[tuple[float, int]]:
         try:
@@ -47,19 +40,12 @@ class Trial:
     def go(self) -> None:
         (self.base / "go").touch()
 
-    def result(self) -> dict:
-        return json.loads((self.base / "trial" / "result.json").read_text())
-
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
     trial = Trial(tmp_path)
     yield trial
-    for process in trial.started:
-        process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
+    trial.close()
 
 
 def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
@@ -134,7 +120,7 @@ def test_the_last_metrics_count_even_if_nobody_reads_the_output(trial: Trial) ->
         process = trial.start(script, writing)
         wait_for((trial.base / "trial" / "result.json").exists)
         assert trial.metrics() == [(0.25, 1)]
-        assert trial.result()["outcome"] == "finished"
+        assert trial.result["outcome"] == "finished"
         process.kill()
     finally:
         os.close(reading)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.trial.numerals import numeral, whole_numeral
-from hermes_ops.trial.output import MetricReader
+from hermes_ops.trial.output.metric_reader import MetricReader
+from hermes_ops.trial.output.numerals import numeral, whole_numeral
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +15,17 @@ from hypothesis import strategies as st
 
 from hermes_ops.trial import metrics, report
 from hermes_ops.trial.files import Follower, append_lines, decode_value, encode_value
-from hermes_ops.trial.lines import LINE_LIMIT_BYTES, TAIL_LINE_CHARACTERS, Line, LineReader
-from hermes_ops.trial.masks import Mask
 from hermes_ops.trial.metrics import Metric, MetricsFile, parse
-from hermes_ops.trial.outcome import Ending, Facts, Outcome, judge
-from hermes_ops.trial.output import MOST_NAMES, MetricReader, OutputReader
+from hermes_ops.trial.outcome import SegmentEnding, SegmentFacts, SegmentOutcome, judge
+from hermes_ops.trial.output.line_reader import (
+    LINE_LIMIT_BYTES,
+    TAIL_LINE_CHARACTERS,
+    LineReader,
+    OutputLine,
+)
+from hermes_ops.trial.output.metric_reader import MOST_NAMES, MetricReader
+from hermes_ops.trial.output.output_reader import OutputReader
+from hermes_ops.trial.redaction import Mask
 
 
 def read(line: str, objective: str | None = "loss", pattern: str | None = None) -> list[Metric]:
@@ -101,8 +108,8 @@ def test_metrics_that_the_sweep_names_are_read_beside_a_thousand_others() -> Non
 def test_lines_are_cut_across_blocks_and_long_ones_shortened() -> None:
     reader = LineReader()
     assert reader.feed(b"a") == []
-    assert reader.feed(b"b\nc\r\nd") == [Line("ab"), Line("c")]
-    assert reader.close() == [Line("d")]
+    assert reader.feed(b"b\nc\r\nd") == [OutputLine("ab"), OutputLine("c")]
+    assert reader.close() == [OutputLine("d")]
     assert len(reader.feed(b"x" * 100_000 + b"\n")[0].text) == LINE_LIMIT_BYTES
 
 
@@ -115,7 +122,7 @@ def test_the_tail_shows_the_last_state_of_a_progress_bar() -> None:
 def test_metrics_aside_do_not_say_how_far_a_file_is(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "m")
     file.append([Metric("loss", 1.0, 3), Metric("latency", 1.0, 900)])
-    assert (file.last_step(), file.last_step(aside={"latency"})) == (900, 3)
+    assert (file.last_step(), file.last_step(secondary={"latency"})) == (900, 3)
 
 
 def test_a_step_is_stored_once_whoever_writes(tmp_path: Path) -> None:
@@ -148,8 +155,8 @@ def test_values_survive_their_encoding(value: float) -> None:
     assert decode_value(encode_value(value)) == value
 
 
-def facts(**changes: object) -> Facts:
-    known: dict = {
+def facts(**changes: object) -> SegmentFacts:
+    known: dict[str, Any] = {
         "exit_code": 0,
         "asked_to_stop": False,
         "ended_at_max_epochs": False,
@@ -160,28 +167,38 @@ def facts(**changes: object) -> Facts:
         "trained_to_end": False,
         "tail": ["last words"],
     }
-    return Facts(**{**known, **changes})
+    return SegmentFacts(**{**known, **changes})
 
 
 @pytest.mark.parametrize(
     ("changes", "outcome", "code"),
     [
-        ({}, Outcome.FINISHED, 0),
-        ({"objective_reported": False}, Outcome.FAILED, 1),
-        ({"exit_code": 75, "has_checkpoint": True}, Outcome.PREEMPTED, 75),
-        ({"exit_code": 75}, Outcome.INTERRUPTED, 75),
-        ({"exit_code": 70}, Outcome.FAILED, 1),
-        ({"exit_code": 3}, Outcome.FAILED, 3),
-        ({"exit_code": -9}, Outcome.FAILED, 137),
-        ({"exit_code": -15, "asked_to_stop": True}, Outcome.INTERRUPTED, 75),
-        ({"exit_code": 0, "asked_to_stop": True, "has_checkpoint": True}, Outcome.PREEMPTED, 75),
-        ({"exit_code": 0, "asked_to_stop": True, "trained_to_end": True}, Outcome.FINISHED, 0),
-        ({"exit_code": -15, "ended_at_max_epochs": True}, Outcome.FINISHED, 0),
-        ({"exit_code": 0, "verdict": "loss is NaN at step 2"}, Outcome.FAILED, 1),
+        ({}, SegmentOutcome.FINISHED, 0),
+        ({"objective_reported": False}, SegmentOutcome.FAILED, 1),
+        ({"exit_code": 75, "has_checkpoint": True}, SegmentOutcome.PREEMPTED, 75),
+        ({"exit_code": 75}, SegmentOutcome.INTERRUPTED, 75),
+        ({"exit_code": 70}, SegmentOutcome.FAILED, 1),
+        ({"exit_code": 3}, SegmentOutcome.FAILED, 3),
+        ({"exit_code": -9}, SegmentOutcome.FAILED, 137),
+        ({"exit_code": -15, "asked_to_stop": True}, SegmentOutcome.INTERRUPTED, 75),
+        (
+            {"exit_code": 0, "asked_to_stop": True, "has_checkpoint": True},
+            SegmentOutcome.PREEMPTED,
+            75,
+        ),
+        (
+            {"exit_code": 0, "asked_to_stop": True, "trained_to_end": True},
+            SegmentOutcome.FINISHED,
+            0,
+        ),
+        ({"exit_code": -15, "ended_at_max_epochs": True}, SegmentOutcome.FINISHED, 0),
+        ({"exit_code": 0, "verdict": "loss is NaN at step 2"}, SegmentOutcome.FAILED, 1),
     ],
 )
-def test_the_outcome_follows_from_what_was_seen(changes: dict, outcome: Outcome, code: int) -> None:
-    ending: Ending = judge(facts(**changes))
+def test_the_outcome_follows_from_what_was_seen(
+    changes: dict[str, Any], outcome: SegmentOutcome, code: int
+) -> None:
+    ending: SegmentEnding = judge(facts(**changes))
     assert (ending.outcome, ending.code) == (outcome, code)
 
 
@@ -341,8 +358,13 @@ def test_what_was_stored_takes_no_memory_for_each_step(tmp_path: Path) -> None:
 
 def test_a_report_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_back = []
+
+    def counted(document: Any) -> Any:
+        read_back.append(document)
+        return parse(document)
+
     monkeypatch.setenv("HERMES_METRICS_FILE", str(tmp_path / "m"))
-    monkeypatch.setattr(metrics, "parse", lambda d: read_back.append(d) or parse(d))
+    monkeypatch.setattr(metrics, "parse", counted)
     for step in range(1, 41):
         report(step, loss=1.0)
         report(step, loss=2.0)

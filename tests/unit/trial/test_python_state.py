@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.trial.plain import is_plain, is_small
-from hermes_ops.trial.python_state import Reachable, reachable
+from hermes_ops.trial.keras.python_state import ReachableState, is_plain, is_small, reachable
 
 seen: list[float] = []
 count = 0
@@ -61,13 +60,14 @@ def closure() -> Callable[[], tuple[int, list[int], set[int]]]:
     return call
 
 
-def found(*roots: Any) -> Reachable:
+def found(*roots: Any) -> ReachableState:
     named = [(f"callback/{number}", root) for number, root in enumerate(roots)]
     return reachable(named, lambda thing: type(thing).__name__ == "Variable")
 
 
-def kept(state: Reachable) -> dict[str, Any]:
-    return pickle.loads(pickle.dumps(state.read()))
+def kept(state: ReachableState) -> dict[str, Any]:
+    restored: dict[str, Any] = pickle.loads(pickle.dumps(state.read()))
+    return restored
 
 
 def test_a_callback_goes_on_with_its_numbers_its_objects_and_its_log(tmp_path: Path) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from hermes_ops.trial.output import MetricReader, OutputReader
+from hermes_ops.trial.output.metric_reader import MetricReader
+from hermes_ops.trial.output.output_reader import OutputReader
 
 ARGUMENTS = {"epochs": 5, "step": 1, "lr": 0.1, "batch_size": 32}
 
 
-def points(*lines: str, name: str = "val_loss", **known: object) -> list[tuple[float, int]]:
+def points(*lines: str, name: str = "val_loss", **known: Any) -> list[tuple[float, int]]:
     """The curve that lines give."""
     reader = MetricReader(name, None, 0, **known)
     return [(m.value, m.step) for line in lines for m in reader.read(line) if m.name == name]
 
 
-def notes(*lines: str, name: str = "val_loss", **known: object) -> str:
+def notes(*lines: str, name: str = "val_loss", **known: Any) -> str:
     reader = OutputReader(MetricReader(name, None, 0, **known))
     reader.feed("\n".join(lines).encode())
     reader.close()

@@ -8,15 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hermes_ops.trial.process_record import forget_ended, recorded
-from hermes_ops.trial.process_tree import (
+from hermes_ops.trial.processes.record import forget_ended, recorded
+from hermes_ops.trial.processes.tree import (
     Descendants,
     Process,
     descendants,
@@ -24,6 +23,8 @@ from hermes_ops.trial.process_tree import (
     kill,
     process_of,
 )
+from tests.standby_server import StandbyServer, wait_for
+from tests.unit.trial.supervised import output_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,13 +76,6 @@ sys.exit(3 if end == "fails" else 0)
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(9**6,), daemon=True)"
 
 
-def wait_for(condition: Callable[[], object], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 class World:
     """A trial whose script starts five processes that get away; `place`: where it runs."""
 
@@ -103,27 +97,24 @@ class World:
         if place != "plain":
             self._teach()
 
-    def _open(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command, cwd=ROOT, env=self.environment, **options)
+    def _open(
+        self, command: list[str], output: int | None = None, errors: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=self.environment, stdout=output, stderr=errors
+        )
         self.started.append(process)
         return process
 
     def _teach(self) -> None:
         """Have the imports of such a script done by a standby interpreter."""
-        keeper = ["-m", "hermes_ops.trial.standby", "--socket", str(self.socket), "--slots", "1"]
-        self.keeper = self._open([sys.executable, *keeper])
-        wait_for(self.socket.exists)
+        self.standby = StandbyServer(self.socket, self.environment)
+        self.server = self.standby.process
+        self.started.append(self.server)
         process = self.start("ends", folder=self.base / "teacher")
         process.communicate(timeout=60)
-        wait_for(self.interpreters)
-        self.taught = self.interpreters()
-        wait_for(lambda: _waits(self.taught[0]))
-
-    def interpreters(self) -> list[int]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            reapers = psutil.Process(self.keeper.pid).children()
-            return [child.pid for reaper in reapers for child in reaper.children()]
-        return []
+        self.standby.await_ready()
+        self.taught = self.standby.interpreters()
 
     def start(self, end: str, folder: Path | None = None) -> subprocess.Popen[bytes]:
         options = ["--dir", str(folder or self.folder), "--epoch", "1", "--objective", "loss"]
@@ -133,14 +124,14 @@ class World:
         command = [sys.executable, "-m", "hermes_ops.trial", *options]
         return self._open(
             [*command, "--", sys.executable, "train.py", end],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            output=subprocess.PIPE,
+            errors=subprocess.STDOUT,
         )
 
     def begun(self, end: str) -> subprocess.Popen[bytes]:
         """A trial whose five processes run; `script` is then the script's own."""
         process = self.start(end)
-        for line in process.stdout:
+        for line in output_of(process):
             if line.startswith(b"started"):
                 self.script = int(line.split()[1])
                 return process
@@ -165,15 +156,6 @@ class World:
                 kill(helper)
 
 
-def _waits(pid: int) -> bool:
-    """True when the process sleeps on a socket."""
-    try:
-        place = Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        return False
-    return "unix_stream" in place or "recv" in place
-
-
 @pytest.fixture(params=["plain", "copied", "used up"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path, request.param)
@@ -195,13 +177,13 @@ def test_nothing_that_a_script_has_started_outlives_it(world: World) -> None:
         assert list(recorded(world.home)) == []
     assert world.bystander.poll() is None
     if world.place == "copied":
-        assert world.interpreters() == world.taught
+        assert world.standby.interpreters() == world.taught
 
 
-@pytest.mark.parametrize("killed", ["hermes-trial", "reaper", "script", "keeper"])
+@pytest.mark.parametrize("killed", ["hermes-trial", "reaper", "script", "server"])
 def test_nothing_outlives_a_trial_of_which_a_part_is_killed(world: World, killed: str) -> None:
-    if killed == "keeper" and world.place == "plain":
-        pytest.skip("no keeper")
+    if killed == "server" and world.place == "plain":
+        pytest.skip("no standby server")
     process = world.begun("waits")
     assert len(world.helpers()) == 5
     match killed:
@@ -211,13 +193,13 @@ def test_nothing_outlives_a_trial_of_which_a_part_is_killed(world: World, killed
             os.kill(world.reaper(), signal.SIGKILL)
         case "script":
             os.kill(world.script, signal.SIGKILL)
-        case "keeper":
-            world.keeper.kill()
+        case "server":
+            world.server.kill()
     process.communicate(timeout=60)
     wait_for(lambda: world.helpers() == [])
     wait_for(lambda: process_of(world.script) is None)
     assert world.bystander.poll() is None
-    if killed in ("reaper", "keeper"):
+    if killed in ("reaper", "server"):
         assert process.returncode == 75
 
 
@@ -230,7 +212,7 @@ def test_what_outlives_a_kill_of_everything_is_known_and_ended_by_the_next_segme
     reapers = [p.pid for p in psutil.Process(process.pid).children()]
     everything = [process.pid, world.reaper(), *reapers]
     if world.place != "plain":
-        everything.append(world.keeper.pid)
+        everything.append(world.server.pid)
     for pid in everything:
         os.kill(pid, signal.SIGSTOP)  # at one moment: none sees another go
     for pid in everything:
@@ -254,31 +236,31 @@ def test_a_process_whose_id_was_given_away_is_not_killed() -> None:
         assert known is not None
         kill(Process(known.pid, known.started_ticks + 1))
         kill(known, signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
         assert process_of(process.pid) is None
 
 
 def test_descendants_are_found_by_their_parents_alone_and_each_time_the_same() -> None:
     watched = Descendants(os.getpid())
     before = set(descendants(os.getpid()))  # other tests have helpers of their own
-    assert set(watched.look()) == before
+    assert set(watched.find_live()) == before
     child = "import subprocess, time; subprocess.Popen(['sleep', '60'], env={}); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", child], start_new_session=True) as process:
-        wait_for(lambda: len(set(watched.look()) - before) >= 2)
-        found = set(watched.look())
+        wait_for(lambda: len(set(watched.find_live()) - before) >= 2)
+        found = set(watched.find_live())
         assert found == set(descendants(os.getpid()))
         assert set(descendants(os.getpid(), without=[process.pid])) == before
         for one in found - before:
             kill(one)
-    assert set(watched.look()) == before
+    wait_for(lambda: set(watched.find_live()) == before)
 
 
 def test_the_record_lies_where_the_next_start_looks(tmp_path: Path) -> None:
     world = World(tmp_path, "plain")
     try:
-        world.begun("waits").terminate()
-        paths = list((world.home / "processes").glob("*.json"))
-        assert len(paths) == 1
-        assert json.loads(paths[0].read_text())["trial"] == "0"
+        world.begun("waits")
+        wait_for(lambda: list(recorded(world.home)))
+        (path,) = (world.home / "processes").glob("*.json")
+        assert json.loads(path.read_text())["trial"] == "0"
     finally:
         world.close()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hermes_ops.trial.masks import Mask
-from hermes_ops.trial.relay import Relay
+from hermes_ops.trial.output.relay import Relay
+from hermes_ops.trial.redaction import Mask
 
 MOST_WAITING_BYTES = 1_048_576 + 3 * 65_536  # ours, and what the two pipes and a block hold
 

@@ -1,22 +1,24 @@
-"""The standby keeper: a script in a standby interpreter is as in a fresh one."""
+"""The standby server: a script in a standby interpreter is as in a fresh one."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from hermes_ops.trial.relevant import relevant
+from hermes_ops.trial.hook import import_variables
+from tests.standby_server import StandbyServer, wait_for
+from tests.unit.trial.supervised import output_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,13 +47,6 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 """
 
 
-def wait_for(condition: Callable[[], object], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -59,8 +54,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def has_ended(pid: int) -> bool:
+    return not alive(pid)
+
+
 class World:
-    """A keeper and trials that use it.
+    """A standby server and trials that use it.
 
     `copies`: what the script imports starts no thread, so that the standby can be copied.
     """
@@ -74,16 +73,9 @@ class World:
         (base / "lib" / "sklearn.py").write_text("" if copies else THREADED)
         (base / "lib" / "fakeheavy.py").write_text("import sklearn")
         self.environment = {**os.environ, "PYTHONPATH": str(base / "lib")}
-        self.keeper = subprocess.Popen(
-            [sys.executable, "-m", "hermes_ops.trial.standby", *self.options()],
-            cwd=ROOT,
-            env=self.environment,
-        )
+        self.standby = StandbyServer(self.socket, self.environment)
+        self.server = self.standby.process
         self.started: list[subprocess.Popen[bytes]] = []
-        wait_for(self.socket.exists)
-
-    def options(self) -> list[str]:
-        return ["--socket", str(self.socket), "--slots", "1"]
 
     def start(self, name: str, word: str, standby: bool = True) -> subprocess.Popen[bytes]:
         options = ["--standby", str(self.socket)] if standby else []
@@ -105,33 +97,17 @@ class World:
         return process.returncode, output.decode()
 
     def children(self) -> list[int]:
-        """The interpreters: each is below a reaper of its own."""
-        reapers = psutil.Process(self.keeper.pid).children()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return [child.pid for reaper in reapers for child in reaper.children()]
-        return []
+        return self.standby.interpreters()
 
     def ready(self) -> None:
-        """Wait until a standby has done its imports: it then sleeps on its socket."""
-        wait_for(lambda: [_waits(pid) for pid in self.children()] == [True])
-        time.sleep(0.2)  # the keeper hears of it
+        self.standby.await_ready()
 
     def close(self) -> None:
-        self.keeper.kill()
-        self.keeper.wait()
+        self.standby.close()
         for process in self.started:
             process.kill()
             process.wait()
-            process.stdout.close()
-
-
-def _waits(pid: int) -> bool:
-    """True when the process sleeps on a socket, False when it does anything else or has ended."""
-    try:
-        place = Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        return False
-    return "unix_stream" in place or "recv" in place
+            output_of(process).close()
 
 
 @pytest.fixture(params=[True, False], ids=["copied", "used up"])
@@ -141,13 +117,13 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def facts(output: str) -> dict:
+def facts(output: str) -> dict[str, Any]:
     found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     for name in ("HERMES_SEGMENT", "HERMES_STARTED_S"):
         found["env"].pop(name)
-    return json.loads(
-        json.dumps(found).replace("/standby-run", "/trial").replace("/fresh", "/trial")
-    )
+    text = json.dumps(found).replace("/standby-run", "/trial").replace("/fresh", "/trial")
+    same_folder: dict[str, Any] = json.loads(text)
+    return same_folder
 
 
 def taught(world: World) -> None:
@@ -159,13 +135,13 @@ def test_a_script_in_a_standby_interpreter_is_as_in_a_fresh_one(world: World) ->
     taught(world)
     standby = world.children()[0]
     process = world.start("standby-run", "sleep-and-more")
-    line = process.stdout.readline().decode()
-    process.stdout.readline()
-    pid = int(process.stdout.readline().split()[1])
+    line = output_of(process).readline().decode()
+    output_of(process).readline()
+    pid = int(output_of(process).readline().split()[1])
     assert pid in world.children()
     assert (pid == standby, alive(standby)) == (not world.copies, True)
     process.terminate()
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
     _, fresh = world.run("fresh", "code", standby=False)
     ours, theirs = facts(line), facts(fresh)
     assert ours.pop("argv") == ["train.py", "sleep-and-more"]
@@ -187,25 +163,25 @@ def test_exit_codes_and_tracebacks_are_those_of_a_fresh_start(
     assert text in output
 
 
-def test_the_trial_dies_with_its_supervisor_and_with_the_keeper(world: World) -> None:
-    for name, end in (("a", "supervisor"), ("b", "keeper")):
+def test_the_trial_dies_with_its_supervisor_and_with_the_standby_server(world: World) -> None:
+    for name, end in (("a", "supervisor"), ("b", "server")):
         taught(world) if name == "a" else world.ready()
         process = world.start(name, "sleep")
-        while b"pid" not in (line := process.stdout.readline()):
+        while b"pid" not in (line := output_of(process).readline()):
             pass
         pid = int(line.split()[1])
         assert pid in world.children()
         if end == "supervisor":
             process.kill()
         else:
-            world.keeper.kill()
-            assert process.wait(20) == 75
-        wait_for(lambda pid=pid: not alive(pid))
+            world.server.kill()
+            assert process.wait(60) == 75
+        wait_for(partial(has_ended, pid))
 
 
 def test_without_a_keeper_a_trial_starts_plainly(world: World) -> None:
-    world.keeper.send_signal(signal.SIGTERM)
-    world.keeper.wait(30)
+    world.server.send_signal(signal.SIGTERM)
+    world.server.wait(60)
     assert not world.socket.exists()
     code, output = world.run("plain", "x")
     assert code == 0
@@ -244,13 +220,35 @@ def test_a_standby_that_still_imports_takes_the_order(tmp_path: Path) -> None:
         wait_for(world.children)
         standby = world.children()[0]
         process = world.start("early", "sleep")
-        while b"pid" not in (line := process.stdout.readline()):
+        while b"pid" not in (line := output_of(process).readline()):
             pass
         assert int(line.split()[1]) == standby
     finally:
         world.close()
 
 
+def test_an_interpreter_that_waits_holds_no_secret_of_the_trial_that_taught_it(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, copies=True)
+    try:
+        references = {"LICENCE": "{env:MINE}"}
+        own = {"HERMES_REFERENCES": json.dumps(references), "MINE": "hush-hush-1"}
+        world.environment.update(own, API_TOKEN="hush-hush-2")
+        code, output = world.run("teacher", "x")
+        assert code == 0
+        world.ready()
+        waiting = psutil.Process(world.children()[0]).environ()
+        assert "hush-hush" not in " ".join(waiting.values())
+        world.environment["MINE"] = "hush-hush-3"
+        code, output = world.run("next", "x")
+        assert code == 0
+        assert '"LICENCE": "***"' in output
+        assert "hush-hush" not in output
+    finally:
+        world.close()
+
+
 def test_only_what_imports_depend_on_makes_a_profile() -> None:
     environment = {"TF_X": "1", "HERMES_TRIAL": "3", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM": "2"}
-    assert relevant(environment) == (("OMP_NUM", "2"), ("TF_X", "1"))
+    assert import_variables(environment) == (("OMP_NUM", "2"), ("TF_X", "1"))

@@ -13,37 +13,20 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.trial.supervised import ROOT, SupervisedTrial, output_of
 
 
-class Trial:
-    """Runs hermes-trial on a script in a temporary folder."""
+class Trial(SupervisedTrial):
+    """Runs hermes-trial on a script, at epoch 1 until a test says otherwise."""
 
     def __init__(self, base: Path) -> None:
-        self.base = base
-        self.folder = base / "trial"
-        self.script = base / "train.py"
+        super().__init__(base)
         self.epoch = 1
-        self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *options: str, command: list[str] | None = None) -> subprocess.Popen[bytes]:
         command = command or [sys.executable, str(self.script)]
-        arguments = ["--dir", str(self.folder), "--epoch", str(self.epoch), "--lock-wait", "0.3"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hermes_ops.trial", *arguments, *options, "--", *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-        )
-        self.started.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self.started:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        # The reaper of the segment before holds the folder until all of its processes have ended.
+        return self.supervise(["--lock-wait", "30", *options], command, errors=subprocess.STDOUT)
 
     def run(self, *options: str, command: list[str] | None = None) -> tuple[int, bytes]:
         process = self.start(*options, command=command)
@@ -54,19 +37,8 @@ class Trial:
         self.script.write_text(text)
 
     @property
-    def result(self) -> dict:
-        return json.loads((self.folder / "result.json").read_text())
-
-    @property
-    def status(self) -> dict:
-        return json.loads((self.folder / "status.json").read_text())
-
-    @property
     def metrics(self) -> list[tuple[str, float, int]]:
         return [(m["name"], m["value"], m["step"]) for m in self.lines("metrics.jsonl")]
-
-    def lines(self, name: str) -> list[dict]:
-        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 
 @pytest.fixture
@@ -76,7 +48,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     trial.close()
 
 
-def wait_for(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -84,7 +56,7 @@ def wait_for(condition: Callable[[], object], limit_s: float = 20.0) -> None:
 
 
 def says(process: subprocess.Popen[bytes], word: bytes) -> None:
-    for line in process.stdout:
+    for line in output_of(process):
         if word in line:
             return
     raise AssertionError(f"{word!r} was never printed")
@@ -102,8 +74,12 @@ import os, sys, time
 folder = os.environ["HERMES_CHECKPOINT_DIR"]
 path = os.path.join(folder, "state")
 done = int(open(path).read()) if os.path.exists(path) else 0
+metrics = os.environ["HERMES_METRICS_FILE"]
 for epoch in range(done + 1, 6):
     print(f"epoch={epoch} loss={1 / epoch}", flush=True)
+    # A checkpoint counts for the epochs that have been read by then.
+    while not os.path.exists(metrics) or open(metrics).read().count("\\n") < epoch:
+        time.sleep(0.01)
     with open(path + ".tmp", "w") as stream:
         stream.write(str(epoch))
     os.replace(path + ".tmp", path)
@@ -131,7 +107,7 @@ def test_metrics_of_a_plain_script_are_written_and_it_finishes(trial: Trial) -> 
 
 def test_a_segment_keeps_what_was_measured_of_its_own_start(trial: Trial) -> None:
     lines = [
-        "from hermes_ops.trial.channel import send",
+        "from hermes_ops.trial.event_channel import send",
         "send({'kind': 'hook', 'startup_s': 1.5})",
         "send({'kind': 'restored', 'seconds': 0.25})",
         "raise SystemExit(1)",
@@ -153,7 +129,7 @@ def test_a_preempted_script_resumes_and_no_step_is_twice_or_missing(trial: Trial
     says(process, b"pausing")
     wait_for(lambda: trial.status["preemptible"])
     process.terminate()
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
     assert trial.result["outcome"] == "preempted"
     assert trial.result["checkpoint_step"] == 3
     trial.epoch = 2
@@ -170,7 +146,7 @@ def test_a_script_without_a_checkpoint_is_interrupted_and_not_preemptible(trial:
     assert not trial.status["preemptible"]
     assert "HERMES_CHECKPOINT_DIR" in trial.status["preemptible_reason"]
     process.terminate()
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
     assert trial.result["outcome"] == "interrupted"
 
 
@@ -187,7 +163,7 @@ def test_a_clean_exit_on_sigterm_is_not_taken_for_the_end(trial: Trial) -> None:
     process = trial.start("--objective", "loss")
     says(process, b"loss")
     process.terminate()
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
     assert trial.result["outcome"] == "preempted"
 
 
@@ -199,7 +175,7 @@ def test_a_script_that_ignores_sigterm_is_killed_after_the_grace_period(trial: T
     process = trial.start("--grace", "0.3")
     says(process, b"ready")
     process.terminate()
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
     assert trial.result["exit_code"] == -9
 
 
@@ -215,7 +191,7 @@ def test_a_second_signal_ends_the_grace_period(trial: Trial) -> None:
     process.terminate()
     says(process, b"asked")
     process.terminate()
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
 
 
 @pytest.mark.parametrize(
@@ -322,14 +298,15 @@ def test_a_busy_folder_and_a_stale_lease_and_a_busy_gpu_are_no_failures(trial: T
     locks = trial.base / "gpus"
     first = trial.start("--gpus", "0,1", "--gpu-locks", str(locks))
     says(first, b"ready")
-    assert trial.run()[0] == 70
+    at_once = ("--lock-wait", "0.1")
+    assert trial.run(*at_once)[0] == 70
     other = Trial(trial.base / "other")
     other.base.mkdir()
     other.write("print(1)")
-    assert other.run("--gpus", "1", "--gpu-locks", str(locks))[0] == 70
+    assert other.run("--gpus", "1", "--gpu-locks", str(locks), *at_once)[0] == 70
     assert not (other.folder / "result.json").exists()
     first.terminate()
-    first.wait(20)
+    first.wait(60)
     trial.epoch = 4
     assert trial.run()[0] == 70
     assert other.run("--gpus", "1", "--gpu-locks", str(locks))[0] == 0
@@ -381,10 +358,11 @@ def test_nothing_outlives_a_supervisor_that_is_killed_and_its_segment_is_closed(
         "print('epoch=1 loss=1 pids', os.getpid(), a.pid, flush=True)\ntime.sleep(60)\n"
     )
     process = trial.start()
-    line = process.stdout.readline()
+    line = output_of(process).readline()
     pids = [int(word) for word in line.split()[3:]]
+    wait_for(lambda: trial.status["step"] == 1)
     process.kill()
-    process.wait(20)
+    process.wait(60)
     wait_for(lambda: not any(alive(pid) for pid in pids))
     trial.write("print('epoch=2 loss=1')")
     trial.epoch = 2
@@ -414,8 +392,8 @@ def test_the_trial_is_preempted_when_the_parent_of_its_supervisor_dies(trial: Tr
     says(parent, b"pausing")
     pid = trial.status["pid"]
     parent.kill()
-    parent.wait(20)
-    parent.stdout.close()
+    parent.wait(60)
+    output_of(parent).close()
     wait_for(lambda: not alive(pid))
     assert trial.result["outcome"] == "preempted"
 
@@ -426,7 +404,7 @@ def test_values_without_steps_continue_from_the_checkpoint(trial: Trial) -> None
     says(process, b"pausing")
     wait_for(lambda: trial.status["checkpoint_step"] == 3)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
     assert trial.run("--objective", "loss")[0] == 0
     assert [step for _, _, step in trial.metrics] == [1, 2, 3, 4, 5]
 
@@ -471,7 +449,7 @@ def test_the_users_own_sitecustomize_still_runs(
     monkeypatch.setenv("PYTHONPATH", str(own))
     trial.write("print('loss=1')")
     process = trial.start(command=[sys.executable, str(trial.script)])
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert output.count(b"own site") >= 1
 
 
@@ -501,7 +479,7 @@ def test_a_secret_of_the_environment_is_in_no_output_no_tail_and_no_reason(
 
 EVENTS = """
 import os, socket, struct, sys
-from hermes_ops.trial.event_files import masked_crc
+from hermes_ops.trial.tensorboard import masked_crc
 name = f"events.out.tfevents.1700000000.{socket.gethostname()}.{os.getpid()}.0"
 os.makedirs("runs/now", exist_ok=True)
 def write(data):
@@ -594,7 +572,7 @@ def test_a_script_that_raises_when_it_is_told_to_stop_has_failed(trial: Trial) -
     process = trial.start("--objective", "loss")
     says(process, b"loss")
     process.terminate()
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
     assert trial.result["outcome"] == "failed"
     assert (
         "told to stop, it failed: exit code 1: TypeError: cannot save this"
@@ -609,3 +587,12 @@ def test_a_package_that_was_there_in_an_earlier_segment_is_waited_for(trial: Tri
     trial.epoch = 2
     trial.run("--objective", "loss")
     assert (trial.result["cause"], trial.result["retryable"]) == ("missing_module", True)
+
+
+def test_values_that_a_disk_with_room_does_not_take_are_told_as_what_they_are(trial: Trial) -> None:
+    trial.write("print('epoch=1 loss=0.5', flush=True); import time; time.sleep(60)")
+    (trial.folder / "metrics.jsonl").mkdir(parents=True)
+    code, _ = trial.run("--objective", "loss")
+    assert code != 0
+    assert trial.result["cause"] == "other"
+    assert "a metric could not be written: Is a directory" in trial.result["reason"]

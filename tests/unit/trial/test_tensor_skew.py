@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hermes_ops.trial.books import continued
 from hermes_ops.trial.files import Folder, write_json
-from hermes_ops.trial.state import tensor_skew
+from hermes_ops.trial.keras.training_state import tensor_skew
+from hermes_ops.trial.segment_records import continued_status
 
 
 def model(*shapes: tuple[int, ...]) -> SimpleNamespace:
@@ -33,6 +33,6 @@ def test_the_skew_is_the_largest_tensors_share(
 
 def test_a_resumed_trial_still_knows_its_skew(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = Folder(tmp_path_factory.mktemp("trial"))
-    assert continued(folder, 1, has_checkpoint=False).tensor_skew is None
+    assert continued_status(folder, 1, has_checkpoint=False).tensor_skew is None
     write_json(folder.status, {"epoch": 1, "tensor_skew": 0.7})
-    assert continued(folder, 2, has_checkpoint=True).document()["tensor_skew"] == 0.7
+    assert continued_status(folder, 2, has_checkpoint=True).document()["tensor_skew"] == 0.7

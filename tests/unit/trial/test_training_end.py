@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.trial.supervised import SupervisedTrial
+
 BEGIN = """
 import json, os, sys, time
 def say(*words): print(*words, flush=True)
@@ -22,42 +23,26 @@ def loss(e): return 1.0 / (e + 1)
 CURVE = [(1.0 / (e + 1), e) for e in range(1, 6)]
 
 
-class Trial:
+class Trial(SupervisedTrial):
     """Runs hermes-trial on a script in a temporary folder, for five epochs."""
 
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        self.folder = base / "trial"
-        self.epoch = 0
-        self.started: list[subprocess.Popen[bytes]] = []
-
     def start(self, script: str, *options: str) -> subprocess.Popen[bytes]:
-        (self.base / "train.py").write_text(BEGIN + script)
+        self.script.write_text(BEGIN + script)
         self.epoch += 1
-        own = ["--dir", str(self.folder), "--epoch", str(self.epoch), "--max-epochs", "5"]
-        own += ["--objective", "val_loss", "--directory", str(self.base), *options]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hermes_ops.trial", *own, "--", sys.executable, "train.py"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-        )
-        self.started.append(process)
-        return process
+        own = ["--max-epochs", "5", "--objective", "val_loss", "--directory", str(self.base)]
+        command = [sys.executable, "train.py"]
+        return self.supervise([*own, *options], command, errors=subprocess.STDOUT)
 
     def run(self, script: str, *options: str) -> tuple[str, str]:
         output, _ = self.start(script, *options).communicate(timeout=60)
         return self.result["outcome"], output.decode()
 
     def file(self, name: str) -> dict[str, Any]:
-        return json.loads((self.folder / name).read_text())
-
-    @property
-    def result(self) -> dict[str, Any]:
-        return self.file("result.json")
+        content: dict[str, Any] = json.loads((self.folder / name).read_text())
+        return content
 
     def curve(self, name: str = "val_loss") -> list[tuple[float, int]]:
-        lines = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
+        lines = self.lines("metrics.jsonl")
         return [(line["value"], line["step"]) for line in lines if line["name"] == name]
 
 
@@ -65,12 +50,10 @@ class Trial:
 def trial(tmp_path: Path) -> Iterator[Trial]:
     trial = Trial(tmp_path)
     yield trial
-    for process in trial.started:
-        process.kill()
-        process.communicate()
+    trial.close()
 
 
-def wait_for(condition: Callable[[], object], limit_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -145,7 +128,7 @@ def test_a_script_that_does_not_end_after_its_last_epoch_is_ended_as_finished(
 
 
 def test_a_time_limit_after_the_last_epoch_ends_a_trial_as_finished(trial: Trial) -> None:
-    outcome, _ = trial.run(EPOCHS + "time.sleep(60)\n", "--time-limit", "2")
+    outcome, _ = trial.run(EPOCHS + "time.sleep(60)\n", "--time-limit", "8")
     assert outcome == "finished"
 
 
@@ -156,7 +139,11 @@ def test_an_error_after_the_last_epoch_is_a_failure(trial: Trial) -> None:
 
 
 def test_a_trial_in_its_last_lines_keeps_its_gpu_and_finishes_after_a_stop(trial: Trial) -> None:
-    save = "open(os.environ['HERMES_CHECKPOINT_DIR'] + '/state', 'w').write('5')\n"
+    save = (
+        "while not os.path.exists(os.environ['HERMES_METRICS_FILE']) or "
+        "open(os.environ['HERMES_METRICS_FILE']).read().count('\\n') < 5: time.sleep(0.01)\n"
+        "open(os.environ['HERMES_CHECKPOINT_DIR'] + '/state', 'w').write('5')\n"
+    )
     handler = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
     lines = "open('last', 'w')\ntime.sleep(60)\n"
     process = trial.start(handler + EPOCHS + save + lines)
@@ -166,7 +153,7 @@ def test_a_trial_in_its_last_lines_keeps_its_gpu_and_finishes_after_a_stop(trial
     assert (status["preemptible"], status["step"]) == (False, 5)
     assert "last epoch is over" in status["preemptible_reason"]
     process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert trial.result["outcome"] == "finished"
 
 
@@ -183,7 +170,7 @@ def test_last_lines_that_were_stopped_are_run_again_and_change_no_value(trial: T
     wait_for((trial.base / "last").exists)
     wait_for(lambda: trial.file("status.json")["checkpoint_step"] == 5)
     process.terminate()
-    assert process.wait(30) == 75
+    assert process.wait(60) == 75
     assert trial.run(script)[0] == "finished"
     assert trial.curve() == [(2.3, 0), *CURVE]
     assert (trial.base / "saved").exists()
@@ -228,7 +215,7 @@ def test_a_script_whose_values_are_not_read_is_told_so_early_and_once(trial: Tri
     assert told.startswith("no value of 'val_loss' has been read so far")
     assert "epoch (?P<step>\\d+)\\b.*?\\b(?P<name>validation loss)" in told
     (trial.base / "go").touch()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert output.decode().count(told) == 2  # while it runs, and in its failure
     assert trial.result["outcome"] == "failed"
 
@@ -242,7 +229,7 @@ def test_a_script_that_prints_nothing_like_a_value_is_told_so_too(trial: Trial) 
         "no value of 'val_loss' has been read so far: no line looks like one"
     )
     (trial.base / "go").touch()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert output.count(b"hermes-trial: no value of 'val_loss' has been read so far\n") == 1
 
 
@@ -258,15 +245,17 @@ def test_a_trial_that_trains_again_from_scratch_is_not_ended_before_its_last_epo
 ) -> None:
     script = (
         "again = os.path.exists('last')\n"
-        "for e in range(1, 6): say(f'epoch={e} val_loss={loss(e)}'); time.sleep(0.3 * again)\n"
+        "for e in range(1, 6):\n"
+        "    time.sleep(4 * again * (e == 5))\n"
+        "    say(f'epoch={e} val_loss={loss(e)}')\n"
         "open('last', 'w')\nif not again: time.sleep(60)\nopen('saved', 'w')\n"
     )
     process = trial.start(script)
     wait_for((trial.base / "last").exists)
     wait_for(lambda: len(trial.curve()) == 5)
     process.terminate()
-    assert process.wait(30) == 75
+    assert process.wait(60) == 75
     assert trial.result["outcome"] == "interrupted"
-    assert trial.run(script, "--finish-seconds", "1")[0] == "finished"
+    assert trial.run(script, "--finish-seconds", "3")[0] == "finished"
     assert (trial.base / "saved").exists()
     assert trial.curve() == CURVE

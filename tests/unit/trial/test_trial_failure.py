@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from hermes_ops.trial.failure import (
     may_start_later,
     no_objective,
 )
-from hermes_ops.trial.outcome import Ending, Facts, Outcome, judge
+from hermes_ops.trial.outcome import SegmentEnding, SegmentFacts, SegmentOutcome, judge
 
 FRAME = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>']
 
@@ -159,7 +161,7 @@ def test_a_syntax_error_is_named_with_its_file_and_line() -> None:
 
 def test_what_was_there_in_an_earlier_segment_is_waited_for_but_a_mistake_stays_one() -> None:
     waited = {c for c in Cause if not is_final(c, worked_before=True)}
-    assert waited == {Cause.OTHER, Cause.MISSING_MODULE, Cause.CANNOT_START}
+    assert waited == {Cause.OTHER, Cause.MISSING_MODULE, Cause.CANNOT_START, Cause.NO_SPACE}
 
 
 def test_a_program_that_is_not_there_never_starts_and_one_on_a_lost_disk_may() -> None:
@@ -215,7 +217,7 @@ STOPS = {
 def test_an_error_after_the_stop_is_a_failure(what: str) -> None:
     code, lines = ERRORS_AT_STOP[what]
     ending = judge(facts(code, lines, asked_to_stop=True, has_checkpoint=True))
-    assert ending.outcome is Outcome.FAILED
+    assert ending.outcome is SegmentOutcome.FAILED
     assert ending.reason.startswith(f"told to stop, it failed: exit code {code}: ")
 
 
@@ -223,14 +225,14 @@ def test_an_error_after_the_stop_is_a_failure(what: str) -> None:
 def test_what_a_stop_brings_with_it_is_no_failure(what: str) -> None:
     code, lines = STOPS[what]
     ending = judge(facts(code, lines, asked_to_stop=True, has_checkpoint=True))
-    assert (ending.outcome, ending.code) == (Outcome.PREEMPTED, 75)
+    assert (ending.outcome, ending.code) == (SegmentOutcome.PREEMPTED, 75)
 
 
 def test_an_error_that_was_logged_before_the_stop_is_no_failure() -> None:
     before = [*raised("ValueError: one bad file, left out"), "epoch=1 loss=2"]
     told = facts(1, [*before, "saved"], asked_to_stop=True, tail_at_stop=before)
-    assert judge(told).outcome is Outcome.INTERRUPTED
-    assert judge(told._replace(tail_at_stop=before[:1])).outcome is Outcome.FAILED
+    assert judge(told).outcome is SegmentOutcome.INTERRUPTED
+    assert judge(told._replace(tail_at_stop=before[:1])).outcome is SegmentOutcome.FAILED
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(4, 9), max_size=12))
@@ -242,8 +244,8 @@ def test_the_lines_since_a_moment_are_those_that_came_after_it(
     assert lines_since([str(n) for n in before], kept) == [str(n) for n in after]
 
 
-def facts(code: int, tail: list[str], **changes: object) -> Facts:
-    known = Facts(
+def facts(code: int, tail: list[str], **changes: Any) -> SegmentFacts:
+    known = SegmentFacts(
         exit_code=code,
         asked_to_stop=False,
         ended_at_max_epochs=False,
@@ -259,8 +261,8 @@ def facts(code: int, tail: list[str], **changes: object) -> Facts:
 
 def test_a_value_that_is_not_finite_is_final_and_a_time_limit_is_not() -> None:
     told = facts(-15, [], verdict="val_loss is NaN at step 2")
-    assert judge(told._replace(diverged=True)) == Ending(
-        Outcome.FAILED, "val_loss is NaN at step 2", 143, "diverged", False
+    assert judge(told._replace(diverged=True)) == SegmentEnding(
+        SegmentOutcome.FAILED, "val_loss is NaN at step 2", 143, "diverged", False
     )
     assert judge(told).retryable
 

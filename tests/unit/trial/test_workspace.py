@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from hermes_ops.trial import workspace
-from hermes_ops.trial.standby import profile_of
-from hermes_ops.trial.standby_client import order
+from hermes_ops.trial.standby.__main__ import profile_of
+from hermes_ops.trial.standby.client import standby_order
 from hermes_ops.trial.workspace import (
     WorkspaceError,
     ensure_workspace,
     survey,
     written_originals,
 )
+from tests.unit.trial.supervised import output_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,10 +29,10 @@ os.makedirs("backup", exist_ok=True)
 state = os.path.join("backup", "epoch")
 done = int(open(state).read()) if os.path.exists(state) else 0
 for epoch in range(done + 1, 4):
-    print(f"epoch={epoch} loss={1 / epoch}", flush=True)
     with open(state, "w") as stream:
         stream.write(str(epoch))
     open(os.environ["HERMES_CHECKPOINT_DIR"] + "/there", "w").close()
+    print(f"epoch={epoch} loss={1 / epoch}", flush=True)
     if epoch == 2 and sys.argv[1] == "waits" and not done:
         time.sleep(60)
 print("began after", done, "in", os.getcwd(), flush=True)
@@ -139,7 +140,7 @@ def test_a_state_folder_inside_the_scripts_folder_is_left_out(source: Path, tmp_
 def test_one_standby_interpreter_serves_the_copies_of_all_trials(source: Path) -> None:
     def profile(directory: str, copied_from: str | None) -> object:
         command = (sys.executable, "train.py")
-        wanted = order(command, directory, copied_from, dict(os.environ))
+        wanted = standby_order(command, directory, copied_from, dict(os.environ))
         assert wanted is not None
         return profile_of(wanted.document("start"))
 
@@ -163,15 +164,15 @@ def start(source: Path, folder: Path, word: str, *options: str) -> subprocess.Po
 def test_no_trial_goes_on_from_what_another_has_left(source: Path, tmp_path: Path) -> None:
     first, second, copy = tmp_path / "0", tmp_path / "1", ("--workspace", "copy")
     with start(source, first, "waits", *copy) as process:
-        while "epoch=2" not in process.stdout.readline():
+        while "epoch=2" not in output_of(process).readline():
             pass
         with start(source, second, "ends", *copy) as other:
-            assert f"began after 0 in {second / 'workspace'}" in other.stdout.read()
+            assert f"began after 0 in {second / 'workspace'}" in output_of(other).read()
         assert other.returncode == 0
         process.terminate()
     assert process.returncode == 75
     with start(source, first, "waits", *copy) as process:
-        assert f"began after 2 in {first / 'workspace'}" in process.stdout.read()
+        assert f"began after 2 in {first / 'workspace'}" in output_of(process).read()
     assert process.returncode == 0
     assert not (source / "backup").exists()
 
@@ -180,10 +181,10 @@ def test_a_trial_that_begins_with_a_later_step_is_pointed_out_once(
     source: Path, tmp_path: Path
 ) -> None:
     with start(source, tmp_path / "0", "ends") as process:
-        assert "the first value" not in process.stdout.read()
+        assert "the first value" not in output_of(process).read()
     (source / "backup" / "epoch").write_text("1")
     with start(source, tmp_path / "1", "waits") as process:
-        lines = process.stdout.read().splitlines()
+        lines = output_of(process).read().splitlines()
     said = [line for line in lines if "the first value of loss came at step 2" in line]
     assert len(said) == 1
     assert "trial.directory: copy" in said[0]
@@ -195,6 +196,6 @@ def test_a_copy_that_cannot_be_made_fails_the_trial_with_the_reason(
     for number in range(workspace.MOST_FILES + 1):
         os.symlink("x", source / f"link{number}")
     with start(source, tmp_path / "0", "ends", "--workspace", "copy") as process:
-        said = process.stdout.read()
+        said = output_of(process).read()
     assert process.returncode == 127
     assert "holds too much to be copied for each trial" in said

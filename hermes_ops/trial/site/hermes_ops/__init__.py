@@ -1,4 +1,4 @@
-"""Makes `from hermes_ops.trial import report` work in an interpreter without Hermes Ops.
+"""Make `from hermes_ops.trial import report` work in an interpreter without Hermes Ops.
 
 Only the package itself becomes importable, not what is installed beside it.
 """

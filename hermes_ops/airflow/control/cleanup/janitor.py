@@ -1,0 +1,265 @@
+"""Checkpoints: how long they stay after a sweep's end, and how much room they may take on disk.
+
+At a sweep's end those of trials that cannot go on are deleted. The others, and the working
+directories that trials have for themselves, stay until the time in `keep.json` beside them;
+whichever controller runs then deletes them. While a sweep runs its size limit is kept at the cost
+of trials that have ended, never of one that may go on. What a sweep's store holds of a trial goes
+with what is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.airflow.control.sweep_state import SweepState
+from hermes_ops.airflow.folders import TrialFolder, home, sweep_folder
+from hermes_ops.errors import HermesError
+from hermes_ops.trial.checkpoint_store.store import (
+    CheckpointStore,
+    NotInstalledError,
+    StoreError,
+    connect,
+    place,
+)
+from hermes_ops.trial.files import write_json
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 20.0
+KEEP_FILE = "keep.json"
+RESUMABLE = ("cancelled", "failed")
+"""Final states from which `hermes sweep resume` lets a trial go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointQuota:
+    """A running sweep's limit; `spare` are its ended trials, those to lose checkpoints first."""
+
+    sweep: str
+    most_bytes: float
+    spare: tuple[int, ...]
+    store: str | None = None
+
+    @classmethod
+    def from_sweep(cls, sweep: SweepState) -> CheckpointQuota | None:
+        """Return the quota of a sweep as it stands now; None where it has no limit."""
+        rules = sweep.spec.config.checkpoints
+        most = rules.max_bytes
+        if most is None:
+            return None
+        best = sweep.best_trial()
+        ended = [t for t in sweep.trials if t.has_ended and t.number != best]
+        hopeless = [t.number for t in ended if t.final not in RESUMABLE]
+        others = [t.number for t in ended if t.final in RESUMABLE]
+        return cls(sweep.id, most, (*hopeless, *others), rules.store)
+
+
+def free_ended(
+    sweep: str,
+    states: Mapping[int, str],
+    keep_s: float,
+    now_s: float,
+    store: str | None = None,
+) -> None:
+    """After a sweep's end: delete the checkpoints of trials that cannot go on, date the others.
+
+    What the store does not delete now is deleted with the others.
+
+    :param states: the final state of each trial by number
+    """
+    able = [n for n, state in states.items() if keep_s > 0 and state in RESUMABLE]
+    kept = [n for n in able if store or TrialFolder.from_sweep(sweep, n).checkpoints.exists()]
+    gone = set(states) - set(kept)
+    copies = [
+        n for n in states if keep_s > 0 and TrialFolder.from_sweep(sweep, n).workspace.exists()
+    ]
+    for number in gone:
+        _delete(TrialFolder.from_sweep(sweep, number).checkpoints)
+    for number in set(states) - set(copies):
+        _delete(TrialFolder.from_sweep(sweep, number).workspace)
+    obeyed = clear_trials(store, sweep, gone) if kept else clear_sweep(store, sweep)
+    note = sweep_folder(sweep) / KEEP_FILE
+    if kept or copies or not obeyed:
+        until_s = now_s + (keep_s if kept or copies else 0.0)
+        write_json(note, {"until_s": until_s, "sweep": sweep, "store": store})
+    else:
+        note.unlink(missing_ok=True)
+
+
+def free_expired(running: Collection[str], now_s: float) -> list[Path]:
+    """Delete the checkpoints of ended sweeps whose time is over; the folders of those sweeps.
+
+    A sweep whose store does not obey stays due.
+    """
+    awake = {sweep_folder(sweep) for sweep in running}
+    due = {
+        note: known
+        for note in (home() / "sweeps").glob(f"*/{KEEP_FILE}")
+        if note.parent not in awake
+        and (kept_until_s(known := keep_note(note.parent)) or 0.0) <= now_s
+    }
+    expired = []
+    for note, known in due.items():
+        for folder in _kept_folders(note.parent):
+            _delete(folder)
+        if clear_sweep(known.get("store"), str(known.get("sweep"))):
+            note.unlink(missing_ok=True)
+            expired.append(note.parent)
+            log.info("The checkpoints of %s have been kept long enough", note.parent.name)
+    return expired
+
+
+def make_room(quota: CheckpointQuota) -> float:
+    """Delete checkpoints of ended trials until the limit is kept; the bytes that are left."""
+    sizes: Counter[int] = Counter()
+    for folder in _kept_folders(sweep_folder(quota.sweep)):
+        if folder.parent.name.isdigit():
+            sizes[int(folder.parent.name)] += size_bytes(folder)
+    used = float(sum(sizes.values()))
+    for number in quota.spare:
+        if used <= quota.most_bytes:
+            break
+        if sizes.get(number) and clear_trials(quota.store, quota.sweep, [number]):
+            _delete(TrialFolder.from_sweep(quota.sweep, number).checkpoints)
+            _delete(TrialFolder.from_sweep(quota.sweep, number).workspace)
+            used -= sizes[number]
+    return used
+
+
+def _kept_folders(sweep: Path) -> list[Path]:
+    """Return the checkpoints of a sweep's trials, and the working directories of their own."""
+    return [*sweep.glob("trials/*/checkpoints"), *sweep.glob("trials/*/workspace")]
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the bytes of the files below a folder; one that vanishes meanwhile counts nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+class Janitor:
+    """Looks after the disk in the background, so that no decision waits for it."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._warned: set[str] = set()
+
+    def run_if_due(self, sweeps: Iterable[SweepState], now_s: float) -> None:
+        """Clean up in the background, if it is time and the last time is over."""
+        if now_s < self._due_s or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._due_s = now_s + PERIOD_S
+        sweeps = tuple(sweeps)
+        quotas = tuple(
+            quota for sweep in sweeps if (quota := CheckpointQuota.from_sweep(sweep)) is not None
+        )
+        running = tuple(sweep.id for sweep in sweeps)
+        self._thread = threading.Thread(
+            target=self.clean, args=(running, quotas, now_s), daemon=True
+        )
+        self._thread.start()
+
+    def clean(
+        self, running: Sequence[str], quotas: Sequence[CheckpointQuota], now_s: float
+    ) -> None:
+        """Delete what has expired, then keep the limit of each sweep that has one."""
+        self._try(lambda: free_expired(running, now_s))
+        for quota in quotas:
+            self._try(lambda own=quota: self._warn(own, make_room(own)))  # type: ignore[misc]
+
+    @staticmethod
+    def _try(clean: Callable[[], object]) -> None:
+        try:
+            clean()
+        except Exception:  # whatever it is: the other sweeps are cleaned up
+            log.exception("Checkpoints could not be cleaned up; it is tried again")
+
+    def _warn(self, quota: CheckpointQuota, left_bytes: float) -> None:
+        if left_bytes <= quota.most_bytes:
+            self._warned.discard(quota.sweep)
+        elif quota.sweep not in self._warned:
+            self._warned.add(quota.sweep)
+            log.warning(
+                "The checkpoints of open trials of %s take %.3f GB, more than "
+                "checkpoints.max_gigabytes: they stay, as their trials need them.",
+                quota.sweep, left_bytes / 1e9,
+            )  # fmt: skip
+
+
+def keep_note(sweep: Path) -> dict[str, Any]:
+    """Return what `keep.json` in a sweep's folder says; empty where there is none, or a bad one."""
+    try:
+        known = json.loads((sweep / KEEP_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def kept_until_s(known: Mapping[str, Any]) -> float | None:
+    """Return the Unix time up to which a sweep keeps its checkpoints; None if the note has none."""
+    try:
+        return float(known["until_s"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+Opener = Callable[[str], CheckpointStore]
+_warned: set[str] = set()  # the places of which the log has said so
+
+
+def check_store(store: str | None) -> None:
+    """HermesError where the store's package is not installed here, where it is needed too."""
+    if store is None:
+        return
+    try:
+        connect(store)
+    except NotInstalledError as error:
+        raise HermesError(str(error)) from error
+    except StoreError as error:  # trials may still reach it, with credentials of their own
+        log.warning("checkpoints.store %s does not open here: %s", store, error)
+
+
+def clear_trials(
+    store: str | None, sweep: str, numbers: Iterable[int], open_store: Opener = connect
+) -> bool:
+    """Delete the copies of these trials; False, said once in the log, if the store did not obey."""
+    if store is None:
+        return True
+    return _clear([place(store, sweep, number) for number in sorted(numbers)], open_store)
+
+
+def clear_sweep(store: str | None, sweep: str, open_store: Opener = connect) -> bool:
+    """Delete all copies of a sweep; False, said once in the log, if the store did not obey."""
+    return True if store is None else _clear([place(store, sweep)], open_store)
+
+
+def _clear(places: list[str], open_store: Opener) -> bool:
+    for url in places:
+        try:
+            open_store(url).clear()
+        except StoreError as error:
+            if url not in _warned:
+                _warned.add(url)
+                log.warning("Checkpoints at %s could not be deleted: %s", url, error)
+            return False
+    return True

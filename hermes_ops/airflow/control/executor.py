@@ -1,0 +1,303 @@
+"""Carries out commands: every write about a trial, in the order that a crash needs.
+
+* A stop flag is written as a file first, which the task may follow at once, then in Airflow's
+  store: a task that misses the file finds the record.
+* A lease is out of the scheduler's reach (by its rank) before it is recorded as revoked: a trial
+  whose revocation is on record can not be started by a rank that came before.
+* A final state is on record before the task is skipped or marked: whoever comes next, after a
+  kill in between too, knows what the trial became. The task is then marked in a later round.
+* MLflow comes before Airflow's records where a trial continues or restarts: while MLflow is away
+  nothing is written, and all of it is done another time.
+
+Whatever command a kill interrupts, the next controller classifies the trial by what was written and
+decides on the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from hermes_ops.airflow.client import AirflowClient, TaskKey
+from hermes_ops.airflow.control.cleanup.user_clear import UserClear
+from hermes_ops.airflow.control.faults import Done, FaultBarrier, Subject
+from hermes_ops.airflow.control.reconcile import (
+    END,
+    WAITING_WEIGHT,
+    CloseSegment,
+    Command,
+    ContinueTrial,
+    EndIdleTrials,
+    ForgetFaults,
+    GiveUp,
+    GrantLease,
+    MarkTasks,
+    RecordEnd,
+    RestartFromScratch,
+    RestoreMark,
+    RestoreTouched,
+    RevokeLease,
+    StopSegment,
+    TrialCommand,
+)
+from hermes_ops.airflow.control.sweep_state import SweepState
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.folders import TrialFolder, write_lease, write_stop_flag
+from hermes_ops.airflow.metadata import Metadata, TaskRank
+from hermes_ops.airflow.records import (
+    CLOSE_KEY,
+    HELD_POOL_SLOTS,
+    LEASE_KEY,
+    SEGMENT_KEY,
+    STOP_KEY,
+    SWEEP_KEY,
+    CloseRecord,
+    SegmentRecord,
+    StopFlag,
+    encode,
+)
+from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
+from hermes_ops.airflow.trial.segment_run import PAUSED, closed
+from hermes_ops.errors import HermesError
+from hermes_ops.tracking import Tracker
+
+log = logging.getLogger(__name__)
+
+Tags = Callable[[SweepState, TrialRecords], dict[str, str]]
+GiveUpRun = Callable[[SweepState, TrialRecords, SegmentRecord, str], None]
+
+
+@dataclass(slots=True)
+class Executor:
+    """Writes to Airflow and MLflow; what fails of one trial is recorded and hinders no other.
+
+    `tags` are those of a trial's run in MLflow; `give_up_run` ends the run of one given up.
+    """
+
+    client: AirflowClient
+    metadata: Metadata
+    tracker: Tracker
+    faults: FaultBarrier
+    tags: Tags
+    give_up_run: GiveUpRun
+
+    def run(
+        self, sweep: SweepState, commands: Iterable[Command], now_s: float
+    ) -> dict[int, TrialRecords]:
+        """Carry out the commands in order; return the trials whose records they have changed.
+
+        A trial that has been continued or restarted is not given up in the same round.
+        """
+        changed: dict[int, TrialRecords] = {}
+        resumed: set[int] = set()
+        for command in commands:
+            if isinstance(command, MarkTasks | RestoreTouched | EndIdleTrials | ForgetFaults):
+                self._run_for_sweep(sweep, command, now_s)
+                continue
+            number = command.trial.number
+            if isinstance(command, GiveUp) and number in resumed:
+                continue
+            before = changed.get(number, command.trial)
+            done = self.attempt(sweep, replace(command, trial=before), now_s)
+            if done is None or done.value is before:
+                continue
+            changed[number] = done.value
+            if isinstance(command, ContinueTrial | RestartFromScratch):
+                resumed.add(number)
+        return changed
+
+    def attempt(
+        self, sweep: SweepState, command: TrialCommand, now_s: float
+    ) -> Done[TrialRecords] | None:
+        """Carry out one command; return the trial afterwards, None if it failed or is not due."""
+        subject = Subject(sweep.id, command.trial.number)
+        return self.faults.attempt(subject, command.step, self._write, sweep, command, now_s)
+
+    def close(self, sweep: SweepState, close: CloseRecord) -> bool:
+        """Record that a sweep ends; return whether that is on record."""
+        step = "write that it ends"
+        done = self.faults.attempt(
+            Subject(sweep.id), step, self._put, sweep, None, CLOSE_KEY, encode(close)
+        )
+        return done is not None
+
+    def _write(self, sweep: SweepState, command: TrialCommand, now_s: float) -> TrialRecords:
+        match command:
+            case StopSegment():
+                after = self._stop(sweep, command, now_s)
+            case RevokeLease():
+                after = self._revoke(sweep, command.trial)
+            case GrantLease():
+                after = self._grant(sweep, command)
+            case CloseSegment():
+                after = self._close_segment(sweep, command.trial)
+            case RecordEnd():
+                after = self.record_end(sweep, command, now_s)
+            case GiveUp():
+                after = self._give_up(sweep, command, now_s)
+            case ContinueTrial() | RestartFromScratch() | RestoreMark():
+                after = self._obey(sweep, command, now_s)
+        return after
+
+    def _stop(self, sweep: SweepState, command: StopSegment, now_s: float) -> TrialRecords:
+        trial = command.trial
+        lease, flag = trial.lease, trial.stop
+        if lease is None or not trial.is_under_way:
+            return trial
+        if flag is not None and flag.epoch == lease.epoch and flag.final == command.final:
+            return trial
+        flag, folder = (
+            StopFlag(lease.epoch, command.reason, now_s, command.final),
+            sweep.folder(trial),
+        )
+        is_local = write_stop_flag(folder, flag, needed=trial.row.state == "deferred")
+        if is_local:  # on this machine the trial need not wait for Airflow's record
+            folder.wake_file().wake()
+        self._put(sweep, trial, STOP_KEY, encode(flag))
+        if not is_local:
+            folder.wake_file().wake()
+        return trial
+
+    def _grant(self, sweep: SweepState, command: GrantLease) -> TrialRecords:
+        trial, lease = command.trial, command.lease
+        self._put(sweep, trial, LEASE_KEY, encode(lease))
+        if lease.pod is None:
+            write_lease(sweep.folder(trial), lease)
+        return trial
+
+    def _revoke(self, sweep: SweepState, trial: TrialRecords) -> TrialRecords:
+        """Take back a lease that has not begun: first out of the scheduler's reach."""
+        if trial.lease is not None:
+            self._hold_back(trial)
+            self._put(sweep, trial, LEASE_KEY, encode(replace(trial.lease, revoked=True)))
+        return trial
+
+    def _hold_back(self, trial: TrialRecords) -> None:
+        """Have the task ask for more slots than the pool has, so that Airflow passes it over."""
+        self.metadata.rerank([TaskRank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)])
+
+    def _close_segment(self, sweep: SweepState, trial: TrialRecords) -> TrialRecords:
+        """Close the segment of a pod that was preempted; its task need take no slot for that."""
+        if (segment := closed_segment(trial, sweep.folder(trial))) is None:
+            return trial
+        self._put(sweep, trial, SEGMENT_KEY, encode(segment))
+        return replace(trial, segment=segment, left="")
+
+    def record_end(self, sweep: SweepState, command: RecordEnd, now_s: float) -> TrialRecords:
+        """Record a final state in Airflow, then in MLflow; nothing for a trial without a lease."""
+        trial, lease = command.trial, command.trial.lease
+        if lease is None:
+            return trial
+        record = trial.segment or SegmentRecord(epoch=lease.epoch, running=False, started_s=now_s)
+        record = _ended(record, trial, command.state, command.reason, now_s)
+        self._put(sweep, trial, SEGMENT_KEY, encode(record))
+        try:
+            outcome = TrialOutcome(command.state, command.reason)
+            finish_run(self.tracker, lease.run_id, outcome, record)
+        except HermesError as error:
+            log.warning("The report task will close the run %s: %s", lease.run_id, error)
+        return trial
+
+    def _give_up(self, sweep: SweepState, command: GiveUp, now_s: float) -> TrialRecords:
+        trial, reason = command.trial, command.reason
+        log.error("Trial %s of %s fails: %s", trial.number, sweep.id, reason)
+        record = trial.segment or SegmentRecord(epoch=0, running=False, started_s=now_s, segments=0)
+        record = _ended(record, trial, "failed", reason, now_s)
+        self._put(sweep, trial, SEGMENT_KEY, encode(record))
+        self.give_up_run(sweep, trial, record, reason)
+        self.faults.forget(Subject(sweep.id, trial.number))
+        return replace(trial, segment=record)
+
+    def _obey(
+        self,
+        sweep: SweepState,
+        command: ContinueTrial | RestartFromScratch | RestoreMark,
+        now_s: float,
+    ) -> TrialRecords:
+        """Do what a person asks of a trial by clearing its task or by its note."""
+        trial, task = command.trial, task_of(sweep, command.trial)
+        if isinstance(command, RestoreMark):
+            self.client.mark([task], trial.task_state)
+            return trial
+        writer = UserClear(self.client, self.tracker, task, sweep.spec.ref)
+        try:
+            if isinstance(command, ContinueTrial):
+                return writer.continue_trial(trial)
+            self._hold_back(trial)
+            return writer.restart_from_scratch(trial, self.tags(sweep, trial), now_s)
+        except HermesError as error:
+            log.warning("Trial %s of %s is cleared later: %s", trial.number, sweep.id, error)
+        return trial
+
+    def _run_for_sweep(
+        self,
+        sweep: SweepState,
+        command: MarkTasks | RestoreTouched | EndIdleTrials | ForgetFaults,
+        now_s: float,
+    ) -> None:
+        subject = Subject(sweep.id)
+        match command:
+            case MarkTasks():
+                tasks = [task_of(sweep, t) for t in command.trials]
+                step = f"mark its tasks {command.state}"
+                self.faults.attempt(subject, step, self._mark, tasks, command.state)
+            case RestoreTouched():
+                step = "take up its new trials"
+                self.faults.attempt(subject, step, self._restore_touched, sweep, command)
+            case EndIdleTrials():
+                self._end_idle(sweep, command, now_s)
+            case ForgetFaults():
+                self.faults.forget(Subject(sweep.id, command.trial.number))
+
+    def _mark(self, tasks: list[TaskKey], state: str) -> None:
+        if state == "skipped":
+            self.client.skip(tasks)
+        else:
+            self.client.mark(tasks, state)
+
+    def _restore_touched(self, sweep: SweepState, command: RestoreTouched) -> None:
+        """Give tasks their state back now that Airflow has the new trials; then forget them."""
+        for trial in command.trials:
+            self.client.mark([task_of(sweep, trial)], trial.task_state)
+        record = replace(sweep.spec.record, touched=())
+        self._put(sweep, None, SWEEP_KEY, encode(record))
+
+    def _end_idle(self, sweep: SweepState, command: EndIdleTrials, now_s: float) -> None:
+        """Record each end first, so that whoever comes next knows what the trial became."""
+        state, reason = command.close.state, command.close.reason
+        ended = [
+            trial
+            for trial in command.trials
+            if self.attempt(sweep, RecordEnd(trial, state, reason, END), now_s)
+        ]
+        if ended:
+            tasks = [task_of(sweep, t) for t in ended]
+            self.faults.attempt(Subject(sweep.id), "skip its tasks", self.client.skip, tasks)
+
+    def _put(self, sweep: SweepState, trial: TrialRecords | None, key: str, value: object) -> None:
+        self.client.put_state(task_of(sweep, trial), key, value)
+        self.faults.answered()
+
+
+def task_of(sweep: SweepState, trial: TrialRecords | None) -> TaskKey:
+    """Return the task instance of a trial, or of the sweep's plan."""
+    run = sweep.spec.run
+    if trial is None:
+        return TaskKey(run.dag_id, run.run_id, run.plan_task)
+    return TaskKey(run.dag_id, run.run_id, sweep.spec.record.trial_task, trial.number)
+
+
+def closed_segment(trial: TrialRecords, folder: TrialFolder) -> SegmentRecord | None:
+    """Return the closed record of a preempted segment whose task waits; None for any other."""
+    if trial.left not in PAUSED or trial.segment is None or trial.row.state == "deferred":
+        return None
+    return closed(trial.segment, folder, trial.left)
+
+
+def _ended(
+    record: SegmentRecord, trial: TrialRecords, state: str, reason: str, now_s: float
+) -> SegmentRecord:
+    """Return the record with that final state, given to the trial's present task instance."""
+    return replace(record, running=False, final=state, task=trial.row.id, reason=reason,
+                   host="", ended_s=record.ended_s or now_s)  # fmt: skip

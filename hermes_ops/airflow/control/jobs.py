@@ -1,0 +1,242 @@
+"""From Airflow's rows, records and folders to the decision core's facts.
+
+Of thousands of trials few have changed since the last round, and a round is to take milliseconds.
+So what the last round made of a trial is made again only where the trial has changed. One state of
+each trial is kept: it does not grow with time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords
+from hermes_ops.airflow.folders import StatusFile, TrialFolder
+from hermes_ops.airflow.metadata import TaskInstanceRow
+from hermes_ops.airflow.records import Lease, SegmentRecord
+from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
+from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
+from hermes_ops.errors import HermesError
+
+
+def training_seconds(
+    moment_s: float, spans: Sequence[tuple[float, float]], started_s: float | None
+) -> float:
+    """Return the seconds of training before `moment_s`: ended spans and the segment under way."""
+    total = sum(max(0.0, min(end, moment_s) - start) for start, end in spans)
+    if started_s is not None and moment_s > started_s:
+        total += moment_s - started_s
+    return total
+
+
+def curve(
+    points: Sequence[tuple[int, float, int]],
+    sign: float,
+    spans: Sequence[tuple[float, float]],
+    started_s: float | None,
+) -> tuple[Point, ...]:
+    """Return the learning curve from (step, value, Unix milliseconds), lower is better.
+
+    It begins with step 1: a value at step 0 says what the model was before its training.
+    """
+    return tuple(
+        Point(step, sign * value, training_seconds(time_ms / 1000.0, spans, started_s))
+        for step, value, time_ms in points
+        if step > 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFacts:
+    """What all trials of a sweep share."""
+
+    sweep: SweepId
+    submitted_s: float
+    weight: float
+    gpus: int
+    sign: float
+    total_steps: int | None
+    preemptible: bool
+    deadline_s: float | None = None  # when its budget of wall-clock time ends it
+    nodes: tuple[str, ...] = ()  # that have a claim for its checkpoints; none: they lie elsewhere
+
+
+def configuration(
+    trial: TrialRecords, drawn: Mapping[str, Value] | None = None
+) -> tuple[tuple[str, Value], ...]:
+    """Return the trial's hyper-parameters: its lease's; before it has one, those drawn for it."""
+    parameters = trial.lease.config if trial.lease is not None else drawn or {}
+    return tuple(parameters.items())
+
+
+def job(
+    trial: TrialRecords,
+    facts: SweepFacts,
+    shown: tuple[Point, ...],
+    now_s: float,
+    drawn: Mapping[str, Value] | None = None,
+) -> Job:
+    """Return the trial as a policy sees it, with the curve that is `shown` of it.
+
+    Its service holds for `now_s`; `drawn` is the configuration that it will be opened with.
+    """
+    phase, segment = trial.phase, trial.segment or _before_the_first(facts)
+    holds = phase in (Phase.STARTING, Phase.RUNNING)
+    return Job(
+        id=job_id(facts.sweep, trial.number),
+        sweep=facts.sweep,
+        submitted_s=facts.submitted_s,
+        phase=phase,
+        gpus_held=trial.lease.gpus if holds and trial.lease else (),
+        min_gpus=facts.gpus,
+        max_gpus=facts.gpus,
+        weight=facts.weight,
+        total_steps=facts.total_steps,
+        deadline_s=facts.deadline_s,
+        configuration=configuration(trial, drawn),
+        preemptible=facts.preemptible and segment.preemptible,
+        nodes=_nodes(trial, facts),
+        service_gpu_s=trial.service_gpu_s(now_s),
+        curve=shown,
+        preemptions=segment.preemptions,
+        started_s=trial.started_s,
+        waiting_since_s=None if holds else segment.ended_s,
+        steps_at_start=segment.steps_at_start,
+        checkpoint_s=segment.checkpoint_s,
+        restore_s=segment.restore_s,
+        tensor_skew=segment.tensor_skew,
+        startup_s=segment.startup_s,
+    )
+
+
+def _nodes(trial: TrialRecords, facts: SweepFacts) -> tuple[str, ...]:
+    """Return where it may run: with checkpoints on its node's own claim, where it ran before."""
+    if not facts.nodes or trial.lease is None or len(trial.lease.nodes) != 1:
+        return facts.nodes
+    has_begun = trial.segment is not None and trial.segment.segments > 0
+    return trial.lease.nodes if has_begun else facts.nodes
+
+
+def _before_the_first(facts: SweepFacts) -> SegmentRecord:
+    """Return a record for a trial without one: it has waited since its submission."""
+    return SegmentRecord(0, running=False, started_s=facts.submitted_s, ended_s=facts.submitted_s)
+
+
+def job_id(sweep: str, number: int) -> JobId:
+    """Return `sweep/number`."""
+    return JobId(f"{sweep}/{number}")
+
+
+Points = Sequence[tuple[int, float, int]]
+Spans = Sequence[tuple[float, float]]
+Asked = tuple[Points, float, Spans, float | None]
+Drawn = Mapping[str, Value]
+Made = tuple[TrialRecords, tuple[Point, ...], Drawn | None, Job]
+
+
+@dataclass(slots=True)
+class TrialCache:
+    """The trials, the learning curves and the jobs of one sweep as they were last made."""
+
+    _trials: dict[int, tuple[Mapping[str, str], TrialRecords]] = field(default_factory=dict)
+    _curves: dict[int, tuple[Asked, tuple[Point, ...]]] = field(default_factory=dict)
+    _jobs: dict[int, Made] = field(default_factory=dict)
+
+    def trial(self, row: TaskInstanceRow, records: Mapping[str, str]) -> TrialRecords:
+        """Return the trial's decoded records; the same object where nothing has changed."""
+        cached = self._trials.get(row.number)
+        if cached is None or cached[0] != records:
+            built = TrialRecords.from_stored(row, records)
+        elif cached[1].row is not row and cached[1].row != row:
+            built = replace(cached[1], row=row)
+        else:
+            return cached[1]
+        self._trials[row.number] = dict(records), built
+        return built
+
+    def curve(self, trial: TrialRecords, points: Points, sign: float) -> tuple[Point, ...]:
+        """Return the trial's learning curve; the same object where nothing has changed."""
+        segment = trial.segment
+        spans: Spans = () if segment is None else segment.spans
+        since_s = segment.trains_since_s if segment is not None and segment.running else None
+        inputs = (points, sign, spans, since_s)
+        cached = self._curves.get(trial.number)
+        if cached is None or cached[0] != inputs:
+            self._curves[trial.number] = cached = (inputs, curve(*inputs))
+        return cached[1]
+
+    def job(
+        self,
+        trial: TrialRecords,
+        facts: SweepFacts,
+        points: Points,
+        now_s: float,
+        drawn: Drawn | None = None,
+    ) -> Job:
+        """Return the trial as a policy sees it, with the curve of these points.
+
+        The service of a trial that trains grows: it is made again in each round.
+        """
+        shown = self.curve(trial, points, facts.sign)
+        cached = self._jobs.get(trial.number)
+        if cached and cached[0] is trial and cached[1] is shown and cached[2] is drawn:
+            return cached[3]
+        built = job(trial, facts, shown, now_s, drawn)
+        if not trial.is_under_way:
+            self._jobs[trial.number] = (trial, shown, drawn, built)
+        return built
+
+
+@dataclass(slots=True)
+class DeferredTrials:
+    """The trials of one sweep whose pods the triggerer holds, with what their folders say.
+
+    A segment that was preempted is closed by the controller, so that its task need not take a slot
+    for that; its slots are free as soon as the trial has said so, while its pod is being removed.
+    Every other end is concluded by the task, which Airflow schedules again with the slots that it
+    had.
+    """
+
+    _status: dict[int, StatusFile] = field(default_factory=dict)
+    _updated: dict[int, tuple[TrialRecords, Mapping[str, Any], TrialRecords]] = field(
+        default_factory=dict
+    )
+
+    def with_folder(self, trial: TrialRecords, sweep: str) -> TrialRecords:
+        """Return the trial with the status and outcome in its folder, of a pod of its lease.
+
+        As it is while the volume is away.
+        """
+        lease, segment = trial.lease, trial.segment
+        if lease is None or lease.pod is None or segment is None or not segment.running:
+            return trial
+        if segment.epoch != lease.epoch:
+            return trial
+        try:
+            if trial.row.state == "deferred":
+                seen = self._with_status(trial, segment, sweep)
+                left = _left(trial, lease, sweep) if trial.is_told_to_stop else ""
+                return replace(seen, left=left) if left in PAUSED else seen
+            if trial.row.state in READY_STATES:
+                return replace(trial, left=_left(trial, lease, sweep))
+        except HermesError:
+            return trial
+        return trial
+
+    def _with_status(self, trial: TrialRecords, segment: SegmentRecord, sweep: str) -> TrialRecords:
+        file = self._status.get(trial.number)
+        if file is None:
+            file = StatusFile.from_folder(TrialFolder.from_sweep(sweep, trial.number))
+            self._status[trial.number] = file
+        status = file.read()
+        cached = self._updated.get(trial.number)
+        if cached is None or cached[0] is not trial or cached[1] is not status:
+            updated = replace(trial, segment=with_status(segment, status))
+            self._updated[trial.number] = cached = (trial, status, updated)
+        return cached[2]
+
+
+def _left(trial: TrialRecords, lease: Lease, sweep: str) -> str:
+    result = result_of(TrialFolder.from_sweep(sweep, trial.number), lease.epoch)
+    return str(result.get("outcome") or "")

@@ -1,0 +1,386 @@
+"""The controller's view of a pool's sweeps: rebuilt from Airflow and MLflow at each observation.
+
+Nothing here must be remembered: a controller that was killed finds the same states again. It is
+read, never written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+from hermes_ops.airflow.control.faults import FaultBarrier, Subject
+from hermes_ops.airflow.control.jobs import DeferredTrials, Points, SweepFacts, TrialCache
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
+from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
+from hermes_ops.config import (
+    RunIn,
+    SweepConfig,
+    parse,
+    render_command,
+    render_environment,
+)
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.search.interface import Observation, Sampler
+from hermes_ops.search.tree import axes
+from hermes_ops.tracking.runs import SweepRef
+
+log = logging.getLogger(__name__)
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+DRAWN_AHEAD = 256
+"""Trials of a sweep, the first ones, whose configurations are looked up before they begin."""
+
+DRAWS_PER_ROUND, PARAMETERS_PER_ROUND = 16, 2_000
+"""As a draw takes a millisecond or more, a round makes no more of them for each sweep, and draws no
+more parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSpec:
+    """What does not change during a sweep: its config and what follows from it.
+
+    `cache` and `deferred` keep what the last round built of the rest.
+    """
+
+    run: RunRow
+    record: SweepRecord
+    config: SweepConfig
+    sampler: Sampler
+    facts: SweepFacts
+    axes: int = 1  # of its space, those below choices included
+    cache: TrialCache = field(default_factory=TrialCache, compare=False)
+    deferred: DeferredTrials = field(default_factory=DeferredTrials, compare=False)
+    _drawn: dict[int, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def from_run(cls, run: RunRow) -> SweepSpec | None:
+        """Return the sweep of a DAG run; None when its record is of another shape."""
+        record = decode(SweepRecord, run.sweep)
+        if record is None:
+            return None
+        config = parse(record.config, source=run.sweep_id, base=None)
+        sampler = config.search.to_sampler()
+        facts = SweepFacts(
+            sweep=SweepId(run.sweep_id),
+            submitted_s=_began_s(record, run),
+            weight=config.weight,
+            gpus=config.trial.gpus,
+            sign=config.objective.sign,
+            total_steps=config.budget.max_epochs,
+            preemptible=config.trial.preemptible,
+            deadline_s=_deadline_s(config, record, run),
+            nodes=_claimed_nodes(config),
+        )
+        space = tuple(axes(config.search.to_space()))
+        return cls(run, record, config, sampler, facts, max(1, len(space)))
+
+    @property
+    def ref(self) -> SweepRef:
+        """Return its experiment and run in MLflow."""
+        return SweepRef(self.run.sweep_id, self.record.experiment_id, self.record.parent_run_id)
+
+    @property
+    def learns(self) -> bool:
+        """Return whether a configuration depends on the results so far."""
+        return self.config.search.learns
+
+    def draw_ahead(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Any]]:
+        """Return the configurations of trials not yet opened, by number; each call draws some more.
+
+        Only where no result plays a part in them.
+        """
+        if not self.learns:
+            unknown = (n for n in numbers if n < DRAWN_AHEAD and n not in self._drawn)
+            most = max(1, min(DRAWS_PER_ROUND, PARAMETERS_PER_ROUND // self.axes))
+            for number in islice(unknown, most):
+                self._drawn[number] = self._draw(number)
+        return self._drawn
+
+    def _draw(self, number: int) -> Mapping[str, Any]:
+        """Draw a configuration; empty where the search fails, which the trial's start reports."""
+        try:
+            return self.sampler.ask(number, ())
+        except Exception as error:  # whatever a sampler raises: the others are drawn
+            log.debug("Trial %s of %s is not drawn ahead: %s", number, self.run.sweep_id, error)
+            return {}
+
+
+def _began_s(record: SweepRecord, run: RunRow) -> float:
+    """Return when the sweep was planned; if its run was restarted since, when that was."""
+    return max(run.started_s, record.planned_s)
+
+
+def _claimed_nodes(config: SweepConfig) -> tuple[str, ...]:
+    pod = config.trial.pod if config.trial.run_in is RunIn.POD else None
+    return tuple(sorted(pod.checkpoint_claims or ())) if pod is not None else ()
+
+
+def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:
+    limit_s = config.budget.wall_clock_seconds
+    return None if limit_s is None else _began_s(record, run) + limit_s
+
+
+@dataclass(slots=True)
+class SweepState:
+    """A sweep as it stands: its trials, its curves, whether it is closing."""
+
+    spec: SweepSpec
+    trials: tuple[TrialRecords, ...]
+    close: CloseRecord | None
+    curves: Mapping[int, Points] = field(default_factory=dict)
+    constraint_metrics: Mapping[str, Mapping[int, Points]] = field(
+        default_factory=dict
+    )  # metric -> trial
+    opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
+    withheld: frozenset[int] = frozenset()  # trials whose start has failed a moment ago
+    curves_read: bool = (
+        True  # whether MLflow has been read, so that a trial without a curve has none
+    )
+
+    @classmethod
+    def fetch(
+        cls,
+        spec: SweepSpec,
+        metadata: Metadata,
+        curves: Mapping[int, Points],
+        *,
+        constraint_metrics: Mapping[str, Mapping[int, Points]] = MappingProxyType({}),
+        curves_read: bool = True,
+    ) -> SweepState:
+        """Read Airflow's rows and records; take the curves known so far."""
+        records = metadata.records(spec.run)
+        task = spec.record.trial_task
+        sweep_id = spec.run.sweep_id
+        decode_trial, with_folder = spec.cache.trial, spec.deferred.with_folder
+        trials = tuple(
+            with_folder(decode_trial(row, records.get((task, row.number), _NONE)), sweep_id)
+            for row in metadata.trials(spec.run, task)
+        )
+        planned = records.get((spec.run.plan_task, -1), {})
+        close = decode(CloseRecord, planned.get(CLOSE_KEY))
+        return cls(spec, trials, close, curves, constraint_metrics, curves_read=curves_read)
+
+    @property
+    def id(self) -> str:
+        """Return the sweep's id."""
+        return self.spec.run.sweep_id
+
+    def folder(self, trial: TrialRecords) -> TrialFolder:
+        """Return where the files of one of its trials lie."""
+        return TrialFolder.from_sweep(self.id, trial.number)
+
+    def jobs(self, now_s: float) -> list[Job]:
+        """Return every trial as a policy sees it; those of a closing sweep are left out."""
+        if self.close is not None:
+            return []
+        drawn = self.spec.draw_ahead(t.number for t in self.trials if t.lease is None)
+        facts, curves = self.spec.facts, self.curves
+        job = self.spec.cache.job
+        jobs = [
+            job(t, facts, curves.get(t.number, ()), now_s, drawn.get(t.number)) for t in self.trials
+        ]
+        return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
+
+    def _offered(self, candidate: Job, trial: TrialRecords) -> bool:
+        """Return whether a trial is offered to the policy: once Airflow would start it.
+
+        Of a DAG that is paused Airflow takes none: only those that train are offered.
+        """
+        if trial.number in self.spec.record.touched:
+            return False
+        if trial.number in self.withheld and candidate.phase in (Phase.PENDING, Phase.WAITING):
+            return False
+        if self.spec.run.paused and candidate.phase in (Phase.PENDING, Phase.WAITING):
+            return False
+        return candidate.phase is not Phase.PENDING or trial.row.state == "scheduled"
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether Airflow has a task for every trial of the spec."""
+        return len(self.trials) >= self.spec.record.trials
+
+    @property
+    def open_trials(self) -> int:
+        """Return how many trials have begun and have not ended."""
+        return sum(t.lease is not None and not t.has_ended for t in self.trials)
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether a trial has begun to train."""
+        return any(t.segment is not None and t.segment.segments > 0 for t in self.trials)
+
+    def best_trial(self) -> int | None:
+        """Return the number of the trial with the best value, of two the lower; or None."""
+        seen = (self._observation(t) for t in self.trials if t.lease is not None)
+        able = [(o.loss, o.number) for o in seen if o.loss is not None and o.state != "failed"]
+        return min(able)[1] if able else None
+
+    @property
+    def failed_trials(self) -> int:
+        """Return how many trials failed; those that diverged count if the sweep counts them."""
+        counts = self.spec.config.budget.count_diverged
+        return sum(t.has_failed and (counts or not t.has_diverged) for t in self.trials)
+
+    def last_constraint_values(self, number: int) -> dict[str, float]:
+        """Return the last value that a trial has reported of each metric that has bounds."""
+        metrics = ((name, points.get(number)) for name, points in self.constraint_metrics.items())
+        return {name: points[-1][1] for name, points in metrics if points}
+
+    def history(self) -> list[Observation]:
+        """Return what the sampler has observed: every trial that has a configuration."""
+        leased = [self._observation(t) for t in self.trials if t.lease is not None]
+        fresh = self.opened_now.items()
+        return leased + [Observation(n, dict(c), None, "running") for n, c in fresh]
+
+    def _observation(self, trial: TrialRecords) -> Observation:
+        lease = trial.lease
+        config = dict(lease.config) if lease is not None else {}
+        values = [self.spec.facts.sign * v for _, v, _ in self.curves.get(trial.number, ())]
+        finite = [v for v in values if v == v and abs(v) != float("inf")]  # noqa: PLR0124 - NaN
+        loss = min(finite) if finite else None
+        if not trial.has_ended:
+            return Observation(trial.number, config, loss, "running")
+        failed = trial.has_failed or loss is None
+        return Observation(trial.number, config, loss, "failed" if failed else "finished")
+
+    @property
+    def can_draw(self) -> bool:
+        """Return whether the results that a configuration depends on have been read from MLflow."""
+        return not self.spec.learns or self.curves_read or not any(t.has_ended for t in self.trials)
+
+    def draw(self, number: int) -> dict[str, Any]:
+        """Return the configuration of a trial that is about to be opened.
+
+        Unavailable while results that it depends on have not been read from MLflow.
+        """
+        if not self.can_draw:
+            raise Unavailable("the results of its sweep have not been read from MLflow yet")
+        return dict(self.spec.sampler.ask(number, self.history()))
+
+    def command(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the training command of a configuration."""
+        return tuple(render_command(self.spec.config, dict(config)))
+
+    def environment(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Return the environment variables of a configuration."""
+        return render_environment(self.spec.config, dict(config))
+
+
+def find_sweep(job: JobId) -> str:
+    """Return the sweep's id in the id that a policy uses for a trial."""
+    return job.rpartition("/")[0]
+
+
+def find(sweeps: Mapping[str, SweepState], job: JobId) -> tuple[SweepState, TrialRecords]:
+    """Return the trial with the id that a policy uses, and its sweep."""
+    sweep_id, _, number = job.rpartition("/")
+    return sweeps[sweep_id], next(t for t in sweeps[sweep_id].trials if t.number == int(number))
+
+
+READ_RECORD = "read its record"
+
+UNREADABLE_S = 600.0
+"""A sweep whose record cannot be read ends after so long: until then an upgrade may help."""
+
+
+@dataclass(slots=True)
+class RunningSweeps:
+    """The running sweeps of one pool; the record of each is parsed once.
+
+    `unreadable` are those whose record is there and cannot be made sense of.
+    """
+
+    pool: str
+    faults: FaultBarrier = field(default_factory=FaultBarrier)
+    specs: dict[str, SweepSpec] = field(default_factory=dict)
+    unreadable: dict[str, RunRow] = field(default_factory=dict)
+    _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
+        """Bring `specs` up to date; return those that run no more."""
+        runs = {r.sweep_id: r for r in metadata.sweeps()}
+        unreadable: dict[str, RunRow] = {}
+        for sweep_id, run in runs.items():
+            spec = self.specs.get(sweep_id)
+            if (spec and spec.run == run) or self._not_ours.get(sweep_id) == run.sweep:
+                continue  # a sweep that has been extended or resumed is read again
+            read = self.faults.isolate(Subject(sweep_id), READ_RECORD, SweepSpec.from_run, run)
+            if read is None:
+                unreadable[sweep_id] = run
+            elif read.value is not None and read.value.config.pool == self.pool:
+                self.specs[sweep_id] = read.value
+            else:
+                self._not_ours[sweep_id] = run.sweep
+        for sweep_id in unreadable.keys() - self.unreadable.keys():
+            log.error("The sweep %s cannot be scheduled: its record cannot be read", sweep_id)
+        self.unreadable = unreadable
+        return {gone: self.specs.pop(gone) for gone in set(self.specs) - set(runs)}
+
+    def hopeless(self, now_s: float) -> Iterator[tuple[RunRow, str]]:
+        """Yield the unreadable sweeps of this pool that are to end, and why."""
+        for fault in self.faults.faults:
+            run = self.unreadable.get(fault.subject.sweep)
+            if run is None or fault.step != READ_RECORD or now_s - fault.since_s < UNREADABLE_S:
+                continue
+            if _pool_of(run) == self.pool:
+                yield run, f"its record cannot be read: {fault.reason}"
+
+
+def _pool_of(run: RunRow) -> str | None:
+    """Return the pool that an unreadable record names; None where it names none."""
+    config = run.sweep.get("config")
+    pool = config.get("pool") if isinstance(config, Mapping) else None
+    return pool if isinstance(pool, str) else None
+
+
+def pool_snapshot(
+    pool: str,
+    metadata: Metadata,
+    sweeps: Mapping[str, SweepState],
+    now_s: float,
+    *,
+    nodes: Sequence[str] = (),
+    jobs: tuple[Job, ...] | None = None,
+) -> Snapshot:
+    """Return the facts on which a policy decides; raises HermesError when Airflow has no such pool.
+
+    `jobs` are the trials of the sweeps, where they have been built.
+    """
+    if jobs is None:
+        jobs = tuple(j for b in sweeps.values() for j in b.jobs(now_s))
+    runs = ((b.spec.run, b.spec.record) for b in sweeps.values())
+    row = metadata.pool(pool, [(r.dag_id, r.run_id, record.trial_task) for r, record in runs])
+    if row is None:
+        raise HermesError(missing_pool(pool))
+    held = [g for j in jobs for g in j.gpus_held]
+    return Snapshot(now_s, usable_gpus(row, held, nodes), jobs)
+
+
+def missing_pool(pool: str) -> str:
+    """Say that Airflow has no such pool, and what to do."""
+    return (
+        f"Airflow has no pool {pool!r}: create it with as many slots as GPUs (Admin, Pools in "
+        f"Airflow's page, or `airflow pools set {pool} SLOTS GPUs`). All sweeps go on then."
+    )
+
+
+def usable_gpus(pool: PoolRow, held: Sequence[int], nodes: Sequence[str] = ()) -> tuple[Gpu, ...]:
+    """Return the GPUs that trials may use: the pool's, less as many as other tasks occupy.
+
+    Tasks that are not trials name no GPU, so those that our trials hold are kept before free ones.
+    `nodes` names the node of each slot, as far as it goes.
+    """
+    capacity = max(0, pool.slots - pool.foreign_slots)
+    mine = sorted({g for g in held if g < pool.slots})
+    free = [g for g in range(pool.slots) if g not in mine]
+    usable = sorted((mine + free)[:capacity])
+    return tuple(Gpu(i, nodes[i]) if i < len(nodes) else Gpu(i) for i in usable)

@@ -1,0 +1,224 @@
+"""Why a trial runs or waits, and what fails in its pool: text for the command line and the page."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hermes_ops.airflow.control.decisions import read_local
+from hermes_ops.airflow.control.publish import read_view
+from hermes_ops.core.amounts import figure
+from hermes_ops.errors import HermesError, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from hermes_ops.tracking import Tracker
+
+MOST_LINES = 10
+
+SILENT_S = 120.0
+"""Age of a view after which its controller makes no rounds."""
+
+
+def trouble_line(view: Mapping[str, Any] | None) -> str:
+    """Return since when and why the controller's rounds fail; empty while they do not."""
+    trouble = (view or {}).get("trouble")
+    if not trouble:
+        return ""
+    return (
+        f"The controller's rounds have failed since {_clock(trouble['since_s'])} "
+        f"({trouble['rounds']} in a row), so no trial is started or stopped: {trouble['reason']}"
+    )
+
+
+def silence_line(view: Mapping[str, Any] | None, now_s: float) -> str:
+    """Return since when the controller has made no round; empty while it makes some."""
+    if view is None or now_s - view["time_s"] <= SILENT_S or trouble_line(view):
+        return ""
+    since = _clock(view["time_s"])
+    return f"The controller has made no round since {since}: see its log."
+
+
+def problem_lines(
+    view: Mapping[str, Any] | None, sweep: str | None = None, trial: int | None = None
+) -> list[str]:
+    """Return a line for each step that fails of a sweep, or of one trial of it.
+
+    Without a sweep: of all of them. At most ten, then one that counts the others.
+    """
+    found = [
+        p
+        for p in (view or {}).get("problems", ())
+        if (sweep is None or p["sweep"] in (sweep, "")) and trial in (None, p["trial"])
+    ]
+    lines = [_line(p) for p in found[:MOST_LINES]]
+    rest = len(found) - MOST_LINES
+    return [*lines, f"{rest} more steps fail"] if rest > 0 else lines
+
+
+def _line(problem: Mapping[str, Any]) -> str:
+    whose = problem["sweep"] or "the pool"
+    if problem["trial"] is not None:
+        whose = f"trial {problem['trial']} of {whose}"
+    times = "once" if problem["tries"] == 1 else f"{problem['tries']} times"
+    return (
+        f"Problem of {whose}: {problem['step']} failed {times} since "
+        f"{_clock(problem['since_s'])}: {problem['reason']}"
+    )
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_s))
+
+
+UNDECIDED = "nothing was decided about it yet"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnd:
+    """The final state of a trial, why it ended so, and of one that was retried why it failed first.
+
+    `steps` is the last step that it reported; empty where that is not known.
+    """
+
+    state: str
+    reason: str = ""
+    first_failure: str = ""
+    steps: str = ""
+
+    @property
+    def words(self) -> str:
+        """The end in a sentence, in several lines if the trial was retried."""
+        steps = f" after step {self.steps}" if self.steps not in ("", "0") else ""
+        text = f"has ended{steps}: {self.state.replace('_', ' ')}"
+        text += f", because: {self.reason}" if self.reason else ""
+        if not self.first_failure:
+            return text + ("" if text.endswith(".") else ".")
+        first = "\n".join(f"    {line}" for line in self.first_failure.splitlines())
+        return f"{text}\n  it was tried more than once; its first failure was:\n{first}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A trial's job in the pool's view, None when it is not there, and all its decisions.
+
+    The decisions are newest first, each as `decisions.jsonl` has it; `age_s`: of the standing.
+    `ended`: the final state of one that has ended, and why, as far as MLflow tells.
+    `not_preemptible`: why it cannot be preempted now; empty where it can.
+    `problems`: a line for each step that fails for it now, and one if the controller's rounds fail.
+    """
+
+    trial: str
+    standing: Mapping[str, Any] | None
+    policy: str
+    age_s: float
+    decisions: Sequence[Mapping[str, Any]]
+    ended: TrialEnd | None = None
+    problems: Sequence[str] = ()
+    not_preemptible: str = ""
+
+    @property
+    def now(self) -> str:
+        """The trial's state in one sentence."""
+        job = self.standing
+        if self.ended is not None:
+            return f"{self.trial} {self.ended.words}"
+        if job is None:
+            return f"{self.trial} is not in the pool now."
+        return (
+            f"{self.trial} is {job['phase']}{on_gpus(job['gpus'])}, at step {job['step']}, "
+            f"value {job['value']}, {job['preemptions']} preemptions "
+            f"(policy {self.policy}, {self.age_s:.1f} s ago){_bound(job.get('nodes') or ())}"
+        )
+
+
+def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
+    """Return the explanation of the trial SWEEP/NUMBER.
+
+    HermesError when nothing is known of it; Unavailable when only MLflow could know it and does not
+    answer.
+    """
+    sweep, number = parts(trial)
+    view = read_view(pool) or {"jobs": [], "time_s": 0.0, "policy": "?"}
+    job = next((j for j in view["jobs"] if j["id"] == trial), None)
+    found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
+    over = job is None or job["phase"] == "ended"
+    ended = trial_end(tracker, sweep, number) if over else None
+    problems = [*filter(None, [trouble_line(view)]), *problem_lines(view, sweep, number)]
+    if job is None and not found and ended is None and not problems:
+        raise HermesError(
+            f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."
+        )
+    age_s = max(0.0, time.time() - view["time_s"])
+    return Explanation(
+        trial,
+        job,
+        view["policy"],
+        age_s,
+        tuple(reversed(found)),
+        ended,
+        tuple(problems),
+        view.get("sweeps", {}).get(sweep, {}).get("not_preemptible", {}).get(str(number), ""),
+    )
+
+
+def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
+    """Return the trial's end from MLflow; None before it, or if MLflow does not answer."""
+    from hermes_ops.tracking.runs import RUN_STATUS
+    from hermes_ops.tracking.summary import require_sweep
+
+    try:
+        ref = require_sweep(tracker, sweep)
+        runs, whole = tracker.trials(ref), tracker.sweep(ref)
+    except HermesError:
+        return None
+    if whole.state in RUN_STATUS and all(run.number != number for run in runs):
+        return TrialEnd("cancelled", f"its sweep had ended before it began ({whole.state})")
+    for run in runs:
+        if run.number == number and run.state in RUN_STATUS:
+            tags = (run.tags.get(f"hermes.{n}", "") for n in ("reason", "first_failure", "steps"))
+            return TrialEnd(run.state, *tags)
+    return None
+
+
+def parts(trial: str) -> tuple[str, int]:
+    """Return the sweep and the number of `SWEEP/NUMBER`; HermesError for anything else."""
+    if not re.fullmatch(r"(?s).+/[0-9]{1,9}", trial):
+        raise HermesError(f"{trial!r} is no trial: write SWEEP/NUMBER, for example digits-1/3.")
+    sweep, _, number = trial.rpartition("/")
+    return sweep, int(number)
+
+
+def on_gpus(gpus: Sequence[int]) -> str:
+    """Return ` on GPU 0, 1`; empty without any."""
+    return f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
+
+
+def _bound(nodes: Sequence[str]) -> str:
+    if not nodes:
+        return ""
+    return f"; it may run on {' or '.join(nodes)} only, where its checkpoints are or will be"
+
+
+def short(value: object) -> str:
+    """Return a term of a score, in four digits."""
+    return figure(value, 4) if isinstance(value, float) else str(value)
+
+
+def _decisions(tracker: Tracker, sweep: str, *, needed: bool) -> Sequence[Mapping[str, Any]]:
+    """Return the decisions of this machine's log, else MLflow's (Unavailable if `needed`)."""
+    from hermes_ops.tracking.summary import require_sweep
+
+    found: Sequence[Mapping[str, Any]] = read_local(sweep)
+    if found:
+        return found
+    try:
+        return tracker.read_decisions(require_sweep(tracker, sweep).parent_run_id)
+    except Refused:
+        return ()
+    except Unavailable:
+        if needed:
+            raise
+        return ()

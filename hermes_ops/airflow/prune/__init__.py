@@ -1,0 +1,1 @@
+"""`hermes prune`: find and remove what is left of sweeps that ended long ago."""

@@ -1,0 +1,297 @@
+"""One run of a trial's task in a slot: what it records as it begins, goes on and ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hermes_ops.airflow.folders import (
+    Accounts,
+    TrialFolder,
+    WakeFile,
+    all_ended,
+    controller_wake_file,
+    read_stop_flag,
+)
+from hermes_ops.airflow.records import (
+    SEGMENT_KEY,
+    STOP_KEY,
+    Lease,
+    SegmentRecord,
+    StopFlag,
+    decode,
+    encode,
+)
+from hermes_ops.airflow.state_store import TaskStore, read_record
+from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
+from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
+
+REASON_CHARACTERS = 1_000
+MOST_WITHOUT_SPACE = 20
+"""Full disks in a row that may end a trial without a new step; one more counts as a failure."""
+PAUSED = (SegmentOutcome.PREEMPTED.value, SegmentOutcome.INTERRUPTED.value)
+"""Outcomes of a segment after which its trial waits for its next lease."""
+FIRST_LINES, FIRST_CHARACTERS = 12, 200
+"""Last lines of a trial's first failure that its record keeps, and characters of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFailure:
+    """How a segment failed: why, with which last lines, and whether trying again may help."""
+
+    reason: str
+    tail: tuple[str, ...] = ()
+    cause: str = ""
+    retryable: bool = True
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The reason and the last lines, as the record keeps them of a trial's first failure."""
+        lines = (self.reason, *self.tail[-FIRST_LINES:])
+        return tuple(line[:FIRST_CHARACTERS] for line in lines)
+
+
+@dataclass(slots=True)
+class SegmentRun:
+    """Writes the trial's `SegmentRecord`, and through its feed the trial's MLflow run."""
+
+    store: TaskStore
+    lease: Lease
+    folder: TrialFolder
+    feed: MetricFeed
+    record: SegmentRecord
+    _recorded_status: Mapping[str, Any] | None = None
+
+    @classmethod
+    def from_lease(
+        cls, store: TaskStore, lease: Lease, folder: TrialFolder, last: SegmentRecord | None
+    ) -> SegmentRun:
+        """Return a run under this lease, after the segment `last`; nothing is written yet."""
+        before = last or SegmentRecord(0, False, 0.0)
+        goes_on = lease.pod is not None and before.running and before.epoch == lease.epoch
+        accounts = Accounts.from_segments(folder.segments())
+        record = replace(
+            before,
+            epoch=lease.epoch,
+            running=True,
+            started_s=before.started_s if goes_on else time.time(),
+            ended_s=None,
+            outcome="",
+            reason="",
+            cause="",
+            host="",
+            gpus=lease.gpus,
+            steps_at_start=before.step,
+            spans=accounts.spans,
+            service_gpu_s=accounts.service_gpu_s,
+            segments=accounts.segments + 1,
+            preemptions=accounts.preemptions,
+        )
+        return cls(store, lease, folder, _feed(lease, folder), record)
+
+    @classmethod
+    def from_ended(
+        cls, store: TaskStore, lease: Lease, folder: TrialFolder, last: SegmentRecord
+    ) -> SegmentRun:
+        """Return the run of a segment that ended under `lease` or an earlier lease of its trial."""
+        own = replace(lease, epoch=last.epoch, gpus=last.gpus)
+        return cls(store, own, folder, _feed(lease, folder), last)
+
+    def wake_file(self) -> WakeFile:
+        """Return the file that is touched when there is a stop flag."""
+        return self.folder.wake_file()
+
+    def opened(self) -> None:
+        """Record that the segment's process has started, and send its metrics from now on."""
+        self.feed.start()
+        self._write()
+
+    def stop_flag(self) -> StopFlag | None:
+        """Return the stop flag of this lease, from its local record or Airflow's store."""
+        flag = read_stop_flag(self.folder, self.lease.epoch)
+        if flag is not None:
+            return flag
+        flag = decode(StopFlag, read_record(self.store.get, STOP_KEY))
+        return flag if flag is not None and flag.epoch == self.lease.epoch else None
+
+    def relay(self) -> None:
+        """Record the trial's status, if it has changed."""
+        status = self.folder.status()
+        if status != self._recorded_status and status.get("epoch") == self.lease.epoch:
+            self.record = with_status(self.record, status)
+            self._write()
+            self._recorded_status = status
+
+    def result(self) -> Mapping[str, Any]:
+        """Return how this lease's segment ended, or that the trial had finished; else empty."""
+        return result_of(self.folder, self.lease.epoch)
+
+    def may_wait_for_space(self) -> bool:
+        """Return whether a trial whose disk is full is tried again without counting a failure."""
+        return self._times_without_space() <= MOST_WITHOUT_SPACE
+
+    def _times_without_space(self) -> int:
+        """Count the full disks in a row, with this one, that ended it before a new step."""
+        record = with_status(self.record, self.folder.status())
+        return 1 if record.step > record.steps_at_start else record.without_space + 1
+
+    def pause(
+        self,
+        outcome: str,
+        *,
+        failed: bool = False,
+        failure: SegmentFailure | None = None,
+        without_space: bool = False,
+    ) -> None:
+        """Record that the segment has ended and that the trial goes on later."""
+        times = self._times_without_space() if without_space else 0
+        self._close(outcome)
+        if without_space or self.record.step > self.record.steps_at_start:
+            self.record = replace(self.record, without_space=times)
+        if failed:
+            self.record = with_failure(self.record, failure or SegmentFailure(""))
+        self._write()
+        controller_wake_file().wake()
+        defer(lambda: self.feed.pump_once(ended=True))
+
+    def end(self, ending: TrialOutcome) -> None:
+        """Record that the trial has ended for good."""
+        self._close(ending.state)
+        reason = ending.reason[:REASON_CHARACTERS]
+        self.record = replace(self.record, final=ending.state, reason=reason)
+        self._write()
+        controller_wake_file().wake()
+        self.feed.finish(ending, self.record)
+
+    def _close(self, outcome: str) -> None:
+        is_process = self.lease.pod is None  # it has just ended; when a pod has is not known here
+        self.record = closed(self.record, self.folder, outcome, is_process)
+
+    def _write(self) -> None:
+        self.store.set(SEGMENT_KEY, encode(self.record))
+
+
+def _feed(lease: Lease, folder: TrialFolder) -> MetricFeed:
+    return MetricFeed(lease.run_id, folder, objective=(lease.objective, lease.direction))
+
+
+def result_of(folder: TrialFolder, epoch: int) -> Mapping[str, Any]:
+    """Return how that lease's segment ended, or that the trial had finished before; else empty."""
+    result = folder.result()
+    ours = result.get("epoch") == epoch or result.get("outcome") == "finished"
+    return result if ours else {}
+
+
+def with_failure(record: SegmentRecord, failure: SegmentFailure) -> SegmentRecord:
+    """Return the record with one more failure; it keeps the first one in full."""
+    first = record.first_failure if record.failures else failure.kept
+    return replace(
+        record,
+        failures=record.failures + 1,
+        reason=failure.reason[:REASON_CHARACTERS],
+        cause=failure.cause,
+        first_failure=first,
+    )
+
+
+def closed(
+    record: SegmentRecord, folder: TrialFolder, outcome: str, has_just_ended: bool = False
+) -> SegmentRecord:
+    """Return the record of an ended segment, with the accounts in the trial's folder.
+
+    A killed segment has not written its end: that is now, if it `has_just_ended`.
+    """
+    segments = folder.segments()
+    if has_just_ended:
+        segments = all_ended(segments, record.epoch, time.time())
+    accounts = Accounts.from_segments(segments)
+    over = replace(
+        record,
+        running=False,
+        ended_s=time.time(),
+        outcome=outcome,
+        spans=accounts.spans,
+        service_gpu_s=accounts.service_gpu_s,
+        segments=max(1, accounts.segments),
+        preemptions=accounts.preemptions,
+    )
+    return with_status(over, folder.status())
+
+
+def with_status(record: SegmentRecord, status: Mapping[str, Any]) -> SegmentRecord:
+    """Return the record with the fields of the trial's status file."""
+    if status.get("epoch") != record.epoch:
+        return record
+    timings = status.get("timings") or {}
+    return replace(
+        record,
+        step=int(status.get("step") or record.step),
+        preemptible=bool(status.get("preemptible", record.preemptible)),
+        preemptible_reason=str(status.get("preemptible_reason") or ""),
+        checkpointed_s=status.get("checkpointed_s") or record.checkpointed_s,
+        checkpoint_s=_first(timings.get("checkpoint_s"), record.checkpoint_s),
+        restore_s=_first(timings.get("restore_s"), record.restore_s),
+        startup_s=_first(timings.get("startup_s"), record.startup_s),
+        advice=str(status.get("advice") or ""),
+        tensor_skew=_first(status.get("tensor_skew"), record.tensor_skew),
+    )
+
+
+def _first(new: float | None, old: float | None) -> float | None:
+    return new if new is not None else old
+
+
+def exit_code_reader(folder: TrialFolder, epoch: int) -> Callable[[], int | None]:
+    """Return a function that reads the exit code for the result in the trial's folder."""
+
+    def code() -> int | None:
+        try:
+            result = result_of(folder, epoch)
+        except HermesError as error:  # the volume is away for a while
+            raise Unavailable(str(error)) from error
+        return exit_code_of(result)
+
+    return code
+
+
+def exit_code_of(result: Mapping[str, Any]) -> int | None:
+    """Return the exit code of hermes-trial for the result that it wrote; None without one."""
+    outcome = result.get("outcome")
+    if not outcome:
+        return None
+    if outcome == SegmentOutcome.FINISHED.value:
+        return FINISHED
+    if outcome in PAUSED:
+        return PREEMPTED
+    code = abs(int(result.get("exit_code") or 1))
+    return code if code not in (INFRASTRUCTURE, PREEMPTED) else 1
+
+
+DEFERRED_WORK_S = 2.0
+"""Seconds for the deferred work of a task, done once its slot is free: nobody waits for it.
+
+Its process must be gone before the task may start again (`trial_task.reschedule_delay_s`)."""
+
+_pending: list[Callable[[], object]] = []
+
+
+def defer(work: Callable[[], object]) -> None:
+    """Have `work` done in the task's process after its state was reported, by Airflow's listener.
+
+    It may be cut off, so it must be repeatable.
+    """
+    _pending.append(work)
+
+
+def run_pending() -> None:
+    """Do the deferred work, for at most `DEFERRED_WORK_S` seconds."""
+    works = _pending[:]
+    _pending.clear()
+    if works:
+        worker = threading.Thread(target=lambda: [work() for work in works], daemon=True)
+        worker.start()
+        worker.join(DEFERRED_WORK_S)

@@ -1,0 +1,160 @@
+"""Pollux' model of the seconds of a step, by GPUs, nodes and samples a GPU, and its fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hermes_ops.core.sizes import StepTime
+
+Floats = NDArray[np.float64]
+LEAST = 1e-8
+"""Seconds: the least of each parameter, and its value while nothing measured tells it."""
+
+SMOOTHING = 1e-6
+"""Our choice: errors below a thousandth count as squares."""
+
+SLOWER_BETWEEN_NODES = 1.1
+"""While no step on several nodes has been measured, they are taken for this much slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """The seconds of a pass, of computing and all-reduce, which overlap in part.
+
+    Computing takes `alpha_c + beta_c x samples a GPU`. The all-reduce of g > 1 GPUs takes
+    `alpha_r + beta_r x (g - 2)` on one node and `alpha_n + beta_n x (g - 2)` on several. A pass
+    takes `(computing^gamma + all-reduce^gamma)^(1/gamma)`, gamma in [1, 10]: 1 is no overlap.
+
+    Source: Qiao et al., "Pollux", OSDI 2021, section 4.2.
+    """
+
+    alpha_c: float
+    beta_c: float
+    alpha_n: float
+    beta_n: float
+    alpha_r: float
+    beta_r: float
+    gamma: float
+
+    def compute_s(self, local_batch: Floats) -> Floats:
+        """Return the seconds of computing for that many samples on each GPU."""
+        return np.asarray(self.alpha_c + self.beta_c * local_batch)
+
+    def pass_s(self, gpus: Floats, nodes: Floats, local_batch: Floats) -> Floats:
+        """Return the seconds of a pass with its all-reduce; the three arrays have one shape."""
+        return _pass_s(np.array(self._values()), gpus, nodes, local_batch)
+
+    def _values(self) -> tuple[float, ...]:
+        network = (self.alpha_n, self.beta_n, self.alpha_r, self.beta_r)
+        return (self.alpha_c, self.beta_c, *network, self.gamma)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedFit:
+    """A fitted model; `error` is the root mean square of the logarithm of fitted / measured."""
+
+    model: SpeedModel
+    error: float
+
+
+def fit_speed_model(times: Sequence[StepTime], start: SpeedModel | None = None) -> SpeedFit:
+    """Fit the model to measured steps that know their samples a GPU; `start` is an earlier fit.
+
+    What was not measured is not guessed from the data but set, so that larger sizes are tried:
+    with one number of samples a GPU half of the computing is taken to be independent of it; the
+    all-reduce is free until several GPUs of one node (of several nodes) have been measured, and
+    does not grow with the GPUs until more than two have been. Between nodes it is taken to be 1.1
+    times as slow as within one, until steps there have been measured. Raise ValueError without a
+    usable step.
+
+    Source: the public artefact of Pollux (petuum/adaptdl, commit c793c70): the sum of the root mean
+    squared logarithmic errors of computing and of a whole step, with priors on gamma (1e-3) and on
+    the growth of the all-reduce (1e-2), minimised by L-BFGS.
+    """
+    from scipy.optimize import minimize
+
+    usable = [time for time in times if time.local_batch and time.seconds > 0]
+    if not usable:
+        raise ValueError("no measured step tells its samples a GPU")
+    facts = _Facts.from_times(usable)
+    low, high = _bounds(facts)
+    first = np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001] if start is None else start._values())
+    result = minimize(
+        facts.objective, np.clip(first, low, high), method="L-BFGS-B",
+        bounds=list(zip(low, high, strict=True)),
+    )  # fmt: skip
+    best = np.clip(result.x, low, high)
+    fitted = _pass_s(best, facts.gpus, facts.nodes, facts.local_batch)
+    error = float(np.sqrt(np.mean(np.log(fitted / facts.seconds) ** 2)))
+    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = map(float, best)
+    if not (facts.nodes > 1).any():
+        alpha_n, beta_n = SLOWER_BETWEEN_NODES * alpha_r, SLOWER_BETWEEN_NODES * beta_r
+    return SpeedFit(SpeedModel(alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma), error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The measured steps as columns; `compute_s` is nan where it was not measured."""
+
+    gpus: Floats
+    nodes: Floats
+    local_batch: Floats
+    seconds: Floats
+    compute_s: Floats
+
+    @classmethod
+    def from_times(cls, times: Sequence[StepTime]) -> _Facts:
+        rows = [
+            (t.gpus, t.nodes, t.local_batch or 0, t.seconds, t.compute_s or np.nan) for t in times
+        ]
+        return cls(*np.array(rows, dtype=np.float64).T)
+
+    def objective(self, values: Floats) -> float:
+        """Return what the fit minimises."""
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values
+        fitted = _pass_s(values, self.gpus, self.nodes, self.local_batch)
+        total = _smooth_error(np.log(fitted) - np.log(self.seconds))
+        known = ~np.isnan(self.compute_s)
+        if known.any():
+            computed = alpha_c + beta_c * self.local_batch[known]
+            total += _smooth_error(np.log(computed) - np.log(self.compute_s[known]))
+        growth = (beta_n / alpha_n) ** 2 + (beta_r / alpha_r) ** 2
+        return total + 1e-3 * float(gamma - 1) ** 2 + 1e-2 * float(growth)
+
+
+def _smooth_error(gaps: Floats) -> float:
+    """Return the root mean square, without the edge at 0 on which a line search stops."""
+    return float(np.sqrt(np.mean(gaps**2) + SMOOTHING))
+
+
+def _bounds(facts: _Facts) -> tuple[Floats, Floats]:
+    """Return the least and greatest of each parameter, equal where nothing measured tells it."""
+    low, high = np.full(7, LEAST), np.full(7, np.inf)
+    low[6], high[6] = 1.0, 10.0
+    if len(set(facts.local_batch.tolist())) == 1:
+        known = ~np.isnan(facts.compute_s)
+        computing = facts.compute_s[known] if known.any() else facts.seconds[facts.gpus == 1]
+        if len(computing):
+            low[0] = high[0] = max(LEAST, float(computing.mean()) / 2)
+    if not (facts.nodes > 1).any():
+        low[2] = high[2] = low[3] = high[3] = LEAST
+    if not ((facts.nodes == 1) & (facts.gpus > 1)).any():
+        low[4] = high[4] = low[5] = high[5] = LEAST
+    if not (facts.gpus > 2).any():
+        low[3] = high[3] = low[5] = high[5] = LEAST
+    return low, high
+
+
+def _pass_s(values: Floats, gpus: Floats, nodes: Floats, local_batch: Floats) -> Floats:
+    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values
+    more = np.maximum(gpus - 2, LEAST)
+    network = np.where(nodes > 1, alpha_n + beta_n * more, alpha_r + beta_r * more)
+    network = np.where(gpus > 1, network, LEAST)
+    computing = alpha_c + beta_c * local_batch
+    larger = np.maximum(computing, network)  # so that no power overflows
+    ratio = np.minimum(computing, network) / larger
+    return np.asarray(larger * (1 + ratio**gamma) ** (1 / gamma))

@@ -1,0 +1,181 @@
+"""The pods of a namespace, kept up to date by a watch, and those of them to be deleted.
+
+A pod without a lease in force is deleted: a pure decision without a clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.kubernetes.api import PodEvent, PodView
+from hermes_ops.kubernetes.pod_segment import FORCE_AFTER_S
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 60.0
+"""Seconds that one watch lasts; a dead connection is noticed by then."""
+
+SHORT_S = 1.0
+"""Seconds: a watch that ends sooner has broken off."""
+
+
+class Watchable(Protocol):
+    """The pods of one namespace, and their changes."""
+
+    def list_with_version(self, labels: Mapping[str, str]) -> tuple[list[PodView], str]:
+        """Return the pods with these labels, and the version that `watch_events` continues from."""
+
+    def watch_events(
+        self, labels: Mapping[str, str], version: str, seconds: float
+    ) -> Iterator[PodEvent]:
+        """Yield the changes of the pods with these labels after that version, for `seconds`."""
+
+    def delete(self, pod: PodView, grace_s: int) -> bool:
+        """Delete the pod unless it has changed since it was read; return whether it was deleted."""
+
+
+@dataclass(slots=True)
+class WatchedPods:
+    """The pods with some labels, kept up to date in the background.
+
+    When a watch has broken off (the API was away, or has forgotten the version) the next call of
+    `current` lists them again.
+    """
+
+    pods: Watchable
+    labels: Mapping[str, str]
+    clock: Callable[[], float] = time.monotonic
+    _pods: dict[str, PodView] = field(default_factory=dict)  # by uid
+    _version: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+    _stopped: bool = False
+    _warned: bool = False
+
+    def current(self) -> list[PodView]:
+        """Return the pods as they are now; raise HermesError when they cannot be listed."""
+        if self._thread is None or not self._thread.is_alive():
+            pods, self._version = self.pods.list_with_version(self.labels)
+            self._pods = {pod.uid: pod for pod in pods}
+            self._thread = threading.Thread(target=self.follow, daemon=True)
+            self._thread.start()
+        with self._lock:
+            return list(self._pods.values())
+
+    def delete(self, pod: PodView, grace_s: int) -> bool:
+        """Delete the pod unless it has changed since it was read; return whether it was deleted."""
+        return self.pods.delete(pod, grace_s)
+
+    def stop(self) -> None:
+        """Stop watching at the end of the current watch."""
+        self._stopped = True
+
+    def follow(self) -> None:
+        """Apply the events of one watch after the other, until one breaks off."""
+        lasts = True
+        while lasts and not self._stopped:
+            started_s = self.clock()
+            try:
+                self._apply_events()
+            except Unavailable:  # the next listing raises it if that lasts
+                return
+            except Exception as error:  # the controller must outlive whatever a client raises
+                self._warn_once(error)
+                return
+            lasts = self.clock() - started_s >= SHORT_S
+
+    def _apply_events(self) -> None:
+        for change in self.pods.watch_events(self.labels, self._version, WATCH_S):
+            self._version = change.version
+            if change.pod is not None:
+                with self._lock:
+                    if change.gone:
+                        self._pods.pop(change.pod.uid, None)
+                    else:
+                        self._pods[change.pod.uid] = change.pod
+
+    def _warn_once(self, error: Exception) -> None:
+        text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+        if not self._warned:
+            log.warning("Pods are listed each time, as they cannot be watched: %s", text)
+        self._warned = True
+
+
+ORPHAN_GRACE_S = 30.0
+"""Seconds that a pod must have had no lease before it is deleted; our choice.
+
+In all ordinary cases its task ends it within that time, and a lease may be newer than the list.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesInForce:
+    """The leases that the pool's controller knows.
+
+    :param sweeps: values of the sweeps' label: those that run, and those that it saw end
+    :param epochs: the lease in force of each trial (label of its sweep, number); none, no entry
+    """
+
+    sweeps: frozenset[str]
+    epochs: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class PodDeletion:
+    """A pod to be deleted, with the seconds that its script has to checkpoint."""
+
+    pod: PodView
+    grace_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanFindings:
+    """The orphans of one check: since when each pod (by uid) is one, and the pods to delete."""
+
+    since_s: Mapping[str, float] = field(default_factory=dict)
+    deletions: tuple[PodDeletion, ...] = ()
+
+    @property
+    def next_s(self) -> float:
+        """When the next orphan's grace ends; infinity without orphans."""
+        return min(self.since_s.values(), default=inf) + ORPHAN_GRACE_S
+
+
+def is_orphan(pod: PodView, leased: LeasesInForce) -> bool:
+    """Return whether a pod of our sweeps belongs to no lease in force, or to an older one.
+
+    A pod of an unknown sweep belongs to another pool or another installation.
+    """
+    if pod.sweep not in leased.sweeps:
+        return False
+    return leased.epochs.get((pod.sweep, pod.trial)) != pod.epoch
+
+
+def find_orphans(
+    pods: Sequence[PodView],
+    leased: LeasesInForce,
+    since_s: Mapping[str, float],
+    now_s: float,
+    script_grace_s: int,
+) -> OrphanFindings:
+    """Return the orphans at `now_s`, and those that have been orphans for ORPHAN_GRACE_S.
+
+    A pod that is being deleted is left to its node, and removed by force where the node does not
+    answer. `since_s`: the result of the last check.
+    """
+    orphans = {p.uid: since_s.get(p.uid, now_s) for p in pods if is_orphan(p, leased)}
+    due = (p for p in pods if p.uid in orphans and now_s - orphans[p.uid] >= ORPHAN_GRACE_S)
+    deletions = []
+    for pod in due:
+        if pod.gone_by_s is None:
+            deletions.append(PodDeletion(pod, script_grace_s))
+        elif now_s > pod.gone_by_s + FORCE_AFTER_S:
+            deletions.append(PodDeletion(pod, 0))
+    return OrphanFindings(orphans, tuple(deletions))

@@ -1,0 +1,354 @@
+"""The lifecycle of a segment's pod: one pod a lease, deleted before its task leaves.
+
+The pod's name follows from the trial and its lease's epoch, so a second attempt at the same lease
+(its worker was killed) finds the pod of the first one and adopts it. Only the attempt that the
+pod's label names may end it. The trial's own record decides how it ended, never the pod's phase.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.kubernetes.api import Pods, PodView
+
+log = logging.getLogger(__name__)
+
+FAILED, VANISHED = 1, 70
+"""Exit codes where the trial left no result: 70 is a failure of the infrastructure."""
+
+HURRIED_GRACE_S = 5
+FORCE_AFTER_S = 30.0
+"""Seconds beyond its grace after which a pod is removed by force: its node does not answer."""
+
+POLL_S, SHORT_POLL_S = 1.0, 0.2
+IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+LOG_PATIENCE_S = 5.0
+
+
+class OwnershipLost(HermesError):
+    """Another attempt at the same lease owns the pod now: it must not be touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodLimits:
+    """Seconds: what a script has to checkpoint, a pod to start, and an image or setting to work.
+
+    `poll_s` is the time between two reads of a running pod.
+    """
+
+    grace_s: float
+    start_s: float
+    mistake_s: float = 60.0
+    poll_s: float = POLL_S
+
+
+@dataclass(slots=True)
+class PodSegment:
+    """A segment that runs as a pod: create or adopt it, follow its log, stop it, wait for its end.
+
+    `record` returns the exit code of the trial's own result, None while there is none. Where
+    `request` is None the pod was created before. `holder` takes over the pod once it is created.
+    `log_over` is called whenever the log has ended: the container has most likely exited.
+    """
+
+    pods: Pods
+    request: Any
+    name: str
+    owner: str
+    epoch: int
+    trial: Mapping[str, str]
+    record: Callable[[], int | None]
+    emit: Callable[[str], None]
+    limits: PodLimits
+    clock: Callable[[], float] = time.time
+    holder: Any = None
+    log_over: Callable[[], None] = lambda: None
+    trouble: str = ""
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _log: LogFollower | None = None
+    _uid: str | None = None
+    _started_s: float | None = None
+    _poll_at_s: float = -inf
+    _grace_s: float | None = None  # of its deletion; None while it is to go on
+    _deleted_grace_s: float | None = None  # of the last deletion
+    _container_code: int | None = None  # of its container
+    _exit_code: int | None = None
+    _gone: bool = False
+    _owner_lost: bool = False
+    _misconfigured_since_s: float | None = None
+    _last_message: str = ""
+
+    @property
+    def handed_over(self) -> bool:
+        """True once the pod exists and its holder may take it over."""
+        return self.holder is not None and self._uid is not None
+
+    def start(self) -> None:
+        """Start the clock; the first poll creates or adopts the pod while the task goes on."""
+        self._started_s = self.clock()
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit code, or None when the pod still runs after that many seconds."""
+        self._wake.wait(max(0.0, min(seconds, self._poll_at_s - self.clock())))
+        if self._wake.is_set() or self.clock() >= self._poll_at_s:
+            self._wake.clear()
+            self._poll()
+        return self._exit_code
+
+    def stop(self) -> None:
+        """Ask the script to checkpoint and exit."""
+        self._request_deletion(self.limits.grace_s)
+
+    def hurry(self) -> None:
+        """Shorten the grace period: the trial has ended for good."""
+        self._request_deletion(HURRIED_GRACE_S)
+
+    def release(self) -> None:
+        """Stop following the pod, which goes on."""
+        if self._log is not None:
+            self._log.finish(0.0)
+
+    def finish(self) -> None:
+        """Delete the pod and wait until it is gone."""
+        if self._owner_lost or self._started_s is None:
+            return
+        self._request_deletion(self.limits.grace_s)
+        deadline_s = self.clock() + self.limits.grace_s + 2 * FORCE_AFTER_S
+        while not self._gone and self.clock() < deadline_s:
+            self._wake.wait(SHORT_POLL_S)
+            self._wake.clear()
+            self._poll()
+        if not self._gone:
+            log.warning("The pod %s is not gone yet; its successor waits for it", self.name)
+        if self._log is not None:
+            self._log.finish(LOG_PATIENCE_S)
+
+    def _request_deletion(self, grace_s: float) -> None:
+        self._grace_s = grace_s if self._grace_s is None else min(grace_s, self._grace_s)
+        self._poll_at_s = -inf
+        self._wake.set()
+
+    def _poll(self) -> None:
+        """Read the pod and handle its state; a cluster that does not answer is asked again."""
+        soon = self._grace_s is not None or self._container_code is not None or self._log is None
+        self._poll_at_s = self.clock() + (SHORT_POLL_S if soon else self.limits.poll_s)
+        try:
+            view = self.pods.fetch(self.name)
+            if self._uid is None:
+                self._create_or_adopt(view)
+            elif view is None or view.uid != self._uid:
+                self._handle_vanished()
+            else:
+                self._handle_pod(view)
+        except Unavailable as error:
+            self._emit_once(f"Kubernetes does not answer, the pod goes on: {error}")
+            self._poll_at_s = self.clock() + POLL_S
+            self._give_up_late(str(error))
+        except OwnershipLost:
+            raise
+        except HermesError as error:
+            self._give_up(FAILED, str(error))
+            self._gone = self._gone or self._uid is None
+
+    def _create_or_adopt(self, view: PodView | None) -> None:
+        """Adopt the pod of an earlier attempt, or create one once its predecessors are gone."""
+        if view is not None:
+            self._adopt(view)
+        elif (result := self.record()) is not None:
+            self._exit_code, self._gone = result, True  # it ended between two attempts
+        elif self.request is None:
+            self._handle_vanished()
+        elif self._grace_s is not None:
+            self._give_up(VANISHED, "it was stopped before its pod was made")
+            self._gone = True
+        elif self._predecessors_gone():
+            created = self.pods.create(self.request)
+            if created is not None:
+                self._uid = created.uid
+                self.emit(f"Pod {created.name} is made")
+        else:
+            self._give_up_late("the pod of an earlier lease is not gone")
+
+    def _predecessors_gone(self) -> bool:
+        others = self.pods.find(self.trial)
+        if any(pod.epoch > self.epoch for pod in others):
+            self._owner_lost = True
+            raise OwnershipLost(f"the trial has a newer lease than {self.epoch}")
+        for pod in others:
+            self._emit_once(f"The pod {pod.name} of an earlier lease is ended first")
+            self._delete(pod, self.limits.grace_s)
+        return not others
+
+    def _adopt(self, view: PodView) -> None:
+        if self.request is None:
+            self._check_owner(view)
+        if view.owner != self.owner and not self.pods.set_owner(view, self.owner):
+            return  # it has just changed: the next poll tries again
+        self._uid = view.uid
+        self.emit(f"Pod {view.name} of this lease is there: it is looked after from here")
+        self._poll_at_s = -inf
+
+    def _handle_pod(self, view: PodView) -> None:
+        self._check_owner(view)
+        if view.started or view.ended:
+            self._follow()
+        if view.ended:
+            self._handle_ended(view)
+        elif not view.started:
+            self._handle_starting(view)
+        if self._grace_s is not None or view.gone_by_s is not None:
+            self._delete(view, self.limits.grace_s if self._grace_s is None else self._grace_s)
+
+    def _check_owner(self, view: PodView) -> None:
+        if view.owner != self.owner:
+            self._owner_lost = True
+            raise OwnershipLost(f"attempt {view.owner} looks after the pod {self.name} now")
+
+    def _follow(self) -> None:
+        if self._log is None:
+            self._log = LogFollower(self.pods, self.name, self.emit, self._log_ended)
+            self._log.start()
+
+    def _log_ended(self) -> None:
+        self._wake.set()
+        self.log_over()
+
+    def _handle_ended(self, view: PodView) -> None:
+        """Record how the container ended; a pod that is being deleted counts once it is gone."""
+        if view.code is not None:
+            self._container_code = view.code
+        if view.lost:
+            self._container_code, self.trouble = (
+                VANISHED,
+                f"its pod was ended: {view.lost}: {view.message}",
+            )
+        elif view.ended_for == "OOMKilled":
+            self.trouble = "out of memory: raise trial.pod.limits.memory or train in less"
+        elif view.ended_for in ("StartError", "ContainerCannotRun"):
+            self.trouble = f"its container cannot start: {view.message or 'is hermes-trial in it?'}"
+        if view.gone_by_s is None:
+            self._decide_exit_code()
+
+    def _handle_vanished(self) -> None:
+        self._gone = True
+        if self._container_code is None and self.record() is None:
+            self.trouble = self.trouble or "its pod was deleted or its node lost"
+        self._decide_exit_code()
+
+    def _decide_exit_code(self) -> None:
+        """Prefer the trial's result, then the container's exit code, then VANISHED."""
+        if self._exit_code is None:
+            result = self.record()
+            code = result if result is not None else self._container_code
+            self._exit_code = VANISHED if code is None else code
+
+    def _handle_starting(self, view: PodView) -> None:
+        """Fail on a wrong image or setting once it has lasted: it might be a busy registry."""
+        if view.waits_for not in IMAGE_TROUBLE + CONFIG_TROUBLE:
+            self._misconfigured_since_s = None
+            self._give_up_late(view.message or view.waits_for or "it has not started")
+            return
+        since_s = self._misconfigured_since_s = self._misconfigured_since_s or self.clock()
+        if self.clock() - since_s >= self.limits.mistake_s or self._late:
+            self._give_up(FAILED, f"{view.waits_for}: {view.message}: correct trial.pod")
+
+    @property
+    def _late(self) -> bool:
+        started_s = self._started_s if self._started_s is not None else self.clock()
+        return self._log is None and self.clock() - started_s >= self.limits.start_s
+
+    def _give_up_late(self, reason: str) -> None:
+        """Give up if the pod has not started within its limit."""
+        if self._late:
+            self._give_up(VANISHED, f"its pod did not start in time: {reason}")
+
+    def _give_up(self, code: int, reason: str) -> None:
+        if self._exit_code is None:
+            self._exit_code, self.trouble = code, reason
+            self._grace_s = 0.0
+
+    def _delete(self, view: PodView, grace_s: float) -> None:
+        """Delete the pod with this grace, once; by force when it is long overdue."""
+        if view.gone_by_s is not None and self.clock() > view.gone_by_s + FORCE_AFTER_S:
+            log.warning("The node of pod %s does not end it; its object is removed", view.name)
+            self.pods.delete(view, 0)
+            return
+        sooner = self._deleted_grace_s is not None and grace_s < self._deleted_grace_s
+        if (view.gone_by_s is None or sooner) and self.pods.delete(view, round(grace_s)):
+            self._deleted_grace_s = grace_s
+
+    def _emit_once(self, text: str) -> None:
+        if text != self._last_message:
+            self._last_message = text
+            self.emit(text)
+
+
+LOG_PAUSE_S = 0.5
+LOG_OVERLAP_S = 5
+"""Seconds of the log that are read again after a break; lines emitted before are skipped."""
+
+
+@dataclass(slots=True)
+class LogFollower:
+    """Pass each line of a pod's log to `emit` in the background, until the log ends."""
+
+    pods: Pods
+    name: str
+    emit: Callable[[str], None]
+    on_end: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
+    _over: threading.Event = field(default_factory=threading.Event)
+    _last: tuple[str, str] = ("", "")
+    _last_at_s: float | None = None
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it has been started."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self.run, daemon=True)
+            self._thread.start()
+
+    def finish(self, patience_s: float) -> None:
+        """Wait at most `patience_s` for the rest of the log of a container that has ended."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(patience_s)
+
+    def run(self) -> None:
+        """Follow the log until a complete reading was started after the container's end."""
+        while True:
+            last_reading = self._over.is_set()
+            whole = self._read()
+            self.on_end()
+            if last_reading or (whole and self._over.is_set()):
+                return
+            self._over.wait(LOG_PAUSE_S)
+
+    def _read(self) -> bool:
+        since_s = None
+        if self._last_at_s is not None:
+            since_s = int(self.clock() - self._last_at_s) + LOG_OVERLAP_S
+        try:
+            for line in self.pods.log(self.name, since_s):
+                stamp, _, text = line.partition(" ")
+                moment = _log_moment(stamp)
+                if moment > self._last:
+                    self._last, self._last_at_s = moment, self.clock()
+                    self.emit(text)
+        except HermesError:  # it is read again from where it broke off
+            return False
+        return True
+
+
+def _log_moment(stamp: str) -> tuple[str, str]:
+    """Return a time of the log in a sortable form: seconds, then nanoseconds in nine digits."""
+    seconds, _, fraction = stamp.rstrip("Z").partition(".")
+    return seconds, fraction.ljust(9, "0")

@@ -1,0 +1,243 @@
+"""Bayesian linear regression in closed form, and the regressions that extrapolate curves.
+
+A sweep has one small regression per stage, from a depth to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from hermes_ops.policies.frontrunner.table import CurveTable
+
+Floats = NDArray[np.float64]
+LEVELS = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegressionPrior:
+    """The prior of a linear regression.
+
+    `mean` and `sd` (D each) of the first D coefficients; the coefficients after them have mean 0
+    and the standard deviation `noise` times one of `scales`, which are weighed by the data.
+    `noise` is the expected residual, worth 2 x `weight` observations.
+    """
+
+    mean: Floats
+    sd: Floats
+    scales: tuple[float, ...]
+    noise: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posterior:
+    """The posterior of a linear regression: a mixture of normal-inverse-gamma distributions.
+
+    One component for each scale: `odds[G]`, `means[G, D]`, `roots[G, D, D]` (inverse Cholesky
+    factors of the precisions), and of the residual variance `shape` and `rates[G]`.
+    """
+
+    odds: Floats
+    means: Floats
+    roots: Floats
+    shape: float
+    rates: Floats
+
+    @property
+    def mean(self) -> Floats:
+        """The expected coefficients."""
+        expected: Floats = self.odds @ self.means
+        return expected
+
+    @property
+    def noise(self) -> float:
+        """The typical residual."""
+        return float(np.sqrt(self.odds @ self.rates / self.shape))
+
+
+def fit(rows: Floats, values: Floats, prior: RegressionPrior) -> Posterior:
+    """Return the posterior of `values` ~ `rows` @ coefficients; without rows it is the prior."""
+    informed, width, scales = len(prior.mean), rows.shape[1], np.array(prior.scales)
+    prior_mean = np.zeros(width)
+    prior_mean[:informed] = prior.mean
+    variance = np.empty((len(scales), width))
+    variance[:, :informed] = (prior.sd / prior.noise) ** 2
+    variance[:, informed:] = scales[:, None] ** 2 + 1e-9
+    diagonal = np.arange(width)
+    precision = np.repeat((rows.T @ rows)[None], len(scales), axis=0)
+    precision[:, diagonal, diagonal] += 1.0 / variance
+    roots: Floats = np.linalg.inv(np.linalg.cholesky(precision))
+    residual = values - rows @ prior_mean
+    explained = roots @ (rows.T @ residual)
+    means = prior_mean + (explained[:, None, :] @ roots)[:, 0]
+    residual_squares = np.maximum(residual @ residual - (explained**2).sum(axis=1), 0.0)
+    shape = prior.weight + len(values) / 2
+    rates = prior.weight * prior.noise**2 + residual_squares / 2
+    evidence = np.log(roots[:, diagonal, diagonal]).sum(axis=1)
+    evidence -= np.log(variance).sum(axis=1) / 2 + shape * np.log(rates)
+    odds = np.exp(evidence - evidence.max())
+    return Posterior(odds / odds.sum(), means, roots, shape, rates)
+
+
+@lru_cache(maxsize=1)
+def normal_levels() -> Floats:
+    """Return LEVELS equally probable values of a standard normal, ascending."""
+    levels: Floats = ndtri((np.arange(LEVELS) + 0.5) / LEVELS)
+    return levels
+
+
+FIRST_NOISE = 0.1  # of the first stage, over the spread of first losses
+GROWTH = 1.2  # of the expected residual from one stage to the next
+NOISE_RANGE = (0.02, 1.0)  # of that expectation
+PRIOR_WEIGHT = 3.0
+PERSISTENCE = (0.35, 20.0)  # of residuals from stage to stage: its prior, worth so many pairs
+KEPT_OF_PRIOR = 0.5  # of earlier trials, at each stage those with the lower losses
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinalLosses:
+    """The final losses by the curves alone, on the scale of `scaled`.
+
+    `mean[M]` and `variance[M]` for each trial (NaN for one that has not begun);
+    `variance_by_depth[K]`: the variance of the final loss for a trial whose loss is known up to
+    each depth; `spread`: the standard deviation of all final losses, propagated from the first
+    losses through the stages.
+    """
+
+    mean: Floats
+    variance: Floats
+    variance_by_depth: Floats
+    spread: float
+
+
+@dataclass(slots=True)
+class StageRegressions:
+    """The regressions of all stages of a sweep, in one scenario.
+
+    The drop from a depth to the next depends on the level there, the slope so far and the slowness
+    of the trial. `gain`: the prior of how much further slow trials fall, over the mean of two
+    recorded families; the data of a stage correct it. `scaled[M, K]`: losses, spread about 1.
+    """
+
+    table: CurveTable
+    scaled: Floats
+    slowness: Floats
+    gain: float
+    fits: list[Posterior] = field(init=False, default_factory=list)
+    mean_levels: list[float] = field(init=False, default_factory=list)
+    residuals: Floats = field(init=False)
+    spread: float = field(init=False, default=1.0)
+
+    def __post_init__(self) -> None:
+        self.residuals = np.full_like(self.scaled, np.nan)
+        noise, mean_level = FIRST_NOISE, 0.0
+        for stage in range(1, self.scaled.shape[1]):
+            before = self.scaled[:, stage - 1]
+            has_value = ~np.isnan(before)
+            mean_level = float(before[has_value].mean()) if has_value.any() else mean_level
+            posterior = self._learn(stage, mean_level, noise)
+            self.fits.append(posterior)
+            self.mean_levels.append(mean_level)
+            noise = float(np.clip(GROWTH * posterior.noise, *NOISE_RANGE))
+            carried_spread = (1 + posterior.mean[1]) * self.spread
+            self.spread = max(float(np.hypot(carried_spread, posterior.noise)), 0.02)
+            mean_level += float(posterior.mean[0])
+
+    def final_losses(self) -> FinalLosses:
+        """Follow the regressions from each trial's depth to its last step."""
+        persistence = self._persistence()
+        variance_by_depth = self._variance_by_depth(persistence)
+        reached = (~np.isnan(self.scaled)).sum(axis=1)
+        lowest = np.fmin.reduce(self.scaled, axis=1)
+        variance = np.where(reached > 0, variance_by_depth[np.maximum(reached, 1) - 1], np.nan)
+        mean = np.fmin(self._follow(persistence), lowest)
+        return FinalLosses(mean, variance, variance_by_depth, self.spread)
+
+    def _ratio(self, stage: int) -> float:
+        depths = self.table.depths
+        return float(np.log(depths[stage] / depths[stage - 1]))
+
+    def _learn(self, stage: int, mean_level: float, noise: float) -> Posterior:
+        before, after = self.scaled[:, stage - 1], self.scaled[:, stage]
+        is_chosen = ~np.isnan(after)
+        earlier_trials = before[self.table.trial_count :]
+        if len(earlier_trials):
+            limit = np.quantile(earlier_trials, KEPT_OF_PRIOR)
+            is_chosen[self.table.trial_count :] &= earlier_trials <= limit
+        slope = np.zeros_like(before)
+        if stage > 1:
+            growth = self._ratio(stage) / self._ratio(stage - 1)
+            slope = (before - self.scaled[:, stage - 2]) * growth
+        regressors = (np.ones_like(before), before - mean_level, slope, self.slowness)
+        rows, drops = np.stack(regressors, axis=1)[is_chosen], (after - before)[is_chosen]
+        posterior = fit(rows, drops, _prior(stage, self.table.depths, noise, self.gain))
+        residuals = drops - rows @ posterior.mean
+        relative = residuals / max(posterior.noise, 1e-6)
+        self.residuals[is_chosen, stage] = np.clip(relative, -3.0, 3.0)
+        return posterior
+
+    def _persistence(self) -> float:
+        """Return the correlation of the residuals of consecutive stages, 0 to 0.9."""
+        early, late = self.residuals[:, 2:-1], self.residuals[:, 3:]
+        pairs = ~np.isnan(early) & ~np.isnan(late)
+        first, second = early[pairs], late[pairs]
+        prior, weight = PERSISTENCE
+        norm = np.sqrt((first @ first) * (second @ second))
+        correlation = (first @ second + prior * weight) / (norm + weight)
+        return float(np.clip(correlation, 0.0, 0.9))
+
+    def _follow(self, persistence: float) -> Floats:
+        """Return the expected final loss of each trial; NaN for one that has not begun."""
+        level = self.scaled[:, 0]
+        slope, error = np.zeros_like(level), np.zeros_like(level)
+        for stage in range(1, self.scaled.shape[1]):
+            mean, ratio = self.fits[stage - 1].mean, self._ratio(stage)
+            error = error * (persistence if stage > 2 else 0.0)
+            drop = (
+                mean[0] + mean[1] * (level - self.mean_levels[stage - 1]) + mean[2] * ratio * slope
+            )
+            drop = drop + mean[3] * self.slowness + self.fits[stage - 1].noise * error
+            seen = self.scaled[:, stage]
+            after = np.where(np.isnan(seen), level + drop, seen)
+            residual = np.nan_to_num(self.residuals[:, stage])
+            error = np.where(np.isnan(seen), error, residual)
+            slope, level = (after - level) / ratio, after
+        return level
+
+    def _variance_by_depth(self, persistence: float) -> Floats:
+        """Return the variance of the final loss from each depth.
+
+        It is that of a linear process of (level, slope, error).
+        """
+        stages = self.scaled.shape[1]
+        covariance = np.zeros((stages, 3, 3))
+        for stage in range(1, stages):
+            mean, noise = self.fits[stage - 1].mean, self.fits[stage - 1].noise
+            ratio, carried = self._ratio(stage), persistence if stage > 2 else 0.0
+            independent_share = np.sqrt(1 - carried**2)
+            drop = np.array([mean[1], mean[2] * ratio, noise * carried])
+            level = drop + np.array([1.0, 0.0, 0.0])
+            transition = np.stack([level, drop / ratio, [0.0, 0.0, carried]])
+            innovation = independent_share * np.array([noise, noise / ratio, 1.0])
+            added = np.outer(innovation, innovation)
+            covariance[:stage] = transition @ covariance[:stage] @ transition.T + added
+        return covariance[:, 0, 0]
+
+
+def _prior(stage: int, depths: tuple[int, ...], noise: float, gain: float) -> RegressionPrior:
+    """Return the prior of a stage's drop, before any trial has passed the stage.
+
+    The slope continues, a little weaker later; worse trials catch up a little; trials that are
+    slower per step fall a little further. Read off two families of recorded curves, and widened.
+    """
+    share = depths[stage] / depths[-1]
+    later = stage > 1
+    slope = 0.9 - 0.3 * share if later else 0.0
+    mean = np.array([0.0, -0.05 - 0.15 * share**2, slope, -gain * (0.02 + 0.05 * share)])
+    sd = np.array([1.0, 0.15 * (1 + share), 0.3 if later else 1e-3, 0.08])
+    return RegressionPrior(mean, sd, (1.0,), noise, PRIOR_WEIGHT)

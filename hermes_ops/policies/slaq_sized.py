@@ -1,0 +1,195 @@
+"""SLAQ with sizes: GPUs one by one to the job whose loss is predicted to fall most for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import ClassVar
+
+import numpy as np
+
+from hermes_ops.core.amounts import figure, short_duration
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.nodes import unplaceable
+from hermes_ops.core.order import submission
+from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, usual_step_s
+from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearStepTime
+from hermes_ops.policies.toolbox.parameter_checks import positive
+from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+
+
+@dataclass(frozen=True, slots=True)
+class SlaqSized:
+    """Share the GPUs so that the normalised losses fall most, in sum, within the next slice.
+
+    Each job gets its least size, those with the greatest predicted drop first if not all fit.
+    Then the job with the greatest further drop a GPU grows, until no GPU is left or none gains. A
+    job may grow to at most twice its size in one step: a size that is slower than a smaller one
+    does not hide a larger one that is faster. A running job keeps its size until it has run for a
+    slice and reported a step.
+
+    Source: Zhang et al., "SLAQ", SoCC 2017, section 4. The drop is that of `slaq`; the steps of a
+    slice on g GPUs come from a fit to the measured step times, else grow with the GPUs (ours). A
+    job with fewer than two points keeps its least size.
+    """
+
+    slice_s: float | None = None
+    name: ClassVar[str] = "slaq-sized"
+    preempts: ClassVar[bool] = True
+    sizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive("slice_s", self.slice_s)
+
+    def initial(self) -> None:
+        """Return None: fits are made from the curves."""
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        """Return the plan of the greatest predicted drop."""
+        problem = SizingProblem.from_snapshot(snapshot)
+        slice_s = self.slice_s or usual_step_s(snapshot.jobs)
+        jobs = [job for job in problem.jobs if not unplaceable(snapshot, job)]
+        drops = _drops(jobs, KnownSteps(snapshot.jobs), slice_s, problem.gpus)
+        kept = {job.id for job in jobs if _is_kept(snapshot, job, slice_s)}
+        while True:
+            sizes = _greedy(problem, jobs, drops, kept)
+            grants = problem.grants(sizes)
+            missing = sizes.keys() - {grant.job for grant in grants}
+            if not missing:
+                break
+            jobs = [job for job in jobs if job.id not in missing]
+        order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
+        return problem.plan(grants, _UnitReasons(drops, slice_s).explain, order), memory
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """The predicted drop of a job on each of its sizes, ascending; inf: it is not known yet."""
+
+    sizes: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def next(self, index: int, left: int) -> tuple[float, int]:
+        """Return the greatest further drop a GPU from this size, and the index of that size.
+
+        Among sizes of at most twice the GPUs, or the next one; (0, index) if none gains or fits.
+        """
+        best, to = 0.0, index
+        for larger in range(index + 1, len(self.sizes)):
+            more = self.sizes[larger] - self.sizes[index]
+            if more > left or (larger > index + 1 and more > self.sizes[index]):
+                break
+            gain = (self.values[larger] - self.values[index]) / more
+            if gain > best:
+                best, to = gain, larger
+        return best, to
+
+
+def _drops(jobs: Sequence[Job], known: KnownSteps, slice_s: float, gpus: int) -> dict[JobId, Drops]:
+    seen = [job for job in jobs if len(job.curve) >= 2]
+    predictions = dict(
+        zip((j.id for j in seen), PREDICTIONS.get(job.curve for job in seen), strict=True)
+    )
+    drops = {}
+    for job in jobs:
+        sizes, prediction = tuple(job.sizes_up_to(gpus)), predictions.get(job.id)
+        values = (inf,) * len(sizes)
+        if prediction is not None:
+            values = tuple(
+                job.weight * prediction.drop(seconds, job.total_steps)
+                for seconds in _slices_s(job, known.model(job), prediction, slice_s, sizes)
+            )
+        drops[job.id] = Drops(sizes, values)
+    return drops
+
+
+def _slices_s(
+    job: Job,
+    model: LinearStepTime,
+    prediction: CurvePrediction,
+    slice_s: float,
+    sizes: tuple[int, ...],
+) -> list[float]:
+    """Return for each size the time in which the job, at its pace so far, does as many steps."""
+    gpus = np.array(sizes, dtype=np.float64)
+    batch = job.batch_held or job.requested_batch
+    if batch is None:
+        batch = job.batch_range.initial if job.batch_range is not None else 1
+    step_s = model.seconds(gpus, batch / gpus)
+    if model == IDEAL:  # nothing was measured: the pace so far is taken for that of the least size
+        scaled: list[float] = (slice_s * gpus / gpus[0]).tolist()
+        return scaled
+    pace_s = prediction.seconds / prediction.last if prediction.last > 0 else slice_s
+    steps: list[float] = (slice_s / step_s * pace_s).tolist()
+    return steps
+
+
+def _is_kept(snapshot: Snapshot, job: Job, slice_s: float) -> bool:
+    if job.id not in snapshot.held:
+        return False
+    if job.phase is not Phase.RUNNING or not job.has_finished_slice:
+        return True
+    return job.started_s is not None and snapshot.time_s < job.started_s + slice_s
+
+
+def _rank(job: Job, drops: dict[JobId, Drops]) -> tuple[object, ...]:
+    own = drops.get(job.id)
+    least = own.values[0] if own is not None and own.values else 0.0
+    return (-least, not job.holds_gpus, submission(job))
+
+
+def _greedy(
+    problem: SizingProblem, jobs: Sequence[Job], drops: dict[JobId, Drops], kept: set[JobId]
+) -> dict[JobId, int]:
+    """Return the sizes: kept ones, least ones, then growth by the greatest drop a GPU."""
+    picks: dict[JobId, int] = {}
+    left = problem.gpus
+    for job in sorted(jobs, key=lambda job: (job.id not in kept, _rank(job, drops))):
+        own = drops[job.id]
+        pick = own.sizes.index(problem.held(job)) if job.id in kept else 0
+        if own.sizes[pick] <= left:
+            picks[job.id] = pick
+            left -= own.sizes[pick]
+    growing = [job.id for job in jobs if job.id in picks and job.id not in kept]
+    _grow([job for job in growing if drops[job].values[0] < inf], drops, picks, left)
+    return {job: drops[job].sizes[pick] for job, pick in picks.items()}
+
+
+def _grow(
+    jobs: Sequence[JobId], drops: dict[JobId, Drops], picks: dict[JobId, int], left: int
+) -> None:
+    """Let the job of the greatest further drop grow, until no GPU is left or none gains."""
+    heap = []
+    for rank, job in enumerate(jobs):
+        gain, to = drops[job].next(picks[job], left)
+        heap.append((-gain, rank, job, to))
+    heapify(heap)
+    while heap and left and heap[0][0] < 0:
+        _, rank, job, to = heappop(heap)
+        own = drops[job]
+        more = own.sizes[to] - own.sizes[picks[job]]
+        if more <= left:
+            picks[job], left = to, left - more
+        gain, to = own.next(picks[job], left)
+        heappush(heap, (-gain, rank, job, to))
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitReasons:
+    drops: dict[JobId, Drops]
+    slice_s: float
+
+    def explain(self, job: Job, on: bool) -> Reason:
+        """Return the reason, with the drop that its least size would bring."""
+        own = self.drops.get(job.id)
+        drop = own.values[0] if own is not None and own.values else 0.0
+        terms = (Term("predicted_drop", drop), Term("slice_s", self.slice_s))
+        shown = "not seen yet" if drop == inf else f"predicted to win {figure(drop)} of its drop"
+        text = f"{shown} in {short_duration(self.slice_s)}"
+        if on:
+            return Reason(f"runs: {text}", terms, None, "a greater prediction for a job that waits")
+        change = "the prediction for a running job falling below its own"
+        return Reason(f"waits: {text}", terms, None, change)

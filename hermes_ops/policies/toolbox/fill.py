@@ -1,0 +1,171 @@
+"""Give GPUs to jobs in an order of priority: what most policies do once they have that order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
+
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
+from hermes_ops.core.nodes import NodeCapacity, unplaceable
+
+_GPUS = attrgetter("gpus")
+
+Chooser = Callable[[Job, Collection[int]], tuple[int, ...] | None]
+"""Which of the free GPUs (indices) a job gets, ascending; None: it does not fit on these."""
+
+
+@lru_cache(maxsize=1 << 16)  # a job that stays has the same grant at every decision
+def grant(job: JobId, gpus: tuple[int, ...]) -> Grant:
+    """Return the grant of these complete GPUs to that job."""
+    return Grant(job, gpus)
+
+
+def lowest(job: Job, free: Collection[int]) -> tuple[int, ...] | None:
+    """Choose the free GPUs with the lowest indices, on any node."""
+    if job.min_gpus > len(free):
+        return None
+    return tuple(sorted(free)[: job.min_gpus])
+
+
+def consolidated(gpus: Iterable[Gpu]) -> Chooser:
+    """Choose GPUs on as few nodes as possible, on the fullest node that suffices.
+
+    A job that fits on one node waits for one node; a larger one takes whole nodes and one part.
+    Source: Tiresias (NSDI 2019), section 3.3, and the placement "yarn" of its public simulator.
+    """
+    node_of = {gpu.index: gpu.node for gpu in gpus}
+    size: dict[str, int] = {}
+    for node in node_of.values():
+        size[node] = size.get(node, 0) + 1
+
+    def choose(job: Job, free: Collection[int]) -> tuple[int, ...] | None:
+        nodes: dict[str, list[int]] = {}
+        for gpu in sorted(free):
+            nodes.setdefault(node_of[gpu], []).append(gpu)
+        enough = [(len(gpus), node) for node, gpus in nodes.items() if len(gpus) >= job.min_gpus]
+        if enough:
+            return tuple(nodes[min(enough)[1]][: job.min_gpus])
+        if job.min_gpus <= max(size.values(), default=0):
+            return None
+        return _over_nodes(job.min_gpus, sorted(nodes.values(), key=lambda n: (-len(n), n)))
+
+    return choose
+
+
+def emptiest_first(gpus: Iterable[Gpu]) -> Chooser:
+    """Choose GPUs of the node with the most free ones, again and again until there are enough.
+
+    Of equals the node of the lowest index comes first. Source: the placement of Tiresias and
+    Optimus in Pollux' public artefact (petuum/adaptdl, commit c793c70).
+    """
+    node_of = {gpu.index: gpu.node for gpu in gpus}
+
+    def choose(job: Job, free: Collection[int]) -> tuple[int, ...] | None:
+        nodes: dict[str, list[int]] = {}
+        for gpu in sorted(free):
+            nodes.setdefault(node_of[gpu], []).append(gpu)
+        return _over_nodes(job.min_gpus, sorted(nodes.values(), key=lambda n: (-len(n), n)))
+
+    return choose
+
+
+def _over_nodes(wanted: int, nodes: list[list[int]]) -> tuple[int, ...] | None:
+    """Choose the largest groups of free GPUs, as few groups as suffice."""
+    chosen: list[int] = []
+    for gpus in nodes:
+        chosen += gpus[: wanted - len(chosen)]
+        if len(chosen) == wanted:
+            return tuple(sorted(chosen))
+    return None
+
+
+def fill(
+    snapshot: Snapshot,
+    order: Iterable[Job],
+    *,
+    backfill: bool = True,
+    preempt: bool = True,
+    choose: Chooser = lowest,
+) -> tuple[Grant, ...]:
+    """Serve the jobs of `order`, first served first, each with `min_gpus` or with what it holds.
+
+    `order` may name holding and queued jobs in any mixture, and may be lazy: it is read no further
+    than GPUs last. With `preempt`, holding jobs that the order serves too late lose their GPUs;
+    without, and for jobs that are not preemptible, they keep them. Without `backfill` the first
+    job that does not fit blocks all queued ones after it. A job that stays keeps its very GPUs.
+    A job that may run on some nodes only starts on those, even if others must be stopped there.
+    """
+    retained = snapshot.retained
+    kept = dict(retained) if not preempt else _pinned(snapshot)
+    left = len(snapshot.gpus) - sum(map(len, map(_GPUS, kept.values())))
+    starts: list[Job] = []
+    rooms: NodeCapacity | None = None
+    for job in order if left > 0 else ():
+        job_id = job.id
+        if job_id in kept:
+            continue
+        stay = retained.get(job_id)
+        wanted = job.min_gpus if stay is None else len(stay.gpus)
+        if job.nodes and rooms is None:
+            rooms = NodeCapacity(snapshot, kept.values())
+        if wanted > left or (rooms is not None and not _has_room(rooms, job, stay)):
+            if not backfill and _ever_fits(snapshot, job):
+                break
+            continue
+        left -= wanted
+        if stay is not None:
+            kept[job_id] = stay
+        else:
+            starts.append(job)
+        if left == 0:
+            break
+    return (*kept.values(), *_started(snapshot, kept, starts, choose, rooms))
+
+
+def bound_first(starts: Iterable[Job]) -> list[Job]:
+    """Return the jobs bound to some nodes, then the others: these fit on what is left."""
+    return sorted(starts, key=_may_run_anywhere)
+
+
+def _may_run_anywhere(job: Job) -> bool:
+    return not job.nodes
+
+
+def _pinned(snapshot: Snapshot) -> dict[JobId, Grant]:
+    """Return the grants of the jobs that must not be stopped."""
+    retained = snapshot.retained
+    pinned = [job.id for job in snapshot.holding if not job.preemptible]
+    return {job: retained[job] for job in pinned if job in retained}
+
+
+def _has_room(rooms: NodeCapacity, job: Job, stay: Grant | None) -> bool:
+    return rooms.promise(job) if stay is None else rooms.stay(stay.gpus)
+
+
+def _ever_fits(snapshot: Snapshot, job: Job) -> bool:
+    return job.min_gpus <= len(snapshot.gpus) and not unplaceable(snapshot, job)
+
+
+def _started(
+    snapshot: Snapshot,
+    kept: dict[JobId, Grant],
+    starts: list[Job],
+    choose: Chooser,
+    rooms: NodeCapacity | None,
+) -> list[Grant]:
+    """Return grants for the jobs that start, where the chooser finds GPUs."""
+    if not starts:
+        return []
+    free = {gpu.index for gpu in snapshot.gpus}
+    free.difference_update(chain.from_iterable(map(_GPUS, kept.values())))
+    grants: list[Grant] = []
+    if rooms is not None:
+        starts = bound_first(starts)
+    for job in starts:
+        gpus = choose(job, free if rooms is None else rooms.usable_for(job, free))
+        if gpus is not None:
+            free.difference_update(gpus)
+            grants.append(grant(job.id, gpus))
+    return grants

@@ -1,0 +1,193 @@
+"""Turn numbers of GPUs into grants: who keeps its size keeps its GPUs, the others are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter, neg, pos
+
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot
+from hermes_ops.core.order import submission
+from hermes_ops.policies.toolbox.answer import answer
+
+_NO_BATCHES: Mapping[JobId, int | None] = {}
+_NO_NODES: Mapping[JobId, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SizingProblem:
+    """What a policy that sizes jobs decides about: `jobs`, by submission, on `gpus` GPUs.
+
+    `fixed` are the grants of running jobs that must not be changed; their GPUs are not counted.
+    """
+
+    snapshot: Snapshot
+    fixed: tuple[Grant, ...]
+    jobs: tuple[Job, ...]
+    gpus: int
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> SizingProblem:
+        """Return the problem of this snapshot; a job that can never fit has no part in it."""
+        retained = snapshot.retained
+        pinned = [j.id for j in snapshot.holding if not j.preemptible and j.id in retained]
+        fixed = tuple(retained[job] for job in pinned)
+        gpus = len(snapshot.gpus) - sum(len(grant.gpus) for grant in fixed)
+        without = set(pinned)
+        jobs = (j for j in chain(snapshot.holding, snapshot.queue) if j.id not in without)
+        fitting = (j for j in jobs if j.min_gpus <= gpus)
+        return cls(snapshot, fixed, tuple(sorted(fitting, key=submission)), gpus)
+
+    def held(self, job: Job) -> int:
+        """Return the number of GPUs that the job can keep."""
+        return len(self.snapshot.held.get(job.id, ()))
+
+    def grants(
+        self,
+        sizes: Mapping[JobId, int],
+        batches: Mapping[JobId, int | None] = _NO_BATCHES,
+        placing: Placing | None = None,
+        moving: Collection[JobId] = (),
+        nodes_wanted: Mapping[JobId, int] = _NO_NODES,
+    ) -> tuple[Grant, ...]:
+        """Return the grants of these sizes, whose sum must not exceed `gpus`; 0 is no grant.
+
+        A job whose size and batch stay keeps its GPUs. The others are placed in the order and by
+        the choice of `placing`, PACKED if it is not given. A job that may run on some nodes only
+        comes first; if it fits on none, it gets nothing. The jobs of `moving` are placed as well,
+        although their size stays. One of `nodes_wanted` is spread evenly over so many nodes, if
+        these have room.
+        """
+        placing = PACKED if placing is None else placing
+        nodes = FreeNodes(self.snapshot)
+        kept: list[Grant] = []
+        moved: list[Job] = []
+        for job in self.jobs:
+            size, now = sizes.get(job.id, 0), self.snapshot.retained.get(job.id)
+            stays = now is not None and _stays(now, size, batches.get(job.id))
+            if size and now is not None and stays and job.id not in moving:
+                kept.append(now)
+            elif size:
+                moved.append(job)
+        for grant in chain(self.fixed, kept):
+            nodes.take(grant.gpus)
+        placed = []
+        rank = placing.rank
+        for job in sorted(moved, key=lambda j: (not j.nodes, rank(sizes[j.id]), submission(j))):
+            gpus = nodes.evenly(sizes[job.id], nodes_wanted.get(job.id, 1))
+            gpus = gpus or placing.choose(nodes, sizes[job.id], job.nodes)
+            if gpus is not None:
+                placed.append(Grant(job.id, gpus, batch=batches.get(job.id)))
+        if len(placed) < len(moved):
+            placed += self._idle(nodes, {grant.job for grant in (*kept, *placed)})
+        return (*self.fixed, *kept, *placed)
+
+    def _idle(self, nodes: FreeNodes, granted: set[JobId]) -> Iterator[Grant]:
+        """Yield what jobs without a grant hold and nobody else gets: they stop for nobody."""
+        for job in self.jobs:
+            now = self.snapshot.retained.get(job.id)
+            if now is not None and job.id not in granted and nodes.has(now.gpus):
+                nodes.take(now.gpus)
+                yield now
+
+    def plan(
+        self,
+        grants: tuple[Grant, ...],
+        explain: Callable[[Job, bool], Reason],
+        order: Iterable[Job] | None = None,
+        review_at_s: float | None = None,
+    ) -> Plan:
+        """Return the plan; `order` ranks the waiting jobs, by submission if it is not given."""
+        ranked = self.snapshot.queue if order is None else order
+        return answer(self.snapshot, grants, ranked, explain, review_at_s)
+
+
+def _stays(now: Grant, size: int, batch: int | None) -> bool:
+    return len(now.gpus) == size and batch in (None, now.batch)
+
+
+@dataclass(slots=True)
+class FreeNodes:
+    """The free GPUs of each node, ascending."""
+
+    snapshot: Snapshot
+    free: dict[str, list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free = {}
+        for gpu in sorted(self.snapshot.gpus, key=attrgetter("index")):
+            self.free.setdefault(gpu.node, []).append(gpu.index)
+
+    def has(self, gpus: Sequence[int]) -> bool:
+        """Return whether all of these GPUs are free."""
+        where = self.snapshot.node_of
+        return all(gpu in self.free[where[gpu]] for gpu in gpus)
+
+    def take(self, gpus: Sequence[int]) -> None:
+        """Take these GPUs."""
+        where = self.snapshot.node_of
+        for gpu in gpus:
+            self.free[where[gpu]].remove(gpu)
+
+    def pack(self, number: int, allowed: Sequence[str] = ()) -> tuple[int, ...] | None:
+        """Take that many GPUs on the fullest node with room, else on as few nodes as possible.
+
+        They are all of one of the allowed nodes if any are named. None: too few are free.
+        """
+        enough = [
+            (len(gpus), node)
+            for node, gpus in self.free.items()
+            if len(gpus) >= number and (not allowed or node in allowed)
+        ]
+        if enough:
+            return self._first(number, [min(enough)[1]])
+        return None if allowed else self.spread(number)
+
+    def spread(self, number: int, allowed: Sequence[str] = ()) -> tuple[int, ...] | None:
+        """Take that many GPUs on the nodes with the most free ones, one after the other.
+
+        Of equals the node with the lowest GPU comes first. Allowed nodes and None as in `pack`.
+        """
+        if allowed:
+            return self.pack(number, allowed)
+        if sum(map(len, self.free.values())) < number:
+            return None
+        nodes = sorted(self.free, key=lambda node: (-len(self.free[node]), self.free[node]))
+        return self._first(number, nodes)
+
+    def evenly(self, number: int, nodes: int) -> tuple[int, ...] | None:
+        """Take that many GPUs evenly from the nodes with the most; None: one node, or no room."""
+        emptiest = sorted(self.free, key=lambda n: (-len(self.free[n]), n))[:nodes]
+        parts = [number // nodes + (place < number % nodes) for place in range(nodes)]
+        if nodes < 2 or len(emptiest) < nodes:
+            return None
+        pairs = list(zip(emptiest, parts, strict=True))
+        if any(len(self.free[node]) < part for node, part in pairs):
+            return None
+        return tuple(sorted(chain(*(self._first(part, [node]) for node, part in pairs))))
+
+    def _first(self, number: int, nodes: Iterable[str]) -> tuple[int, ...]:
+        chosen: list[int] = []
+        for node in nodes:
+            part = self.free[node][: number - len(chosen)]
+            chosen += part
+            del self.free[node][: len(part)]
+            if len(chosen) == number:
+                break
+        return tuple(sorted(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """The order in which jobs are placed, by the rank of their size, and the choice of GPUs."""
+
+    rank: Callable[[int], int]
+    choose: Callable[[FreeNodes, int, Sequence[str]], tuple[int, ...] | None]
+
+
+PACKED = Placing(neg, FreeNodes.pack)
+"""Largest first, on the fullest node with room, else on as few nodes as possible."""
+
+EMPTIEST = Placing(pos, FreeNodes.spread)
+"""Smallest first, on the nodes with the most free GPUs: as Optimus in Pollux' artefact does."""

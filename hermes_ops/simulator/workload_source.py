@@ -1,0 +1,213 @@
+"""Where simulated workloads come from: traces, curves, random arrivals; disturbances of nodes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from typing import Protocol
+
+from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
+from hermes_ops.simulator.traces import poisson, read_trace
+from hermes_ops.simulator.workload import Costs, Interference, NodeFailure, Workload
+
+COLUMNS = ("node", "at_s", "until_s", "speed")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnWorkload:
+    """The workload of one seed, and the trials of earlier sweeps that a policy may know."""
+
+    workload: Workload
+    prior: tuple[PastTrial, ...] = ()
+
+
+class WorkloadSource(Protocol):
+    """A source of workloads: one a seed, the same for every policy."""
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        ...
+
+    @property
+    def varies(self) -> bool:
+        """False when every seed gives the same workload."""
+        ...
+
+    def draw(self, seed: int) -> DrawnWorkload:
+        """Draw the workload of this seed; raise ConfigError when that is impossible."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """The jobs of a trace, all of them, with one start-up cost for all."""
+
+    path: Path
+    startup_s: float = 0.0
+    varies: bool = False
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name.partition(".")[0]
+
+    def draw(self, seed: int) -> DrawnWorkload:  # noqa: ARG002  # the same for every seed
+        """Return the trace, whatever the seed."""
+        return DrawnWorkload(
+            _with_startup(_trace(self.path.absolute(), _written_ns(self.path)), self.startup_s)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CurvesSource:
+    """Sweeps of `trials` configurations drawn from a file of learning curves."""
+
+    path: Path
+    trials: int = 64
+    prior_sweeps: int = 0
+    good: int | None = None
+    startup_s: float = 0.0
+    varies: bool = True
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.stem
+
+    def draw(self, seed: int) -> DrawnWorkload:
+        """Draw the sweep of this seed."""
+        workload, prior = sample(
+            _curves(self.path.absolute(), _written_ns(self.path)),
+            self.trials,
+            seed,
+            prior_sweeps=self.prior_sweeps,
+            costs=Costs(startup_s=self.startup_s),
+            good=self.good,
+        )
+        return DrawnWorkload(workload, prior)
+
+
+@dataclass(frozen=True, slots=True)
+class PoissonSource:
+    """`jobs` random jobs: exponential gaps of this mean, log-normal lengths of this median."""
+
+    jobs: int
+    mean_gap_s: float
+    median_s: float
+    startup_s: float = 0.0
+    varies: bool = True
+
+    @property
+    def name(self) -> str:
+        """Its number of jobs."""
+        return f"poisson-{self.jobs}"
+
+    def draw(self, seed: int) -> DrawnWorkload:
+        """Draw the arrivals of this seed."""
+        drawn = poisson(self.jobs, mean_gap_s=self.mean_gap_s, seed=seed, median_s=self.median_s)
+        return DrawnWorkload(_with_startup(drawn, self.startup_s))
+
+
+@dataclass(frozen=True, slots=True)
+class DisturbedSource:
+    """Another source's workloads, with failures and slowdowns of nodes from a file."""
+
+    task: WorkloadSource
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The other source's name."""
+        return self.task.name
+
+    @property
+    def varies(self) -> bool:
+        """Whether the other source varies."""
+        return self.task.varies
+
+    def draw(self, seed: int) -> DrawnWorkload:
+        """Draw the other source's workload and add the disturbances."""
+        drawn = self.task.draw(seed)
+        disturbances = read_disturbances(self.path)
+        return replace(drawn, workload=replace(drawn.workload, disturbances=disturbances))
+
+
+@lru_cache(maxsize=4)  # one reading for all seeds of a process
+def _curves(path: Path, written_ns: int) -> CurveDataset:  # noqa: ARG001  # a newer file is read anew
+    return read_curves(path)
+
+
+@lru_cache(maxsize=4)
+def _trace(path: Path, written_ns: int) -> Workload:  # noqa: ARG001
+    return read_trace(path)
+
+
+def _written_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _with_startup(workload: Workload, startup_s: float) -> Workload:
+    if not startup_s:
+        return workload
+    jobs = (replace(w, costs=replace(w.costs, startup_s=startup_s)) for w in workload.jobs)
+    return replace(workload, jobs=tuple(jobs))
+
+
+def read_disturbances(path: Path) -> tuple[NodeFailure | Interference, ...]:
+    """Read a CSV file: from `at_s` to `until_s` a node's jobs train at `speed` of their pace.
+
+    Speed 0 is a failure: the node is away, and its jobs resume from their last checkpoints.
+    Nodes are node-0, node-1, ..., as `--nodes` names them. Raise ConfigError, with line numbers,
+    for a file that cannot be read, other columns, and values that cannot be.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(enumerate(csv.reader(file, strict=True), start=1))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        problem = Problem(str(path), str(error), "a readable CSV file", "correct the path or file")
+        raise ConfigError("the disturbances", (problem,)) from error
+    header = tuple(cell.strip() for cell in rows[0][1]) if rows else ()
+    if header != COLUMNS:
+        found, allowed = ",".join(header) or "nothing", ",".join(COLUMNS)
+        raise ConfigError(str(path), (Problem("line 1", found, allowed, "correct the header"),))
+    problems: list[Problem] = []
+    drawn = [_disturbance(line, row, problems) for line, row in rows[1:] if row]
+    if problems:
+        raise ConfigError(str(path), tuple(problems))
+    return tuple(found for found in drawn if found is not None)
+
+
+def _disturbance(
+    line: int, row: list[str], problems: list[Problem]
+) -> NodeFailure | Interference | None:
+    errors = list(_wrong(row))
+    if errors:
+        problems += [Problem(f"line {line}", *wrong, "correct the line") for wrong in errors]
+        return None
+    node, (at_s, until_s, speed) = row[0].strip(), map(float, row[1:])
+    if speed == 0.0:
+        return NodeFailure(at_s, node, until_s)
+    return Interference(at_s, node, until_s, speed)
+
+
+def _wrong(row: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield (found, allowed) for each problem of a row."""
+    if len(row) != len(COLUMNS) or not row[0].strip():
+        yield repr(",".join(row)), f"{len(COLUMNS)} cells, the first a node"
+        return
+    try:
+        at_s, until_s, speed = map(float, row[1:])
+    except ValueError:
+        yield repr(",".join(row[1:])), "three numbers"
+        return
+    if not 0.0 <= at_s < until_s or not isfinite(until_s):
+        yield f"from {row[1]} to {row[2]}", "seconds from 0, the end after the begin"
+    if not 0.0 <= speed <= 1.0:
+        yield f"speed {row[3]}", "0 (the node is away) to 1"

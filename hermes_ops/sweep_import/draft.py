@@ -1,0 +1,140 @@
+"""A sweep file in the making: its keys, and notes for whoever has to complete it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_ops.config import parse
+from hermes_ops.config.files import printable, to_yaml
+from hermes_ops.errors import ConfigError, Problem
+
+DEFAULT_MAX_EPOCHS = 100
+DEFAULT_MAX_TRIALS = 20
+DEFAULT_POINTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """What the user states because the source does not say it; None leaves it to the source."""
+
+    name: str | None = None
+    metric: str | None = None
+    script: str | None = None
+    max_epochs: int | None = None
+    max_trials: int | None = None
+    study: str | None = None
+    """Name of the Optuna study, where a storage holds several."""
+    points: int = DEFAULT_POINTS
+    """How many of the best known configurations become `search.points_to_evaluate`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A key of the sweep file that a person should look at, and why."""
+
+    place: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A sweep file, valid as it stands, with notes on what the conversion changed or guessed."""
+
+    source: str
+    kind: str
+    sweep: Mapping[str, Any]
+    notes: tuple[Note, ...]
+
+    def to_yaml(self) -> str:
+        """Return the sweep file; the notes are comments above it."""
+        lines = [f"Converted from {self.kind}: {self.source}."]
+        lines += ["Look at these before it is run:"] if self.notes else []
+        lines += [f"* {note}" for note in self.notes]
+        return "".join(f"# {printable_line(line)}\n" for line in lines) + to_yaml(dict(self.sweep))
+
+    def check(self) -> None:
+        """Raise ConfigError when the sweep file is not valid."""
+        parse(self.sweep, f"the sweep file made of {self.source}", None)
+
+
+def printable_line(text: str) -> str:
+    """Return a text as one line that is harmless to a terminal and in a YAML comment."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def refusal(source: str, where: str, found: str, allowed: str, fix: str) -> ConfigError:
+    """Return the error for a source that cannot be converted."""
+    return ConfigError(source, (Problem(where, found, allowed, fix),))
+
+
+@dataclass(slots=True)
+class Conversion:
+    """One source on its way to a `Draft`; `notes` grows as its keys are converted."""
+
+    source: str
+    options: DraftOptions
+    notes: list[Note] = field(default_factory=list, init=False)
+
+    def note(self, place: str, text: str) -> None:
+        """Add a note on a key of the sweep file."""
+        self.notes.append(Note(place, text))
+
+    def refused(self, where: str, found: str, allowed: str, fix: str) -> ConfigError:
+        """Return the error for a key of the source that cannot be converted."""
+        return refusal(self.source, where, found, allowed, fix)
+
+
+def quoted(value: object) -> str:
+    """Return a value of the source for a message: short and on one line."""
+    return repr(printable(str(value)))
+
+
+def range_parameter(
+    low: float, high: float, *, log: bool = False, step: float | None = None
+) -> dict[str, Any]:
+    """Return the parameter of the sweep file for numbers from `low` to `high`, bounds inclusive.
+
+    Both bounds as `int` make whole numbers. A range of one value becomes a choice of it, because
+    the ranges of a sweep file have two different bounds.
+    """
+    if low >= high:
+        return {"type": "choice", "values": [low]}
+    whole = isinstance(low, int) and isinstance(high, int) and step in (None, 1)
+    if whole:
+        return {"type": "log_integer" if log else "integer", "low": low, "high": high}
+    if step is not None and not log:
+        return {"type": "quantised", "low": low, "high": high, "step": step}
+    return {"type": "loguniform" if log else "uniform", "low": low, "high": high}
+
+
+def choice_parameter(values: Iterable[object]) -> dict[str, Any]:
+    """Return the parameter of the sweep file for listed values."""
+    return {"type": "choice", "values": list(values)}
+
+
+def valid_name(name: str, fallback: str) -> str:
+    """Return the nearest name that a sweep may have."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[:64].rstrip("-.")
+    return cleaned or fallback
+
+
+def valid_parameter(name: str) -> str:
+    """Return the nearest name that a parameter may have."""
+    cleaned = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+    return cleaned if re.match(r"[A-Za-z_]", cleaned) else f"_{cleaned}"
+
+
+def literal(text: str) -> str:
+    """Return a text of a command that contains no placeholder, braces doubled."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def option_arguments(names: Iterable[str]) -> list[str]:
+    """Return `--name={name}` for each parameter."""
+    return [f"--{name}={{{name}}}" for name in names]

@@ -1,0 +1,358 @@
+"""Katib experiments: the custom resource `Experiment` of `kubeflow.org/v1beta1`.
+
+Source: Katib's API types, `pkg/apis/controller/experiments/v1beta1` and `common/v1beta1`. The
+container of a `batch/v1` Job, or of the first replica of a Kubeflow training job, is converted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_ops.sweep_import.draft import (
+    DEFAULT_MAX_EPOCHS,
+    DEFAULT_MAX_TRIALS,
+    Conversion,
+    Draft,
+    DraftOptions,
+    choice_parameter,
+    literal,
+    option_arguments,
+    quoted,
+    range_parameter,
+    valid_name,
+    valid_parameter,
+)
+from hermes_ops.trial.redaction import open_secrets
+
+_ALGORITHMS = {
+    "random": "random",
+    "sobol": "random",
+    "grid": "grid",
+    "tpe": "tpe",
+    "multivariate-tpe": "tpe",
+    "bayesianoptimization": "tpe",
+    "cmaes": "tpe",
+    "hyperband": "tpe",
+}
+_SAME = frozenset({"random", "grid", "tpe", "multivariate-tpe"})
+_LOG = frozenset({"loguniform", "lognormal"})
+
+
+def convert(data: Mapping[str, Any], source: str, options: DraftOptions) -> Draft:
+    """Convert a Katib experiment; its best trial so far becomes a point to evaluate."""
+    return _KatibConversion(source, options, data).draft()
+
+
+@dataclass(slots=True)
+class _KatibConversion(Conversion):
+    """One experiment on its way; `notes` grows as keys are converted."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return _mapping(self.data.get("spec"))
+
+    def draft(self) -> Draft:
+        if "nasConfig" in self.spec:
+            raise self.refused("spec.nasConfig", "an architecture search", "parameters", "none")
+        space = dict(self._space())
+        if not space:
+            raise self.refused("spec.parameters", "none", "at least one", "add them")
+        template = _mapping(self.spec.get("trialTemplate"))
+        conversion = _Trial(self.source, self.options, template, list(space))
+        trial = conversion.section()
+        metadata = _mapping(self.data.get("metadata"))
+        name = self.options.name or metadata.get("name") or metadata.get("generateName") or ""
+        sweep: dict[str, Any] = {
+            "name": valid_name(str(name), "katib"),
+            "objective": self._objective(),
+            **self._metrics(),
+            "search": {**self._search(), "space": space},
+            "trial": trial | self._pattern(),
+            "budget": self._budget(),
+            **self._early_stop(),
+        }
+        self.notes += conversion.notes
+        self._add_known_point(sweep)
+        return Draft(self.source, "a Katib experiment", sweep, tuple(self.notes))
+
+    def _objective(self) -> dict[str, Any]:
+        given = _mapping(self.spec.get("objective"))
+        metric = self.options.metric or given.get("objectiveMetricName")
+        where = "spec.objective"
+        if not metric:
+            allowed = "the metric's name"
+            raise self.refused(f"{where}.objectiveMetricName", "none", allowed, "use --metric")
+        if given.get("type") not in ("minimize", "maximize"):
+            found = quoted(given.get("type"))
+            raise self.refused(f"{where}.type", found, "minimize or maximize", "correct it")
+        objective = {"metric": str(metric), "direction": given["type"]}
+        return objective | ({} if given.get("goal") is None else {"target": given["goal"]})
+
+    def _metrics(self) -> dict[str, Any]:
+        names = _mapping(self.spec.get("objective")).get("additionalMetricNames") or []
+        return {"metrics": [{"name": str(name)} for name in names]} if names else {}
+
+    def _search(self) -> dict[str, Any]:
+        algorithm = str(_mapping(self.spec.get("algorithm")).get("algorithmName"))
+        if algorithm not in _ALGORITHMS:
+            allowed = ", ".join(_ALGORITHMS)
+            where = "spec.algorithm.algorithmName"
+            raise self.refused(where, quoted(algorithm), allowed, "choose one of them")
+        if algorithm not in _SAME:
+            text = f"`{algorithm}` has no counterpart; `{_ALGORITHMS[algorithm]}` is the nearest"
+            self.note("search.algorithm", text)
+        trials = self.options.max_trials or self.spec.get("maxTrialCount")
+        if trials is None:
+            trials = DEFAULT_MAX_TRIALS
+            self.note("search.max_trials", "no `maxTrialCount`; set it, or use --max-trials")
+        if _mapping(self.spec.get("algorithm")).get("algorithmSettings"):
+            self.note("search", "the algorithm's settings are left out")
+        return {"algorithm": _ALGORITHMS[algorithm], "max_trials": trials}
+
+    def _budget(self) -> dict[str, Any]:
+        epochs = self.options.max_epochs
+        if epochs is None:
+            self.note("budget.max_epochs", "not in the experiment; set it, or use --max-epochs")
+        budget: dict[str, Any] = {"max_epochs": epochs or DEFAULT_MAX_EPOCHS}
+        if parallel := self.spec.get("parallelTrialCount"):
+            budget["max_parallel"] = parallel
+        if failed := self.spec.get("maxFailedTrialCount"):
+            budget["failed_trials"] = failed
+        return budget
+
+    def _early_stop(self) -> dict[str, Any]:
+        name = _mapping(self.spec.get("earlyStopping")).get("algorithmName")
+        if name is None:
+            hyperband = _mapping(self.spec.get("algorithm")).get("algorithmName") == "hyperband"
+            return {"early_stop": "asha"} if hyperband else {}
+        if name != "medianstop":
+            self.note("early_stop", f"{quoted(name)} has no counterpart; none is used")
+            return {}
+        return {"early_stop": "median"}
+
+    def _pattern(self) -> dict[str, Any]:
+        """Note how the metrics were collected; the default format is what Hermes reads."""
+        collector = _mapping(self.spec.get("metricsCollectorSpec"))
+        kind = _mapping(collector.get("collector")).get("kind", "StdOut")
+        path = _mapping(_mapping(collector.get("source")).get("fileSystemPath")).get("path")
+        if kind == "TensorFlowEvent":
+            self.note("trial.tensorboard", "the folder of the event files, below trial.directory")
+            return {"tensorboard": str(path or "logs")}
+        if kind != "StdOut":
+            text = f"metrics were collected by {quoted(kind)}; the script must print them"
+            self.note("trial.metric_pattern", text)
+        formats = _mapping(_mapping(collector.get("source")).get("filter")).get("metricsFormat")
+        if formats:
+            text = "the collector had its own pattern; name its groups `name` and `value`"
+            self.note("trial.metric_pattern", f"{text}: {quoted(formats)}")
+        return {}
+
+    def _space(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for index, given in enumerate(self.spec.get("parameters") or []):
+            where = f"spec.parameters[{index}]"
+            parameter = _mapping(given)
+            name = valid_parameter(str(parameter.get("name", "")))
+            if name != parameter.get("name"):
+                self.note(f"search.space.{name}", f"was named {quoted(parameter.get('name'))}")
+            yield name, self._parameter(parameter, where, f"search.space.{name}")
+
+    def _parameter(self, given: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+        feasible = _mapping(given.get("feasibleSpace"))
+        kind = given.get("parameterType")
+        if kind in ("categorical", "discrete"):
+            listed = feasible.get("list") or []
+            return choice_parameter(_value(v) if kind == "discrete" else str(v) for v in listed)
+        if kind not in ("int", "double"):
+            allowed = "int, double, discrete or categorical"
+            raise self.refused(f"{where}.parameterType", quoted(kind), allowed, "correct it")
+        try:
+            number = int if kind == "int" else float
+            low, high = number(str(feasible["min"])), number(str(feasible["max"]))
+            step = None if feasible.get("step") is None else number(str(feasible["step"]))
+        except (KeyError, ValueError) as error:
+            found = quoted(dict(feasible))
+            allowed = "min, max and perhaps step, numbers in quotes"
+            raise self.refused(f"{where}.feasibleSpace", found, allowed, "correct it") from error
+        distribution = str(feasible.get("distribution") or "uniform").lower()
+        if distribution in ("normal", "lognormal"):
+            self.note(place, f"was {distribution}; is uniform over its range")
+        log = distribution in _LOG
+        if log and step is not None and not (kind == "int" and step == 1):
+            self.note(place, f"had the step {step:g}, which a logarithmic range has not")
+        return range_parameter(low, high, log=log, step=step)
+
+    def _add_known_point(self, sweep: dict[str, Any]) -> None:
+        """Add the best trial so far, which a running or finished experiment names."""
+        optimal = _mapping(_mapping(self.data.get("status")).get("currentOptimalTrial"))
+        assignments = optimal.get("parameterAssignments") or []
+        values = {valid_parameter(str(a.get("name"))): a.get("value") for a in assignments}
+        space: Mapping[str, Mapping[str, Any]] = sweep["search"]["space"]
+        if not self.options.points or set(values) != set(space):
+            return
+        point = {name: _assigned(spec, values[name]) for name, spec in space.items()}
+        sweep["search"]["points_to_evaluate"] = [point]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _value(text: object) -> int | float | str:
+    """Return a listed value as the number that it is, else as its text."""
+    for number in (int, float):
+        try:
+            return number(str(text))
+        except ValueError:
+            continue
+    return str(text)
+
+
+def _assigned(parameter: Mapping[str, Any], text: object) -> object:
+    """Return an assignment, which Katib writes as text, in the type of its parameter."""
+    if parameter["type"] == "choice":
+        same = [value for value in parameter["values"] if str(value) == str(text)]
+        return same[0] if same else str(text)
+    return _value(text)
+
+
+GPU_RESOURCE = "nvidia.com/gpu"
+_PLACEHOLDER = re.compile(r"\$\{trial(Parameters|Spec)\.([^}]+)\}")
+
+
+@dataclass(slots=True)
+class _Trial(Conversion):
+    """The trial template of an experiment, for the parameters `names` of its space."""
+
+    template: Mapping[str, Any]
+    names: Sequence[str]
+
+    def section(self) -> dict[str, Any]:
+        spec = self.template.get("trialSpec")
+        if not isinstance(spec, Mapping):
+            where = "spec.trialTemplate.trialSpec"
+            fix = "put the resource of the ConfigMap there"
+            raise self.refused(where, quoted(spec), "a resource, such as a Job", fix)
+        pod = self._pod(spec)
+        container = self._container(pod)
+        limits = dict(_mapping(_mapping(container.get("resources")).get("limits")))
+        requests = dict(_mapping(_mapping(container.get("resources")).get("requests")))
+        gpus = limits.pop(GPU_RESOURCE, requests.pop(GPU_RESOURCE, None))
+        requests.pop(GPU_RESOURCE, None)
+        section: dict[str, Any] = {"command": self._command(container), "run_in": "pod"}
+        if gpus is not None:
+            section["gpus"] = int(gpus)
+        own: dict[str, Any] = {
+            "image": container.get("image"),
+            "requests": {k: str(v) for k, v in requests.items()} or None,
+            "limits": {k: str(v) for k, v in limits.items()} or None,
+            "node_selector": dict(_mapping(pod.get("nodeSelector"))) or None,
+            "environment": self._environment(container) or None,
+        }
+        section["pod"] = {key: value for key, value in own.items() if value is not None}
+        self._note_rest(pod, container)
+        return section
+
+    def _pod(self, resource: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the pod of a Job, or of the first replica of a Kubeflow training job."""
+        spec = _mapping(resource.get("spec"))
+        if "template" in spec:
+            return _mapping(_mapping(spec["template"]).get("spec"))
+        replicas = [
+            (name, kind)
+            for key, named in spec.items()
+            if str(key).endswith("ReplicaSpecs")
+            for name, kind in _mapping(named).items()
+        ]
+        if not replicas:
+            found = quoted(resource.get("kind"))
+            allowed = "a Job, or a training job with replica specs"
+            where = "spec.trialTemplate.trialSpec"
+            raise self.refused(where, found, allowed, "_trial_section its container by hand")
+        wanted = self.template.get("primaryReplicaType") or replicas[0][0]
+        name, replica = next((r for r in replicas if r[0] == wanted), replicas[0])
+        count = sum(int(_mapping(kind).get("replicas") or 1) for _, kind in replicas)
+        if count > 1:
+            self.note("trial", f"was {count} replicas; one process is run, as {name} was")
+        return _mapping(_mapping(_mapping(replica).get("template")).get("spec"))
+
+    def _container(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        containers = [_mapping(one) for one in pod.get("containers") or []]
+        wanted = self.template.get("primaryContainerName")
+        named = [one for one in containers if one.get("name") == wanted] or containers[:1]
+        if not named:
+            where = "spec.trialTemplate.trialSpec"
+            raise self.refused(where, "no container", "one with a command", "add it")
+        if len(containers) > 1:
+            self.note("trial.pod", f"one of {len(containers)} containers is converted")
+        return named[0]
+
+    def _command(self, container: Mapping[str, Any]) -> list[str]:
+        words = [str(w) for key in ("command", "args") for w in container.get(key) or []]
+        if not container.get("command"):
+            script = self.options.script
+            self.note("trial.command", "the image's entry point is not used: check the command")
+            if script or not words:
+                words = ["python", script or "train.py", *words]
+        references = {
+            str(p.get("name")): valid_parameter(str(p.get("reference")))
+            for p in self.template.get("trialParameters") or []
+        }
+        if not any(_PLACEHOLDER.search(word) for word in words):
+            self.note("trial.command", "named no parameter: one argument for each was added")
+            return [*map(literal, words), *option_arguments(self.names)]
+        return [self._filled(word, references) for word in words]
+
+    def _filled(self, word: str, references: Mapping[str, str]) -> str:
+        """Return an argument with Hermes' placeholders in the place of Katib's."""
+        parts: list[str] = []
+        end = 0
+        for match in _PLACEHOLDER.finditer(word):
+            parts += [literal(word[end : match.start()]), self._reference(match, references)]
+            end = match.end()
+        return "".join([*parts, literal(word[end:])])
+
+    def _reference(self, match: re.Match[str], references: Mapping[str, str]) -> str:
+        name = references.get(match[2], "") if match[1] == "Parameters" else ""
+        if name in self.names:
+            return f"{{{name}}}"
+        self.note("trial.command", f"{quoted(match[0])} is no parameter: replace it")
+        return literal(match[0])
+
+    def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables with plain values that hold no secret."""
+        given = [_mapping(one) for one in container.get("env") or []]
+        plain = {str(one["name"]): str(one["value"]) for one in given if "value" in one}
+        left_out = [str(one.get("name")) for one in given if "value" not in one]
+        left_out += open_secrets(plain)
+        for name in left_out:
+            text = f"{name} is left out: name a Secret with that key in trial.pod.secrets"
+            self.note("trial.pod.environment", text)
+        return {name: value for name, value in plain.items() if name not in left_out}
+
+    def _note_rest(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> None:
+        self.note("trial.pod.image", "the image needs hermes-trial, see docs/kubernetes.md")
+        for key, place in _left_out(pod, container):
+            self.note(place, f"`{key}` is left out")
+
+
+def _left_out(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the pod that are not converted, and where they would belong."""
+    for key, place in (
+        ("volumes", "trial.pod.volumes"),
+        ("tolerations", "trial.pod.tolerations"),
+        ("imagePullSecrets", "trial.pod.pull_secrets"),
+        ("serviceAccountName", "trial.pod.service_account"),
+        ("affinity", "trial.pod.template_file"),
+        ("initContainers", "trial.pod.template_file"),
+    ):
+        if pod.get(key):
+            yield key, place
+    if container.get("envFrom"):
+        yield "envFrom", "trial.pod.secrets"
+    if container.get("workingDir"):
+        yield "workingDir", "trial.directory"

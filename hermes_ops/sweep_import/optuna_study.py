@@ -1,0 +1,225 @@
+"""Optuna studies: the space of their trials, and their best trials as known points.
+
+The study is read by Optuna itself, an optional package. Nothing is written to its storage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes_ops.errors import HermesError
+from hermes_ops.sweep_import.draft import (
+    DEFAULT_MAX_EPOCHS,
+    DEFAULT_MAX_TRIALS,
+    Conversion,
+    Draft,
+    DraftOptions,
+    choice_parameter,
+    literal,
+    option_arguments,
+    quoted,
+    range_parameter,
+    refusal,
+    valid_name,
+    valid_parameter,
+)
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+
+def convert(source: str, options: DraftOptions) -> Draft:
+    """Convert a study; `source` is a database URL, a SQLite file or a journal file."""
+    place = _without_password(source)
+    study = _study(_storage(source, place), place, options)
+    return _StudyConversion(place, options, study).draft()
+
+
+@dataclass(slots=True)
+class _StudyConversion(Conversion):
+    """One study on its way; `notes` grows as its parts are converted."""
+
+    study: Study
+
+    def draft(self) -> Draft:
+        if len(self.study.directions) != 1:
+            found = f"{len(self.study.directions)} objectives"
+            fix = "make a sweep of one of them, the others as `metrics` with bounds"
+            raise self.refused("the study", found, "one objective", fix)
+        trials = self.study.get_trials(deepcopy=False)
+        axes = self._axes(trials)
+        space = {valid_parameter(name): _parameter(axis) for name, axis in axes.items()}
+        points = self._points(trials, axes)
+        search: dict[str, Any] = {
+            "algorithm": "tpe",
+            "max_trials": self.options.max_trials or max(len(trials), DEFAULT_MAX_TRIALS),
+        }
+        if points:
+            search["points_to_evaluate"] = points
+        if self.options.max_trials is None:
+            self.note("search.max_trials", "as many as the study has trials, at least 20")
+        sweep = {
+            "name": valid_name(self.options.name or self.study.study_name, "optuna"),
+            "objective": self._objective(),
+            "search": {**search, "space": space},
+            "trial": {"command": self._command(list(space))},
+            "budget": {"max_epochs": self._max_epochs(trials)},
+        }
+        return Draft(self.source, "an Optuna study", sweep, tuple(self.notes))
+
+    def _objective(self) -> dict[str, Any]:
+        named = self.study.metric_names
+        metric = self.options.metric or (named[0] if named else None)
+        if metric is None:
+            metric = "loss"
+            text = "a study does not name what it returns; set it, or use --metric"
+            self.note("objective.metric", text)
+        return {"metric": metric, "direction": self.study.direction.name.lower()}
+
+    def _command(self, names: list[str]) -> list[str]:
+        script = self.options.script or "train.py"
+        text = "a study's objective is a function: make it a script that takes these arguments"
+        self.note("trial.command", f"{text} and prints its metric (name=value) each epoch")
+        return ["python", literal(script), *option_arguments(names)]
+
+    def _max_epochs(self, trials: Sequence[FrozenTrial]) -> int:
+        """Return the number of steps that the longest trial has reported, counted from 0."""
+        steps = [max(t.intermediate_values) for t in trials if t.intermediate_values]
+        if self.options.max_epochs is not None:
+            return self.options.max_epochs
+        if steps:
+            return max(steps) + 1
+        self.note("budget.max_epochs", "the study reports no steps; set it, or use --max-epochs")
+        return DEFAULT_MAX_EPOCHS
+
+    def _axes(self, trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
+        """Return the newest distribution of each parameter, in the order of first appearance."""
+        axes: dict[str, BaseDistribution] = {}
+        seen: Counter[str] = Counter()
+        for trial in trials:
+            for name, axis in trial.distributions.items():
+                if name in axes and axes[name] != axis:
+                    place = f"search.space.{valid_parameter(name)}"
+                    self.note(place, "its range changed during the study; the newest is used")
+                axes[name] = axis
+                seen[name] += 1
+        if not axes:
+            found = "no trial with parameters"
+            fix = "run the study first, or write the space by hand"
+            raise self.refused("the study", found, "at least one", fix)
+        whole = sum(1 for trial in trials if trial.distributions)
+        for name, count in seen.items():
+            if count < whole:
+                text = f"{count} of {whole} trials have it; if another parameter decides that, move"
+                place = f"search.space.{valid_parameter(name)}"
+                self.note(place, f"{text} it under that choice (docs/sweep-file.md)")
+        self.notes[:] = dict.fromkeys(self.notes)
+        return axes
+
+    def _points(
+        self, trials: Sequence[FrozenTrial], axes: Mapping[str, BaseDistribution]
+    ) -> list[dict[str, Any]]:
+        """Return the configurations of the best complete trials, without repeats, best first."""
+        maximize = self.study.direction.name == "MAXIMIZE"
+        complete = [t for t in trials if t.state.name == "COMPLETE" and t.value is not None]
+        fitting = [t for t in complete if set(t.params) == set(axes) and _inside(t, axes)]
+        if len(fitting) < len(complete):
+            text = f"{len(complete) - len(fitting)} complete trials do not fit the space as it is"
+            self.note("search.points_to_evaluate", text)
+        ordered = sorted(fitting, key=lambda t: -(t.value or 0) if maximize else (t.value or 0))
+        points: list[dict[str, Any]] = []
+        for trial in ordered:
+            point = {valid_parameter(name): trial.params[name] for name in axes}
+            if point not in points and len(points) < self.options.points:
+                points.append(point)
+        return points
+
+
+def _inside(trial: FrozenTrial, axes: Mapping[str, BaseDistribution]) -> bool:
+    """Say whether the trial's values lie in the newest distributions."""
+    return all(
+        axes[name]._contains(axes[name].to_internal_repr(value))
+        for name, value in trial.params.items()
+    )
+
+
+def _parameter(axis: BaseDistribution) -> dict[str, Any]:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(axis, CategoricalDistribution):
+        return choice_parameter(axis.choices)
+    if not isinstance(axis, FloatDistribution | IntDistribution):
+        raise HermesError(f"Optuna's {type(axis).__name__} has no counterpart in a sweep file.")
+    return range_parameter(axis.low, axis.high, log=axis.log, step=axis.step)
+
+
+def _storage(source: str, place: str) -> BaseStorage:
+    """Open the storage; HermesError where Optuna is missing or cannot read it."""
+    try:
+        import optuna
+        from optuna.storages import JournalStorage, RDBStorage
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError:
+        message = "Optuna itself reads studies: `pip install 'hermes-ops[optuna]'`."
+        raise HermesError(message) from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    path = Path(source.removeprefix("sqlite:///")).expanduser()
+    if ("://" not in source or source.startswith("sqlite:///")) and not path.is_file():
+        raise refusal(place, "the storage", "no such file", "the file of a study", "check the path")
+    try:
+        if "://" not in source and not _is_sqlite(path):
+            return JournalStorage(JournalFileBackend(str(path)))
+        url = source if "://" in source else f"sqlite:///{path}"
+        return RDBStorage(url, skip_table_creation=True)
+    except Exception as error:  # SQLAlchemy's, the driver's, Optuna's own RuntimeError
+        raise _unreadable(place, error) from error
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(6) == b"SQLite"
+
+
+def _study(storage: BaseStorage, place: str, options: DraftOptions) -> Study:
+    import optuna
+
+    try:
+        names = optuna.study.get_all_study_names(storage)
+    except Exception as error:
+        raise _unreadable(place, error) from error
+    name = options.study or (names[0] if len(names) == 1 else None)
+    if name is None or name not in names:
+        found = f"no study {quoted(name)}" if name else f"{len(names)} studies"
+        shown = ", ".join(map(quoted, names[:20])) or "none: there is no study in it"
+        raise refusal(place, "the study", found, shown, "name one with --study")
+    return optuna.load_study(study_name=name, storage=storage)
+
+
+def _unreadable(place: str, error: Exception) -> HermesError:
+    """Return the error for a storage that Optuna cannot read; no text of it shows a password."""
+    what = type(error).__name__
+    return HermesError(
+        f"{place}: Optuna cannot read this storage ({what}). Check the path or URL, and that the "
+        "database has this Optuna's version of the tables (`optuna storage upgrade`)."
+    )
+
+
+def _without_password(source: str) -> str:
+    """Return the source for messages and comments, a URL without its password."""
+    if "://" not in source:
+        return source
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(source).render_as_string(hide_password=True)
+    except ArgumentError:
+        fix = "write it as driver://user:password@host/database"
+        raise refusal("the URL", "the storage", "no URL", "a database URL", fix) from None

@@ -1,0 +1,302 @@
+"""W&B sweep configurations, as `wandb sweep FILE` reads them.
+
+Source: the reference "Sweep configuration options" of W&B's documentation, as of version 0.2x of
+the client. Distributions that a sweep file has no counterpart for become a range, with a note.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_ops.sweep_import.draft import (
+    DEFAULT_MAX_EPOCHS,
+    DEFAULT_MAX_TRIALS,
+    Conversion,
+    Draft,
+    DraftOptions,
+    choice_parameter,
+    literal,
+    option_arguments,
+    quoted,
+    range_parameter,
+    valid_name,
+    valid_parameter,
+)
+
+_METHODS = {"grid": "grid", "random": "random", "bayes": "tpe"}
+_DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
+_SIGMAS = 3.0
+
+
+def convert(data: Mapping[str, Any], source: str, options: DraftOptions) -> Draft:
+    """Convert a W&B sweep configuration."""
+    return _WandbConversion(source, options, data).draft()
+
+
+@dataclass(slots=True)
+class _WandbConversion(Conversion):
+    """One configuration on its way; `notes` grows as keys are converted."""
+
+    data: Mapping[str, Any]
+
+    def draft(self) -> Draft:
+        space = dict(self._space(self._section("parameters"), "parameters", ""))
+        sweep: dict[str, Any] = {
+            "name": self._name(),
+            "objective": self._objective(),
+            "search": {**self._search(space), "space": space},
+            "trial": {"command": self._command(list(space))},
+            "budget": {"max_epochs": self._max_epochs()},
+        }
+        if self.data.get("early_terminate"):
+            sweep["early_stop"] = "asha"
+            self.note("early_stop", "`early_terminate` is Hyperband; `asha` is the nearest rule")
+        self.note(
+            "trial.command",
+            "the script must print its metrics (name=value) or log them to MLflow; what it sends "
+            "by wandb.log alone is not read",
+        )
+        return Draft(self.source, "a W&B sweep", sweep, tuple(self.notes))
+
+    def _section(self, key: str) -> Mapping[str, Any]:
+        value = self.data.get(key)
+        if not isinstance(value, Mapping) or not value:
+            raise self.refused(key, quoted(value), "a mapping with at least one key", "add it")
+        return value
+
+    def _name(self) -> str:
+        given = self.options.name or self.data.get("name") or self.data.get("project") or "wandb"
+        return valid_name(str(given), "wandb")
+
+    def _objective(self) -> dict[str, Any]:
+        metric = self.data.get("metric")
+        metric = metric if isinstance(metric, Mapping) else {}
+        name = self.options.metric or metric.get("name")
+        if name is None:
+            name = "loss"
+            self.note("objective.metric", "the sweep names none; set it, or use --metric")
+        goal = metric.get("goal", "minimize")
+        if goal not in ("minimize", "maximize"):
+            raise self.refused("metric.goal", quoted(goal), "minimize or maximize", "correct it")
+        objective = {"metric": str(name), "direction": goal}
+        return objective | ({} if metric.get("target") is None else {"target": metric["target"]})
+
+    def _search(self, space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        method = self.data.get("method")
+        if method not in _METHODS:
+            allowed = f"one of {', '.join(_METHODS)}"
+            raise self.refused("method", quoted(method), allowed, "correct it")
+        trials = self.options.max_trials or self.data.get("run_cap")
+        if trials is None:
+            trials = _combinations(space) if method == "grid" else DEFAULT_MAX_TRIALS
+            if method != "grid":
+                self.note("search.max_trials", "no `run_cap`; set it, or use --max-trials")
+        return {"algorithm": _METHODS[method], "max_trials": trials}
+
+    def _max_epochs(self) -> int:
+        early = self.data.get("early_terminate")
+        most = early.get("max_iter") if isinstance(early, Mapping) else None
+        if (epochs := self.options.max_epochs or most) is not None:
+            return int(epochs)
+        self.note("budget.max_epochs", "not in the sweep; set it, or use --max-epochs")
+        return DEFAULT_MAX_EPOCHS
+
+    def _space(
+        self, parameters: Mapping[str, Any], place: str, prefix: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the parameters of a mapping; nested ones are named `outer.inner`."""
+        for key, spec in parameters.items():
+            here, name = f"{place}.{key}", valid_parameter(f"{prefix}{key}")
+            if not isinstance(spec, Mapping):
+                raise self.refused(here, quoted(spec), "a mapping", "write `value: …` for one")
+            if isinstance(spec.get("parameters"), Mapping):
+                self.note(f"search.space.{name}.*", "was nested; the names have a dot now")
+                yield from self._space(spec["parameters"], f"{here}.parameters", f"{prefix}{key}.")
+                continue
+            if name != f"{prefix}{key}":
+                self.note(f"search.space.{name}", f"was named {quoted(key)}")
+            yield name, self._parameter(spec, here, f"search.space.{name}")
+
+    def _parameter(self, spec: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+        if "value" in spec:
+            return choice_parameter([spec["value"]])
+        if "values" in spec:
+            if "probabilities" in spec:
+                self.note(place, "`probabilities` are left out: all values are equally likely")
+            if not isinstance(spec["values"], list):
+                raise self.refused(f"{where}.values", quoted(spec["values"]), "a list", "make it")
+            return choice_parameter(spec["values"])
+        name = spec.get("distribution") or self._default_distribution(spec, where)
+        converter = _DISTRIBUTIONS.get(str(name))
+        if converter is None:
+            allowed = ", ".join(_DISTRIBUTIONS)
+            raise self.refused(f"{where}.distribution", quoted(name), allowed, "choose one")
+        try:
+            parameter, text = converter(spec)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            allowed = f"the numbers that {name} needs"
+            found = f"{error}" if isinstance(error, KeyError) else quoted(dict(spec))
+            raise self.refused(where, found, allowed, "add or correct them") from error
+        if text:
+            self.note(place, text)
+        return parameter
+
+    def _default_distribution(self, spec: Mapping[str, Any], where: str) -> str:
+        bounds = (spec.get("min"), spec.get("max"))
+        if not all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds):
+            found = quoted(dict(spec))
+            raise self.refused(where, found, "value, values, or min and max", "add them")
+        return "int_uniform" if all(isinstance(b, int) for b in bounds) else "uniform"
+
+    def _command(self, names: list[str]) -> list[str]:
+        given = self.data.get("command") or _DEFAULT_COMMAND
+        program = self.options.script or self.data.get("program")
+        if program is None:
+            program = "train.py"
+            self.note("trial.command", "the sweep has no `program`; set it, or use --script")
+        words = given.split() if isinstance(given, str) else given
+        arguments: list[str] = []
+        for word in words:
+            arguments += self._argument(str(word), str(program), names)
+        return arguments
+
+    def _argument(self, word: str, program: str, names: list[str]) -> list[str]:
+        """Return what one entry of `command` becomes."""
+        plain = {
+            "${env}": [],
+            "${interpreter}": ["python"],
+            "${program}": [literal(program)],
+            "${args}": option_arguments(names),
+            "${args_no_boolean_flags}": option_arguments(names),
+            "${args_no_hyphens}": [f"{name}={{{name}}}" for name in names],
+        }
+        if word == "${args_no_boolean_flags}":
+            self.note("trial.command", "a flag for a true value became `--name=true`")
+        if word in plain:
+            return plain[word]
+        if word.startswith("${args_json"):
+            self.note(
+                "trial.command",
+                f"`{word}` has no counterpart: the script finds each value in HERMES_PARAM_<NAME>",
+            )
+            return []
+        if "${" in word:
+            self.note("trial.command", f"{quoted(word)} is passed as it stands")
+        return [literal(word)]
+
+
+def _combinations(space: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the size of a grid; a range of floats counts as one, and is refused later."""
+    return max(1, math.prod(_levels(parameter) for parameter in space.values()))
+
+
+def _levels(parameter: Mapping[str, Any]) -> int:
+    if parameter["type"] == "choice":
+        return len(parameter["values"])
+    if parameter["type"] in ("integer", "log_integer"):
+        return int(parameter["high"] - parameter["low"]) + 1
+    if parameter["type"] == "quantised":
+        return int((parameter["high"] - parameter["low"]) / parameter["step"] + 1e-9) + 1
+    return 1
+
+
+_Converted = tuple[dict[str, Any], str]
+
+
+def _number(spec: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = spec.get(key, default)
+    if value is None:
+        raise KeyError(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(key)
+    return value
+
+
+def _uniform(spec: Mapping[str, Any]) -> _Converted:
+    low, high = float(_number(spec, "min")), float(_number(spec, "max"))
+    return range_parameter(low, high), ""
+
+
+def _integer(spec: Mapping[str, Any]) -> _Converted:
+    return range_parameter(int(_number(spec, "min")), int(_number(spec, "max"))), ""
+
+
+def _quantised(spec: Mapping[str, Any]) -> _Converted:
+    step = _number(spec, "q", 1)
+    return range_parameter(_number(spec, "min"), _number(spec, "max"), step=step), ""
+
+
+def _log(spec: Mapping[str, Any]) -> _Converted:
+    low, high = math.exp(_number(spec, "min")), math.exp(_number(spec, "max"))
+    return range_parameter(low, high, log=True), ""
+
+
+def _inverse_log(spec: Mapping[str, Any]) -> _Converted:
+    low, high = math.exp(-_number(spec, "max")), math.exp(-_number(spec, "min"))
+    return range_parameter(low, high, log=True), ""
+
+
+def _log_values(spec: Mapping[str, Any]) -> _Converted:
+    low, high = float(_number(spec, "min")), float(_number(spec, "max"))
+    return range_parameter(low, high, log=True), ""
+
+
+def _quantised_log(spec: Mapping[str, Any]) -> _Converted:
+    return _rounded_log(math.exp(_number(spec, "min")), math.exp(_number(spec, "max")), spec)
+
+
+def _quantised_log_values(spec: Mapping[str, Any]) -> _Converted:
+    return _rounded_log(_number(spec, "min"), _number(spec, "max"), spec)
+
+
+def _rounded_log(low: float, high: float, spec: Mapping[str, Any]) -> _Converted:
+    """Return whole numbers for a step of 1; else the range without its step."""
+    step = _number(spec, "q", 1)
+    if step == 1:
+        return range_parameter(max(1, round(low)), max(1, round(high)), log=True), ""
+    return range_parameter(float(low), float(high), log=True), f"was rounded to multiples of {step}"
+
+
+def _normal(spec: Mapping[str, Any]) -> _Converted:
+    middle, sigma = _number(spec, "mu", 0.0), _number(spec, "sigma", 1.0)
+    low, high = middle - _SIGMAS * sigma, middle + _SIGMAS * sigma
+    text = f"was normal (mu {middle:g}, sigma {sigma:g}); is uniform over three sigmas"
+    if "q" in spec or spec.get("distribution") == "q_normal":
+        step = _number(spec, "q", 1)
+        low, high = math.ceil(low / step) * step, math.floor(high / step) * step
+        return range_parameter(low, high, step=step), text
+    return range_parameter(float(low), float(high)), text
+
+
+def _log_normal(spec: Mapping[str, Any]) -> _Converted:
+    middle, sigma = _number(spec, "mu", 0.0), _number(spec, "sigma", 1.0)
+    low, high = math.exp(middle - _SIGMAS * sigma), math.exp(middle + _SIGMAS * sigma)
+    text = f"was log-normal (mu {middle:g}, sigma {sigma:g}); is log-uniform over three sigmas"
+    return range_parameter(low, high, log=True), text
+
+
+def _beta(spec: Mapping[str, Any]) -> _Converted:
+    text = f"was beta (a {_number(spec, 'a', 1):g}, b {_number(spec, 'b', 1):g}); is uniform"
+    return range_parameter(0.0, 1.0), text
+
+
+_DISTRIBUTIONS: dict[str, Callable[[Mapping[str, Any]], _Converted]] = {
+    "uniform": _uniform,
+    "int_uniform": _integer,
+    "q_uniform": _quantised,
+    "log_uniform": _log,
+    "log_uniform_values": _log_values,
+    "q_log_uniform": _quantised_log,
+    "q_log_uniform_values": _quantised_log_values,
+    "inv_log_uniform": _inverse_log,
+    "inv_log_uniform_values": _log_values,  # log(1/x) is uniform exactly where log(x) is
+    "normal": _normal,
+    "q_normal": _normal,
+    "log_normal": _log_normal,
+    "q_log_normal": _log_normal,
+    "beta": _beta,
+    "q_beta": _beta,
+}

@@ -1,0 +1,1 @@
+"""The hook into Keras: resume `fit`, report its epochs, checkpoint its state."""

@@ -1,0 +1,126 @@
+"""The best model of a trial, as a file that Keras can load."""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hermes_ops.trial.keras.runtime import KerasRuntime
+from hermes_ops.trial.keras.training_state import (
+    assign_variables,
+    make_array,
+    model_variables,
+    read_variables,
+)
+
+NAME = "model.keras"
+
+
+class FitEnd(NamedTuple):
+    """The end of a call of `fit`: its number, the epochs trained, and the best one's index.
+
+    `best_epoch` None: no objective says which epoch was the best.
+    """
+
+    number: int
+    epochs: int
+    best_epoch: int | None
+
+
+def keep_best(runtime: KerasRuntime, model: Any, end: FitEnd) -> None:
+    """Save the model as it was at its best epoch; as it is now where no objective says better.
+
+    A later fit of the same trial replaces the file only if it was better. A model that Keras cannot
+    save is said once and costs nothing else.
+    """
+    path = runtime.folder / "model" / NAME
+    if end.best_epoch is None and runtime.best is not None and path.exists():
+        return
+    try:
+        path.parent.mkdir(exist_ok=True)
+        _save_at_best(runtime, model, end, str(path))
+    except Exception as error:
+        runtime.say_once(f"the model could not be saved: {type(error).__name__}: {error}")
+        return
+    try:
+        write_signature(model, path.parent)
+    except Exception as error:
+        runtime.say_once(f"the model has no signature for MLflow: {error}")
+
+
+def _save_at_best(runtime: KerasRuntime, model: Any, end: FitEnd, path: str) -> None:
+    variables = {k: v for k, v in model_variables(model).items() if k.startswith("k/model/")}
+    best = _best_values(runtime, end)
+    now = dict(read_variables(variables)) if best else {}
+    assign_variables(variables, best)
+    temporary = os.path.join(os.path.dirname(path), f".tmp-{NAME}")
+    try:
+        model.save(temporary)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # what a full disk took of it
+        assign_variables(variables, now)
+
+
+def _best_values(runtime: KerasRuntime, end: FitEnd) -> dict[str, Any]:
+    """Return the variables of the best epoch; empty if the model holds them now."""
+    if end.best_epoch is None or end.best_epoch + 1 == end.epochs:
+        return {}
+    best = runtime.store.newest(
+        lambda header: bool(header.get("best")) and header["fit"] == end.number
+    )
+    if best is None:
+        return {}
+    arrays = best.arrays(make_array)
+    return {key: value for key, value in arrays.items() if key.startswith("k/model/")}
+
+
+# -- the signature for MLflow ---------------------------------------------------------------------
+
+SIGNATURE = "signature.json"
+_PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "numpy")
+
+
+def write_signature(model: Any, folder: Path) -> None:
+    """Write the signature beside the saved model; ValueError when the model has none.
+
+    A model that is not built from inputs (a subclass) knows none.
+    """
+    document = {
+        "keras": importlib.metadata.version("keras"),
+        "requirements": _requirements(),
+        "inputs": _tensors(model, "inputs"),
+        "outputs": _tensors(model, "outputs"),
+    }
+    (folder / SIGNATURE).write_text(json.dumps(document), encoding="utf-8")
+
+
+def _tensors(model: Any, side: str) -> list[dict[str, Any]]:
+    tensors = getattr(model, side, None)
+    if tensors is None:
+        raise ValueError(f"the model has no symbolic {side}")
+    members = tensors.values() if isinstance(tensors, dict) else tensors
+    members = members if isinstance(members, (list, tuple)) else list(members)
+    return [_tensor(tensor) for tensor in members]
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    shape = [-1 if size is None else int(size) for size in tuple(tensor.shape)]
+    dtype = getattr(tensor.dtype, "name", tensor.dtype)
+    return {"name": str(tensor.name), "dtype": str(dtype), "shape": shape}
+
+
+def _requirements() -> list[str]:
+    requirements = []
+    for name in _PACKAGES:
+        try:
+            requirements.append(f"{name}=={importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return requirements

@@ -1,0 +1,298 @@
+"""Files that callbacks write: after a stop they are as they were at the checkpoint.
+
+A process that is killed leaves rows of an epoch that is trained again, and a callback that begins
+anew may empty its file. So a checkpoint knows each file that a callback has written: the content of
+a small one, the length of a large one.
+"""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.trial.files import append_lines
+
+_MOST_BYTES = 4 << 20
+_MOST_MODEL_BYTES = 32 << 20
+_JOURNAL = "event-files.jsonl"
+_COUNTERS = (
+    "_global_train_batch", "_global_test_batch", "_previous_epoch_iterations",
+    "_train_accumulated_time", "_should_write_train_graph",
+)  # fmt: skip
+"""What TensorBoard's callback counts; its writers and traces belong to the process."""
+
+
+class CallbackFiles:
+    """The files of one fit's callbacks; `writes` counts openings over all fits of the process."""
+
+    def __init__(
+        self,
+        callbacks: Iterable[Any],
+        saved: Mapping[str, Any],
+        folder: Path,
+        fit: int,
+        writes: dict[str, int],
+    ) -> None:
+        self._callbacks = list(callbacks)
+        self._saved = saved
+        self._writes = writes
+        writes.update({path: entry["writes"] for path, entry in saved.items()})
+        self._written = set(saved)
+        self._appended = {path for path, entry in saved.items() if entry["appended"]}
+        self._journal = folder / _JOURNAL
+        self._fit = fit
+        self._mark = f".{socket.gethostname()}.{os.getpid()}."
+        self._events_before: set[str] = set()
+
+    # -- before and after the callbacks begin ------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Remove what was written after the checkpoint, before the callbacks begin."""
+        self._begin_events()
+        self.put_back()
+        for callback in self._callbacks:
+            if _name(callback) == "CSVLogger" and self._saved:
+                callback.append = os.path.exists(str(callback.filename))
+            if _name(callback) == "TensorBoard" and self._saved:
+                callback.write_graph = False
+
+    def missing(self) -> list[str]:
+        """Return the files that are gone, and too large for the checkpoint to hold them."""
+        return [
+            path
+            for path, entry in self._saved.items()
+            if entry["content"] is None and not os.path.exists(path)
+        ]
+
+    def put_back(self) -> None:
+        """Make the files what they were; a callback that has begun may have emptied its own."""
+        for path, entry in self._saved.items():
+            put_back(path, entry)
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note the files that this thread opens for writing meanwhile."""
+        original, io_original = builtins.open, io.open
+        opened = self._noting(original, threading.get_ident())
+        builtins.open = io.open = opened
+        try:
+            yield
+        finally:
+            builtins.open, io.open = original, io_original
+
+    def _noting(self, original: Callable[..., Any], thread: int) -> Callable[..., Any]:
+        def noting(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            writes = set(mode) & set("wax+") and isinstance(file, (str, os.PathLike))
+            if writes and threading.get_ident() == thread:
+                self._note(_relative(os.fspath(file)), "a" in mode)
+            return original(file, mode, *args, **kwargs)
+
+        return noting
+
+    def _note(self, path: str, appended: bool) -> None:
+        self._written.add(path)
+        self._writes[path] = self._writes.get(path, 0) + 1
+        if appended:
+            self._appended.add(path)
+
+    # -- at a checkpoint ---------------------------------------------------------------------------
+
+    def read(self) -> dict[str, Any]:
+        """Return what the files hold now, by path.
+
+        The content is left out where a file is written only once, as those with an epoch's number
+        in their name are, and where it is large.
+        """
+        for path in self._known():
+            self._written.add(path)
+            self._appended.add(path)
+        models = set(self._best_models())
+        entries = {}
+        for path in sorted(self._written | models):
+            appended, writes = path in self._appended, self._writes.get(path, 0)
+            most_bytes = _MOST_BYTES if appended or writes > 1 else 0
+            entry = read_entry(path, _MOST_MODEL_BYTES if path in models else most_bytes)
+            if entry is not None:
+                entries[path] = {**entry, "appended": appended, "writes": writes}
+        return entries
+
+    def _known(self) -> Iterator[str]:
+        """Yield the growing files of Keras' own callbacks, flushed."""
+        for callback in self._callbacks:
+            if _name(callback) == "CSVLogger":
+                _flush(getattr(callback, "csv_file", None))
+                yield _relative(str(callback.filename))
+            elif _name(callback) == "TensorBoard":
+                for writer in dict(getattr(callback, "_writers", {})).values():
+                    _flush(writer)
+        yield from self._own_events()
+
+    def _best_models(self) -> Iterator[str]:
+        for callback in self._callbacks:
+            if _name(callback) == "ModelCheckpoint" and "{" not in str(callback.filepath):
+                yield _relative(str(callback.filepath))
+
+    # -- TensorBoard -------------------------------------------------------------------------------
+
+    def _begin_events(self) -> None:
+        """Remove what an earlier process wrote after its checkpoint, and note that this one writes.
+
+        TensorFlow puts the host and the number of the process into the names of event files.
+        """
+        if not any(_name(callback) == "TensorBoard" for callback in self._callbacks):
+            return
+        for line in _lines(self._journal):
+            if line["fit"] == self._fit:
+                for path in set(self._events_of(line["mark"])) - {*line["before"], *self._saved}:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+        self._events_before = set(self._events_of(self._mark))
+        line = {"fit": self._fit, "mark": self._mark, "before": sorted(self._events_before)}
+        append_lines(self._journal, [line])
+
+    def _own_events(self) -> set[str]:
+        return set(self._events_of(self._mark)) - self._events_before
+
+    def _events_of(self, mark: str) -> Iterator[str]:
+        """Yield the event files of a process; `mark` is its part of their names."""
+        for callback in self._callbacks:
+            if _name(callback) == "TensorBoard":
+                for parent, _, names in os.walk(str(callback.log_dir)):
+                    for name in names:
+                        if ".tfevents." in name and mark in name:
+                            yield _relative(os.path.join(parent, name))
+
+
+def counters(callback: Any) -> dict[str, Any]:
+    """Return what TensorBoard's callback has counted."""
+    return {name: vars(callback)[name] for name in _COUNTERS if name in vars(callback)}
+
+
+def _name(callback: Any) -> str:
+    return type(callback).__name__
+
+
+def _relative(path: str) -> str:
+    """Return the path as the working directory sees it: another segment may have another one."""
+    path = os.path.abspath(path)
+    return os.path.relpath(path) if path.startswith(os.path.join(os.getcwd(), "")) else path
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    documents = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                documents.append(json.loads(line))
+    return documents
+
+
+def _flush(stream: Any) -> None:
+    with contextlib.suppress(Exception):  # closed, or of a kind that needs no flushing
+        stream.flush()
+
+
+def read_entry(path: str, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | None:
+    """Return a file's length and, of one that is not longer, its content; None of no file."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        content = Path(path).read_bytes() if status.st_size <= most_bytes else None
+    except OSError:
+        return None
+    size = status.st_size if content is None else len(content)
+    return {"size": size, "content": content, "appended": True}
+
+
+def put_back(path: str, entry: Mapping[str, Any]) -> None:
+    """Make a file what it was; in place, as someone may have it open."""
+    content, size = entry["content"], int(entry["size"])
+    present = read_entry(path, len(content) if content is not None else 0)
+    with contextlib.suppress(OSError):
+        if content is None:
+            if entry["appended"] and present is not None and present["size"] > size:
+                os.truncate(path, size)
+        elif present is None or present["content"] != content:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            with open(path, "ab") as stream:
+                stream.truncate(0)
+                stream.write(content)
+
+
+# -- callbacks whose files trials share -----------------------------------------------------------
+# Backups are left out of the callbacks, the others are named in the output.
+
+_BACKUP = "BackupAndRestore"
+_PACKAGES = ("keras", "tf_keras", "tensorflow")
+_PATH_ATTRIBUTES = ("filepath", "filename")  # of ModelCheckpoint and CSVLogger
+
+
+def take_out_backups(arguments: MutableMapping[str, Any]) -> str | None:
+    """Remove each `BackupAndRestore` from the callbacks of a `fit`; return the line that says so.
+
+    Its folder is usually relative, so that a trial would begin at the epoch of another one.
+    """
+    callbacks: Any = arguments.get("callbacks")
+    backups = [member for member in _members(callbacks) if _is_backup(member)]
+    if not backups:
+        return None
+    if hasattr(callbacks, "callbacks"):  # a CallbackList that the script has made
+        callbacks.callbacks[:] = [c for c in callbacks.callbacks if not _is_backup(c)]
+    else:
+        arguments["callbacks"] = [c for c in _members(callbacks) if not _is_backup(c)]
+    folders = ", ".join(sorted({str(getattr(c, "backup_dir", "its folder")) for c in backups}))
+    return (
+        f"{_BACKUP} is left out: Hermes resumes this fit itself, and another trial "
+        f"might have left its epoch in {folders}"
+    )
+
+
+def shared_files(arguments: Mapping[str, Any], trial_folder: Path) -> str | None:
+    """Return the line that names files which callbacks write where other trials write theirs."""
+    try:
+        if Path.cwd().is_relative_to(trial_folder):
+            return None
+    except OSError:  # it is there no more
+        return None
+    files = {
+        f"{type(callback).__name__} ({name})"
+        for callback in _members(arguments.get("callbacks"))
+        for name in (str(getattr(callback, key, "") or "") for key in _PATH_ATTRIBUTES)
+        if name and "://" not in name and not os.path.isabs(name)
+    }
+    if not files:
+        return None
+    return (
+        f"files in the working directory, which all trials of the sweep share: "
+        f"{', '.join(sorted(files))}; unless their names differ from trial to trial, put them into "
+        "$HERMES_TRIAL_DIR or write trial.directory: copy"
+    )
+
+
+def _members(callbacks: Any) -> Iterator[Any]:
+    if callbacks is None:
+        return
+    members = getattr(callbacks, "callbacks", callbacks)
+    for member in members if isinstance(members, (list, tuple)) else [members]:
+        if isinstance(member, (list, tuple)):
+            yield from _members(member)  # Keras flattens its callbacks
+        else:
+            yield member
+
+
+def _is_backup(callback: Any) -> bool:
+    return any(
+        kind.__name__ == _BACKUP and kind.__module__.split(".")[0] in _PACKAGES
+        for kind in type(callback).__mro__
+    )

@@ -1,0 +1,199 @@
+"""Run a call of `fit` as the trial needs it: skipped, resumed, or from its beginning."""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hermes_ops.trial.event_channel import announce
+from hermes_ops.trial.keras.callback_files import shared_files, take_out_backups
+from hermes_ops.trial.keras.runtime import KerasRuntime, runtime
+from hermes_ops.trial.keras.session import FitSession, KerasBackend
+from hermes_ops.trial.keras.training_state import MismatchError
+
+Original = Callable[..., Any]
+
+
+def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kwargs: Any) -> Any:
+    """Do what `original(model, *args, **kwargs)` does, beginning where the trial stands."""
+    process = runtime()
+    if not process.is_watched_process():
+        process.say_once(f"this fit is not watched: {process.why_not_watched()}")
+        return original(model, *args, **kwargs)
+    call = inspect.signature(original).bind(model, *args, **kwargs)
+    call.apply_defaults()
+    for said in (take_out_backups(call.arguments), shared_files(call.arguments, process.folder)):
+        if said is not None:
+            process.say_once(said)
+    process.fit_count += 1
+    number = process.fit_count - 1
+    records = process.resumed.get("records", [])
+    if number < len(records):
+        return _skip(process, backend, original, call, records[number])
+    return _train(process, backend, original, call)
+
+
+def _skip(
+    process: KerasRuntime,
+    backend: KerasBackend,
+    original: Original,
+    call: inspect.BoundArguments,
+    record: Any,
+) -> Any:
+    """Restore the model and the history of a fit that an earlier segment has completed."""
+    model, number = next(iter(call.arguments.values())), process.fit_count - 1
+    process.records.append(record)
+    final = process.store.newest(lambda h: bool(h.get("final")) and h["fit"] == number)
+    if final is None:
+        process.store.keep(())
+        raise MismatchError(
+            f"the state after fit call {number + 1} cannot be read: the trial starts anew"
+        )
+    session = FitSession(process, backend, model, call.arguments, final)
+    start = int(call.arguments.get("initial_epoch") or 0)
+    call.arguments.update(callbacks=None, verbose=0, epochs=start)
+    result = _call(process, original, call, session)
+    session.put_back_end(record)
+    return result
+
+
+def _train(
+    process: KerasRuntime, backend: KerasBackend, original: Original, call: inspect.BoundArguments
+) -> Any:
+    arguments = call.arguments
+    number, resume = process.fit_count - 1, process.resume
+    here = resume is not None and resume.header["fit"] == number and not resume.header["final"]
+    model = next(iter(arguments.values()))
+    session = FitSession(process, backend, model, arguments, resume if here else None)
+    start = session.first_epoch
+    spent = process.max_epochs is not None and process.steps_before >= process.max_epochs
+    if session.ended_before or spent:
+        arguments["epochs"] = start
+    elif here:
+        backend.begin_at(arguments, session.resume_epoch)
+    session.prepare_files()
+    before = signal.getsignal(signal.SIGTERM)
+    result = _call(process, original, call, session)
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+    return result
+
+
+def _call(
+    process: KerasRuntime, original: Original, call: inspect.BoundArguments, session: FitSession
+) -> Any:
+    process.session = session
+    try:
+        result = original(*call.args, **call.kwargs)
+        session.on_return()
+        return result
+    finally:
+        process.session = None
+
+
+def running(source: Any = None) -> FitSession | None:
+    """Return the session of the running `fit`; with `source`, only if that is its training data."""
+    session: FitSession | None = runtime().session
+    if session is None or (source is not None and session.source is not source):
+        return None
+    return session
+
+
+def wrap_callbacks(kind: Any) -> None:
+    """Let the session hear of the epochs after all callbacks have, and see what they write."""
+    _wrap_epochs(kind)
+    begin, end = kind.on_train_begin, kind.on_train_end
+
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        session = running()
+        if session is None or session.callbacks is not None:
+            begin(self, logs)
+            return
+        with session.files.watch():
+            begin(self, logs)
+        session.on_begin(self)
+
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        with _watched(self):
+            end(self, logs)
+
+    kind.on_train_begin, kind.on_train_end = on_train_begin, on_train_end
+
+
+def _wrap_epochs(kind: Any) -> None:
+    epoch_begin, epoch_end = kind.on_epoch_begin, kind.on_epoch_end
+
+    def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
+        with _watched(self) as session:
+            epoch_begin(self, epoch, logs)
+        if session is not None:
+            session.on_epoch_begin(epoch)
+
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
+        with _watched(self) as session:
+            if session is not None and logs:
+                announce(logs)  # a callback that logs them to MLflow leaves that to Hermes
+            epoch_end(self, epoch, logs)
+        if session is not None:
+            session.on_epoch_end(epoch, logs)
+
+    kind.on_epoch_begin, kind.on_epoch_end = on_epoch_begin, on_epoch_end
+
+
+@contextlib.contextmanager
+def _watched(callbacks: Any) -> Iterator[FitSession | None]:
+    """Yield the session that has these callbacks, with its files watched; None for any others."""
+    session = running()
+    if session is None or session.callbacks is not callbacks:
+        yield None
+        return
+    with session.files.watch():
+        yield session
+
+
+# -- training outside fit -------------------------------------------------------------------------
+# It is reported when it starts, not when it has been in vain.
+
+_OPTIMIZERS = (
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
+    ("keras.src.optimizers.optimizer", "_BaseOptimizer", "apply_gradients"),
+    ("keras.src.optimizers.optimizer_experimental.optimizer", "_BaseOptimizer", "apply_gradients"),
+    ("tf_keras.src.optimizers.optimizer", "_BaseOptimizer", "apply_gradients"),
+    ("keras.optimizer_v2.optimizer_v2", "OptimizerV2", "apply_gradients"),
+)
+
+
+def report_own_loops(model: Any, package: str) -> None:
+    """Let the first training step outside `fit` be told of; `package` is Keras' own.
+
+    The patch goes at that first step, so that later ones cost nothing.
+    """
+    _report_at_first_call(model, "train_on_batch")
+    for module, kind, method in _OPTIMIZERS:
+        if module.split(".")[0] == package:
+            try:
+                optimizer = getattr(importlib.import_module(module), kind)
+            except (ImportError, AttributeError):
+                continue
+            _report_at_first_call(optimizer, method)
+            return
+
+
+def _report_at_first_call(kind: Any, name: str) -> None:
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if running() is None:
+            setattr(kind, name, original)
+            runtime().report_own_loop()
+        return original(self, *args, **kwargs)
+
+    setattr(kind, name, first)

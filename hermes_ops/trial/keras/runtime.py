@@ -1,0 +1,283 @@
+"""Inside the script's process: which fit runs, what is resumed, and the end on SIGTERM."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.trial.event_channel import announce, bad_values, send
+from hermes_ops.trial.files import is_first_time, trial_seeds
+from hermes_ops.trial.keras import checkpoint_files
+from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
+from hermes_ops.trial.metrics import Metric, MetricsFile
+from hermes_ops.trial.outcome import PREEMPTED
+from hermes_ops.trial.retention import KEEP_VARIABLE
+
+_KEPT = 2
+_UNRESUMABLE = "unresumable"
+DISK_ERROR = 74  # EX_IOERR
+ENDING_S = 4.0
+"""Seconds that a script which is told to stop after a `fit` has to come to its own end: stopped in
+its last lines a trial would wait for GPUs, and start all over, for nothing but these lines."""
+
+
+class KerasRuntime:
+    """The hook's state in this process; a trial's first process that calls `fit` is watched."""
+
+    def __init__(self) -> None:
+        self.folder = Path(os.environ["HERMES_TRIAL_DIR"])
+        self.objective = os.environ.get("HERMES_OBJECTIVE")
+        limit = os.environ.get("HERMES_MAX_EPOCHS")
+        self.max_epochs = int(limit) if limit else None
+        self.kept = int(os.environ.get(KEEP_VARIABLE) or _KEPT)
+        self.metrics = MetricsFile(Path(os.environ["HERMES_METRICS_FILE"]))
+        self.stop = False
+        self.session: Any = None
+        self.records: list[dict[str, Any]] = []  # the fits that are complete
+        self.resume: Checkpoint | None = None
+        self.resumed: dict[str, Any] = {}
+        self.best: float | None = None  # of the objective; lower is better
+        self.fit_count = 0
+        self.writes: dict[str, int] = {}  # by path: how often callbacks have opened a file to write
+        self.unresumable: str | None = None  # why the trial cannot be resumed
+        self._budget_bytes = int(
+            os.environ.get(checkpoint_files.BUDGET_VARIABLE) or checkpoint_files.BUDGET_BYTES
+        )
+        self.writer = CheckpointWriter(self)
+        self._pid = os.getpid()
+        self._owner: int | None = None
+        self._said: set[str] = set()
+
+    # -- who is looked after -------------------------------------------------------------------
+
+    def is_watched_process(self) -> bool:
+        """Tell whether this process is the one: neither a forked worker nor a second script."""
+        if os.getpid() != self._pid or self.session is not None:
+            return False
+        if self._owner is None:
+            handle = os.open(self.folder / "hook.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                return False
+            self._owner = handle
+            self._load()
+        return True
+
+    def why_not_watched(self) -> str:
+        """Return why a call of `fit` is not watched."""
+        if os.getpid() != self._pid:
+            return "it runs in a process that the script has forked"
+        if self.session is not None:
+            return "it runs inside another fit"
+        return "another process of the trial has called fit first"
+
+    def report_own_loop(self) -> None:
+        """Report a training step outside `fit` with its consequence, unless `fit` is called too."""
+        if os.getpid() == self._pid and self.fit_count == 0:
+            self.say_once(
+                "this training runs outside fit (train_on_batch, or a loop of its own) and is not "
+                "watched: its values are read from the output, and it is not preemptible unless it "
+                "writes checkpoints to $HERMES_CHECKPOINT_DIR"
+            )
+
+    def _load(self) -> None:
+        """Find where the trial stands; only the owner may look, as unfinished files are removed."""
+        shutil.rmtree(self.folder / _UNRESUMABLE, ignore_errors=True)
+        self.store = CheckpointFiles(Path(os.environ["HERMES_CHECKPOINT_DIR"]))
+        headers = self.store.headers()
+        for serial in sorted(headers, reverse=True):
+            checkpoint = self.store.load(serial)
+            resumed = pickle.loads(checkpoint.objects()) if checkpoint else {}  # noqa: S301 - ours
+            if checkpoint and checkpoint_files.is_complete(headers, len(resumed["records"])):
+                self.resume, self.resumed = checkpoint, resumed
+                break
+        self.best = self.resumed.get("best_value")
+        self._delete_torn()
+
+    @property
+    def steps_before(self) -> int:
+        """Epochs completed in the fits before this one."""
+        return sum(int(record["epochs"]) for record in self.records)
+
+    # -- SIGTERM -------------------------------------------------------------------------------
+
+    def handle_sigterm(self) -> None:
+        """Take SIGTERM over, if this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, _: object) -> None:
+        if os.getpid() == self._pid and self.session is not None:
+            self.stop = True
+            return
+        if os.getpid() == self._pid and self._owner is not None and self.store.serials():
+            if not self.records or self.stop:
+                self.exit_preempted()
+            self.end_soon()
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def end_soon(self) -> None:
+        """Let the script end by itself after a complete `fit`, or leave unless it trains again.
+
+        A further `fit` ends at its first batch.
+        """
+        self.stop = True
+        timer = threading.Timer(ENDING_S, self._exit_if_idle)
+        timer.daemon = True
+        timer.start()
+
+    def _exit_if_idle(self) -> None:
+        if self.session is None:
+            self.exit_preempted()
+
+    def at_exit(self) -> None:
+        """Keep the script's exit code: from its end on, SIGTERM does not replace it any more.
+
+        Python puts back what a signal does by default before it tears its modules down, which with
+        TensorFlow takes a second; only a signal that is ignored stays so.
+        """
+        if os.getpid() == self._pid and self._owner is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def exit_preempted(self) -> None:
+        """End the process as preempted; the user's `finally` and atexit code is not run."""
+        self.writer.wait()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(PREEMPTED)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def say_once(self, text: str) -> None:
+        """Print a line, once in the trial: a later segment does not say it again."""
+        if text not in self._said:
+            self._said.add(text)
+            if not is_first_time(self.folder, text):
+                return
+            print(f"hermes: {text}", flush=True)
+
+    def report(self, step: int, values: Mapping[str, float]) -> bool:
+        """Write an epoch's values; False if the objective is NaN or infinite."""
+        announce(values)
+        self.metrics.append(Metric(name, value, step) for name, value in values.items())
+        bad = {n: v for n, v in values.items() if v - v != 0.0}
+        bad_values(bad, step)
+        return self.objective not in bad
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def _delete_torn(self) -> None:
+        """Delete what is newer than the newest valid checkpoint: it is torn and must not count."""
+        newest = self.resume.serial if self.resume is not None else 0
+        self.store.keep(serial for serial in self.store.serials() if serial <= newest)
+
+    def retained(self) -> set[int]:
+        """Return the serials of the checkpoints to keep."""
+        return checkpoint_files.retained(self.store.headers(), self.kept)
+
+    def check_budget(self) -> None:
+        """Delete the states after a `fit` if they exceed their budget: no resume any more."""
+        finals = checkpoint_files.final_states(self.store.headers())
+        sizes = self.store.sizes_bytes()
+        ends = {fit: sizes[serial] for fit, serial in finals.items()}
+        if not checkpoint_files.exceeds(ends, self._budget_bytes):
+            return
+        self.unresumable = checkpoint_files.why_not_resumable(len(ends), self._budget_bytes)
+        self.say_once(f"this trial is not preemptible any more: {self.unresumable}")
+        event = {"kind": "hook", "preemptible": False, "reason": self.unresumable}
+        send({**event, "startup_s": None})
+        self.store.keep(())
+        self.store = CheckpointFiles(self.folder / _UNRESUMABLE)
+
+    def disk_failed(self, error: OSError) -> None:
+        """End as failed after a checkpoint that could not be written; the one before it is kept."""
+        print(
+            f"hermes: a checkpoint could not be written: [Errno {error.errno}] {error.strerror}: "
+            f"{self.store._directory}: free some space there; the checkpoint before it is kept",
+            flush=True,
+        )
+        os._exit(DISK_ERROR)
+
+
+class CheckpointWriter:
+    """Write checkpoints in a background thread, one at a time."""
+
+    def __init__(self, runtime: KerasRuntime) -> None:
+        self._runtime = runtime
+        self._thread: threading.Thread | None = None
+
+    def submit(
+        self,
+        header: Mapping[str, Any],
+        arrays: list[tuple[str, Any]],
+        objects: bytes,
+        taken_s: float,
+    ) -> None:
+        """Start writing; waits for the write before it."""
+        self.wait()
+        self._thread = threading.Thread(
+            target=self._write, args=(header, arrays, objects, taken_s), name="hermes-checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(
+        self,
+        header: Mapping[str, Any],
+        arrays: list[tuple[str, Any]],
+        objects: bytes,
+        taken_s: float,
+    ) -> None:
+        started_s = time.monotonic()
+        try:
+            self._runtime.store.write(header, arrays, objects)
+            self._runtime.store.keep(self._runtime.retained())
+            seconds = taken_s + time.monotonic() - started_s
+            if self._runtime.unresumable is not None:
+                return
+            send({"kind": "checkpoint", "step": header["step"], "seconds": seconds})
+        except OSError as error:
+            self._runtime.disk_failed(error)
+
+
+_runtime: KerasRuntime | None = None
+
+
+def runtime() -> KerasRuntime:
+    """Return the process's runtime, made at the first call."""
+    global _runtime  # noqa: PLW0603 - one a process, by its nature
+    if _runtime is None:
+        _runtime = KerasRuntime()
+    return _runtime
+
+
+def install_handlers() -> None:
+    """Handle SIGTERM in good order from the import of Keras on."""
+    runtime().handle_sigterm()
+    atexit.register(runtime().at_exit)
+
+
+def shuffle_seed(fit: int) -> int:
+    """Return the seed of a fit's permutations."""
+    return (trial_seeds()["shuffle"] + fit) % 2**31

@@ -1,0 +1,369 @@
+"""One call of `fit`: resumed where it was, reported, checkpointed, stopped at a batch."""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hermes_ops.trial.event_channel import send
+from hermes_ops.trial.keras.best_model import FitEnd, keep_best
+from hermes_ops.trial.keras.callback_files import CallbackFiles
+from hermes_ops.trial.keras.checkpoint_files import Checkpoint
+from hermes_ops.trial.keras.pipeline import (
+    keeps_hidden_random_state,
+    seeded,
+    why_no_two_runs_are_alike,
+)
+from hermes_ops.trial.keras.runtime import KerasRuntime
+from hermes_ops.trial.keras.training_state import (
+    TrainingState,
+    assign_variables,
+    make_array,
+    read_callback,
+    read_variables,
+    tensor_skew,
+    write_callback,
+)
+
+
+class KerasBackend(Protocol):
+    """What differs between Keras 2 and Keras 3."""
+
+    def build(self, session: FitSession) -> bool:
+        """Make every variable exist; False if that must wait for the first batch."""
+
+    def why_boundary_only(self, session: FitSession) -> str | None:
+        """Return why this fit resumes at the start of an epoch only; None if at any batch."""
+
+    def train_step(self, session: FitSession) -> Any:
+        """Return the traced training step; None if it is not traced."""
+
+    def dataset(self, session: FitSession) -> Any:
+        """Return the script's tf.data pipeline; None if the data are anything else."""
+
+    def batches(self, session: FitSession) -> int | None:
+        """Return the batches in an epoch, None if not known yet."""
+
+    def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
+        """Let `fit` begin at an epoch."""
+
+
+class FitSession:
+    """A running `fit`; `epoch` and `batch` count what is complete."""
+
+    def __init__(
+        self,
+        runtime: KerasRuntime,
+        backend: KerasBackend,
+        model: Any,
+        arguments: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.runtime = runtime
+        self.backend = backend
+        self.model = model
+        self._arguments = dict(arguments)
+        self.number = runtime.fit_count - 1
+        self.first_epoch = int(arguments.get("initial_epoch") or 0)
+        self.epochs = int(arguments.get("epochs") or 1)
+        self.steps_per_epoch = arguments.get("steps_per_epoch")
+        self.shuffle = arguments.get("shuffle", True)
+        self.checkpoint = checkpoint
+        header: Mapping[str, Any] = checkpoint.header if checkpoint else {}
+        self.resume_epoch = int(header.get("epoch", self.first_epoch))
+        self.resume_batch = int(header.get("batch", 0))
+        self.resume_batches = header.get("batches")
+        self.ended_before = bool(header.get("stopped"))
+        self.is_replayed = bool(header.get("final"))
+        self.epoch = self.resume_epoch
+        self.source: Any = None  # the training data's iterator or handler
+        self.adapter: Any = None
+        self.callbacks: Any = None
+        self.has_begun = False
+        self.permutations: Any = None
+        self.boundary_reason: str | None = None
+        self.best_epoch: int | None = None
+        data = checkpoint.objects() if checkpoint else None
+        self.objects: Mapping[str, Any] = pickle.loads(data) if data else {}  # noqa: S301 - ours
+        self.state: TrainingState
+        self.files = CallbackFiles(
+            self._own_callbacks(),
+            self.objects.get("files") or {},
+            runtime.folder,
+            self.number,
+            runtime.writes,
+        )
+        self._steps_before = runtime.steps_before
+        self._evaluated = False
+        self._lengths: dict[str, int] = {}
+
+    # -- the beginning -------------------------------------------------------------------------
+
+    def on_begin(self, callbacks: Any) -> None:
+        """Restore the state once all callbacks have begun, and handle SIGTERM."""
+        self.callbacks = callbacks
+        restore_s = 0.0
+        saved = self.objects.get("pipeline")
+        dataset = self.backend.dataset(self)
+        self.state = TrainingState(self.model, self._callbacks(), self._arguments, dataset, saved)
+        if self.checkpoint is not None:
+            started_s = time.monotonic()
+            if not self.backend.build(self):
+                self.boundary_reason = "its model cannot be built before its first batch"
+            if not self.is_replayed:  # else the end of `fit` puts the state back
+                self.files.put_back()
+                self._restore()
+                self.state.pipeline.put_back_start()
+                self._report_history()
+            restore_s = time.monotonic() - started_s
+            send({"kind": "restored", "seconds": restore_s})
+        self.has_begun = True
+        if self.is_replayed:
+            return
+        self.boundary_reason = self.boundary_reason or self.backend.why_boundary_only(self)
+        if self.boundary_reason is None and self.state.shares_with_pipeline():
+            self.boundary_reason = "its model uses variables that its tf.data pipeline changes too"
+        self._say_limits(dataset)
+        self.runtime.handle_sigterm()
+        started = os.environ.get("HERMES_STARTED_S")
+        is_first = started is not None and self.number == 0
+        startup_s = time.time() - float(started or 0.0) - restore_s if is_first else None
+        is_new = self.checkpoint is None and not self.runtime.records
+        reason = self.runtime.unresumable or (self.boundary_reason if is_new else None)
+        event = {"kind": "hook", "preemptible": reason is None, "reason": reason or ""}
+        send({**event, "startup_s": startup_s})
+
+    def _say_limits(self, dataset: Any) -> None:
+        unlike = why_no_two_runs_are_alike(
+            dataset, self._arguments.get("validation_data"), bool(self.steps_per_epoch)
+        )
+        if unlike:
+            self.runtime.say_once(f"no two runs of this fit are alike, stopped or not: {unlike}")
+        if self.boundary_reason:
+            self.runtime.say_once(
+                f"this fit is resumed at the start of an epoch only: {self.boundary_reason}"
+            )
+
+    def _restore(self) -> None:
+        assert self.checkpoint is not None
+        variables = self.state.variables(self.backend.train_step(self))
+        assign_variables(variables, self.checkpoint.arrays(make_array))
+        members = self._callbacks()
+        for callback, saved in zip(members, self.objects["callbacks"]):  # noqa: B905 - Python 3.9
+            if saved["type"] == type(callback).__name__:
+                write_callback(callback, saved["state"])
+        self.best_epoch = self.objects.get("best_epoch")
+        self.state.write_objects(self.objects)
+
+    def prepare_files(self) -> None:
+        """Restore the callbacks' files of the checkpoint, before the callbacks begin."""
+        self.files.prepare()
+        for path in self.files.missing():
+            self.runtime.say_once(f"{path}, which a callback wrote before the stop, is gone")
+
+    def put_back_objects(self) -> None:
+        """Put back what is no variable: code that repeats an earlier epoch may have changed it."""
+        self.state.write_objects(self.objects)
+
+    def _callbacks(self) -> list[Any]:
+        if not self.is_replayed:
+            return list(getattr(self.callbacks, "callbacks", ()))
+        return self._own_callbacks()
+
+    def _own_callbacks(self) -> list[Any]:
+        callbacks = self._arguments.get("callbacks") or ()
+        if hasattr(callbacks, "callbacks"):  # a CallbackList that the script has made
+            return list(callbacks.callbacks)
+        return list(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks])
+
+    def _history(self) -> Any:
+        return getattr(self.model, "history", None)
+
+    def _report_history(self) -> None:
+        """Report the restored history; the metrics file drops what it has."""
+        history = self._history()
+        epochs = list(getattr(history, "epoch", ()))
+        for index, epoch in enumerate(epochs):
+            values = {
+                name: float(series[index])
+                for name, series in history.history.items()
+                if len(series) == len(epochs) and _is_number(series[index])
+            }
+            self.runtime.report(self._step(epoch + 1), values)
+
+    @property
+    def is_first_epoch(self) -> bool:
+        """Tell whether the epoch that runs is the first one of this fit in this process."""
+        return self.epoch == self.resume_epoch
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    def _step(self, epoch: int) -> int:
+        return self._steps_before + epoch - self.first_epoch
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Undo what callbacks have repeated, in the first epoch after a stop in mid-epoch."""
+        self.epoch = epoch
+        if self.resuming_at(epoch) and self.resume_batch:
+            self._restore()
+        history = dict(getattr(self._history(), "history", {}))
+        self._lengths = {name: len(series) for name, series in history.items()}
+
+    def resuming_at(self, epoch: int) -> bool:
+        """Tell whether this epoch is the one in which the fit goes on."""
+        return self.checkpoint is not None and epoch == self.resume_epoch
+
+    def evaluations_before(self) -> int:
+        """Count the validations of the epochs before the stop; 0 at the second call."""
+        if self.checkpoint is None or self._evaluated:
+            return 0
+        self._evaluated = True
+        every = self._arguments.get("validation_freq", 1)
+        epochs = range(self.first_epoch, self.resume_epoch)
+        if isinstance(every, int):
+            return sum((epoch + 1) % every == 0 for epoch in epochs)
+        return sum(epoch + 1 in every for epoch in epochs)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
+        """Report, checkpoint, and end here if asked to."""
+        self.epoch = epoch + 1
+        if epoch == self.first_epoch and self.epochs > epoch + 1:
+            self.state.find_objects()
+        values = self._values(logs or {})
+        good = self.runtime.report(self._step(epoch + 1), values)
+        if not good:
+            return  # the trial is about to be failed; NaN is not worth keeping
+        limit = self.runtime.max_epochs
+        if limit is not None and self._step(epoch + 1) >= limit:
+            self.model.stop_training = True
+        best = self._is_best(values)
+        if best:
+            self.best_epoch = epoch
+        last = self.model.stop_training or epoch + 1 >= self.epochs
+        if self.runtime.stop or not last:
+            self.save(batch=0, best=best, objective=self._objective(values))
+        if self.runtime.stop and not last:
+            self.runtime.exit_preempted()
+
+    def on_first_batch(self) -> None:
+        """Report which random operations of the traced training step cannot be restored."""
+        step = self.backend.train_step(self)
+        if step is not None and seeded() and keeps_hidden_random_state(step):
+            self.runtime.say_once(
+                "the training step draws random numbers by operations whose state cannot be kept "
+                "(tf.random.* in a layer): after a stop they begin anew; use keras.random"
+            )
+
+    def _values(self, logs: Mapping[str, Any]) -> dict[str, float]:
+        """Return the epoch's logs with what callbacks have added, which only the history has."""
+        values = dict(logs)
+        for name, series in dict(getattr(self._history(), "history", {})).items():
+            if len(series) > self._lengths.get(name, 0):
+                values[name] = series[-1]
+        return {name: float(value) for name, value in values.items() if _is_number(value)}
+
+    def _objective(self, values: Mapping[str, float]) -> float | None:
+        return values.get(self.runtime.objective or "")
+
+    def _is_best(self, values: Mapping[str, float]) -> bool:
+        value = self._objective(values)
+        if value is None:
+            return False
+        if os.environ.get("HERMES_DIRECTION") == "maximize":
+            value = -value
+        if self.runtime.best is None or value < self.runtime.best:
+            self.runtime.best = value
+            return True
+        return False
+
+    def stop_here(self, batch: int) -> None:
+        """Checkpoint and end at SIGTERM, after `batch` batches of the epoch."""
+        exact = self.boundary_reason is None and self.backend.batches(self) is not None
+        if exact and batch:
+            self.save(batch=batch, best=False, objective=None)
+        elif batch and not exact:
+            reason = self.boundary_reason or "the number of its batches is not known yet"
+            self.runtime.say_once(f"stopped in mid-epoch, goes on at its start: {reason}")
+        self.runtime.exit_preempted()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def save(self, batch: int, best: bool, objective: float | None, final: bool = False) -> None:
+        """Read the state now; a background thread writes it."""
+        started_s = time.monotonic()
+        header = {
+            "fit": self.number,
+            "epoch": self.epoch,
+            "batch": batch,
+            "batches": self.backend.batches(self),
+            "step": self._step(self.epoch),
+            "stopped": bool(self.model.stop_training),
+            "final": final,
+            "best": best,
+            "objective": objective if objective is not None and math.isfinite(objective) else None,
+        }
+        arrays = read_variables(self.state.variables(self.backend.train_step(self)))
+        objects = {
+            "callbacks": [
+                {"type": type(c).__name__, "state": read_callback(c)} for c in self._callbacks()
+            ],
+            **self.state.read_objects(),
+            "files": self.files.read(),
+            "pipeline": self.state.pipeline.saved(in_epoch=batch > 0),
+            "records": self.runtime.records,
+            "best_epoch": self.best_epoch,
+            "best_value": self.runtime.best,
+        }
+        for failure in self.state.failures():
+            self.runtime.say_once(f"the state of an object could not be kept: {failure}")
+        data = pickle.dumps(objects, protocol=4)
+        send({"kind": "model", "tensor_skew": tensor_skew(self.model)})
+        self.runtime.writer.submit(header, arrays, data, time.monotonic() - started_s)
+
+    def on_return(self) -> None:
+        """Keep the state and the best model at the end of `fit`."""
+        history = self._history()
+        epochs = len(getattr(history, "epoch", ()))
+        if self.is_replayed:
+            return
+        record = {
+            "epochs": epochs,
+            "history": dict(getattr(history, "history", {})),
+            "epoch": list(getattr(history, "epoch", ())),
+        }
+        self.epoch = self.first_epoch + epochs
+        self.runtime.writer.wait()
+        if epochs:
+            end = FitEnd(self.number, self.epoch, self.best_epoch)
+            keep_best(self.runtime, self.model, end)
+        self.runtime.records.append(record)
+        if self.runtime.unresumable is None:
+            self.save(batch=0, best=False, objective=None, final=True)
+            self.runtime.writer.wait()
+            self.runtime.check_budget()
+        send({"kind": "trained", "step": self._step(self.epoch)})
+        if self.runtime.stop:
+            self.runtime.end_soon()
+
+    def put_back_end(self, record: Mapping[str, Any]) -> None:
+        """Restore the last state and the history of a fit that was complete before."""
+        self._restore()
+        self.state.pipeline.put_back_end()
+        self.files.put_back()
+        self.model.stop_training = self.ended_before
+        history = self._history()
+        if history is not None:
+            history.history, history.epoch = dict(record["history"]), list(record["epoch"])
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

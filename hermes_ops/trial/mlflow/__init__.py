@@ -1,0 +1,1 @@
+"""The script's MLflow calls: land them in the trial's run, read its curve from them."""

@@ -1,0 +1,128 @@
+"""Pass a script's output on, secrets masked, without ever waiting for a slow reader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+from hermes_ops.trial.output.pattern_matcher import PatternMatcher
+from hermes_ops.trial.redaction import Mask
+
+_BLOCK_BYTES = 65_536
+_ATOMIC_BYTES = 4096  # a pipe that is ready takes so many bytes without blocking (PIPE_BUF)
+_BACKLOG_BYTES = 1_048_576
+_PIPE_BYTES = 1_048_576  # the most that a pipe holds, for an ordinary user
+
+
+class Relay:
+    """From the script's output to our own, showing each block to `listen` on the way.
+
+    What is passed on is the script's, byte for byte, but for the secrets in it.
+    At most a MiB waits for a slow reader; then the script waits, as it does while `matcher` is
+    full. If our reader has gone, the output is still read, so that the script does not die of it.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        listen: Callable[[bytes], None],
+        target: int = 1,
+        mask: Mask | None = None,
+        matcher: PatternMatcher | None = None,
+    ) -> None:
+        self._matcher = matcher
+        self._source: int | None = source
+        self._target: int | None = target
+        self._listen = listen
+        self._masked = (mask or Mask()).stream()
+        self._backlog = bytearray()
+        self._words = bytearray()  # our own lines, for the next end of a line
+        self._output = target
+        self._is_line_ended = True
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def pump(self, timeout_s: float) -> None:
+        """Move what can be moved, for at most `timeout_s` or until a signal arrives."""
+        sources, targets = ([], []) if self._matcher is None else self._matcher.handles()
+        if self._source is not None and self._takes_more():
+            sources.append(self._source)
+        if self._backlog and self._target is not None:
+            targets.append(self._target)
+        sources.append(self._wake)
+        readable, writable, _ = select.select(sources, targets, [], timeout_s)
+        if self._wake in readable:
+            os.read(self._wake, 4096)
+        if self._source is not None and self._source in readable:
+            self._read()
+        if self._target in writable:
+            self._write()
+        if self._matcher is not None:
+            self._matcher.exchange()
+
+    def drain(self, timeout_s: float) -> None:
+        """Pass on what is still in the pipes after the script's end."""
+        deadline_s = time.monotonic() + timeout_s
+        while (self._source is not None or self._backlog) and time.monotonic() < deadline_s:
+            self.pump(min(0.05, timeout_s))
+        self._target = None  # too slow; what the script has written is still read for its metrics
+        self._backlog.clear()
+        for _ in range(_PIPE_BYTES // _BLOCK_BYTES):
+            if self._source is None or not select.select([self._source], [], [], 0)[0]:
+                break
+            self._read()
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+        os.close(self._wake)
+        os.close(self._waker)
+
+    def say(self, line: str) -> None:
+        """Put a line of our own between the script's, at the next end of a line."""
+        self._words += line.encode(errors="replace") + b"\n"
+
+    def end(self) -> None:
+        """Write our own lines that are still held after `drain`, unless our reader is slow."""
+        words = (b"" if self._is_line_ended else b"\n") + self._words
+        with contextlib.suppress(OSError):
+            if self._words and select.select([], [self._output], [], 0)[1]:
+                os.write(self._output, words[:_ATOMIC_BYTES])
+        self._words.clear()
+
+    def _takes_more(self) -> bool:
+        is_full = self._matcher is not None and self._matcher.is_full
+        return len(self._backlog) < _BACKLOG_BYTES and not is_full
+
+    def _read(self) -> None:
+        assert self._source is not None
+        data = os.read(self._source, _BLOCK_BYTES)
+        if data:
+            self._listen(data)
+        else:
+            self._source = None
+        if self._target is not None:
+            self._pass_on(self._masked.feed(data) if data else self._masked.close())
+
+    def _pass_on(self, piece: bytes) -> None:
+        end = piece.rfind(b"\n") + 1
+        if piece:
+            self._is_line_ended = end == len(piece)
+        if self._words and end:
+            piece = piece[:end] + self._words + piece[end:]
+            self._words.clear()
+        self._backlog += piece
+
+    def _write(self) -> None:
+        assert self._target is not None
+        try:
+            sent = os.write(self._target, self._backlog[:_ATOMIC_BYTES])
+            del self._backlog[:sent]
+        except BlockingIOError:
+            return
+        except OSError:  # our reader has gone
+            self._target = None
+            self._backlog.clear()

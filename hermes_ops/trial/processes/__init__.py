@@ -1,0 +1,1 @@
+"""The processes of a trial: a reaper above the script, records on disk, the end of all of them."""

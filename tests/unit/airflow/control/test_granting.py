@@ -1,0 +1,102 @@
+"""Params of new runs: written when their trials have their leases, and sooner or later all."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from itertools import islice
+
+import pytest
+
+from hermes_ops.airflow.control.apply import Applier
+from hermes_ops.airflow.control.faults import FaultBarrier, rejected, resolved
+from hermes_ops.airflow.control.granting import opened
+from hermes_ops.airflow.control.sweep_state import SweepState
+from hermes_ops.airflow.records import Lease
+from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Start
+from hermes_ops.errors import Refused, Unavailable
+from tests.unit.airflow.builders import SWEEP, Journal, lease, pending, sweep_with
+
+
+def begin(applier: Applier, world: SweepState, number: int) -> None:
+    job = JobId(f"{SWEEP}/{number}")
+    start = Start(job, (0,), Reason("it has not been seen"))
+    snapshot = Snapshot(200.0, (Gpu(0),), tuple(world.jobs(200.0)))
+    applier.apply({SWEEP: world}, snapshot, Plan((Grant(job, (0,)),)), (start,), {})
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+def test_the_params_of_a_new_run_are_written_after_its_trials_lease_and_rank(requests: int) -> None:
+    outside = Journal()
+    applier = outside.applier(requests)
+    begin(applier, sweep_with(pending(0)), 0)
+    assert [c[0] for c in outside.of("open", "put", "rank", "params")] == ["open", "put", "rank"]
+    applier.complete(whole=True)
+    ((_, _, config, _),) = outside.of("open")
+    assert outside.of("params") == [("params", "run-0", config)]
+    applier.complete(whole=True)
+    assert len(outside.of("params")) == 1
+
+
+def test_params_that_mlflow_does_not_take_now_are_written_at_the_next_call() -> None:
+    outside = Journal()
+    applier = outside.applier()
+    begin(applier, sweep_with(pending(0)), 0)
+    outside.mlflow_away = True
+    applier.complete()
+    assert not outside.of("params")
+    outside.mlflow_away = False
+    applier.complete()
+    assert [c[1] for c in outside.of("params")] == ["run-0"]
+
+
+def test_params_that_mlflow_refuses_are_said_and_not_sent_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outside = Journal()
+    applier = outside.applier()
+    begin(applier, sweep_with(pending(0)), 0)
+    outside.refusal = Refused("the script has logged another value", code="INVALID_PARAMETER_VALUE")
+    applier.complete()
+    outside.refusal = None
+    applier.complete()
+    assert not outside.of("params")
+    assert "The params of the run run-0 are not written" in caplog.text
+
+
+def test_the_next_controller_writes_the_params_that_a_killed_one_has_left() -> None:
+    outside = Journal(opened={5: {"rate": 0.5}, 6: {"rate": 0.6}}, unwritten={5: {"rate": 0.5}})
+    applier = outside.applier()
+    begin(applier, sweep_with(pending(0)), 0)
+    applier.complete()
+    assert {c[1] for c in outside.of("params")} == {"run-0", "run-5"}
+
+
+def test_leases_come_in_the_order_of_their_runs_and_those_that_stand_come_first() -> None:
+    slow: Future[Lease] = Future()
+    asked = {
+        JobId("s/0"): slow,
+        JobId("s/1"): resolved(lease()),
+        JobId("s/2"): resolved(lease(epoch=2)),
+    }
+    coming = opened(asked, FaultBarrier())
+    assert [job for job, _ in islice(coming, 2)] == ["s/1", "s/2"]
+    slow.set_result(lease(epoch=3))
+    assert [(job, own.epoch) for job, own in coming] == [("s/0", 3)]
+
+
+def test_a_run_that_is_not_opened_keeps_no_other_trial_from_its_lease() -> None:
+    asked = {JobId("s/0"): rejected(Unavailable("MLflow is away")), JobId("s/1"): resolved(lease())}
+    assert [job for job, _ in opened(asked, FaultBarrier())] == ["s/1"]
+
+
+def test_a_command_that_linux_would_refuse_is_a_problem_of_its_trial_alone() -> None:
+    space = {"p": {"type": "choice", "values": ["a" * 10_000]}}
+    search = {"algorithm": "random", "seed": 7, "max_trials": 8, "space": space}
+    trial = {"command": ["python", "train.py", "{p}" * 14], "directory": "/"}
+    outside = Journal()
+    applier = outside.applier()
+    begin(applier, sweep_with(pending(0), search=search, trial=trial), 0)
+    (fault,) = applier.faults.faults
+    assert fault.step == "make its command"
+    assert "140,000 bytes, and Linux takes at most 131,071" in fault.reason
+    assert not outside.of("open", "put")

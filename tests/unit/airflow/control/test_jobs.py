@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_ops.airflow.control.jobs import (
+    SweepFacts,
+    curve,
+    job,
+    training_seconds,
+)
+from hermes_ops.airflow.control.trial_state import FINAL_STATES, TrialRecords
+from hermes_ops.airflow.records import Lease, SegmentRecord, StopFlag
+from hermes_ops.core.model import Phase, Point, SweepId
+from tests.unit.airflow.builders import flag, lease, row, running, segment, starting, waiting
+
+FACTS = SweepFacts(SweepId("digits-1"), 50.0, 2.0, 1, -1.0, 20, True)
+FRESH, USED = segment(2), segment(2, running=False, ended_s=110.0)
+OLDER, OVER = segment(1, running=False), segment(2, running=False, final="finished")
+
+
+@pytest.mark.parametrize(
+    ("state", "own", "stop", "last", "phase"),
+    [
+        ("scheduled", None, None, None, Phase.PENDING),
+        (None, None, None, None, Phase.PENDING),
+        ("running", None, None, None, Phase.PENDING),  # about to be sent away
+        ("scheduled", lease(2), None, None, Phase.STARTING),
+        ("scheduled", lease(2), None, OLDER, Phase.STARTING),
+        ("queued", lease(2), None, OLDER, Phase.STARTING),
+        ("running", lease(2), None, OLDER, Phase.STARTING),  # entered, has not begun
+        ("running", lease(2), flag(1), FRESH, Phase.RUNNING),  # the flag of an older segment
+        ("running", lease(2), None, FRESH, Phase.RUNNING),
+        ("running", lease(2), flag(2), FRESH, Phase.STOPPING),
+        ("up_for_retry", lease(2), None, FRESH, Phase.STARTING),  # its worker was killed
+        ("scheduled", lease(2), flag(2), FRESH, Phase.STARTING),
+        ("running", lease(2), flag(2), USED, Phase.STOPPING),  # has not left its slot
+        ("up_for_reschedule", lease(2), flag(2), USED, Phase.STOPPING),
+        ("scheduled", lease(2), flag(2), USED, Phase.WAITING),
+        ("scheduled", lease(2, revoked=True), None, OLDER, Phase.WAITING),
+        ("queued", lease(2, revoked=True), None, OLDER, Phase.STOPPING),
+        ("running", lease(2, revoked=True), None, FRESH, Phase.STOPPING),  # began all the same
+        ("running", lease(2), None, OVER, Phase.ENDED),
+        *((state, lease(2), None, FRESH, Phase.ENDED) for state in FINAL_STATES),
+    ],
+)
+def test_the_phase_follows_from_row_lease_flag_and_segment(
+    state: str | None,
+    own: Lease | None,
+    stop: StopFlag | None,
+    last: SegmentRecord | None,
+    phase: Phase,
+) -> None:
+    assert TrialRecords(row(0, state), own, stop, last).phase is phase
+
+
+@given(
+    state=st.sampled_from(["scheduled", "queued", "running", "up_for_reschedule", None]),
+    own=st.none() | st.builds(lease, st.integers(1, 3), revoked=st.booleans()),
+    stop=st.none() | st.builds(flag, st.integers(1, 3)),
+    last=st.none() | st.builds(segment, st.integers(1, 3), st.booleans()),
+)
+def test_only_a_trial_whose_lease_is_in_force_holds_gpus(
+    state: str | None, own: Lease | None, stop: StopFlag | None, last: SegmentRecord | None
+) -> None:
+    trial = TrialRecords(row(0, state), own, stop, last)
+    found = job(trial, FACTS, (), 130.0)
+    assert bool(found.gpus_held) == (found.phase in (Phase.STARTING, Phase.RUNNING))
+    assert not found.gpus_held or trial.has_lease_in_force
+    assert (found.waiting_since_s is None) <= (trial.has_lease_in_force or last is not None)
+
+
+def test_training_seconds_leave_out_the_time_between_segments() -> None:
+    spans = ((100.0, 110.0), (150.0, 155.0))
+    assert training_seconds(105.0, spans, 200.0) == 5.0
+    assert training_seconds(130.0, spans, 200.0) == 10.0
+    assert training_seconds(152.0, spans, 200.0) == 12.0
+    assert training_seconds(203.0, spans, 200.0) == 18.0
+    assert training_seconds(203.0, (), None) == 0.0
+
+
+@given(
+    cuts=st.lists(st.floats(0, 1_000), min_size=2, max_size=8, unique=True),
+    moments=st.lists(st.floats(0, 2_000), min_size=2, max_size=2),
+)
+def test_training_seconds_grow_with_time_and_never_faster(
+    cuts: list[float], moments: list[float]
+) -> None:
+    cuts, (early, late) = sorted(cuts), sorted(moments)
+    spans = tuple(zip(cuts[::2], cuts[1::2], strict=False))
+    before, after = (training_seconds(m, spans, 1_000.0) for m in (early, late))
+    assert before <= after + 1e-6
+    assert after - before <= late - early + 1e-6
+
+
+def test_a_maximised_objective_enters_with_its_sign_turned() -> None:
+    points = ((1, 0.5, 101_000), (2, 0.7, 102_000))
+    assert curve(points, -1.0, (), 100.0) == (Point(1, -0.5, 1.0), Point(2, -0.7, 2.0))
+    assert curve(points, 1.0, (), 100.0)[1].loss == 0.7
+    assert curve([(0, 2.3, 100_500), *points], -1.0, (), 100.0) == curve(points, -1.0, (), 100.0)
+
+
+def test_a_running_trial_is_charged_for_all_its_gpus_up_to_now() -> None:
+    found = job(running(0, 0, 1), FACTS, (), 103.0)
+    assert found.service_gpu_s == 6.0
+    assert (found.started_s, found.waiting_since_s) == (100.0, None)
+
+
+def test_a_waiting_trial_keeps_its_service_and_waits_since_its_last_stop() -> None:
+    last = segment(running=False, ended_s=110.0, service_gpu_s=10.0, preemptions=1)
+    found = job(TrialRecords(row(), lease(), None, last), FACTS, (), 500.0)
+    assert (found.service_gpu_s, found.preemptions, found.waiting_since_s) == (10.0, 1, 110.0)
+    assert (found.gpus_held, found.started_s) == ((), None)
+
+
+def test_a_trial_that_has_a_lease_and_no_segment_starts_from_its_grant() -> None:
+    found = job(starting(0, 1), FACTS, (), 95.0)
+    assert (found.phase, found.gpus_held, found.started_s) == (Phase.STARTING, (1,), 90.0)
+
+
+def test_a_script_that_cannot_checkpoint_is_not_preemptible() -> None:
+    last = segment(preemptible=False)
+    assert not job(TrialRecords(row(0, "running"), lease(), None, last), FACTS, (), 1.0).preemptible
+    assert job(waiting(0), FACTS, (), 1.0).preemptible

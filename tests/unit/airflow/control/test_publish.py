@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.control.publish import publish, read_view, view_path
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.core.model import Gpu, JobId, Plan, Reason, Snapshot, Term
+from tests.unit.airflow.builders import (
+    SWEEP,
+    pending,
+    running,
+    segment,
+    sweep_file,
+    sweep_with,
+    waiting,
+)
+
+
+def published(*points: tuple[int, float, int], direction: str = "minimize") -> None:
+    world = sweep_with(running(0, 0), waiting(1), pending(2),
+                 objective={"metric": "score", "direction": direction})  # fmt: skip
+    world.curves = {0: points}
+    first, second = JobId(f"{SWEEP}/0"), JobId(f"{SWEEP}/1")
+    reason = Reason("it leads", (Term("gain", float("inf")),), second, "a gain of 2")
+    plan = Plan(ranking=(first, second), reasons={first: reason})
+    publish("gpus", Snapshot(7.0, (Gpu(0),), tuple(world.jobs(110.0))), plan, {SWEEP: world}, "p")
+
+
+def test_a_view_comes_back_as_it_was_published() -> None:
+    published((1, 0.5, 101_000), (2, 0.25, 102_000))
+    view = read_view("gpus")
+    assert view is not None
+    assert (view["time_s"], view["policy"], view["gpus"]) == (7.0, "p", [0])
+    facts = {"trials": 3, "ended": 0, "open": 2, "closing": None}
+    assert view["sweeps"] == {SWEEP: {**facts, "not_preemptible": {}, "advice": {}}}
+    first, second, third = view["jobs"]
+    assert (first["id"], first["phase"], first["gpus"]) == (f"{SWEEP}/0", "running", [0])
+    assert (first["step"], first["value"], first["rank"]) == (2, 0.25, 1)
+    assert (first["reason"], first["runner_up"]) == ("it leads", f"{SWEEP}/1")
+    assert (second["rank"], second["value"], third["rank"]) == (2, None, None)
+
+
+def test_a_maximised_value_is_shown_as_the_user_knows_it() -> None:
+    published((1, 0.875, 101_000), direction="maximize")
+    view = read_view("gpus")
+    assert view is not None
+    assert view["jobs"][0]["value"] == 0.875
+
+
+def test_a_view_is_strict_json_whatever_the_numbers_are() -> None:
+    published((1, float("nan"), 101_000))
+    found = json.loads(view_path("gpus").read_text(), parse_constant=pytest.fail)
+    assert found["jobs"][0]["value"] == "nan"
+    assert found["jobs"][0]["terms"] == {"gain": "inf"}
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]"])
+def test_no_view_or_a_damaged_one_is_none(text: str | None) -> None:
+    if text is not None:
+        view_path("gpus").write_text(text)
+    assert read_view("gpus") is None
+
+
+def test_a_trial_that_cannot_be_preempted_is_named_with_the_reason_once_it_is_known() -> None:
+    stuck: dict[str, Any] = {"preemptible": False, "preemptible_reason": "it writes no checkpoint"}
+    trials = [
+        replace(running(0, 0), segment=segment(gpus=(0,), step=2, **stuck)),
+        replace(running(1, 1), segment=segment(gpus=(1,), step=0, **stuck)),
+        running(2, 2),
+        replace(waiting(3), segment=segment(running=False, step=2, **stuck)),
+        replace(running(4, 4), segment=segment(gpus=(4,), step=20, **stuck)),  # its last lines
+    ]
+    assert not_preemptible_of(*trials) == {"0": "it writes no checkpoint"}
+    fixed = sweep_file()["trial"] | {"preemptible": False}
+    reason = "trial.preemptible is false in the sweep file"
+    assert not_preemptible_of(running(0, 0), trial=fixed) == {"0": reason}
+
+
+def test_what_is_said_of_values_that_are_not_read_is_in_the_view() -> None:
+    unread = replace(running(1, 1), segment=segment(gpus=(1,), advice="no value of 'x'"))
+    assert facts_of(running(0, 0), unread)["advice"] == {"1": "no value of 'x'"}
+
+
+def not_preemptible_of(*trials: TrialRecords, **changes: Any) -> Any:
+    return facts_of(*trials, **changes)["not_preemptible"]
+
+
+def facts_of(*trials: TrialRecords, **changes: Any) -> Any:
+    world = sweep_with(*trials, **changes)
+    publish("gpus", Snapshot(7.0, (Gpu(0),), ()), Plan(), {SWEEP: world}, "p")
+    view = read_view("gpus")
+    assert view is not None
+    return view["sweeps"][SWEEP]

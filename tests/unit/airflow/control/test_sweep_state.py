@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.control import sweep_state
+from hermes_ops.airflow.control.sweep_state import SweepSpec, SweepState
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
+from hermes_ops.airflow.records import CloseRecord, encode
+from hermes_ops.core.model import Phase
+from hermes_ops.errors import ConfigError
+from hermes_ops.search.interface import Observation
+from tests.unit.airflow.builders import (
+    lease,
+    pending,
+    row,
+    run_row,
+    running,
+    segment,
+    sweep_with,
+    waiting,
+)
+
+NAN, INF = float("nan"), float("inf")
+SPACE = {"rate": {"type": "loguniform", "low": 0.001, "high": 0.1}}
+TPE = {"algorithm": "tpe", "seed": 7, "max_trials": 8, "space": SPACE}
+MANY = {"algorithm": "random", "seed": 7, "max_trials": 1_000, "space": SPACE}
+
+
+class Tables:
+    """Airflow's rows and records of one run."""
+
+    def __init__(
+        self, records: dict[tuple[str, int], dict[str, Any]], *rows: TaskInstanceRow
+    ) -> None:
+        self.stored, self.rows = records, rows
+
+    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, Any]]:
+        return self.stored
+
+    def trials(self, run: RunRow, task: str) -> tuple[TaskInstanceRow, ...]:
+        return self.rows if task == "trial" else ()
+
+
+def plan() -> SweepSpec:
+    found = SweepSpec.from_run(run_row())
+    assert found is not None
+    return found
+
+
+def test_a_killed_controller_finds_the_same_book_again() -> None:
+    stored = {
+        ("plan", -1): {"hermes_close": encode(CloseRecord("no money"))},
+        ("trial", 0): {"hermes_lease": encode(lease()), "hermes_segment": encode(segment())},
+    }
+    tables: Any = Tables(stored, row(0, "running"), row(1))
+    first, second = (SweepState.fetch(plan(), tables, {}) for _ in range(2))
+    assert first.trials == second.trials
+    assert [t.phase for t in first.trials] == [Phase.RUNNING, Phase.PENDING]
+    assert first.close == CloseRecord("no money")
+    assert (first.open_trials, first.failed_trials) == (1, 0)
+
+
+def test_a_record_of_another_shape_is_no_sweep() -> None:
+    assert SweepSpec.from_run(replace(run_row(), sweep={"config": {}})) is None
+
+
+def test_a_configuration_that_is_not_valid_is_refused() -> None:
+    broken = {**run_row().sweep, "config": {"name": "digits"}}
+    with pytest.raises(ConfigError):
+        SweepSpec.from_run(replace(run_row(), sweep=broken))
+
+
+def test_a_trial_that_has_not_begun_is_offered_once_airflow_would_take_it() -> None:
+    world = sweep_with(pending(0), TrialRecords(row(1, None), None, None, None), waiting(2))
+    assert [j.id for j in world.jobs(1.0)] == ["digits-1/0", "digits-1/2"]
+
+
+def test_the_sampler_is_told_of_every_trial_that_has_a_configuration() -> None:
+    done = TrialRecords(
+        row(0, "success"), lease(config={"rate": 0.1}), None, segment(final="finished")
+    )
+    lost = replace(done, row=row(1, "failed"))
+    silent = replace(done, row=row(2, "success"))
+    world = sweep_with(done, lost, silent, running(3, 0), pending(4))
+    points = ((1, 0.5, 1), (2, NAN, 2), (3, 0.25, 3), (4, INF, 4))
+    world.curves = {0: points, 1: points, 3: points[:1]}
+    assert world.history() == [
+        Observation(0, {"rate": 0.1}, 0.25, "finished"),
+        Observation(1, {"rate": 0.1}, 0.25, "failed"),
+        Observation(2, {"rate": 0.1}, None, "failed"),
+        Observation(3, {"rate": 0.1}, 0.5, "running"),
+    ]
+
+
+def test_a_maximised_objective_is_told_as_a_loss() -> None:
+    world = sweep_with(running(0, 0), objective={"metric": "score", "direction": "maximize"})
+    world.curves = {0: ((1, 0.5, 1), (2, 0.75, 2))}
+    assert [o.loss for o in world.history()] == [-0.75]
+
+
+def test_a_trial_that_diverged_is_told_as_failed_before_airflow_has_its_tasks_state() -> None:
+    over = segment(running=False, final="failed", cause="diverged")
+    world = sweep_with(TrialRecords(row(0, "running"), lease(), None, over))
+    world.curves = {0: ((1, 0.01, 0), (2, float("nan"), 1))}
+    assert world.history() == [Observation(0, {"rate": 0.1}, 0.01, "failed")]
+
+
+def test_the_same_history_gives_the_same_configuration() -> None:
+    assert sweep_with(running(0, 0)).draw(1) == sweep_with(running(0, 0)).draw(1)
+    assert sweep_with(pending(0)).draw(1) != sweep_with(pending(0)).draw(2)
+
+
+def test_a_policy_sees_the_configuration_of_every_trial_that_has_one() -> None:
+    world = sweep_with(running(0, 0), waiting(1), search=TPE)
+    assert [j.configuration for j in world.jobs(1.0)] == [(("rate", 0.1),)] * 2
+
+
+def test_a_pending_trial_of_a_random_search_shows_the_configuration_it_will_be_opened_with() -> (
+    None
+):
+    world = sweep_with(running(0, 0), pending(1), pending(2))
+    shown = [dict(j.configuration) for j in world.jobs(1.0)]
+    assert shown[1:] == [world.draw(1), world.draw(2)]
+
+
+def test_a_pending_trial_of_a_search_that_learns_shows_none() -> None:
+    assert [j.configuration for j in sweep_with(pending(0), search=TPE).jobs(1.0)] == [()]
+
+
+def test_a_round_looks_up_a_few_configurations_and_the_next_one_goes_on() -> None:
+    few = sweep_state.DRAWS_PER_ROUND
+    world = sweep_with(*(pending(n) for n in range(2 * few + 1)), search=MANY)
+    known = [sum(bool(j.configuration) for j in world.jobs(1.0)) for _ in range(4)]
+    assert known == [few, 2 * few, 2 * few + 1, 2 * few + 1]
+
+
+def test_trials_far_behind_are_not_looked_up() -> None:
+    world = sweep_with(
+        pending(sweep_state.DRAWN_AHEAD - 1), pending(sweep_state.DRAWN_AHEAD), search=MANY
+    )
+    assert [bool(j.configuration) for j in world.jobs(1.0)] == [True, False]
+
+
+def test_a_budget_of_wall_clock_time_is_the_trials_deadline() -> None:
+    (timed,) = sweep_with(pending(0), budget={"wall_clock_seconds": 600.0}).jobs(1.0)
+    (free,) = sweep_with(pending(0)).jobs(1.0)
+    assert (timed.deadline_s, free.deadline_s) == (50.0 + 600.0, None)

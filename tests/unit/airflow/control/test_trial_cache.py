@@ -1,0 +1,176 @@
+"""What a round takes over from the one before: never anything else than what it would make anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_ops.airflow.control.jobs import DeferredTrials, SweepFacts, TrialCache, curve, job
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.folders import StatusFile, TrialFolder
+from hermes_ops.airflow.records import encode
+from hermes_ops.core.model import SweepId
+from hermes_ops.errors import HermesError
+from tests.unit.airflow.builders import (
+    SWEEP,
+    flag,
+    lease,
+    pending,
+    row,
+    running,
+    segment,
+    waiting,
+)
+
+POINTS = ((1, 0.5, 101_000), (2, 0.4, 102_000))
+RECORDS = {
+    "hermes_lease": [encode(lease(1)), encode(lease(2)), encode(lease(2, (1, 3)))],
+    "hermes_segment": [encode(segment(1)), encode(segment(2, running=False)), {"epoch": 2}],
+    "hermes_stop": [encode(flag(1)), encode(flag(2))],
+}
+rows = st.builds(row, st.integers(0, 1), st.sampled_from(["scheduled", "running", "success"]))
+records = st.fixed_dictionaries(
+    {}, optional={key: st.sampled_from(list(map(json.dumps, v))) for key, v in RECORDS.items()}
+)
+
+
+@given(st.lists(st.tuples(rows, records), max_size=8))
+def test_a_trial_that_is_recalled_is_what_its_rows_and_records_say(rounds: list[Any]) -> None:
+    cache = TrialCache()
+    for now, said in rounds:
+        found, anew = cache.trial(now, said), TrialRecords.from_stored(now, said)
+        assert found == anew
+        assert found.phase is anew.phase
+
+
+def test_a_trial_of_which_nothing_has_changed_is_not_made_again() -> None:
+    cache, said = TrialCache(), {"hermes_lease": json.dumps(encode(lease()))}
+    first = cache.trial(row(0, "running"), said)
+    assert cache.trial(row(0, "running"), dict(said)) is first
+    assert cache.trial(row(0, "success"), said).lease is first.lease
+
+
+spans = st.lists(st.tuples(st.floats(90, 100), st.floats(100, 101)), max_size=2).map(tuple)
+points = st.lists(st.sampled_from(POINTS), max_size=2, unique=True).map(tuple)
+begun = st.none() | st.floats(100, 102)
+
+
+def trained(
+    number: int, spans: tuple[tuple[float, float], ...], since_s: float | None
+) -> TrialRecords:
+    """A trial that has had these segments and runs since then, if at all."""
+    last = segment(running=since_s is not None, spans=spans, started_s=since_s or 0.0)
+    return TrialRecords(row(number, "running"), lease(), None, last)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), points, spans, begun), max_size=6))
+def test_a_curve_that_is_recalled_is_what_its_points_and_segments_say(rounds: list[Any]) -> None:
+    cache = TrialCache()
+    for number, seen, ended, since_s in rounds:
+        found = cache.curve(trained(number, ended, since_s), seen, 1.0)
+        assert found == curve(seen, 1.0, ended, since_s)
+
+
+def test_a_curve_of_which_nothing_has_changed_is_the_same_object() -> None:
+    cache, runs = TrialCache(), trained(0, (), 100.0)
+    first = cache.curve(runs, POINTS, 1.0)
+    assert cache.curve(trained(0, (), 100.0), POINTS, 1.0) is first
+    assert cache.curve(trained(1, (), 100.0), POINTS, 1.0) is not first
+
+
+@pytest.mark.parametrize(("segments", "began_s"), [(1, 94.0), (2, 96.0)])
+def test_a_curve_counts_from_the_end_of_the_start_as_far_as_that_is_measured(
+    segments: int, began_s: float
+) -> None:
+    last = segment(started_s=90.0, startup_s=4.0, restore_s=2.0, segments=segments)
+    trial = TrialRecords(row(0, "running"), lease(), None, last)
+    assert TrialCache().curve(trial, POINTS, 1.0) == curve(POINTS, 1.0, (), began_s)
+
+
+def test_a_trial_without_a_segment_has_a_curve_of_what_is_known() -> None:
+    assert TrialCache().curve(pending(0), POINTS, -1.0) == curve(POINTS, -1.0, (), None)
+
+
+FACTS = SweepFacts(SweepId("digits"), 50.0, 1.0, 1, 1.0, 20, True)
+CONFIGS = ({"rate": 0.1}, {"rate": 0.2})
+told = st.tuples(rows, records, points, st.sampled_from([None, *CONFIGS]))
+
+
+@given(st.lists(told, max_size=8))
+def test_a_job_that_is_recalled_is_what_its_trial_says_at_that_time(rounds: list[Any]) -> None:
+    cache = TrialCache()
+    for place, (now, said, seen, foreseen) in enumerate(rounds):
+        now_s, trial = 200.0 + place, cache.trial(now, said)
+        shown = cache.curve(trial, seen, FACTS.sign)
+        found = cache.job(trial, FACTS, seen, now_s, foreseen)
+        assert found == job(trial, FACTS, shown, now_s, foreseen)
+
+
+def test_the_job_of_a_trial_that_waits_is_the_same_object_until_something_changes() -> None:
+    cache, waits = TrialCache(), waiting(0)
+    first = cache.job(waits, FACTS, POINTS, 200.0)
+    assert cache.job(waits, FACTS, POINTS, 300.0) is first
+    assert cache.job(waits, FACTS, POINTS[:1], 300.0).curve == first.curve[:1]
+    assert cache.job(waiting(0), FACTS, POINTS, 300.0) is not first
+
+
+def test_the_service_of_a_trial_that_trains_grows_from_round_to_round() -> None:
+    cache, runs = TrialCache(), running(0, 1)
+    first, second = (cache.job(runs, FACTS, POINTS, now_s) for now_s in (200.0, 210.0))
+    assert second.service_gpu_s == first.service_gpu_s + 10.0
+
+
+# What the folder of a deferred trial says
+
+
+@pytest.fixture
+def folder() -> TrialFolder:
+    found = TrialFolder.from_sweep(SWEEP, 0)
+    found.path.mkdir(parents=True)
+    return found
+
+
+def say(folder: TrialFolder, **status: object) -> None:
+    fresh = folder.path / "fresh"
+    fresh.write_text(json.dumps({"epoch": 1, **status}))
+    fresh.replace(folder.path / "status.json")
+
+
+def test_a_status_file_says_what_was_written_last(folder: TrialFolder) -> None:
+    file = StatusFile.from_folder(folder)
+    assert file.read() == folder.status() == {}
+    for step in (7, 8, 9):
+        say(folder, step=step)
+        assert file.read() == folder.status() == {"epoch": 1, "step": step}
+    assert file.read() is file.read()
+    (folder.path / "status.json").write_text('{"epoch": 1, "st')
+    assert file.read() == folder.status() == {}
+    (folder.path / "status.json").unlink()
+    assert file.read() == folder.status() == {}
+
+
+def test_a_status_file_that_cannot_be_read_is_an_error_with_its_path(folder: TrialFolder) -> None:
+    (folder.path / "status.json").mkdir()
+    with pytest.raises(HermesError, match=str(folder.path)):
+        StatusFile.from_folder(folder).read()
+
+
+def test_a_deferred_trial_is_made_again_only_once_its_folder_or_its_records_say_more(
+    folder: TrialFolder,
+) -> None:
+    deferred = DeferredTrials()
+    trial = TrialRecords(row(0, "deferred"), lease(pod={}), None, segment())
+    say(folder, step=7)
+    first = deferred.with_folder(trial, SWEEP)
+    assert first.segment is not None
+    assert first.segment.step == 7
+    assert deferred.with_folder(trial, SWEEP) is first
+    say(folder, step=8)
+    assert deferred.with_folder(trial, SWEEP).segment == replace(first.segment, step=8)
+    later = replace(trial, segment=segment(failures=1))
+    assert deferred.with_folder(later, SWEEP).segment == replace(segment(failures=1), step=8)

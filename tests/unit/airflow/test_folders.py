@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.folders import Accounts, TrialFolder, WakeFile, sweep_folder
+from hermes_ops.errors import HermesError
+from hermes_ops.trial.checkpoint_store.store import safe_name
+
+
+def folder(*segments: dict[str, Any], torn: str = "") -> TrialFolder:
+    found = TrialFolder.from_sweep("digits-1", 3)
+    found.path.mkdir(parents=True)
+    text = "".join(json.dumps(s) + "\n" for s in segments)
+    (found.path / "segments.jsonl").write_text(text + torn)
+    return found
+
+
+def begin(epoch: int, start_s: float, *gpus: int) -> dict[str, Any]:
+    return {"epoch": epoch, "gpus": list(gpus), "start_s": start_s, "first_step": 0}
+
+
+def end(epoch: int, end_s: float, outcome: str) -> dict[str, Any]:
+    return {"epoch": epoch, "end_s": end_s, "last_step": 4, "outcome": outcome}
+
+
+def test_a_run_id_cannot_lead_out_of_the_sweeps_folder(home: Path) -> None:
+    assert sweep_folder("../a b/c").parent == home / "sweeps"
+    assert sweep_folder("..").parent == home / "sweeps"
+    assert sweep_folder("..").name.startswith("..-")
+    name = safe_name("scheduled__2026-01-01T00:00:00+00:00")
+    assert name.startswith("scheduled__2026-01-01T00_00_00_00_00-")
+
+
+def test_two_sweeps_have_two_folders() -> None:
+    ids = ("a:b:run", "a_b:run", "a:b_run", "a_b_run", "a-b-run")
+    assert len({safe_name(sweep) for sweep in ids}) == len(ids)
+    assert safe_name("a_b_run") == "a_b_run"
+
+
+def test_a_trial_without_files_says_nothing() -> None:
+    found = TrialFolder.from_sweep("digits-1", 0)
+    assert (found.status(), found.result(), found.segments()) == ({}, {}, ())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', '{"epoch": 1, "outc'])
+def test_a_torn_status_is_as_none(text: str) -> None:
+    found = folder()
+    (found.path / "status.json").write_text(text)
+    assert found.status() == {}
+
+
+def test_a_status_that_cannot_be_read_is_named() -> None:
+    found = folder()
+    (found.path / "status.json").mkdir()
+    with pytest.raises(HermesError, match=r"status\.json cannot be read"):
+        found.status()
+
+
+def test_the_torn_last_line_of_a_killed_segment_is_passed_over() -> None:
+    found = folder(begin(1, 10.0, 0), end(1, 14.0, "preempted"), torn='{"epoch": 2, "sta')
+    assert [s["epoch"] for s in found.segments()] == [1]
+
+
+def test_a_killed_segment_is_counted_and_charged_once_it_is_closed() -> None:
+    killed = folder(begin(1, 10.0, 0), end(1, 14.0, "preempted"), begin(2, 20.0, 0, 1))
+    accounts = Accounts.from_segments(killed.segments())
+    assert accounts == Accounts(((10.0, 14.0),), 4.0, 2, 1)
+    with (killed.path / "segments.jsonl").open("a") as file:
+        file.write(json.dumps(end(2, 25.0, "killed")) + "\n")
+    accounts = Accounts.from_segments(killed.segments())
+    assert accounts == Accounts(((10.0, 14.0), (20.0, 25.0)), 14.0, 2, 1)
+
+
+def test_a_stop_without_a_checkpoint_is_a_preemption_too() -> None:
+    found = folder(begin(1, 10.0), end(1, 11.0, "interrupted"))
+    assert Accounts.from_segments(found.segments()) == Accounts(((10.0, 11.0),), 1.0, 1, 1)
+
+
+def test_an_end_without_a_begin_is_passed_over() -> None:
+    assert folder(end(1, 11.0, "finished")).segments() == ()
+
+
+def test_a_nudge_is_taken_once(tmp_path: Path) -> None:
+    waking, waiting = WakeFile(tmp_path / "nudge"), WakeFile(tmp_path / "nudge")
+    assert not waiting.woken()
+    waking.wake()
+    assert [waiting.woken(), waiting.woken()] == [True, False]
+
+
+def test_a_nudge_for_a_folder_that_is_not_there_is_lost_without_harm(tmp_path: Path) -> None:
+    WakeFile(tmp_path / "none" / "nudge").wake()
+    assert not (tmp_path / "none").exists()

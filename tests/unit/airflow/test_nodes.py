@@ -1,0 +1,66 @@
+"""Which nodes a pool's slots stand for, from the setting to the lease."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.control.sweep_state import usable_gpus
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.hosts import NODES_VARIABLE, leased_nodes, node_names
+from hermes_ops.airflow.metadata import PoolRow
+from hermes_ops.core.model import Snapshot
+from hermes_ops.errors import HermesError
+from tests.unit.airflow.builders import lease, row, segment, sweep_with
+
+
+def test_the_slots_are_the_nodes_gpus_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node_names() == ()
+    monkeypatch.setenv(NODES_VARIABLE, "node-a=2, node-b=1")
+    assert node_names() == ("node-a", "node-a", "node-b")
+
+
+@pytest.mark.parametrize("text", ["node-a", "node-a=x", "=2", "a=1;b=2"])
+def test_another_form_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(NODES_VARIABLE, text)
+    with pytest.raises(HermesError, match="NODE=GPUS"):
+        node_names()
+
+
+def test_a_lease_names_the_nodes_of_its_gpus_and_none_on_one_machine() -> None:
+    named = Snapshot(0.0, usable_gpus(PoolRow(4, 0), (), ("a", "a", "b")), ())
+    assert [g.node for g in named.gpus] == ["a", "a", "b", "local"]
+    assert leased_nodes(named, (1, 2)) == ("a", "b")
+    assert leased_nodes(named, (0, 1)) == ("a",)
+    assert leased_nodes(Snapshot(0.0, usable_gpus(PoolRow(2, 0), ()), ()), (0,)) == ()
+
+
+CLAIMED = {"run_in": "pod", "pod": {"checkpoint_claims": {"node-b": "disk-b", "node-a": "disk-a"}}}
+
+
+def bound(*trials: TrialRecords, **trial: Any) -> list[tuple[str, ...]]:
+    """On which nodes each trial may run, by the state of its sweep."""
+    spec = {"command": ["x"], "directory": "/", **trial}
+    return [j.nodes for j in sweep_with(*trials, trial=spec).jobs(130.0)]
+
+
+def test_a_trial_of_claims_for_nodes_may_begin_on_those_and_stays_where_it_ran() -> None:
+    begun = lease(nodes=("node-b",))
+    ran, waits = segment(), segment(running=False, ended_s=110.0)
+    trials = (
+        TrialRecords(row(0), None, None, None),
+        TrialRecords(row(1), begun, None, None),  # granted, not begun
+        TrialRecords(row(2, "running"), begun, None, ran),
+        TrialRecords(row(3), begun, None, waits),
+        TrialRecords(row(4), lease(2, nodes=("node-b",), revoked=True), None, waits),
+    )
+    either, there = ("node-a", "node-b"), ("node-b",)
+    assert bound(*trials, **CLAIMED) == [either, either, there, there, there]
+    assert bound(*trials) == [()] * 5
+
+
+def test_a_trial_that_begins_from_scratch_is_free_of_its_node() -> None:
+    anew = segment(1, running=False, segments=0, ended_s=110.0)
+    used_up = lease(nodes=("node-b",), revoked=True, anew=2)
+    assert bound(TrialRecords(row(0), used_up, None, anew), **CLAIMED) == [("node-a", "node-b")]

@@ -1,0 +1,466 @@
+"""A pod that the triggerer holds: its trigger, its task's way back, the controller's part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException, TaskDeferred
+from airflow.sdk.serde import deserialize, serialize
+
+from hermes_ops.airflow.control.executor import closed_segment
+from hermes_ops.airflow.control.jobs import DeferredTrials
+from hermes_ops.airflow.control.reconcile import (
+    ENDED_WEIGHT,
+    LEASED_WEIGHT,
+    WAITING_WEIGHT,
+    rank_of,
+)
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.folders import (
+    TrialFolder,
+    controller_wake_file,
+    read_stop_flag,
+    write_stop_flag,
+)
+from hermes_ops.airflow.records import (
+    HELD_POOL_SLOTS,
+    LEASE_KEY,
+    SEGMENT_KEY,
+    STOP_KEY,
+    SegmentRecord,
+    decode,
+    encode,
+)
+from hermes_ops.airflow.trial import pod_trigger
+from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger, end, hold
+from hermes_ops.airflow.trial.running_segment import TaskLogCopy, pop_log_copies
+from hermes_ops.airflow.trial.segment_run import SegmentRun
+from hermes_ops.airflow.trial.trial_task import TrialTask
+from hermes_ops.core.model import Phase
+from hermes_ops.errors import HermesError
+from hermes_ops.kubernetes import PodSegment
+from tests.unit.airflow.builders import (
+    SWEEP,
+    DictStore,
+    FakeFeed,
+    Journal,
+    flag,
+    lease,
+    row,
+    segment,
+    sweep_with,
+)
+from tests.unit.kubernetes.pods import POD, FakePods
+
+HELD = HeldPod(SWEEP, 0, 1, "run-0", POD.name, "trials", "1", 600.0, {"in_cluster": True})
+UNDER_WAY = replace(POD, phase="Running", started=True)
+
+
+def trial(state: str, **changes: Any) -> TrialRecords:
+    """A trial as a pod, whose segment of lease 1 was begun."""
+    facts: dict[str, Any] = {
+        "row": row(0, state, pool_slots=1),
+        "lease": lease(pod={}),
+        "stop": None,
+    }
+    return TrialRecords(**{**facts, "segment": segment(), **changes})
+
+
+def left(outcome: str, epoch: int = 1) -> TrialFolder:
+    """The folder of the trial after a segment that ended so."""
+    folder = TrialFolder.from_sweep(SWEEP, 0)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / "result.json").write_text(json.dumps({"epoch": epoch, "outcome": outcome}))
+    ends = [{"epoch": epoch, "gpus": [0], "start_s": 100.0}, {"end_s": 104.0, "outcome": outcome}]
+    (folder.path / "segments.jsonl").write_text("\n".join(map(json.dumps, ends)))
+    return folder
+
+
+# The trigger
+
+
+def test_a_trigger_is_made_again_from_what_airflow_stores() -> None:
+    path, arguments = PodTrigger(**asdict(HELD)).serialize()
+    assert path == "hermes_ops.airflow.trial.pod_trigger.PodTrigger"
+    stored_arguments: Any = deserialize(json.loads(json.dumps(serialize(arguments))))
+    assert PodTrigger(**stored_arguments).held == HELD
+
+
+@pytest.fixture
+def pods(monkeypatch: pytest.MonkeyPatch) -> FakePods:
+    """A cluster in which the pod runs, and an MLflow that takes everything."""
+    found = FakePods({POD.name: UNDER_WAY})
+    monkeypatch.setattr(HeldPod, "pods", lambda held: found)
+    monkeypatch.setattr(pod_trigger, "tracker", lambda conn_id: None)
+    monkeypatch.setattr(pod_trigger, "MetricFeed", lambda *known: FakeFeed())
+    monkeypatch.setattr(pod_trigger, "SOONEST_S", 0.01)
+    return found
+
+
+def ended() -> dict[str, Any]:
+    """How the pod ended that the trigger holds."""
+    told: list[Any] = []
+    hold(HELD, print, never, told.append)
+    (event,) = told
+    return dict(event)
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_pod_that_has_ended_fires_with_its_trials_own_word(pods: FakePods) -> None:
+    left("finished")
+    del pods.pods[POD.name]
+    assert ended() == {"epoch": 1, "code": 0, "trouble": ""}
+
+
+def test_a_pod_that_is_gone_without_a_word_is_trouble_and_is_not_made_again(pods: FakePods) -> None:
+    del pods.pods[POD.name]
+    event = ended()
+    assert (event["code"], pods.made) == (70, [])
+    assert "deleted" in event["trouble"]
+
+
+def test_a_pod_that_another_try_looks_after_is_left_alone(pods: FakePods) -> None:
+    pods.change(POD.name, owner="2")
+    event = ended()
+    assert event["code"] == 70
+    end(HELD)
+    assert (pods.deleted, pods.pods[POD.name].owner) == ([], "2")
+
+
+def test_a_stop_flag_beside_the_folder_ends_the_pod(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete(pod: Any, grace_s: int) -> bool:
+        pods.deleted.append((pod.name, grace_s))
+        left("preempted")
+        pods.pods.clear()
+        return True
+
+    monkeypatch.setattr(pods, "delete", delete)
+    write_stop_flag(HELD.folder, flag(1), needed=True)
+    event = ended()
+    assert (event["code"], pods.deleted) == (75, [(POD.name, 30)])
+
+
+def test_the_end_is_told_before_the_last_metrics_are_sent(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = FakeFeed()
+    monkeypatch.setattr(pod_trigger, "MetricFeed", lambda *known: feed)
+    left("finished")
+    del pods.pods[POD.name]
+    hold(HELD, print, never, feed.said.append)
+    assert feed.said == ["start", {"epoch": 1, "code": 0, "trouble": ""}, "close", "pump"]
+
+
+def test_an_unknown_address_of_mlflow_is_trouble_and_leaves_the_pod(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(conn_id: str | None) -> None:
+        raise HermesError("MLFLOW_TRACKING_URI is not set")
+
+    monkeypatch.setattr(pod_trigger, "tracker", unknown)
+    assert ended() == {"epoch": 1, "code": 70, "trouble": "MLFLOW_TRACKING_URI is not set"}
+    assert pods.deleted == []
+
+
+def test_a_pod_that_is_given_up_sends_nothing_more(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = FakeFeed()
+    monkeypatch.setattr(pod_trigger, "MetricFeed", lambda *known: feed)
+    hold(HELD, print, lambda: True, feed.said.append)
+    assert feed.said == ["start", None, "close"]
+
+
+def test_the_end_of_a_pods_log_nudges_the_controller(
+    pods: FakePods, home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake_file = controller_wake_file()
+    seen: list[Any] = []
+    leave = PodSegment.release
+
+    def release(segment: PodSegment) -> None:
+        seen.append(wake_file.woken())
+        leave(segment)
+
+    monkeypatch.setattr(PodSegment, "release", release)
+    until_s = time.monotonic() + 60.0
+    hold(HELD, print, lambda: wake_file.path.exists() or time.monotonic() > until_s, seen.append)
+    assert seen == [True, None]
+
+
+def test_many_pods_are_looked_at_less_often_than_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for count in (1, 100, 400, 1_000, 100_000):
+        monkeypatch.setattr(pod_trigger, "_HELD", set(range(count)))
+        found.append(pod_trigger._poll_s())
+    assert found == [0.05, 0.05, 0.2, 0.5, 0.5]
+
+
+def test_a_trigger_that_is_cancelled_leaves_its_pod_unless_a_person_ended_the_task(
+    pods: FakePods,
+) -> None:
+    async def cancelled() -> None:
+        trigger = PodTrigger(**asdict(HELD))
+        work = asyncio.ensure_future(anext(trigger.run()))
+        await asyncio.sleep(0)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert pods.deleted == []
+        await trigger.on_kill()
+        assert pods.deleted == [(POD.name, 30)]
+
+    asyncio.run(cancelled())
+    for thread in threading.enumerate():
+        if thread.name == POD.name:
+            thread.join(60.0)
+
+
+def test_a_flag_of_an_older_lease_stops_nobody() -> None:
+    write_stop_flag(HELD.folder, flag(1), needed=True)
+    assert read_stop_flag(HELD.folder, 1) == flag(1)
+    assert read_stop_flag(HELD.folder, 2) is None
+    assert not HELD.folder.path.exists()  # it lies where the pod cannot see it
+
+
+def test_a_flag_that_cannot_be_written_is_an_error_where_it_is_needed(home: Any) -> None:
+    (home / "sweeps").write_text("no folder")
+    write_stop_flag(HELD.folder, flag(1), needed=False)
+    with pytest.raises(HermesError, match="cannot be written"):
+        write_stop_flag(HELD.folder, flag(1), needed=True)
+
+
+def test_what_was_said_of_earlier_segments_is_taken_once_and_in_order() -> None:
+    HELD.folder.path.mkdir(parents=True)
+    said: list[str] = []
+    for epoch in (2, 10):
+        log = TaskLogCopy.from_segment(HELD.folder, epoch, said.append)
+        log(f"epoch {epoch}")
+        log("the rest")
+        log.close()
+    assert said == ["epoch 2", "the rest", "epoch 10", "the rest"]
+    write_stop_flag(HELD.folder, flag(1), needed=True)
+    assert list(pop_log_copies(HELD.folder)) == said
+    assert list(pop_log_copies(HELD.folder)) == []
+    assert read_stop_flag(HELD.folder, 1) == flag(1)
+
+
+def test_a_segment_that_is_followed_anew_is_kept_once() -> None:
+    HELD.folder.path.mkdir(parents=True)
+    for _ in range(2):
+        TaskLogCopy.from_segment(HELD.folder, 1, print)("epoch 1")
+    assert list(pop_log_copies(HELD.folder)) == ["epoch 1"]
+
+
+# The task
+
+
+class Segmented:
+    """A segment that is handed over at once."""
+
+    trouble = ""
+    holder = PodTrigger(**asdict(HELD))
+    handed_over = True
+    finished = False
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def wait(self, seconds: float) -> int | None:
+        return None
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class Operator:
+    number = 0
+    task_id = "trial"
+    mlflow_conn_id = storage_conn_id = None
+    operator_extra_links = ()
+    run_link = ""
+    log = logging.getLogger("task")
+    made = Segmented()
+
+    def get_dag(self) -> Any:
+        return None
+
+    def segment(self, segment_run: SegmentRun, sweep: str, context: Any) -> Any:
+        segment_run.feed = FakeFeed()  # type: ignore[assignment]
+        return self.made
+
+
+def task_of() -> Any:
+    operator: Any = Operator()
+    return TrialTask(operator)
+
+
+def context(store: DictStore) -> dict[str, Any]:
+    ti = SimpleNamespace(xcom_push=lambda key, value: None)
+    return {"task_state_store": store, "run_id": SWEEP, "ti": ti}
+
+
+def stored(store: DictStore) -> SegmentRecord:
+    record = decode(SegmentRecord, store[SEGMENT_KEY])
+    assert record is not None
+    return record
+
+
+@pytest.fixture(autouse=True)
+def _mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+
+
+def test_a_task_whose_pod_is_made_defers_and_leaves_the_pod() -> None:
+    store, task = DictStore({LEASE_KEY: encode(lease(pod={}))}), task_of()
+    with pytest.raises(TaskDeferred) as deferred:
+        task.run(context(store))
+    assert deferred.value.trigger is task.operator.made.holder
+    assert deferred.value.method_name == "resume"
+    task.stop()
+    assert (task.operator.made.finished, stored(store).running) == (False, True)
+
+
+def came_back(outcome: str, code: int, **records: Any) -> DictStore:
+    own = {LEASE_KEY: encode(lease(pod={})), SEGMENT_KEY: encode(segment())}
+    store = DictStore({**own, **records})
+    left(outcome)
+    task_of().resume(context(store), {"epoch": 1, "code": code, "trouble": ""})
+    return store
+
+
+def test_a_task_that_comes_back_concludes_the_segment_of_its_pod() -> None:
+    assert stored(came_back("finished", 0)).final == "finished"
+    final = encode(flag(1, "cancelled"))
+    with pytest.raises(AirflowSkipException):
+        came_back("preempted", 75, **{STOP_KEY: final})
+
+
+def test_a_preempted_task_that_comes_back_before_its_segment_was_closed_closes_it() -> None:
+    store = DictStore({LEASE_KEY: encode(lease(pod={})), SEGMENT_KEY: encode(segment())})
+    left("preempted")
+    with pytest.raises(AirflowRescheduleException):
+        task_of().resume(context(store), {"epoch": 1, "code": 75, "trouble": ""})
+    assert (stored(store).running, stored(store).preemptions) == (False, 1)
+
+
+def test_a_task_with_a_new_lease_starts_the_next_pod_and_concludes_nothing_twice() -> None:
+    again, ended = lease(2, pod={}), segment(running=False, outcome="preempted", preemptions=1)
+    records = {LEASE_KEY: encode(again), SEGMENT_KEY: encode(ended)}
+    store = DictStore(records)
+    left("preempted")
+    with pytest.raises(TaskDeferred):
+        task_of().resume(context(store), {"epoch": 1, "code": 75, "trouble": ""})
+    assert (stored(store).epoch, stored(store).running) == (2, True)
+
+
+# The controller
+
+
+def test_a_deferred_trial_runs_and_says_how_far_it_is() -> None:
+    folder = TrialFolder.from_sweep(SWEEP, 0)
+    folder.path.mkdir(parents=True)
+    (folder.path / "status.json").write_text(json.dumps({"epoch": 1, "step": 7}))
+    seen = DeferredTrials().with_folder(trial("deferred"), SWEEP)
+    assert (seen.phase, seen.segment and seen.segment.step) == (Phase.RUNNING, 7)
+    assert not seen.is_idle
+
+
+@pytest.mark.parametrize(
+    ("outcome", "slots"),
+    [("preempted", 0), ("interrupted", 0), ("finished", 1), ("failed", 1), ("", 1)],
+)
+def test_a_deferred_trial_that_says_it_is_preempted_frees_its_slots_while_its_pod_goes(
+    outcome: str, slots: int
+) -> None:
+    outside = Journal()
+    if outcome:
+        left(outcome)
+    before = trial("deferred", stop=flag(1))
+    seen = sweep_with(DeferredTrials().with_folder(before, SWEEP))
+    outside.applier().settle(seen, 130.0)
+    after = seen.trials[0]
+    assert after.phase is Phase.STOPPING
+    assert outside.of("put") == []  # its segment is closed once its pod is gone
+    rank = rank_of(after, after.lease, None)
+    assert rank is not None
+    assert (rank.priority_weight, rank.pool_slots) == (WAITING_WEIGHT, slots)
+
+
+def test_a_deferred_trial_that_nobody_told_to_stop_keeps_its_slots() -> None:
+    left("preempted")
+    seen = DeferredTrials().with_folder(trial("deferred"), SWEEP)
+    assert (seen.left, rank_of(seen, seen.lease, None)) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "phase"),
+    [("preempted", Phase.WAITING), ("finished", Phase.STOPPING), ("failed", Phase.STOPPING)],
+)
+def test_a_preempted_segment_is_closed_here_and_every_other_end_by_its_task(
+    outcome: str, phase: Phase
+) -> None:
+    outside = Journal()
+    left(outcome)
+    seen = sweep_with(DeferredTrials().with_folder(trial("scheduled"), SWEEP))
+    outside.applier().settle(seen, 130.0)
+    after = seen.trials[0]
+    assert after.phase is phase
+    written = [c for c in outside.of("put") if c[2] == SEGMENT_KEY]
+    assert [c[3]["running"] for c in written] == ([False] if phase is Phase.WAITING else [])
+    assert after.segment is not None
+    assert after.segment.preemptions == (phase is Phase.WAITING)
+
+
+def test_what_an_earlier_lease_left_is_not_taken_for_this_ones() -> None:
+    newer = trial("scheduled", lease=lease(2, pod={}), segment=segment(2))
+    folder = left("preempted")
+    assert DeferredTrials().with_folder(newer, SWEEP).left == ""
+    assert closed_segment(DeferredTrials().with_folder(trial("queued"), SWEEP), folder) is None
+
+
+def test_a_sweep_that_ends_lets_a_trial_say_that_it_has_finished() -> None:
+    from hermes_ops.airflow.records import CloseRecord
+
+    outside = Journal()
+    left("finished")
+    seen = DeferredTrials().with_folder(trial("scheduled"), SWEEP)
+    outside.applier().settle(sweep_with(seen, close=CloseRecord("enough")), 130.0)
+    assert outside.of("put", "skip", "rank") == []
+
+
+def test_a_stopped_trials_flag_reaches_the_triggerer() -> None:
+    from hermes_ops.airflow.records import CloseRecord
+
+    outside = Journal()
+    outside.applier().settle(sweep_with(trial("deferred"), close=CloseRecord("enough")), 130.0)
+    found = read_stop_flag(TrialFolder.from_sweep(SWEEP, 0), 1)
+    assert found is not None
+    assert (found.final, found.reason) == ("cancelled", "enough")
+
+
+def test_a_deferred_trial_keeps_its_slots_and_makes_way_once_it_was_told() -> None:
+    ranks: Callable[..., Any] = rank_of
+    own = lease(pod={})
+    assert ranks(trial("deferred"), own, 0) is None
+    making_way = ranks(trial("deferred", stop=flag(1)), own, 0)
+    assert (making_way.priority_weight, making_way.pool_slots) == (WAITING_WEIGHT, 1)
+    back = ranks(trial("scheduled", left="finished"), own, 0)
+    assert (back.priority_weight, back.pool_slots) == (ENDED_WEIGHT, 1)
+    assert ranks(trial("scheduled"), own, 0).priority_weight == LEASED_WEIGHT < ENDED_WEIGHT
+    waits = ranks(trial("scheduled", segment=segment(running=False)), None, 3)
+    assert waits.pool_slots == HELD_POOL_SLOTS

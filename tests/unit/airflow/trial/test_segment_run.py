@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.folders import TrialFolder, all_ended, write_stop_flag
+from hermes_ops.airflow.records import SEGMENT_KEY, STOP_KEY, SegmentRecord, decode, encode
+from hermes_ops.airflow.trial import segment_run as segment_runs
+from hermes_ops.airflow.trial.metrics import TrialOutcome
+from hermes_ops.airflow.trial.segment_run import SegmentRun
+from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
+
+
+def begin(store: DictStore, epoch: int = 1) -> tuple[SegmentRun, FakeFeed]:
+    folder = TrialFolder.from_sweep(SWEEP, 0)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    last = decode(SegmentRecord, store.get(SEGMENT_KEY))
+    segment_run, feed = SegmentRun.from_lease(store, lease(epoch), folder, last), FakeFeed()
+    outside: Any = feed
+    segment_run.feed = outside
+    return segment_run, feed
+
+
+def write(segment_run: SegmentRun, name: str, *documents: dict[str, Any]) -> None:
+    (segment_run.folder.path / name).write_text("\n".join(json.dumps(d) for d in documents))
+
+
+def stored(store: DictStore) -> SegmentRecord:
+    record = decode(SegmentRecord, store[SEGMENT_KEY])
+    assert record is not None
+    return record
+
+
+def test_a_visit_writes_nothing_before_its_process_has_started() -> None:
+    store = DictStore()
+    segment_run, feed = begin(store)
+    assert (store, feed.said) == ({}, [])
+    segment_run.opened()
+    assert stored(store).running
+    assert (stored(store).epoch, stored(store).segments, feed.said) == (1, 1, ["start"])
+
+
+def test_what_the_trial_says_is_passed_on_once() -> None:
+    store = DictStore()
+    segment_run, _ = begin(store)
+    write(segment_run, "status.json", {
+        "epoch": 1, "step": 3, "preemptible": False, "preemptible_reason": "no checkpoint",
+        "checkpointed_s": 9.0, "timings": {"startup_s": 4.0, "restore_s": None},
+        "tensor_skew": 0.75,
+    })  # fmt: skip
+    segment_run.relay()
+    found = stored(store)
+    assert found.tensor_skew == 0.75
+    assert (found.step, found.preemptible, found.checkpointed_s) == (3, False, 9.0)
+    assert (found.startup_s, found.restore_s) == (4.0, None)
+    store.clear()
+    segment_run.relay()
+    assert store == {}
+
+
+def test_the_status_of_an_older_lease_is_not_passed_on() -> None:
+    store = DictStore()
+    segment_run, _ = begin(store, epoch=2)
+    write(segment_run, "status.json", {"epoch": 1, "step": 3})
+    segment_run.relay()
+    assert store == {}
+
+
+def test_a_stop_flag_counts_for_its_own_lease_only() -> None:
+    store = DictStore({STOP_KEY: encode(flag(1))})
+    assert begin(store, epoch=2)[0].stop_flag() is None
+    assert begin(store, epoch=1)[0].stop_flag() == flag(1)
+
+
+def test_a_stop_flag_beside_the_folder_counts_before_it_is_on_record() -> None:
+    store = DictStore({STOP_KEY: encode(flag(2))})
+    segment_run, _ = begin(store, epoch=1)
+    assert segment_run.stop_flag() is None
+    write_stop_flag(segment_run.folder, flag(1, "cancelled"), needed=True)
+    assert segment_run.stop_flag() == flag(1, "cancelled")
+    assert begin(store, epoch=2)[0].stop_flag() == flag(2)
+
+
+def test_a_pause_closes_the_segment_and_sends_what_is_there() -> None:
+    store = DictStore()
+    segment_run, feed = begin(store)
+    write(segment_run, "status.json", {"epoch": 1, "step": 5, "timings": {"checkpoint_s": 0.2}})
+    write(
+        segment_run,
+        "segments.jsonl",
+        {"epoch": 1, "gpus": [0], "start_s": 10.0, "first_step": 0},
+        {"epoch": 1, "end_s": 14.0, "last_step": 5, "outcome": "preempted"},
+    )
+    segment_run.pause("preempted")
+    assert feed.said == []
+    segment_runs.run_pending()
+    found = stored(store)
+    assert (found.running, found.outcome, found.final) == (False, "preempted", None)
+    assert (found.spans, found.service_gpu_s, found.preemptions) == (((10.0, 14.0),), 4.0, 1)
+    assert (found.step, found.checkpoint_s, feed.said) == (5, 0.2, ["pump"])
+
+
+def test_a_segment_that_was_killed_has_had_its_gpus_until_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DictStore()
+    segment_run, _ = begin(store)
+    start = {"epoch": 1, "gpus": [0, 1], "start_s": 10.0, "first_step": 0}
+    write(segment_run, "segments.jsonl", start)
+    monkeypatch.setattr("hermes_ops.airflow.trial.segment_run.time.time", lambda: 15.0)
+    segment_run.pause("preempted")
+    assert (stored(store).spans, stored(store).service_gpu_s) == (((10.0, 15.0),), 10.0)
+    assert all_ended(({**start, "epoch": 2},), 1, 15.0) == ({**start, "epoch": 2},)
+
+
+def test_training_begins_after_the_start_and_the_restore_that_a_segment_has_measured() -> None:
+    store = DictStore()
+    segment_run, _ = begin(store)
+    write(
+        segment_run,
+        "segments.jsonl",
+        {"epoch": 1, "gpus": [0], "start_s": 10.0, "first_step": 0},
+        {"startup_s": 1.5, "restore_s": None, "epoch": 1, "end_s": 14.0, "outcome": "preempted"},
+        {"epoch": 2, "gpus": [0], "start_s": 20.0, "first_step": 5},
+        {"startup_s": 1.0, "restore_s": 0.5, "epoch": 2, "end_s": 24.0, "outcome": "preempted"},
+        {"epoch": 3, "gpus": [0], "start_s": 30.0, "first_step": 7},
+        {"startup_s": 9.0, "epoch": 3, "end_s": 31.0, "outcome": "failed"},
+    )
+    segment_run.pause("failed", failed=True)
+    found = stored(store)
+    assert found.spans == ((11.5, 14.0), (21.5, 24.0), (31.0, 31.0))
+    assert found.service_gpu_s == 9.0
+
+
+def test_the_next_visit_goes_on_where_the_last_one_paused() -> None:
+    store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, step=5, startup_s=4.0))})
+    segment_run, _ = begin(store, epoch=2)
+    segment_run.opened()
+    found = stored(store)
+    assert (found.epoch, found.running, found.steps_at_start) == (2, True, 5)
+    assert (found.startup_s, found.ended_s, found.outcome) == (4.0, None, "")
+
+
+def test_failures_survive_pauses_and_visits() -> None:
+    store = DictStore()
+    for epoch in (1, 2, 3):
+        segment_run, _ = begin(store, epoch)
+        segment_run.pause("failed", failed=True)
+        between, _ = begin(store, epoch)
+        between.pause("preempted")
+        assert stored(store).failures == epoch
+
+
+def test_an_end_is_final_and_closes_the_run() -> None:
+    store = DictStore()
+    segment_run, feed = begin(store)
+    segment_run.end(TrialOutcome("stopped_early", "not in the best third"))
+    assert stored(store).final == "stopped_early"
+    assert feed.said == [TrialOutcome("stopped_early", "not in the best third")]
+
+
+@pytest.mark.parametrize(
+    ("result", "counts"),
+    [
+        ({"epoch": 2, "outcome": "preempted"}, True),
+        ({"epoch": 1, "outcome": "finished"}, True),  # it ended while nobody looked
+        ({"epoch": 1, "outcome": "failed"}, False),
+        ({}, False),
+    ],
+)
+def test_a_result_counts_for_its_lease_unless_the_trial_had_finished(
+    result: dict[str, Any], counts: bool
+) -> None:
+    segment_run, _ = begin(DictStore(), epoch=2)
+    write(segment_run, "result.json", result)
+    assert segment_run.result() == (result if counts else {})

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops import cli
+from hermes_ops.errors import Unavailable
+
+
+class Airflow:
+    """An Airflow that knows the runs that it is given."""
+
+    def __init__(self, *runs: str, away: bool = False) -> None:
+        self.runs, self.away = runs, away
+        self.put: list[Any] = []
+        self.notes: list[Any] = []
+
+    def dag_run(self, dag: str, run: str) -> dict[str, Any] | None:
+        if self.away:
+            raise Unavailable("Airflow at http://a did not answer")
+        return {"state": "running"} if run in self.runs else None
+
+    def get_state(self, task: Any, key: str) -> None:
+        return None
+
+    def put_state(self, *record: Any) -> None:
+        self.put.append(record)
+
+    def user_name(self) -> str:
+        return "anna"
+
+    def note(self, task: Any, text: str) -> None:
+        self.notes.append((task, text))
+
+    def pool(self, name: str) -> dict[str, Any]:
+        return {"name": name, "slots": 2}
+
+    def dag(self, dag: str) -> dict[str, Any]:
+        return {"is_paused": False}
+
+
+class Sweeps:
+    """An MLflow that knows no sweep."""
+
+    def find_sweep(self, *_: object) -> None:
+        return None
+
+    uri = "http://m"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [n for n in os.environ if n.startswith(("HERMES_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
+    found = Airflow("known")
+    reached = SimpleNamespace(airflow=found, tracker=Sweeps(), pool="gpus", airflow_url="http://a")
+    monkeypatch.setattr("hermes_ops.cli.connection._system_user", lambda: "an")
+    monkeypatch.setattr("socket.gethostname", lambda: "laptop")
+    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached)
+    return found
+
+
+class Said:
+    """What `hermes ARGUMENTS` printed and how it ended."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["hermes", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        self.code = ended.value.code
+        self.out, self.err = capsys.readouterr()
+
+    @property
+    def line(self) -> str:
+        """The one line that it said to the user."""
+        assert self.code == 1
+        assert self.out == ""
+        (line,) = self.err.splitlines()
+        return line
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_missing_sweep_file_is_named(
+    capsys: pytest.CaptureFixture[str], command: str, airflow: Airflow
+) -> None:
+    said = Said(capsys, "sweep", command, "gone.yaml")
+    assert said.code == 1
+    assert "gone.yaml" in said.err
+    assert "Traceback" not in said.err
+    assert len(said.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("command", ["watch", "stop", "report"])
+def test_an_unknown_sweep_is_said_to_be_unknown(
+    capsys: pytest.CaptureFixture[str], command: str, airflow: Airflow
+) -> None:
+    line = Said(capsys, "sweep", command, "nobody's").line
+    assert line == (
+        "hermes: there is no sweep \"nobody's\": `hermes sweep list` shows them."
+    )  # fmt: skip
+
+
+def test_a_sweep_that_was_never_planned_has_no_report(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    assert "'known' has not been planned" in Said(capsys, "sweep", "report", "known").line
+
+
+@pytest.mark.parametrize("trial", ["digits-1", "digits-1/", "/3", "digits-1/x", "digits-1/-1"])
+def test_a_malformed_trial_is_no_trial(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, trial: str
+) -> None:
+    line = Said(capsys, "explain", trial).line
+    assert f"{trial!r} is no trial: write SWEEP/NUMBER" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("sweep", "list"), ("sweep", "watch", "x"), ("sweep", "stop", "x"), ("explain", "x/1")],
+)
+def test_without_a_stack_the_remedy_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert "hermes up" in Said(capsys, *arguments).line
+
+
+def test_a_service_that_is_away_is_one_line(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    airflow.away = True
+    assert Said(capsys, "sweep", "stop", "known").line == (
+        "hermes: Airflow at http://a did not answer"
+    )  # fmt: skip
+
+
+def test_a_sweep_for_another_pool_starts_nothing(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, tmp_path: Path
+) -> None:
+    sweep = {
+        "name": "digits", "pool": "other",
+        "objective": {"metric": "loss", "direction": "minimize"},
+        "search": {"algorithm": "random", "max_trials": 2,
+                   "space": {"x": {"type": "uniform", "low": 0, "high": 1}}},
+        "trial": {"command": ["python", "train.py"]},
+        "budget": {"max_epochs": 2},
+    }  # fmt: skip
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    said = Said(capsys, "sweep", "run", "sweep.json")
+    assert "pool is 'other', but this stack serves 'gpus'" in said.err
+    assert "--pool other" in said.err
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_sweep_of_processes_is_refused_before_it_is_sent_where_trials_are_pods(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, command: str,
+) -> None:  # fmt: skip
+    sweep = {
+        "name": "digits",
+        "objective": {"metric": "loss"},
+        "search": {"algorithm": "random", "max_trials": 2,
+                   "space": {"x": {"type": "uniform", "low": 0, "high": 1}}},
+        "trial": {"command": ["python", "train.py"], "run_in": "process"},
+        "budget": {"max_epochs": 2},
+    }  # fmt: skip
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    monkeypatch.setenv("HERMES_RUN_IN", "pod")
+    said = Said(capsys, "sweep", command, "sweep.json")
+    assert said.code != 0
+    assert "trial.run_in: found process; allowed: pod" in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_bad_policy_changes_nothing(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path
+) -> None:
+    for arguments in (
+        ("fastest",),
+        ("srtf",),
+        ("flowcon",),
+        ("hermes", "--option", "colour=red"),
+        ("hermes", "--option", "guard_k=x"),
+        ("hermes", "--option", "guard_k"),
+    ):
+        said = Said(capsys, "policy", *arguments)
+        assert said.code != 0
+        assert "Traceback" not in said.err
+    assert not (home / "policy.json").exists()
+
+
+def test_stopping_a_sweep_that_runs_closes_it_with_the_users_reason(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    said = Said(capsys, "sweep", "stop", "known", "--reason", "wrong data")
+    why = "wrong data (stopped by an@laptop, Airflow user anna)"
+    assert (said.code, said.out) == (0, f"Sweep known ends: {why}.\n")
+    ((task, key, value),) = airflow.put
+    assert (task.run_id, task.task_id, key) == ("known", "plan", "hermes_close")
+    assert (value["reason"], value["state"]) == (why, "cancelled")
+    ((noted, note),) = airflow.notes  # the request by which Airflow's audit log knows the user
+    assert noted == task
+    assert note.endswith(": stop by an@laptop, Airflow user anna")
+
+
+def test_without_a_reason_the_person_is_the_reason(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    Said(capsys, "sweep", "stop", "known")
+    ((_, _, value),) = airflow.put
+    assert value["reason"] == "stopped by an@laptop, Airflow user anna"
+
+
+def test_a_good_policy_is_written_for_a_home_that_is_not_there_yet(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path
+) -> None:
+    said = Said(capsys, "policy", "fifo", "--option", "guard_k=2")
+    assert (said.code, said.err) == (0, "")
+    written = json.loads((home / "policy.json").read_text())
+    assert (written["policy"], written["options"]) == ("fifo", {"guard_k": 2})
+    assert written["by"] == "an@laptop, Airflow user anna"
+    assert "by an@laptop, Airflow user anna.\n" in Said(capsys, "policy").out
+
+
+def test_a_report_is_not_written_over_a_file(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    line = Said(capsys, "sweep", "report", "known", "--out", "taken").line
+    assert line == "hermes: taken is a file: name a folder with --out."

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.control.decisions import DecisionLog, decision
+from hermes_ops.airflow.control.publish import view_path
+from hermes_ops.cli.inspection_commands import explanation
+from hermes_ops.core.model import JobId, Reason, Term
+from hermes_ops.errors import HermesError, Unavailable
+
+TRIAL = "digits-1/3"
+
+
+class Mlflow:
+    """MLflow's record of the decisions; `away` when it does not answer."""
+
+    uri = "http://mlflow"
+
+    def __init__(self, *decisions: dict[str, Any], known: bool = True, away: bool = False) -> None:
+        self.decisions, self.known, self.away = decisions, known, away
+        self.runs: list[Any] = []
+        self.state = "running"
+
+    def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
+        if self.away:
+            raise Unavailable("MLflow did not answer: try again")
+        return SimpleNamespace(parent_run_id="parent") if self.known else None
+
+    def read_decisions(self, parent: str) -> Any:
+        return self.decisions
+
+    def trials(self, ref: Any) -> Any:
+        return self.runs
+
+    def sweep(self, ref: Any) -> Any:
+        return SimpleNamespace(state=self.state)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    return tmp_path
+
+
+def connection(mlflow: Mlflow | None = None) -> Any:
+    return SimpleNamespace(pool="gpus", tracker=mlflow or Mlflow(known=False))
+
+
+def standing(**changes: Any) -> None:
+    job: dict[str, Any] = {
+        "id": TRIAL, "phase": "running", "gpus": [1], "step": 3, "value": 0.5, "preemptions": 2,
+        "reason": "it converges best", "terms": {"convergence": 0.25}, "runner_up": "digits-1/4",
+        "would_change": "a convergence of 0.3", **changes,
+    }  # fmt: skip
+    view_path("gpus").write_text(json.dumps({"jobs": [job], "time_s": 0.0, "policy": "hermes"}))
+
+
+def decide(*actions: str) -> None:
+    outside: Any = None
+    for action in actions:
+        entry = decision(JobId(TRIAL), action, (1,), Reason(f"why {action}", (Term("g", 0.12345),)),
+                         time_s=0.0, policy="hermes", options={}, curve_age_s=None)  # fmt: skip
+        DecisionLog(outside).append([entry])
+
+
+def test_a_trial_that_is_bound_to_its_node_is_said_to_be(home: Path) -> None:
+    standing(nodes=["node-a"])
+    bound = explanation(connection(), TRIAL, 5)
+    assert "it may run on node-a only, where its checkpoints are or will be" in bound
+    standing(nodes=[])
+    assert "only" not in explanation(connection(), TRIAL, 5)
+
+
+def test_a_running_trial_is_explained_with_terms_and_runner_up() -> None:
+    standing()
+    text = explanation(connection(), TRIAL, 5)
+    assert "digits-1/3 is running on GPU 1, at step 3, value 0.5, 2 preemptions" in text
+    assert "because: it converges best" in text
+    assert "convergence = 0.25" in text
+    assert "runner-up: digits-1/4" in text
+    assert "it would change with: a convergence of 0.3" in text
+    assert "none yet" in text
+
+
+def test_a_trial_that_cannot_be_preempted_is_explained_with_the_reason() -> None:
+    standing()
+    assert "preempted now" not in explanation(connection(), TRIAL, 5)
+    view = json.loads(view_path("gpus").read_text())
+    view["sweeps"] = {"digits-1": {"not_preemptible": {"3": "it writes no checkpoint"}}}
+    view_path("gpus").write_text(json.dumps(view))
+    text = explanation(connection(), TRIAL, 5)
+    assert "  it cannot be preempted now: it writes no checkpoint" in text.splitlines()
+
+
+def test_a_trial_about_which_nothing_was_decided_says_so() -> None:
+    standing(reason="", terms={}, gpus=[])
+    assert "nothing was decided about it yet" in explanation(connection(), TRIAL, 5)
+
+
+def test_the_last_decisions_come_newest_first_and_no_more_than_asked() -> None:
+    decide("start", "stop", "resize")
+    text = explanation(connection(), TRIAL, 2)
+    assert "is not in the pool now" in text
+    assert "(of 3)" in text
+    assert text.index("why resize") < text.index("why stop")
+    assert "why start" not in text
+    assert "[g=0.1235]" in text
+
+
+def test_decisions_come_from_mlflow_where_this_machine_has_none() -> None:
+    entry = {"trial": 3, "time_s": 0.0, "action": "start", "gpus": [], "reason": "r", "terms": {}}
+    text = explanation(connection(Mlflow(entry, {**entry, "trial": 4})), TRIAL, 5)
+    assert "(of 1)" in text
+    assert "start: r" in text
+
+
+def test_an_unknown_trial_is_said_to_be_unknown() -> None:
+    with pytest.raises(HermesError, match="nothing is known of trial 'digits-1/3'"):
+        explanation(connection(), TRIAL, 5)
+
+
+def test_an_mlflow_that_is_away_is_not_taken_for_an_unknown_trial() -> None:
+    with pytest.raises(Unavailable, match="did not answer"):
+        explanation(connection(Mlflow(away=True)), TRIAL, 5)
+
+
+def test_the_standing_is_shown_though_mlflow_is_away() -> None:
+    standing()
+    assert "is running" in explanation(connection(Mlflow(away=True)), TRIAL, 5)
+
+
+def ended(state: str, **tags: str) -> Mlflow:
+    mlflow = Mlflow()
+    named = {f"hermes.{name}": value for name, value in tags.items()}
+    mlflow.runs = [SimpleNamespace(number=3, state=state, tags=named)]
+    return mlflow
+
+
+@pytest.mark.parametrize("in_pool", [True, False])
+def test_a_trial_that_has_ended_is_explained_by_its_state_and_reason(in_pool: bool) -> None:
+    if in_pool:
+        standing(phase="ended", reason="")
+    mlflow = ended("failed", reason="no package foo", steps="0")
+    text = explanation(connection(mlflow), TRIAL, 5)
+    assert text.splitlines()[0] == "digits-1/3 has ended: failed, because: no package foo."
+    assert "not in the pool" not in text
+    assert "because: nothing was decided" not in text
+
+
+def test_a_trial_that_was_tried_again_is_explained_with_its_first_failure() -> None:
+    mlflow = ended("failed", reason="no disk", steps="4", first_failure="no data\nread: gone")
+    assert explanation(connection(mlflow), TRIAL, 5).splitlines()[:4] == [
+        "digits-1/3 has ended after step 4: failed, because: no disk",
+        "  it was tried more than once; its first failure was:",
+        "    no data",
+        "    read: gone",
+    ]
+
+
+def test_a_trial_that_goes_on_is_not_said_to_have_ended() -> None:
+    standing()
+    assert "has ended" not in explanation(connection(ended("running")), TRIAL, 5)
+
+
+def test_a_trial_that_never_began_is_said_to_have_ended_with_its_sweep() -> None:
+    mlflow = ended("finished")
+    mlflow.state = "failed"
+    text = explanation(connection(mlflow), "digits-1/7", 5)
+    assert text.startswith(
+        "digits-1/7 has ended: cancelled, because: its sweep had ended before it began (failed)."
+    )

@@ -1,0 +1,54 @@
+"""How many GPUs a sweep held at once, where its processes cannot be counted."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.records import SweepRecord, encode
+from hermes_ops.cli.outcome import document, most_gpus
+from hermes_ops.cli.sweep_location import SweepLocation
+from hermes_ops.core.summary import Segment
+from tests.unit.simulator.recorded_sweeps import Mlflow, config
+
+
+def held(gpus: tuple[int, ...], start_s: float, end_s: float | None) -> Segment:
+    return Segment(trial=0, epoch=1, gpus=gpus, start_s=start_s, end_s=end_s)
+
+
+@pytest.mark.parametrize(
+    ("segments", "most"),
+    [
+        ([], 0),
+        ([held((0,), 0, 5), held((1,), 6, 9)], 1),
+        ([held((0,), 0, 5), held((1,), 4, 9)], 2),
+        ([held((0,), 0, 5), held((1,), 5, 9)], 1),
+        ([held((0, 1), 0, 5), held((2,), 1, None), held((0,), 6, 7)], 3),
+        ([held((0,), 0, 5), held((0,), 4.9, 9)], 1),  # a hand-over on one GPU
+        ([held((0,), 3, None), held((1,), 90, None)], 2),
+    ],
+)
+def test_gpus_at_once_are_counted_from_the_segments(segments: list[Segment], most: int) -> None:
+    assert most_gpus(segments) == most
+
+
+class Airflow:
+    """Knows the plan of one sweep in a group."""
+
+    def get_state(self, task: TaskKey, key: str) -> object:
+        assert task == TaskKey("mine", "1", "group.plan")
+        facts = json.loads(config().to_json())
+        return encode(SweepRecord(facts, 2, "group.trial", "parent", "1", "digits"))
+
+
+@pytest.mark.parametrize(("seen", "told"), [(0, 1), (4, 4)])
+def test_without_processes_here_the_document_tells_what_the_segments_held(
+    seen: int, told: int
+) -> None:
+    connection: Any = SimpleNamespace(airflow=Airflow(), tracker=Mlflow())
+    place = SweepLocation("digits-1", "mine", "1", "group")
+    assert document(connection, place, seen)["max_slots_used"] == told

@@ -1,0 +1,364 @@
+"""What the chart renders; helm is needed, a cluster is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hermes_ops.config import pod_spec
+from hermes_ops.config.installation import PodRules
+
+CHART = Path(__file__).parents[3] / "helm/hermes-ops"
+DIGEST = f"sha256:{'0a' * 32}"
+EXTERNAL = {
+    "postgresql": {"enabled": False},
+    "airflow": {"databaseSecret": "airflow-db"},
+    "mlflow": {"databaseSecret": "mlflow-db"},
+}
+
+Objects = list[dict[str, Any]]
+Render = Callable[..., Objects]
+
+
+@pytest.fixture(scope="module")
+def helm() -> str:
+    """helm, of the PATH or of the command that starts the cluster of the other tests."""
+    if found := shutil.which("helm"):
+        return found
+    cluster = shlex.split(os.environ.get("HERMES_TEST_CLUSTER", ""))
+    if cluster:
+        said = subprocess.run([*cluster, "env"], capture_output=True, text=True, check=True).stdout
+        path = re.search(r"^export PATH=(.*):\$PATH$", said, re.MULTILINE)
+        if path and (found := shutil.which("helm", path=path[1])):
+            return found
+    pytest.skip("helm is not installed")
+
+
+@pytest.fixture(scope="module")
+def render(helm: str) -> Render:
+    """The objects that values render to, of a release `hermes` in the namespace `hermes`."""
+
+    def run(values: dict[str, Any] | None = None) -> Objects:
+        done = templated(helm, values or {})
+        assert done.returncode == 0, done.stderr
+        return [o for o in yaml.safe_load_all(done.stdout) if o]
+
+    return run
+
+
+def templated(helm: str, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    command = [helm, "template", "hermes", str(CHART), "--namespace", "hermes"]
+    return subprocess.run(
+        [*command, "--kube-version", "1.34.0", "--values", "-"],
+        input=yaml.safe_dump(values), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def refusal(helm: str, values: dict[str, Any]) -> str:
+    """What helm says of values that the chart refuses."""
+    done = templated(helm, values)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def one(objects: Objects, kind: str, name: str, namespace: str = "hermes") -> dict[str, Any]:
+    (found,) = (
+        o for o in objects
+        if o["kind"] == kind and o["metadata"]["name"] == name
+        and o["metadata"].get("namespace", namespace) == namespace
+    )  # fmt: skip
+    return found
+
+
+def pods(objects: Objects) -> dict[str, dict[str, Any]]:
+    """The pod specs of all workloads, by name."""
+    found = {o["metadata"]["name"]: o["spec"]["template"]["spec"] for o in objects
+             if o["kind"] in ("Deployment", "StatefulSet", "Job")}  # fmt: skip
+    return {**found, **{o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Pod"}}
+
+
+def variables(spec: dict[str, Any]) -> dict[str, Any]:
+    return {v["name"]: v.get("value") for c in spec["containers"] for v in c.get("env", ())}
+
+
+def trials(objects: Objects) -> tuple[Any, Any]:
+    """The defaults and the rules of trials' pods, as the chart gives them to Airflow."""
+    data = one(objects, "ConfigMap", "hermes-trials")["data"]
+    rules = PodRules.model_validate(yaml.safe_load(data["rules.yaml"]))
+    return pod_spec(yaml.safe_load(data["pod.yaml"]), "pod.yaml"), rules
+
+
+def bound(objects: Objects, namespace: str) -> dict[str, set[str]]:
+    """What each service account may do in a namespace, by the roles that are bound there."""
+    found: dict[str, set[str]] = {}
+    for binding in objects:
+        if binding["kind"] != "RoleBinding" or binding["metadata"]["namespace"] != namespace:
+            continue
+        role = one(objects, "Role", binding["roleRef"]["name"], namespace)
+        may = {f"{v} {r}" for rule in role["rules"] for r in rule["resources"]
+               for v in rule["verbs"]}  # fmt: skip
+        for subject in binding["subjects"]:
+            found.setdefault(subject["name"], set()).update(may)
+    return found
+
+
+# -- where trials run ----------------------------------------------------------------------------
+
+
+def test_every_part_that_reads_or_plans_sweeps_is_told_that_trials_are_pods(
+    render: Render,
+) -> None:
+    objects = render({"poolSync": {"enabled": True}})
+    parts = pods(objects)
+    names = ("api-server", "scheduler", "dag-processor", "triggerer", "controller", "test")
+    for part in (f"hermes-{name}" for name in names):
+        set_ = variables(parts[part])
+        assert set_["HERMES_RUN_IN"] == "pod", part
+        assert set_["HERMES_POD_RULES"] == "/etc/hermes/rules.yaml", part
+        mounted = {m["mountPath"] for m in parts[part]["containers"][0]["volumeMounts"]}
+        assert "/etc/hermes" in mounted, part
+
+
+def test_the_sweep_of_helm_test_has_pods_too(render: Render) -> None:
+    sweep = yaml.safe_load(one(render(), "ConfigMap", "hermes-test")["data"]["sweep.yaml"])
+    assert sweep["trial"]["run_in"] == "pod"
+    assert set(sweep["trial"]["pod"]) <= {"image", "requests", "limits"}
+
+
+def test_trials_have_a_restricted_namespace_of_their_own_by_default(render: Render) -> None:
+    objects = render()
+    namespace = one(objects, "Namespace", "hermes-trials", "hermes-trials")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    defaults, _ = trials(objects)
+    assert (defaults.namespace, defaults.claim) == ("hermes-trials", "hermes-trials")
+    account = one(objects, "ServiceAccount", defaults.service_account, "hermes-trials")
+    assert account["automountServiceAccountToken"] is False
+    kinds = {o["kind"] for o in objects if o["metadata"].get("namespace") == "hermes-trials"}
+    assert "Secret" not in kinds
+
+
+def test_only_airflow_and_the_controller_have_rights_on_pods_and_only_where_trials_are(
+    render: Render,
+) -> None:
+    objects = [o for o in render() if "helm.sh/hook" not in o["metadata"].get("annotations", {})]
+    assert bound(objects, "hermes") == {}
+    assert bound(objects, "hermes-trials") == {
+        "hermes-airflow": {"create pods", "get pods", "list pods", "patch pods", "delete pods",
+                           "get pods/log"},
+        "hermes-controller": {"list pods", "watch pods", "delete pods"},
+    }  # fmt: skip
+    assert [o["kind"] for o in objects if o["kind"].startswith("ClusterRole")] == []
+
+
+def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside(
+    render: Render,
+) -> None:
+    objects = render()
+    policy = one(objects, "NetworkPolicy", "hermes-trials", "hermes-trials")["spec"]
+    assert (policy["podSelector"], policy.get("ingress")) == ({}, None)
+    dns, mlflow, outside = policy["egress"]
+    assert {p["port"] for p in dns["ports"]} == {53}
+    assert [p["port"] for p in mlflow["ports"]] == [5000]
+    (to,) = mlflow["to"]
+    assert to["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "hermes"}
+    assert "10.0.0.0/8" in outside["to"][0]["ipBlock"]["except"]
+    door = one(objects, "NetworkPolicy", "hermes-mlflow")["spec"]["ingress"][0]["from"]
+    assert {"kubernetes.io/metadata.name": "hermes-trials"} in [
+        peer.get("namespaceSelector", {}).get("matchLabels") for peer in door
+    ]
+
+
+def test_the_rights_on_volumes_last_as_long_as_the_job_that_needs_them(render: Render) -> None:
+    objects = render()
+    wide = [o for o in objects if "share-volume" in o["metadata"]["name"]]
+    assert {o["kind"] for o in wide} == {
+        "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Job"
+    }  # fmt: skip
+    for item in wide:
+        assert "hook-succeeded" in item["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    (role,) = (o for o in wide if o["kind"] == "ClusterRole")
+    assert {r for rule in role["rules"] for r in rule["resources"]} == {"persistentvolumes"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trials": {"namespace": {"enabled": False}}},
+        {"trials": {"pod": {"claim": "shared"}}},
+    ],
+)
+def test_a_claim_that_is_there_needs_no_right_on_volumes(render: Render, values: Any) -> None:
+    objects = render(values)
+    assert [o for o in objects if "share-volume" in o["metadata"]["name"]] == []
+    assert [o for o in objects if o["kind"] == "ClusterRole"] == []
+    claim = values["trials"].get("pod", {}).get("claim", "hermes-home")
+    assert trials(objects)[0].claim == claim
+
+
+def test_a_namespace_that_is_there_is_not_made_and_its_other_pods_are_left_alone(
+    render: Render,
+) -> None:
+    objects = render({"trials": {"namespace": {"create": False, "name": "ml"}}})
+    assert [o for o in objects if o["kind"] == "Namespace"] == []
+    policy = one(objects, "NetworkPolicy", "hermes-trials", "ml")["spec"]
+    assert policy["podSelector"] == {"matchLabels": {"app.kubernetes.io/managed-by": "hermes-ops"}}
+    assert set(bound(objects, "ml")) >= {"hermes-airflow", "hermes-controller"}
+
+
+def test_a_namespace_is_named_in_one_place_and_is_not_the_releases(helm: str) -> None:
+    elsewhere, releases = {"pod": {"namespace": "ml"}}, {"namespace": {"name": "hermes"}}
+    assert "trials.namespace.name" in refusal(helm, {"trials": elsewhere})
+    assert "trials.namespace.enabled" in refusal(helm, {"trials": releases})
+
+
+# -- what sweeps may name ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("values", [{}, EXTERNAL, {"poolSync": {"enabled": True}}])
+def test_no_secret_and_no_claim_of_the_release_may_be_named(
+    render: Render, own: bool, values: dict[str, Any]
+) -> None:
+    objects = render({**values, "trials": {"namespace": {"enabled": own}}})
+    _, rules = trials(objects)
+    secrets = {o["metadata"]["name"] for o in objects if o["kind"] == "Secret"}
+    used = set(re.findall(r"'secretName': '([^']+)'", str(objects)))
+    for name in {*secrets, *used, "airflow-db", "sh.helm.release.v1.hermes.v1"}:
+        assert not rules.allows("secrets", name), name
+        assert not rules.allows("pull_secrets", name), name
+    for claim in ("hermes-home", "hermes-artifacts", "data-hermes-postgresql-0"):
+        assert not rules.allows("claims", claim)
+    assert not rules.allows("service_accounts", "hermes-airflow")
+    assert not rules.allows("namespaces", "kube-system")
+    if not own:
+        maps = {o["metadata"]["name"] for o in objects if o["kind"] == "ConfigMap"}
+        assert [m for m in maps if rules.allows("config_maps", m)] == []
+
+
+def test_what_the_installation_allows_is_in_the_rules(render: Render) -> None:
+    allowed = {"secrets": ["wandb"], "claims": None, "configMaps": ["scripts"]}
+    values = {"trials": {"allowed": allowed}, "imagePullSecrets": ["registry"]}
+    defaults, rules = trials(render(values))
+    assert rules.allows("secrets", "wandb")
+    assert rules.allows("claims", "any")
+    assert not rules.allows("config_maps", "other")
+    assert defaults.pull_secrets == ("registry",)
+    assert not rules.allows("secrets", "registry")
+
+
+# -- images --------------------------------------------------------------------------------------
+
+
+def test_a_digest_goes_before_the_tag_wherever_the_image_is_used(render: Render) -> None:
+    images = {"repository": "r/airflow", "tag": "1", "digest": DIGEST}
+    values = {"images": {"airflow": images, "mlflow": {"digest": DIGEST},
+                         "postgresql": {"digest": DIGEST}}}  # fmt: skip
+    objects = render({**values, "poolSync": {"enabled": True}})
+    used = {c["image"] for spec in pods(objects).values()
+            for c in (*spec["containers"], *spec.get("initContainers", ()))}  # fmt: skip
+    assert used == {f"r/airflow@{DIGEST}", f"hermes-ops/mlflow@{DIGEST}", f"postgres@{DIGEST}"}
+    assert trials(objects)[0].image == f"r/airflow@{DIGEST}"
+    assert "r/airflow:1" not in yaml.safe_dump(objects)
+
+
+def test_the_trials_image_may_have_a_digest_of_its_own(render: Render) -> None:
+    image = f"r/trial@{DIGEST}"
+    assert trials(render({"trials": {"pod": {"image": image}}}))[0].image == image
+
+
+# -- MLflow's log-in -----------------------------------------------------------------------------
+
+AUTH = {"mlflow": {"auth": {"enabled": True}}}
+
+
+def test_mlflow_asks_to_log_in_and_every_client_of_it_has_a_user(render: Render) -> None:
+    objects = render(AUTH)
+    mlflow = pods(objects)["hermes-mlflow"]
+    (server,) = mlflow["containers"]
+    assert server["args"][-2:] == ["--app-name", "basic-auth"]
+    assert server["readinessProbe"]["httpGet"]["path"] == "/health"  # answers without a log-in
+    users = one(objects, "Secret", "hermes-mlflow-users")["stringData"]
+    assert set(users) == {"admin-password", "hermes-password", "trials-password", "session-key"}
+    assert len(set(users.values())) == len(users)
+    for part in ("scheduler", "triggerer", "controller", "test"):
+        spec = pods(objects)[f"hermes-{part}"]
+        (password,) = (v["valueFrom"]["secretKeyRef"] for c in spec["containers"]
+                       for v in c["env"] if v["name"] == "MLFLOW_TRACKING_PASSWORD")  # fmt: skip
+        assert variables(spec)["MLFLOW_TRACKING_USERNAME"] == "hermes"
+        assert (password["name"], password["key"]) == ("hermes-mlflow-users", "hermes-password")
+    plain = yaml.safe_dump([o for o in objects if o["kind"] != "Secret"])
+    assert [p for p in users.values() if p in plain] == []
+
+
+def test_trials_log_in_as_a_user_of_their_own_by_a_secret_of_their_namespace(
+    render: Render,
+) -> None:
+    own = {**AUTH, "trials": {"pod": {"secrets": ["wandb"]}}}
+    objects = render(own)
+    users = one(objects, "Secret", "hermes-mlflow-users")["stringData"]
+    secret = one(objects, "Secret", "hermes-mlflow-trials", "hermes-trials")["stringData"]
+    assert secret == {"MLFLOW_TRACKING_USERNAME": "trials",
+                      "MLFLOW_TRACKING_PASSWORD": users["trials-password"]}  # fmt: skip
+    defaults, rules = trials(objects)
+    assert defaults.secrets == ("hermes-mlflow-trials", "wandb")
+    assert set(defaults.environment) == {"MLFLOW_TRACKING_URI"}
+    assert not rules.allows("secrets", "hermes-mlflow-users")
+
+
+def test_log_ins_that_are_there_are_used_and_named_together(render: Render, helm: str) -> None:
+    auth = {"enabled": True, "existingSecret": "users", "trialsSecret": "of-trials"}
+    objects = render({"mlflow": {"auth": auth}})
+    assert [o for o in objects if "mlflow-users" in o["metadata"]["name"]] == []
+    assert trials(objects)[0].secrets == ("of-trials",)
+    volumes = {v["name"]: v for v in pods(objects)["hermes-mlflow"]["volumes"]}
+    assert volumes["users"]["secret"]["secretName"] == "users"
+    auth["trialsSecret"] = ""
+    assert "trialsSecret" in refusal(helm, {"mlflow": {"auth": auth}})
+
+
+def test_without_a_log_in_nothing_of_it_is_there(render: Render) -> None:
+    text = yaml.safe_dump(render())
+    for word in ("basic-auth", "MLFLOW_TRACKING_PASSWORD", "mlflow-users", "mlflow-trials"):
+        assert word not in text
+
+
+def test_mlflows_users_have_the_passwords_of_the_secret_and_only_one_is_an_administrator(
+    tmp_path: Path,
+) -> None:
+    script = CHART / "files/mlflow_users.py"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path}/a%20b.db",
+        "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "auth.ini"),
+        "MLFLOW_USERS_SECRET": str(tmp_path),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    ask = (
+        "import mlflow.server.auth.sqlalchemy_store as s; from mlflow.server.auth import "
+        "auth_config as c; t = s.SqlAlchemyStore(); t.init_db(c.database_uri); print([(u, "
+        "t.get_user(u).is_admin, [p for p in ('first', 'other') if t.authenticate_user(u, p * 3 + "
+        "u)]) for u in ('admin', 'hermes', 'trials')], c.default_permission)"
+    )
+    for word in ("first", "other"):
+        for user in ("admin", "hermes", "trials"):
+            (tmp_path / f"{user}-password").write_text(word * 3 + user)
+        for code in ([str(script)], ["-c", ask]):
+            done = subprocess.run(
+                [sys.executable, *code], env=environment, capture_output=True, text=True,
+                check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == (
+            f"[('admin', True, ['{word}']), ('hermes', False, ['{word}']), "
+            f"('trials', False, ['{word}'])] EDIT"
+        )

@@ -1,0 +1,336 @@
+"""One pod a lease: made or found again, ended with grace, judged by the trial's own word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.errors import Unavailable
+from hermes_ops.kubernetes.api import Rejected
+from hermes_ops.kubernetes.pod_segment import (
+    FORCE_AFTER_S,
+    LOG_PAUSE_S,
+    LogFollower,
+    OwnershipLost,
+    PodLimits,
+    PodSegment,
+)
+from tests.unit.kubernetes.pods import POD, FakePods
+
+NAME = POD.name
+GRACE_S, START_S = 30.0, 600.0
+
+
+class World:
+    """A segment under a clock that is set by hand."""
+
+    def __init__(self, pods: FakePods, **watch_events: Any) -> None:
+        self.now_s = 1_000.0
+        self.result: int | None = None
+        self.said: list[str] = []
+        self.pods = pods
+        facts: dict[str, Any] = {
+            "request": NAME,
+            "name": NAME,
+            "owner": "1",
+            "epoch": 1,
+            "trial": {},
+            "record": lambda: self.result,
+            "emit": self.said.append,
+            "limits": PodLimits(GRACE_S, START_S),
+            "clock": lambda: self.now_s,
+        }
+        self.segment = PodSegment(pods, **{**facts, **watch_events})
+        self.segment.start()
+
+    def look(self, after_s: float = 2.0) -> int | None:
+        self.now_s += after_s
+        return self.segment.wait(0.0)
+
+
+def made(**facts: Any) -> World:
+    world = World(FakePods())
+    world.look()
+    if facts:
+        world.pods.change(NAME, **facts)
+    return world
+
+
+def ended(code: int, result: int | None, **facts: Any) -> tuple[int | None, str]:
+    world = made(code=code, phase="Failed" if code else "Succeeded", started=True, **facts)
+    world.result = result
+    return world.look(), world.segment.trouble
+
+
+def test_the_pod_is_made_once() -> None:
+    world = made()
+    assert world.look() is None
+    assert world.pods.made == [NAME]
+
+
+def test_a_second_attempt_goes_on_with_the_pod_that_is_there() -> None:
+    pods = FakePods({NAME: replace(POD, phase="Running", started=True)})
+    world = World(pods, owner="2")
+    assert world.look() is None
+    assert (pods.made, pods.pods[NAME].owner, pods.deleted) == ([], "2", [])
+
+
+def test_the_first_attempt_then_leaves_the_pod_alone() -> None:
+    world = made(owner="2")
+    with pytest.raises(OwnershipLost):
+        world.look()
+    world.segment.finish()
+    assert world.pods.deleted == []
+
+
+def test_what_a_trial_left_while_nobody_looked_counts_and_no_pod_is_made() -> None:
+    world = World(FakePods())
+    world.result = 75
+    assert world.look() == 75
+    world.segment.finish()
+    assert world.pods.made == []
+
+
+def test_a_pod_that_ended_while_nobody_looked_is_judged_and_cleared_away() -> None:
+    pods = FakePods({NAME: replace(POD, code=0, phase="Succeeded", started=True)})
+    world = World(pods, owner="2")
+    world.result = 0
+    world.look()
+    assert world.look() == 0
+    assert pods.made == []
+
+
+@pytest.mark.parametrize(("code", "result"), [(0, 0), (75, 75), (137, 0), (0, 75), (1, 3)])
+def test_the_trials_own_word_goes_before_its_containers(code: int, result: int) -> None:
+    assert ended(code, result)[0] == result
+
+
+def test_without_a_word_the_containers_exit_code_counts() -> None:
+    assert ended(137, None) == (137, "")
+    code, trouble = ended(137, None, ended_for="OOMKilled")
+    assert code == 137
+    assert "trial.pod.limits.memory" in trouble
+
+
+def test_an_evicted_pod_is_trouble_of_the_infrastructure() -> None:
+    code, trouble = ended(137, None, lost="Evicted", message="the node was low on memory")
+    assert code == 70
+    assert "low on memory" in trouble
+
+
+def test_a_pod_that_vanished_is_trouble_of_the_infrastructure_unless_the_trial_had_its_say() -> (
+    None
+):
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.pods.clear()
+    assert world.look() == 70
+    assert "deleted" in world.segment.trouble
+    world = made(phase="Running", started=True)
+    world.result = 75
+    world.pods.pods.clear()
+    assert world.look() == 75
+
+
+def test_a_pod_of_the_same_name_that_somebody_else_made_is_not_this_segments() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.change(NAME, uid="another")
+    assert world.look() == 70
+
+
+def test_a_stopped_pod_counts_only_once_it_is_gone() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    world.segment.stop()
+    assert world.look() is None
+    assert world.pods.deleted == [(NAME, 30)]
+    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S, code=75)
+    world.result = 75
+    assert world.look() is None
+    world.pods.pods.clear()
+    assert world.look() == 75
+    assert world.pods.deleted == [(NAME, 30)]
+
+
+def test_a_trial_that_is_over_is_cut_off_sooner() -> None:
+    world = made(phase="Running", started=True)
+    world.segment.stop()
+    world.look()
+    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S)
+    world.segment.hurry()
+    world.look()
+    world.look()
+    assert world.pods.deleted == [(NAME, 30), (NAME, 5)]
+
+
+def test_the_object_of_a_node_that_does_not_answer_is_removed_by_force() -> None:
+    world = made(phase="Running", started=True)
+    world.segment.stop()
+    world.look()
+    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S)
+    world.look(GRACE_S + FORCE_AFTER_S - 5.0)
+    assert (NAME, 0) not in world.pods.deleted
+    world.look(10.0)
+    assert world.pods.deleted[-1] == (NAME, 0)
+
+
+def test_a_pod_that_its_lost_node_never_ends_is_removed_though_nobody_told_it_to_stop() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S)
+    world.look(GRACE_S)
+    assert world.pods.deleted == []
+    world.look(FORCE_AFTER_S + 5.0)
+    assert world.pods.deleted == [(NAME, 0)]
+    world.pods.pods.clear()
+    assert world.look() == 70
+
+
+def test_a_stop_before_the_pod_is_made_makes_none() -> None:
+    world = World(FakePods())
+    world.segment.stop()
+    assert world.look() == 70
+    assert world.pods.made == []
+
+
+def test_the_pod_of_an_earlier_lease_is_gone_before_the_new_one_is_made() -> None:
+    pods = FakePods({"p-0": replace(POD, name="p-0", epoch=0)})
+    world = World(pods)
+    assert world.look() is None
+    assert (pods.made, pods.deleted) == ([], [("p-0", 30)])
+    pods.pods.clear()
+    world.look()
+    assert pods.made == [NAME]
+
+
+def test_the_pod_of_a_later_lease_is_left_alone() -> None:
+    pods = FakePods({"p-2": replace(POD, name="p-2", epoch=2)})
+    with pytest.raises(OwnershipLost):
+        World(pods).look()
+    assert (pods.made, pods.deleted) == ([], [])
+
+
+def test_an_image_that_is_missing_is_a_mistake_that_says_so() -> None:
+    world = made(waits_for="ImagePullBackOff", message="image gone:1 not found")
+    assert world.look() is None
+    assert world.look(61.0) == 1
+    assert "gone:1" in world.segment.trouble
+    world.look()
+    assert set(world.pods.deleted) == {(NAME, 0)}
+
+
+def test_an_image_that_is_missing_is_a_mistake_however_short_the_start_may_be() -> None:
+    world = World(FakePods(), limits=PodLimits(GRACE_S, 10.0))
+    world.look()
+    world.pods.change(NAME, waits_for="ErrImagePull")
+    assert world.look(12.0) == 1
+
+
+def test_an_image_that_comes_at_last_is_no_mistake() -> None:
+    world = made(waits_for="ErrImagePull", message="too many requests")
+    world.look(50.0)
+    world.pods.change(NAME, waits_for="ContainerCreating")
+    world.look()
+    world.pods.change(NAME, waits_for="ErrImagePull")
+    assert world.look() is None
+    assert world.look(50.0) is None
+
+
+def test_a_pod_that_finds_no_node_gives_its_turn_back_in_time() -> None:
+    world = made(message="0/2 nodes are available: 2 Insufficient nvidia.com/gpu")
+    assert world.look(START_S - 10.0) is None
+    assert world.look(10.0) == 70
+    assert "Insufficient" in world.segment.trouble
+
+
+def test_a_cluster_that_is_away_costs_a_running_trial_nothing() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.away = Unavailable("refused")
+    assert world.look(3 * START_S) is None
+    world.pods.away = None
+    assert world.look() is None
+    assert world.pods.deleted == []
+
+
+def test_a_request_that_is_rejected_fails_with_the_reason() -> None:
+    pods = FakePods(away=Rejected("violates PodSecurity"))
+    world = World(pods)
+    assert world.look() == 1
+    assert "PodSecurity" in world.segment.trouble
+
+
+def test_a_finished_pod_is_cleared_away() -> None:
+    world = made(code=0, phase="Succeeded", started=True)
+    world.result = 0
+    assert world.look() == 0
+    world.pods.away = None
+    pods = world.pods
+    real = pods.delete
+
+    def delete(pod: Any, grace_s: int) -> bool:
+        pods.pods.clear()
+        return real(pod, grace_s)
+
+    pods.delete = delete  # type: ignore[method-assign]
+    world.segment.finish()
+    assert pods.deleted == [(NAME, 30)]
+
+
+def test_the_log_of_the_container_is_passed_on() -> None:
+    pods = FakePods(lines=("2026-01-01T00:00:00.1Z epoch=1 loss=3",))
+    world = World(pods)
+    world.look()
+    pods.change(NAME, code=0, phase="Succeeded", started=True)
+    world.result = 0
+    world.look()
+    pods.pods.clear()
+    world.segment.finish()
+    assert "epoch=1 loss=3" in world.said
+
+
+LINES = [f"2026-01-01T00:00:0{n}.{fraction}Z line {n}" for n, fraction in ((1, "9"), (2, "15"))]
+
+
+class Breaking(FakePods):
+    """Its log breaks off after the first line, and is whole the second time."""
+
+    asked: list[int | None]
+
+    def log(self, name: str, since_s: int | None) -> Iterator[str]:
+        self.asked.append(since_s)
+        yield LINES[0]
+        if len(self.asked) == 1:
+            raise Unavailable("the connection broke")
+        yield LINES[1]
+
+
+def test_no_line_is_lost_or_doubled_when_the_connection_breaks() -> None:
+    pods = Breaking()
+    pods.asked = []
+    said: list[str] = []
+    follower = LogFollower(pods, "p", said.append, lambda: None)
+
+    def on_end() -> None:
+        if len(pods.asked) == 2:
+            follower.finish(0.0)
+
+    follower.on_end = on_end
+    follower.run()
+    assert said == ["line 1", "line 2"]
+    assert pods.asked[:2] == [None, 5]
+    assert LOG_PAUSE_S < 1.0
+
+
+def test_times_of_different_precision_are_in_order() -> None:
+    said: list[str] = []
+    stamps = ("2026-01-01T00:00:01.9Z a", "2026-01-01T00:00:01.95Z b", "2026-01-01T00:00:02Z c")
+    pods = FakePods(lines=stamps)
+    follower = LogFollower(pods, "p", said.append, lambda: None)
+    follower.finish(0.0)
+    follower.run()
+    assert said == ["a", "b", "c"]

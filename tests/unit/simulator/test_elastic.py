@@ -1,0 +1,177 @@
+"""Jobs that change their size in a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from hermes_ops.core.model import Grant, JobId, Plan, Snapshot
+from hermes_ops.core.sizes import BatchRange, StepTime
+from hermes_ops.policies.elastic_fifo import ElasticFifo
+from hermes_ops.policies.fifo import Fifo
+from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from hermes_ops.simulator.engine import layout, simulate
+from hermes_ops.simulator.event_log import EventLog, replay
+from hermes_ops.simulator.metrics import measure
+from hermes_ops.simulator.training_model import Pace, Placement
+from hermes_ops.simulator.workload import Costs, SimulationRun, Work, Workload
+
+BATCHES = BatchRange(32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A unit of work a second for each GPU; twice that with a batch of 64."""
+
+    sizes: tuple[int, ...] = (1, 2, 4)
+    batch_range: BatchRange | None = BATCHES
+
+    def pace(self, placement: Placement, epoch: int, batch: int | None) -> Pace:
+        gpus = sum(placement)
+        rate = float(gpus * (2 if batch == 64 else 1))
+        return Pace(rate, StepTime(gpus, 1 / rate, len(placement), 32), batch)
+
+    def noise_scale(self, epoch: int) -> float | None:
+        return 100.0 * epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Gives the sizes of a table by time; the newest entry holds."""
+
+    table: tuple[tuple[float, dict[str, int]], ...]
+    batch: int | None = None
+    name: ClassVar[str] = "sizes"
+    preempts: ClassVar[bool] = True
+    sizes: ClassVar[bool] = True
+
+    def initial(self) -> None:
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        sizes = max((e for e in self.table if e[0] <= snapshot.time_s), key=lambda e: e[0])[1]
+        problem = SizingProblem.from_snapshot(snapshot)
+        wanted = {JobId(job): size for job, size in sizes.items()}
+        batches = dict.fromkeys(wanted, self.batch)
+        later = [at_s for at_s, _ in self.table if at_s > snapshot.time_s]
+        plan = Plan(problem.grants(wanted, batches), review_at_s=min(later, default=None))
+        return plan, memory
+
+
+def elastic(name: str, work: float, *, costs: Costs | None = None, at_s: float = 0.0) -> Work:
+    return Work(JobId(name), at_s, work, costs=costs or Costs(), training=Linear())
+
+
+def run(
+    *jobs: Work, table: tuple[tuple[float, dict[str, int]], ...], gpus: str = "4"
+) -> SimulationRun:
+    return simulate(Workload("w", jobs), layout(gpus), Sizes(table))
+
+
+def test_a_job_trains_at_the_pace_of_its_size_and_keeps_its_progress_over_a_resize() -> None:
+    result = run(elastic("a", 100.0), table=((0.0, {"a": 1}), (20.0, {"a": 4})))
+    (outcome,) = result.outcomes
+    assert outcome.ended_s == 20.0 + 80.0 / 4
+    assert (outcome.resizes, outcome.preemptions, outcome.waited_s) == (1, 0, 0.0)
+    assert outcome.lost_gpu_s == pytest.approx(0.0)
+    assert [segment.outcome for segment in result.segments] == ["resized", "finished"]
+
+
+def test_a_resize_costs_its_start_on_all_of_the_new_gpus() -> None:
+    work = elastic("a", 100.0, costs=Costs(startup_s=5.0))
+    (outcome,) = run(work, table=((0.0, {"a": 1}), (20.0, {"a": 2}))).outcomes
+    assert outcome.ended_s == 20.0 + 5.0 + 85.0 / 2
+    assert outcome.lost_gpu_s == pytest.approx(5.0 + 2 * 5.0)
+
+
+def test_a_resize_that_has_to_save_first_leaves_its_gpus_then() -> None:
+    work = elastic("a", 100.0, costs=Costs(checkpoint_s=3.0))
+    (outcome,) = run(work, table=((0.0, {"a": 1}), (20.0, {"a": 2}))).outcomes
+    assert outcome.ended_s == 20.0 + 3.0 + 80.0 / 2
+
+
+def test_the_log_of_a_resized_job_gives_its_outcome_again() -> None:
+    lines: list[str] = []
+    policy = Sizes(((0.0, {"a": 1, "b": 2}), (20.0, {"a": 2, "b": 1})))
+    jobs = (elastic("a", 100.0, costs=Costs(startup_s=5.0)), elastic("b", 60.0, at_s=3.0))
+    result = simulate(Workload("w", jobs), layout("4"), policy, log=EventLog(lines.append))
+    for again, outcome in zip(replay(lines), result.outcomes, strict=True):
+        assert (again.ended_s, again.resizes) == (outcome.ended_s, outcome.resizes)
+        assert again.lost_gpu_s == pytest.approx(outcome.lost_gpu_s)
+
+
+def test_a_policy_sees_sizes_measured_steps_and_noise() -> None:
+    seen: list[Snapshot] = []
+
+    @dataclass(frozen=True, slots=True)
+    class Watched(Sizes):
+        def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+            seen.append(snapshot)
+            return super(Watched, self).decide(snapshot, memory)
+
+    policy = Watched(((0.0, {"a": 1}), (20.0, {"a": 4}), (30.0, {"a": 4})))
+    simulate(Workload("w", (elastic("a", 100.0),)), layout("4"), policy)
+    job = next(s for s in seen if s.time_s == 30.0).index[JobId("a")]
+    assert (job.sizes, job.min_gpus, job.max_gpus, job.segments) == ((1, 2, 4), 1, 4, 2)
+    assert [time.gpus for time in job.step_times] == [1]  # the running one is measured at its end
+    assert job.seconds_a_step(1) == 1.0
+
+
+def test_in_rounds_decisions_are_made_at_multiples_alone() -> None:
+    workload = Workload("w", (elastic("a", 100.0, at_s=50.0),), round_s=60.0)
+    result = simulate(workload, layout("4"), Sizes(((0.0, {"a": 1}), (70.0, {"a": 4}))))
+    (outcome,) = result.outcomes
+    assert outcome.first_start_s == 60.0
+    assert outcome.ended_s == 120.0 + 40.0 / 4
+
+
+def test_times_are_whole_seconds_half_to_even() -> None:
+    workload = Workload("w", (elastic("a", 30.5), elastic("b", 31.5)), whole_seconds=True)
+    result = simulate(workload, layout("4"), Sizes(((0.0, {"a": 1, "b": 1}),)))
+    assert [outcome.ended_s for outcome in result.outcomes] == [30.0, 32.0]
+
+
+def test_a_batch_of_a_plan_is_trained_with() -> None:
+    policy = Sizes(((0.0, {"a": 1}),), batch=64)
+    (outcome,) = simulate(Workload("w", (elastic("a", 100.0),)), layout("4"), policy).outcomes
+    assert outcome.ended_s == 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class HalfThenWhole:
+    """Gives half of a GPU, and from 10 s on the whole."""
+
+    name: ClassVar[str] = "half-then-whole"
+    preempts: ClassVar[bool] = True
+
+    def initial(self) -> None:
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        share = 0.5 if snapshot.time_s < 10 else 1.0
+        jobs = (job.id for job in (*snapshot.holding, *snapshot.queue))
+        return Plan(tuple(Grant(job, (0,), share) for job in jobs), review_at_s=10.0), memory
+
+
+def test_nothing_is_lost_when_the_share_of_a_gpu_grows() -> None:
+    (outcome,) = simulate(
+        Workload("w", (elastic("a", 100.0),)), layout("1"), HalfThenWhole()
+    ).outcomes
+    assert outcome.ended_s == 10.0 + 95.0
+    assert outcome.lost_gpu_s == pytest.approx(0.0)
+
+
+def test_a_job_as_requested_has_one_size() -> None:
+    work = Work(JobId("a"), 0.0, 100.0, gpus=2, training=Linear())
+    rigid = Workload("w", (work,)).as_requested()
+    (outcome,) = simulate(rigid, layout("4"), Fifo()).outcomes
+    assert outcome.ended_s == 50.0
+
+
+def test_elastic_fifo_uses_all_gpus_and_lets_an_arrival_in() -> None:
+    jobs = (elastic("a", 100.0), elastic("b", 100.0, at_s=10.0))
+    result = simulate(Workload("w", jobs), layout("4"), ElasticFifo())
+    assert [outcome.ended_s for outcome in result.outcomes] == [40.0, 50.0]
+    assert measure(result).resizes == 2

@@ -1,0 +1,277 @@
+"""Katib experiments as sweep files."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from hermes_ops.config import parse
+from hermes_ops.errors import ConfigError
+from hermes_ops.sweep_import.draft import Draft, DraftOptions
+from hermes_ops.sweep_import.katib import convert
+
+NOTHING = DraftOptions()
+EXPERIMENT: dict[str, Any] = {
+    "apiVersion": "kubeflow.org/v1beta1",
+    "kind": "Experiment",
+    "metadata": {"name": "mnist", "namespace": "kubeflow"},
+    "spec": {
+        "objective": {
+            "type": "minimize",
+            "goal": 0.01,
+            "objectiveMetricName": "loss",
+            "additionalMetricNames": ["accuracy"],
+        },
+        "algorithm": {"algorithmName": "tpe"},
+        "parallelTrialCount": 3,
+        "maxTrialCount": 12,
+        "maxFailedTrialCount": 4,
+        "parameters": [
+            {
+                "name": "lr",
+                "parameterType": "double",
+                "feasibleSpace": {"min": "0.001", "max": "0.1", "distribution": "logUniform"},
+            },
+            {
+                "name": "layers",
+                "parameterType": "int",
+                "feasibleSpace": {"min": "1", "max": "4"},
+            },
+            {
+                "name": "optimizer",
+                "parameterType": "categorical",
+                "feasibleSpace": {"list": ["sgd", "adam"]},
+            },
+        ],
+        "trialTemplate": {
+            "primaryContainerName": "training",
+            "trialParameters": [
+                {"name": "learningRate", "reference": "lr"},
+                {"name": "numberLayers", "reference": "layers"},
+                {"name": "how", "reference": "optimizer"},
+            ],
+            "trialSpec": {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "spec": {
+                    "template": {
+                        "spec": {
+                            "containers": [
+                                {"name": "sidecar", "image": "proxy:1"},
+                                {
+                                    "name": "training",
+                                    "image": "registry/mnist:1",
+                                    "command": [
+                                        "python3",
+                                        "/opt/mnist.py",
+                                        "--lr=${trialParameters.learningRate}",
+                                        "--layers=${trialParameters.numberLayers}",
+                                        "--{x}=${trialParameters.how}",
+                                    ],
+                                    "env": [{"name": "DATA", "value": "/data"}],
+                                    "resources": {
+                                        "limits": {"nvidia.com/gpu": 2, "memory": "8Gi"},
+                                        "requests": {"cpu": 2},
+                                    },
+                                },
+                            ]
+                        }
+                    }
+                },
+            },
+        },
+    },
+}
+
+
+def converted(options: DraftOptions = NOTHING, **spec: Any) -> Draft:
+    experiment = deepcopy(EXPERIMENT)
+    experiment["spec"].update(spec)
+    draft = convert(experiment, "experiment.yaml", options)
+    draft.check()
+    return draft
+
+
+def container(**changes: Any) -> dict[str, Any]:
+    template: dict[str, Any] = deepcopy(EXPERIMENT["spec"]["trialTemplate"])
+    template["trialSpec"]["spec"]["template"]["spec"]["containers"][1].update(changes)
+    return template
+
+
+def told(draft: Draft) -> str:
+    return "\n".join(map(str, draft.notes))
+
+
+def test_what_an_experiment_says_is_what_the_sweep_file_says() -> None:
+    config = parse(converted().sweep, "x", None)
+    assert (config.name, config.objective.metric, config.objective.target) == (
+        "mnist",
+        "loss",
+        0.01,
+    )
+    assert [metric.name for metric in config.metrics] == ["accuracy"]
+    assert (config.search.algorithm.value, config.search.max_trials) == ("tpe", 12)
+    assert (config.budget.max_parallel, config.budget.failed_trials) == (3, 4)
+    trial = config.trial
+    assert trial.command == (
+        "python3",
+        "/opt/mnist.py",
+        "--lr={lr}",
+        "--layers={layers}",
+        "--{{x}}={optimizer}",
+    )
+    assert (trial.run_in.value, trial.gpus) == ("pod", 2)
+    assert trial.pod is not None
+    assert trial.pod.image == "registry/mnist:1"
+    assert (trial.pod.limits, trial.pod.requests) == ({"memory": "8Gi"}, {"cpu": "2"})
+    assert trial.pod.environment == {"DATA": "/data"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "feasible", "expected"),
+    [
+        ("double", {"min": "0", "max": "1"}, {"type": "uniform", "low": 0.0, "high": 1.0}),
+        (
+            "double",
+            {"min": "0", "max": "1", "step": "0.25"},
+            {"type": "quantised", "low": 0.0, "high": 1.0, "step": 0.25},
+        ),
+        (
+            "int",
+            {"min": "16", "max": "64", "step": "16"},
+            {"type": "quantised", "low": 16, "high": 64, "step": 16},
+        ),
+        (
+            "int",
+            {"min": "1", "max": "64", "distribution": "logUniform"},
+            {"type": "log_integer", "low": 1, "high": 64},
+        ),
+        ("discrete", {"list": ["32", "64", "0.5"]}, {"type": "choice", "values": [32, 64, 0.5]}),
+        ("categorical", {"list": ["1", "a"]}, {"type": "choice", "values": ["1", "a"]}),
+    ],
+)
+def test_each_feasible_space_becomes_the_parameter_that_draws_the_same_values(
+    kind: str, feasible: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    given = [{"name": "p", "parameterType": kind, "feasibleSpace": feasible}]
+    template = container(command=["python", "x.py"])
+    draft = converted(parameters=given, trialTemplate=template)
+    assert draft.sweep["search"]["space"]["p"] == expected
+    assert draft.sweep["trial"]["command"] == ["python", "x.py", "--p={p}"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected", "stop"),
+    [
+        ("random", "random", None),
+        ("bayesianoptimization", "tpe", None),
+        ("cmaes", "tpe", None),
+        ("hyperband", "tpe", "asha"),
+    ],
+)
+def test_an_algorithm_without_a_counterpart_becomes_the_nearest_and_is_noted(
+    algorithm: str, expected: str, stop: str | None
+) -> None:
+    draft = converted(algorithm={"algorithmName": algorithm})
+    assert draft.sweep["search"]["algorithm"] == expected
+    assert draft.sweep.get("early_stop") == stop
+    assert ("search.algorithm" in told(draft)) == (algorithm != expected)
+
+
+def test_median_stopping_is_median_stopping() -> None:
+    draft = converted(earlyStopping={"algorithmName": "medianstop"})
+    assert draft.sweep["early_stop"] == "median"
+
+
+def test_the_best_trial_so_far_is_the_first_point() -> None:
+    experiment = deepcopy(EXPERIMENT)
+    experiment["status"] = {
+        "currentOptimalTrial": {
+            "parameterAssignments": [
+                {"name": "lr", "value": "0.02"},
+                {"name": "layers", "value": "3"},
+                {"name": "optimizer", "value": "adam"},
+            ]
+        }
+    }
+    draft = convert(experiment, "x", NOTHING)
+    draft.check()
+    point = {"lr": 0.02, "layers": 3, "optimizer": "adam"}
+    assert draft.sweep["search"]["points_to_evaluate"] == [point]
+    none = convert(experiment, "x", DraftOptions(points=0))
+    assert "points_to_evaluate" not in none.sweep["search"]
+
+
+def test_a_secret_in_the_environment_is_left_out_and_its_value_is_nowhere() -> None:
+    env = [
+        {"name": "API_TOKEN", "value": "sw0rdfish-9f2c-77aa"},
+        {"name": "FROM", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        {"name": "DATA", "value": "/data"},
+    ]
+    draft = converted(trialTemplate=container(env=env))
+    assert draft.sweep["trial"]["pod"]["environment"] == {"DATA": "/data"}
+    assert "API_TOKEN is left out" in told(draft)
+    assert "FROM is left out" in told(draft)
+    assert "sw0rdfish" not in draft.to_yaml()
+
+
+def test_a_placeholder_of_something_else_stays_text_and_is_noted() -> None:
+    command = ["python", "x.py", "${trialParameters.learningRate}", "${trialSpec.Name}"]
+    draft = converted(trialTemplate=container(command=command))
+    assert draft.sweep["trial"]["command"][2:] == ["{lr}", "${{trialSpec.Name}}"]
+    assert "'${trialSpec.Name}' is no parameter" in told(draft)
+
+
+def test_the_first_replica_of_a_training_job_is_converted_and_the_others_are_noted() -> None:
+    template = deepcopy(EXPERIMENT["spec"]["trialTemplate"])
+    pod = template["trialSpec"]["spec"]["template"]
+    template["trialSpec"] = {
+        "kind": "PyTorchJob",
+        "spec": {
+            "pytorchReplicaSpecs": {
+                "Master": {"replicas": 1, "template": pod},
+                "Worker": {"replicas": 2, "template": pod},
+            }
+        },
+    }
+    draft = converted(trialTemplate=template)
+    assert draft.sweep["trial"]["pod"]["image"] == "registry/mnist:1"
+    assert "was 3 replicas; one process is run, as Master was" in told(draft)
+
+
+def test_event_files_are_read_as_event_files() -> None:
+    collector = {
+        "collector": {"kind": "TensorFlowEvent"},
+        "source": {"fileSystemPath": {"path": "runs", "kind": "Directory"}},
+    }
+    assert converted(metricsCollectorSpec=collector).sweep["trial"]["tensorboard"] == "runs"
+
+
+def test_a_pattern_of_its_own_is_noted_with_what_it_needs() -> None:
+    collector = {"source": {"filter": {"metricsFormat": ["{metric: ([a-z]+), value: (.*)}"]}}}
+    assert "name its groups `name` and `value`" in told(converted(metricsCollectorSpec=collector))
+
+
+@pytest.mark.parametrize(
+    ("spec", "place"),
+    [
+        ({"nasConfig": {}}, "spec.nasConfig"),
+        ({"parameters": []}, "spec.parameters"),
+        ({"objective": {"type": "minimize"}}, "objectiveMetricName"),
+        ({"objective": {"objectiveMetricName": "x", "type": "up"}}, "spec.objective.type"),
+        ({"algorithm": {"algorithmName": "enas"}}, "algorithmName"),
+        ({"parameters": [{"name": "p", "parameterType": "double"}]}, "[0].feasibleSpace"),
+        ({"parameters": [{"name": "p", "parameterType": "tree"}]}, "[0].parameterType"),
+        ({"trialTemplate": {}}, "trialSpec"),
+        ({"trialTemplate": {"trialSpec": {"kind": "Pipeline", "spec": {}}}}, "trialSpec"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_error_that_names_its_place(
+    spec: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        converted(**spec)
+    assert place in raised.value.problems[0].where
+    assert raised.value.problems[0].fix

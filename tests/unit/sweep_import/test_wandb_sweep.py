@@ -1,0 +1,197 @@
+"""W&B sweep configurations as sweep files."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from hermes_ops.config import parse
+from hermes_ops.errors import ConfigError
+from hermes_ops.sweep_import.draft import Draft, DraftOptions
+from hermes_ops.sweep_import.wandb_sweep import convert
+
+NOTHING = DraftOptions()
+
+
+def sweep(**changes: Any) -> dict[str, Any]:
+    return {
+        "program": "train.py",
+        "method": "bayes",
+        "name": "my sweep",
+        "run_cap": 30,
+        "metric": {"name": "val_acc", "goal": "maximize", "target": 0.9},
+        "parameters": {"lr": {"min": 0.0001, "max": 0.1}},
+        "early_terminate": {"type": "hyperband", "max_iter": 27},
+        **changes,
+    }
+
+
+def converted(options: DraftOptions = NOTHING, **changes: Any) -> Draft:
+    draft = convert(sweep(**changes), "sweep.yaml", options)
+    draft.check()
+    return draft
+
+
+def parameter(spec: dict[str, Any]) -> Any:
+    return converted(parameters={"p": spec}).sweep["search"]["space"]["p"]
+
+
+def told(draft: Draft) -> str:
+    return "\n".join(map(str, draft.notes))
+
+
+def test_what_a_sweep_says_is_what_the_sweep_file_says() -> None:
+    draft = converted()
+    config = parse(draft.sweep, "x", None)
+    assert (config.name, config.objective.metric) == ("my-sweep", "val_acc")
+    assert (config.objective.direction.value, config.objective.target) == ("maximize", 0.9)
+    assert (config.search.algorithm.value, config.search.max_trials) == ("tpe", 30)
+    assert config.trial.command == ("python", "train.py", "--lr={lr}")
+    assert (config.budget.max_epochs, config.early_stop.value) == (27, "asha")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"value": 3}, {"type": "choice", "values": [3]}),
+        ({"values": ["a", "b"]}, {"type": "choice", "values": ["a", "b"]}),
+        ({"min": 1, "max": 8}, {"type": "integer", "low": 1, "high": 8}),
+        ({"min": 0.0, "max": 1}, {"type": "uniform", "low": 0.0, "high": 1.0}),
+        ({"distribution": "int_uniform", "min": 2, "max": 2}, {"type": "choice", "values": [2]}),
+        (
+            {"distribution": "q_uniform", "min": 16, "max": 128, "q": 16},
+            {"type": "quantised", "low": 16, "high": 128, "step": 16},
+        ),
+        (
+            {"distribution": "log_uniform_values", "min": 0.001, "max": 0.1},
+            {"type": "loguniform", "low": 0.001, "high": 0.1},
+        ),
+        (
+            {"distribution": "inv_log_uniform_values", "min": 0.001, "max": 0.1},
+            {"type": "loguniform", "low": 0.001, "high": 0.1},
+        ),
+        (
+            {"distribution": "q_log_uniform_values", "min": 8, "max": 256, "q": 1},
+            {"type": "log_integer", "low": 8, "high": 256},
+        ),
+        ({"distribution": "beta", "a": 2, "b": 5}, {"type": "uniform", "low": 0.0, "high": 1.0}),
+        (
+            {"distribution": "normal", "mu": 1, "sigma": 0.5},
+            {"type": "uniform", "low": -0.5, "high": 2.5},
+        ),
+        (
+            {"distribution": "q_normal", "mu": 10, "sigma": 2, "q": 2},
+            {"type": "quantised", "low": 4, "high": 16, "step": 2},
+        ),
+    ],
+)
+def test_each_distribution_becomes_the_parameter_that_draws_the_same_values(
+    spec: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert parameter(spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("distribution", "low", "high"), [("log_uniform", -7, -2), ("inv_log_uniform", 2, 7)]
+)
+def test_bounds_that_are_exponents_become_the_values(
+    distribution: str, low: float, high: float
+) -> None:
+    found = parameter({"distribution": distribution, "min": low, "max": high})
+    assert found["type"] == "loguniform"
+    assert found["low"] == pytest.approx(math.exp(-7))
+    assert found["high"] == pytest.approx(math.exp(-2))
+
+
+def test_what_changes_the_search_is_noted() -> None:
+    draft = converted(
+        parameters={
+            "a": {"values": [1, 2], "probabilities": [0.9, 0.1]},
+            "b": {"distribution": "normal", "mu": 0, "sigma": 1},
+            "l r": {"min": 0.1, "max": 0.2},
+            "outer": {"parameters": {"inner": {"values": [1, 2]}}},
+        }
+    )
+    assert "search.space.a: `probabilities` are left out" in told(draft)
+    assert "search.space.b: was normal" in told(draft)
+    assert "search.space.l_r: was named 'l r'" in told(draft)
+    assert set(draft.sweep["search"]["space"]) == {"a", "b", "l_r", "outer.inner"}
+
+
+def test_what_the_sweep_does_not_say_is_noted_and_can_be_stated() -> None:
+    missing: dict[str, Any] = dict.fromkeys(("metric", "run_cap", "early_terminate", "program"))
+    draft = converted(**missing)
+    for place in ("objective.metric", "search.max_trials", "budget.max_epochs", "--script"):
+        assert place in told(draft)
+    stated = DraftOptions(name="n", metric="loss", script="run.py", max_epochs=5, max_trials=7)
+    config = parse(converted(stated, **missing).sweep, "x", None)
+    assert (config.name, config.objective.metric, config.trial.command[1]) == (
+        "n",
+        "loss",
+        "run.py",
+    )
+    assert (config.budget.max_epochs, config.search.max_trials) == (5, 7)
+    assert "--" not in told(converted(stated, **missing))
+
+
+def test_a_grid_without_a_cap_has_all_its_combinations() -> None:
+    parameters = {
+        "a": {"values": [1, 2, 3]},
+        "b": {"min": 1, "max": 4},
+        "c": {"distribution": "q_uniform", "min": 0.1, "max": 0.5, "q": 0.1},
+    }
+    draft = converted(method="grid", run_cap=None, parameters=parameters)
+    assert draft.sweep["search"]["max_trials"] == 60
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (None, ["python", "train.py", "--lr={lr}"]),
+        (["${env}", "python3", "${program}", "${args}"], ["python3", "train.py", "--lr={lr}"]),
+        ("${interpreter} ${program} ${args_no_hyphens}", ["python", "train.py", "lr={lr}"]),
+        (
+            ["torchrun", "${program}", "--cfg={a: 1}", "${args_no_boolean_flags}"],
+            ["torchrun", "train.py", "--cfg={{a: 1}}", "--lr={lr}"],
+        ),
+    ],
+)
+def test_the_command_s_macros_are_replaced_and_braces_stay_text(
+    command: Any, expected: list[str]
+) -> None:
+    assert converted(command=command).sweep["trial"]["command"] == expected
+
+
+def test_values_as_json_have_no_counterpart_and_the_way_is_named() -> None:
+    draft = converted(command=["python", "${program}", "${args_json}"])
+    assert "HERMES_PARAM_<NAME>" in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"method": "annealing"}, "method"),
+        ({"parameters": {}}, "parameters"),
+        ({"parameters": {"p": 3}}, "parameters.p"),
+        ({"parameters": {"p": {"values": "abc"}}}, "parameters.p.values"),
+        ({"parameters": {"p": {"min": 1}}}, "parameters.p"),
+        ({"parameters": {"p": {"distribution": "q_uniform", "min": 1}}}, "parameters.p"),
+        ({"parameters": {"p": {"distribution": "cauchy"}}}, "parameters.p.distribution"),
+        ({"metric": {"name": "x", "goal": "up"}}, "metric.goal"),
+        ({"parameters": {"p": {"distribution": "log_uniform", "min": 1, "max": 1e6}}}, "p"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_error_that_names_its_place(
+    changes: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        converted(**changes)
+    assert place in raised.value.problems[0].where
+    assert raised.value.problems[0].fix
+
+
+def test_a_grid_over_a_range_of_floats_is_refused_by_the_sweep_file_s_own_check() -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.yaml is not valid"):
+        converted(method="grid")

@@ -1,0 +1,41 @@
+"""The examples to copy are valid sweeps of the scripts beside them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from hermes_ops.config import load_file
+
+ROOT = Path(__file__).parents[2]
+SWEEPS = sorted((ROOT / "examples").glob("*/*.yaml"))
+
+
+def options_of(script: Path) -> set[str]:
+    """Return the options that a script's argument parser has, without running it."""
+    calls = (n for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, ast.Call))
+    added = (c for c in calls if isinstance(c.func, ast.Attribute))
+    return {
+        word.value
+        for call in added
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+        for word in call.args
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+    }
+
+
+def test_there_are_examples() -> None:
+    assert {path.parent.name for path in SWEEPS} >= {"digits", "sgd", "pytorch", "xgboost"}
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_the_script_of_an_example_takes_every_argument_that_its_sweep_passes(path: Path) -> None:
+    config = load_file(path)
+    words = [part for word in config.trial.command for part in word.split("=", 1)]
+    script = next(word for word in words if word.endswith(".py"))
+    options = {word for word in words if word.startswith("--")}
+    assert options <= options_of(path.parent / Path(script).name)
+    trained = max(words.index(o) for o in ("--epochs", "--rounds") if o in words)
+    assert words[trained + 1] == str(config.budget.max_epochs)
