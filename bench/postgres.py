@@ -6,7 +6,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench.measure import NotMeasuredError, await_, child
+from hermes_ops.stack.preflight import free_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def server(password: str = "", *, durable: bool = True) -> Iterator[PostgresServ
     user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
     with tempfile.TemporaryDirectory(prefix="hermes-bench-pg-", ignore_cleanup_errors=True) as name:
         place = Path(name)
-        found = PostgresServer(_free_port(), password or os.urandom(8).hex())
+        found = PostgresServer(free_port(), password or os.urandom(8).hex())
         (place / "password").write_text(found.password)
         for path in (place, place / "password"):
             shutil.chown(path, user)
@@ -105,9 +105,3 @@ def _programs() -> Path:
     if not found:
         raise NotMeasuredError("PostgreSQL's server programs are not installed: install them")
     return found[-1].parent
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import socket
 import subprocess
 from collections.abc import Collection, Iterable
@@ -25,6 +26,10 @@ SMALL_DISK_BYTES = MINIMUM_FREE_BYTES
 LONGEST_SOCKET_PATH_BYTES = 100
 # The controller wraps every policy in its guards; these options are theirs.
 GUARD_PREFIX = "guard_"
+# Below the ports that Linux gives to outgoing connections (from 32768) and Kubernetes to NodePorts
+# (from 30000): nobody takes one of these before the service that it was chosen for listens on it.
+AUTOMATIC_PORTS = range(20_000, 30_000)
+PORTS_TRIED = 100
 
 
 def gpu_count() -> int:
@@ -124,15 +129,33 @@ def check_ports(settings: Settings, ours: Collection[int]) -> None:
 
 def choose_port(wanted: int, option: str) -> int:
     """Return `wanted`, or a free port for 0; raises `StackError` if it is taken."""
+    if wanted == AUTOMATIC_PORT:
+        return free_port()
+    try:
+        return _bound(wanted)
+    except OSError as error:
+        raise StackError(
+            f"Port {wanted} on 127.0.0.1 cannot be used ({_owner(wanted) or error.strerror}): "
+            f"give another with {option} N, or {option} {AUTOMATIC_PORT} for any free one"
+        ) from error
+
+
+def free_port() -> int:
+    """Return a free port on 127.0.0.1 that stays free: a random one of `AUTOMATIC_PORTS`.
+
+    The kernel chooses if none of those that are tried is free.
+    """
+    for port in random.sample(AUTOMATIC_PORTS, PORTS_TRIED):
+        with contextlib.suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _bound(port: int) -> int:
+    """Bind the port once, 0 for any, and return it; OSError if it is taken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted))
-        except OSError as error:
-            raise StackError(
-                f"Port {wanted} on 127.0.0.1 cannot be used ({_owner(wanted) or error.strerror}): "
-                f"give another with {option} N, or {option} {AUTOMATIC_PORT} for any free one"
-            ) from error
+        probe.bind(("127.0.0.1", port))
         return int(probe.getsockname()[1])
 
 

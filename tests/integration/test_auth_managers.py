@@ -23,7 +23,7 @@ from bench.measure import child
 from hermes_ops.airflow.client import AirflowClient, TaskKey
 from hermes_ops.airflow.credentials import AirflowCredentials, LogInRefused, expiry_s
 from hermes_ops.errors import HermesError
-from tests.integration.test_existing_airflow import free_port
+from hermes_ops.stack.preflight import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(600)]
 

@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from cryptography.fernet import Fernet
 
 from bench.measure import child
 from bench.postgres import PostgresServer
+from hermes_ops.stack.preflight import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
 
@@ -37,12 +37,6 @@ BIN = Path(sys.executable).parent
 START_S = 240.0
 DRIVERS = ("psycopg2-binary", "asyncpg")
 USER, PASSWORD = "sweeper", "its-password"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def pins(folder: Path) -> str:

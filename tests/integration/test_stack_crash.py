@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from hermes_ops.stack import processes
+from hermes_ops.stack.preflight import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -62,18 +62,10 @@ def test_after_a_sigkill_of_everything_up_needs_no_cleaning(own_stack: Any) -> N
     assert processes.members(own_stack.home) == []
 
 
-def _free_ports(number: int) -> list[int]:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
-
-
 def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
     own_stack: Any,
 ) -> None:
-    airflow, mlflow = _free_ports(2)
+    airflow, mlflow = free_port(), free_port()
     fixed = ("--airflow-port", str(airflow), "--mlflow-port", str(mlflow))
     assert own_stack.up(*fixed).returncode == 0
     before = {member.pid for member in processes.members(own_stack.home)}

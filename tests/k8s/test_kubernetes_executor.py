@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 from bench import pod_cluster
+from hermes_ops.stack.preflight import free_port
 from tests.integration import harness
 from tests.integration.conftest import UP_TIMEOUT_S, Stack
 from tests.k8s import faults
@@ -36,12 +36,6 @@ RIGHTS = [
 ]  # fmt: skip
 RATES, EPOCHS, PAUSE_S, SLOTS = [0.02, 0.03, 0.9], 30, 1.0, 2
 SWEEP_S = 600.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -51,8 +51,18 @@ def test_a_taken_port_is_named_with_the_option_that_changes_it() -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_port_zero_takes_a_free_one() -> None:
-    assert preflight.choose_port(0, "--airflow-port") > 1023
+def test_port_zero_takes_a_free_one_that_no_outgoing_connection_is_given() -> None:
+    assert preflight.choose_port(0, "--airflow-port") in range(20_000, 30_000)
+
+
+def test_ports_in_use_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        free = preflight.free_port()
+        monkeypatch.setattr(preflight.random, "sample", lambda *_: [taken, free])
+        assert preflight.free_port() == free
+        monkeypatch.setattr(preflight.random, "sample", lambda *_: [taken])
+        assert preflight.free_port() not in (0, taken)
 
 
 def _disk(free_bytes: int, free_files: int | None = None) -> DiskSpace:
