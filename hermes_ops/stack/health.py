@@ -14,6 +14,7 @@ import httpx
 
 from hermes_ops.errors import StackError
 from hermes_ops.stack.layout import Layout
+from hermes_ops.stack.record import StackRecord
 from hermes_ops.stack.supervisor_client import RUNNING, ProgramState, SupervisorClient
 
 POLL_S = 0.3
@@ -123,6 +124,33 @@ def _heartbeat_problem(url: str, part: str, since_s: float) -> str | None:
     if row.get("status") != "healthy" or stamp is None:
         return "no heartbeat yet"
     return None if datetime.fromisoformat(stamp).timestamp() >= since_s else "no heartbeat yet"
+
+
+def problems(stack: StackRecord) -> dict[str, str]:
+    """Return what does not work in a stack that has been up, by program.
+
+    What cannot be known now is no problem: the heartbeats of Airflow's components while its API
+    server or its database is away.
+    """
+    found = {
+        c.program: c.probe() for c in (api_check(stack.airflow_url), mlflow_check(stack.mlflow_url))
+    }
+    found["controller"] = _controller_problem(stack.metrics_url)
+    health = _get(f"{stack.airflow_url}/api/v2/monitor/health")
+    document = health.json() if health is not None and health.status_code == 200 else {}
+    if (document.get("metadatabase") or {}).get("status") == "healthy":
+        for part, program in COMPONENT_PROGRAMS.items():
+            row = document.get(part) or {}
+            if row.get("status") != "healthy":
+                found[program] = f"no heartbeat since {row.get(f'latest_{part}_heartbeat')}"
+    return {program: problem for program, problem in found.items() if problem}
+
+
+def _controller_problem(metrics_url: str) -> str | None:
+    """Return why its rounds hang; None while it does not answer, as its port may be taken."""
+    response = _get(str(httpx.URL(metrics_url).join("/livez"))) if metrics_url else None
+    hangs = response is not None and response.status_code == 503
+    return response.text.strip() if response is not None and hangs else None
 
 
 def dag_check(client: httpx.Client) -> HealthCheck:

@@ -324,8 +324,9 @@ def wait_for_signal(
 POLL_S = 0.1
 CONTROLLER = "controller"
 SUPERVISOR = "supervisor"
-FIRST_WAVES = (("controller",), ("scheduler", "standby"))
-"""Programs to stop first: no new grants, then no new tasks, then the services that they use."""
+FIRST_WAVES = ((programs.LIVENESS, CONTROLLER), ("scheduler", "standby"))
+"""Programs to stop first: nothing is restarted and nothing granted any more, then no new tasks,
+then the services that they use."""
 
 ORPHAN_GRACE_S = 10.0
 """Time of a program without a supervisor between SIGTERM and SIGKILL."""

@@ -26,6 +26,8 @@ PROGRAM_VARIABLE = "HERMES_PROGRAM"
 
 API_LOCK_WAIT_S = 1.0
 
+LIVENESS = "liveness"
+
 AIRFLOW_PROGRAMS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 BACKGROUND_NICE = 5
@@ -62,6 +64,7 @@ def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -
     programs.append(_controller(settings, record))
     if record.standby:
         programs.append(_standby(settings, record))
+    programs.append(_liveness(settings))
     return programs
 
 
@@ -107,6 +110,11 @@ def _standby(settings: Settings, record: StackRecord) -> Program:
     command = _python("hermes_ops.trial.standby", "--socket", socket)
     command += ("--slots", str(record.standby))
     return Program("standby", command, signal_group=False, gets_named=False)
+
+
+def _liveness(settings: Settings) -> Program:
+    command = _python("hermes_ops.stack.liveness", "--home", str(settings.home))
+    return Program(LIVENESS, command, gets_named=False)
 
 
 def _mlflow(settings: Settings, secrets: Credentials, record: StackRecord) -> Program:

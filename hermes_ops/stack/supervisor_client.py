@@ -22,6 +22,7 @@ SHUTDOWN_WAIT_S = 15.0
 # A supervisor that is stopped or hangs must not hang its clients.
 ANSWER_WAIT_S = 30.0
 POLL_S = 0.1
+_AWAY = (OSError, xmlrpc.client.Error, http.client.HTTPException)
 RUNNING, STOPPED_STATES = "RUNNING", frozenset({"STOPPED", "EXITED", "FATAL"})
 
 
@@ -70,7 +71,7 @@ class SupervisorClient:
         try:
             with self._rpc() as rpc:
                 return bool(rpc.getState())
-        except (OSError, xmlrpc.client.Error, http.client.HTTPException):
+        except _AWAY:
             return False
 
     def start(self) -> None:
@@ -121,19 +122,24 @@ class SupervisorClient:
         while any(s.state not in STOPPED_STATES for s in self.states() if s.name in names):
             time.sleep(POLL_S)
 
+    def kill_program(self, name: str) -> None:
+        """Kill a program that hangs; the supervisor starts it again, as after any crash."""
+        # A fault says that it has ended meanwhile.
+        with contextlib.suppress(*_AWAY), self._rpc() as rpc:
+            rpc.signalProcess(name, "KILL")
+
     def states(self) -> list[ProgramState]:
         """Return the state of every program, in the order of the configuration."""
         try:
             with self._rpc() as rpc:
                 rows = rpc.getAllProcessInfo()
-        except (OSError, xmlrpc.client.Error, http.client.HTTPException) as error:
+        except _AWAY as error:
             raise StackError(f"The process supervisor does not answer: {error}") from error
         return [_state(row) for row in cast("list[dict[str, Any]]", rows)]
 
     def shutdown(self) -> None:
         """End the supervisor and whatever it still runs."""
-        gone = (OSError, xmlrpc.client.Error, http.client.HTTPException)
-        with contextlib.suppress(*gone), self._rpc() as rpc:
+        with contextlib.suppress(*_AWAY), self._rpc() as rpc:
             rpc.shutdown()
         deadline_s = time.monotonic() + SHUTDOWN_WAIT_S
         while self.is_alive() and time.monotonic() < deadline_s:

@@ -80,7 +80,9 @@ def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
     assert not before & after
 
 
-def test_a_killed_component_comes_back_and_its_orphans_end(own_stack: Any) -> None:
+def test_a_killed_component_comes_back_and_its_orphans_end_and_so_does_one_that_hangs(
+    own_stack: Any,
+) -> None:
     assert own_stack.up().returncode == 0
     before = _programs(own_stack)
     workers = [w for w in psutil.Process(before["scheduler"]).children() if w.is_running()]
@@ -91,7 +93,12 @@ def test_a_killed_component_comes_back_and_its_orphans_end(own_stack: Any) -> No
     assert not [worker for worker in workers if worker.is_running()]
     _await(functools.partial(_answers, f"{own_stack.mlflow_url}/health"))
     _await(lambda: own_stack.hermes("status").returncode == 0)
-    assert _programs(own_stack)["scheduler"] != before["scheduler"]
+    again = _programs(own_stack)
+    assert again["scheduler"] != before["scheduler"]
+    os.kill(again["scheduler"], signal.SIGSTOP)
+    _await(lambda: _programs(own_stack)["scheduler"] not in (0, again["scheduler"]), 300)
+    _await(lambda: own_stack.hermes("status").returncode == 0)
+    assert {n for n, pid in _programs(own_stack).items() if pid != again[n]} == {"scheduler"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

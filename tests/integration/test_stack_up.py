@@ -16,7 +16,10 @@ from hermes_ops.stack import processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-PROGRAMS = {"api-server", "scheduler", "dag-processor", "triggerer", "mlflow", "controller"}
+PROGRAMS = {
+    *("api-server", "scheduler", "dag-processor", "triggerer"),
+    *("mlflow", "controller", "liveness"),
+}
 
 
 def _login(stack: Any, user: str, password_file: Path) -> httpx.Client:

@@ -154,7 +154,7 @@ def test_a_program_inherits_what_is_listed_and_what_the_setting_names_where_tria
     got = {name: program["environment"] for name, program in written.items()}
     assert all({"PATH", "PGSSLMODE", "KUBECONFIG", "LC_TIME"} <= e.keys() for e in got.values())
     assert not any("AWS_SECRET_ACCESS_KEY" in e for e in got.values())
-    assert {n for n, e in got.items() if "HF_TOKEN" not in e} == {"mlflow", "standby"}
+    assert {n for n, e in got.items() if "HF_TOKEN" not in e} == {"mlflow", "standby", "liveness"}
     assert got["scheduler"]["HERMES_TRIAL_ENVIRONMENT"] == "HF_TOKEN"
     assert "HF_TOKEN" in programs.passed_to_trials(("HF_TOKEN",))
     assert not {"PGSSLMODE", "KUBECONFIG"} & {*programs.passed_to_trials(("HF_TOKEN",))}
@@ -205,7 +205,7 @@ def test_every_program_is_restarted_and_its_group_is_killed_in_the_end(tmp_path:
     parsed = configparser.RawConfigParser()
     parsed.read_string(settings.layout.supervisor_config.read_text())
     sections = [name for name in parsed.sections() if name.startswith("program:")]
-    assert len(sections) == len(table) == 7
+    assert len(sections) == len(table) == 8
     assert all(parsed[name]["autorestart"] == "true" for name in sections)
     assert all(parsed[name]["killasgroup"] == "true" for name in sections)
 

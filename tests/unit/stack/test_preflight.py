@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from pathlib import Path
 
@@ -59,9 +60,9 @@ def test_ports_in_use_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         free = preflight.free_port()
-        monkeypatch.setattr(preflight.random, "sample", lambda *_: [taken, free])
+        monkeypatch.setattr(random, "sample", lambda *_: [taken, free])
         assert preflight.free_port() == free
-        monkeypatch.setattr(preflight.random, "sample", lambda *_: [taken])
+        monkeypatch.setattr(random, "sample", lambda *_: [taken])
         assert preflight.free_port() not in (0, taken)
 
 
