@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 
 from hermes_ops.errors import StackError
@@ -21,16 +22,17 @@ from hermes_ops.stack.supervisor_client import RUNNING, ProgramState, Supervisor
 from hermes_ops.trial.disk_space import disks_of
 
 PERIOD_S = 5.0
-LIMIT, START_LIMIT = 12, 60
-"""Failed checks in a row after which a program hangs: once it has worked, and since its start."""
 
 
 @dataclass(slots=True)
 class Liveness:
-    """Counts the failed checks of each program since the last one that it passed."""
+    """Counts the failed checks of each program since the last one that it passed.
 
-    limit: int = LIMIT
-    start_limit: int = START_LIMIT
+    A program hangs after `limit` of them in a row, or after `start_limit` since its start.
+    """
+
+    limit: int
+    start_limit: int
     _left: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def hanging(self, states: Iterable[ProgramState], problems: Mapping[str, str]) -> list[str]:
@@ -82,8 +84,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Check the programs of a home until this process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
-    layout = Layout(parser.parse_args(arguments).home.resolve())
-    chosen, supervisor, liveness = record.load(layout.home), SupervisorClient(layout), Liveness()
+    parser.add_argument("--hang-timeout-s", type=float, required=True)
+    parser.add_argument("--start-timeout-s", type=float, required=True)
+    options = parser.parse_args(arguments)
+    layout = Layout(options.home.resolve())
+    chosen, supervisor = record.load(layout.home), SupervisorClient(layout)
+    limits = (ceil(s / PERIOD_S) for s in (options.hang_timeout_s, options.start_timeout_s))
+    liveness = Liveness(*limits)
 
     def is_disk_full() -> bool:
         return any(disk.is_full for disk in disks_of(layout.folders))

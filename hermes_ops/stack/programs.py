@@ -64,7 +64,8 @@ def programs_of(settings: Settings, secrets: Credentials, record: StackRecord) -
     programs.append(_controller(settings, record))
     if record.standby:
         programs.append(_standby(settings, record))
-    programs.append(_liveness(settings))
+    if settings.hang_timeout_s:
+        programs.append(_liveness(settings))
     return programs
 
 
@@ -114,6 +115,8 @@ def _standby(settings: Settings, record: StackRecord) -> Program:
 
 def _liveness(settings: Settings) -> Program:
     command = _python("hermes_ops.stack.liveness", "--home", str(settings.home))
+    command += ("--hang-timeout-s", str(settings.hang_timeout_s))
+    command += ("--start-timeout-s", str(settings.start_timeout_s))
     return Program(LIVENESS, command, gets_named=False)
 
 

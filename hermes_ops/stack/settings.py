@@ -42,6 +42,7 @@ class Settings(BaseModel):
     trial_environment: tuple[str, ...] = ()
     start_timeout_s: float = Field(default=240.0, gt=0)
     drain_timeout_s: float = Field(default=40.0, ge=0)
+    hang_timeout_s: float = Field(default=120.0, ge=0)
     airflow: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     @field_validator("airflow_db", "mlflow_db")

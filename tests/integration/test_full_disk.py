@@ -79,6 +79,7 @@ def test_disks_that_fill_up_in_mid_sweep_lose_and_double_nothing(
     home: Path, stack_at: Any, harness: Any, tmp_path: Path
 ) -> None:
     stack = stack_at(home)
+    (home / "hermes.toml").write_text("hang_timeout_s = 40\n")  # the scheduler may hang after it
     started = stack.up("--standby", "0")
     assert started.returncode == 0, started.stderr
     assert "nearly full" in started.stdout

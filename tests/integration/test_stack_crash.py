@@ -83,6 +83,7 @@ def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
 def test_a_killed_component_comes_back_and_its_orphans_end_and_so_does_one_that_hangs(
     own_stack: Any,
 ) -> None:
+    own_stack.home.joinpath("hermes.toml").write_text("hang_timeout_s = 40\n")
     assert own_stack.up().returncode == 0
     before = _programs(own_stack)
     workers = [w for w in psutil.Process(before["scheduler"]).children() if w.is_running()]

@@ -229,3 +229,9 @@ def test_the_controller_answers_prometheus_where_the_record_says(tmp_path: Path)
     table = programs.programs_of(settings, credentials.ensure(settings.layout), record)
     command = next(p.command for p in table if p.name == "controller")
     assert command[-2:] == ("--metrics-port", "9464")
+
+
+def test_without_a_time_for_programs_that_hang_nothing_watches_for_them(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, hang_timeout_s=0)
+    table = programs.programs_of(settings, credentials.ensure(settings.layout), _record(settings))
+    assert programs.LIVENESS not in {program.name for program in table}
