@@ -11,7 +11,7 @@ from hermes_ops.policies.toolbox.job_speeds import JobSpeeds, KnownSpeeds, Measu
 from hermes_ops.policies.toolbox.parameter_checks import positive
 from hermes_ops.policies.toolbox.planned_sizes import INTERVAL_S, PlannedSizes, planned
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
-from hermes_ops.policies.toolbox.widening import twice, widened
+from hermes_ops.policies.toolbox.widening import time_gain, twice, widened
 
 STEP_S = 150.0
 EPS = 1e-9  # a turn is over at its very end, although clocks are floats
@@ -75,7 +75,7 @@ class Doubling:
         def sizes() -> dict[JobId, int]:
             others = [job for job in problem.jobs if job.id not in exploring]
             gpus = problem.gpus - sum(widths[-1] for widths in reserved.values())
-            return widened(others, gpus, _Gain(self._speeds(snapshot)))
+            return widened(others, gpus, time_gain(self._speeds(snapshot)))
 
         after = planned(before, problem, interval_s, sizes)
         granted = dict(after.sizes)
@@ -110,18 +110,6 @@ class Doubling:
                 exploring[job.id] = began_s
                 left -= widths[-1]
         return exploring
-
-
-@dataclass(frozen=True, slots=True)
-class _Gain:
-    """The seconds that a job saves for each GPU that is added."""
-
-    speeds: JobSpeeds
-
-    def __call__(self, job: Job, size: int, more: int) -> float:
-        speeds = self.speeds
-        saved_s = 1 / speeds.speed(job, size) - 1 / speeds.speed(job, more)
-        return speeds.left(job) * saved_s / (more - size)
 
 
 def _widths(job: Job) -> list[int]:

@@ -2,59 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.policies.toolbox.job_speeds import packed
+from hermes_ops.policies.toolbox.planned_sizes import PlannedSizes, SpeedPolicy, planned
 from hermes_ops.policies.toolbox.sized_grants import EMPTIEST, SizingProblem
-from hermes_ops.policies.toolbox.widening import widened
-
-Seconds = Callable[[Job, int], float]
+from hermes_ops.policies.toolbox.widening import Gain, time_gain, widened
 
 
 @dataclass(frozen=True, slots=True)
-class Optimus:
+class Optimus(SpeedPolicy):
     """Give each job its least size by submission, then GPUs by the time that they save.
 
     The next size goes to the job for which (seconds of a step now - with it) x remaining steps, for
     each GPU added, is the greatest above 0. The batch stays the requested one, and no GPU gets
-    less than the least that its user allows. What a job has left and its step times are known.
+    less than the least that its user allows.
 
-    Source: Peng et al., "Optimus", EuroSys 2018, section 4, as "Optimus+Oracle" of Qiao et al.,
-    "Pollux", OSDI 2021, section 5.1, and its public artefact (petuum/adaptdl, commit c793c70): GPUs
-    alone and no parameter servers, all of one kind. A step that saves nothing ends a job's growth.
+    With an oracle the remaining steps and the step times are known, and sizes are planned at every
+    decision. Without one, or with `blind`, jobs of a kind share their measured speeds, the steps
+    left are those to `total_steps` or to the convergence of the fitted loss curve, and sizes are
+    planned when a job arrives or ends and every `interval_s` (600 by default, as in the paper).
+
+    Source: Peng et al., "Optimus", EuroSys 2018, sections 3 and 4; with an oracle as
+    "Optimus+Oracle" of Qiao et al., "Pollux", OSDI 2021, section 5.1, and its public artefact
+    (petuum/adaptdl, commit c793c70): GPUs alone and no parameter servers, all of one kind. A step
+    that saves nothing ends a job's growth. Our choice: all-reduce speeds by the fit of
+    `AllReduceSpeed`, where the paper fits parameter servers.
     """
 
-    oracle: Oracle
     name: ClassVar[str] = "optimus"
-    preempts: ClassVar[bool] = True
-    sizes: ClassVar[bool] = True
 
-    def initial(self) -> None:
-        """Return None: the policy has no memory."""
-        return
-
-    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+    def decide(self, snapshot: Snapshot, memory: PlannedSizes) -> tuple[Plan, PlannedSizes]:
         """Return the plan; a job whose size stays keeps its GPUs."""
-        problem = SizingProblem.from_snapshot(snapshot)
-        placements: dict[int, tuple[int, ...]] = {}
-
-        def seconds(job: Job, gpus: int) -> float:
-            if gpus not in placements:
-                placements[gpus] = packed(snapshot, gpus)
-            left = self.oracle.remaining_steps(job, snapshot.time_s)
-            return self.oracle.step_s(job, placements[gpus]) * left
-
-        def saved_s(job: Job, size: int, more: int) -> float:
-            return (seconds(job, size) - seconds(job, more)) / (more - size)
-
-        sizes = widened(problem.jobs, problem.gpus, saved_s, _larger)
+        problem, review_s = SizingProblem.from_snapshot(snapshot), None
+        if self.oracle is not None and self.known:
+            gain = _known_gain(self.oracle, snapshot)
+            sizes = widened(problem.jobs, problem.gpus, gain, _larger)
+        else:
+            gain = time_gain(self.speeds(snapshot))
+            memory = planned(
+                memory,
+                problem,
+                self.period_s,
+                lambda: widened(problem.jobs, problem.gpus, gain, _larger),
+            )
+            sizes, review_s = dict(memory.sizes), memory.review_s(self.period_s)
         batches = {job.id: job.requested_batch for job in problem.jobs if job.batch_range}
         grants = problem.grants(sizes, _allowed(problem, sizes, batches), EMPTIEST)
-        return problem.plan(grants, _reason), memory
+        return problem.plan(grants, _reason, None, review_s), memory
+
+
+def _known_gain(oracle: Oracle, snapshot: Snapshot) -> Gain:
+    """Return the seconds saved for each GPU added, by the known steps and step times."""
+    placements: dict[int, tuple[int, ...]] = {}
+
+    def seconds(job: Job, gpus: int) -> float:
+        if gpus not in placements:
+            placements[gpus] = packed(snapshot, gpus)
+        left = oracle.remaining_steps(job, snapshot.time_s)
+        return oracle.step_s(job, placements[gpus]) * left
+
+    def gain(job: Job, size: int, more: int) -> float:
+        return (seconds(job, size) - seconds(job, more)) / (more - size)
+
+    return gain
 
 
 def _larger(job: Job, size: int) -> int | None:

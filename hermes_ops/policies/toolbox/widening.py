@@ -26,6 +26,16 @@ def speed_up_gain(speeds: JobSpeeds) -> Gain:
     return gain
 
 
+def time_gain(speeds: JobSpeeds) -> Gain:
+    """Return the seconds that a job saves until its end for each GPU that is added."""
+
+    def gain(job: Job, size: int, more: int) -> float:
+        saved_s = 1 / speeds.speed(job, size) - 1 / speeds.speed(job, more)
+        return speeds.left(job) * saved_s / (more - size)
+
+    return gain
+
+
 def twice(job: Job, size: int) -> int | None:
     """Return the least size of the job that is at least twice as large; None without one."""
     if job.sizes:

@@ -50,3 +50,22 @@ class Partial(Contrary):
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         order = sorted((j for j in snapshot.jobs if j.phase in OPEN_PHASES), key=lambda j: j.id)
         return Plan(fill(snapshot, order, backfill=True, preempt=True)), memory
+
+
+@dataclass(frozen=True, slots=True)
+class Restless(Contrary):
+    """It gives each job another size than it has at every decision."""
+
+    sizes: ClassVar[bool] = True
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        free, grants = [g.index for g in snapshot.gpus], []
+        queued = (Phase.PENDING, Phase.WAITING)
+        line = [j for j in snapshot.jobs if j.phase in queued or j.holds_gpus]
+        for job in sorted(line, key=lambda j: j.id):
+            others = range(job.min_gpus, min(job.max_gpus, len(free)) + 1)
+            size = max((n for n in others if n != len(job.gpus_held)), default=0)
+            if size:
+                grants.append(Grant(job.id, tuple(free[:size])))
+                free = free[size:]
+        return Plan(tuple(grants)), memory

@@ -27,7 +27,7 @@ from hermes_ops.core.model import (
 from hermes_ops.core.plan import check, diff
 from hermes_ops.policies import POLICIES, make_policy
 from hermes_ops.policies.hermes import Hermes
-from tests.unit.core.contrary import Contrary, Deaf, Partial
+from tests.unit.core.contrary import Contrary, Deaf, Partial, Restless
 
 K, QUANTA = 3.0, 2
 START_S, RESTORE_S, CHECKPOINT_S = 2.0, 1.0, 1.5
@@ -139,14 +139,15 @@ class VirtualCluster:
 
 
 @st.composite
-def clusters(draw: st.DrawFn, largest: int = 1) -> VirtualCluster:
-    gpus = draw(st.integers(max(1, largest), 3))
+def clusters(draw: st.DrawFn, largest: int = 1, *, ranges: bool = False) -> VirtualCluster:
+    """A pool and its jobs of up to `largest` GPUs, which may take from 1 on with `ranges`."""
+    gpus = draw(st.integers(max(1, largest), max(3, largest)))
     trials = []
     for number in range(draw(st.integers(1, 9))):
         size = draw(st.integers(1, largest))
-        job = Job(
-            JobId(f"s/{number}"), SweepId("s"), 0.0, Phase.PENDING, min_gpus=size, max_gpus=size
-        )
+        least = draw(st.integers(1, size)) if ranges else size
+        name = JobId(f"s/{number}")
+        job = Job(name, SweepId("s"), 0.0, Phase.PENDING, min_gpus=least, max_gpus=size)
         step_s = draw(st.sampled_from([1.0, 2.0, 4.0]))
         fall = draw(st.sampled_from([0.01, 0.1, 1.0]))
         trials.append(Trial(job, step_s, draw(st.integers(3, 60)), fall))
@@ -241,8 +242,14 @@ class Future:
     def remaining_work(self, job: Job, now_s: float) -> float:
         return self.remaining_s(job, now_s)
 
+    def remaining_steps(self, job: Job, now_s: float) -> float:
+        return self.remaining_s(job, now_s) / self.cluster.trials[job.id].step_s
+
     def rate(self, job: Job, placement: tuple[int, ...], batch: int | None = None) -> float:
         return float(job.takes(sum(placement)))
+
+    def step_s(self, job: Job, placement: tuple[int, ...]) -> float:
+        return self.cluster.trials[job.id].step_s if job.takes(sum(placement)) else inf
 
     def final_loss(self, job: Job) -> float:
         trial = self.cluster.trials[job.id]
@@ -266,6 +273,41 @@ def test_both_bounds_hold_for_each_policy_that_preempts(
     for wait in waited(cluster):
         assert wait.seconds <= limit_s(wait, cluster.gpus, gangs=largest > 1)
     assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
+
+
+def sizing() -> list[str]:
+    """The policies that size jobs."""
+    return [name for name in preempting() if getattr(POLICIES[name], "sizes", False)]
+
+
+@pytest.mark.parametrize("name", sizing())
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_resizes_and_stops_together_cost_at_most_one_part_in_k_plus_1(
+    name: str, data: st.DataObject
+) -> None:
+    cluster = data.draw(clusters(4, ranges=True))
+    policy = make_policy(name, {}, {"oracle": Future(cluster)})
+    play(guarded(policy, **GUARDS), cluster)
+    assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
+
+
+@given(cluster=clusters(4, ranges=True))
+@settings(max_examples=30, deadline=None)
+def test_a_policy_that_changes_every_size_each_time_loses_no_more_either(
+    cluster: VirtualCluster,
+) -> None:
+    play(guarded(Restless(), **GUARDS), cluster)
+    for wait in waited(cluster):
+        assert wait.seconds <= limit_s(wait, cluster.gpus, gangs=True)
+    assert cluster.lost_s <= cluster.occupied_s / (K + 1) + 1e-9
+
+
+def test_without_the_guard_a_policy_that_changes_every_size_loses_more_than_that() -> None:
+    job = Job(JobId("s/0"), SweepId("s"), 0.0, Phase.PENDING, min_gpus=1, max_gpus=2)
+    cluster = VirtualCluster([Trial(job, 1.0, 900, 0.05)], gpus=2)
+    play(Restless(), cluster)
+    assert cluster.lost_s > cluster.occupied_s / (K + 1)
 
 
 @given(cluster=clusters(largest=2), k=st.sampled_from([0.0, 1.0, 5.0]))

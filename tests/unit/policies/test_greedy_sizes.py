@@ -1,16 +1,18 @@
-"""The policies that size jobs greedily: doubling, throughput, AFS-L and elastic 2D-LAS."""
+"""The policies that size jobs greedily: doubling, throughput, Optimus, AFS-L, elastic 2D-LAS."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Policy, Snapshot
+from hermes_ops.core.sizes import StepTime
 from hermes_ops.policies import live_policies, make_policy
 from tests import builders
 
-NAMES = ("afs", "doubling", "elastic-2d-las", "throughput")
+NAMES = ("afs", "doubling", "elastic-2d-las", "optimus", "throughput")
 
 
 class Known:
@@ -102,6 +104,21 @@ def test_a_plan_holds_until_a_job_arrives_or_ends() -> None:
     assert len(plan.gpus_of(JobId("b"))) == 2
     plan, _ = turned.decide(Snapshot(6.0, pool, (job("a"), job("b"), job("c"))), memory)
     assert len(plan.grants) == 3
+
+
+def test_optimus_learns_speeds_and_the_steps_left_and_keeps_its_sizes_for_ten_minutes() -> None:
+    policy: Policy[Any] = make_policy("optimus", {})
+    pool = tuple(map(Gpu, range(4)))
+    times = (StepTime(1, 1.0), StepTime(2, 0.6))
+    jobs = tuple(job(n, total_steps=s, step_times=times) for n, s in (("a", 100), ("b", 1_000)))
+    plan, memory = policy.decide(Snapshot(0.0, pool, jobs), policy.initial())
+    assert [len(plan.gpus_of(j.id)) for j in jobs] == [1, 3]
+    assert plan.review_at_s == 600.0
+    swapped = tuple(replace(j, total_steps=1_100 - (j.total_steps or 0)) for j in jobs)
+    plan, memory = policy.decide(Snapshot(599.0, pool, swapped), memory)
+    assert [len(plan.gpus_of(j.id)) for j in jobs] == [1, 3]
+    plan, _ = policy.decide(Snapshot(600.0, pool, swapped), memory)
+    assert [len(plan.gpus_of(j.id)) for j in jobs] == [3, 1]
 
 
 def test_an_exploring_job_reserves_its_largest_size_and_trains_on_each() -> None:
