@@ -210,9 +210,11 @@ class Accounts:
     """Sums over a trial's segments: (start, end) Unix seconds of training, GPU-seconds, counts.
 
     Its training starts when the start-up and the restore that a segment has measured are over.
+    `sizes` are the GPUs that it held in each of the spans.
     """
 
     spans: tuple[tuple[float, float], ...]
+    sizes: tuple[int, ...]
     service_gpu_s: float
     segments: int
     preemptions: int
@@ -226,12 +228,10 @@ class Accounts:
         spans = tuple(
             (min(start + lead, end), end) for (start, end), lead in zip(held, leads, strict=True)
         )
-        service = sum(
-            (end - start) * max(1, len(s.get("gpus") or ()))
-            for s, (start, end) in zip(ended, held, strict=True)
-        )
+        sizes = tuple(max(1, len(s.get("gpus") or ())) for s in ended)
+        service = sum((end - start) * n for n, (start, end) in zip(sizes, held, strict=True))
         preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
-        return cls(spans, service, len(segments), preemptions)
+        return cls(spans, sizes, service, len(segments), preemptions)
 
 
 def _read(path: Path) -> dict[str, Any]:

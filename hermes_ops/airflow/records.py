@@ -152,8 +152,9 @@ class SegmentRecord:
     """The newest segment of a trial and its accounts over its whole life.
 
     `running` is False once the segment has ended; `spans` are (start, end) of the training in all
-    ended segments, in Unix seconds; `final` is the state that the trial ended in, None while it has
-    not. `task` is the id of the task instance that the trial was ended with by the controller.
+    ended segments, in Unix seconds, `sizes` the GPUs that it held in each; `final` is the state
+    that the trial ended in, None while it has not. `task` is the id of the task instance that the
+    trial was ended with by the controller.
     `reason` is why the newest segment failed, or why the trial ended; `cause` one of
     `hermes_ops.trial.failure.Cause` of a failure. `first_failure` is the reason of the trial's
     first failure and its last lines, kept while it is tried again. `host` is where its task was
@@ -174,6 +175,7 @@ class SegmentRecord:
     startup_s: float | None = None
     tensor_skew: float | None = None
     spans: tuple[tuple[float, float], ...] = ()
+    sizes: tuple[int, ...] = ()
     service_gpu_s: float = 0.0
     segments: int = 1
     preemptions: int = 0

@@ -329,7 +329,9 @@ class Notices:
             return
         pool = self.config.pool
         slots = slots_of(airflow, pool)
-        reason = None if slots is None else never_fits(self.config.trial.gpus, pool, slots)
+        reason = (
+            None if slots is None else never_fits(self.config.trial.gpu_range.least, pool, slots)
+        )
         if reason is not None:
             yield f"{self.place.sweep}: {reason}. Give the pool more slots, or stop the sweep."
 

@@ -271,13 +271,15 @@ def estimate_text(config: SweepConfig, home: Path | None) -> str | None:
 
 
 def _runs(script: str, config: SweepConfig) -> Any:  # noqa: ANN401 - a predicate on sweep files
+    gpus = config.trial.model_dump(mode="json")["gpus"]
+
     def like(document: Mapping[str, Any]) -> bool:
         trial = document.get("trial")
         if not isinstance(trial, dict):
             return False
         command = trial.get("command") or ()
         same = script_of([str(argument) for argument in command]) == script
-        return same and trial.get("gpus", 1) == config.trial.gpus
+        return same and trial.get("gpus", 1) == gpus
 
     return like
 

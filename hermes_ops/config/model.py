@@ -29,6 +29,7 @@ from hermes_ops.config.fields import (
     Text,
     ValueField,
 )
+from hermes_ops.config.gpu_range import GpuRange, Gpus
 from hermes_ops.config.parameters import SpaceSpec, to_space
 from hermes_ops.config.pod import PodSpec, RunIn, default_run_in
 from hermes_ops.config.sections import (
@@ -223,8 +224,10 @@ class TrialSpec(Model):
     ] = Field(default_factory=dict)
     """Environment variables of the script, none that Hermes sets itself. {env:NAME} in a value is
     replaced by a variable that trials inherit when a trial starts: the way to pass a secret."""
-    gpus: Annotated[int, Field(ge=1, le=1_024, examples=[1])] = 1
-    """GPUs that a trial holds while it trains."""
+    gpus: Annotated[Gpus, Field(examples=[1, {"min": 1, "max": 4}])] = 1
+    """GPUs that a trial holds while it trains: a number, or a range with min, max and sizes (any,
+    powers_of_two or a list), from which a policy that sizes jobs chooses. A trial whose number
+    changes is stopped at a checkpoint and started again."""
     preemptible: bool = True
     """Whether a trial may be stopped at a checkpoint and resumed later."""
     metric_pattern: Annotated[
@@ -248,6 +251,13 @@ class TrialSpec(Model):
     max_failures: Annotated[int, Field(ge=0, le=1_000, examples=[2])] = 2
     """Failures of the script that are retried; one more and the trial has failed. What cannot
     change (a missing package, an argument that is refused, NaN) is not retried."""
+
+    @property
+    def gpu_range(self) -> GpuRange:
+        """The numbers of GPUs that a trial may hold."""
+        return (
+            self.gpus if isinstance(self.gpus, GpuRange) else GpuRange(min=self.gpus, max=self.gpus)
+        )
 
     @model_validator(mode="before")
     @classmethod

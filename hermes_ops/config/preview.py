@@ -89,15 +89,16 @@ def cost_bound(config: SweepConfig) -> CostBound:
 
     GPU-seconds: each trial's time limit times its GPUs, once and again for every tolerated
     failure; the wall-clock budget times the GPUs of the trials that may train at once; the
-    sweep's own budget; whichever is least.
+    sweep's own budget; whichever is least. Of a range of GPUs the largest number counts.
     """
     trials, trial, budget = config.trial_count, config.trial, config.budget
+    gpus = trial.gpu_range.most
     by_limit = None
     if trial.time_limit_seconds is not None:
-        by_limit = trials * trial.time_limit_seconds * trial.gpus * (trial.max_failures + 1)
+        by_limit = trials * trial.time_limit_seconds * gpus * (trial.max_failures + 1)
     by_clock = None
     if budget.wall_clock_seconds is not None and budget.max_parallel is not None:
-        by_clock = budget.wall_clock_seconds * budget.max_parallel * trial.gpus
+        by_clock = budget.wall_clock_seconds * budget.max_parallel * gpus
     bounds = [bound for bound in (by_limit, by_clock, budget.gpu_seconds) if bound is not None]
     return CostBound(
         trials=trials,

@@ -13,19 +13,21 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hermes_ops.config import model, pod, sections
+from hermes_ops.config import gpu_range, model, pod, sections
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
 
+GPUS: KeyPath = ("trial", "gpus")
 SECTIONS: dict[KeyPath, type[BaseModel]] = {
     (): model.SweepConfig,
     ("objective",): model.Objective,
     ("metrics",): sections.MetricSpec,
     ("search",): model.Search,
     ("trial",): model.TrialSpec,
+    GPUS: gpu_range.GpuRange,
     ("trial", "pod"): pod.PodSpec,
     ("trial", "pod", "tolerations"): pod.Toleration,
     ("trial", "pod", "volumes"): pod.Volume,
@@ -116,6 +118,8 @@ def path_in_file(error: ErrorDetails) -> KeyPath:
 
 def _split_location(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
     """Return a location without pydantic's names of unions, and the model with its last key."""
+    if loc[:2] == GPUS:  # a number or a range, and of its sizes the form
+        loc = (*loc[:2], *loc[3:4], *(part for part in loc[4:] if isinstance(part, int)))
     if loc[:2] != SPACE or len(loc) == 2:
         return loc, SECTIONS.get(tuple(part for part in loc[:-1] if not isinstance(part, int)))
     path, rest = loc[:2], loc[2:]
@@ -219,8 +223,8 @@ def _remedy(error: ErrorDetails, path: KeyPath) -> str:
 
 
 def _field(error: ErrorDetails) -> FieldInfo | None:
-    section = _split_location(error["loc"])[1] if error["loc"] else None
-    return None if section is None else section.model_fields.get(str(error["loc"][-1]))
+    path, section = _split_location(error["loc"]) if error["loc"] else ((), None)
+    return None if section is None else section.model_fields.get(str(path[-1]))
 
 
 def _unknown_problem(path: KeyPath, section: type[BaseModel] | None, holder: object) -> Problem:

@@ -95,7 +95,7 @@ def never_fits(gpus: int, pool: str, slots: int) -> str | None:
 def _gpus(config: SweepConfig, pool_slots: int | None) -> Iterator[SweepWarning]:
     if pool_slots is None:
         return
-    gpus, pool = config.trial.gpus, config.pool
+    gpus, pool = config.trial.gpu_range.least, config.pool
     if pool_slots == 0:
         found, leads_to = f"the pool {pool} has 0 slots", "no trial can start while it has none"
         yield SweepWarning(("pool",), found, leads_to, "give the pool slots, one for each GPU")

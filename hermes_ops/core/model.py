@@ -81,6 +81,7 @@ class Job:
     total_steps: int | None = None
     deadline_s: float | None = None
     preemptible: bool = True
+    resumes: bool = True  # STOPPING: it waits from then on; False: it ends
     nodes: tuple[str, ...] = ()  # its GPUs are all of one of these nodes; none: of any
     service_gpu_s: float = 0.0  # attained over the whole life; survives every stop
     service_at_s: float | None = None  # the instant for which it holds; None: the snapshot's

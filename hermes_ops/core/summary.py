@@ -60,7 +60,7 @@ class TrialSummary:
     """One trial: `final` and `best` values of the objective, None when it reported none.
 
     `metrics`: of each other metric that the sweep names; `violates`: the bounds of
-    these that the trial misses, in words.
+    these that the trial misses, in words. `sizes`: the number of GPUs of each segment.
     """
 
     number: int
@@ -72,6 +72,7 @@ class TrialSummary:
     segments: int = 0
     preemptions: int = 0
     gpu_seconds: float = 0.0
+    sizes: tuple[int, ...] = ()
     metrics: Mapping[str, MetricOutcome] = field(default_factory=dict)
     violates: tuple[str, ...] = ()
     reason: str = ""  # why it ended, where it did not finish
@@ -102,6 +103,7 @@ class TrialSummary:
             "segments": self.segments,
             "preemptions": self.preemptions,
             "gpu_seconds": round(self.gpu_seconds, 3),
+            "sizes": list(self.sizes),
             **({"reason": self.reason} if self.reason else {}),
             **(self._of_metrics() if self.metrics else {}),
         }

@@ -152,7 +152,7 @@ def _placed(problem: SizingProblem, scalings: Mapping[JobId, Scaling]) -> tuple[
     while True:
         sizes, batches = _sized(able, scalings, problem.gpus)
         grants = problem.grants(sizes, batches)
-        missing = sizes.keys() - set(map(_job, grants))
+        missing = problem.missing(sizes, grants)
         if not missing:
             return grants
         able = [job for job in able if job.id not in missing]

@@ -57,7 +57,7 @@ class SlaqSized:
         while True:
             sizes = _greedy(problem, jobs, drops, kept)
             grants = problem.grants(sizes)
-            missing = sizes.keys() - {grant.job for grant in grants}
+            missing = problem.missing(sizes, grants)
             if not missing:
                 break
             jobs = [job for job in jobs if job.id not in missing]

@@ -165,7 +165,7 @@ def _with_delay(workload: Workload, shift_s: float) -> Workload:
 
 def _gpus(recorded: RecordedSweep, settings: ReplaySettings) -> int:
     gpus = settings.gpus if settings.gpus is not None else recorded.gpus
-    each = recorded.config.trial.gpus
+    each = recorded.config.trial.gpu_range.least
     if gpus is None or gpus < each:
         fact = "an unknown number" if gpus is None else str(gpus)
         problem = Problem("gpus", fact, f"at least {each}", "name it with --gpus")

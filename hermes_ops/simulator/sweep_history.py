@@ -184,7 +184,7 @@ def _job(history: SweepHistory, spent: _TimeSpent, trial: RecordedTrial, trained
         id=_job_id(history, trial),
         submitted_s=spent.submitted_s,
         seconds=_seconds(trial, trained, spent.tail_s),
-        gpus=history.config.trial.gpus,
+        gpus=history.config.trial.gpu_range.least,
         sweep=SweepId(history.sweep),
         weight=history.config.weight,
         preemptible=history.config.trial.preemptible,

@@ -113,6 +113,7 @@ def _trial(
         segments=int(_number(run.tags.get("hermes.segments")) or len(segments)),
         preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
         gpu_seconds=_number(run.tags.get("hermes.gpu_seconds")) or gpu_s,
+        sizes=tuple(len(segment.gpus) for segment in segments),
         metrics=seen,
         reason=run.tags.get("hermes.reason", ""),
         violates=violations(others, {name: one.last for name, one in seen.items()}),

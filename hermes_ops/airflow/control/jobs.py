@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
 from typing import Any
 
 from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords
@@ -17,6 +19,7 @@ from hermes_ops.airflow.metadata import TaskInstanceRow
 from hermes_ops.airflow.records import Lease, SegmentRecord
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
+from hermes_ops.core.sizes import StepTime
 from hermes_ops.errors import HermesError
 
 
@@ -47,9 +50,38 @@ def curve(
     )
 
 
+def step_times(
+    points: Sequence[tuple[int, float, int]],
+    spans: Sequence[tuple[float, float]],
+    sizes: Sequence[int],
+    running: tuple[float, int] | None = None,
+) -> tuple[StepTime, ...]:
+    """Return the mean seconds of a step on each number of GPUs that a trial has trained on.
+
+    `points` are (step, value, Unix milliseconds); `sizes` are the GPUs of the ended `spans`,
+    `running` the start (Unix seconds) and the GPUs of the segment under way. What comes before the
+    first report of a segment does not count: it may contain the tracing of the model.
+    """
+    ends = [(start, end, size) for (start, end), size in zip(spans, sizes, strict=False)]
+    if running is not None:
+        ends.append((running[0], inf, running[1]))
+    totals: dict[int, tuple[float, int]] = {}
+    for start_s, end_s, size in ends:
+        seen = [(step, ms / 1000.0) for step, _, ms in points if start_s <= ms / 1000.0 <= end_s]
+        for (step, at_s), (later, later_s) in pairwise(seen):
+            if later > step and later_s > at_s:
+                seconds, steps = totals.get(size, (0.0, 0))
+                totals[size] = seconds + later_s - at_s, steps + later - step
+    return tuple(StepTime(size, s / n) for size, (s, n) in sorted(totals.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class SweepFacts:
-    """What all trials of a sweep share."""
+    """What all trials of a sweep share.
+
+    `gpus` is the least number of GPUs of a trial, `most_gpus` the largest if it takes more than
+    one, `sizes` the numbers in between that it takes, none if it takes all.
+    """
 
     sweep: SweepId
     submitted_s: float
@@ -60,6 +92,8 @@ class SweepFacts:
     preemptible: bool
     deadline_s: float | None = None  # when its budget of wall-clock time ends it
     nodes: tuple[str, ...] = ()  # that have a claim for its checkpoints; none: they lie elsewhere
+    most_gpus: int | None = None
+    sizes: tuple[int, ...] = ()
 
 
 def configuration(
@@ -76,10 +110,13 @@ def job(
     shown: tuple[Point, ...],
     now_s: float,
     drawn: Mapping[str, Value] | None = None,
+    *,
+    measured: tuple[StepTime, ...] = (),
 ) -> Job:
     """Return the trial as a policy sees it, with the curve that is `shown` of it.
 
-    Its service holds for `now_s`; `drawn` is the configuration that it will be opened with.
+    Its service holds for `now_s`; `drawn` is the configuration that it will be opened with,
+    `measured` are its step times.
     """
     phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
@@ -90,12 +127,15 @@ def job(
         phase=phase,
         gpus_held=trial.lease.gpus if holds and trial.lease else (),
         min_gpus=facts.gpus,
-        max_gpus=facts.gpus,
+        max_gpus=facts.most_gpus or facts.gpus,
+        sizes=facts.sizes,
+        step_times=measured,
         weight=facts.weight,
         total_steps=facts.total_steps,
         deadline_s=facts.deadline_s,
         configuration=configuration(trial, drawn),
         preemptible=facts.preemptible and segment.preemptible,
+        resumes=not (trial.is_told_to_stop and trial.stop and trial.stop.final),
         nodes=_nodes(trial, facts),
         service_gpu_s=trial.service_gpu_s(now_s),
         curve=shown,
@@ -182,10 +222,20 @@ class TrialCache:
         cached = self._jobs.get(trial.number)
         if cached and cached[0] is trial and cached[1] is shown and cached[2] is drawn:
             return cached[3]
-        built = job(trial, facts, shown, now_s, drawn)
+        measured = () if facts.most_gpus is None else _measured(trial, points)
+        built = job(trial, facts, shown, now_s, drawn, measured=measured)
         if not trial.is_under_way:
             self._jobs[trial.number] = (trial, shown, drawn, built)
         return built
+
+
+def _measured(trial: TrialRecords, points: Points) -> tuple[StepTime, ...]:
+    """Return the step times of a trial by its segments."""
+    segment = trial.segment
+    if segment is None:
+        return ()
+    running = (segment.trains_since_s, len(segment.gpus)) if segment.running else None
+    return step_times(points, segment.spans, segment.sizes, running)
 
 
 @dataclass(slots=True)

@@ -16,8 +16,9 @@ from hermes_ops.airflow.folders import home
 from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.model import Policy
 from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import HermesError
-from hermes_ops.policies import check_live, make_policy
+from hermes_ops.policies import check_live, make_policy, sizes_jobs
 from hermes_ops.trial.files import write_json
 
 DEFAULT_POLICY = "frontrunner"
@@ -75,6 +76,8 @@ class PolicySettings:
         check_live(self.name)
         given = {"prior": prior} if prior else None
         policy = make_policy(self.name, without_guards(self.options), given)
+        if not sizes_jobs(self.name):
+            policy = OneSize(policy)
         return self.guards.around(policy)
 
     @property

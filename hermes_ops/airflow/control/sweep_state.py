@@ -69,11 +69,14 @@ class SweepSpec:
             return None
         config = parse(record.config, source=run.sweep_id, base=None)
         sampler = config.search.to_sampler()
+        gpus = config.trial.gpu_range
         facts = SweepFacts(
             sweep=SweepId(run.sweep_id),
             submitted_s=_began_s(record, run),
             weight=config.weight,
-            gpus=config.trial.gpus,
+            gpus=gpus.least,
+            most_gpus=gpus.most if gpus.most > gpus.least else None,
+            sizes=gpus.numbers if gpus.most > gpus.least else (),
             sign=config.objective.sign,
             total_steps=config.budget.max_epochs,
             preemptible=config.trial.preemptible,

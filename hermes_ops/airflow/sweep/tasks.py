@@ -338,14 +338,14 @@ def check_pods(config: SweepConfig) -> SweepConfig:
 def _check_nodes(config: SweepConfig, claims: Mapping[str, str]) -> None:
     """Raise ConfigError unless some node with a claim has GPUs enough for a trial."""
     gpus = Counter(node_names())
-    if max((gpus[node] for node in claims), default=0) >= config.trial.gpus:
+    if max((gpus[node] for node in claims), default=0) >= config.trial.gpu_range.least:
         return
     known = ", ".join(f"{node}={n}" for node, n in gpus.items())
     problem = Problem(
         "trial.pod.checkpoint_claims",
         f"claims for {', '.join(sorted(claims))}, and "
         + (f"a pool on {known}" if known else "a pool whose nodes are not known"),
-        f"a claim for a node of the pool with at least {config.trial.gpus} GPUs",
+        f"a claim for a node of the pool with at least {config.trial.gpu_range.least} GPUs",
         f"set {NODES_VARIABLE}, as in node-a=2,node-b=2, for the controller and the Airflow "
         "workers (pool.nodes of the chart), or correct the names",
     )

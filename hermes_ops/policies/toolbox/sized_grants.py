@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, neg, pos
 
-from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.answer import answer
 
@@ -20,6 +20,8 @@ class SizingProblem:
     """What a policy that sizes jobs decides about: `jobs`, by submission, on `gpus` GPUs.
 
     `fixed` are the grants of running jobs that must not be changed; their GPUs are not counted.
+    A job that is stopping and will wait (it is resized, for example) gets a size, but no grant yet:
+    nobody else grows into its GPUs, only to shrink again when it waits.
     """
 
     snapshot: Snapshot
@@ -35,9 +37,15 @@ class SizingProblem:
         fixed = tuple(retained[job] for job in pinned)
         gpus = len(snapshot.gpus) - sum(len(grant.gpus) for grant in fixed)
         without = set(pinned)
-        jobs = (j for j in chain(snapshot.holding, snapshot.queue) if j.id not in without)
+        stopping = (j for j in snapshot.others if j.phase is Phase.STOPPING and j.resumes)
+        jobs = (j for j in chain(snapshot.holding, snapshot.queue, stopping) if j.id not in without)
         fitting = (j for j in jobs if j.min_gpus <= gpus)
         return cls(snapshot, fixed, tuple(sorted(fitting, key=submission)), gpus)
+
+    def missing(self, sizes: Mapping[JobId, int], grants: Iterable[Grant]) -> set[JobId]:
+        """Return the jobs of these sizes that found no place; those that are stopping need none."""
+        stopping = {job.id for job in self.jobs if job.phase is Phase.STOPPING}
+        return sizes.keys() - {grant.job for grant in grants} - stopping
 
     def held(self, job: Job) -> int:
         """Return the number of GPUs that the job can keep."""
@@ -68,7 +76,7 @@ class SizingProblem:
             stays = now is not None and _stays(now, size, batches.get(job.id))
             if size and now is not None and stays and job.id not in moving:
                 kept.append(now)
-            elif size:
+            elif size and job.phase is not Phase.STOPPING:
                 moved.append(job)
         for grant in chain(self.fixed, kept):
             nodes.take(grant.gpus)

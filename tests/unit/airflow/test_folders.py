@@ -68,16 +68,16 @@ def test_the_torn_last_line_of_a_killed_segment_is_passed_over() -> None:
 def test_a_killed_segment_is_counted_and_charged_once_it_is_closed() -> None:
     killed = folder(begin(1, 10.0, 0), end(1, 14.0, "preempted"), begin(2, 20.0, 0, 1))
     accounts = Accounts.from_segments(killed.segments())
-    assert accounts == Accounts(((10.0, 14.0),), 4.0, 2, 1)
+    assert accounts == Accounts(((10.0, 14.0),), (1,), 4.0, 2, 1)
     with (killed.path / "segments.jsonl").open("a") as file:
         file.write(json.dumps(end(2, 25.0, "killed")) + "\n")
     accounts = Accounts.from_segments(killed.segments())
-    assert accounts == Accounts(((10.0, 14.0), (20.0, 25.0)), 14.0, 2, 1)
+    assert accounts == Accounts(((10.0, 14.0), (20.0, 25.0)), (1, 2), 14.0, 2, 1)
 
 
 def test_a_stop_without_a_checkpoint_is_a_preemption_too() -> None:
     found = folder(begin(1, 10.0), end(1, 11.0, "interrupted"))
-    assert Accounts.from_segments(found.segments()) == Accounts(((10.0, 11.0),), 1.0, 1, 1)
+    assert Accounts.from_segments(found.segments()) == Accounts(((10.0, 11.0),), (1,), 1.0, 1, 1)
 
 
 def test_an_end_without_a_begin_is_passed_over() -> None:

@@ -172,6 +172,18 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("infinity", {"budget__gpu_seconds": math.inf}, "budget.gpu_seconds", "14400"),
     ("no weight", {"weight": 0}, "weight", "1.0"),
     ("no GPU", {"trial__gpus": 0}, "trial.gpus", "gpus: 1"),
+    ("a turned range", {"trial__gpus": {"min": 4, "max": 1}}, "trial.gpus", "exchange"),
+    ("half a range", {"trial__gpus": {"min": 1}}, "trial.gpus.max", "max: 4"),
+    ("an unknown size", {"trial__gpus": {"max": 4, "sizes": "odd"}}, "trial.gpus.sizes", "write"),
+    ("no size", {"trial__gpus": {"max": 4, "sizes": []}}, "trial.gpus", "correct sizes"),
+    ("a size outside", {"trial__gpus": {"max": 4, "sizes": [8]}}, "trial.gpus", "correct sizes"),
+    (
+        "no power of two",
+        {"trial__gpus": {"min": 5, "max": 7, "sizes": "powers_of_two"}},
+        "trial.gpus",
+        "sizes: any",
+    ),
+    ("a word for a size", {"trial__gpus": {"max": 4, "sizes": ["a"]}}, "trial.gpus.sizes[0]", ""),
     ("a budget of nothing", {"budget__wall_clock_seconds": 0}, "budget.wall_clock_seconds", "7200"),
     ("a negative budget", {"budget__failed_trials": -1}, "budget.failed_trials", "write"),
     ("an unknown algorithm", {"search__algorithm": "bayes"}, "search.algorithm", "tpe"),
@@ -529,3 +541,21 @@ def test_parameters_are_environment_variables_beside_the_users_own() -> None:
         "HERMES_PARAM_RATE": "0.5",
         "HERMES_PARAM_L2_WEIGHT_DECAY": "",
     }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "numbers", "least", "most"),
+    [
+        (3, (), 3, 3),
+        ({"min": 1, "max": 4}, (), 1, 4),
+        ({"max": 9, "sizes": "powers_of_two"}, (1, 2, 4, 8), 1, 8),
+        ({"min": 1, "max": 8, "sizes": [4, 2, 2]}, (2, 4), 2, 4),
+    ],
+)
+def test_a_number_or_a_range_of_gpus_reads_back_the_same(
+    gpus: object, numbers: tuple[int, ...], least: int, most: int
+) -> None:
+    config = parse(sweep(trial__gpus=gpus), "test", None)
+    found = config.trial.gpu_range
+    assert (found.numbers, found.least, found.most) == (numbers, least, most)
+    assert parse(json.loads(config.to_json()), "again", None) == config

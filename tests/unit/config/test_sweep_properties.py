@@ -93,7 +93,7 @@ VALID: dict[str, Any] = {
         "directory": "/tmp",
         "workspace": "shared",
         "environment": {"DATA": "x"},
-        "gpus": 2,
+        "gpus": {"min": 1, "max": 2, "sizes": [1, 2]},
         "preemptible": False,
         "metric_pattern": "(?P<name>a)=(?P<value>b)",
         "tensorboard": "runs",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,11 +10,13 @@ from hermes_ops.airflow.control.jobs import (
     SweepFacts,
     curve,
     job,
+    step_times,
     training_seconds,
 )
 from hermes_ops.airflow.control.trial_state import FINAL_STATES, TrialRecords
 from hermes_ops.airflow.records import Lease, SegmentRecord, StopFlag
 from hermes_ops.core.model import Phase, Point, SweepId
+from hermes_ops.core.sizes import StepTime
 from tests.unit.airflow.builders import flag, lease, row, running, segment, starting, waiting
 
 FACTS = SweepFacts(SweepId("digits-1"), 50.0, 2.0, 1, -1.0, 20, True)
@@ -123,3 +127,41 @@ def test_a_script_that_cannot_checkpoint_is_not_preemptible() -> None:
     last = segment(preemptible=False)
     assert not job(TrialRecords(row(0, "running"), lease(), None, last), FACTS, (), 1.0).preemptible
     assert job(waiting(0), FACTS, (), 1.0).preemptible
+
+
+def test_step_times_are_those_between_the_reports_of_each_size() -> None:
+    points = [(1, 0.0, 12_000), (2, 0.0, 14_000), (3, 0.0, 16_000), (5, 0.0, 25_000),
+              (7, 0.0, 27_000)]  # fmt: skip
+    measured = step_times(points, [(10.0, 17.0)], [1], (20.0, 2))
+    assert measured == (StepTime(1, 2.0), StepTime(2, 1.0))
+
+
+def test_segments_of_the_same_size_are_measured_together() -> None:
+    points = [(1, 0.0, 1_000), (2, 0.0, 2_000), (3, 0.0, 11_000), (4, 0.0, 14_000)]
+    assert step_times(points, [(0.0, 5.0), (10.0, 20.0)], [1, 1]) == (StepTime(1, 2.0),)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.just(0.0), st.integers(0, 60_000)), max_size=12),
+    st.lists(st.integers(1, 4), max_size=4),
+)
+def test_step_times_are_above_0_and_of_sizes_that_the_trial_held(
+    points: list[tuple[int, float, int]], sizes: list[int]
+) -> None:
+    spans = [(10.0 * n, 10.0 * n + 9.0) for n in range(len(sizes))]
+    for time in step_times(points, spans, sizes):
+        assert time.seconds > 0
+        assert time.gpus in sizes
+
+
+def test_a_policy_sees_the_range_of_a_trial_and_its_step_times() -> None:
+    facts = replace(FACTS, most_gpus=4, sizes=(1, 2, 4))
+    shown = job(running(0), facts, (), 130.0, measured=(StepTime(1, 2.0),))
+    assert (shown.min_gpus, shown.max_gpus, shown.sizes) == (1, 4, (1, 2, 4))
+    assert shown.step_times == (StepTime(1, 2.0),)
+
+
+@pytest.mark.parametrize(("final", "resumes"), [(None, True), ("cancelled", False)])
+def test_a_trial_that_stops_resumes_unless_it_ends(final: str | None, resumes: bool) -> None:
+    stopping = TrialRecords(row(0, "running"), lease(2), flag(2, final=final), FRESH)
+    assert job(stopping, FACTS, (), 130.0).resumes is resumes

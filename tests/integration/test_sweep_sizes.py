@@ -1,0 +1,81 @@
+"""Trials that take a range of GPUs: they grow when GPUs are free, and shrink when others come."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+RANGE = {"min": 1, "max": 2}
+
+
+def _sizes(sweep: Any) -> list[int]:
+    """Return the GPUs of each segment of the sweep's only trial so far."""
+    return [len(segment["gpus"]) for segment in sweep.segments(0)]
+
+
+@pytest.fixture(scope="module")
+def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trial alone on two GPUs, and a second one that comes and goes while the first one lasts."""
+    folder = tmp_path_factory.mktemp("resized")
+    first_lasts, second_lasts = harness.slow_file(folder), harness.slow_file(folder)
+
+    def start(name: str, slow_while: Any) -> Any:
+        rates, trial = harness.alike(1), {"gpus": RANGE}
+        options = {"slow_while": slow_while, "trial": trial}
+        return lab.start(harness.stub(name, rates, harness.LONG, 0.2, **options))
+
+    with lab.policy("elastic-fifo", guard_k=0), lab.sampled() as sampler:
+        first = start("wide", first_lasts)
+        harness.await_(lambda: _sizes(first) == [2])
+        second = start("late", second_lasts)
+        harness.await_(lambda: _sizes(first)[-1] == 1 and _sizes(second) == [1])
+        second_lasts.unlink()
+        second.await_end()
+        harness.await_(lambda: _sizes(first)[-1] == 2)
+        first_lasts.unlink()
+        first.await_end()
+    return first, second, sampler
+
+
+def test_a_trial_shrinks_for_another_and_grows_again_when_that_has_ended(resized: Any) -> None:
+    first, second, _ = resized
+    assert (_sizes(first), _sizes(second)) == ([2, 1, 2], [1])
+    assert first.states() == second.states() == {0: "finished"}
+    outcomes = [segment["outcome"] for segment in first.segments(0)]
+    assert outcomes == ["preempted", "preempted", "finished"]
+
+
+def test_the_pool_is_never_over_committed_by_a_resize(resized: Any) -> None:
+    *_, sampler = resized
+    assert sampler.most == 2
+    assert sampler.doubly_held == []
+
+
+def test_a_resized_trial_has_one_run_and_the_curve_of_one_that_was_never_stopped(
+    resized: Any, harness: Any, tmp_path: Any
+) -> None:
+    first, *_ = resized
+    assert {number: len(runs) for number, runs in first.runs().items()} == {0: 1}
+    plain = harness.plain_curve(tmp_path / "plain", harness.alike(1)[0], harness.LONG)
+    curve = first.curve(0)
+    assert [step for step, _ in curve] == list(range(1, harness.LONG + 1))
+    assert [value for _, value in curve] == pytest.approx(plain)
+
+
+def test_the_decisions_and_the_document_say_the_sizes(resized: Any, lab: Any) -> None:
+    first, *_ = resized
+    resizes = [d for d in first.decisions() if d["action"] == "resize"]
+    assert [len(d["gpus"]) for d in resizes] == [1, 2]
+    shown = lab.hermes("sweep", "show", first.id, "--json")
+    (trial,) = json.loads(shown.stdout)["trials"]
+    assert trial["sizes"] == [2, 1, 2]
+
+
+def test_a_policy_of_one_size_gives_the_least(lab: Any, harness: Any) -> None:
+    with lab.policy("fifo"):
+        sweep = lab.run(harness.stub("least", harness.alike(1), 3, 0.0, trial={"gpus": RANGE}))
+    assert _sizes(sweep) == [1]

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes_ops.core.model import Phase, Policy
+from hermes_ops.core.plan import check, diff
+from hermes_ops.policies import make_policy
+from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from tests.builders import arriving, world
+
+RANGE: dict[str, Any] = {"min_gpus": 1, "max_gpus": 2}
+ALONE = arriving(1, Phase.RUNNING, gpus_held=(0,), **RANGE)
+
+
+def test_a_job_that_stops_to_be_resized_has_a_size_and_no_grant_yet() -> None:
+    resized = arriving(0, Phase.STOPPING, **RANGE)
+    problem = SizingProblem.from_snapshot(world(resized, ALONE, gpus=2))
+    assert [job.id for job in problem.jobs] == [resized.id, ALONE.id]
+    sizes = {resized.id: 1, ALONE.id: 1}
+    grants = problem.grants(sizes)
+    assert [grant.job for grant in grants] == [ALONE.id]
+    assert problem.missing(sizes, grants) == set()
+
+
+def test_a_job_that_stops_to_end_leaves_its_gpus_to_the_others() -> None:
+    ending = arriving(0, Phase.STOPPING, resumes=False, **RANGE)
+    problem = SizingProblem.from_snapshot(world(ending, ALONE, gpus=2))
+    assert [job.id for job in problem.jobs] == [ALONE.id]
+
+
+@pytest.mark.parametrize("name", ["elastic-fifo", "doubling", "throughput", "optimus"])
+def test_nobody_grows_into_the_gpus_of_a_job_that_is_being_resized(name: str) -> None:
+    policy: Policy[Any] = make_policy(name, {})
+    wide = arriving(0, Phase.RUNNING, gpus_held=(0, 1), **RANGE)
+    late = arriving(1, Phase.PENDING, **RANGE)
+    first = world(wide, late, gpus=2)
+    plan, memory = policy.decide(first, policy.initial())
+    check(first, plan)
+    assert {grant.job: len(grant.gpus) for grant in plan.grants} == {wide.id: 1, late.id: 1}
+    (gpu,) = plan.gpus_of(late.id)
+    stopping = arriving(0, Phase.STOPPING, **RANGE)
+    started = arriving(1, Phase.RUNNING, gpus_held=(gpu,), **RANGE)
+    second = world(stopping, started, gpus=2)
+    plan, memory = policy.decide(second, memory)
+    assert diff(second, plan) == ()
+    third = world(arriving(0, Phase.WAITING, **RANGE), started, gpus=2)
+    plan, _ = policy.decide(third, memory)
+    assert {grant.job: len(grant.gpus) for grant in plan.grants} == {wide.id: 1, late.id: 1}
