@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import log, log2, sqrt
 
+LEAST_S = 1e-12
+"""Of a unit of work; a fit to a size that is measured far too fast may leave none on one GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSpeed:
@@ -34,7 +37,8 @@ class AllReduceSpeed:
 
     def speed(self, gpus: int) -> float:
         """Return the units of work a second on that number of GPUs."""
-        return 1 / sum(w * x for w, x in zip(self.weights, _terms(gpus), strict=True))
+        seconds = sum(w * x for w, x in zip(self.weights, _terms(gpus), strict=True))
+        return 1 / max(seconds, LEAST_S)
 
 
 def _terms(gpus: int) -> tuple[float, float, float, float]:

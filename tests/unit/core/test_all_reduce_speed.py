@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from math import log2
+from math import inf, log2
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hermes_ops.core.all_reduce_speed import AllReduceSpeed
 
@@ -46,3 +48,14 @@ def test_a_speed_is_never_above_that_of_the_weights_that_are_not_negative() -> N
 def test_no_speed_or_a_wrong_one_is_refused(speeds: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ValueError, match="above 0"):
         AllReduceSpeed.fit(speeds)
+
+
+@given(
+    st.dictionaries(st.integers(1, 16), st.floats(1e-9, 1e9), min_size=1, max_size=5),
+    st.integers(1, 64),
+)
+@example({1: 1 / 3, 2: 1e9, 3: 10.0}, 1)  # a size far too fast: nothing is left on one GPU
+def test_a_speed_is_above_0_and_finite_whatever_was_measured(
+    measured: dict[int, float], gpus: int
+) -> None:
+    assert 0 < AllReduceSpeed.fit(tuple(measured.items())).speed(gpus) < inf
