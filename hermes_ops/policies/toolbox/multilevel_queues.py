@@ -158,9 +158,13 @@ class MultilevelQueues:
         after = sum(job.submitted_s > self._newest_s for job in queue[len(queue) - new - 1 :])
         if new != after:
             return False
-        if new:
-            self.waits[0] += tuple(job.id for job in queue[len(queue) - new :])
-            self._newest_s = queue[-1].submitted_s
+        if not new:
+            return True
+        arrived = tuple(job.id for job in queue[len(queue) - new :])
+        if not set(arrived).isdisjoint(chain(*self.runs, *self.waits)):
+            return False  # the memory is of other submissions
+        self.waits[0] += arrived
+        self._newest_s = queue[-1].submitted_s
         return True
 
     def _rebuild(self) -> None:

@@ -261,3 +261,11 @@ class _Doubting:
 def test_grants_of_jobs_that_stay_are_those_of_the_snapshot() -> None:
     stays = running(0, (0,), 0.0)
     assert decide(world(stays, job(1))).grants == (Grant(stays.id, (0,)),)
+
+
+def test_a_memory_of_other_submissions_gives_no_job_two_places() -> None:
+    policy = TwoDLas()
+    _, memory = policy.decide(world(replace(job(2), submitted_s=0.0)), policy.initial())
+    plan, _ = policy.decide(world(job(1), job(2), gpus=2), memory)
+    assert sorted(served(plan)) == ["s/1", "s/2"]
+    assert len(plan.grants) == 2
