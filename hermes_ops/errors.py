@@ -30,6 +30,10 @@ class ConfigError(HermesError):
         self.problems = problems
         super().__init__("\n".join([f"{source} is not valid:", *(f"  {p}" for p in problems)]))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, tuple[Problem, ...]]]:
+        """Return how to build it again: a process of a pool passes it on."""
+        return type(self), (self.source, self.problems)
+
 
 class NotAllowed(ConfigError):
     """The installation forbids what a sweep requests: a retry is useless."""

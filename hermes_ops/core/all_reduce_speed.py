@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log, log2, sqrt
-
-LEAST_S = 1e-12
-"""Of a unit of work; a fit to a size that is measured far too fast may leave none on one GPU."""
+from math import exp, log, log2, sqrt
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +18,8 @@ class AllReduceSpeed:
     Source: Capes et al. (arXiv 1908.08082), equations 2 to 5, fitted by non-negative least squares;
     the paper's terms are lost, these are the textbook's. Our choices: errors count relative to the
     measured value; with one measured size the speed-up is linear, with two it is a/w + d (Amdahl),
-    as more terms would be arbitrary; with three or more all terms are used.
+    as more terms would be arbitrary; with three or more all terms are used. Where these say that
+    one GPU takes no time, because the speeds contradict each other, the speed-up is linear too.
     """
 
     weights: tuple[float, float, float, float]
@@ -37,8 +35,7 @@ class AllReduceSpeed:
 
     def speed(self, gpus: int) -> float:
         """Return the units of work a second on that number of GPUs."""
-        seconds = sum(w * x for w, x in zip(self.weights, _terms(gpus), strict=True))
-        return 1 / max(seconds, LEAST_S)
+        return 1 / sum(w * x for w, x in zip(self.weights, _terms(gpus), strict=True))
 
 
 def _terms(gpus: int) -> tuple[float, float, float, float]:
@@ -66,4 +63,6 @@ def _weights(
     for column, weight in zip(columns, solved, strict=True):
         weights[column] = float(weight)
     a, b, c, d = weights
+    if not a + d > 0:  # one GPU would take no time
+        a, b, c = exp(sum(log(gpus / speed) for gpus, speed in speeds) / len(speeds)), 0.0, 0.0
     return (a, b, c, d)

@@ -48,3 +48,16 @@ class Oracle(Protocol):
     def final_loss(self, job: Job) -> float:
         """Return the lowest loss of the job's whole curve; inf for a job without one."""
         ...
+
+
+class GoodputOracle(Oracle, Protocol):
+    """An oracle that tells speeds, and leaves to the job what noise of its gradients it expects."""
+
+    def expected_rate(self, job: Job, placement: tuple[int, ...]) -> float:
+        """Return the units of work a second, at least 0, with the noise that the job expects.
+
+        That is the noise measured last, in its last step; before any, that of its first epoch with
+        its initial batch. `placement` as in `rate`, the batch is the one that is best by it. Equal
+        to `rate` for a job that measures no noise.
+        """
+        ...

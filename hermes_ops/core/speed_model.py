@@ -14,6 +14,11 @@ Floats = NDArray[np.float64]
 LEAST = 1e-8
 """Seconds: the least of each parameter, and its value while nothing measured tells it."""
 
+STEP = 1e-8
+"""Of the differences from which the fit knows its gradient."""
+
+RELATIVE_STEP = 1.5e-8  # where a parameter is so large that STEP would not change it
+
 SMOOTHING = 1e-6
 """Our choice: errors below a thousandth count as squares."""
 
@@ -83,11 +88,12 @@ def fit_speed_model(times: Sequence[StepTime], start: SpeedModel | None = None) 
     facts = _Facts.from_times(usable)
     low, high = _bounds(facts)
     first = np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001] if start is None else start._values())
-    result = minimize(
-        facts.objective, np.clip(first, low, high), method="L-BFGS-B",
-        bounds=list(zip(low, high, strict=True)),
-    )  # fmt: skip
-    best = np.clip(result.x, low, high)
+    best = np.clip(first, low, high)
+    free = np.flatnonzero(low < high)
+    objective = _Differences(facts, best, free, high[free])
+    bounds = list(zip(low[free], high[free], strict=True))
+    result = minimize(objective, best[free], jac=True, method="L-BFGS-B", bounds=bounds)
+    best[free] = np.clip(result.x, low[free], high[free])
     fitted = _pass_s(best, facts.gpus, facts.nodes, facts.local_batch)
     error = float(np.sqrt(np.mean(np.log(fitted / facts.seconds) ** 2)))
     alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = map(float, best)
@@ -98,37 +104,86 @@ def fit_speed_model(times: Sequence[StepTime], start: SpeedModel | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The measured steps as columns; `compute_s` is nan where it was not measured."""
+    """The measured steps as columns; `compute_s` is nan where it was not measured.
+
+    `more` are the GPUs beyond two. `computed` are the places of the known `compute_s`, of which
+    `log_compute` are the logarithms.
+    """
 
     gpus: Floats
     nodes: Floats
     local_batch: Floats
     seconds: Floats
     compute_s: Floats
+    more: Floats
+    log_seconds: Floats
+    computed: NDArray[np.int64]
+    log_compute: Floats
 
     @classmethod
     def from_times(cls, times: Sequence[StepTime]) -> _Facts:
         rows = [
             (t.gpus, t.nodes, t.local_batch or 0, t.seconds, t.compute_s or np.nan) for t in times
         ]
-        return cls(*np.array(rows, dtype=np.float64).T)
+        gpus, nodes, local_batch, seconds, compute_s = np.array(rows, dtype=np.float64).T.copy()
+        computed = np.flatnonzero(~np.isnan(compute_s))
+        return cls(
+            gpus,
+            nodes,
+            local_batch,
+            seconds,
+            compute_s,
+            more=np.maximum(gpus - 2, LEAST),
+            log_seconds=np.log(seconds),
+            computed=computed,
+            log_compute=np.log(compute_s[computed]),
+        )
 
-    def objective(self, values: Floats) -> float:
-        """Return what the fit minimises."""
-        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values
-        fitted = _pass_s(values, self.gpus, self.nodes, self.local_batch)
-        total = _smooth_error(np.log(fitted) - np.log(self.seconds))
-        known = ~np.isnan(self.compute_s)
-        if known.any():
-            computed = alpha_c + beta_c * self.local_batch[known]
-            total += _smooth_error(np.log(computed) - np.log(self.compute_s[known]))
-        growth = (beta_n / alpha_n) ** 2 + (beta_r / alpha_r) ** 2
-        return total + 1e-3 * float(gamma - 1) ** 2 + 1e-2 * float(growth)
+    def objectives(self, values: Floats) -> Floats:
+        """Return what the fit minimises for each of (K, 7) parameters, (K,)."""
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values.T[:, :, None]
+        computing = alpha_c + beta_c * self.local_batch
+        network = np.where(
+            self.nodes > 1, alpha_n + beta_n * self.more, alpha_r + beta_r * self.more
+        )
+        network = np.where(self.gpus > 1, network, LEAST)
+        total = _smooth_errors(np.log(_overlapped(computing, network, gamma)) - self.log_seconds)
+        if len(self.computed):
+            measured = np.take(computing, self.computed, axis=1)
+            total += _smooth_errors(np.log(measured) - self.log_compute)
+        growth = np.float_power(beta_n / alpha_n, 2) + np.float_power(beta_r / alpha_r, 2)
+        priors = 1e-3 * np.float_power(gamma - 1, 2), 1e-2 * growth
+        return np.asarray(total + priors[0][:, 0] + priors[1][:, 0])
 
 
-def _smooth_error(gaps: Floats) -> float:
-    """Return the root mean square, without the edge at 0 on which a line search stops."""
-    return float(np.sqrt(np.mean(gaps**2) + SMOOTHING))
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    """The objective of the parameters `free`, with its gradient by forward differences.
+
+    All points of a gradient are evaluated at once. `values` are those of all seven parameters.
+    """
+
+    facts: _Facts
+    values: Floats
+    free: NDArray[np.int64]
+    most: Floats
+
+    def __call__(self, point: Floats) -> tuple[float, Floats]:
+        """Return the objective and its gradient."""
+        steps = np.where(point + STEP == point, RELATIVE_STEP * point, STEP)
+        steps = np.where(point + steps > self.most, -steps, steps)
+        rows = np.tile(self.values, (len(point) + 1, 1))
+        rows[:, self.free] = point
+        moved = np.arange(len(point))
+        rows[moved + 1, self.free] += steps
+        found = self.facts.objectives(rows)
+        taken = rows[moved + 1, self.free] - point
+        return float(found[0]), (found[1:] - found[0]) / taken
+
+
+def _smooth_errors(gaps: Floats) -> Floats:
+    """Return the root mean square of each row, without the edge at 0 on which a search stops."""
+    return np.asarray(np.sqrt(np.mean(gaps**2, axis=1) + SMOOTHING))
 
 
 def _bounds(facts: _Facts) -> tuple[Floats, Floats]:
@@ -154,7 +209,11 @@ def _pass_s(values: Floats, gpus: Floats, nodes: Floats, local_batch: Floats) ->
     more = np.maximum(gpus - 2, LEAST)
     network = np.where(nodes > 1, alpha_n + beta_n * more, alpha_r + beta_r * more)
     network = np.where(gpus > 1, network, LEAST)
-    computing = alpha_c + beta_c * local_batch
+    return _overlapped(alpha_c + beta_c * local_batch, network, gamma)
+
+
+def _overlapped(computing: Floats, network: Floats, gamma: Floats) -> Floats:
+    """Return the seconds of a pass by those of its two parts."""
     larger = np.maximum(computing, network)  # so that no power overflows
     ratio = np.minimum(computing, network) / larger
     return np.asarray(larger * (1 + ratio**gamma) ** (1 / gamma))

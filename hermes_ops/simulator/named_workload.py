@@ -10,6 +10,7 @@ from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator import capes_workload, saxena_workload, shockwave_workload
 from hermes_ops.simulator.capes_workload import CapesSource
 from hermes_ops.simulator.pollux_workload import (
+    PUBLISHED_POLLUX,
     PUBLISHED_TIRESIAS,
     PolluxSource,
     workload_numbers,
@@ -58,7 +59,7 @@ WORKLOADS: Mapping[str, NamedWorkload] = {
         loads=(0.5, 1.0, 1.5, 2.0),
         numbers=workload_numbers,
         needs_data=True,
-        parameters={"2d-las": PUBLISHED_TIRESIAS},
+        parameters={"2d-las": PUBLISHED_TIRESIAS, "pollux": PUBLISHED_POLLUX},
     ),
     "shockwave": NamedWorkload(
         lambda data, _load: ShockwaveSource(data), shockwave_workload.LAYOUT, needs_data=True

@@ -7,14 +7,14 @@ from math import inf, isfinite
 from typing import ClassVar
 
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
-from hermes_ops.core.oracle import Oracle
+from hermes_ops.core.oracle import GoodputOracle, Oracle
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.fill import fill
 from hermes_ops.simulator.simulated_job import OracleJob
 from hermes_ops.simulator.workload import Work, Workload
 
 
-def oracle(workload: Workload) -> Oracle:
+def oracle(workload: Workload) -> GoodputOracle:
     """Return the oracle of the workload's jobs."""
     return _Clairvoyant({work.id: work for work in workload.jobs})
 
@@ -40,6 +40,14 @@ class _Clairvoyant:
         if model is None:
             return float(gpus == self.works[job.id].gpus)
         return model.pace(placement, len(job.curve), batch).rate if gpus in model.sizes else 0.0
+
+    def expected_rate(self, job: Job, placement: tuple[int, ...]) -> float:
+        """Return what the job expects by the noise that it has measured last."""
+        work = self.works[job.id]
+        if work.expects is None:
+            return self.rate(job, placement)
+        batch = job.batch_trained if isinstance(job, OracleJob) else None
+        return work.expects(placement, len(job.curve), batch)
 
     def remaining_steps(self, job: Job, now_s: float) -> float:
         """Return the recorded steps after the next point of the curve, or the work that is left."""

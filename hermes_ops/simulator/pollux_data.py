@@ -22,6 +22,8 @@ from hermes_ops.errors import ConfigError, Problem
 Floats = NDArray[np.float64]
 Placement = tuple[int, ...]
 MOST_PROBLEMS = 20
+MOST_GPUS = 64
+"""The GPUs of the pool for which the workloads were published."""
 
 APPLICATIONS = "pollux_applications.csv"
 STEP_TIMES = "pollux_step_times.csv"
@@ -309,8 +311,20 @@ def _trained(batch: int, epochs: Mapping[int, tuple[float, ...]]) -> Trained:
     return Trained(batch, *columns)
 
 
+def _check_request(table: _CsvFile, line: int, job: PolluxJob, batches: BatchRange) -> None:
+    """Note a problem if the application does not train with that batch, or not on these GPUs."""
+    if job.gpus > MOST_GPUS:
+        table.add(line, f"gpus '{job.gpus}'", f"at most {MOST_GPUS}, those of the pool")
+    elif not batches.initial <= job.batch <= batches.most:
+        allowed = f"{batches.initial} to {batches.most} with {job.application}"
+        table.add(line, f"batch '{job.batch}'", allowed)
+    elif -(-job.batch // job.gpus) < batches.least_local:
+        allowed = f"at least {batches.least_local} samples a GPU with {job.application}"
+        table.add(line, f"batch '{job.batch}' on {job.gpus} GPUs", allowed, "use fewer GPUs")
+
+
 def _workloads(
-    folder: Path, applications: Mapping[str, object]
+    folder: Path, applications: Mapping[str, tuple[BatchRange, int]]
 ) -> dict[tuple[float, int], tuple[PolluxJob, ...]]:
     columns = ("load", "workload", "job", "submitted_s", "application", "gpus", "batch")
     table = _CsvFile(folder / WORKLOADS, columns)
@@ -326,6 +340,7 @@ def _workloads(
             table.whole(line, row, "gpus"),
             table.whole(line, row, "batch"),
         )
+        _check_request(table, line, job, applications[job.application][0])
         jobs[key].append(job)
     table.close()
     return {key: tuple(found) for key, found in jobs.items()}

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from hermes_ops.core.model import JobId, Point
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import ConfigError, Problem
-from hermes_ops.simulator.pollux_data import Application, PolluxJob, StepTable, read_pollux
+from hermes_ops.simulator.pollux_data import (
+    MOST_GPUS,
+    STEP_TIMES,
+    Application,
+    PolluxJob,
+    StepTable,
+    read_pollux,
+)
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload
@@ -29,7 +36,6 @@ Integers = NDArray[np.int64]
 
 ROUND_S = 60.0
 STARTUP_S = 30.0
-MOST_GPUS = 64
 APART_S = 2.0**-20
 CANDIDATES = 50
 """The batches among which a job chooses its own, from least to largest, in geometric steps."""
@@ -48,6 +54,9 @@ PUBLISHED_TIRESIAS = {
     "demotion": "exact",
 }
 """The parameters of 2D-LAS in the artefact: two queues, and no promotion."""
+
+PUBLISHED_POLLUX = {"placement": "packed", "noise": "measured"}
+"""The parameters of Pollux as its reference figures by knapsack have them."""
 
 BatchPlan = tuple[Integers, Integers]
 """Samples a GPU in one pass, and the passes (at least 1), of each of several batches."""
@@ -107,6 +116,7 @@ class PolluxModel:
         self._paces: dict[tuple[Placement, int, int | None], Pace] = {}
         self._candidates: dict[Placement, _BatchCandidates] = {}
         self._own: dict[tuple[Placement, int], tuple[int, int]] = {}
+        self._expected: dict[tuple[Placement, int, int | None], float] = {}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -136,6 +146,19 @@ class PolluxModel:
         epoch = min(epoch, self.application.epochs - 1)
         sqr, var = self._noise(epoch, self.application.batches.initial)
         return self.application.batches.initial * var / max(sqr, LEAST_SQR * var)
+
+    def expected_rate(self, placement: Placement, epoch: int, batch: int | None) -> float:
+        """Return its greatest rate if the noise were that of this epoch with this batch."""
+        initial = self.application.batches.initial
+        epoch = min(epoch, self.application.epochs - 1)
+        if self.application.name in ONE_SIZE:
+            return self.pace(placement, epoch, None).rate
+        key = placement, epoch, batch
+        if key not in self._expected:
+            sqr, var = self._noise(epoch, initial if batch is None else batch)
+            rates = self._candidates_of(placement).rates(sqr, var, initial)
+            self._expected[key] = float(rates.max())
+        return self._expected[key]
 
     def steps(self, batch: int) -> tuple[float, ...]:
         """Return the steps of that batch until the end of each epoch, as they were recorded."""
@@ -180,16 +203,19 @@ class PolluxModel:
         """
         key = placement, epoch
         if key not in self._own:
-            if placement not in self._candidates:
-                self._candidates[placement] = _BatchCandidates.for_placement(self, placement)
             initial = self.batch_range.initial
             before = max(initial, self.batch_range.least_local * sum(placement))
             if epoch > 0:
                 local, passes = self._chosen(placement, epoch - 1)
                 before = local * passes * sum(placement)
             sqr, var = self._noise(epoch, before)
-            self._own[key] = self._candidates[placement].best(sqr, var, initial)
+            self._own[key] = self._candidates_of(placement).best(sqr, var, initial)
         return self._own[key]
+
+    def _candidates_of(self, placement: Placement) -> _BatchCandidates:
+        if placement not in self._candidates:
+            self._candidates[placement] = _BatchCandidates.for_placement(self, placement)
+        return self._candidates[placement]
 
     def hole(self, placement: Placement, local: int) -> ConfigError:
         """Return the error of a step time that is not there."""
@@ -197,7 +223,7 @@ class PolluxModel:
         found = f"no step time with {local} samples a GPU"
         fix = "add lines to the step times, or give another batch"
         allowed = "one that was measured, or lies between those that were"
-        return ConfigError("the step times", (Problem(where, found, allowed, fix),))
+        return ConfigError(STEP_TIMES, (Problem(where, found, allowed, fix),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +250,13 @@ class _BatchCandidates:
         local, passes = local[usable], passes[usable]
         return cls(local, passes, gpus * local * passes, seconds[usable])
 
+    def rates(self, sqr: float, var: float, initial: int) -> Floats:
+        """Return the pace of each at this noise."""
+        return np.asarray((var + sqr) / (var * initial / self.total + sqr) / self.seconds)
+
     def best(self, sqr: float, var: float, initial: int) -> tuple[int, int]:
         """Return the local batch and the passes with the greatest pace at this noise."""
-        pace = (var + sqr) / (var * initial / self.total + sqr) / self.seconds
-        place = int(np.argmax(pace))
+        place = int(np.argmax(self.rates(sqr, var, initial)))
         return int(self.local[place]), int(self.passes[place])
 
 
@@ -336,6 +365,7 @@ def _work(job: PolluxJob, model: PolluxModel) -> Work:
         batch=job.batch,
         steps=model.steps(job.batch),
         exclusive_s=model.alone_s(packed(job.gpus), job.batch),
+        expects=model.expected_rate,
     )
 
 

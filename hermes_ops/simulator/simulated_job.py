@@ -17,11 +17,13 @@ class OracleJob(Job):
     """A job as a policy sees it, with its progress, which only an oracle reads.
 
     It had trained `trained_s` at `trained_at_s`, and since then trains at `speed` (0: not at all).
+    `batch_trained` is the batch of its last step; None: it had none, or its batch is not known.
     """
 
     trained_s: float = 0.0
     trained_at_s: float = 0.0
     speed: float = 0.0
+    batch_trained: int | None = None
 
     def progress_s(self, now_s: float) -> float:
         """Return the seconds trained up to `now_s`."""
@@ -53,6 +55,7 @@ class SimulatedJob:
     saved_useful_gpu_s: float = 0.0
     measured_s: float = 0.0  # seconds of training, where work is not in seconds
     step_times: dict[tuple[int, int, int | None], StepTime] = field(default_factory=dict)
+    batch_trained: int | None = None  # of the last step
     seen: int = 0  # points of the curve that have been reached
     unmeasured_s: float = 0.0  # of warming up and leaving, which a policy takes for training
     ahead_s: list[float] = field(default_factory=list)  # `unmeasured_s` at each point reached
@@ -133,16 +136,18 @@ class SimulatedJob:
             self._note_step()
 
     def measures_step(self, now_s: float) -> bool:
-        """Note the step time of the current GPUs and batch; return whether it is a new one."""
-        since_s, known = self.training_since_s, len(self.step_times)
+        """Note the step time of the current GPUs and batch; return whether either is a new one."""
+        since_s, known = self.training_since_s, (len(self.step_times), self.batch_trained)
         if since_s is not None and now_s > since_s:
             self._note_step()
-        return len(self.step_times) > known
+        return (len(self.step_times), self.batch_trained) != known
 
     def _note_step(self) -> None:
         step = None if self.pace is None else self.pace.step
         if step is not None:
             self.step_times[step.gpus, step.nodes, step.local_batch] = step
+        if self.pace is not None:
+            self.batch_trained = self.pace.batch
 
     def save(self) -> None:
         """Take the present progress as what the last checkpoint has."""
@@ -256,6 +261,7 @@ class SimulatedJob:
             trained_s=self.trained_s,
             trained_at_s=self.training_since_s or 0.0,
             speed=self.speed if training else 0.0,
+            batch_trained=self.batch_trained,
         )
 
     def _update_observed(self) -> None:

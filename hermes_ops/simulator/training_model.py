@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -9,6 +10,9 @@ from hermes_ops.core.sizes import BatchRange, StepTime
 
 Placement = tuple[int, ...]
 """The number of GPUs on each node of a job, descending: (4, 4, 2) are ten GPUs on three nodes."""
+
+ExpectedRate = Callable[[Placement, int, int | None], float]
+"""The units of work a second by placement, and by the epoch and batch of the last step."""
 
 
 class Pace(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hermes_ops.core.model import Gpu, JobId, Point, SweepId, Value
 from hermes_ops.core.sizes import StepTime
-from hermes_ops.simulator.training_model import RequestedSize, TrainingModel
+from hermes_ops.simulator.training_model import ExpectedRate, RequestedSize, TrainingModel
 
 TRACE = SweepId("trace")  # the sweep of jobs that belong to none
 
@@ -57,7 +57,9 @@ class Work:
     later is known. `starts`: the starts of its first segments, where they are known.
 
     With a `training` model the job may take other sizes than the `gpus` that its user requests,
-    and `seconds`, those of the curve too, are the model's units of work.
+    and `seconds`, those of the curve too, are the model's units of work. `expects` is then the rate
+    that the job expects on a placement, with the noise of its gradients as in that epoch with that
+    batch (None: its initial one).
     """
 
     id: JobId
@@ -83,6 +85,7 @@ class Work:
     steps: tuple[float, ...] = ()  # with that batch, until each point of its curve
     exclusive_s: float | None = None  # alone on the requested GPUs; None: unknown, or `seconds`
     step_times: tuple[StepTime, ...] = ()  # declared: a policy knows them before the job has run
+    expects: ExpectedRate | None = None  # None: the rate of `training`
 
     @property
     def alone_s(self) -> float | None:

@@ -51,6 +51,10 @@ class Fortune:
         gpus = sum(placement)
         return gpus / (gpus + len(job.id) % 3) if job.takes(gpus) else 0.0
 
+    def expected_rate(self, job: Job, placement: tuple[int, ...]) -> float:
+        """Return the same pace."""
+        return self.rate(job, placement)
+
     def remaining_steps(self, job: Job, now_s: float) -> float:
         """Return the same number as steps."""
         return self.remaining_s(job, now_s)

@@ -17,7 +17,10 @@ FEW = 192
 STEPS = 36
 """Halvings of the price of a GPU; a price a little too high rules out less, as exactly."""
 
-TOLERANCE = 1e-9
+ROUNDING = 16
+"""A gap of so many tolerances is taken for rounding, which more jobs would not narrow."""
+
+TOLERANCE = 1e-12
 """Relative: an option this near to being ruled out stays, for what floating point rounds off."""
 
 
@@ -68,12 +71,13 @@ def _program(sizes: Integers, values: Floats, capacity: int) -> Integers:
     """Solve by dynamic programming over the capacity."""
     best = np.zeros(capacity + 1)
     columns = np.zeros((len(sizes), capacity + 1), dtype=np.int16)
-    for job in range(len(sizes)):
+    usable = (values > -np.inf) & (sizes <= capacity)
+    for job, column in enumerate(columns):
         after = np.full(capacity + 1, -np.inf)
-        column = columns[job]
-        for option in np.flatnonzero((values[job] > -np.inf) & (sizes[job] <= capacity)):
-            size = sizes[job, option]
-            reached = best[: capacity + 1 - size] + values[job, option]
+        options = np.flatnonzero(usable[job])
+        widths, gains = sizes[job, options].tolist(), values[job, options].tolist()
+        for option, size, gain in zip(options.tolist(), widths, gains, strict=True):
+            reached = best[: capacity + 1 - size] + gain
             target = after[size:]
             better = reached > target
             target[better] = reached[better]
@@ -99,57 +103,110 @@ class _Priced:
         """Return the same as `_program`, of which few jobs are left to decide about."""
         price = self._price()
         priced = self.values - price * self.sizes
-        chosen = self._cheapest(priced)
+        chosen = _cheapest(self.sizes, priced)
         best = np.take_along_axis(priced, chosen[:, None], axis=1)
         regret = best - priced  # what an option loses against the job's best at this price
         bound = price * self.capacity + float(best.sum())
+        slack = TOLERANCE * max(1.0, price * self.capacity + float(np.abs(best).sum()))
         others = regret.copy()
         np.put_along_axis(others, chosen[:, None], np.inf, axis=1)
         nearest = others.min(axis=1)
+        self._fill(chosen, np.flatnonzero(nearest <= slack), regret <= slack)
         number = FEW // 2
         while True:
             number = min(2 * number, len(chosen))
             core = np.sort(np.argpartition(nearest, number - 1)[:number])
-            self._decide(core, chosen)
-            slack = TOLERANCE * max(1.0, abs(bound))
+            self._decide(core, self.values[core], chosen)
             gap = bound - self._value(chosen) + slack
             undecided = np.flatnonzero(nearest <= gap)
-            if len(undecided) <= number and set(undecided) <= set(core):
+            possible = np.where(regret[undecided] <= gap, self.values[undecided], -np.inf)
+            left = self.capacity - self._taken(chosen) + self._taken(chosen, undecided)
+            kept = _first_of_equals(self.sizes[undecided], possible, left)
+            if len(kept) <= 2 * number or number == len(chosen) or gap <= ROUNDING * slack:
+                chosen[undecided] = 0
+                self._decide(undecided[kept], possible[kept], chosen)
                 return chosen
-            if number == len(chosen):
-                return chosen
+
+    def _fill(self, chosen: Integers, jobs: Integers, equal: NDArray[np.bool_]) -> None:
+        """Give the jobs, in order, the largest of their equally good options while they fit."""
+        widest = np.where(equal[jobs], self.sizes[jobs], -1).argmax(axis=1)
+        picked = self.sizes[jobs, chosen[jobs]]
+        more = np.cumsum(self.sizes[jobs, widest] - picked)
+        fits = more <= self.capacity - self._taken(chosen)
+        chosen[jobs[fits]] = widest[fits]
+
+    def _taken(self, chosen: Integers, jobs: Integers | None = None) -> int:
+        """Return the capacity that these jobs take, all if they are not given."""
+        rows = np.arange(len(chosen)) if jobs is None else jobs
+        return int(self.sizes[rows, chosen[rows]].sum())
 
     def _value(self, chosen: Integers) -> float:
         return float(np.take_along_axis(self.values, chosen[:, None], axis=1).sum())
 
-    def _decide(self, core: Integers, chosen: Integers) -> None:
+    def _decide(self, core: Integers, values: Floats, chosen: Integers) -> None:
         """Solve for the jobs of `core` with the capacity that the others leave, in place."""
-        picked = np.take_along_axis(self.sizes, chosen[:, None], axis=1)[:, 0]
-        left = self.capacity - int(picked.sum() - picked[core].sum())
-        chosen[core] = _program(self.sizes[core], self.values[core], left)
-
-    def _cheapest(self, priced: Floats) -> Integers:
-        """Return each job's best option at the price, of equals the smallest."""
-        best = priced.max(axis=1, keepdims=True)
-        width = np.where(priced == best, self.sizes, np.iinfo(np.int64).max)
-        chosen: Integers = width.argmin(axis=1)
-        return chosen
+        left = self.capacity - self._taken(chosen) + self._taken(chosen, core)
+        chosen[core] = _program(self.sizes[core], values, left)
 
     def _price(self) -> float:
-        """Return about the least price at which the jobs' best options fit."""
-        low, high = 0.0, 1.0
-        while not self._fits(high):
-            low, high = high, 2.0 * high
+        """Return about the least price at which the jobs' best options fit.
+
+        A job whose best option is the same at a lower and a higher price has it in between as well.
+        """
+        low, high, fixed = 0.0, 1.0, 0
+        sizes: Integers = np.ascontiguousarray(self.sizes.T)
+        values: Floats = np.ascontiguousarray(self.values.T)
+        at_low = _picked(sizes, values)
+        while (at_high := _picked(sizes, values - high * sizes)).sum() > self.capacity:
+            low, high, at_low = high, 2.0 * high, at_high
         for _ in range(STEPS):
+            unsettled = at_low != at_high
+            fixed += int(at_high[~unsettled].sum())
+            sizes, values = sizes[:, unsettled], values[:, unsettled]
+            at_low, at_high = at_low[unsettled], at_high[unsettled]
             price = (low + high) / 2
             if price in (low, high):
                 break
-            if self._fits(price):
-                high = price
+            at_price = _picked(sizes, values - price * sizes)
+            if fixed + at_price.sum() <= self.capacity:
+                high, at_high = price, at_price
             else:
-                low = price
+                low, at_low = price, at_price
         return high
 
-    def _fits(self, price: float) -> bool:
-        chosen = self._cheapest(self.values - price * self.sizes)
-        return int(np.take_along_axis(self.sizes, chosen[:, None], axis=1).sum()) <= self.capacity
+
+def _cheapest(sizes: Integers, priced: Floats) -> Integers:
+    """Return each job's best option at the price, of equals the smallest."""
+    best = priced.max(axis=1, keepdims=True)
+    chosen: Integers = np.where(priced == best, sizes, np.iinfo(np.int64).max).argmin(axis=1)
+    return chosen
+
+
+def _picked(sizes: Integers, priced: Floats) -> Integers:
+    """Return the size of each job's best option at the price, of equals the smallest.
+
+    Both have the shape (options, jobs).
+    """
+    best = priced.max(axis=0)
+    picked: Integers = np.where(priced == best, sizes, np.iinfo(np.int64).max).min(axis=0)
+    return picked
+
+
+def _first_of_equals(sizes: Integers, values: Floats, capacity: int) -> Integers:
+    """Return the rows of jobs that may get something: of equal ones no more than have room.
+
+    Earlier ones get more; a job whose first option is not a size of 0 is returned always.
+    """
+    allowed = np.isfinite(values)
+    least = np.where(allowed & (sizes > 0), sizes, np.iinfo(np.int64).max).min(axis=1).tolist()
+    free = allowed & (sizes == 0)
+    droppable = free[:, 0] & (free.sum(axis=1) == 1)
+    counts: dict[bytes, int] = {}
+    kept = []
+    rows = np.concatenate((np.where(allowed, sizes, 0), values), axis=1)
+    for row, (may_drop, size) in enumerate(zip(droppable.tolist(), least, strict=True)):
+        equal = rows[row].tobytes()
+        counts[equal] = counts.get(equal, 0) + 1
+        if not may_drop or counts[equal] * size <= capacity:
+            kept.append(row)
+    return np.array(kept, dtype=np.int64)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter, neg, pos
+from operator import attrgetter
 
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
 from hermes_ops.core.order import submission
@@ -22,12 +23,14 @@ class SizingProblem:
     `fixed` are the grants of running jobs that must not be changed; their GPUs are not counted.
     A job that is stopping and will wait (it is resized, for example) gets a size, but no grant yet:
     nobody else grows into its GPUs, only to shrink again when it waits.
+    `gpus_a_node` is the number of GPUs of most nodes, of two such numbers the larger.
     """
 
     snapshot: Snapshot
     fixed: tuple[Grant, ...]
     jobs: tuple[Job, ...]
     gpus: int
+    gpus_a_node: int = 1
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> SizingProblem:
@@ -40,7 +43,8 @@ class SizingProblem:
         stopping = (j for j in snapshot.others if j.phase is Phase.STOPPING and j.resumes)
         jobs = (j for j in chain(snapshot.holding, snapshot.queue, stopping) if j.id not in without)
         fitting = (j for j in jobs if j.min_gpus <= gpus)
-        return cls(snapshot, fixed, tuple(sorted(fitting, key=submission)), gpus)
+        by_submission = tuple(sorted(fitting, key=submission))
+        return cls(snapshot, fixed, by_submission, gpus, _gpus_a_node(snapshot))
 
     def missing(self, sizes: Mapping[JobId, int], grants: Iterable[Grant]) -> set[JobId]:
         """Return the jobs of these sizes that found no place; those that are stopping need none."""
@@ -62,10 +66,10 @@ class SizingProblem:
         """Return the grants of these sizes, whose sum must not exceed `gpus`; 0 is no grant.
 
         A job whose size and batch stay keeps its GPUs. The others are placed in the order and by
-        the choice of `placing`, PACKED if it is not given. A job that may run on some nodes only
-        comes first; if it fits on none, it gets nothing. The jobs of `moving` are placed as well,
-        although their size stays. One of `nodes_wanted` is spread evenly over so many nodes, if
-        these have room.
+        the choice of `placing`, PACKED if it is not given, which may be fewer GPUs. A job that may
+        run on some nodes only comes first; if it fits on none, it gets nothing. The jobs of
+        `moving` are placed as well, although their size stays. One of `nodes_wanted` is spread
+        evenly over so many nodes, if these have room.
         """
         placing = PACKED if placing is None else placing
         nodes = FreeNodes(self.snapshot)
@@ -82,9 +86,9 @@ class SizingProblem:
             nodes.take(grant.gpus)
         placed = []
         rank = placing.rank
-        for job in sorted(moved, key=lambda j: (not j.nodes, rank(sizes[j.id]), submission(j))):
+        for job in sorted(moved, key=lambda j: (not j.nodes, rank(j, sizes[j.id]), submission(j))):
             gpus = nodes.evenly(sizes[job.id], nodes_wanted.get(job.id, 1))
-            gpus = gpus or placing.choose(nodes, sizes[job.id], job.nodes)
+            gpus = gpus or placing.choose(nodes, job, sizes[job.id])
             if gpus is not None:
                 placed.append(Grant(job.id, gpus, batch=batches.get(job.id)))
         if len(placed) < len(moved):
@@ -109,6 +113,11 @@ class SizingProblem:
         """Return the plan; `order` ranks the waiting jobs, by submission if it is not given."""
         ranked = self.snapshot.queue if order is None else order
         return answer(self.snapshot, grants, ranked, explain, review_at_s)
+
+
+def _gpus_a_node(snapshot: Snapshot) -> int:
+    frequent = Counter(Counter(snapshot.node_of.values()).values())
+    return max(frequent, key=lambda size: (frequent[size], size), default=1)
 
 
 def _stays(now: Grant, size: int, batch: int | None) -> bool:
@@ -143,13 +152,14 @@ class FreeNodes:
 
         They are all of one of the allowed nodes if any are named. None: too few are free.
         """
-        enough = [
-            (len(gpus), node)
-            for node, gpus in self.free.items()
-            if len(gpus) >= number and (not allowed or node in allowed)
-        ]
-        if enough:
-            return self._first(number, [min(enough)[1]])
+        fullest, room = "", len(self.snapshot.gpus) + 1
+        for node, gpus in self.free.items():
+            free = len(gpus)
+            if number <= free <= room and (not allowed or node in allowed):
+                fullest = node if free < room else min(node, fullest)
+                room = free
+        if fullest:
+            return self.first(number, [fullest])
         return None if allowed else self.spread(number)
 
     def spread(self, number: int, allowed: Sequence[str] = ()) -> tuple[int, ...] | None:
@@ -162,20 +172,21 @@ class FreeNodes:
         if sum(map(len, self.free.values())) < number:
             return None
         nodes = sorted(self.free, key=lambda node: (-len(self.free[node]), self.free[node]))
-        return self._first(number, nodes)
+        return self.first(number, nodes)
 
     def evenly(self, number: int, nodes: int) -> tuple[int, ...] | None:
         """Take that many GPUs evenly from the nodes with the most; None: one node, or no room."""
+        if nodes < 2 or len(self.free) < nodes:
+            return None
         emptiest = sorted(self.free, key=lambda n: (-len(self.free[n]), n))[:nodes]
         parts = [number // nodes + (place < number % nodes) for place in range(nodes)]
-        if nodes < 2 or len(emptiest) < nodes:
-            return None
         pairs = list(zip(emptiest, parts, strict=True))
         if any(len(self.free[node]) < part for node, part in pairs):
             return None
-        return tuple(sorted(chain(*(self._first(part, [node]) for node, part in pairs))))
+        return tuple(sorted(chain(*(self.first(part, [node]) for node, part in pairs))))
 
-    def _first(self, number: int, nodes: Iterable[str]) -> tuple[int, ...]:
+    def first(self, number: int, nodes: Iterable[str]) -> tuple[int, ...]:
+        """Take that many GPUs of these nodes, one node after the other; fewer if they run out."""
         chosen: list[int] = []
         for node in nodes:
             part = self.free[node][: number - len(chosen)]
@@ -188,14 +199,14 @@ class FreeNodes:
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """The order in which jobs are placed, by the rank of their size, and the choice of GPUs."""
+    """The order in which jobs are placed, by a rank of job and size, and the choice of GPUs."""
 
-    rank: Callable[[int], int]
-    choose: Callable[[FreeNodes, int, Sequence[str]], tuple[int, ...] | None]
+    rank: Callable[[Job, int], tuple[int, ...]]
+    choose: Callable[[FreeNodes, Job, int], tuple[int, ...] | None]
 
 
-PACKED = Placing(neg, FreeNodes.pack)
+PACKED = Placing(lambda _, size: (-size,), lambda nodes, job, n: nodes.pack(n, job.nodes))
 """Largest first, on the fullest node with room, else on as few nodes as possible."""
 
-EMPTIEST = Placing(pos, FreeNodes.spread)
+EMPTIEST = Placing(lambda _, size: (size,), lambda nodes, job, n: nodes.spread(n, job.nodes))
 """Smallest first, on the nodes with the most free GPUs: as Optimus in Pollux' artefact does."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from hermes_ops.core.model import Gpu, Grant, Job, JobId
 from hermes_ops.core.order import submission
-from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from hermes_ops.policies.toolbox.sized_grants import FreeNodes, Placing, SizingProblem
 
 
 def node_size(problem: SizingProblem) -> int:
     """Return the number of GPUs of most nodes, of two such numbers the larger; 1 without any."""
-    per_node = Counter(problem.snapshot.node_of.values())
-    frequent = Counter(per_node.values())
-    return max(frequent, key=lambda size: (frequent[size], size), default=1)
+    return problem.gpus_a_node
 
 
 def packing_sizes(job: Job, most: int, each: int) -> tuple[int, ...]:
@@ -22,8 +21,15 @@ def packing_sizes(job: Job, most: int, each: int) -> tuple[int, ...]:
 
     All of its sizes if none of them does.
     """
-    sizes = job.sizes_up_to(most)
-    return tuple(n for n in sizes if n < each or n % each == 0) or tuple(sizes)
+    return _packing_sizes(job.min_gpus, min(most, job.max_gpus), job.sizes, most, each)
+
+
+@lru_cache(maxsize=1 << 12)  # jobs share their ranges of sizes
+def _packing_sizes(
+    least: int, largest: int, listed: tuple[int, ...], most: int, each: int
+) -> tuple[int, ...]:
+    able = [size for size in listed if size <= most] if listed else range(least, largest + 1)
+    return tuple(n for n in able if n < each or n % each == 0) or tuple(able)
 
 
 def cleared(problem: SizingProblem, sizes: Mapping[JobId, int]) -> frozenset[JobId]:
@@ -35,11 +41,10 @@ def cleared(problem: SizingProblem, sizes: Mapping[JobId, int]) -> frozenset[Job
     Our own: Pollux' artefact (petuum/adaptdl, commit c793c70) searches placements as well.
     """
     retained = problem.snapshot.retained
-    kept = [job for job in problem.jobs if _keeps(problem, job, sizes)]
-    each = node_size(problem)
-    staying = {job.id for job in kept}
-    placed = (sizes.get(job.id, 0) for job in problem.jobs if job.id not in staying)
-    wanted = sum(size // each for size in placed)
+    index, each = problem.snapshot.index, node_size(problem)
+    staying = {job for job, now in retained.items() if sizes.get(job) == len(now.gpus)}
+    kept = [index[job] for job in staying]
+    wanted = sum(size // each for job, size in sizes.items() if job not in staying)
     busy = _Busy(problem, kept)
     moved: set[JobId] = set()
     lacking = wanted - busy.free_nodes()
@@ -51,9 +56,35 @@ def cleared(problem: SizingProblem, sizes: Mapping[JobId, int]) -> frozenset[Job
     return frozenset(job for job in moved if job in retained)
 
 
-def _keeps(problem: SizingProblem, job: Job, sizes: Mapping[JobId, int]) -> bool:
-    held = problem.held(job)
-    return held > 0 and held == sizes.get(job.id, 0)
+def packing(problem: SizingProblem, order: Sequence[Job]) -> Placing:
+    """Return the placing on as few nodes as possible, or of fewer GPUs; `order` of equal sizes.
+
+    Whole nodes are the first free ones. Fewer GPUs than a node has are of the node with the fewest
+    free ones that has room, of two the last. A job for which there is no room gets its largest size
+    for which there is, on the node with the most free GPUs, of two the first; none: no GPU. A size
+    that cannot be packed in this pool is spread as PACKED does.
+    Source: the bin packing is the textbook's best fit; which of equal nodes is our choice.
+    """
+    each, place = node_size(problem), {job.id: rank for rank, job in enumerate(order)}
+    whole = sum(size >= each for size in Counter(problem.snapshot.node_of.values()).values())
+
+    def choose(nodes: FreeNodes, job: Job, number: int) -> tuple[int, ...] | None:
+        if number > each and (number % each or number > whole * each):
+            return nodes.pack(number, job.nodes)
+        free = {n: gpus for n, gpus in nodes.free.items() if not job.nodes or n in job.nodes}
+        if number >= each:
+            empty = [node for node, gpus in free.items() if len(gpus) >= each]
+            if len(empty) * each >= number:
+                return nodes.first(number, empty)
+        fitting = [node for node, gpus in free.items() if len(gpus) >= number]
+        if fitting:
+            return nodes.first(number, [min(fitting, key=lambda n: (len(free[n]), -free[n][0]))])
+        room = max(map(len, free.values()), default=0)
+        fewer = max((size for size in job.sizes_up_to(min(room, number))), default=0)
+        roomy = next((node for node, gpus in free.items() if len(gpus) == room), "")
+        return nodes.first(fewer, [roomy]) if fewer else None
+
+    return Placing(lambda job, size: (-size, place.get(job.id, 0)), choose)
 
 
 class _Busy:

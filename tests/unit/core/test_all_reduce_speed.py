@@ -59,3 +59,11 @@ def test_a_speed_is_above_0_and_finite_whatever_was_measured(
     measured: dict[int, float], gpus: int
 ) -> None:
     assert 0 < AllReduceSpeed.fit(tuple(measured.items())).speed(gpus) < inf
+
+
+@pytest.mark.parametrize("seconds", [(1e9, 1e-9, 1.0), (1e-9, 1e9, 1.0), (1.0, 1e9, 1e-9)])
+def test_speeds_that_contradict_each_other_still_give_one_to_each_size(
+    seconds: tuple[float, float, float],
+) -> None:
+    model = AllReduceSpeed.fit(tuple(zip((1, 2, 3), (1 / s for s in seconds), strict=True)))
+    assert all(0 < model.speed(gpus) < 1e300 for gpus in (1, 2, 3, 64))

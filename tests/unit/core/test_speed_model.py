@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.goodput import efficiency, goodputs
+from hermes_ops.core.goodput import BatchTable, efficiency, goodputs
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.core.speed_model import SpeedModel, fit_speed_model
 
@@ -59,6 +59,15 @@ def test_half_of_the_computing_is_fixed_while_one_batch_has_been_measured() -> N
 def test_steps_without_their_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="samples a GPU"):
         fit_speed_model([StepTime(1, 2.0)])
+
+
+def test_goodputs_of_many_noise_scales_are_those_of_each() -> None:
+    batches, sizes, nodes = BatchRange(128, 4096, 32, 1024), (1, 2, 4, 8), (1, 1, 1, 2)
+    noise = np.geomspace(1.0, 1e5, 300)
+    together = BatchTable.from_model(CIFAR, batches, sizes, nodes).rates(noise)
+    for row in (0, 127, 128, 299):
+        alone = goodputs(CIFAR, batches, float(noise[row]), sizes, nodes).rate
+        assert together[row].tolist() == alone.tolist()
 
 
 @settings(max_examples=12, deadline=None)

@@ -71,6 +71,13 @@ def test_a_job_chooses_the_batch_with_the_greatest_pace() -> None:
         ("pollux_training.csv", "bert,12,1,", "bert,12,7,", "bert, batch 12: found no epoch 1"),
         ("pollux_workloads.csv", ",deepspeech2,6,", ",deepspeech2,0,", "found gpus '0'"),
         ("pollux_applications.csv", "bert,12,384", "bert,12,8", "line 2: found most 8; allowed"),
+        ("pollux_applications.csv", "bert,12,384,4", "bert,12,384,400", "most_local 12; allowed: "),
+        ("pollux_applications.csv", "384,4,12", "384,400,500", "no number of GPUs allows it"),
+        ("pollux_step_times.csv", "0.455323547", "-1", "line 2: found step_s '-1'; allowed: a nu"),
+        ("pollux_workloads.csv", ",deepspeech2,6,320", ",deepspeech2,65,640", "'65'; allowed: at "),
+        ("pollux_workloads.csv", ",deepspeech2,6,320", ",deepspeech2,6,999", "found batch '999'; "),
+        ("pollux_workloads.csv", ",deepspeech2,6,320", ",deepspeech2,6,1", "allowed: 20 to 640 wi"),
+        ("pollux_workloads.csv", ",deepspeech2,6,320", ",deepspeech2,60,320", "10 samples a GPU w"),
     ],
 )  # fmt: skip
 def test_a_hole_or_a_wrong_value_is_refused_with_file_and_line(
@@ -84,6 +91,20 @@ def test_a_hole_or_a_wrong_value_is_refused_with_file_and_line(
     with pytest.raises(ConfigError, match=message) as error:
         read_pollux(tmp_path)
     assert name in str(error.value)
+
+
+def test_a_hole_that_a_simulation_meets_is_refused_with_the_file_and_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    for file in DATA.glob("pollux_*.csv"):
+        lines = file.read_text().splitlines(keepends=True)
+        hole = file.name == "pollux_step_times.csv"
+        (tmp_path / file.name).write_text(
+            "".join(line for line in lines if not (hole and line.startswith("cifar10,1,")))
+        )
+    with pytest.raises(ConfigError, match=r"cifar10 on 1 GPUs: found no step time") as error:
+        isolated("cifar10", 1, 128, tmp_path)
+    assert error.value.source == "pollux_step_times.csv"
 
 
 def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
@@ -106,9 +127,12 @@ def test_tiresias_gives_every_job_the_published_completion_time() -> None:
         assert completions("2d-las", load, number) == published("2d-las", load, number)
 
 
-def completions(policy: str, load: float, number: int) -> dict[str, float | None]:
+def completions(
+    policy: str, load: float, number: int, **parameters: object
+) -> dict[str, float | None]:
     """Return every job's completion time, to the thousandth of a second."""
-    contender = Contender(policy, tuple(WORKLOADS["pollux"].parameters.get(policy, {}).items()))
+    used = {**WORKLOADS["pollux"].parameters.get(policy, {}), **parameters}
+    contender = Contender(policy, tuple(used.items()))
     result = simulate_seed(PolluxSource(DATA, load), layout("16x4"), contender, number)
     return {str(job): None if s is None else round(s, 3) for job, s in result.jobs}
 
@@ -126,8 +150,24 @@ def test_optimus_gives_every_job_the_published_completion_time() -> None:
     assert completions("optimus", 0.5, 3) == published("optimus", 0.5, 3)
 
 
-def test_pollux_by_knapsack_completes_jobs_sooner_on_average_than_published() -> None:
-    times = completions("pollux", 1.0, 1)
+def mean_s(times: dict[str, float | None]) -> float:
+    """Return the mean of 160 completion times."""
     known = [seconds for seconds in times.values() if seconds is not None]
     assert len(known) == 160
-    assert sum(known) / 160 < 2088.8  # the published mean of pollux-1.0, workload 1
+    return sum(known) / 160
+
+
+def test_pollux_by_knapsack_has_the_mean_completion_that_was_computed_independently() -> None:
+    assert mean_s(completions("pollux", 1.0, 3)) == pytest.approx(2339.4, rel=0.005)
+
+
+def test_pollux_that_spreads_jobs_completes_them_sooner_than_published() -> None:
+    spread = completions("pollux", 1.0, 1, placement="spread", noise="known")
+    assert mean_s(spread) < 2088.8
+
+
+def test_a_job_expects_the_noise_that_it_measured_last() -> None:
+    (job,) = isolated("cifar10", 4, 512, DATA).jobs
+    assert job.expects is not None
+    begin, later = job.expects((4, 4), 0, None), job.expects((4, 4), 60, 1024)
+    assert begin < job.expects((4, 4), 60, None) < later  # noise grows with the epoch and the batch

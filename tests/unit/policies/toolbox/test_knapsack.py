@@ -61,6 +61,13 @@ def test_a_price_on_gpus_decides_many_jobs_as_the_program_alone_does(
         assert (knapsack(*problem) == alone).all()
 
 
+def test_of_many_equal_jobs_the_first_get_something() -> None:
+    sizes = np.tile(np.array([0, 1, 2, 0]), (1_000, 1))
+    values = np.tile(np.array([0.0, 1.1, 1.7, -np.inf]), (1_000, 1))
+    values[::2, 2] = 1.6  # two kinds, of equal worth on one GPU
+    assert np.flatnonzero(knapsack(sizes, values, 60)).tolist() == list(range(60))
+
+
 def test_jobs_that_must_not_get_nothing_raise_when_they_do_not_fit() -> None:
     sizes, values = np.array([[0, 2], [0, 3]]), np.array([[-np.inf, 1.0], [-np.inf, 1.0]])
     assert tuple(knapsack(sizes, values, 5)) == (1, 1)
