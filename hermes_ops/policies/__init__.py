@@ -23,6 +23,7 @@ from hermes_ops.policies.hermes import Hermes
 from hermes_ops.policies.hyperband import Hyperband
 from hermes_ops.policies.hypersched import HyperSched
 from hermes_ops.policies.median import Median
+from hermes_ops.policies.ones import Ones
 from hermes_ops.policies.optimus import Optimus
 from hermes_ops.policies.pollux import Pollux
 from hermes_ops.policies.pop import Pop
@@ -59,6 +60,7 @@ _BUILTIN: dict[str, Callable[..., Policy[Any]]] = {
     "hyperband": Hyperband,
     "hypersched": HyperSched,
     "median": Median,
+    "ones": Ones,
     "optimus": Optimus,
     "pollux": Pollux,
     "pop": Pop,
