@@ -154,7 +154,7 @@ def _placed(problem: SizingProblem, scalings: Mapping[JobId, Scaling]) -> tuple[
         grants = problem.grants(sizes, batches)
         missing = problem.missing(sizes, grants)
         if not missing:
-            return grants
+            return problem.with_idle(grants)
         able = [job for job in able if job.id not in missing]
 
 

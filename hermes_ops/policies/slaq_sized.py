@@ -62,7 +62,8 @@ class SlaqSized:
                 break
             jobs = [job for job in jobs if job.id not in missing]
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
-        return problem.plan(grants, _UnitReasons(drops, slice_s).explain, order), memory
+        reasons = _UnitReasons(drops, slice_s)
+        return problem.plan(problem.with_idle(grants), reasons.explain, order), memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ def _placed(
         grants = problem.grants(sizes, batches)
         missing = problem.missing(sizes, grants)
         if not missing:
-            return grants
+            return problem.with_idle(grants)
         without |= missing
 
 
@@ -252,7 +252,7 @@ class _ScheduleReasons:
         """Return the reason, with the job's progress and its limit."""
         state = self._states.get(job.id)
         if state is None:
-            text = "runs: it must not be stopped" if on else "waits: earlier jobs have not begun"
+            text = "runs: nobody else gets its GPUs" if on else "waits: earlier jobs have not begun"
             return Reason(text, would_change="one of them beginning")
         terms = (
             Term("epochs_done", state.epochs),

@@ -103,6 +103,13 @@ class SizingProblem:
                 nodes.take(now.gpus)
                 yield now
 
+    def with_idle(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+        """Return the grants and those of running jobs without one whose GPUs nobody gets."""
+        nodes = FreeNodes(self.snapshot)
+        for grant in grants:
+            nodes.take(grant.gpus)
+        return (*grants, *self._idle(nodes, {grant.job for grant in grants}))
+
     def plan(
         self,
         grants: tuple[Grant, ...],
