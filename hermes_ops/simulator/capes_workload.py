@@ -117,7 +117,7 @@ def _lengths(random: Random, number: int) -> list[float]:
 def _job(index: int, at_s: float, length: float, gpus: int) -> Work:
     steps = max(POINTS, round(STEPS * length))
     marks = [round(steps * point / POINTS) for point in range(1, POINTS + 1)]
-    curve = tuple(Point(mark, _loss(mark / steps), length * mark / steps) for mark in marks)
+    curve = tuple(Point(mark, falling_loss(mark / steps), length * mark / steps) for mark in marks)
     return Work(
         JobId(f"capes/{index}"),
         at_s,
@@ -132,6 +132,6 @@ def _job(index: int, at_s: float, length: float, gpus: int) -> Work:
     )
 
 
-def _loss(progress: float) -> float:
+def falling_loss(progress: float) -> float:
     """Return a loss that falls as in the paper's equation 1; its constants are our choice."""
     return 1 / (2.0 * progress + 0.5) + 0.1

@@ -285,7 +285,7 @@ class SimulatedJob:
             measured = tuple(self.step_times.values())
             return (*self.work.step_times, *measured) if self.work.step_times else measured
         if not self.seen:
-            return ()
+            return self.work.step_times
         point = self.work.curve[self.seen - 1]
         if point.step <= 0:
             return ()

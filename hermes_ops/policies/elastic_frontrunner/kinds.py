@@ -17,6 +17,7 @@ from hermes_ops.core.model import Job, JobId, Phase, Snapshot
 from hermes_ops.core.order import submission
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.core.speed_model import Floats, SpeedModel, fit_speed_model
+from hermes_ops.policies.elastic_frontrunner.finish_guard import Crowds
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
 
 NOISE_STEP = 0.05
@@ -24,6 +25,9 @@ NOISE_STEP = 0.05
 
 REMEMBERED = 64
 """The ended jobs of a kind whose work is remembered."""
+
+NO_PENALTY = 1e15
+"""The noise scale taken for a kind that measures none: larger batches of its range cost nothing."""
 
 _PLACE = tuple[int, int, int | None]
 
@@ -33,13 +37,15 @@ class Kind:
     """The measured steps of one kind of job, the model fitted to them, and the work of ended jobs.
 
     `noise_scales`: the newest by the step of the job that measured it, ascending. `works` is in
-    steps of the initial batch, or in steps where a job has no range of batches.
+    steps of the initial batch, or in steps where a job has no range of batches. `measures_noise`:
+    a job of the kind has measured its noise scale.
     """
 
     times: tuple[StepTime, ...] = ()
     model: SpeedModel | None = None
     noise_scales: tuple[tuple[int, float], ...] = ()
     works: tuple[float, ...] = ()
+    measures_noise: bool = False
 
     @property
     def largest(self) -> int:
@@ -69,6 +75,17 @@ class Progress:
         """Return the work done until then."""
         return self.done + self.rate * max(0.0, now_s - max(self.at_s, self.since_s))
 
+    def seen_in(self, job: Job, now_s: float) -> Progress:
+        """Return the progress that agrees with the steps that the job has reported until now.
+
+        Where a unit of work is a step: at least its newest one, and less than another as far away.
+        """
+        if job.batch_range is not None or job.total_steps is None:
+            return self
+        gap = job.last_step - (job.curve[-2].step if len(job.curve) > 1 else 0)
+        done = min(max(self.until(now_s), job.last_step), job.last_step + gap)
+        return Progress(done, now_s, self.rate, self.since_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
@@ -76,6 +93,7 @@ class Knowledge:
 
     kinds: tuple[tuple[KindKey, Kind], ...] = ()
     progress: tuple[tuple[JobId, Progress], ...] = ()
+    crowds: Crowds = ()
 
 
 def learn_kinds(
@@ -93,6 +111,8 @@ def learn_kinds(
         known = times.setdefault(name, {})
         known.update((_place(time), time) for time in job.step_times)
         kind = kinds[name]
+        if job.noise_scale is not None:
+            kind = replace(kind, measures_noise=True)
         if job.noise_scale is not None and job.holds_gpus:
             noise = dict(kind.noise_scales) | {job.last_step: job.noise_scale}
             kind = replace(kind, noise_scales=tuple(sorted(noise.items())))
@@ -130,21 +150,27 @@ def _sortable(place: _PLACE) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class SizeRates:
-    """For each of S sizes the work a second, (S,), and the number of nodes that gives it, (S,)."""
+    """For each of S sizes the work a second, (S,), and the number of nodes that gives it, (S,).
+
+    `batch`, (S,): the samples of a step that give it; 0: as the job chooses.
+    """
 
     rate: Floats
     nodes: NDArray[np.int64]
+    batch: NDArray[np.int64]
 
 
 class Rates:
     """The work a second of jobs by number of GPUs, on the number of nodes that suits them best.
 
     These are as few as the GPUs need, or twice as many. What was measured on a number of GPUs and
-    nodes corrects the model there; where nothing was, the model is believed, and thus tried.
+    nodes corrects the model there; where nothing was, the model is believed, and thus tried. A kind
+    that measures no noise scale makes the same progress with each sample of a larger batch of the
+    range that its user allows; the batch is then the policy's to choose.
     """
 
     def __init__(self, kinds: Mapping[KindKey, Kind], gpus_a_node: int, nodes: int) -> None:
-        self._kinds, self._gpus_a_node, self._nodes = kinds, gpus_a_node, nodes
+        self._kinds, self.gpus_a_node, self._nodes = kinds, gpus_a_node, nodes
         self._known: dict[tuple[object, ...], SizeRates] = {}
         self._corrections: dict[KindKey, dict[tuple[int, int], float]] = {}
 
@@ -167,10 +193,12 @@ class Rates:
     def _computed(
         self, job: Job, kind: Kind, step: int | None, sizes: Sequence[int], held: tuple[int, int]
     ) -> SizeRates:
-        packed = [-(-size // self._gpus_a_node) for size in sizes]
+        packed = [-(-size // self.gpus_a_node) for size in sizes]
         if kind.model is None or job.batch_range is None:
-            return SizeRates(_by_size(kind.times, sizes), np.array(packed))
-        noise = 0.0 if step is None else exp(step * NOISE_STEP)
+            own = np.zeros(len(sizes), dtype=np.int64)
+            return SizeRates(_by_size(kind.times, sizes), np.array(packed), own)
+        free = step is None and not kind.measures_noise
+        noise = NO_PENALTY if free else 0.0 if step is None else exp(step * NOISE_STEP)
         best: SizeRates | None = None
         for times in (1, 2):
             wide = [
@@ -180,18 +208,22 @@ class Rates:
                 held[1] if size == held[0] else n if p > 1 else p
                 for size, n, p in zip(sizes, wide, packed, strict=True)
             ]
-            rate = goodputs(kind.model, job.batch_range, noise, sizes, nodes).rate
+            goodput = goodputs(kind.model, job.batch_range, noise, sizes, nodes)
+            batch = (goodput.batch if free else 0.0 * goodput.batch).astype(np.int64)
             known = self._corrections_of(kind_key(job), kind)
             factors = [known.get((s, n), 1.0) for s, n in zip(sizes, nodes, strict=True)]
-            rate = rate * np.array(factors)
+            rate = goodput.rate * np.array(factors)
             if best is None:
-                best = SizeRates(rate, np.array(nodes))
+                best = SizeRates(rate, np.array(nodes), batch)
             else:
                 better = rate > best.rate
                 best = SizeRates(
-                    np.where(better, rate, best.rate), np.where(better, nodes, best.nodes)
+                    np.where(better, rate, best.rate),
+                    np.where(better, nodes, best.nodes),
+                    np.where(better, batch, best.batch),
                 )
-        return best or SizeRates(np.zeros(0), np.zeros(0, dtype=np.int64))
+        none = np.zeros(0, dtype=np.int64)
+        return best or SizeRates(np.zeros(0), none, none)
 
     def _corrections_of(self, name: KindKey, kind: Kind) -> dict[tuple[int, int], float]:
         """Return fitted over measured seconds by GPUs and nodes, as geometric means."""
@@ -224,8 +256,10 @@ def _by_size(times: Iterable[StepTime], sizes: Sequence[int]) -> Floats:
 def expected_work(job: Job, kind: Kind, done: float) -> float | None:
     """Return the whole work of a job: as of ended jobs of its kind, else by the steps that it has.
 
-    None while nothing tells it.
+    Where a unit of work is a step, it is the number of its steps. None while nothing tells it.
     """
+    if job.total_steps and job.batch_range is None and kind.times:
+        return float(job.total_steps)
     if kind.works:
         return max(mean(kind.works), done)
     if job.total_steps and 0 < job.last_step <= job.total_steps and done > 0:

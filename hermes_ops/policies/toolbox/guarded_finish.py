@@ -36,8 +36,7 @@ def guarded_finish_order(
     """
     if not jobs:
         return []
-    work_s = sum(job.left_s * job.gpus for job in jobs) / max(1, gpus)
-    last_s = max(work_s, *(job.left_s for job in jobs))
+    last_s = _last_s(jobs, gpus)
 
     def rank(index: int) -> tuple[int, float, int]:
         job = jobs[index]
@@ -48,3 +47,34 @@ def guarded_finish_order(
         return 2, job.left_s * job.gpus, index
 
     return sorted(range(len(jobs)), key=rank)
+
+
+def predicted_finish_order(
+    jobs: Sequence[FinishFacts],
+    gpus: int,
+    *,
+    tail: float,
+    near_s: float = NEAR_S,
+    other_gpu_s: float = 0.0,
+) -> list[int]:
+    """Return the indices of the jobs to serve before all others, where `left_s` is predicted.
+
+    First those that would end last: left at least `tail` x the time until all GPUs have done all
+    work (`other_gpu_s` is that of other jobs), or the longest job; the longest first. Then those
+    with slack below `near_s`, the least left first. Other than in `guarded_finish_order` a job that
+    is late is among them: the prediction may be wrong, and a job that is given up waits for ever
+    longer. The tail comes before them: late jobs may be many. Ties by index. All our own.
+    """
+    if not jobs:
+        return []
+    last_s = _last_s(jobs, gpus, other_gpu_s)
+    ends_last = {i for i, job in enumerate(jobs) if job.left_s >= tail * last_s}
+    near = (i for i, job in enumerate(jobs) if job.slack_s < near_s and i not in ends_last)
+    longest = sorted(ends_last, key=lambda i: (-jobs[i].left_s, i))
+    return [*longest, *sorted(near, key=lambda i: (jobs[i].slack_s + jobs[i].left_s, i))]
+
+
+def _last_s(jobs: Sequence[FinishFacts], gpus: int, other_gpu_s: float = 0.0) -> float:
+    """Return the seconds until all GPUs have done all work, or the longest job, whichever later."""
+    work_gpu_s = other_gpu_s + sum(job.left_s * job.gpus for job in jobs)
+    return max(work_gpu_s / max(1, gpus), *(job.left_s for job in jobs))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot, SweepId
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
 from hermes_ops.core.plan import check
 from hermes_ops.core.sizes import BatchRange, StepTime
+from hermes_ops.errors import ConfigError
+from hermes_ops.policies import make_policy
 from hermes_ops.policies.elastic_frontrunner import ElasticFrontrunner
 from hermes_ops.policies.elastic_frontrunner.kinds import Kind, Knowledge, Progress, expected_work
+from hermes_ops.simulator.engine import layout, simulate
+from hermes_ops.simulator.metrics import measure
+from hermes_ops.simulator.named_workload import named_workload
+from hermes_ops.simulator.oracle import oracle
 from tests.builders import curve
 
 BATCHES = BatchRange(32, 4096, 16, 256)
@@ -100,7 +110,89 @@ def test_work_follows_from_the_steps_where_no_job_of_the_kind_has_ended() -> Non
     assert expected_work(job("b"), Kind(), 0.0) is None
 
 
+def test_the_work_of_a_job_with_a_fixed_batch_is_its_steps_whatever_others_of_the_kind_had() -> (
+    None
+):
+    kind = Kind((StepTime(1, 0.5),), works=(500.0,))
+    fixed = job("a", batch_range=None, total_steps=10)
+    assert expected_work(fixed, kind, 3.0) == 10.0
+
+
+@given(
+    st.lists(st.integers(1, 50), max_size=5),
+    st.floats(0, 1e4),
+    st.floats(0, 10),
+    st.floats(0, 100),
+)
+def test_progress_in_steps_is_never_far_from_the_reported_steps(
+    gaps: list[int], done: float, rate: float, seconds: float
+) -> None:
+    steps = list(accumulate(gaps))
+    points = tuple(Point(step, 1.0, float(step)) for step in steps)
+    reported = job("a", batch_range=None, total_steps=300, curve=points)
+    seen = Progress(done, 0.0, rate).seen_in(reported, seconds).until(seconds)
+    newest = steps[-1] if steps else 0
+    assert newest <= seen <= newest + (gaps[-1] if gaps else 0)
+
+
+def test_a_size_counts_as_tried_after_a_while_though_no_step_of_it_was_measured() -> None:
+    job_facts: dict[str, Any] = {"batch_range": None, "total_steps": 100}
+    young = running("a", 0, **job_facts)
+    plan, _ = decide(young, memory=Knowledge((), ((JobId("a"), Progress(since_s=990.0)),)))
+    assert sizes(plan) == {"a": 1}
+    assert plan.review_at_s == 1_050.0
+    old = ((JobId("a"), Progress(since_s=900.0)),)
+    grown, _ = decide(young, memory=Knowledge((), old))
+    assert sizes(grown) == {"a": 2}
+
+
+def test_without_a_noise_scale_any_batch_of_the_range_is_as_good_a_sample() -> None:
+    measured = times((1, 1, 0.5), (2, 1, 0.6), (4, 1, 0.8))
+    plan, memory = decide(running("a", 0, 1, noise_scale=None, step_times=measured))
+    (grant,) = plan.grants
+    assert grant.batch is not None
+    assert grant.batch > 32
+    held = running("a", *grant.gpus, noise_scale=None, step_times=measured, batch_held=96)
+    (again,) = decide(held, memory=memory)[0].grants
+    assert again.batch == 96 or again.gpus != grant.gpus
+    (noisy,) = decide(running("b", 0, 1, step_times=measured))[0].grants
+    assert noisy.batch is None
+
+
 @pytest.mark.parametrize("facts", [{"weight": -0.1}, {"weight": 1.5}, {"patience": -1.0}])
-def test_parameters_out_of_range_are_refused(facts: dict[str, float]) -> None:
+def test_parameters_out_of_range_are_refused(facts: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="from 0"):
+        ElasticFrontrunner(**facts)
+
+
+def on_capes(name: str, policy: str, seed: int) -> float:
+    workload = named_workload(name).make(Path(), 1.0).draw(seed).workload
+    chosen = make_policy(policy, {}, {"oracle": oracle(workload)})
+    return measure(simulate(workload, layout("8x8"), chosen)).mean_completion_seconds or 0.0
+
+
+@pytest.mark.parametrize("name", ["capes-none", "capes-none-unequal"])
+def test_on_capes_jobs_it_is_sooner_without_an_oracle_than_doubling_with_one(name: str) -> None:
+    seeds = range(20, 24)
+    ours = sum(on_capes(name, "elastic-frontrunner", seed) for seed in seeds)
+    assert ours < sum(on_capes(name, "doubling", seed) for seed in seeds)
+
+
+def test_jobs_of_saxenas_scenario_end_as_soon_as_by_its_own_program() -> None:
+    workload = named_workload("saxena-low-queue").make(Path(), 1.0).draw(1).workload
+    means = [
+        measure(simulate(workload, layout("40"), make_policy(name, {}))).mean_completion_seconds
+        for name in ("elastic-frontrunner", "saxena")
+    ]
+    assert (means[0] or 9e9) < 1.05 * (means[1] or 0.0)
+
+
+def test_whether_the_work_is_known_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match="true or false"):
+        make_policy("elastic-frontrunner", {"known": "no"})
+
+
+@pytest.mark.parametrize("facts", [{"tail": 0.0}, {"near_s": -1.0}])
+def test_a_guard_without_sense_is_refused(facts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="near_s"):
         ElasticFrontrunner(**facts)
