@@ -27,7 +27,7 @@ GAP_SECONDS = 60.0
 JOB_SECONDS = 600.0
 LOAD = 1.0
 LEAST = {
-    "trials": 1, "prior_sweeps": 0, "good": 1, "poisson": 1,
+    "trials": 1, "prior_sweeps": 0, "good": 1, "poisson": 1, "trial_batch": 1,
     "gap_seconds": 0.001, "job_seconds": 0.001, "switch_seconds": 0,
 }  # fmt: skip
 SOURCE = "the command line"
@@ -65,6 +65,13 @@ class SimulationOptions:
         int | None, Option(help="Earlier sweeps to learn from.", metavar="N")
     ] = None
     good: Annotated[int | None, Option(help="Trials within 1 % of the best.", metavar="N")] = None
+    trial_gpus: Annotated[
+        str | None, Option(help="GPUs that a trial may take, as 2, 1-4 or 1,2,4.", metavar="SIZES")
+    ] = None
+    trial_batch: Annotated[
+        int | None,
+        Option(help="Samples a step of such a trial; default: as published.", metavar="N"),
+    ] = None
     switch_seconds: Annotated[
         float, Option(help="Start-up seconds of every segment.", metavar="S")
     ] = 0.0
@@ -93,10 +100,26 @@ class SimulationOptions:
             return TraceSource(self.trace, self.switch_seconds)
         if self.curves is not None:
             trials, priors = self.trials or TRIALS, self.prior_sweeps or 0
-            return CurvesSource(self.curves, trials, priors, self.good, self.switch_seconds)
+            source = CurvesSource(self.curves, trials, priors, self.good, self.switch_seconds)
+            return source if self.trial_gpus is None else self._sized(source, self.trial_gpus)
         gap_s = self.gap_seconds or GAP_SECONDS
         length_s = self.job_seconds or JOB_SECONDS
         return PoissonSource(self.poisson or 0, gap_s, length_s, self.switch_seconds)
+
+    def _sized(self, source: WorkloadSource, sizes: str) -> WorkloadSource:
+        """Return the sweeps of the source, whose trials may take these numbers of GPUs."""
+        from hermes_ops.simulator.named_workload import EXAMPLES
+        from hermes_ops.simulator.sized_trials import SizedSweepSource, parse_sizes
+
+        try:
+            numbers = parse_sizes(sizes)
+        except ValueError:
+            fix = "write a number, a range or a list"
+            allowed = "numbers of GPUs from 1, as 2, 1-4 or 1,2,4"
+            raise option_error("--trial-gpus", repr(sizes), allowed, fix) from None
+        folder = self.data or EXAMPLES
+        self._check_folder(folder, "measured step times")
+        return SizedSweepSource(source, folder, numbers, self.trial_batch)
 
     @property
     def layout(self) -> str | None:
@@ -133,11 +156,15 @@ class SimulationOptions:
             allowed = ", ".join(map(str, named.loads)) or f"none with --workload {name}"
             raise option_error("--load", str(self.load), allowed, "name one, or leave it out")
         data = self.data or EXAMPLES
-        if named.needs_data and not data.is_dir():
-            found = f"{data}, which is no folder"
-            fix = "name the folder with --data, or run this in a checkout of Hermes Ops"
-            raise option_error("--data", found, f"a folder with the files of {name}", fix)
+        if named.needs_data:
+            self._check_folder(data, f"the files of {name}")
         return named, data, LOAD if self.load is None else self.load
+
+    def _check_folder(self, folder: Path, content: str) -> None:
+        if not folder.is_dir():
+            found = f"{folder}, which is no folder"
+            fix = "name the folder with --data, or run this in a checkout of Hermes Ops"
+            raise option_error("--data", found, f"a folder with {content}", fix)
 
     def _check(self) -> None:
         sources = ("trace", "curves", "poisson", "workload")
@@ -147,8 +174,11 @@ class SimulationOptions:
             allowed = "one of --trace, --curves, --poisson, --workload"
             raise option_error("the workload", found, allowed, "name exactly one")
         belong = {"trials": "curves", "prior_sweeps": "curves", "good": "curves",
+                  "trial_gpus": "curves", "trial_batch": "curves",
                   "gap_seconds": "poisson", "job_seconds": "poisson",
-                  "data": "workload", "load": "workload"}  # fmt: skip
+                  "load": "workload", "data": "workload"}  # fmt: skip
+        if self.curves is not None and self.trial_gpus is not None:
+            del belong["data"]
         problems = tuple(
             Problem(_option(name), f"with --{given[0]}", f"with --{owner}", "leave it out")
             for name, owner in belong.items()
@@ -156,6 +186,9 @@ class SimulationOptions:
         )
         if problems:
             raise ConfigError(SOURCE, problems)
+        if self.trial_batch is not None and self.trial_gpus is None:
+            allowed = "with --trial-gpus"
+            raise option_error("--trial-batch", str(self.trial_batch), allowed, "add --trial-gpus")
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and not least <= value < inf:

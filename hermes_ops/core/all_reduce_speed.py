@@ -54,9 +54,17 @@ def _fitted(speeds: tuple[tuple[int, float], ...]) -> AllReduceSpeed:
 def _weights(
     speeds: tuple[tuple[int, float], ...], sizes: int
 ) -> tuple[float, float, float, float]:
+    columns = {1: (0,), 2: (0, 3)}.get(sizes, (0, 1, 2, 3))
+    weights = _solved(speeds, columns)
+    return weights if weights[0] + weights[3] > 0 else _solved(speeds, (0,))
+
+
+def _solved(
+    speeds: tuple[tuple[int, float], ...], columns: tuple[int, ...]
+) -> tuple[float, float, float, float]:
+    """Return the weights of these terms by non-negative least squares, 0 for the others."""
     from scipy.optimize import nnls
 
-    columns = {1: (0,), 2: (0, 3)}.get(sizes, (0, 1, 2, 3))
     rows = [[_terms(gpus)[column] * speed for column in columns] for gpus, speed in speeds]
     solved, _ = nnls(rows, [1.0] * len(rows))
     weights = [0.0] * 4

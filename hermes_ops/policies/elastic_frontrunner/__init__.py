@@ -1,4 +1,8 @@
-"""Elastic frontrunner: the sizes with the greatest sum of speed-ups, short work weighted most."""
+"""Elastic frontrunner: the sizes with the greatest sum of weighted speed-ups.
+
+The trials of a sweep are weighted by their chance to end as the best (`sized_sweeps`), other jobs
+by the work that is left.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import numpy as np
 from hermes_ops.core.amounts import figure, short_duration
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.oracle import Oracle
+from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.policies.elastic_frontrunner.finish_guard import FinishGuard, with_crowd
 from hermes_ops.policies.elastic_frontrunner.kinds import (
     Kind,
@@ -21,10 +26,12 @@ from hermes_ops.policies.elastic_frontrunner.kinds import (
     learn_kinds,
 )
 from hermes_ops.policies.elastic_frontrunner.paces import Paces, has_one_size
+from hermes_ops.policies.elastic_frontrunner.size_options import size_options
+from hermes_ops.policies.elastic_frontrunner.sized_sweeps import SizedSweeps
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
 from hermes_ops.policies.toolbox.knapsack import knapsack, option_table
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
-from hermes_ops.policies.toolbox.whole_nodes import node_size, packing_sizes
+from hermes_ops.policies.toolbox.whole_nodes import node_size
 
 HOUR_S = 3600.0
 LEAST_LEFT_S = 60.0
@@ -71,12 +78,20 @@ class ElasticFrontrunner:
     before all others (`FinishGuard`); the seconds that they have left follow from their steps, at a
     pace that changes over the training as it did with others of the kind (`Paces`).
 
-    Own rule. `weight`: 0 is pure throughput, 1 the shortest first. `tail`, above 1 for none, and
-    `near_s`: see `predicted_finish_order`. With `known` an oracle tells the work that is left, for
-    a comparison in a simulation.
+    Jobs with hyper-parameters and no model's name are trials of a sweep: of these the sum of
+    weight x speed-up is maximised, with weights from the chances to end as the best that
+    `frontrunner` forecasts (`chances`), and slices pinned as there. Each sweep, and the other jobs
+    of each sweep's name, share the GPUs by (GPUs + 1) / weight (`shares`); what one leaves free
+    goes to the others.
+
+    Own rule. `weight`: 0 is pure throughput, 1 the shortest first; for other jobs alone. `tail`,
+    above 1 for none, and `near_s`: see `predicted_finish_order`. `prior`: trials of earlier sweeps,
+    as of `frontrunner`. With `known` an oracle tells the work that is left, for a comparison in a
+    simulation.
     """
 
     oracle: Oracle | None = None
+    prior: tuple[PastTrial, ...] = ()
     known: bool = False
     weight: float = 0.35
     patience: float = 4.0
@@ -111,23 +126,28 @@ class ElasticFrontrunner:
         problem = SizingProblem.from_snapshot(snapshot)
         rates = Rates(kinds, node_size(problem), len(set(snapshot.node_of.values())))
         paces = Paces.from_snapshot(snapshot)
+        sweeps = SizedSweeps.from_problem(problem, memory.search, self.prior)
+        others = [job for job in problem.jobs if job.id not in sweeps]
         choices = [
             self._choice_of_one_size(problem, job, paces, rates.gpus_a_node)
             or self._choice(problem, job, kinds, rates, before)
-            for job in problem.jobs
+            for job in others
         ]
         guard = self._guard(snapshot, memory)
-        sizes = guard.sizes(choices, problem.gpus, _best)
+        sizes = sweeps.sizes(others, lambda gpus: guard.sizes(choices, gpus, _best))
         batches = _batches(problem, choices, sizes)
         grants = problem.grants(sizes, batches, nodes_wanted=_nodes(choices, sizes))
         order = sorted(choices, key=lambda choice: choice.left_s)
         waiting = [choice.job for choice in order if not choice.job.holds_gpus]
+        trials = sweeps.waiting()
         by_job = {choice.job.id: choice for choice in choices}
         after = self._progress(snapshot, grants, by_job, before)
         review_s = _review_s(snapshot, grants, kinds, after)
-        plan = problem.plan(grants, _explanation(choices, sizes, guard), waiting, review_s)
+        explain = sweeps.explanation(sizes, trials, _explanation(choices, sizes, guard))
+        plan = problem.plan(grants, explain, [*trials, *waiting], review_s)
+        search = sweeps.after(plan, memory.search)
         learnt, progress = tuple(sorted(kinds.items())), tuple(sorted(after.items()))
-        return plan, Knowledge(learnt, progress, guard.crowds)
+        return plan, Knowledge(learnt, progress, guard.crowds, search)
 
     def _guard(self, snapshot: Snapshot, memory: Knowledge) -> FinishGuard:
         jobs = (*snapshot.holding, *snapshot.queue)
@@ -148,7 +168,7 @@ class ElasticFrontrunner:
         done = progress.until(now_s)
         tried = max(kind.largest, held if now_s >= progress.since_s + TRIAL_S else 0)
         limit = min(problem.gpus, max(2 * tried, job.min_gpus, held))
-        sizes = _options(job, limit, rates.gpus_a_node, held)
+        sizes = size_options(job, limit, rates.gpus_a_node, held)
         gpus = problem.snapshot.held.get(job.id, ())
         places = (len(gpus), len({problem.snapshot.node_of[gpu] for gpu in gpus}))
         of_sizes = rates.of(job, (1, *sizes), places)
@@ -276,16 +296,6 @@ def _batches(
 def _nodes(choices: Sequence[Choice], sizes: Mapping[JobId, int]) -> dict[JobId, int]:
     """Return on how many nodes each job's size is to be."""
     return {c.job.id: c.nodes[c.sizes.index(sizes[c.job.id])] for c in choices if not c.job.nodes}
-
-
-def _options(job: Job, limit: int, each: int, held: int) -> tuple[int, ...]:
-    """Return the sizes that pack well, the one that is held, and the least one.
-
-    Of a job that is bound to a node those that fit there.
-    """
-    most = min(limit, each) if job.nodes else limit
-    always = (n for n in (held, job.min_gpus) if 0 < n <= most and job.takes(n))
-    return tuple(sorted({*packing_sizes(job, most, each), *always}))
 
 
 def _explanation(

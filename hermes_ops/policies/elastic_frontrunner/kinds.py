@@ -18,6 +18,7 @@ from hermes_ops.core.order import submission
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.core.speed_model import Floats, SpeedModel, fit_speed_model
 from hermes_ops.policies.elastic_frontrunner.finish_guard import Crowds
+from hermes_ops.policies.elastic_frontrunner.trial_speeds import NO_SEARCH, SearchMemory
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
 
 NOISE_STEP = 0.05
@@ -94,6 +95,7 @@ class Knowledge:
     kinds: tuple[tuple[KindKey, Kind], ...] = ()
     progress: tuple[tuple[JobId, Progress], ...] = ()
     crowds: Crowds = ()
+    search: SearchMemory = NO_SEARCH
 
 
 def learn_kinds(

@@ -90,7 +90,7 @@ class Frontrunner:
         """Keep trials that are within their slice, then serve the sweeps' trials by value."""
         goals = dict(memory.goals)
         sweeps = by_sweep(snapshot)
-        pinned = {sweep: _pinned(snapshot, jobs, goals) for sweep, jobs in sweeps.items()}
+        pinned = {sweep: pinned_jobs(snapshot, jobs, goals) for sweep, jobs in sweeps.items()}
         gpus_pinned = sum(len(job.gpus_held) for jobs in pinned.values() for job in jobs)
         prospects: dict[JobId, Prospect] = {}
         queues: dict[SweepId, SweepQueue] = {}
@@ -111,7 +111,7 @@ class Frontrunner:
         compared = contenders(jobs)
         curves = tabulate(compared, self.prior)
         forecast = forecast_sweep(curves)
-        switch_s = _switch_s(jobs)
+        switch_s = usual_switch_s(jobs)
         costs = np.array([0.0 if job.id in snapshot.held else switch_s for job in compared])
         values = index(forecast, curves, costs)
         return {
@@ -119,7 +119,7 @@ class Frontrunner:
                 float(forecast.chance[row]),
                 float(forecast.left_s[row, -1]),
                 float(values[row]),
-                _goal(job, curves, forecast.left_s[row], switch_s),
+                next_goal(job, curves, forecast.left_s[row], switch_s),
             )
             for row, job in enumerate(compared)
             if not curves.over[row]
@@ -147,7 +147,7 @@ def index(forecast: Forecast, curves: CurveTable, costs_s: Floats) -> Floats:
     return values
 
 
-def _pinned(snapshot: Snapshot, jobs: Sequence[Job], goals: Mapping[JobId, int]) -> list[Job]:
+def pinned_jobs(snapshot: Snapshot, jobs: Sequence[Job], goals: Mapping[JobId, int]) -> list[Job]:
     """Return the jobs that keep their GPUs: within their slice, or trained to their last step.
 
     What a job does after its last step takes less time than a switch. A job without a known goal
@@ -177,12 +177,13 @@ def contenders(jobs: Sequence[Job]) -> list[Job]:
     return [job for job in jobs if job.id in compared]
 
 
-def _switch_s(jobs: Sequence[Job]) -> float:
+def usual_switch_s(jobs: Sequence[Job]) -> float:
+    """Return the median of the measured seconds of a stop and resume; 0 before any."""
     measured = [seconds for job in jobs if (seconds := job.switch_s) is not None]
     return median(measured) if measured else 0.0
 
 
-def _goal(job: Job, curves: CurveTable, left_s: Floats, switch_s: float) -> int:
+def next_goal(job: Job, curves: CurveTable, left_s: Floats, switch_s: float) -> int:
     """Return the step at which the trial is judged next: the next depth worth a switch."""
     deeper = [k for k, depth in enumerate(curves.depths) if depth > job.last_step]
     if not deeper:
@@ -220,12 +221,13 @@ def _commit(
         goal = goals.get(job.id, 0)
         if job.id not in snapshot.held or (goal <= job.last_step and job.preemptible):
             prospect = prospects.get(job.id)
-            goal = prospect.goal if prospect else _next_depth(job, sweeps[job.sweep])
+            goal = prospect.goal if prospect else next_depth(job, sweeps[job.sweep])
         commitments.append((job.id, goal))
     return Commitments(tuple(sorted(commitments)))
 
 
-def _next_depth(job: Job, jobs: Sequence[Job]) -> int:
+def next_depth(job: Job, jobs: Sequence[Job]) -> int:
+    """Return the next step at which the trials of the job's sweep are judged."""
     return next(
         (depth for depth in judging_depths(jobs) if depth > job.last_step), job.last_step + 1
     )

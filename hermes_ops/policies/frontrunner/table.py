@@ -96,7 +96,7 @@ def tabulate(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> CurveTable:
     Earlier trials of another space (other names of hyper-parameters) are left out.
     """
     depths = judging_depths(jobs)
-    spaces = {_names(job.configuration) for job in jobs if job.configuration}
+    spaces = {_names(job.configuration) for job in jobs if prior and job.configuration}
     complete = (trial for trial in prior if trial.curve and trial.curve[-1].step >= depths[-1])
     same_space = [t for t in complete if not spaces or _names(t.configuration) in spaces]
     earlier = same_space[-PAST:]

@@ -44,6 +44,12 @@ def test_a_speed_is_never_above_that_of_the_weights_that_are_not_negative() -> N
     assert model.error > 0.1
 
 
+def test_a_fit_by_which_one_gpu_takes_no_time_is_linear() -> None:
+    model = AllReduceSpeed.fit(((2, 1.0), (3, 1 / 3), (6, 1e-9)))
+    assert model.weights[1:] == (0.0, 0.0, 0.0)
+    assert model.speed(2) == pytest.approx(2 * model.speed(1))
+
+
 @pytest.mark.parametrize("speeds", [(), ((0, 1.0),), ((1, 0.0),), ((1, float("nan")),)])
 def test_no_speed_or_a_wrong_one_is_refused(speeds: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ValueError, match="above 0"):
