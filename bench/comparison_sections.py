@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from bench.comparison_case import ComparisonCase, Reuse
+from bench.comparison_sizes import sizes
 from hermes_ops.simulator.comparison import Comparison, Interval, ratio_interval
 from hermes_ops.simulator.tables import cell, markdown
 
@@ -379,6 +380,7 @@ SECTIONS: Mapping[str, Callable[[Reuse], str]] = {
     "switches": switches,
     "guards": guards,
     "priors": priors,
+    "sizes": sizes,
     "reached": reached,
 }
 
