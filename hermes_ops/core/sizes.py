@@ -74,20 +74,6 @@ class BatchRange:
         return max(1, ceil(ceil(batch / gpus) / most_local))
 
 
-def check_sizes(least: int, most: int, sizes: tuple[int, ...]) -> None:
-    """Raise ConfigError for a range of GPUs that has no size, or sizes outside of it."""
-    problems: list[Problem] = []
-    if not 1 <= least <= most:
-        fix = "give the smaller number first, at least 1"
-        problems.append(Problem("gpus", f"{least} to {most}", "a range", fix))
-    outside = [size for size in sizes if not least <= size <= most]
-    if outside and not problems:
-        found = ", ".join(map(str, outside))
-        problems.append(Problem("sizes", found, f"{least} to {most}", "remove them"))
-    if problems:
-        raise ConfigError("the sizes of a job", tuple(problems))
-
-
 def powers_of_two(least: int, most: int) -> tuple[int, ...]:
     """Return the powers of two in a range, ascending."""
     powers = (1 << exponent for exponent in range(most.bit_length()))

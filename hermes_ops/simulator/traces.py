@@ -7,11 +7,14 @@ import gzip
 import io
 import random
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 
 from hermes_ops.core.model import JobId, Value
+from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
@@ -19,6 +22,7 @@ OPTIONAL = (
     *("model", "vc", "user", "weight", "deadline_s", "iterations"),
     *("checkpoint_s", "restore_s", "startup_s"),
     *("batch_size", "iteration_time_ms", "priority"),
+    "speed_ups",
 )
 NOTED = ("batch_size", "iteration_time_ms", "priority")  # numbers that go into `configuration`
 MOST_PROBLEMS = 20
@@ -46,7 +50,8 @@ def read_trace(path: Path) -> Workload:
     Columns: job_id, submit_time_s, num_gpus, duration_s (alone on these GPUs); optional: model,
     vc (virtual cluster), user, weight, deadline_s (as submit_time_s), iterations (its steps),
     checkpoint_s, restore_s, startup_s, and batch_size, iteration_time_ms, priority, which are in
-    the job's configuration. Optional cells may be empty. A known model has its tensor skew.
+    the job's configuration; speed_ups, as `1:1 2:1.8 4:3`: the numbers of GPUs on which the job may
+    run, with its speed on each. Optional cells may be empty. A known model has its tensor skew.
 
     Raise ConfigError, with the line numbers of up to 20 problems, for a file that cannot be read,
     for unknown, missing or doubled columns and for bad rows.
@@ -140,6 +145,37 @@ def _header_problems(header: list[str]) -> list[Problem]:
     return problems
 
 
+@dataclass(frozen=True, slots=True)
+class SpeedUps:
+    """A training model of declared speeds: (GPUs, speed over that on the requested GPUs).
+
+    Its unit of work is a second on the requested GPUs. Where the GPUs are makes no difference.
+    """
+
+    speeds: tuple[tuple[int, float], ...]
+    batch_range: BatchRange | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of GPUs, ascending."""
+        return tuple(gpus for gpus, _ in self.speeds)
+
+    @property
+    def step_times(self) -> tuple[StepTime, ...]:
+        """The seconds of a unit of work on each number of GPUs."""
+        return tuple(StepTime(gpus, 1 / speed) for gpus, speed in self.speeds)
+
+    def pace(self, placement: Placement, epoch: int, batch: int | None) -> Pace:  # noqa: ARG002 - interface
+        """Return the declared pace."""
+        gpus = sum(placement)
+        speed = dict(self.speeds)[gpus]
+        return Pace(speed, StepTime(gpus, 1 / speed, len(placement)))
+
+    def noise_scale(self, epoch: int) -> float | None:  # noqa: ARG002 - interface
+        """Return None: a trace does not tell it."""
+        return None
+
+
 class _Cells:
     """Parses the cells of one row to a job; collects their problems."""
 
@@ -160,11 +196,17 @@ class _Cells:
         model = self._cells.get("model") or None
         if self._whole and not self._cells["job_id"]:
             self.refuse("job_id", "nothing", "any text")
+        submitted_s, seconds = self._number("submit_time_s"), self._number("duration_s")
+        gpus = self._whole_number("num_gpus") or 1
+        training = self._speed_ups(gpus)
         return Work(
             id=JobId(self._cells["job_id"]),
-            submitted_s=self._number("submit_time_s"),
-            seconds=self._number("duration_s"),
-            gpus=self._whole_number("num_gpus") or 1,
+            submitted_s=submitted_s,
+            seconds=seconds,
+            gpus=gpus,
+            training=training,
+            step_times=() if training is None else training.step_times,
+            exclusive_s=None if training is None else seconds,
             user=self._cells.get("user", ""),
             virtual_cluster=self._cells.get("vc", ""),
             model_name=model,
@@ -206,6 +248,26 @@ class _Cells:
         if self._whole:
             self.refuse(name, repr(text), "a whole number of at least 1")
         return None
+
+    def _speed_ups(self, gpus: int) -> SpeedUps | None:
+        """Parse the speeds by number of GPUs; None without any."""
+        text = self._cells.get("speed_ups", "")
+        if not text or not self._whole:
+            return None
+        try:
+            pairs = [part.split(":") for part in text.split()]
+            speeds = {int(number): float(speed) for number, speed in pairs}
+        except ValueError:
+            speeds, pairs = {}, []
+        is_sound = all(number >= 1 and 0 < speed < inf for number, speed in speeds.items())
+        if not speeds or not is_sound or len(speeds) < len(pairs):
+            allowed = "numbers of GPUs from 1, each once, with speeds above 0, as 1:1 2:1.8 4:3"
+            self.refuse("speed_ups", repr(text), allowed)
+            return None
+        if gpus not in speeds:
+            self.refuse("speed_ups", repr(text), f"one of num_gpus, {gpus}, too")
+            return None
+        return SpeedUps(tuple(sorted((n, s / speeds[gpus]) for n, s in speeds.items())))
 
     def _noted(self) -> tuple[tuple[str, Value], ...]:
         return tuple((name, self._number(name)) for name in NOTED if self._cells.get(name))

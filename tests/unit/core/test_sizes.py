@@ -8,20 +8,9 @@ from hypothesis import strategies as st
 
 from hermes_ops.core.model import Gpu, Grant, Phase, Plan, Resize, Snapshot
 from hermes_ops.core.plan import check, diff
-from hermes_ops.core.sizes import BatchRange, check_sizes, powers_of_two
+from hermes_ops.core.sizes import BatchRange, powers_of_two
 from hermes_ops.errors import ConfigError, PlanError
 from tests.builders import job, world
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "sizes", "told"),
-    [(4, 2, (), "4 to 2"), (0, 2, (), "0 to 2"), (1, 4, (2, 8), "8")],
-)
-def test_sizes_outside_of_a_range_are_refused(
-    least: int, most: int, sizes: tuple[int, ...], told: str
-) -> None:
-    with pytest.raises(ConfigError, match=told):
-        check_sizes(least, most, sizes)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import pytest
 
 from hermes_ops.core.model import JobId
 from hermes_ops.errors import ConfigError
+from hermes_ops.policies import make_policy
+from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.traces import poisson, read_trace
-from hermes_ops.simulator.workload import Costs, Work
+from hermes_ops.simulator.workload import Costs, Work, Workload
 
 HEADER = "job_id,submit_time_s,num_gpus,duration_s"
 EXAMPLES = Path(__file__).parents[3] / "examples" / "traces"
@@ -144,3 +146,33 @@ def test_poisson_arrivals_come_at_the_rate_and_in_the_sizes_that_were_asked_for(
 def test_poisson_arrivals_are_the_same_for_the_same_seed_only() -> None:
     assert poisson(20, mean_gap_s=1.0, seed=3) == poisson(20, mean_gap_s=1.0, seed=3)
     assert poisson(20, mean_gap_s=1.0, seed=3).jobs != poisson(20, mean_gap_s=1.0, seed=4).jobs
+
+
+def test_a_job_with_speed_ups_may_take_these_sizes_and_trains_at_their_speed(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path, f"{HEADER},speed_ups\na,0,2,100,4:3 1:1 2:1.5\nb,0,1,9,\n")
+    wide, narrow = read_trace(path).jobs
+    assert narrow == Work(JobId("b"), 0.0, 9.0)
+    assert wide.training is not None
+    assert wide.training.sizes == (1, 2, 4)
+    assert [wide.training.pace((n,), 0, None).rate for n in (1, 2, 4)] == pytest.approx(
+        [2 / 3, 1, 2]
+    )
+    assert (wide.alone_s, [time.gpus for time in wide.step_times]) == (100.0, [1, 2, 4])
+    result = simulate(Workload("w", (wide,)), layout("4"), make_policy("elastic-fifo", {}))
+    (outcome,) = result.outcomes
+    assert outcome.ended_s == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("cell", ["x", "1", "1:0 2:1", "2:inf", "0:1 2:2", "2:1 2:2", "2:nan"])
+def test_speed_ups_that_no_job_can_have_are_refused_with_their_line(
+    tmp_path: Path, cell: str
+) -> None:
+    (problem,) = refusal(tmp_path, f"{HEADER},speed_ups\na,0,2,100,{cell}\n")
+    assert problem.startswith(f"line 2, speed_ups: found '{cell}'; allowed: numbers of GPUs")
+
+
+def test_speed_ups_without_the_requested_number_are_refused(tmp_path: Path) -> None:
+    (problem,) = refusal(tmp_path, f"{HEADER},speed_ups\na,0,2,100,1:1 4:2\n")
+    assert "one of num_gpus, 2, too" in problem
