@@ -146,7 +146,7 @@ def _header_problems(header: list[str]) -> list[Problem]:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedUps:
+class DeclaredSpeeds:
     """A training model of declared speeds: (GPUs, speed over that on the requested GPUs).
 
     Its unit of work is a second on the requested GPUs. Where the GPUs are makes no difference.
@@ -249,7 +249,7 @@ class _Cells:
             self.refuse(name, repr(text), "a whole number of at least 1")
         return None
 
-    def _speed_ups(self, gpus: int) -> SpeedUps | None:
+    def _speed_ups(self, gpus: int) -> DeclaredSpeeds | None:
         """Parse the speeds by number of GPUs; None without any."""
         text = self._cells.get("speed_ups", "")
         if not text or not self._whole:
@@ -267,7 +267,7 @@ class _Cells:
         if gpus not in speeds:
             self.refuse("speed_ups", repr(text), f"one of num_gpus, {gpus}, too")
             return None
-        return SpeedUps(tuple(sorted((n, s / speeds[gpus]) for n, s in speeds.items())))
+        return DeclaredSpeeds(tuple(sorted((n, s / speeds[gpus]) for n, s in speeds.items())))
 
     def _noted(self) -> tuple[tuple[str, Value], ...]:
         return tuple((name, self._number(name)) for name in NOTED if self._cells.get(name))
