@@ -229,7 +229,8 @@ def test_a_sweep_shares_the_pool_and_runs_to_its_end(
     airflow: Airflow, harness: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "sweep.json"
-    file.write_text(json.dumps(harness.stub("existing", [0.001, 0.002, 0.1, 2.0], 15, 0.4)))
+    # long enough for a busy machine to see two losses of a trial and to preempt it
+    file.write_text(json.dumps(harness.stub("existing", [0.001, 0.002, 0.1, 2.0], 60, 0.4)))
     said = airflow.run("hermes", "sweep", "run", str(file), "--json", timeout_s=600)
     assert said.returncode == 0, said.stderr[-3000:]
     document = json.loads(said.stdout)
