@@ -47,6 +47,7 @@ def test_the_document_has_exactly_the_promised_keys() -> None:
         "segments",
         "preemptions",
         "gpu_seconds",
+        "sizes",
     ]
     assert document["best"] == document["trials"][0]
 
