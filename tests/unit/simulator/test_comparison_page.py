@@ -10,6 +10,7 @@ import pytest
 from bench import comparison, comparison_case
 from bench.comparison_case import ComparisonCase, FiguresMissing, Reuse, version
 from bench.comparison_sections import _off, _quoted, pooled, three_jobs
+from bench.comparison_sizes import ElasticCase
 from hermes_ops.core.model import Gpu
 from hermes_ops.simulator.comparison import Comparison, Contender, compare
 from hermes_ops.simulator.workload_source import WorkloadSource
@@ -171,3 +172,17 @@ def test_a_section_whose_figures_are_not_kept_stays_on_the_page_as_it_is(
     kept = "<!-- first -->\n## First\n\n1\n\n<!-- second -->\n## Second\n\n2\n"
     assert page.read_text() == f"{comparison.HEAD}\n{kept}"
     assert comparison.sections(page.read_text()).keys() == {"first", "second"}
+
+
+def test_figures_of_elastic_jobs_are_kept_by_their_command_and_are_missing_before(
+    kept: Path,
+) -> None:
+    case = ElasticCase("w", "--workload shockwave", ("fifo",))
+    with pytest.raises(FiguresMissing, match="hermes compare --workload shockwave"):
+        case.document(Reuse.KEPT)
+    document = case.document(Reuse.SAME)
+    assert document["policies"]["fifo"]["makespan_seconds"]["mean"] == pytest.approx(31_449, abs=1)
+    (file,) = kept.iterdir()
+    file.write_text(file.read_text().replace('"mean": 31', '"mean": 99'))
+    assert case.document(Reuse.SAME)["policies"]["fifo"]["makespan_seconds"]["mean"] > 99_000
+    assert case.document(Reuse.KEPT) == case.document(Reuse.SAME)
