@@ -57,6 +57,17 @@ def goodputs(
     return _table(model, batches, tuple(gpus), tuple(nodes)).goodputs(noise_scale)
 
 
+def best_rates(
+    model: SpeedModel,
+    batches: BatchRange,
+    noise_scales: Floats,
+    gpus: Sequence[int],
+    nodes: Sequence[int],
+) -> Floats:
+    """Return the rates of `goodputs` by noise scale (rows) and size (columns)."""
+    return _table(model, batches, tuple(gpus), tuple(nodes)).rates(noise_scales)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchTable:
     """The BATCHES batches of each of S sizes: what their goodputs are but for the noise.

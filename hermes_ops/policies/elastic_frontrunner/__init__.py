@@ -8,58 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
-
-import numpy as np
 
 from hermes_ops.core.amounts import figure, short_duration
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.past_trials import PastTrial
-from hermes_ops.policies.elastic_frontrunner.finish_guard import FinishGuard, with_crowd
-from hermes_ops.policies.elastic_frontrunner.kinds import (
-    Kind,
-    Knowledge,
-    Progress,
-    Rates,
-    expected_work,
-    learn_kinds,
+from hermes_ops.policies.elastic_frontrunner.choices import (
+    TRIAL_S,
+    Choice,
+    Choices,
+    Valuation,
+    switch_seconds,
 )
-from hermes_ops.policies.elastic_frontrunner.paces import Paces, has_one_size
-from hermes_ops.policies.elastic_frontrunner.size_options import size_options
+from hermes_ops.policies.elastic_frontrunner.finish_guard import FinishGuard, with_crowd
+from hermes_ops.policies.elastic_frontrunner.kinds import Kind, Knowledge, Progress, learn_kinds
+from hermes_ops.policies.elastic_frontrunner.paces import Paces
 from hermes_ops.policies.elastic_frontrunner.sized_sweeps import SizedSweeps
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
-from hermes_ops.policies.toolbox.knapsack import knapsack, option_table
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
-from hermes_ops.policies.toolbox.whole_nodes import node_size
-
-HOUR_S = 3600.0
-LEAST_LEFT_S = 60.0
-"""Seconds on one GPU: work that is left counts as at least so much."""
-
-SETTLED = 0.5
-"""The part of its whole work that counts as left too, where a job has no range of batches.
-
-Its speed-up stays the same until its end; that of others grows with the noise of their gradients,
-which is why these are given most GPUs late.
-"""
-
-TRIAL_S = 60.0
-"""Seconds of training after which a size counts as tried, though it is not measured yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The sizes that one job may take now, ascending from 0, and the value of each."""
-
-    job: Job
-    sizes: tuple[int, ...]
-    values: tuple[float, ...]
-    rates: tuple[float, ...]  # work a second
-    nodes: tuple[int, ...]  # on which these rates are expected
-    left_s: float  # on one GPU
-    alone_s: float | None = None  # of a job of one size, all of its training there
-    batches: tuple[int, ...] = ()  # by size; 0: as the job chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,30 +92,42 @@ class ElasticFrontrunner:
         done = {job: progress.until(now_s) for job, progress in before.items()}
         kinds = learn_kinds(snapshot, dict(memory.kinds), done)
         problem = SizingProblem.from_snapshot(snapshot)
-        rates = Rates(kinds, node_size(problem), len(set(snapshot.node_of.values())))
-        paces = Paces.from_snapshot(snapshot)
         sweeps = SizedSweeps.from_problem(problem, memory.search, self.prior)
-        others = [job for job in problem.jobs if job.id not in sweeps]
-        choices = [
-            self._choice_of_one_size(problem, job, paces, rates.gpus_a_node)
-            or self._choice(problem, job, kinds, rates, before)
-            for job in others
-        ]
+        others = [job for job in problem.jobs if job.id not in sweeps.search_of]
+        choices = self._choices(problem, others, kinds, before)
         guard = self._guard(snapshot, memory)
-        sizes = sweeps.sizes(others, lambda gpus: guard.sizes(choices, gpus, _best))
-        batches = _batches(problem, choices, sizes)
-        grants = problem.grants(sizes, batches, nodes_wanted=_nodes(choices, sizes))
-        order = sorted(choices, key=lambda choice: choice.left_s)
-        waiting = [choice.job for choice in order if not choice.job.holds_gpus]
+        sizes = sweeps.sizes(others, lambda gpus: guard.sizes(choices.of_jobs, gpus, choices.best))
+        chosen = [choice for choice in choices.of_jobs if sizes.get(choice.job.id)]
+        batches = _batches(problem, choices, chosen, sizes)
+        grants = problem.grants(sizes, batches, nodes_wanted=_nodes(choices, chosen, sizes))
+        waiting = (choice.job for choice in choices.by_left() if not choice.job.holds_gpus)
         trials = sweeps.waiting()
-        by_job = {choice.job.id: choice for choice in choices}
-        after = self._progress(snapshot, grants, by_job, before)
+        by_job = {choice.job.id: choice for choice in choices.of_jobs}
+        after = self._progress(snapshot, grants, choices, by_job, before)
         review_s = _review_s(snapshot, grants, kinds, after)
-        explain = sweeps.explanation(sizes, trials, _explanation(choices, sizes, guard))
-        plan = problem.plan(grants, explain, [*trials, *waiting], review_s)
+        explain = sweeps.explanation(sizes, trials, _explanation(choices, by_job, sizes, guard))
+        plan = problem.plan(grants, explain, chain(trials, waiting), review_s)
         search = sweeps.after(plan, memory.search)
         learnt, progress = tuple(sorted(kinds.items())), tuple(sorted(after.items()))
         return plan, Knowledge(learnt, progress, guard.crowds, search)
+
+    def _choices(
+        self,
+        problem: SizingProblem,
+        jobs: Sequence[Job],
+        kinds: Mapping[KindKey, Kind],
+        before: Mapping[JobId, Progress],
+    ) -> Choices:
+        paces, now_s = Paces.from_snapshot(problem.snapshot), problem.snapshot.time_s
+        oracle = self.oracle
+
+        def left_s(job: Job) -> float | None:
+            if self.known and oracle is not None:
+                return oracle.remaining_s(job, now_s)
+            return paces.left_s(job)
+
+        parameters = self.weight, self.patience, self.default_switch_s
+        return Valuation(problem, kinds, before, left_s, *parameters).choices(jobs)
 
     def _guard(self, snapshot: Snapshot, memory: Knowledge) -> FinishGuard:
         jobs = (*snapshot.holding, *snapshot.queue)
@@ -155,80 +135,12 @@ class ElasticFrontrunner:
         crowds = with_crowd(memory.crowds, snapshot.time_s, len(jobs), oldest_s)
         return FinishGuard(self.tail, self.near_s, snapshot.time_s, len(snapshot.gpus), crowds)
 
-    def _choice(
-        self,
-        problem: SizingProblem,
-        job: Job,
-        kinds: Mapping[KindKey, Kind],
-        rates: Rates,
-        before: Mapping[JobId, Progress],
-    ) -> Choice:
-        kind, now_s = kinds[kind_key(job)], problem.snapshot.time_s
-        held, progress = problem.held(job), before.get(job.id, Progress())
-        done = progress.until(now_s)
-        tried = max(kind.largest, held if now_s >= progress.since_s + TRIAL_S else 0)
-        limit = min(problem.gpus, max(2 * tried, job.min_gpus, held))
-        sizes = size_options(job, limit, rates.gpus_a_node, held)
-        gpus = problem.snapshot.held.get(job.id, ())
-        places = (len(gpus), len({problem.snapshot.node_of[gpu] for gpu in gpus}))
-        of_sizes = rates.of(job, (1, *sizes), places)
-        found, nodes = of_sizes.rate, of_sizes.nodes[1:]
-        alone = float(found[0]) or float(found.max()) or 1.0
-        work = expected_work(job, kind, done)
-        left_s = job.attained_gpu_s(now_s) if work is None else (work - done) / alone
-        left_s = max(left_s, LEAST_LEFT_S)
-        until_end_s = left_s * alone / np.maximum(found[1:], 1e-12)
-        switch_s = self.patience * self._switch_s(job)
-        moves = np.array([size != held for size in sizes])
-        factors = np.where(moves, until_end_s / (until_end_s + switch_s), 1.0)
-        weighed_s = left_s
-        if job.batch_range is None and work is not None:
-            weighed_s += SETTLED * work / alone
-        values = found[1:] / alone * (weighed_s / HOUR_S) ** -self.weight * factors
-        return Choice(
-            job,
-            (0, *sizes),
-            (0.0, *values.tolist()),
-            (0.0, *found[1:].tolist()),
-            (0, *nodes.tolist()),
-            left_s,
-            batches=(0, *of_sizes.batch[1:].tolist()),
-        )
-
-    def _choice_of_one_size(
-        self, problem: SizingProblem, job: Job, paces: Paces, gpus_a_node: int
-    ) -> Choice | None:
-        """Return the choice between the job's one size and none: its speed-up is its size.
-
-        None: it has several sizes, or nothing tells how long it still trains.
-        """
-        if not has_one_size(job):
-            return None
-        left_s = paces.left_s(job)
-        if self.known and self.oracle is not None:
-            left_s = self.oracle.remaining_s(job, problem.snapshot.time_s)
-        if left_s is None:
-            return None
-        size = job.min_gpus
-        left_s = max(left_s, LEAST_LEFT_S / size)
-        switch_s = self.patience * self._switch_s(job)
-        factor = 1.0 if problem.held(job) == size else left_s / (left_s + switch_s)
-        value = size * (left_s * size / HOUR_S) ** -self.weight * factor
-        trained_s = job.curve[-1].seconds if job.curve else 0.0
-        nodes = -(-size // gpus_a_node)
-        return Choice(
-            job, (0, size), (0.0, value), (0.0, float(size)), (0, nodes), left_s * size,
-            trained_s + left_s,
-        )  # fmt: skip
-
-    def _switch_s(self, job: Job) -> float:
-        return self.default_switch_s if job.switch_s is None else job.switch_s
-
     def _progress(
         self,
         snapshot: Snapshot,
         grants: Sequence[Grant],
-        choices: Mapping[JobId, Choice],
+        choices: Choices,
+        by_job: Mapping[JobId, Choice],
         before: Mapping[JobId, Progress],
     ) -> dict[JobId, Progress]:
         """Return the progress of all jobs that have begun and not ended, from now on."""
@@ -240,26 +152,15 @@ class ElasticFrontrunner:
             if job in snapshot.index and job not in ended
         }
         for grant in grants:
-            job, choice = snapshot.index[grant.job], choices.get(grant.job)
+            job, choice = snapshot.index[grant.job], by_job.get(grant.job)
             known, size = before.get(job.id, Progress()), len(grant.gpus)
             rate = known.rate
             if choice is not None and size in choice.sizes:
-                rate = choice.rates[choice.sizes.index(size)]
+                rate = choices.rate(choice, size)
             stays = snapshot.held.get(job.id) == grant.gpus
-            since_s = known.since_s if stays else now_s + self._switch_s(job)
+            since_s = known.since_s if stays else now_s + switch_seconds(job, self.default_switch_s)
             after[job.id] = Progress(known.until(now_s), now_s, rate, since_s)
         return after
-
-
-def _best(choices: Sequence[Choice], gpus: int) -> dict[JobId, int]:
-    """Return the size of each job in the solution of the greatest value."""
-    if not choices:
-        return {}
-    sizes, values = option_table([choice.sizes[1:] for choice in choices], 0.0)
-    for row, choice in enumerate(choices):
-        values[row, : len(choice.values)] = choice.values
-    columns = knapsack(sizes, values, gpus)
-    return {c.job.id: int(sizes[row, columns[row]]) for row, c in enumerate(choices)}
 
 
 def _review_s(
@@ -271,41 +172,48 @@ def _review_s(
     """Return when the first size that is not measured yet counts as tried; None: none will."""
     times = []
     for grant in grants:
-        job = snapshot.index[grant.job]
-        at_s = progress[job.id].since_s + TRIAL_S
-        grows = job.size_above(len(grant.gpus)) is not None
-        if grows and len(grant.gpus) > kinds[kind_key(job)].largest and at_s > snapshot.time_s:
+        at_s = progress[grant.job].since_s + TRIAL_S
+        if at_s <= snapshot.time_s:
+            continue
+        job, size = snapshot.index[grant.job], len(grant.gpus)
+        if size > kinds[kind_key(job)].largest and job.size_above(size) is not None:
             times.append(at_s)
     return min(times, default=None)
 
 
 def _batches(
-    problem: SizingProblem, choices: Sequence[Choice], sizes: Mapping[JobId, int]
+    problem: SizingProblem, choices: Choices, chosen: Sequence[Choice], sizes: Mapping[JobId, int]
 ) -> dict[JobId, int | None]:
     """Return the batches of the jobs that do not choose theirs; at the same size it stays."""
     batches: dict[JobId, int | None] = {}
-    for choice in choices:
-        job, size = choice.job.id, sizes.get(choice.job.id, 0)
-        batch = choice.batches[choice.sizes.index(size)] if choice.batches else 0
-        if size and batch:
+    for choice in chosen:
+        job = choice.job.id
+        size = sizes[job]
+        batch = choices.batch(choice, size)
+        if batch:
             stays = size == problem.held(choice.job)
             batches[job] = problem.snapshot.retained[job].batch or batch if stays else batch
     return batches
 
 
-def _nodes(choices: Sequence[Choice], sizes: Mapping[JobId, int]) -> dict[JobId, int]:
+def _nodes(
+    choices: Choices, chosen: Sequence[Choice], sizes: Mapping[JobId, int]
+) -> dict[JobId, int]:
     """Return on how many nodes each job's size is to be."""
-    return {c.job.id: c.nodes[c.sizes.index(sizes[c.job.id])] for c in choices if not c.job.nodes}
+    return {
+        choice.job.id: choices.nodes_of(choice, sizes[choice.job.id])
+        for choice in chosen
+        if not choice.job.nodes
+    }
 
 
 def _explanation(
-    choices: Sequence[Choice], sizes: Mapping[JobId, int], guard: FinishGuard
+    choices: Choices, by_job: Mapping[JobId, Choice], sizes: Mapping[JobId, int], guard: FinishGuard
 ) -> Callable[[Job, bool], Reason]:
     """Return the reasons of one decision."""
-    known = {choice.job.id: choice for choice in choices}
 
     def explain(job: Job, on: bool) -> Reason:
-        choice = known.get(job.id)
+        choice = by_job.get(job.id)
         if choice is None:
             return Reason("runs: it must not be stopped" if on else "waits: it does not fit")
         left = short_duration(choice.left_s)
@@ -320,9 +228,9 @@ def _explanation(
             text = f"runs on the {job.min_gpus} GPUs that it takes, about {left} left on one GPU"
             change = "shorter work, or a job that would end last or late"
             return Reason(text, tuple(terms), would_change=change)
-        place = choice.sizes.index(size) if size in choice.sizes else 0
-        alone = choice.rates[1] if len(choice.rates) > 1 else 0.0
-        gain = choice.rates[place] / alone if alone > 0 else float(size)
+        alone = choices.rate(choice, choice.sizes[1]) if len(choice.sizes) > 1 else 0.0
+        rate = choices.rate(choice, size) if size in choice.sizes else 0.0
+        gain = rate / alone if alone > 0 else float(size)
         terms.append(Term("speed_up", gain))
         text = f"runs on {size} GPUs: {figure(gain)} times as fast as on {choice.sizes[1]}"
         change = "a job with less work left, or another speed-up on more GPUs"

@@ -74,6 +74,8 @@ class FinishGuard:
     ) -> dict[JobId, int]:
         """Return the sizes of all: the guarded jobs in their order, and the `best` of the rest."""
         guarded = self.guarded(choices, gpus)
+        if not guarded:
+            return best(choices, gpus)
         rest = [choice for choice in choices if choice.job.id not in guarded]
         return best(rest, gpus - sum(guarded.values())) | guarded
 

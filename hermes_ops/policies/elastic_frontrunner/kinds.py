@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import exp, inf, log
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import mean
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hermes_ops.core.all_reduce_speed import AllReduceSpeed
-from hermes_ops.core.goodput import goodputs
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot
-from hermes_ops.core.order import submission
+from hermes_ops.core.order import by_submission
 from hermes_ops.core.sizes import StepTime
-from hermes_ops.core.speed_model import Floats, SpeedModel, fit_speed_model
+from hermes_ops.core.speed_model import SpeedModel, fit_speed_model
 from hermes_ops.policies.elastic_frontrunner.finish_guard import Crowds
 from hermes_ops.policies.elastic_frontrunner.trial_speeds import NO_SEARCH, SearchMemory
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
 
-NOISE_STEP = 0.05
-"""Noise scales are compared by their logarithm in steps of this: jobs share what is computed."""
-
 REMEMBERED = 64
 """The ended jobs of a kind whose work is remembered."""
-
-NO_PENALTY = 1e15
-"""The noise scale taken for a kind that measures none: larger batches of its range cost nothing."""
 
 _PLACE = tuple[int, int, int | None]
 
@@ -105,25 +94,45 @@ def learn_kinds(
 
     `ended`: the work of jobs that have ended since the last decision.
     """
-    kinds = {kind_key(job): Kind() for job in snapshot.jobs} | dict(before)
-    times: dict[KindKey, dict[_PLACE, StepTime]] = {}
+    keys = dict.fromkeys(map(kind_key, snapshot.jobs))
+    news: dict[KindKey, _News] = {}
     telling = (j for j in snapshot.jobs if j.step_times or j.noise_scale or j.id in ended)
-    for job in sorted(telling, key=submission):  # of two measures the later job's is kept
+    for job in by_submission(telling):  # of two measures the later job's is kept
         name = kind_key(job)
-        known = times.setdefault(name, {})
-        known.update((_place(time), time) for time in job.step_times)
-        kind = kinds[name]
+        if name not in news:
+            news[name] = _News()
+        found = news[name]
+        for time in job.step_times:
+            found.times[_place(time)] = time
         if job.noise_scale is not None:
-            kind = replace(kind, measures_noise=True)
-        if job.noise_scale is not None and job.holds_gpus:
-            noise = dict(kind.noise_scales) | {job.last_step: job.noise_scale}
-            kind = replace(kind, noise_scales=tuple(sorted(noise.items())))
+            found.measures_noise = True
+            if job.holds_gpus:
+                found.noise[job.last_step] = job.noise_scale
         if job.id in ended and _is_complete(job):
-            kind = replace(kind, works=(*kind.works, ended[job.id])[-REMEMBERED:])
-        kinds[name] = kind
-    for name, measured in times.items():
-        kinds[name] = _with_times(kinds[name], measured)
-    return kinds
+            found.works.append(ended[job.id])
+    kinds = dict.fromkeys(keys, Kind()) | dict(before)
+    return kinds | {name: found.added_to(kinds[name]) for name, found in news.items()}
+
+
+@dataclass(slots=True)
+class _News:
+    """What the jobs of one kind tell in one snapshot."""
+
+    times: dict[_PLACE, StepTime] = field(default_factory=dict)
+    noise: dict[int, float] = field(default_factory=dict)
+    works: list[float] = field(default_factory=list)
+    measures_noise: bool = False
+
+    def added_to(self, kind: Kind) -> Kind:
+        """Return the kind with this."""
+        if self.measures_noise:
+            kind = replace(kind, measures_noise=True)
+        if self.noise:
+            noise = dict(kind.noise_scales) | self.noise
+            kind = replace(kind, noise_scales=tuple(sorted(noise.items())))
+        if self.works:
+            kind = replace(kind, works=(*kind.works, *self.works)[-REMEMBERED:])
+        return _with_times(kind, self.times)
 
 
 def _is_complete(job: Job) -> bool:
@@ -150,111 +159,6 @@ def _sortable(place: _PLACE) -> tuple[int, int, int]:
     return place[0], place[1], place[2] or 0
 
 
-@dataclass(frozen=True, slots=True)
-class SizeRates:
-    """For each of S sizes the work a second, (S,), and the number of nodes that gives it, (S,).
-
-    `batch`, (S,): the samples of a step that give it; 0: as the job chooses.
-    """
-
-    rate: Floats
-    nodes: NDArray[np.int64]
-    batch: NDArray[np.int64]
-
-
-class Rates:
-    """The work a second of jobs by number of GPUs, on the number of nodes that suits them best.
-
-    These are as few as the GPUs need, or twice as many. What was measured on a number of GPUs and
-    nodes corrects the model there; where nothing was, the model is believed, and thus tried. A kind
-    that measures no noise scale makes the same progress with each sample of a larger batch of the
-    range that its user allows; the batch is then the policy's to choose.
-    """
-
-    def __init__(self, kinds: Mapping[KindKey, Kind], gpus_a_node: int, nodes: int) -> None:
-        self._kinds, self.gpus_a_node, self._nodes = kinds, gpus_a_node, nodes
-        self._known: dict[tuple[object, ...], SizeRates] = {}
-        self._corrections: dict[KindKey, dict[tuple[int, int], float]] = {}
-
-    def of(self, job: Job, sizes: Sequence[int], held: tuple[int, int] = (0, 0)) -> SizeRates:
-        """Return the rates on these numbers of GPUs; linear before any measure.
-
-        `held`: the GPUs and nodes that the job has: at this size no other nodes are looked at.
-        """
-        kind = self._kinds[kind_key(job)]
-        noise = job.noise_scale
-        if noise is None:
-            noise = kind.noise_scale(job.last_step)
-        step = None if noise is None else round(log(max(noise, 1e-9)) / NOISE_STEP)
-        batch = None if job.batch_range else job.requested_batch
-        key = (kind_key(job), step, job.batch_range, batch, tuple(sizes), held)
-        if key not in self._known:
-            self._known[key] = self._computed(job, kind, step, sizes, held)
-        return self._known[key]
-
-    def _computed(
-        self, job: Job, kind: Kind, step: int | None, sizes: Sequence[int], held: tuple[int, int]
-    ) -> SizeRates:
-        packed = [-(-size // self.gpus_a_node) for size in sizes]
-        if kind.model is None or job.batch_range is None:
-            own = np.zeros(len(sizes), dtype=np.int64)
-            return SizeRates(_by_size(kind.times, sizes), np.array(packed), own)
-        free = step is None and not kind.measures_noise
-        noise = NO_PENALTY if free else 0.0 if step is None else exp(step * NOISE_STEP)
-        best: SizeRates | None = None
-        for times in (1, 2):
-            wide = [
-                min(n * times, size, self._nodes) for n, size in zip(packed, sizes, strict=True)
-            ]
-            nodes = [
-                held[1] if size == held[0] else n if p > 1 else p
-                for size, n, p in zip(sizes, wide, packed, strict=True)
-            ]
-            goodput = goodputs(kind.model, job.batch_range, noise, sizes, nodes)
-            batch = (goodput.batch if free else 0.0 * goodput.batch).astype(np.int64)
-            known = self._corrections_of(kind_key(job), kind)
-            factors = [known.get((s, n), 1.0) for s, n in zip(sizes, nodes, strict=True)]
-            rate = goodput.rate * np.array(factors)
-            if best is None:
-                best = SizeRates(rate, np.array(nodes), batch)
-            else:
-                better = rate > best.rate
-                best = SizeRates(
-                    np.where(better, rate, best.rate),
-                    np.where(better, nodes, best.nodes),
-                    np.where(better, batch, best.batch),
-                )
-        none = np.zeros(0, dtype=np.int64)
-        return best or SizeRates(np.zeros(0), none, none)
-
-    def _corrections_of(self, name: KindKey, kind: Kind) -> dict[tuple[int, int], float]:
-        """Return fitted over measured seconds by GPUs and nodes, as geometric means."""
-        if name not in self._corrections:
-            self._corrections[name] = _corrections(kind)
-        return self._corrections[name]
-
-
-def _corrections(kind: Kind) -> dict[tuple[int, int], float]:
-    gaps: dict[tuple[int, int], list[float]] = {}
-    times = [time for time in kind.times if time.local_batch]
-    if kind.model is None or not times:
-        return {}
-    rows = [(time.gpus, time.nodes, time.local_batch or 0) for time in times]
-    fitted = kind.model.pass_s(*np.array(rows, dtype=np.float64).T)
-    for time, seconds in zip(times, fitted.tolist(), strict=True):
-        gaps.setdefault((time.gpus, time.nodes), []).append(log(seconds / time.seconds))
-    return {place: exp(mean(logs)) for place, logs in gaps.items()}
-
-
-def _by_size(times: Iterable[StepTime], sizes: Sequence[int]) -> Floats:
-    """Return the rates of steps whose batch is not known: linear before any was measured."""
-    measured = tuple((time.gpus, 1 / time.seconds) for time in times if 0 < time.seconds < inf)
-    if not measured:
-        return np.array(sizes, dtype=np.float64)
-    speed = AllReduceSpeed.fit(measured)
-    return np.array([speed.speed(size) for size in sizes])
-
-
 def expected_work(job: Job, kind: Kind, done: float) -> float | None:
     """Return the whole work of a job: as of ended jobs of its kind, else by the steps that it has.
 
@@ -263,7 +167,12 @@ def expected_work(job: Job, kind: Kind, done: float) -> float | None:
     if job.total_steps and job.batch_range is None and kind.times:
         return float(job.total_steps)
     if kind.works:
-        return max(mean(kind.works), done)
+        return max(_mean(kind.works), done)
     if job.total_steps and 0 < job.last_step <= job.total_steps and done > 0:
         return done * job.total_steps / job.last_step
     return None
+
+
+@lru_cache(maxsize=256)  # asked for each job of the kind
+def _mean(works: tuple[float, ...]) -> float:
+    return mean(works)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,20 +70,24 @@ def option_table(options: Sequence[Sequence[int]], nothing: float) -> tuple[Inte
 
 def _program(sizes: Integers, values: Floats, capacity: int) -> Integers:
     """Solve by dynamic programming over the capacity."""
-    best = np.zeros(capacity + 1)
+    best, after = np.zeros(capacity + 1), np.empty(capacity + 1)
     columns = np.zeros((len(sizes), capacity + 1), dtype=np.int16)
     usable = (values > -np.inf) & (sizes <= capacity)
-    for job, column in enumerate(columns):
-        after = np.full(capacity + 1, -np.inf)
-        options = np.flatnonzero(usable[job])
-        widths, gains = sizes[job, options].tolist(), values[job, options].tolist()
-        for option, size, gain in zip(options.tolist(), widths, gains, strict=True):
+    rows = zip(columns, usable.tolist(), sizes.tolist(), values.tolist(), strict=True)
+    for column, able, widths, gains in rows:
+        options = compress(zip(count(), widths, gains), able)
+        first, size, gain = next(options, (0, capacity + 1, 0.0))
+        after[:size] = -np.inf
+        np.add(best[: capacity + 1 - size], gain, out=after[size:])
+        if first:
+            column[size:] = first
+        for option, size, gain in options:
             reached = best[: capacity + 1 - size] + gain
             target = after[size:]
             better = reached > target
-            target[better] = reached[better]
-            column[size:][better] = option
-        best = after
+            np.putmask(column[size:], better, option)
+            np.maximum(reached, target, out=target)
+        best, after = after, best
     chosen = np.zeros(len(sizes), dtype=np.int64)
     left = capacity
     for job in reversed(range(len(sizes))):
@@ -156,18 +161,22 @@ class _Priced:
         low, high, fixed = 0.0, 1.0, 0
         sizes: Integers = np.ascontiguousarray(self.sizes.T)
         values: Floats = np.ascontiguousarray(self.values.T)
-        at_low = _picked(sizes, values)
-        while (at_high := _picked(sizes, values - high * sizes)).sum() > self.capacity:
+        priced = np.empty_like(values)
+        at_low = _picked(sizes, values, low, priced)
+        while (at_high := _picked(sizes, values, high, priced)).sum() > self.capacity:
             low, high, at_low = high, 2.0 * high, at_high
         for _ in range(STEPS):
             unsettled = at_low != at_high
-            fixed += int(at_high[~unsettled].sum())
-            sizes, values = sizes[:, unsettled], values[:, unsettled]
-            at_low, at_high = at_low[unsettled], at_high[unsettled]
+            if not unsettled.all():
+                fixed += int(at_high[~unsettled].sum())
+                sizes = np.compress(unsettled, sizes, axis=1)  # row by row, unlike an index
+                values = np.compress(unsettled, values, axis=1)
+                at_low, at_high = at_low[unsettled], at_high[unsettled]
+                priced = np.empty_like(values)
             price = (low + high) / 2
             if price in (low, high):
                 break
-            at_price = _picked(sizes, values - price * sizes)
+            at_price = _picked(sizes, values, price, priced)
             if fixed + at_price.sum() <= self.capacity:
                 high, at_high = price, at_price
             else:
@@ -182,11 +191,12 @@ def _cheapest(sizes: Integers, priced: Floats) -> Integers:
     return chosen
 
 
-def _picked(sizes: Integers, priced: Floats) -> Integers:
+def _picked(sizes: Integers, values: Floats, price: float, priced: Floats) -> Integers:
     """Return the size of each job's best option at the price, of equals the smallest.
 
-    Both have the shape (options, jobs).
+    All have the shape (options, jobs); `priced` is overwritten: a new array a call costs more.
     """
+    np.subtract(values, np.multiply(sizes, price, out=priced), out=priced)
     best = priced.max(axis=0)
     picked: Integers = np.where(priced == best, sizes, np.iinfo(np.int64).max).min(axis=0)
     return picked

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter
 
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
-from hermes_ops.core.order import submission
+from hermes_ops.core.order import by_submission, submission
 from hermes_ops.policies.toolbox.answer import answer
 
 _NO_BATCHES: Mapping[JobId, int | None] = {}
@@ -43,8 +44,8 @@ class SizingProblem:
         stopping = (j for j in snapshot.others if j.phase is Phase.STOPPING and j.resumes)
         jobs = (j for j in chain(snapshot.holding, snapshot.queue, stopping) if j.id not in without)
         fitting = (j for j in jobs if j.min_gpus <= gpus)
-        by_submission = tuple(sorted(fitting, key=submission))
-        return cls(snapshot, fixed, by_submission, gpus, _gpus_a_node(snapshot))
+        ordered = tuple(by_submission(fitting))
+        return cls(snapshot, fixed, ordered, gpus, _gpus_a_node(snapshot))
 
     def missing(self, sizes: Mapping[JobId, int], grants: Iterable[Grant]) -> set[JobId]:
         """Return the jobs of these sizes that found no place; those that are stopping need none."""
@@ -137,9 +138,10 @@ class FreeNodes:
 
     snapshot: Snapshot
     free: dict[str, list[int]] = field(init=False)
+    _with_room: list[list[str]] = field(init=False)  # heaps by number of free GPUs, some outdated
 
     def __post_init__(self) -> None:
-        self.free = {}
+        self.free, self._with_room = {}, []
         for gpu in sorted(self.snapshot.gpus, key=attrgetter("index")):
             self.free.setdefault(gpu.node, []).append(gpu.index)
 
@@ -153,21 +155,43 @@ class FreeNodes:
         where = self.snapshot.node_of
         for gpu in gpus:
             self.free[where[gpu]].remove(gpu)
+        if self._with_room:
+            for node in {where[gpu] for gpu in gpus}:
+                self._note_room(node)
 
     def pack(self, number: int, allowed: Sequence[str] = ()) -> tuple[int, ...] | None:
         """Take that many GPUs on the fullest node with room, else on as few nodes as possible.
 
         They are all of one of the allowed nodes if any are named. None: too few are free.
         """
-        fullest, room = "", len(self.snapshot.gpus) + 1
-        for node, gpus in self.free.items():
-            free = len(gpus)
-            if number <= free <= room and (not allowed or node in allowed):
-                fullest = node if free < room else min(node, fullest)
-                room = free
+        if allowed:
+            able = [node for node in self.free if node in allowed]
+            fitting = [(len(self.free[node]), node) for node in able]
+            _, fullest = min((place for place in fitting if place[0] >= number), default=(0, ""))
+        else:
+            fullest = self._fullest(number)
         if fullest:
             return self.first(number, [fullest])
         return None if allowed else self.spread(number)
+
+    def _fullest(self, number: int) -> str:
+        """Return the first node by name of those with the fewest free GPUs that suffice, or ""."""
+        if not self._with_room:
+            most = max(map(len, self.free.values()), default=0)
+            self._with_room = [[] for _ in range(most + 1)]
+            for node in self.free:
+                self._note_room(node)
+        for room in range(number, len(self._with_room)):
+            nodes = self._with_room[room]
+            while nodes and len(self.free[nodes[0]]) != room:
+                heappop(nodes)
+            if nodes:
+                return nodes[0]
+        return ""
+
+    def _note_room(self, node: str) -> None:
+        """Note how many GPUs of the node are free now: never more than before."""
+        heappush(self._with_room[len(self.free[node])], node)
 
     def spread(self, number: int, allowed: Sequence[str] = ()) -> tuple[int, ...] | None:
         """Take that many GPUs on the nodes with the most free ones, one after the other.
@@ -199,6 +223,8 @@ class FreeNodes:
             part = self.free[node][: number - len(chosen)]
             chosen += part
             del self.free[node][: len(part)]
+            if part and self._with_room:
+                self._note_room(node)
             if len(chosen) == number:
                 break
         return tuple(sorted(chosen))
