@@ -26,7 +26,7 @@ def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
     def start(name: str, slow_while: Any) -> Any:
         rates, trial = harness.alike(1), {"gpus": RANGE}
         options = {"slow_while": slow_while, "trial": trial}
-        return lab.start(harness.stub(name, rates, harness.LONG, 0.2, **options))
+        return lab.start(harness.stub(name, rates, harness.LONG, 0.5, **options))
 
     with lab.policy("elastic-fifo", guard_k=0), lab.sampled() as sampler:
         first = start("wide", first_lasts)
