@@ -16,7 +16,8 @@ EPOCHS, PAUSE_S = 16, 0.5
 MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 AIRFLOW_STATE = {"finished": "success", "failed": "failed", "cancelled": "skipped"}
 TRIAL_KEYS = {
-    "number", "state", "config", "final", "best", "steps", "segments", "preemptions", "gpu_seconds"
+    "number", "state", "config", "final", "best", "steps", "segments", "preemptions",
+    "gpu_seconds", "sizes",
 }  # fmt: skip
 
 

@@ -230,6 +230,7 @@ def test_a_summary_is_collected_from_mlflow_alone(
         "segments": 2,
         "preemptions": 1,
         "gpu_seconds": 3.0,
+        "sizes": [1, 1],
     }
     assert (document["pool_slots"], document["max_slots_used"]) == (2, 2)
     report.write(tmp_path, collected.summary, collected.curves, collected.segments)
