@@ -53,7 +53,7 @@ class Liveness:
 
     def forgive(self) -> None:
         """Forget the failed checks: their cause is known, and a restart is no cure."""
-        self._left = dict.fromkeys(self._left, self.limit)
+        self._left = {program: max(left, self.limit) for program, left in self._left.items()}
 
 
 def watch(
