@@ -82,7 +82,8 @@ def test_the_contract_tests_of_the_example_pass_in_its_own_project(
 ) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     suite = str(EXAMPLE / "tests")
-    done = _run([*command, f"--rootdir={tmp_path}", suite], {"PYTHONPATH": str(site)}, tmp_path)
+    own = [f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'pytest'}"]
+    done = _run([*command, *own, suite], {"PYTHONPATH": str(site)}, tmp_path)
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout
     assert "skipped" not in done.stdout
