@@ -1,8 +1,8 @@
-# make demo | test | test-heavy | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-unit | test-services | test-heavy | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-heavy test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
+.PHONY: setup check test test-unit test-services test-heavy test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -49,15 +49,22 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What the unit tests cover of hermes_ops has a floor (pyproject.toml); a part alone has none.
+# The two parts run side by side: one computes, the other waits for services. A part of the tests
+# alone (PYTEST) has no floor for what it covers of hermes_ops (pyproject.toml).
 test: setup check
 ifeq ($(strip $(PYTEST)),)
-	$(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" tests/unit
-	$(BIN)/coverage report --format=total
-	$(BIN)/pytest -m "not heavy and not k8s" --ignore tests/unit --durations=10
+	$(MAKE) --jobs 2 test-unit test-services
 else
 	$(BIN)/pytest -m "not heavy and not k8s" $(PYTEST)
 endif
+
+test-unit: setup
+	{ $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" tests/unit && \
+	  $(BIN)/coverage report --format=total; } 2>&1 | sed -u 's/^/unit      /'
+
+test-services: setup
+	$(BIN)/pytest -m "not heavy and not k8s" --ignore tests/unit --durations=10 2>&1 | \
+	  sed -u 's/^/services  /'
 
 test-heavy: setup
 	$(BIN)/pytest -m heavy --timeout 1800 $(PYTEST)
