@@ -14,7 +14,8 @@ from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Policy, Snapsho
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.core.sweep_limits import MaxParallel, OpenForLearning
-from hermes_ops.policies import make_policy, needs_shares
+from hermes_ops.core.wrapper import OneSize
+from hermes_ops.policies import make_policy, needs_shares, sizes_jobs
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
 
@@ -73,6 +74,14 @@ def built(name: str, wrapper: str, future: Oracle = Fortune()) -> Policy[Any]:
     """Return the policy of that name within a wrapper of WRAPPERS."""
     policy: Policy[Any] = WRAPPERS[wrapper](make_policy(name, {}, {"oracle": future}))
     return policy
+
+
+def driven(name: str, wrapper: str, future: Oracle) -> Policy[Any]:
+    """Return the policy as drivers run it: for jobs of one size, unless it sizes jobs."""
+    policy = make_policy(name, {}, {"oracle": future})
+    fitted: Policy[Any] = policy if sizes_jobs(name) else OneSize(policy)
+    wrapped: Policy[Any] = WRAPPERS[wrapper](fitted)
+    return wrapped
 
 
 @st.composite

@@ -200,7 +200,7 @@ def test_steps_and_speed_ups_of_one_job_are_refused(tmp_path: Path) -> None:
 
 def run(workload: Workload, gpus: str, policy: str, **options: object) -> SimulationRun:
     contender, drawn = Contender(policy, tuple(options.items())), DrawnWorkload(workload)
-    return simulate(contender.workload(drawn), layout(gpus), contender.make(drawn))
+    return simulate(workload, layout(gpus), contender.make(drawn))
 
 
 def trained_s(workload: Workload, gpus: str, policy: str, **options: object) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 
 from hermes_ops.core.model import Grant, JobId, Plan, Snapshot
 from hermes_ops.core.sizes import BatchRange, StepTime
+from hermes_ops.core.wrapper import OneSize
 from hermes_ops.policies.elastic_fifo import ElasticFifo
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
@@ -163,11 +164,13 @@ def test_nothing_is_lost_when_the_share_of_a_gpu_grows() -> None:
     assert outcome.lost_gpu_s == pytest.approx(0.0)
 
 
-def test_a_job_as_requested_has_one_size() -> None:
-    work = Work(JobId("a"), 0.0, 100.0, gpus=2, training=Linear())
-    rigid = Workload("w", (work,)).as_requested()
-    (outcome,) = simulate(rigid, layout("4"), Fifo()).outcomes
-    assert outcome.ended_s == 50.0
+@pytest.mark.parametrize(("batch", "seconds"), [(None, 50.0), (32, 50.0), (64, 25.0)])
+def test_under_a_policy_of_one_size_a_job_has_the_size_and_batch_that_its_user_requests(
+    batch: int | None, seconds: float
+) -> None:
+    work = Work(JobId("a"), 0.0, 100.0, gpus=2, training=Linear(), batch=batch)
+    (outcome,) = simulate(Workload("w", (work,)), layout("4"), OneSize(Fifo())).outcomes
+    assert outcome.ended_s == seconds
 
 
 def test_elastic_fifo_uses_all_gpus_and_lets_an_arrival_in() -> None:
