@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ class DeclaredStep(NamedTuple):
         return f"{self.gpus}x{self.batch}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeclaredSteps:
     """A training model of declared steps, ascending; its user requests `gpus` and `batch`.
 
@@ -50,12 +51,12 @@ class DeclaredSteps:
     batch: int
     noise: float | None = None
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The numbers of GPUs, ascending."""
         return tuple(dict.fromkeys(step.gpus for step in self.steps))
 
-    @property
+    @cached_property
     def batch_range(self) -> BatchRange:
         """From the least declared batch to the greatest."""
         batches = [step.batch for step in self.steps]
@@ -98,6 +99,7 @@ class DeclaredSteps:
         return progress / self.seconds(gpus, batch)
 
 
+@lru_cache(maxsize=1 << 10)  # many jobs of a trace have the same cell
 def parse_steps(text: str) -> tuple[DeclaredStep, ...]:
     """Return the steps of a cell such as `1x32:0.1 1x256:0.7`: GPUs x samples a step : seconds.
 
