@@ -69,9 +69,9 @@ class Contender:
         options = dict(self.parameters)
         chosen = without_guards(options) if self.guards else options
         policy = make_policy(self.policy, chosen, knowledge)
-        if not sizes_jobs(self.policy):
-            policy = _one_size(policy, draw.workload)
-        return GuardOptions.parse(options).around(policy) if self.guards else policy
+        if self.guards:
+            policy = GuardOptions.parse(options).around(policy)
+        return policy if sizes_jobs(self.policy) else _one_size(policy, draw.workload)
 
 
 def _one_size(policy: Policy[Any], workload: Workload) -> Policy[Any]:

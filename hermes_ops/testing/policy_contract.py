@@ -23,8 +23,8 @@ from hermes_ops.simulator.workload import SimulationRun, Work, Workload
 from hermes_ops.testing.worlds import (
     SWEEPS,
     WRAPPERS,
+    as_simulated,
     built,
-    driven,
     elastic_workloads,
     histories,
     workloads,
@@ -169,7 +169,7 @@ class PolicyContract:
         name: str, workload: Workload, wrapper: str
     ) -> None:
         """Also: no GPU has two jobs, service is training and what is lost, runs are repeatable."""
-        policy = driven(name, wrapper, oracle(workload))
+        policy = as_simulated(name, built(name, wrapper, oracle(workload)))
         run = simulate(workload, layout("2x2"), policy)
         sizes = {work.id: sizes_under(name, work) for work in workload.jobs}
         for outcome in run.outcomes:
@@ -192,7 +192,7 @@ class PolicyContract:
 
         Until then the guard cannot know its cost.
         """
-        policy = AntiThrash(driven(name, "bare", oracle(workload)), k)
+        policy = as_simulated(name, AntiThrash(built(name, "bare", oracle(workload)), k))
         if needs_shares(name) or not policy.preempts:
             return
         costs, begun = workload.jobs[0].costs, set[JobId]()
@@ -209,7 +209,8 @@ class PolicyContract:
         name: str, workload: Workload
     ) -> None:
         """The bound of Aging: quanta x max(R, L) + W x R, with the largest R, L and W possible."""
-        policy = Aging(driven(name, "anti-thrash", oracle(workload)), quanta=2)
+        guarded = Aging(built(name, "anti-thrash", oracle(workload)), quanta=2)
+        policy = as_simulated(name, guarded)
         if needs_shares(name) or not policy.preempts:
             return
         run = simulate(workload, layout("2x2"), policy)

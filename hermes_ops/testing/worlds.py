@@ -76,12 +76,9 @@ def built(name: str, wrapper: str, future: Oracle = Fortune()) -> Policy[Any]:
     return policy
 
 
-def driven(name: str, wrapper: str, future: Oracle) -> Policy[Any]:
-    """Return the policy as drivers run it: for jobs of one size, unless it sizes jobs."""
-    policy = make_policy(name, {}, {"oracle": future})
-    fitted: Policy[Any] = policy if sizes_jobs(name) else OneSize(policy)
-    wrapped: Policy[Any] = WRAPPERS[wrapper](fitted)
-    return wrapped
+def as_simulated(name: str, policy: Policy[Any]) -> Policy[Any]:
+    """Return the policy of that name, and its guards, for jobs of one size unless it sizes jobs."""
+    return policy if sizes_jobs(name) else OneSize(policy)
 
 
 @st.composite

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hermes_ops.core.model import Grant, JobId, Plan, Snapshot
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.core.wrapper import OneSize
-from hermes_ops.policies import make_policy
 from hermes_ops.policies.elastic_fifo import ElasticFifo
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
@@ -22,7 +21,7 @@ from hermes_ops.simulator.metrics import measure
 from hermes_ops.simulator.oracle import oracle
 from hermes_ops.simulator.training_model import Pace, Placement, TrainingModel
 from hermes_ops.simulator.workload import Costs, SimulationRun, Work, Workload
-from hermes_ops.testing.worlds import elastic_workloads
+from hermes_ops.testing.worlds import built, elastic_workloads
 
 BATCHES = BatchRange(32, 64)
 
@@ -210,13 +209,17 @@ def rigid(work: Work) -> Work:
     return replace(work, training=Rigid(work.training, work.gpus, work.batch))
 
 
-@given(workload=elastic_workloads(), name=st.sampled_from(["fifo", "2d-las", "srsf", "gandiva"]))
-@settings(max_examples=40, deadline=None)
+@given(
+    workload=elastic_workloads(),
+    name=st.sampled_from(["fifo", "2d-las", "srsf", "gandiva"]),
+    wrapper=st.sampled_from(["bare", "aging", "guarded"]),
+)
+@settings(max_examples=60, deadline=None)
 def test_a_policy_of_one_size_runs_jobs_with_ranges_as_if_they_had_none(
-    workload: Workload, name: str
+    workload: Workload, name: str, wrapper: str
 ) -> None:
     alike = replace(workload, jobs=tuple(map(rigid, workload.jobs)))
-    ranged, plain = (make_policy(name, {}, {"oracle": oracle(jobs)}) for jobs in (workload, alike))
+    ranged, plain = (built(name, wrapper, oracle(jobs)) for jobs in (workload, alike))
     expected = simulate(alike, layout("2x2"), plain)
     found = simulate(workload, layout("2x2"), OneSize(ranged))
     assert found.segments == expected.segments
