@@ -125,7 +125,7 @@ def _simulate(
         log = None
         if folder is not None:
             log = EventLog(files.enter_context((folder / "events.jsonl").open("w")).write)
-        run = simulated(contender.workload(draw), pool, chosen, clock=process_time, log=log)
+        run = simulated(draw.workload, pool, chosen, clock=process_time, log=log)
     result = PolicyResult.from_run(run, contender.name, seed)
     if folder is not None:
         _write_run(run, result, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot
 from hermes_ops.core.nodes import unplaceable
 from hermes_ops.core.sizes import BatchRange
 from hermes_ops.policies.toolbox.batch_speeds import (
@@ -21,7 +21,7 @@ from hermes_ops.policies.toolbox.batch_speeds import (
     throughputs,
 )
 from hermes_ops.policies.toolbox.parameter_checks import one_of
-from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
 
 OVERFLOWS = ("queue", "drop")
 BATCHES = ("elastic", "random", "largest", "least")
@@ -82,8 +82,12 @@ class Saxena:
         for job in problem.jobs:
             if not unplaceable(snapshot, job):
                 scalings[job.id] = self._scaling(job, known, problem.gpus)
-        grants = _placed(problem, scalings)
-        plan = problem.plan(grants, _reason)
+        able = [job for job in problem.jobs if job.id in scalings]
+
+        def solve(without: Collection[JobId]) -> tuple[Sizes, Batches]:
+            return _sized((j for j in able if j.id not in without), scalings, problem.gpus)
+
+        plan = problem.plan(problem.placed(solve), _reason)
         return (self._dropping(snapshot, plan) if self.overflow == "drop" else plan), memory
 
     def _scaling(self, job: Job, known: KnownSteps, gpus: int) -> Scaling:
@@ -146,21 +150,9 @@ def _batches(batches: BatchRange, rule: str, requested: int | None) -> tuple[int
     return batches_of(batches)
 
 
-def _placed(problem: SizingProblem, scalings: Mapping[JobId, Scaling]) -> tuple[Grant, ...]:
-    """Return the grants; a job that no node has room for is left out, and the rest solved again."""
-    able = [job for job in problem.jobs if job.id in scalings]
-    while True:
-        sizes, batches = _sized(able, scalings, problem.gpus)
-        grants = problem.grants(sizes, batches)
-        missing = problem.missing(sizes, grants)
-        if not missing:
-            return problem.with_idle(grants)
-        able = [job for job in able if job.id not in missing]
-
-
 def _sized(
     jobs: Iterable[Job], scalings: Mapping[JobId, Scaling], gpus: int
-) -> tuple[dict[JobId, int], dict[JobId, int | None]]:
+) -> tuple[Sizes, Batches]:
     """Return the size and batch of each admitted job."""
     admitted: list[JobId] = []
     others: list[JobId] = []

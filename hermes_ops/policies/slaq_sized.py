@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -17,7 +17,7 @@ from hermes_ops.core.order import submission
 from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, usual_step_s
 from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearStepTime
 from hermes_ops.policies.toolbox.parameter_checks import positive
-from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,14 @@ class SlaqSized:
         jobs = [job for job in problem.jobs if not unplaceable(snapshot, job)]
         drops = _drops(jobs, KnownSteps(snapshot.jobs), slice_s, problem.gpus)
         kept = {job.id for job in jobs if _is_kept(snapshot, job, slice_s)}
-        while True:
-            sizes = _greedy(problem, jobs, drops, kept)
-            grants = problem.grants(sizes)
-            missing = problem.missing(sizes, grants)
-            if not missing:
-                break
-            jobs = [job for job in jobs if job.id not in missing]
+
+        def solve(without: Collection[JobId]) -> tuple[Sizes, Batches]:
+            able = [job for job in jobs if job.id not in without]
+            return _greedy(problem, able, drops, kept), {}
+
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
         reasons = _UnitReasons(drops, slice_s)
-        return problem.plan(problem.with_idle(grants), reasons.explain, order), memory
+        return problem.plan(problem.placed(solve), reasons.explain, order), memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.model import Gpu, JobId, Policy
+from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import ConfigError, Problem
-from hermes_ops.policies import POLICIES, make_policy, sizes_jobs
+from hermes_ops.policies import make_policy, sizes_jobs
 from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import Metrics, measure, regret
 from hermes_ops.simulator.oracle import OracleBest, oracle
@@ -51,29 +52,31 @@ class Contender:
         """Its name in tables."""
         return self.label or self.policy
 
-    def workload(self, draw: DrawnWorkload) -> Workload:
-        """Return the drawn workload: as requested, unless the policy itself sizes jobs."""
-        sizing = self.policy in POLICIES and sizes_jobs(self.policy)
-        return draw.workload if sizing else draw.workload.as_requested()
-
     def make(self, draw: DrawnWorkload) -> Policy[Any]:
         """Create the policy for this workload; raise ConfigError for an unknown name or parameter.
 
         A policy that needs an oracle gets the workload's; one that uses earlier sweeps gets those;
         one that knows the sizes of past jobs (2D-Gittins) gets the workload's own, as in Tiresias'
-        simulation. "oracle-best" is the bound of `OracleBest`.
+        simulation. "oracle-best" is the bound of `OracleBest`. One that does not size jobs gives
+        each job what its user requests (`OneSize`).
         """
-        future = oracle(self.workload(draw))
+        future = oracle(draw.workload)
         if self.policy == OracleBest.name:
-            return OracleBest(future)
+            return _one_size(OracleBest(future), draw.workload)
         lengths_s = ((work.alone_s, work.gpus) for work in draw.workload.jobs)
         sizes_gpu_s = tuple(alone_s * gpus for alone_s, gpus in lengths_s if alone_s is not None)
         knowledge = {"oracle": future, "prior": draw.prior, "sizes_gpu_s": sizes_gpu_s}
         options = dict(self.parameters)
-        if not self.guards:
-            return make_policy(self.policy, options, knowledge)
-        policy = make_policy(self.policy, without_guards(options), knowledge)
-        return GuardOptions.parse(options).around(policy)
+        chosen = without_guards(options) if self.guards else options
+        policy = make_policy(self.policy, chosen, knowledge)
+        if self.guards:
+            policy = GuardOptions.parse(options).around(policy)
+        return policy if sizes_jobs(self.policy) else _one_size(policy, draw.workload)
+
+
+def _one_size(policy: Policy[Any], workload: Workload) -> Policy[Any]:
+    """Return the policy for jobs of one size; one of rigid jobs alone needs no other view."""
+    return OneSize(policy) if workload.is_elastic else policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,7 @@ def simulate_seed(
 ) -> PolicyResult:
     """Simulate one policy on the workload of one seed."""
     draw = source.draw(seed)
-    run = simulate(contender.workload(draw), gpus, contender.make(draw), clock=process_time)
+    run = simulate(draw.workload, gpus, contender.make(draw), clock=process_time)
     return PolicyResult.from_run(run, contender.name, seed)
 
 

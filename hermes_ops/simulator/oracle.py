@@ -35,11 +35,17 @@ class _Clairvoyant:
         return self.remaining_s(job, now_s)
 
     def rate(self, job: Job, placement: tuple[int, ...], batch: int | None = None) -> float:
-        """Return the pace of the training model; without one, 1 on the GPUs that the job needs."""
-        model, gpus = self.works[job.id].training, sum(placement)
-        if model is None:
-            return float(gpus == self.works[job.id].gpus)
-        return model.pace(placement, len(job.curve), batch).rate if gpus in model.sizes else 0.0
+        """Return the pace of the training model; without one, 1 on the GPUs that the job needs.
+
+        A job that is shown without a range of batches trains with the requested one.
+        """
+        work, gpus = self.works[job.id], sum(placement)
+        if work.training is None:
+            return float(gpus == work.gpus)
+        if not job.takes(gpus):
+            return 0.0
+        chosen = work.batch if batch is None and job.batch_range is None else batch
+        return work.training.pace(placement, len(job.curve), chosen).rate
 
     def expected_rate(self, job: Job, placement: tuple[int, ...]) -> float:
         """Return what the job expects by the noise that it has measured last."""
@@ -59,7 +65,7 @@ class _Clairvoyant:
     def step_s(self, job: Job, placement: tuple[int, ...]) -> float:
         """Return the seconds of a step with the requested batch, or of a unit of work."""
         work, gpus = self.works[job.id], sum(placement)
-        if work.training is None or not work.steps or gpus not in work.training.sizes:
+        if work.training is None or not work.steps or not job.takes(gpus):
             rate = self.rate(job, placement, work.batch)
             return 1.0 / rate if rate > 0 else inf
         return work.training.pace(placement, len(job.curve), work.batch).step_s

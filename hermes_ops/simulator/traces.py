@@ -7,13 +7,14 @@ import gzip
 import io
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
 from hermes_ops.core.model import JobId, Value
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.simulator.declared_steps import DeclaredSteps, parse_steps
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
 
@@ -22,10 +23,11 @@ OPTIONAL = (
     *("model", "vc", "user", "weight", "deadline_s", "iterations"),
     *("checkpoint_s", "restore_s", "startup_s"),
     *("batch_size", "iteration_time_ms", "priority"),
-    "speed_ups",
+    *("speed_ups", "step_times", "noise_scale"),
 )
 NOTED = ("batch_size", "iteration_time_ms", "priority")  # numbers that go into `configuration`
 MOST_PROBLEMS = 20
+MOST_DIGITS = 15  # of a whole number
 
 TENSOR_SKEWS = {
     "vgg19": 0.717,
@@ -51,7 +53,10 @@ def read_trace(path: Path) -> Workload:
     vc (virtual cluster), user, weight, deadline_s (as submit_time_s), iterations (its steps),
     checkpoint_s, restore_s, startup_s, and batch_size, iteration_time_ms, priority, which are in
     the job's configuration; speed_ups, as `1:1 2:1.8 4:3`: the numbers of GPUs on which the job may
-    run, with its speed on each. Optional cells may be empty. A known model has its tensor skew.
+    run, with its speed on each; in its place step_times, as `1x32:0.1 1x256:0.7`: also the batches,
+    with the seconds of a step of each (`parse_steps`); batch_size is then the one that its user
+    requests, and noise_scale, in samples, that of its gradients. Optional cells may be empty. A
+    known model has its tensor skew.
 
     Raise ConfigError, with the line numbers of up to 20 problems, for a file that cannot be read,
     for unknown, missing or doubled columns and for bad rows.
@@ -187,9 +192,9 @@ class _Cells:
         self._cells = {n: cell.strip() for n, cell in zip(header, row, strict=False)}
         self._whole = len(self.problems) == 0
 
-    def refuse(self, where: str, found: str, allowed: str) -> None:
+    def refuse(self, where: str, found: str, allowed: str, fix: str = "correct the line") -> None:
         """Add a problem."""
-        self.problems.append(Problem(where, found, allowed, "correct the line"))
+        self.problems.append(Problem(where, found, allowed, fix))
 
     def work(self) -> Work:
         """Return the job, with default values for cells with problems."""
@@ -197,14 +202,15 @@ class _Cells:
         if self._whole and not self._cells["job_id"]:
             self.refuse("job_id", "nothing", "any text")
         submitted_s, seconds = self._number("submit_time_s"), self._number("duration_s")
-        gpus = self._whole_number("num_gpus") or 1
-        training = self._speed_ups(gpus)
+        gpus = self._whole_number("num_gpus")
+        training = self._training(gpus)
         return Work(
             id=JobId(self._cells["job_id"]),
             submitted_s=submitted_s,
             seconds=seconds,
-            gpus=gpus,
+            gpus=gpus or 1,
             training=training,
+            batch=training.batch if isinstance(training, DeclaredSteps) else None,
             step_times=() if training is None else training.step_times,
             exclusive_s=None if training is None else seconds,
             user=self._cells.get("user", ""),
@@ -243,16 +249,54 @@ class _Cells:
         text = self._cells.get(name, "")
         if not text and name not in REQUIRED:
             return None
-        if text.isdecimal() and int(text) > 0:
-            return int(text)
-        if self._whole:
+        number = _whole(text)
+        if number is None and self._whole:
             self.refuse(name, repr(text), "a whole number of at least 1")
-        return None
+        return number
+
+    def _training(self, gpus: int | None) -> DeclaredSpeeds | DeclaredSteps | None:
+        """Parse how fast the job is on other GPUs and with other batches; None: it has no range.
+
+        `gpus`: those that its user requests; None: that cell has a problem.
+        """
+        if not self._whole:
+            return None
+        noise = self._cells.get("noise_scale")
+        if not self._cells.get("step_times"):
+            if noise:
+                fix = "add step_times, or remove it"
+                self.refuse("noise_scale", repr(noise), "nothing without step_times", fix)
+            return None if gpus is None else self._speed_ups(gpus)
+        if self._cells.get("speed_ups"):
+            found, fix = "a cell beside step_times", "remove one of them"
+            self.refuse("speed_ups", found, "one of the two", fix)
+        return self._steps(gpus, self._number("noise_scale") if noise else None)
+
+    def _steps(self, gpus: int | None, noise: float | None) -> DeclaredSteps | None:
+        """Parse the seconds of a step by GPUs and batch."""
+        try:
+            steps = parse_steps(self._cells["step_times"])
+        except ConfigError as error:
+            self.problems += error.problems
+            return None
+        first = steps[0]
+        training = DeclaredSteps(steps, gpus or first.gpus, first.batch, noise)
+        if training.gpus not in training.sizes:
+            fix = "add its entries, or correct num_gpus"
+            self.refuse("step_times", f"no entry of {gpus} GPUs", "one of num_gpus", fix)
+            return None
+        limits, text = training.batch_range, self._cells.get("batch_size", "")
+        batch = _whole(text) or 0
+        if not limits.initial <= batch <= limits.most:
+            allowed = f"a whole number from {limits.initial} to {limits.most}, as in step_times"
+            self.refuse("batch_size", repr(text), allowed, "name the batch that its user requests")
+            return None
+        return replace(training, batch=batch)
 
     def _speed_ups(self, gpus: int) -> DeclaredSpeeds | None:
         """Parse the speeds by number of GPUs; None without any."""
         text = self._cells.get("speed_ups", "")
-        if not text or not self._whole:
+        if not text:
             return None
         try:
             pairs = [part.split(":") for part in text.split()]
@@ -270,13 +314,22 @@ class _Cells:
         return DeclaredSpeeds(tuple(sorted((n, s / speeds[gpus]) for n, s in speeds.items())))
 
     def _noted(self) -> tuple[tuple[str, Value], ...]:
-        return tuple((name, self._number(name)) for name in NOTED if self._cells.get(name))
+        """Parse the numbers of the configuration; a batch that may be chosen is none of them."""
+        free = {"batch_size"} if self._cells.get("step_times") else set[str]()
+        names = [name for name in NOTED if self._cells.get(name) and name not in free]
+        return tuple((name, self._number(name)) for name in names)
 
     def _costs(self) -> Costs:
         names = ("startup_s", "restore_s", "checkpoint_s")
         if not any(self._cells.get(name) for name in names):
             return _FREE
         return Costs(*(self._optional(name, 0.0) for name in names))
+
+
+def _whole(text: str) -> int | None:
+    """Return the whole number above 0, of at most MOST_DIGITS, that the text is; else None."""
+    number = int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else 0
+    return number or None
 
 
 _FREE = Costs()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from hermes_ops.core.sizes import BatchRange, StepTime
@@ -64,26 +63,3 @@ class TrainingModel(Protocol):
         Source: McCandlish et al., "An Empirical Model of Large-Batch Training", 2018.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedSize:
-    """A training model at the size and batch of its user's request, for policies of one size."""
-
-    model: TrainingModel
-    gpus: int
-    batch: int | None = None
-    batch_range: BatchRange | None = None
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The one size."""
-        return (self.gpus,)
-
-    def pace(self, placement: Placement, epoch: int, batch: int | None) -> Pace:
-        """Return the model's pace with the requested batch."""
-        return self.model.pace(placement, epoch, self.batch if batch is None else batch)
-
-    def noise_scale(self, epoch: int) -> float | None:
-        """Return the model's noise scale."""
-        return self.model.noise_scale(epoch)

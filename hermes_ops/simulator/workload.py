@@ -5,12 +5,12 @@ Times are virtual seconds from 0. Losses are "lower is better".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hermes_ops.core.model import Gpu, JobId, Point, SweepId, Value
 from hermes_ops.core.sizes import StepTime
-from hermes_ops.simulator.training_model import ExpectedRate, RequestedSize, TrainingModel
+from hermes_ops.simulator.training_model import ExpectedRate, TrainingModel
 
 TRACE = SweepId("trace")  # the sweep of jobs that belong to none
 
@@ -94,12 +94,6 @@ class Work:
             return self.seconds
         return self.exclusive_s
 
-    def as_requested(self) -> Work:
-        """Return the job with no other size and batch than its user requests."""
-        if self.training is None:
-            return self
-        return replace(self, training=RequestedSize(self.training, self.gpus, self.batch))
-
     def start_of(self, segment: int, *, resumed: bool) -> SegmentStart:
         """Return the start of that segment (from 0)."""
         if segment < len(self.starts):
@@ -153,9 +147,10 @@ class Workload:
     window_s: float | None = None
     drops: bool = False
 
-    def as_requested(self) -> Workload:
-        """Return the workload in which each job has the size that its user requests."""
-        return replace(self, jobs=tuple(work.as_requested() for work in self.jobs))
+    @property
+    def is_elastic(self) -> bool:
+        """True when some job may take several sizes or batches."""
+        return any(work.training is not None for work in self.jobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from hermes_ops.simulator.workload import SimulationRun, Work, Workload
 from hermes_ops.testing.worlds import (
     SWEEPS,
     WRAPPERS,
+    as_simulated,
     built,
     elastic_workloads,
     histories,
@@ -168,10 +169,9 @@ class PolicyContract:
         name: str, workload: Workload, wrapper: str
     ) -> None:
         """Also: no GPU has two jobs, service is training and what is lost, runs are repeatable."""
-        seen = workload if sizes_jobs(name) else workload.as_requested()
-        policy = built(name, wrapper, oracle(seen))
-        run = simulate(seen, layout("2x2"), policy)
-        sizes = {w.id: w.training.sizes for w in seen.jobs if w.training is not None}
+        policy = as_simulated(name, built(name, wrapper, oracle(workload)))
+        run = simulate(workload, layout("2x2"), policy)
+        sizes = {work.id: sizes_under(name, work) for work in workload.jobs}
         for outcome in run.outcomes:
             assert outcome.state == "finished"
             assert outcome.trained_s == pytest.approx(outcome.work.seconds)
@@ -180,7 +180,7 @@ class PolicyContract:
         assert all(len(segment.gpus) in sizes[segment.job] for segment in run.segments)
         if not needs_shares(name):
             assert_alone(run)
-        assert simulate(seen, layout("2x2"), policy).segments == run.segments
+        assert simulate(workload, layout("2x2"), policy).segments == run.segments
 
     @staticmethod  # hypothesis wants no instance of the class
     @given(workload=elastic_workloads(), k=st.sampled_from([1.0, 3.0]))
@@ -192,12 +192,11 @@ class PolicyContract:
 
         Until then the guard cannot know its cost.
         """
-        seen = workload if sizes_jobs(name) else workload.as_requested()
-        policy = AntiThrash(built(name, "bare", oracle(seen)), k)
+        policy = as_simulated(name, AntiThrash(built(name, "bare", oracle(workload)), k))
         if needs_shares(name) or not policy.preempts:
             return
-        costs, begun = seen.jobs[0].costs, set[JobId]()
-        for segment in simulate(seen, layout("2x2"), policy).segments:
+        costs, begun = workload.jobs[0].costs, set[JobId]()
+        for segment in simulate(workload, layout("2x2"), policy).segments:
             if segment.outcome in {"preempted", "resized"}:
                 known_s = segment.lost_s - (0 if segment.job in begun else costs.checkpoint_s)
                 assert known_s <= (segment.end_s - segment.begin_s) / (k + 1) + 1e-6
@@ -210,28 +209,35 @@ class PolicyContract:
         name: str, workload: Workload
     ) -> None:
         """The bound of Aging: quanta x max(R, L) + W x R, with the largest R, L and W possible."""
-        seen = workload if sizes_jobs(name) else workload.as_requested()
-        policy = Aging(built(name, "anti-thrash", oracle(seen)), quanta=2)
+        guarded = Aging(built(name, "anti-thrash", oracle(workload)), quanta=2)
+        policy = as_simulated(name, guarded)
         if needs_shares(name) or not policy.preempts:
             return
-        run = simulate(seen, layout("2x2"), policy)
-        longest_s = max(map(longest_slice_s, seen.jobs))
-        round_s = max(4 * 5.0, 5.0 + longest_s) + (seen.round_s or 0.0)
-        jobs = len(seen.jobs)
+        run = simulate(workload, layout("2x2"), policy)
+        longest_s = max(longest_slice_s(work, sizes_under(name, work)) for work in workload.jobs)
+        round_s = max(4 * 5.0, 5.0 + longest_s) + (workload.round_s or 0.0)
+        jobs = len(workload.jobs)
         bound_s = 2 * max(round_s, jobs * round_s) + jobs * round_s
-        for work in seen.jobs:
+        for work in workload.jobs:
             own = [s for s in run.segments if s.job == work.id]
             assert all(b.begin_s - a.end_s <= bound_s for a, b in pairwise(own))
 
 
-def longest_slice_s(work: Work) -> float:
-    """Return the most seconds from one report of the job to the next, on its slowest size."""
+def sizes_under(name: str, work: Work) -> tuple[int, ...]:
+    """Return the numbers of GPUs that the policy may give to a job."""
+    if work.training is None or not sizes_jobs(name):
+        return (work.gpus,)
+    return work.training.sizes
+
+
+def longest_slice_s(work: Work, sizes: Sequence[int]) -> float:
+    """Return the most seconds from one report of the job to the next, on the slowest size."""
     reached = [0.0, *(point.seconds for point in work.curve), work.seconds]
     units = max(b - a for a, b in pairwise(reached))
     model = work.training
     if model is None:
         return units
-    return units / min(model.pace((size,), 0, None).rate for size in model.sizes)
+    return units / min(model.pace((size,), 0, work.batch).rate for size in sizes)
 
 
 def assert_at_home(snapshot: Snapshot, plan: Plan) -> None:

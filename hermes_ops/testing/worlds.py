@@ -14,7 +14,8 @@ from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Policy, Snapsho
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.core.sweep_limits import MaxParallel, OpenForLearning
-from hermes_ops.policies import make_policy, needs_shares
+from hermes_ops.core.wrapper import OneSize
+from hermes_ops.policies import make_policy, needs_shares, sizes_jobs
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
 
@@ -73,6 +74,11 @@ def built(name: str, wrapper: str, future: Oracle = Fortune()) -> Policy[Any]:
     """Return the policy of that name within a wrapper of WRAPPERS."""
     policy: Policy[Any] = WRAPPERS[wrapper](make_policy(name, {}, {"oracle": future}))
     return policy
+
+
+def as_simulated(name: str, policy: Policy[Any]) -> Policy[Any]:
+    """Return the policy of that name, and its guards, for jobs of one size unless it sizes jobs."""
+    return policy if sizes_jobs(name) else OneSize(policy)
 
 
 @st.composite

@@ -6,7 +6,7 @@ is remembered of jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ from hermes_ops.policies.ones.schedules import Schedule, ScheduleSearch, Searche
 from hermes_ops.policies.toolbox.ended_jobs import newly_ended
 from hermes_ops.policies.toolbox.job_speeds import KindKey, MeasuredSpeeds, kind_key
 from hermes_ops.policies.toolbox.parameter_checks import positive, whole
-from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
 
 REMEMBERED = 64
 """The ended jobs of a kind whose epochs are remembered."""
@@ -182,21 +182,15 @@ def _most(snapshot: Snapshot, state: JobState) -> int:
 def _placed(
     problem: SizingProblem, search: ScheduleSearch, schedule: Mapping[JobId, int]
 ) -> tuple[Grant, ...]:
-    """Return the grants; a job for which no node has room is left out, and the rest filled."""
-    without: set[JobId] = set()
+    """Return the grants; where a job finds no room, the rest is filled without it."""
     index = problem.snapshot.index
-    while True:
+
+    def solve(without: Collection[JobId]) -> tuple[Sizes, Batches]:
         sizes = search.filled(schedule, without)
-        batches = {
-            job: _batch(index[job], size)
-            for job, size in sizes.items()
-            if size != problem.held(index[job])
-        }
-        grants = problem.grants(sizes, batches)
-        missing = problem.missing(sizes, grants)
-        if not missing:
-            return problem.with_idle(grants)
-        without |= missing
+        resized = {job: size for job, size in sizes.items() if size != problem.held(index[job])}
+        return sizes, {job: _batch(index[job], size) for job, size in resized.items()}
+
+    return problem.placed(solve)
 
 
 def _batch(job: Job, size: int) -> int | None:

@@ -45,8 +45,9 @@ IDEAL = LinearStepTime(0.0, 1.0, 0.0)
 def fit_step_time(samples: tuple[Sample, ...]) -> LinearStepTime:
     """Fit the model to measured steps: least squares of the relative errors, no term below 0.
 
-    The terms are added as the sizes measured allow: with one size only the time is taken to be
-    all computing (ideal scaling). Without a usable measurement: IDEAL.
+    The terms are added as the measured pairs of GPUs and samples allow: with one pair the time is
+    taken to be all computing (ideal scaling), with two on one GPU there is a constant term, with
+    two others an all-reduce. Without a usable measurement: IDEAL.
     """
     from scipy.optimize import nnls
 
@@ -56,10 +57,12 @@ def fit_step_time(samples: tuple[Sample, ...]) -> LinearStepTime:
     gpus, local, seconds = np.asarray(sorted(usable), dtype=np.float64).T
     columns = np.stack([local, 2.0 * (gpus - 1) / gpus, np.ones_like(local)], axis=1)
     shapes = len({(g, b) for g, b, _ in usable})
-    rows = columns[:, :shapes] / seconds[:, None]
+    told = ([0, 1, 2] if (gpus > 1).any() else [0, 2])[:shapes]  # one GPU has no all-reduce
+    rows = columns[:, told] / seconds[:, None]
     scale = np.maximum(np.abs(rows).max(axis=0), np.finfo(np.float64).tiny)
     terms, _ = nnls(rows / scale, np.ones(len(rows)))
-    fitted = [*(terms / scale), 0.0, 0.0]
+    fitted = np.zeros(3)
+    fitted[told] = terms / scale
     if not fitted[0] > 0:  # no cost of a sample: the speed of more samples would have no bound
         return LinearStepTime(0.0, float(np.median(seconds / local)), 0.0)
     return LinearStepTime(float(fitted[2]), float(fitted[0]), float(fitted[1]))

@@ -13,7 +13,12 @@ from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapsh
 from hermes_ops.core.order import by_submission, submission
 from hermes_ops.policies.toolbox.answer import answer
 
-_NO_BATCHES: Mapping[JobId, int | None] = {}
+Sizes = Mapping[JobId, int]
+Batches = Mapping[JobId, int | None]
+Solve = Callable[[Collection[JobId]], tuple[Sizes, Batches]]
+"""Returns the sizes and batches of jobs, none of them for the jobs that are named."""
+
+_NO_BATCHES: Batches = {}
 _NO_NODES: Mapping[JobId, int] = {}
 
 
@@ -47,19 +52,14 @@ class SizingProblem:
         ordered = tuple(by_submission(fitting))
         return cls(snapshot, fixed, ordered, gpus, _gpus_a_node(snapshot))
 
-    def missing(self, sizes: Mapping[JobId, int], grants: Iterable[Grant]) -> set[JobId]:
-        """Return the jobs of these sizes that found no place; those that are stopping need none."""
-        stopping = {job.id for job in self.jobs if job.phase is Phase.STOPPING}
-        return sizes.keys() - {grant.job for grant in grants} - stopping
-
     def held(self, job: Job) -> int:
         """Return the number of GPUs that the job can keep."""
         return len(self.snapshot.held.get(job.id, ()))
 
     def grants(
         self,
-        sizes: Mapping[JobId, int],
-        batches: Mapping[JobId, int | None] = _NO_BATCHES,
+        sizes: Sizes,
+        batches: Batches = _NO_BATCHES,
         placing: Placing | None = None,
         moving: Collection[JobId] = (),
         nodes_wanted: Mapping[JobId, int] = _NO_NODES,
@@ -96,6 +96,22 @@ class SizingProblem:
             placed += self._idle(nodes, {grant.job for grant in (*kept, *placed)})
         return (*self.fixed, *kept, *placed)
 
+    def placed(self, solve: Solve) -> tuple[Grant, ...]:
+        """Return the grants of a solution in which every job has found a place.
+
+        If some find none, `solve` is asked again without them, and without those of earlier
+        solutions. Running jobs without a grant keep GPUs that nobody gets.
+        """
+        stopping = {job.id for job in self.jobs if job.phase is Phase.STOPPING}  # need no place yet
+        without = frozenset[JobId]()
+        while True:
+            sizes, batches = solve(without)
+            grants = self.grants(sizes, batches)
+            missing = sizes.keys() - {grant.job for grant in grants} - stopping
+            if missing <= without:
+                return self._with_idle(grants)
+            without |= missing
+
     def _idle(self, nodes: FreeNodes, granted: set[JobId]) -> Iterator[Grant]:
         """Yield what jobs without a grant hold and nobody else gets: they stop for nobody."""
         for job in self.jobs:
@@ -104,7 +120,7 @@ class SizingProblem:
                 nodes.take(now.gpus)
                 yield now
 
-    def with_idle(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+    def _with_idle(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
         """Return the grants and those of running jobs without one whose GPUs nobody gets."""
         nodes = FreeNodes(self.snapshot)
         for grant in grants:

@@ -160,3 +160,8 @@ def test_a_workload_that_drops_ends_every_job_that_does_not_fit_at_once() -> Non
     assert len(dropped) > 100
     assert all(o.first_start_s is None and o.service_gpu_s == 0 for o in dropped)
     assert all((o.ended_s or 0) - o.work.submitted_s <= 600 for o in dropped)
+
+
+def test_two_batches_on_one_gpu_tell_what_does_not_depend_on_the_batch() -> None:
+    model = fit_step_time(((1, 8.0, 0.3), (1, 16.0, 0.5)))
+    assert (model.fixed_s, model.a_sample_s, model.a_reduction_s) == pytest.approx((0.1, 0.025, 0))

@@ -16,7 +16,7 @@ from hermes_ops.simulator.workload import SimulationRun
 def run(policy: str, contention: str, seed: int, gpus: int = 8, **options: object) -> SimulationRun:
     draw = CapesSource(contention, gpus).draw(seed)
     contender = Contender(policy, tuple(options.items()))
-    return simulate(contender.workload(draw), layout("8x8"), contender.make(draw))
+    return simulate(draw.workload, layout("8x8"), contender.make(draw))
 
 
 def hours(policy: str, contention: str, seed: int, gpus: int = 8, **options: object) -> float:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hermes_ops.core.model import Grant, JobId, Plan, Snapshot
 from hermes_ops.core.sizes import BatchRange, StepTime
+from hermes_ops.core.wrapper import OneSize
 from hermes_ops.policies.elastic_fifo import ElasticFifo
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.event_log import EventLog, replay
 from hermes_ops.simulator.metrics import measure
-from hermes_ops.simulator.training_model import Pace, Placement
+from hermes_ops.simulator.oracle import oracle
+from hermes_ops.simulator.training_model import Pace, Placement, TrainingModel
 from hermes_ops.simulator.workload import Costs, SimulationRun, Work, Workload
+from hermes_ops.testing.worlds import built, elastic_workloads
 
 BATCHES = BatchRange(32, 64)
 
@@ -163,11 +168,13 @@ def test_nothing_is_lost_when_the_share_of_a_gpu_grows() -> None:
     assert outcome.lost_gpu_s == pytest.approx(0.0)
 
 
-def test_a_job_as_requested_has_one_size() -> None:
-    work = Work(JobId("a"), 0.0, 100.0, gpus=2, training=Linear())
-    rigid = Workload("w", (work,)).as_requested()
-    (outcome,) = simulate(rigid, layout("4"), Fifo()).outcomes
-    assert outcome.ended_s == 50.0
+@pytest.mark.parametrize(("batch", "seconds"), [(None, 50.0), (32, 50.0), (64, 25.0)])
+def test_under_a_policy_of_one_size_a_job_has_the_size_and_batch_that_its_user_requests(
+    batch: int | None, seconds: float
+) -> None:
+    work = Work(JobId("a"), 0.0, 100.0, gpus=2, training=Linear(), batch=batch)
+    (outcome,) = simulate(Workload("w", (work,)), layout("4"), OneSize(Fifo())).outcomes
+    assert outcome.ended_s == seconds
 
 
 def test_elastic_fifo_uses_all_gpus_and_lets_an_arrival_in() -> None:
@@ -175,3 +182,45 @@ def test_elastic_fifo_uses_all_gpus_and_lets_an_arrival_in() -> None:
     result = simulate(Workload("w", jobs), layout("4"), ElasticFifo())
     assert [outcome.ended_s for outcome in result.outcomes] == [40.0, 50.0]
     assert measure(result).resizes == 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rigid:
+    """Another model at one size and batch."""
+
+    model: TrainingModel
+    gpus: int
+    batch: int | None
+    batch_range: BatchRange | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.gpus,)
+
+    def pace(self, placement: Placement, epoch: int, batch: int | None) -> Pace:
+        return self.model.pace(placement, epoch, self.batch)
+
+    def noise_scale(self, epoch: int) -> float | None:
+        return self.model.noise_scale(epoch)
+
+
+def rigid(work: Work) -> Work:
+    assert work.training is not None
+    return replace(work, training=Rigid(work.training, work.gpus, work.batch))
+
+
+@given(
+    workload=elastic_workloads(),
+    name=st.sampled_from(["fifo", "2d-las", "srsf", "gandiva"]),
+    wrapper=st.sampled_from(["bare", "aging", "guarded"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_policy_of_one_size_runs_jobs_with_ranges_as_if_they_had_none(
+    workload: Workload, name: str, wrapper: str
+) -> None:
+    alike = replace(workload, jobs=tuple(map(rigid, workload.jobs)))
+    ranged, plain = (built(name, wrapper, oracle(jobs)) for jobs in (workload, alike))
+    expected = simulate(alike, layout("2x2"), plain)
+    found = simulate(workload, layout("2x2"), OneSize(ranged))
+    assert found.segments == expected.segments
+    assert measure(found) == measure(expected)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import make_policy
 from hermes_ops.simulator.comparison import Contender, simulate_seed
@@ -31,7 +32,7 @@ def test_a_job_alone_ends_at_the_second_that_was_computed_independently(
     row: dict[str, str],
 ) -> None:
     workload = isolated(row["application"], int(row["gpus"]), int(row["batch"]), DATA)
-    (outcome,) = simulate(workload.as_requested(), layout("16x4"), make_policy("fifo", {})).outcomes
+    (outcome,) = simulate(workload, layout("16x4"), OneSize(make_policy("fifo", {}))).outcomes
     assert outcome.completion_s == float(row["jct_s"])
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import make_policy
 from hermes_ops.simulator.engine import layout, simulate
@@ -41,8 +42,8 @@ def test_with_one_gpu_a_sweep_runs_as_without_sizes() -> None:
 
 
 def test_a_policy_of_one_size_gives_each_trial_the_smallest() -> None:
-    workload = source(2, 4).draw(0).workload.as_requested()
-    run = simulate(workload, layout("4"), make_policy("fifo", {}))
+    workload = source(2, 4).draw(0).workload
+    run = simulate(workload, layout("4"), OneSize(make_policy("fifo", {})))
     assert {len(segment.gpus) for segment in run.segments} == {2}
 
 

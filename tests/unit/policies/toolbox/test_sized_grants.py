@@ -1,27 +1,59 @@
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import Phase, Policy
+from hermes_ops.core.model import JobId, Phase, Policy
 from hermes_ops.core.plan import check, diff
 from hermes_ops.policies import make_policy
-from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
 from tests.builders import arriving, world
 
 RANGE: dict[str, Any] = {"min_gpus": 1, "max_gpus": 2}
 ALONE = arriving(1, Phase.RUNNING, gpus_held=(0,), **RANGE)
 
 
+class Asked:
+    """Solves a problem by a table of sizes, and keeps the sets of jobs that it was to leave out."""
+
+    def __init__(self, sizes: dict[JobId, int]) -> None:
+        self.sizes, self.without = sizes, list[set[JobId]]()
+
+    def __call__(self, without: Collection[JobId]) -> tuple[Sizes, Batches]:
+        self.without.append(set(without))
+        return {job: size for job, size in self.sizes.items() if job not in without}, {}
+
+
+def test_a_solution_is_asked_for_again_without_the_jobs_that_find_no_place() -> None:
+    bound = arriving(0, nodes=("elsewhere",), **RANGE)
+    snapshot = world(bound, ALONE, gpus=2)
+    asked = Asked({bound.id: 1, ALONE.id: 1})
+    grants = SizingProblem.from_snapshot(snapshot).placed(asked)
+    assert [grant.job for grant in grants] == [ALONE.id]
+    assert asked.without == [set(), {bound.id}]
+
+
+def test_a_running_job_without_a_size_keeps_gpus_that_nobody_gets() -> None:
+    problem = SizingProblem.from_snapshot(world(arriving(0, **RANGE), ALONE, gpus=2))
+    assert [grant.job for grant in problem.placed(Asked({}))] == [ALONE.id]
+
+
+def test_a_solution_that_names_a_job_again_although_it_has_no_place_ends_the_search() -> None:
+    bound = arriving(0, nodes=("elsewhere",), **RANGE)
+    problem = SizingProblem.from_snapshot(world(bound, ALONE, gpus=2))
+    grants = problem.placed(lambda _: ({bound.id: 1, ALONE.id: 1}, {}))
+    assert [grant.job for grant in grants] == [ALONE.id]
+
+
 def test_a_job_that_stops_to_be_resized_has_a_size_and_no_grant_yet() -> None:
     resized = arriving(0, Phase.STOPPING, **RANGE)
     problem = SizingProblem.from_snapshot(world(resized, ALONE, gpus=2))
     assert [job.id for job in problem.jobs] == [resized.id, ALONE.id]
-    sizes = {resized.id: 1, ALONE.id: 1}
-    grants = problem.grants(sizes)
-    assert [grant.job for grant in grants] == [ALONE.id]
-    assert problem.missing(sizes, grants) == set()
+    asked = Asked({resized.id: 1, ALONE.id: 1})
+    assert [grant.job for grant in problem.placed(asked)] == [ALONE.id]
+    assert asked.without == [set()]
 
 
 def test_a_job_that_stops_to_end_leaves_its_gpus_to_the_others() -> None:
