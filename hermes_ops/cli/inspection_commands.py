@@ -21,7 +21,7 @@ from hermes_ops.cli.sweep_location import (
     locate_or_explain,
     newest,
 )
-from hermes_ops.core.sweep_outcome import ENDED_STATES, sweep_state
+from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES, SweepLocation, a
 from hermes_ops.cli.tables import TableColumn, TableRow, fit_table
 from hermes_ops.config import SweepConfig, never_fits
 from hermes_ops.config.sweep_warnings import WARNINGS_TAG, from_tag, sentence
-from hermes_ops.core.sweep_outcome import normalised, sweep_state
+from hermes_ops.core.summary import normalised, sweep_state
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.report.table import format_cell as as_text
 

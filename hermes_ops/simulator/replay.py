@@ -9,8 +9,8 @@ from statistics import median_low
 from typing import Any
 
 from hermes_ops.config.sweep_rules import with_sweep_rules
-from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.model import Gpu, JobId, Policy
+from hermes_ops.core.options import GuardOptions, without_guards
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies import make_policy
 from hermes_ops.simulator.completions import Completion, completions

@@ -40,9 +40,9 @@ from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.state_store import refused_setting
 from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config.sweep_rules import with_sweep_rules
-from hermes_ops.core.explanation import explained
-from hermes_ops.core.guard_options import GuardOptions
 from hermes_ops.core.model import Plan, Policy, Snapshot, SweepId
+from hermes_ops.core.options import GuardOptions
+from hermes_ops.core.plan import explained
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.loop import tick

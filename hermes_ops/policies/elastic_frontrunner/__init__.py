@@ -12,9 +12,8 @@ from itertools import chain
 from typing import ClassVar
 
 from hermes_ops.core.amounts import figure, short_duration
-from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Grant, Job, JobId, PastTrial, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.oracle import Oracle
-from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.policies.elastic_frontrunner.choices import (
     TRIAL_S,
     Choice,

@@ -10,9 +10,8 @@ from math import log2
 
 import numpy as np
 
-from hermes_ops.core.model import Job, JobId, Snapshot, SweepId
+from hermes_ops.core.model import Job, JobId, PastTrial, Snapshot, SweepId
 from hermes_ops.core.order import by_submission, submission
-from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.policies.elastic_frontrunner.size_options import size_options
 from hermes_ops.policies.elastic_frontrunner.trial_speeds import (
     SearchMemory,

@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.all_reduce_speed import AllReduceSpeed
 from hermes_ops.core.goodput import best_rates, goodputs
 from hermes_ops.core.model import Job
 from hermes_ops.core.sizes import BatchRange, StepTime
-from hermes_ops.core.speed_model import Floats, SpeedModel
+from hermes_ops.core.speed_model import AllReduceSpeed, Floats, SpeedModel
 from hermes_ops.policies.elastic_frontrunner.kinds import Kind
 from hermes_ops.policies.toolbox.job_speeds import KindKey
 

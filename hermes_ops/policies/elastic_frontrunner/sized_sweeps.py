@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hermes_ops.core.amounts import figure, short_duration
-from hermes_ops.core.model import Job, JobId, Plan, Reason, SweepId, Term
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import Job, JobId, PastTrial, Plan, Reason, SweepId, Term
 from hermes_ops.policies.elastic_frontrunner.chances import TrialSearch, searches
 from hermes_ops.policies.elastic_frontrunner.shares import GpuClaim, divide
 from hermes_ops.policies.elastic_frontrunner.trial_speeds import SearchMemory, Stretch
