@@ -12,7 +12,6 @@ import numpy as np
 
 from hermes_ops.core.model import Job, JobId, PastTrial, Snapshot, SweepId
 from hermes_ops.core.order import by_submission, submission
-from hermes_ops.policies.elastic_frontrunner.size_options import size_options
 from hermes_ops.policies.elastic_frontrunner.trial_speeds import (
     SearchMemory,
     TrialSpeeds,
@@ -31,7 +30,7 @@ from hermes_ops.policies.frontrunner.table import CurveTable, is_over, tabulate
 from hermes_ops.policies.toolbox.knapsack import knapsack, option_table
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from hermes_ops.policies.toolbox.sweep_queues import by_sweep
-from hermes_ops.policies.toolbox.whole_nodes import node_size
+from hermes_ops.policies.toolbox.whole_nodes import node_size, size_options
 
 UNRANKED = 1e-12
 """The value of a trial that is not compared: less than that of any other, more than nothing."""
