@@ -46,7 +46,7 @@ def list_sweeps(
     """List the newest sweeps of all DAGs."""
     from rich.console import Console
 
-    from hermes_ops.airflow.control.publish import read_view
+    from hermes_ops.airflow.control.pool_file import read_view
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)

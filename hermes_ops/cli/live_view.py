@@ -71,7 +71,7 @@ def _show_until_end(
     connection: Connection, place: SweepLocation, quiet: bool, notices: Notices
 ) -> str:
     """Show the sweep until it has ended; return its state in Airflow then."""
-    from hermes_ops.airflow.control.publish import read_view
+    from hermes_ops.airflow.control.pool_file import read_view
 
     sweep = place.sweep
     console = Console()

@@ -32,7 +32,7 @@ from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
 from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
-from hermes_ops.airflow.control.publish import publish_trouble
+from hermes_ops.airflow.control.pool_file import publish_trouble
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.hosts import REMEDY, configured_refusal, mark_home, node_names
