@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_local
-from hermes_ops.airflow.control.publish import read_view
+from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.core.amounts import figure
 from hermes_ops.errors import HermesError, Refused, Unavailable
 

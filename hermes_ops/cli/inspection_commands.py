@@ -21,7 +21,7 @@ from hermes_ops.cli.sweep_location import (
     locate_or_explain,
     newest,
 )
-from hermes_ops.core.sweep_outcome import ENDED_STATES, sweep_state
+from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def list_sweeps(
     """List the newest sweeps of all DAGs."""
     from rich.console import Console
 
-    from hermes_ops.airflow.control.publish import read_view
+    from hermes_ops.airflow.control.pool_file import read_view
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)

@@ -21,7 +21,7 @@ from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES, SweepLocation, a
 from hermes_ops.cli.tables import TableColumn, TableRow, fit_table
 from hermes_ops.config import SweepConfig, never_fits
 from hermes_ops.config.sweep_warnings import WARNINGS_TAG, from_tag, sentence
-from hermes_ops.core.sweep_outcome import normalised, sweep_state
+from hermes_ops.core.summary import normalised, sweep_state
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.report.table import format_cell as as_text
 
@@ -71,7 +71,7 @@ def _show_until_end(
     connection: Connection, place: SweepLocation, quiet: bool, notices: Notices
 ) -> str:
     """Show the sweep until it has ended; return its state in Airflow then."""
-    from hermes_ops.airflow.control.publish import read_view
+    from hermes_ops.airflow.control.pool_file import read_view
 
     sweep = place.sweep
     console = Console()

@@ -16,7 +16,7 @@ from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.secondary_metrics import why_no_best
-from hermes_ops.core.sweep_outcome import ENDED_STATES, alike, failure_lines
+from hermes_ops.core.summary import ENDED_STATES, alike, failure_lines
 from hermes_ops.errors import HermesError
 from hermes_ops.report.table import format_cell as as_text
 

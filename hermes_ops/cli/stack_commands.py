@@ -254,7 +254,7 @@ def _pool_problem_lines(home: Path, stack_status: StackStatus) -> list[str]:
     """Say what fails in the pool: the controller's rounds, and steps of single sweeps."""
     import time
 
-    from hermes_ops.airflow.control.publish import read_view
+    from hermes_ops.airflow.control.pool_file import read_view
     from hermes_ops.airflow.explanation import problem_lines, silence_line, trouble_line
 
     if stack_status.record is None or not (stack_status.is_running or stack_status.orphans):

@@ -90,7 +90,7 @@ def collect_warnings(
 
 def executor_warnings(config: SweepConfig) -> tuple[SweepWarning, ...]:
     """Return the warning on trials as processes if the pool's controller refuses them."""
-    from hermes_ops.airflow.control.publish import read_view
+    from hermes_ops.airflow.control.pool_file import read_view
     from hermes_ops.airflow.hosts import REMEDY
 
     refusal = (read_view(config.pool) or {}).get("process_refusal")

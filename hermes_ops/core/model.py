@@ -4,7 +4,6 @@ Units stand in the names: `_s` seconds, `_gpu_s` GPU-seconds. Times are seconds 
 the driver's clock (Unix time live, zero-based virtual time in a simulation). A loss is always
 "lower is better": a maximised objective enters with its sign turned.
 """
-# Over 400 lines, so that all types of a policy's input and output are in one place.
 
 from __future__ import annotations
 
@@ -484,3 +483,16 @@ class Policy(Protocol[M]):
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
         """Return the plan for this snapshot, and the memory for the next."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PastTrial:
+    """One trial of an earlier sweep: its hyper-parameters and its curve up to `total_steps`.
+
+    Losses are "lower is better"; `seconds` of the points are cumulative training seconds alone on
+    its GPUs. A trial that was ended early has a curve shorter than `total_steps`.
+    """
+
+    configuration: tuple[tuple[str, Value], ...]
+    curve: tuple[Point, ...]
+    total_steps: int | None = None

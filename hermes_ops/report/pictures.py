@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
 from hermes_ops.report.background import Background
 from hermes_ops.report.canvas import NothingToDrawError, svg
-from hermes_ops.report.figures import gpu_timeline, learning_curves
+from hermes_ops.report.figures import gpu_timeline, learning_curves, measured_course, regret_curves
 from hermes_ops.report.parameter_plots import (
     MOST_AXES,
     MOST_SLICES,
@@ -20,7 +20,6 @@ from hermes_ops.report.parameter_plots import (
     parallel_coordinates,
     slices,
 )
-from hermes_ops.report.regret import measured_course, regret_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

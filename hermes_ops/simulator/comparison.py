@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.guard_options import GuardOptions, without_guards
 from hermes_ops.core.model import Gpu, JobId, Policy
+from hermes_ops.core.options import GuardOptions, without_guards
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies import make_policy, sizes_jobs

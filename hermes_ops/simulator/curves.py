@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.model import JobId, Point, SweepId, Value
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import JobId, PastTrial, Point, SweepId, Value
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.workload import Costs, Work, Workload
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from hermes_ops.core.model import JobId
 from hermes_ops.report.canvas import DARK, RED, TEXT, figure_of, is_wide, png, say_empty, unit_of
-from hermes_ops.report.figures import Colour, colour_of
-from hermes_ops.report.regret import FLOOR, value_at
+from hermes_ops.report.figures import REGRET_FLOOR, Colour, colour_of, value_at
 from hermes_ops.simulator.metrics import best_work
 from hermes_ops.simulator.workload import SimulationRun
 
@@ -57,7 +56,7 @@ def regret_curves(regrets: Mapping[str, Sequence[Steps]]) -> bytes:
     drawn = {name: [s for s in curves if s] for name, curves in regrets.items()}
     every = [point for curves in drawn.values() for steps in curves for point in steps]
     unit, unit_s = unit_of(max((at for at, _ in every), default=1.0))
-    floor = max((value for _, value in every), default=1.0) * FLOOR or FLOOR
+    floor = max((value for _, value in every), default=1.0) * REGRET_FLOOR or REGRET_FLOOR
     end_s = max((at for at, _ in every), default=1.0)
     for number, (name, curves) in enumerate(drawn.items()):
         if curves:

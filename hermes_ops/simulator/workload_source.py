@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Protocol
 
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
 from hermes_ops.simulator.traces import poisson, read_trace

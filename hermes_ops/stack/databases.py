@@ -198,7 +198,7 @@ def collect_garbage(
     environment: Mapping[str, str], folder: Path | None, runs: list[str], models: list[str]
 ) -> None:
     """Remove deleted runs and models of MLflow for good, with the database of the environment."""
-    command = [sys.executable, "-P", "-m", "hermes_ops.tracking.garbage"]
+    command = [sys.executable, "-P", "-m", "hermes_ops.tracking.database", "collect-garbage"]
     for start in range(0, max(len(runs), len(models)), RUNS_AT_ONCE):
         end = start + RUNS_AT_ONCE
         request = json.dumps({"runs": runs[start:end], "models": models[start:end]})

@@ -31,7 +31,10 @@ from hermes_ops.stack.settings import Settings
 from hermes_ops.trial.files import read_json
 
 TIMEOUT_S = 600
-COMMANDS = {AIRFLOW: ("airflow", "db", "migrate"), MLFLOW: ("hermes_ops.tracking.database",)}
+COMMANDS = {
+    AIRFLOW: ("airflow", "db", "migrate"),
+    MLFLOW: ("hermes_ops.tracking.database", "upgrade"),
+}
 """The modules, with their arguments, that make or upgrade the tables of either."""
 
 

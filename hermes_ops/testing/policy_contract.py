@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.explanation import explained
 from hermes_ops.core.guards import Aging, AntiThrash
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, Stop
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.plan import check, diff, explained
 from hermes_ops.policies import needs_shares, sizes_jobs
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.oracle import oracle

@@ -1,6 +1,6 @@
 """Deletion of sweeps from MLflow: their runs, runs that scripts nested in them, logged models.
 
-Deleted runs are in MLflow's trash: `hermes_ops.tracking.garbage` removes them for good, with their
+Deleted runs are in MLflow's trash: `hermes_ops.tracking.database` removes them for good, with their
 artifacts.
 """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial
 from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Night
 from hermes_ops.core.training import training

@@ -32,7 +32,7 @@ from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
 from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
-from hermes_ops.airflow.control.publish import publish_trouble
+from hermes_ops.airflow.control.pool_file import publish_trouble
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.hosts import REMEDY, configured_refusal, mark_home, node_names
@@ -40,9 +40,9 @@ from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.state_store import refused_setting
 from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config.sweep_rules import with_sweep_rules
-from hermes_ops.core.explanation import explained
-from hermes_ops.core.guard_options import GuardOptions
 from hermes_ops.core.model import Plan, Policy, Snapshot, SweepId
+from hermes_ops.core.options import GuardOptions
+from hermes_ops.core.plan import explained
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.loop import tick

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.control.jobs import Points
 from hermes_ops.airflow.folders import WAKE_POLL_S, WakeFile, metrics_wake_file
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial
 from hermes_ops.errors import HermesError
 from hermes_ops.search.tree import axes
 

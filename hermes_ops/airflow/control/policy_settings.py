@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.airflow.folders import home
-from hermes_ops.core.guard_options import GuardOptions, without_guards
-from hermes_ops.core.model import Policy
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial, Policy
+from hermes_ops.core.options import GuardOptions, without_guards
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import HermesError
 from hermes_ops.policies import check_live, make_policy, sizes_jobs

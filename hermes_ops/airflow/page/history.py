@@ -13,7 +13,7 @@ from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.records import SweepRecord, decode
 from hermes_ops.airflow.trial.links import comparison_address, report_address
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.sweep_outcome import ENDED_STATES, sweep_state
+from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef, SweepRun
 

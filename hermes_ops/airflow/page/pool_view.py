@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes_ops.airflow.control.jobs import job_id
-from hermes_ops.airflow.control.publish import read_view
+from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.explanation import UNDECIDED, problem_lines, short, trouble_line

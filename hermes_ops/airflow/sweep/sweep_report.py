@@ -19,8 +19,7 @@ from hermes_ops.airflow.records import CLOSED_TAG, FAILED_TAG, FAILURES_TAG, Seg
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run, save_segments
 from hermes_ops.config import RunIn, SweepConfig
 from hermes_ops.core.secondary_metrics import why_no_best
-from hermes_ops.core.summary import TrialSummary
-from hermes_ops.core.sweep_outcome import FAILED, failure_lines, final_state
+from hermes_ops.core.summary import FAILED, TrialSummary, failure_lines, final_state
 from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.simulator.report_background import background
 from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun

@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from hermes_ops.config import SweepConfig, parse
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial
 from hermes_ops.search.space import Config
 from hermes_ops.search.tree import axes
 from hermes_ops.tracking.earlier_sweeps import past_trials

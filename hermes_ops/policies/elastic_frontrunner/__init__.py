@@ -12,9 +12,8 @@ from itertools import chain
 from typing import ClassVar
 
 from hermes_ops.core.amounts import figure, short_duration
-from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Grant, Job, JobId, PastTrial, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.oracle import Oracle
-from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.policies.elastic_frontrunner.choices import (
     TRIAL_S,
     Choice,
@@ -22,9 +21,8 @@ from hermes_ops.policies.elastic_frontrunner.choices import (
     Valuation,
     switch_seconds,
 )
-from hermes_ops.policies.elastic_frontrunner.finish_guard import FinishGuard, with_crowd
+from hermes_ops.policies.elastic_frontrunner.finish_guard import FinishGuard, Paces, with_crowd
 from hermes_ops.policies.elastic_frontrunner.kinds import Kind, Knowledge, Progress, learn_kinds
-from hermes_ops.policies.elastic_frontrunner.paces import Paces
 from hermes_ops.policies.elastic_frontrunner.sized_sweeps import SizedSweeps
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem

@@ -10,13 +10,20 @@ import numpy as np
 
 from hermes_ops.core.model import Job, JobId
 from hermes_ops.core.speed_model import Floats
-from hermes_ops.policies.elastic_frontrunner.kinds import Kind, Progress, expected_work
-from hermes_ops.policies.elastic_frontrunner.paces import has_one_size
-from hermes_ops.policies.elastic_frontrunner.rates import NO_PLACE, Integers, Rates, SizedGroup
-from hermes_ops.policies.elastic_frontrunner.size_options import size_options
+from hermes_ops.policies.elastic_frontrunner.finish_guard import has_one_size
+from hermes_ops.policies.elastic_frontrunner.kinds import (
+    NO_PLACE,
+    Integers,
+    Kind,
+    Progress,
+    Rates,
+    SizedGroup,
+    expected_work,
+)
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
 from hermes_ops.policies.toolbox.knapsack import knapsack
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
+from hermes_ops.policies.toolbox.whole_nodes import size_options
 
 HOUR_S = 3600.0
 LEAST_LEFT_S = 60.0

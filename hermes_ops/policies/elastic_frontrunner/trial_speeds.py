@@ -10,10 +10,10 @@ from statistics import mean
 
 import numpy as np
 
-from hermes_ops.core.all_reduce_speed import AllReduceSpeed
 from hermes_ops.core.curves import Memo
 from hermes_ops.core.model import Job, JobId, Point
 from hermes_ops.core.sizes import StepTime
+from hermes_ops.core.speed_model import AllReduceSpeed
 
 LOG_STEP = 0.01
 """Measured speed-ups are rounded to steps of their logarithm: small errors change no forecast."""

@@ -24,9 +24,18 @@ from scipy.special import ndtr, ndtri
 
 from hermes_ops.core.amounts import figure, short_duration
 from hermes_ops.core.curves import best
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term
+from hermes_ops.core.model import (
+    Job,
+    JobId,
+    PastTrial,
+    Phase,
+    Plan,
+    Reason,
+    Snapshot,
+    SweepId,
+    Term,
+)
 from hermes_ops.core.order import submission
-from hermes_ops.core.past_trials import PastTrial
 from hermes_ops.policies.frontrunner.forecast import Forecast, forecast_sweep
 from hermes_ops.policies.frontrunner.regression import Floats, normal_levels
 from hermes_ops.policies.frontrunner.table import CurveTable, is_over, judging_depths, tabulate

@@ -9,10 +9,10 @@ from functools import cached_property
 from math import inf
 from typing import Protocol
 
-from hermes_ops.core.all_reduce_speed import AllReduceSpeed
 from hermes_ops.core.curves import columns
 from hermes_ops.core.model import Job, Snapshot
 from hermes_ops.core.oracle import Oracle
+from hermes_ops.core.speed_model import AllReduceSpeed
 from hermes_ops.policies.toolbox.curve_fit import MIN_POINTS, fit
 
 KindKey = tuple[str, str]

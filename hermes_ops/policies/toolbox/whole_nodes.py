@@ -1,4 +1,4 @@
-"""Place sizes so that each job is on as few nodes as possible, moving small jobs if need be."""
+"""The sizes that pack well, and their placement on as few nodes as possible, moving small jobs."""
 
 from __future__ import annotations
 
@@ -128,3 +128,14 @@ class _Busy:
 
 def _by_index(problem: SizingProblem) -> list[Gpu]:
     return sorted(problem.snapshot.gpus, key=lambda gpu: gpu.index)
+
+
+def size_options(job: Job, limit: int, each: int, held: int) -> tuple[int, ...]:
+    """Return the sizes that pack well, the one that is held, and the least one.
+
+    `limit`: at most so many; `each`: the GPUs of a node. Of a job that is bound to a node those
+    that fit there.
+    """
+    most = min(limit, each) if job.nodes else limit
+    always = (n for n in (held, job.min_gpus) if 0 < n <= most and job.takes(n))
+    return tuple(sorted({*packing_sizes(job, most, each), *always}))

@@ -13,7 +13,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from hermes_ops.airflow import hosts
-from hermes_ops.airflow.control.publish import publish, read_view
+from hermes_ops.airflow.control.pool_file import publish, read_view
 from hermes_ops.airflow.hosts import configured_refusal, process_refusal
 from hermes_ops.airflow.sweep.dag import SweepTaskGroup, sweep, sweep_dag
 from hermes_ops.airflow.sweep.nightly_dags import nightly_dags

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from hermes_ops.airflow import hosts
 from hermes_ops.airflow.control.cleanup.sweep_end import cannot_start
-from hermes_ops.airflow.control.publish import failures
+from hermes_ops.airflow.control.pool_file import failures
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords, is_on_wrong_host
 from hermes_ops.airflow.hosts import WRONG_HOST, Host, home_id_file, mark_home

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.faults import Fault, Subject
-from hermes_ops.airflow.control.publish import publish, publish_trouble, read_view
+from hermes_ops.airflow.control.pool_file import publish, publish_trouble, read_view
 from hermes_ops.airflow.explanation import explain, problem_lines, silence_line, trouble_line
 from hermes_ops.cli.live_view import new_lines
 from hermes_ops.cli.stack_commands import _problem_lines

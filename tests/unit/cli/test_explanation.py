@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.decisions import DecisionLog, decision
-from hermes_ops.airflow.control.publish import view_path
+from hermes_ops.airflow.control.pool_file import view_path
 from hermes_ops.cli.inspection_commands import explanation
 from hermes_ops.core.model import JobId, Reason, Term
 from hermes_ops.errors import HermesError, Unavailable

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.policies.elastic_frontrunner.choices import Choice, Choices, Valuation
+from hermes_ops.policies.elastic_frontrunner.finish_guard import Paces
 from hermes_ops.policies.elastic_frontrunner.kinds import Progress, learn_kinds
-from hermes_ops.policies.elastic_frontrunner.paces import Paces
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from tests.builders import curve
 

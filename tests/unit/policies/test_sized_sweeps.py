@@ -18,7 +18,7 @@ from hermes_ops.core.plan import check
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.policies import make_policy
 from hermes_ops.policies.elastic_frontrunner import ElasticFrontrunner
-from hermes_ops.policies.elastic_frontrunner.shares import GpuClaim, divide
+from hermes_ops.policies.elastic_frontrunner.sized_sweeps import GpuClaim, divide
 from hermes_ops.policies.elastic_frontrunner.trial_speeds import (
     SearchMemory,
     Stretch,

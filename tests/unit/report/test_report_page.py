@@ -15,7 +15,7 @@ from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, vi
 from hermes_ops.core.summary import TrialSummary
 from hermes_ops.report import Alternative, Background, BestSoFar, TrialEnding
 from hermes_ops.report.background import Improvement
-from hermes_ops.report.regret import measured_course
+from hermes_ops.report.figures import measured_course
 from tests.unit.report.sweeps import (
     BEGIN_S,
     EVIL,

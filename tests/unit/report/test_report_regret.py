@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hermes_ops.report.background import BestSoFar, Improvement, gpu_seconds
-from hermes_ops.report.regret import band, measured_course
+from hermes_ops.report.figures import band, measured_course
 from tests.unit.report.sweeps import BEGIN_S, curve, piece, summary, trial
 
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.core.guards import guarded
-from hermes_ops.core.model import JobId, Point
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import JobId, PastTrial, Point
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import POLICIES
 from hermes_ops.policies.fifo import Fifo

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Point
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial, Point
 from hermes_ops.errors import ConfigError
 from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
 from hermes_ops.simulator.workload import Costs

@@ -12,10 +12,16 @@ from hermes_ops.core.model import Gpu, JobId, Plan, Point, Snapshot, SweepId
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.policies import make_policy
-from hermes_ops.simulator.completions import MOST_POINTS, completions
 from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import time_to_best_s
-from hermes_ops.simulator.replay import OBSERVATION_SHIFTS_S, Bounds, ReplaySettings, replay
+from hermes_ops.simulator.replay import (
+    MOST_POINTS,
+    OBSERVATION_SHIFTS_S,
+    Bounds,
+    ReplaySettings,
+    completions,
+    replay,
+)
 from hermes_ops.simulator.sweep_history import MeasuredFigures, RecordedSweep
 from hermes_ops.simulator.workload import Costs, SegmentStart, SimulationRun, Work, Workload
 from tests.unit.simulator.recorded_sweeps import config

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 def program(url: str) -> None:
     subprocess.run(
-        [sys.executable, "-P", "-m", "hermes_ops.tracking.database"],
+        [sys.executable, "-P", "-m", "hermes_ops.tracking.database", "upgrade"],
         env={**os.environ, "MLFLOW_BACKEND_STORE_URI": url},
         check=True,
         capture_output=True,

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import Point
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial, Point
 from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.core.summary import Segment
 from hermes_ops.tracking import LatestMetric, SweepRef, SweepRun, Tracker, TrialRun

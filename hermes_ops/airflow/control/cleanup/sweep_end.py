@@ -27,7 +27,7 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.config.sections import Overlap
 from hermes_ops.core.secondary_metrics import SecondaryMetric
-from hermes_ops.core.sweep_outcome import alike
+from hermes_ops.core.summary import alike
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking.runs import RUN_STATUS
 

@@ -11,8 +11,7 @@ from hermes_ops.airflow.control.controller import Controller
 from hermes_ops.airflow.control.feeds import PriorFeed
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.sweep_state import SweepSpec
-from hermes_ops.core.model import Plan, Point, Snapshot
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial, Plan, Point, Snapshot
 from hermes_ops.errors import ConfigError, Unavailable
 from hermes_ops.policies import POLICIES
 from hermes_ops.policies.fifo import Fifo

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_ops.airflow.control.publish import view_path
+from hermes_ops.airflow.control.pool_file import view_path
 from hermes_ops.airflow.metadata import PoolRow, RunRow
 from hermes_ops.airflow.page import APP, VIEW, LazyApp
 from hermes_ops.airflow.page.access import UNSEEN

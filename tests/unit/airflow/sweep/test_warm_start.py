@@ -7,8 +7,7 @@ import pytest
 from hermes_ops.airflow.sweep import warm_start
 from hermes_ops.airflow.sweep.warm_start import add_warm_start, best_first
 from hermes_ops.config import parse
-from hermes_ops.core.model import Point
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import PastTrial, Point
 from tests.unit.airflow.builders import sweep_file
 
 TRACKER: Any = object()

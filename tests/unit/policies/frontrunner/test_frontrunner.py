@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
-from hermes_ops.core.past_trials import PastTrial
+from hermes_ops.core.model import Gpu, Job, JobId, PastTrial, Phase, Plan, Point, Snapshot, SweepId
 from hermes_ops.core.plan import check
 from hermes_ops.policies.frontrunner import CONTENDERS, Commitments, Frontrunner, contenders
 from hermes_ops.policies.frontrunner.forecast import forecast_sweep

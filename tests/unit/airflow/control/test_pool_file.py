@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.control.publish import publish, read_view, view_path
+from hermes_ops.airflow.control.pool_file import publish, read_view, view_path
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.core.model import Gpu, JobId, Plan, Reason, Snapshot, Term
 from tests.unit.airflow.builders import (

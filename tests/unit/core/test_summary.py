@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.sweep_outcome import (
+from hermes_ops.core.summary import (
     ENDED_STATES,
     alike,
     failure_lines,

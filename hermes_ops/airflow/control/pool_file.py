@@ -18,7 +18,7 @@ from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import home
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
-from hermes_ops.core.sweep_outcome import failure_lines
+from hermes_ops.core.summary import failure_lines
 from hermes_ops.trial.files import replace_file
 
 MOST_TRIED_AGAIN = 3
