@@ -16,6 +16,8 @@ from hermes_ops.cli.simulation_options import Json, Out, SimulationOptions
 from hermes_ops.core.options import parse_options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hermes_ops.core.model import Gpu
     from hermes_ops.simulator.comparison import Comparison, Contender, PolicyResult
     from hermes_ops.simulator.replay import Bounds, Replay, ReplaySettings
@@ -57,7 +59,9 @@ def simulate(
     published = simulation.parameters.get(policy, {})
     options = tuple({**published, **parse_options(policy_option)}.items())
     pool = simulation_options.gpus_of(gpus, nodes, simulation.layout)
-    run, result = _simulate(simulation, pool, Contender(policy, options, guards), seed, out)
+    quota = None if simulation.teams is None else simulation.pool_quota(len(pool)).quota()
+    contender = Contender(policy, options, guards, quota=quota)
+    run, result = _simulate(simulation, pool, contender, seed, out)
     if as_json:
         typer.echo(json.dumps(_run_document(run, result), indent=2))
     else:
@@ -93,8 +97,9 @@ def compare(
     from hermes_ops.simulator.comparison import compare as compared
 
     pool = simulation_options.gpus_of(gpus, nodes, simulation.layout)
+    quota = None if simulation.teams is None else simulation.pool_quota(len(pool)).quota()
     chosen = simulation_options.contenders(
-        policies, policy_option, guards=guards, published=simulation.parameters
+        policies, policy_option, guards=guards, published=simulation.parameters, quota=quota
     )
     folder = simulation_options.folder_of(out)
     drawn = range(first_seed, first_seed + seeds)
@@ -192,8 +197,20 @@ def _report(comparison: Comparison, folder: Path | None, *, numbered: bool, as_j
     console = Console()
     width = console.width if console.is_terminal else max(console.width, WIDTH)
     print_whole(console, fit_table(title, columns, cells, width))
+    _print_teams(console, comparison, width)
     if len(comparison.seeds) > 1:
         typer.echo("Means over seeds with 95 % bootstrap intervals; speed-ups are geometric means.")
+
+
+def _print_teams(console: Console, comparison: Comparison, width: int) -> None:
+    """Print how long each team's jobs waited under each policy, where there are teams."""
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+    from hermes_ops.simulator.tables import team_rows
+
+    header, rows = team_rows(comparison)
+    if rows:
+        columns = [TableColumn(head, right=place > 0) for place, head in enumerate(header)]
+        print_whole(console, fit_table("Teams", columns, map(TableRow, rows), width))
 
 
 def _write_pictures(every: Mapping[str, Sequence[PolicyResult]], folder: Path) -> None:

@@ -17,7 +17,9 @@ from hermes_ops.core.options import parse_options
 from hermes_ops.errors import ConfigError, HermesError, Problem
 
 if TYPE_CHECKING:
+    from hermes_ops.config.pool_quota import PoolQuota
     from hermes_ops.core.model import Gpu
+    from hermes_ops.core.quota import Quota
     from hermes_ops.simulator.comparison import Contender
     from hermes_ops.simulator.named_workload import NamedWorkload
     from hermes_ops.simulator.workload_source import WorkloadSource
@@ -31,6 +33,8 @@ LEAST = {
     "gap_seconds": 0.001, "job_seconds": 0.001, "switch_seconds": 0,
 }  # fmt: skip
 SOURCE = "the command line"
+WITHIN = "+quota"
+"""The end of the name of a policy that decides within the quotas of `--teams`."""
 
 Out = Annotated[Path | None, Option(help="Folder for tables and pictures.", metavar="FOLDER")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document and nothing else.")]
@@ -79,17 +83,33 @@ class SimulationOptions:
     disturbances: Annotated[
         Path | None, Option(help="CSV of nodes that fail or slow down.", metavar="FILE")
     ] = None
+    teams: Annotated[
+        Path | None,
+        Option(help="Quota file: teams of users; NAME+quota decides within it.", metavar="FILE"),
+    ] = None
 
     def task(self) -> WorkloadSource:
         """Return the source of the workloads.
 
         Raise ConfigError if not exactly one is named, or an option belongs to another one.
         """
-        from hermes_ops.simulator.workload_source import DisturbedSource
+        from hermes_ops.simulator.workload_source import DisturbedSource, TeamSource
 
         self._check()
         source = self._source()
+        if self.teams is not None:
+            members = self.pool_quota(None).team_of_user.items()
+            source = TeamSource(source, tuple(members)) if members else source
         return DisturbedSource(source, self.disturbances) if self.disturbances else source
+
+    def pool_quota(self, gpus: int | None) -> PoolQuota:
+        """Return the quotas of `--teams` for a pool of that many GPUs, if that is known."""
+        from hermes_ops.config.pool_quota import load_quota
+
+        if self.teams is None:
+            fix = "name a quota file with --teams"
+            raise option_error("--teams", "nothing", "a quota file", fix)
+        return load_quota(self.teams, gpus)
 
     def _source(self) -> WorkloadSource:
         from hermes_ops.simulator.workload_source import CurvesSource, PoissonSource, TraceSource
@@ -247,18 +267,23 @@ def contenders(
     *,
     guards: bool,
     published: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+    quota: Quota | None = None,
 ) -> tuple[Contender, ...]:
     """Return the policies of `--policies`, each with its parameters; ConfigError if one is wrong.
 
-    `pairs`: the parameters, as `POLICY.NAME=VALUE`; before them those that are `published`.
+    `pairs`: the parameters, as `POLICY.NAME=VALUE`; before them those that are `published`. A
+    policy with +quota at the end of its name decides within `quota`.
     """
     from hermes_ops.simulator.comparison import Contender
 
     names = tuple(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise option_error("--policies", repr(policies), "names, parted by commas", "name one")
+    if quota is None and any(name.endswith(WITHIN) for name in names):
+        named = next(name for name in names if name.endswith(WITHIN))
+        raise option_error("--policies", named, "+quota with --teams", "add --teams FILE")
     parameters: dict[str, dict[str, object]] = {
-        name: dict(published.get(name, {})) for name in names
+        name: dict(published.get(name.removesuffix(WITHIN), {})) for name in names
     }
     for key, value in parse_options(pairs).items():
         policy, _, name = key.partition(".")
@@ -266,7 +291,16 @@ def contenders(
             allowed = f"POLICY.NAME=VALUE with one of {', '.join(names)}"
             raise option_error("--policy-option", repr(key), allowed, "name the policy first")
         parameters[policy][name] = value
-    return tuple(Contender(name, tuple(parameters[name].items()), guards) for name in names)
+    return tuple(
+        Contender(
+            name.removesuffix(WITHIN),
+            tuple(parameters[name].items()),
+            guards,
+            name,
+            quota if name.endswith(WITHIN) else None,
+        )
+        for name in names
+    )
 
 
 def numbers_of(text: str | None, published: Sequence[int]) -> tuple[int, ...]:

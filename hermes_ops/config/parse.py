@@ -12,10 +12,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hermes_ops.config.conditions import violations
-from hermes_ops.config.files import KeyPath, dotted, line_of, read_document
+from hermes_ops.config.files import KeyPath, line_of, read_document
 from hermes_ops.config.model import SweepConfig
 from hermes_ops.config.pod import RunIn
-from hermes_ops.config.problems import translate_errors
+from hermes_ops.config.problems import translate_errors, with_line
 from hermes_ops.errors import ConfigError, Problem
 
 MOST_PROBLEMS = 50
@@ -62,19 +62,11 @@ def _error(
     source: str, problems: list[Located], lines: Mapping[KeyPath, int], name: str
 ) -> ConfigError:
     ordered = sorted(problems, key=lambda found: line_of(lines, found[0]) or 0)
-    shown = [_with_line(path, problem, lines, name) for path, problem in ordered[:MOST_PROBLEMS]]
+    shown = [with_line(path, problem, lines, name) for path, problem in ordered[:MOST_PROBLEMS]]
     if len(ordered) > MOST_PROBLEMS:
         rest = f"{len(ordered) - MOST_PROBLEMS} more problems"
         shown.append(Problem("and elsewhere", rest, "none", "correct these first"))
     return ConfigError(source, tuple(shown))
-
-
-def _with_line(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name: str) -> Problem:
-    line = line_of(lines, path)
-    if line is None:
-        return problem
-    where = f"{name}:{line} {dotted(path)}"
-    return Problem(where, problem.found, problem.allowed, problem.fix)
 
 
 def _absolute(config: SweepConfig, base: Path) -> SweepConfig:

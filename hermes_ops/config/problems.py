@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from hermes_ops.config import gpu_range, model, pod, sections
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
-from hermes_ops.config.files import KeyPath, dotted, printable
+from hermes_ops.config.files import KeyPath, dotted, line_of, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
@@ -36,6 +36,8 @@ SECTIONS: dict[KeyPath, type[BaseModel]] = {
     ("checkpoints",): sections.Checkpoints,
     ("model",): sections.BestModel,
 }
+Sections = Mapping[KeyPath, type[BaseModel]]
+"""The model of each section of a file, by its path; indices of lists are left out."""
 PARAMETERS: dict[str, type[BaseModel]] = {
     get_args(spec.model_fields["type"].annotation)[0]: spec
     for spec in get_args(get_args(ParameterSpec)[0])
@@ -116,12 +118,14 @@ def path_in_file(error: ErrorDetails) -> KeyPath:
     return (*path, "type") if error["type"].startswith("union_tag") else path
 
 
-def _split_location(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
+def _split_location(
+    loc: KeyPath, sections: Sections = SECTIONS
+) -> tuple[KeyPath, type[BaseModel] | None]:
     """Return a location without pydantic's names of unions, and the model with its last key."""
     if loc[:2] == GPUS:  # a number or a range, and of its sizes the form
         loc = (*loc[:2], *loc[3:4], *(part for part in loc[4:] if isinstance(part, int)))
     if loc[:2] != SPACE or len(loc) == 2:
-        return loc, SECTIONS.get(tuple(part for part in loc[:-1] if not isinstance(part, int)))
+        return loc, sections.get(tuple(part for part in loc[:-1] if not isinstance(part, int)))
     path, rest = loc[:2], loc[2:]
     while rest:  # a parameter: its name, its type, a key; of a choice the index and form of a value
         kind = PARAMETERS.get(str(rest[1])) if len(rest) > 1 else None
@@ -136,31 +140,38 @@ def _split_location(loc: KeyPath) -> tuple[KeyPath, type[BaseModel] | None]:
     return path, None
 
 
-def translate_error(error: ErrorDetails, data: object, hidden: Collection[str] = ()) -> Problem:
+def translate_error(
+    error: ErrorDetails,
+    data: object,
+    hidden: Collection[str] = (),
+    sections: Sections = SECTIONS,
+) -> Problem:
     """Translate one error of pydantic's in these data; `hidden`: names of secret variables."""
     path = path_in_file(error)
     holder = _at(data, path[:-1])
     match error["type"]:
         case "extra_forbidden":
-            return _unknown_problem(path, _split_location(error["loc"])[1], holder)
+            return _unknown_problem(path, error, holder, sections)
         case "missing":
-            return _missing_problem(path, _field(error))
+            return _missing_problem(path, _field(error, sections), sections)
         case "union_tag_invalid" | "union_tag_not_found":
             return _tag_problem(path, error["input"])
         case "refused":
             parts = error["ctx"]
             found = parts["found"] or _found_text(path, error, hidden)
             return Problem(dotted(path), found, parts["allowed"], parts["fix"])
-    field = _field(error)
+    field = _field(error, sections)
     if _is_secret(path, error, hidden):
         fix = f'put it in quotes: `{printable(str(path[-1]))}: "..."`'
     else:
-        fix = _remedy(error, path) or _fix(path, field, error)
+        fix = _remedy(error, path) or _fix(path, field, error, sections)
     return Problem(dotted(path), _found_text(path, error, hidden), _allowed_text(error, field), fix)
 
 
-def translate_errors(errors: Sequence[ErrorDetails], data: object) -> list[tuple[KeyPath, Problem]]:
-    """Translate pydantic's errors, each with its path in the file.
+def translate_errors(
+    errors: Sequence[ErrorDetails], data: object, sections: Sections = SECTIONS
+) -> list[tuple[KeyPath, Problem]]:
+    """Translate pydantic's errors, each with its path in the file; `sections` are its models.
 
     A list is not reported as too short if its items have errors, nor a default that follows from a
     key with an error.
@@ -169,11 +180,20 @@ def translate_errors(errors: Sequence[ErrorDetails], data: object) -> list[tuple
     errors = [error for error in errors if error["type"] != "default_factory_not_called"]
     paths = [path_in_file(error) for error in errors]
     return [
-        (path, translate_error(error, data, hidden))
+        (path, translate_error(error, data, hidden, sections))
         for path, error in zip(paths, errors, strict=True)
         if error["type"] != "too_short"
         or not any(p[: len(path)] == path and len(p) > len(path) for p in paths)
     ]
+
+
+def with_line(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name: str) -> Problem:
+    """Return the problem with the file's name and the line of its key, where that is known."""
+    line = line_of(lines, path)
+    if line is None:
+        return problem
+    where = f"{name}:{line} {dotted(path)}"
+    return Problem(where, problem.found, problem.allowed, problem.fix)
 
 
 def _secret_names(data: object) -> tuple[str, ...]:
@@ -222,29 +242,32 @@ def _remedy(error: ErrorDetails, path: KeyPath) -> str:
     return _remedy_of_kind(error["type"], path, given)
 
 
-def _field(error: ErrorDetails) -> FieldInfo | None:
-    path, section = _split_location(error["loc"]) if error["loc"] else ((), None)
+def _field(error: ErrorDetails, sections: Sections) -> FieldInfo | None:
+    path, section = _split_location(error["loc"], sections) if error["loc"] else ((), None)
     return None if section is None else section.model_fields.get(str(path[-1]))
 
 
-def _unknown_problem(path: KeyPath, section: type[BaseModel] | None, holder: object) -> Problem:
+def _unknown_problem(
+    path: KeyPath, error: ErrorDetails, holder: object, sections: Sections
+) -> Problem:
+    section = _split_location(error["loc"], sections)[1]
     keys = () if section is None else tuple(section.model_fields)
     key = str(path[-1])
     of_type = section in PARAMETERS.values() and isinstance(holder, Mapping)
     fix = _unknown_of_parameter(key, holder) if of_type and isinstance(holder, Mapping) else ""
     if not fix and (meant := nearest(key, keys)):
         fix = f"did you mean {meant}?"
-    belongs = "" if section in PARAMETERS.values() else _place_of_key(key, path, SECTIONS)
+    belongs = "" if section in PARAMETERS.values() else _place_of_key(key, path, sections)
     fix = (belongs if belongs and key not in keys and not fix else fix) or "remove the key"
     found = f"the unknown key '{printable(key)}'"
     return Problem(dotted(path), found, ", ".join(keys), fix)
 
 
-def _missing_problem(path: KeyPath, field: FieldInfo | None) -> Problem:
+def _missing_problem(path: KeyPath, field: FieldInfo | None, sections: Sections) -> Problem:
     meaning = _meaning(field)
-    section = SECTIONS.get(path)
+    section = sections.get(path)
     fix = _example(path, [] if section is None else _examples_of(section))
-    fix = fix or _fix(path, field, None)
+    fix = fix or _fix(path, field, None, sections)
     allowed = f"a value: {meaning}" if meaning else "this section of the file"
     return Problem(dotted(path), "nothing", allowed, fix)
 
@@ -275,17 +298,19 @@ def _meaning(field: FieldInfo | None) -> str:
     return " ".join(description.split()).rstrip(".")
 
 
-def _fix(path: KeyPath, field: FieldInfo | None, error: ErrorDetails | None) -> str:
+def _fix(
+    path: KeyPath, field: FieldInfo | None, error: ErrorDetails | None, sections: Sections
+) -> str:
     examples = [] if field is None else list(field.examples or ())
     if not examples and error is not None and error["type"] in MAPPING_EXPECTED and path:
-        section = SECTIONS.get(tuple(part for part in path if not isinstance(part, int)))
+        section = sections.get(tuple(part for part in path if not isinstance(part, int)))
         section = PARAMETERS["uniform"] if path[:2] == SPACE else section
         examples = [] if section is None else _examples_of(section)
     if fix := _example(path, examples):
         return fix
     if error is not None and error["type"] == "enum":
         return "write one of these"
-    return "write a value of that kind" if path else "write a mapping with the keys of a sweep"
+    return "write a value of that kind" if path else "write a mapping with its keys"
 
 
 def _example(path: KeyPath, examples: Sequence[object]) -> str:

@@ -17,14 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hermes_ops.core.guards import Quantum
 from hermes_ops.core.model import Gpu, JobId, Policy
 from hermes_ops.core.options import GuardOptions, without_guards
+from hermes_ops.core.quota import Quota
+from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies import make_policy, sizes_jobs
 from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import Metrics, measure, regret
 from hermes_ops.simulator.oracle import OracleBest, oracle
+from hermes_ops.simulator.team_results import TeamResult, team_results
 from hermes_ops.simulator.workload import SimulationRun, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload, WorkloadSource
 
@@ -39,13 +43,14 @@ class Contender:
     """A policy with its parameters, within the live pool's guards or without (the default).
 
     The guards' own options (`guard_k` ...) are among the parameters, and errors without guards.
-    `label` is its name in tables, in place of the policy's.
+    `label` is its name in tables, in place of the policy's. It decides within `quota`, if given.
     """
 
     policy: str
     parameters: tuple[tuple[str, object], ...] = ()
     guards: bool = False
     label: str = ""
+    quota: Quota | None = None
 
     @property
     def name(self) -> str:
@@ -67,10 +72,13 @@ class Contender:
         sizes_gpu_s = tuple(alone_s * gpus for alone_s, gpus in lengths_s if alone_s is not None)
         knowledge = {"oracle": future, "prior": draw.prior, "sizes_gpu_s": sizes_gpu_s}
         options = dict(self.parameters)
-        chosen = without_guards(options) if self.guards else options
-        policy = make_policy(self.policy, chosen, knowledge)
-        if self.guards:
-            policy = GuardOptions.parse(options).around(policy)
+        guards = GuardOptions.parse(options if self.guards else {})
+        own = without_guards(options) if self.guards else options
+        policy = make_policy(self.policy, own, knowledge)
+        policy = guards.around(policy) if self.guards else policy
+        if self.quota is not None:
+            quantum = Quantum(guards.k if self.guards else 0.0, guards.default_switch_s)
+            policy = WithinQuota(policy, self.quota, quantum)
         return policy if sizes_jobs(self.policy) else _one_size(policy, draw.workload)
 
 
@@ -84,6 +92,7 @@ class PolicyResult:
     """The result of one policy and one seed; `completions_s` and `regret` are for pictures.
 
     `jobs` are all jobs by submission, with their completion; None for one that did not finish.
+    `teams` are the results of the teams, none where no job has one.
     """
 
     policy: str
@@ -92,13 +101,17 @@ class PolicyResult:
     completions_s: tuple[float, ...]
     regret: Steps
     jobs: tuple[tuple[JobId, float | None], ...] = ()
+    teams: tuple[TeamResult, ...] = ()
 
     @classmethod
     def from_run(cls, run: SimulationRun, policy: str, seed: int) -> PolicyResult:
         """Compute the result of a run."""
         completions = (o.completion_s for o in run.outcomes if o.completion_s is not None)
         jobs = tuple((o.work.id, o.completion_s) for o in run.outcomes)
-        return cls(policy, seed, measure(run), tuple(sorted(completions)), regret(run), jobs)
+        figures = measure(run)
+        return cls(
+            policy, seed, figures, tuple(sorted(completions)), regret(run), jobs, team_results(run)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Metrics:
     resizes: int
     completed_in_window: int
     fairness_mean: float | None
+    fairness_median: float | None
+    fairness_p99: float | None
     fairness_max: float | None
     worst_finish_time_fairness: float | None
     time_to_best_seconds: float | None
@@ -77,6 +79,8 @@ def measure(run: SimulationRun) -> Metrics:
         resizes=sum(o.resizes for o in run.outcomes),
         completed_in_window=_completed_in_window(run),
         fairness_mean=_mean(rho),
+        fairness_median=percentile(rho, 50),
+        fairness_p99=percentile(rho, 99),
         fairness_max=max(rho, default=None),
         worst_finish_time_fairness=max(static_fairness(run).values(), default=None),
         time_to_best_seconds=time_to_best_s(run),

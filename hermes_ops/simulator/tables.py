@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from hermes_ops.simulator.comparison import Comparison, Interval
 from hermes_ops.simulator.metrics import Metrics, fairness
+from hermes_ops.simulator.team_results import jain_index
 from hermes_ops.simulator.workload import SimulationRun
 
 COLUMNS = (
@@ -70,7 +71,45 @@ def document(comparison: Comparison, *, numbered: bool = False) -> dict[str, obj
         "workload": comparison.workload,
         "gpus": comparison.gpus,
         "seeds": len(comparison.seeds),
+        **_teams(comparison),
     }
+
+
+def _teams(comparison: Comparison) -> dict[str, object]:
+    """Return the figures of each team by policy, of the first seed; nothing without teams."""
+    teams: dict[str, object] = {}
+    for policy in comparison.policies:
+        results = comparison.results_of(policy)[0].teams
+        rho = [r.fairness_mean for r in results if r.fairness_mean is not None]
+        if results:
+            by_name = {result.team: result.document() for result in results}
+            teams[policy] = {"jain_index": jain_index(rho), "by_team": by_name}
+    return {"teams": teams} if teams else {}
+
+
+def team_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header, and a row a team: its mean waiting in seconds under each policy.
+
+    Below them Jain's index over the teams' mean finish-time fairness; no rows without teams.
+    """
+    every = [comparison.results_of(policy)[0].teams for policy in comparison.policies]
+    header = ("team", "jobs", *(f"{policy}: waiting, s" for policy in comparison.policies))
+    rows = [
+        (
+            same[0].team or "none",
+            number(same[0].jobs),
+            *(number(r.mean_waiting_seconds) for r in same),
+        )
+        for same in zip(*every, strict=True)
+    ]
+    if rows:
+        indices = [
+            jain_index([r.fairness_mean for r in results if r.fairness_mean is not None])
+            for results in every
+        ]
+        cells = ("–" if index is None else number(index) for index in indices)
+        rows.append(("Jain's index of fairness", "", *cells))
+    return header, rows
 
 
 def _by_number(comparison: Comparison) -> Mapping[str, Mapping[str, float | None]]:

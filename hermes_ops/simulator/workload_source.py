@@ -66,6 +66,36 @@ class TraceSource:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamSource:
+    """The workloads of another source, in which users who are in a team have it.
+
+    `teams` are (user, team); a job of a user who is in none keeps the team that its source names.
+    """
+
+    source: WorkloadSource
+    teams: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the other source."""
+        return self.source.name
+
+    @property
+    def varies(self) -> bool:
+        """As the other source."""
+        return self.source.varies
+
+    def draw(self, seed: int) -> DrawnWorkload:
+        """Draw the other source's workload, with the teams of its users."""
+        drawn, team_of = self.source.draw(seed), dict(self.teams)
+        jobs = tuple(
+            replace(work, virtual_cluster=team_of.get(work.user, work.virtual_cluster))
+            for work in drawn.workload.jobs
+        )
+        return replace(drawn, workload=replace(drawn.workload, jobs=jobs))
+
+
+@dataclass(frozen=True, slots=True)
 class CurvesSource:
     """Sweeps of `trials` configurations drawn from a file of learning curves."""
 

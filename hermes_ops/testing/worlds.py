@@ -12,8 +12,10 @@ from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.guards import Aging, AntiThrash, guarded
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Policy, Snapshot, SweepId
 from hermes_ops.core.oracle import Oracle
+from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.core.sweep_limits import MaxParallel, OpenForLearning
+from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.policies import make_policy, needs_shares, sizes_jobs
 from hermes_ops.simulator.training_model import Pace, Placement
@@ -24,6 +26,10 @@ LOSSES = st.one_of(
     st.floats(0, 10), st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e300])
 )
 SWEEPS = (SweepId("a"), SweepId("b"))
+QUOTA = Quota(
+    (TeamQuota("vision", 2), TeamQuota("speech", 1, borrow=1, weight=2.0)),
+    user_limits=(("bob", 3),),
+)
 WRAPPERS: dict[str, Any] = {
     "bare": lambda policy: policy,
     "anti-thrash": AntiThrash,
@@ -32,6 +38,7 @@ WRAPPERS: dict[str, Any] = {
     "max-parallel": lambda policy: MaxParallel(guarded(policy), ((SWEEPS[0], 1),)),
     "learning": lambda policy: OpenForLearning(guarded(policy), frozenset(SWEEPS[:1]), 1),
     "early-stop": lambda policy: EarlyStop(guarded(policy), tuple((s, "median") for s in SWEEPS)),
+    "quota": lambda policy: WithinQuota(guarded(policy), QUOTA),
 }
 
 

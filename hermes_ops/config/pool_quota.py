@@ -1,0 +1,153 @@
+"""The quota file of a pool: its teams with what is guaranteed, lent and limited."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
+
+from hermes_ops.config.fields import Model
+from hermes_ops.config.files import KeyPath, dotted, read_document
+from hermes_ops.config.problems import translate_errors, with_line
+from hermes_ops.core.quota import HALF_LIFE_S, Quota, TeamQuota
+from hermes_ops.errors import ConfigError, Problem
+
+_HOUR_S = 3_600.0
+_MOST_GPUS = 1_000_000
+_MOST_NAMES = 10_000
+
+PersonName = Annotated[str, Field(min_length=1, max_length=250, examples=["ann"])]
+TeamName = Annotated[str, Field(min_length=1, max_length=250, examples=["vision"])]
+GpuCount = Annotated[int, Field(ge=0, le=_MOST_GPUS, examples=[4])]
+Weight = Annotated[float, Field(gt=0, le=1e9, examples=[2.0])]
+
+
+class OthersSpec(Model):
+    """What users of no team may hold together."""
+
+    guaranteed: GpuCount = 0
+    """GPUs that are their own whenever they want them."""
+    borrow: GpuCount | None = None
+    """The most GPUs that are lent to them beyond that; null: as many as others leave idle."""
+    weight: Weight = 1.0
+    """Their share among borrowers."""
+
+
+class TeamSpec(OthersSpec):
+    """A team: what it may hold, and who belongs to it."""
+
+    name: TeamName
+    """Its name; jobs of a trace name it in the column vc."""
+    users: Annotated[tuple[PersonName, ...], Field(strict=False, max_length=_MOST_NAMES)] = ()
+    """The users whose sweeps are the team's."""
+
+
+class UserSpec(Model):
+    """What one user may hold, whatever the team."""
+
+    name: PersonName
+    """The user's name, as in Airflow."""
+    gpus: GpuCount
+    """The GPUs that the user's trials may hold at once."""
+
+
+class PoolQuota(Model):
+    """The teams of a pool, the limits of users, and how long past use counts."""
+
+    teams: Annotated[
+        tuple[TeamSpec, ...],
+        Field(strict=False, max_length=_MOST_NAMES, examples=[[{"name": "vision"}]]),
+    ]
+    """The teams."""
+    users: Annotated[tuple[UserSpec, ...], Field(strict=False, max_length=_MOST_NAMES)] = ()
+    """Limits of single users."""
+    others: OthersSpec = OthersSpec()
+    """What users of no team may hold together."""
+    half_life_hours: Annotated[float, Field(gt=0, le=1e6)] = HALF_LIFE_S / _HOUR_S
+    """Hours after which past use counts half among borrowers."""
+
+    @cached_property
+    def team_of_user(self) -> Mapping[str, str]:
+        """The team of each user that a team lists."""
+        return {user: team.name for team in self.teams for user in team.users}
+
+    def quota(self) -> Quota:
+        """Return the quotas as the core has them."""
+        return Quota(
+            tuple(_core(team, team.name) for team in self.teams),
+            tuple((user.name, user.gpus) for user in self.users),
+            _core(self.others, ""),
+            self.half_life_hours * _HOUR_S,
+        )
+
+
+SECTIONS: dict[KeyPath, type[BaseModel]] = {
+    (): PoolQuota,
+    ("teams",): TeamSpec,
+    ("users",): UserSpec,
+    ("others",): OthersSpec,
+}
+
+
+def load_quota(path: str | os.PathLike[str], gpus: int | None = None) -> PoolQuota:
+    """Read a quota file (YAML, or JSON by its name) for a pool of `gpus` GPUs, if that is known.
+
+    Raise ConfigError with the line of each problem: unknown keys, wrong values, a name that is
+    used twice, a user in two teams, guarantees that exceed the pool.
+    """
+    file = Path(path).expanduser()
+    document = read_document(file)
+    try:
+        quota = PoolQuota.model_validate(document.data)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        problems = translate_errors(errors, document.data, SECTIONS)
+    else:
+        problems = list(_contradictions(quota, gpus))
+        if not (problems or document.problems):
+            return quota
+    found = [*document.problems, *problems]
+    raise ConfigError(
+        str(file), tuple(with_line(where, p, document.lines, file.name) for where, p in found)
+    )
+
+
+def _core(spec: OthersSpec, name: str) -> TeamQuota:
+    return TeamQuota(name, spec.guaranteed, spec.borrow, spec.weight)
+
+
+def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPath, Problem]]:
+    yield from _twice("teams", [team.name for team in quota.teams])
+    yield from _twice("users", [user.name for user in quota.users])
+    teams: dict[str, str] = {}
+    for index, team in enumerate(quota.teams):
+        for place, user in enumerate(team.users):
+            path: KeyPath = ("teams", index, "users", place)
+            if user in teams:
+                found = f"{user}, who is in {teams[user]!r} already"
+                fix = f"remove {user} from one of the teams"
+                yield path, Problem(dotted(path), found, "each user in one team", fix)
+            teams.setdefault(user, team.name)
+    promised = sum(team.guaranteed for team in quota.teams) + quota.others.guaranteed
+    if gpus is not None and promised > gpus:
+        fix = "guarantee fewer GPUs, or enlarge the pool"
+        problem = Problem(
+            "teams", f"{promised} guaranteed GPUs", f"at most {gpus}, which the pool has", fix
+        )
+        yield ("teams",), problem
+
+
+def _twice(section: str, names: list[str]) -> Iterator[tuple[KeyPath, Problem]]:
+    several = {name for name, number in Counter(names).items() if number > 1}
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in several and name in seen:
+            path: KeyPath = (section, index, "name")
+            problem = Problem(dotted(path), f"a second {name!r}", "each name once", "rename it")
+            yield path, problem
+        seen.add(name)

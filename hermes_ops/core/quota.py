@@ -1,0 +1,96 @@
+"""What the teams and users of a pool may hold: guaranteed, borrowed and limited GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, isfinite
+
+HALF_LIFE_S = 7 * 86_400.0
+"""Seconds after which past use counts half, as in Slurm's default of seven days."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamQuota:
+    """What a team may hold: `guaranteed` GPUs are its own, at most `borrow` more are lent to it.
+
+    `borrow` None: as many as others leave idle. `weight` is its share, above 0, among borrowers.
+    """
+
+    name: str
+    guaranteed: int = 0
+    borrow: int | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.guaranteed < 0 or (self.borrow is not None and self.borrow < 0):
+            raise ValueError("guaranteed and borrow are whole numbers from 0")
+        if not (self.weight > 0 and isfinite(self.weight)):
+            raise ValueError("a weight is a finite number above 0")
+
+    @property
+    def limit(self) -> float:
+        """The GPUs that it may hold at once; infinite without a limit."""
+        return inf if self.borrow is None else self.guaranteed + self.borrow
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The quotas of a pool. A job of no team named here belongs to `others`.
+
+    `user_limits` are the GPUs that a user may hold at once; `half_life_s` (above 0) is the time
+    after which past use of borrowed and own GPUs counts half.
+    """
+
+    teams: tuple[TeamQuota, ...] = ()
+    user_limits: tuple[tuple[str, int], ...] = ()
+    others: TeamQuota = TeamQuota("")
+    half_life_s: float = HALF_LIFE_S
+
+    def __post_init__(self) -> None:
+        names = [team.name for team in (*self.teams, self.others)]
+        if len(set(names)) < len(names):
+            raise ValueError("each team has a name of its own")
+        if any(limit < 0 for _, limit in self.user_limits):
+            raise ValueError("the limit of a user is a whole number from 0")
+        if not 0 < self.half_life_s < inf:
+            raise ValueError("half_life_s is a finite number above 0")
+
+    @cached_property
+    def by_name(self) -> Mapping[str, TeamQuota]:
+        """The teams by name, without the others."""
+        return {team.name: team for team in self.teams}
+
+    @cached_property
+    def limit_of_user(self) -> Mapping[str, int]:
+        """The GPUs that each limited user may hold at once."""
+        return dict(self.user_limits)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a team or a user may hold a limited number of GPUs alone."""
+        teams = (*self.teams, self.others)
+        return bool(self.user_limits) or any(team.borrow is not None for team in teams)
+
+    def team_of(self, virtual_cluster: str) -> TeamQuota:
+        """Return the team of that name; `others` for an unknown one."""
+        return self.by_name.get(virtual_cluster, self.others)
+
+    def scaled(self, gpus: int) -> Quota:
+        """Return the quotas of a pool of that many GPUs.
+
+        Guarantees beyond the pool shrink in proportion, by largest remainders (ties by name), so
+        that they add up to the pool.
+        """
+        everyone = (*self.teams, self.others)
+        total = sum(team.guaranteed for team in everyone)
+        if total <= gpus:
+            return self
+        exact = {team.name: team.guaranteed * gpus / total for team in everyone}
+        whole = {name: int(share) for name, share in exact.items()}
+        by_remainder = sorted(exact, key=lambda name: (whole[name] - exact[name], name))
+        for name in by_remainder[: gpus - sum(whole.values())]:
+            whole[name] += 1
+        resized = [replace(team, guaranteed=whole[team.name]) for team in everyone]
+        return replace(self, teams=tuple(resized[:-1]), others=resized[-1])

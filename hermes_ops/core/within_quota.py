@@ -1,0 +1,289 @@
+"""Any policy within the quotas of a pool's teams and users."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Generic, TypeVar
+
+from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.guards import Quantum
+from hermes_ops.core.model import (
+    SHARE_EPS,
+    Grant,
+    Job,
+    JobId,
+    Phase,
+    Plan,
+    Policy,
+    Reason,
+    Snapshot,
+    Term,
+    overlay,
+)
+from hermes_ops.core.quota import Quota, TeamQuota
+from hermes_ops.core.team_shares import team_shares
+
+M = TypeVar("M")
+
+LENDINGS = 3
+"""How often a decision lends GPUs that the plan leaves idle; each time the policy decides anew."""
+
+_EARLY = Reason(
+    "waits until a job of its team or user has left its GPUs",
+    would_change="that job leaving its GPUs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaMemory(Generic[M]):
+    """The inner policy's memory, and what each team has used."""
+
+    inner: M
+    use: DecayedUse
+
+
+@dataclass(frozen=True, slots=True)
+class WithinQuota(Generic[M]):
+    """Any policy, but each team's guaranteed GPUs are its own, and limits are kept.
+
+    GPUs that a team leaves idle are lent to others; when it wants them back, borrowed jobs are
+    stopped. Which jobs of a team train is the inner policy's choice: it decides as if there were
+    no quota, jobs beyond their team's share or their user's limit are hidden from it, those that
+    hold GPUs last, and it decides again. GPUs that are still idle then are lent beyond the shares.
+
+    Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
+    waits for a guaranteed GPU no longer than the longest quantum and the switch after it. With one
+    team and no limits the plan is the inner policy's.
+
+    The scheme is that of Kueue's cohorts (nominal quota, borrowing, reclaim by preemption) with
+    Slurm's decayed use among borrowers; sizes of jobs are the largest that they take.
+    """
+
+    policy: Policy[M]
+    quota: Quota
+    quantum: Quantum = field(default_factory=Quantum)
+    past_use: DecayedUse = field(default_factory=DecayedUse)
+
+    @property
+    def name(self) -> str:
+        """The inner policy's name."""
+        return self.policy.name
+
+    @property
+    def preempts(self) -> bool:
+        """True with teams, which reclaim what they have lent."""
+        return self.policy.preempts or bool(self.quota.teams)
+
+    def initial(self) -> QuotaMemory[M]:
+        """Return the inner policy's memory before the first decision, and the past use."""
+        return QuotaMemory(self.policy.initial(), self.past_use)
+
+    def decide(self, snapshot: Snapshot, memory: QuotaMemory[M]) -> tuple[Plan, QuotaMemory[M]]:
+        """Return the inner policy's plan within the quotas."""
+        quota = self.quota.scaled(len(snapshot.gpus))
+        use = memory.use.advance(snapshot, quota)
+        teams = {quota.team_of(j.virtual_cluster) for j in (*snapshot.holding, *snapshot.queue)}
+        factors = use.factors({team.name: team.weight for team in teams})
+        pinned = self._pinned(snapshot)
+        shares = team_shares(snapshot, quota, factors, pinned)
+        limits = _Limits(quota, shares)
+        plan, inner, hidden = self._within(snapshot, memory.inner, limits, pinned)
+        plan = _without_early(snapshot, plan, quota)
+        plan = replace(plan, reasons=overlay(plan.reasons, _reasons(snapshot, hidden, limits)))
+        return plan, QuotaMemory(inner, use)
+
+    def _pinned(self, snapshot: Snapshot) -> set[JobId]:
+        """Return the jobs that keep their GPUs: not preemptible, or within their quantum."""
+        pinned = {job.id for job in snapshot.holding if not job.preemptible}
+        if self.policy.preempts:
+            pinned.update(self.quantum.ends_s(snapshot))
+        return pinned & snapshot.retained.keys()
+
+    def _within(
+        self, snapshot: Snapshot, memory: M, limits: _Limits, pinned: Collection[JobId]
+    ) -> tuple[Plan, M, set[JobId]]:
+        """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
+        hidden: set[JobId] = set()
+        lendings = LENDINGS
+        while True:
+            plan, after = self.policy.decide(_without(snapshot, hidden), memory)
+            surplus = limits.surplus(snapshot, plan, pinned)
+            if surplus:
+                hidden |= surplus
+                continue
+            lent = limits.lend(snapshot, plan, hidden) if lendings else set()
+            if not lent:
+                return plan, after, hidden
+            lendings -= 1
+            hidden -= lent
+
+
+def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:
+    if not hidden:
+        return snapshot
+    return replace(snapshot, jobs=tuple(job for job in snapshot.jobs if job.id not in hidden))
+
+
+class _Limits:
+    """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent."""
+
+    def __init__(self, quota: Quota, shares: Mapping[str, int]) -> None:
+        self.quota = quota
+        self.of_team: dict[str, float] = dict(shares)
+
+    def team(self, job: Job) -> TeamQuota:
+        """Return the job's team."""
+        return self.quota.team_of(job.virtual_cluster)
+
+    def of_user(self, job: Job) -> float:
+        """Return the GPUs that its user may hold."""
+        return self.quota.limit_of_user.get(job.user, inf)
+
+    def surplus(self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]) -> set[JobId]:
+        """Return the granted jobs beyond a limit; pinned jobs count first and are never among them.
+
+        Jobs that keep their GPUs count before those that start, each in the order of the plan.
+        """
+        held = _Held()
+        surplus: set[JobId] = set()
+        for job, grant in _by_claim(snapshot, plan, pinned):
+            team = self.team(job).name
+            fits = held.fits(team, self.of_team.get(team, 0), job.user, self.of_user(job), grant)
+            if fits or job.id in pinned:
+                held.add(team, job.user, _amount(grant))
+            else:
+                surplus.add(job.id)
+        return surplus
+
+    def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
+        """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.
+
+        The hidden jobs are asked in their order, those that hold GPUs first.
+        """
+        held = _Held()
+        for grant in plan.grants:
+            job = snapshot.index[grant.job]
+            held.add(self.team(job).name, job.user, _amount(grant))
+        idle = len(snapshot.gpus) - len({gpu for grant in plan.grants for gpu in grant.gpus})
+        idle -= self._kept(snapshot, plan, hidden, held, idle)
+        lent: set[JobId] = set()
+        for job in (*snapshot.holding, *snapshot.queue):
+            if job.id not in hidden or idle <= 0:
+                continue
+            team, size = self.team(job), len(snapshot.held.get(job.id, ())) or job.min_gpus
+            wanted = Grant(job.id, tuple(range(size)))
+            within = held.fits(team.name, team.limit, job.user, self.of_user(job), wanted)
+            if size <= idle and within:
+                idle -= size
+                held.add(team.name, job.user, size)
+                self.of_team[team.name] = max(self.of_team[team.name], held.teams[team.name])
+                lent.add(job.id)
+        return lent
+
+    def _kept(
+        self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId], held: _Held, idle: int
+    ) -> int:
+        """Return the idle GPUs kept for teams with a gang that fits into their share, and not yet
+        into the idle GPUs."""
+        granted = {grant.job for grant in plan.grants}
+        kept: dict[str, int] = {}
+        for job in snapshot.queue:
+            team = self.team(job).name
+            left = int(self.of_team.get(team, 0) - held.teams[team])
+            waits = job.id not in granted and job.id not in hidden
+            if waits and idle < job.min_gpus <= left:
+                kept[team] = left
+        return min(idle, sum(kept.values()))
+
+
+class _Held:
+    """The GPUs that each team and each user holds; parts of a GPU where policies share it."""
+
+    def __init__(self) -> None:
+        self.teams: dict[str, float] = defaultdict(float)
+        self.users: dict[str, float] = defaultdict(float)
+
+    def fits(self, team: str, most: float, user: str, of_user: float, grant: Grant) -> bool:
+        """Return whether the grant keeps both limits."""
+        amount = _amount(grant) - SHARE_EPS
+        return self.teams[team] + amount <= most and self.users[user] + amount <= of_user
+
+    def add(self, team: str, user: str, amount: float) -> None:
+        """Count GPUs."""
+        self.teams[team] += amount
+        self.users[user] += amount
+
+
+def _amount(grant: Grant) -> float:
+    return len(grant.gpus) * grant.share
+
+
+def _by_claim(
+    snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]
+) -> Iterator[tuple[Job, Grant]]:
+    """Yield the granted jobs: pinned ones, then those that keep their GPUs, then the others."""
+    order = sorted(
+        plan.grants,
+        key=lambda grant: (
+            grant.job not in pinned,
+            snapshot.held.get(grant.job) != grant.gpus,
+        ),
+    )
+    return ((snapshot.index[grant.job], grant) for grant in order)
+
+
+def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
+    """Return the plan without starts that must wait until others have left their GPUs.
+
+    A job that leaves its GPUs counts towards the limits of its team and its user until then.
+    """
+    if not quota.has_limits:
+        return plan
+    held = _Held()
+    for job in snapshot.jobs:
+        size = len(job.gpus_held) * job.share_held
+        if job.phase is Phase.STOPPING:
+            size = size or job.requested_gpus or job.min_gpus
+        held.add(quota.team_of(job.virtual_cluster).name, job.user, size)
+    early: dict[JobId, Reason] = {}
+    for grant in plan.grants:
+        job = snapshot.index[grant.job]
+        if job.holds_gpus:
+            continue
+        team = quota.team_of(job.virtual_cluster)
+        of_user = quota.limit_of_user.get(job.user, inf)
+        if held.fits(team.name, team.limit, job.user, of_user, grant):
+            held.add(team.name, job.user, _amount(grant))
+        else:
+            early[job.id] = _EARLY
+    if not early:
+        return plan
+    return replace(
+        plan,
+        grants=tuple(grant for grant in plan.grants if grant.job not in early),
+        ranking=(*early, *plan.ranking),
+        reasons=overlay(plan.reasons, early),
+    )
+
+
+def _reasons(snapshot: Snapshot, hidden: Collection[JobId], limits: _Limits) -> dict[JobId, Reason]:
+    """Say of each hidden job which limit it is beyond."""
+    reasons: dict[JobId, Reason] = {}
+    for job_id in hidden:
+        job = snapshot.index[job_id]
+        team = limits.team(job)
+        of_user = limits.of_user(job)
+        share = limits.of_team.get(team.name, 0)
+        terms = (Term("team_gpus", share), Term("guaranteed_gpus", team.guaranteed))
+        if of_user < inf and job.min_gpus > of_user:
+            text, change = f"user {job.user} may hold {of_user:g} GPUs at once", "a higher limit"
+        else:
+            name = f"team {team.name}" if team.name else "the jobs of no team"
+            text = f"{name} may hold {share:g} GPUs now, {team.guaranteed} of them its own"
+            change = "a job of its team ending, or other teams leaving GPUs idle"
+        verb = "stops" if job.holds_gpus else "waits"
+        reasons[job_id] = Reason(f"{verb}: {text}", terms, would_change=change)
+    return reasons

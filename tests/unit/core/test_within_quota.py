@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot
+from hermes_ops.core.plan import check
+from hermes_ops.core.quota import Quota, TeamQuota
+from hermes_ops.core.within_quota import WithinQuota
+from hermes_ops.policies import make_policy
+from hermes_ops.testing.worlds import QUOTA, built, histories, snapshots
+from tests.builders import job, world
+
+NAMES = ("fifo", "fifo-backfill", "2d-las", "fair", "hermes", "asha", "doubling", "gandiva")
+AB = Quota((TeamQuota("a", 2), TeamQuota("b", 2)))
+
+
+def within(quota: Quota, policy: str = "fifo") -> WithinQuota[Any]:
+    return WithinQuota(make_policy(policy, {}), quota)
+
+
+def of_team(team: str, number: int, *, gpu: int | None = None, **facts: Any) -> Job:
+    phase = Phase.PENDING if gpu is None else Phase.RUNNING
+    held = {} if gpu is None else {"gpus_held": (gpu,), "started_s": 0.0}
+    return job(f"{team}/{number}", phase, virtual_cluster=team, **held, **facts)
+
+
+def granted(quota: Quota, *jobs: Job, gpus: int = 4, policy: str = "fifo") -> dict[str, int]:
+    """Return the GPUs that each team is granted."""
+    plan = plan_of(quota, *jobs, gpus=gpus, policy=policy)
+    teams = Counter[str]()
+    for grant in plan.grants:
+        teams[grant.job.partition("/")[0]] += len(grant.gpus)
+    return dict(teams)
+
+
+def plan_of(quota: Quota, *jobs: Job, gpus: int = 4, policy: str = "fifo") -> Plan:
+    inner, snapshot = within(quota, policy), world(*jobs, gpus=gpus)
+    plan, _ = inner.decide(snapshot, inner.initial())
+    check(snapshot, plan)
+    return plan
+
+
+def test_a_team_that_asks_later_still_gets_what_it_was_promised() -> None:
+    early = [of_team("a", n) for n in range(9)]
+    late = [of_team("b", n, submitted_s=50.0) for n in range(9)]
+    assert granted(AB, *early, *late) == {"a": 2, "b": 2}
+
+
+def test_what_a_team_leaves_idle_is_lent() -> None:
+    assert granted(AB, *(of_team("a", n) for n in range(9))) == {"a": 4}
+    assert granted(AB, *(of_team("a", n) for n in range(9)), of_team("b", 0)) == {"a": 3, "b": 1}
+
+
+def test_a_team_that_comes_back_gets_its_gpus_from_the_borrower() -> None:
+    borrowed = [of_team("a", n, gpu=n) for n in range(4)]
+    plan = plan_of(AB, *borrowed, of_team("b", 0, submitted_s=90.0))
+    assert [grant.job for grant in plan.grants] == ["a/0", "a/1", "a/2", "b/0"]
+    assert "team a may hold 3 GPUs now, 2 of them its own" in plan.reasons[JobId("a/3")].text
+
+
+def test_a_team_without_a_loan_is_never_beyond_its_guarantee() -> None:
+    alone = Quota((TeamQuota("a", 1, borrow=0), TeamQuota("b", 2, borrow=1)))
+    assert granted(alone, *(of_team("a", n) for n in range(9))) == {"a": 1}
+    assert granted(alone, *(of_team("b", n) for n in range(9))) == {"b": 3}
+
+
+def test_a_user_never_holds_more_than_his_limit() -> None:
+    limited = Quota((TeamQuota("a", 4),), user_limits=(("ann", 1),))
+    jobs = [of_team("a", n, user="ann") for n in range(3)]
+    assert granted(limited, *jobs) == {"a": 1}
+    assert granted(limited, *jobs, of_team("a", 9, user="bob")) == {"a": 2}
+
+
+def test_a_job_starts_once_the_one_in_its_users_place_has_left() -> None:
+    limited = Quota((TeamQuota("a", 4),), user_limits=(("ann", 1),))
+    leaves = replace(of_team("a", 0, user="ann"), phase=Phase.STOPPING)
+    plan = plan_of(limited, leaves, of_team("a", 1, user="ann"))
+    assert plan.grants == ()
+    assert "has left its GPUs" in plan.reasons[JobId("a/1")].text
+
+
+def test_idle_gpus_are_shared_by_weight() -> None:
+    borrowers = Quota((TeamQuota("a", weight=3.0), TeamQuota("b", weight=1.0)))
+    jobs = [of_team(team, n) for team in "ab" for n in range(9)]
+    assert granted(borrowers, *jobs, gpus=8) == {"a": 6, "b": 2}
+
+
+def test_who_has_used_more_borrows_less() -> None:
+    borrowers = Quota((TeamQuota("a"), TeamQuota("b")), half_life_s=1_000.0)
+    policy = WithinQuota(make_policy("fifo", {}), borrowers)
+    pool = tuple(Gpu(index) for index in range(6))
+    alone = tuple(of_team("a", n, gpu=n) for n in range(6))
+    _, memory = policy.decide(Snapshot(0.0, pool, alone), policy.initial())
+    waiting = tuple(of_team(team, n) for team in "ab" for n in range(9, 18))
+    plan, _ = policy.decide(Snapshot(2_000.0, pool, waiting), memory)
+    teams = Counter(grant.job.partition("/")[0] for grant in plan.grants)
+    assert teams["b"] > teams["a"]
+
+
+def test_a_gang_of_its_team_is_not_kept_waiting_by_smaller_jobs_of_others() -> None:
+    """Two GPUs are idle, two are still held within a quantum: nothing else starts on the idle."""
+    held = [of_team("a", n, gpu=n, preemptible=False) for n in (0, 1)]
+    gang = of_team("b", 0, min_gpus=4, submitted_s=5.0)
+    small = [of_team("a", n, submitted_s=1.0) for n in range(2, 9)]
+    quota = Quota((TeamQuota("a"), TeamQuota("b", 4)))
+    assert granted(quota, *held, gang, *small) == {"a": 2}
+    assert granted(quota, gang, *small) == {"b": 4}
+
+
+def test_guarantees_beyond_a_pool_that_shrank_shrink_in_proportion() -> None:
+    quota = Quota((TeamQuota("a", 6), TeamQuota("b", 2))).scaled(4)
+    assert [team.guaranteed for team in quota.teams] == [3, 1]
+    jobs = [of_team(team, n) for team in "ab" for n in range(9)]
+    assert granted(Quota((TeamQuota("a", 6), TeamQuota("b", 2))), *jobs) == {"a": 3, "b": 1}
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=8),
+    st.integers(0, 60),
+)
+def test_scaled_guarantees_add_up_to_at_most_the_pool(given_gpus: list[int], gpus: int) -> None:
+    teams = tuple(TeamQuota(str(n), number) for n, number in enumerate(given_gpus))
+    scaled = [team.guaranteed for team in Quota(teams).scaled(gpus).teams]
+    assert sum(scaled) == min(gpus, sum(given_gpus))
+    assert all(new <= old for new, old in zip(scaled, given_gpus, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_with_one_team_and_no_limit_the_plan_is_the_inner_policys(
+    name: str, data: st.DataObject
+) -> None:
+    policy = built(name, "guarded")
+    snapshot, memory = data.draw(histories(name, policy))
+    limitless = WithinQuota(policy, Quota(others=TeamQuota("", 5)))
+    plan, _ = limitless.decide(snapshot, replace(limitless.initial(), inner=memory))
+    expected, _ = policy.decide(snapshot, memory)
+    assert (plan.grants, plan.ends, plan.ranking) == (
+        expected.grants,
+        expected.ends,
+        expected.ranking,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_no_limit_is_passed_but_by_jobs_that_must_not_be_stopped(
+    name: str, data: st.DataObject
+) -> None:
+    policy = built(name, "quota")
+    snapshot = data.draw(snapshots(name, bound=False))
+    plan, _ = policy.decide(snapshot, policy.initial())
+    check(snapshot, plan)
+    stay = {j.id for j in snapshot.holding if snapshot.held.get(j.id) == plan.gpus_of(j.id)}
+    teams, users, fixed_teams, fixed_users = (Counter[str]() for _ in range(4))
+    for grant in plan.grants:
+        owner = snapshot.index[grant.job]
+        amount = len(grant.gpus)
+        teams[owner.virtual_cluster] += amount
+        users[owner.user] += amount
+        if grant.job in stay:
+            fixed_teams[owner.virtual_cluster] += amount
+            fixed_users[owner.user] += amount
+    scaled = QUOTA.scaled(len(snapshot.gpus))
+    for team in scaled.teams:
+        assert teams[team.name] <= max(team.limit, fixed_teams[team.name])
+    for user, most in QUOTA.user_limits:
+        assert users[user] <= max(most, fixed_users[user])
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_gpu_idles_while_a_job_of_one_gpu_may_use_it(data: st.DataObject) -> None:
+    teams = st.sampled_from(["", "vision", "speech", "other"])
+    drawn = [
+        of_team("vision", n, gpu=None, user=data.draw(st.sampled_from(["ann", "bob"])))
+        for n in range(data.draw(st.integers(0, 9)))
+    ]
+    jobs = [replace(each, virtual_cluster=data.draw(teams)) for each in drawn]
+    gpus = data.draw(st.integers(0, 6))
+    plan = plan_of(QUOTA, *jobs, gpus=gpus)
+    held = Counter(next(j for j in jobs if j.id == g.job).virtual_cluster for g in plan.grants)
+    users = Counter(next(j for j in jobs if j.id == g.job).user for g in plan.grants)
+    scaled = QUOTA.scaled(gpus)
+    if len(plan.grants) < gpus:
+        for each in jobs:
+            may = held[each.virtual_cluster] < scaled.team_of(each.virtual_cluster).limit and users[
+                each.user
+            ] < QUOTA.limit_of_user.get(each.user, gpus)
+            assert not may or plan.gpus_of(each.id)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_team_gets_its_guarantee_however_many_jobs_others_have(data: st.DataObject) -> None:
+    """Running jobs that may be stopped do not stand in its way."""
+    wants, others = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 12))
+    running = data.draw(st.integers(0, min(others, 6)))
+    foreign = [of_team("x", n, gpu=n if n < running else None) for n in range(others)]
+    own = [of_team("vision", n, submitted_s=99.0) for n in range(wants)]
+    guaranteed = data.draw(st.integers(0, 6))
+    quota = Quota((TeamQuota("vision", guaranteed),))
+    held = granted(quota, *foreign, *own, gpus=6)
+    assert held.get("vision", 0) >= min(wants, guaranteed)
+    assert sum(held.values()) == min(6, wants + others)
