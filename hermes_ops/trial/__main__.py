@@ -23,7 +23,9 @@ from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, SegmentEnding, S
 from hermes_ops.trial.processes.reaper import END_S, PlainChild, Reaper, fork_reaper
 from hermes_ops.trial.processes.record import KILL_AFTER_S, own_record
 from hermes_ops.trial.processes.tree import SEGMENT_VARIABLE, Child, adopt_orphans, sweep_up
+from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.standby.client import (
+    StandbyChild,
     StandbyOrder,
     report_imports,
     standby_order,
@@ -35,6 +37,7 @@ from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, w
 
 if TYPE_CHECKING:
     from hermes_ops.trial.checkpoint_store.download import DownloadResult
+    from hermes_ops.trial.group_start import MeetingPlaces
 
 _GPU_WAIT_S = 10.0
 _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
@@ -215,8 +218,10 @@ def _watch(
     token: str,
     reaper: Reaper,
 ) -> _ScriptEnd:
+    places = _open_meeting_places(options, folder) if options.workers > 1 else None
+    variables = environment(options, folder, token, os.environ)
     try:
-        child = _start(options, supervisor, environment(options, folder, token, os.environ), reaper)
+        child = _start(options, supervisor, variables, reaper, places)
     except OSError as error:
         ending = _cannot_start(options, error, supervisor.has_trained)
         print(f"hermes-trial: {ending.reason}", flush=True)
@@ -225,8 +230,16 @@ def _watch(
     if url is not None:
         _start_upload(url, options, folder, supervisor, token)
     ending, code = supervisor.run(child)
+    if places is not None:
+        places.close()
     _finish_upload(ending, supervisor)
     return _ScriptEnd(ending, code, supervisor.tail)
+
+
+def _open_meeting_places(options: SegmentOptions, folder: Folder) -> MeetingPlaces:
+    from hermes_ops.trial.group_start import open_meeting_places  # with an HTTP server
+
+    return open_meeting_places(options, folder)
 
 
 def _start_upload(
@@ -254,19 +267,49 @@ def _start(
     supervisor: ScriptSupervisor,
     environment: Mapping[str, str],
     reaper: Reaper,
+    places: MeetingPlaces | None,
 ) -> Child:
-    """Start the script in a standby interpreter if one is to be had, plainly otherwise."""
+    """Start the script, once for each worker: in standby interpreters if they are to be had."""
+    if places is None:
+        child = _start_standby(options, supervisor, environment)
+        return child or PlainChild(reaper, _command(options), environment, options.directory)
+    return _start_workers(options, supervisor, environment, reaper, places)
+
+
+def _start_workers(
+    options: SegmentOptions,
+    supervisor: ScriptSupervisor,
+    environment: Mapping[str, str],
+    reaper: Reaper,
+    places: MeetingPlaces,
+) -> WorkerProcesses:
+    from hermes_ops.trial.group_start import make_group, start_processes, worker_environments
+
+    children = start_processes(
+        worker_environments(environment, places.addresses),
+        lambda own: _start_standby(options, supervisor, own),
+        _command(options),
+        options.directory,
+        reaper,
+    )
+    workers = make_group(places.folder, children, lambda: supervisor.own_tail)
+    supervisor.watch_group(workers, places.addresses.folder)
+    return workers
+
+
+def _start_standby(
+    options: SegmentOptions, supervisor: ScriptSupervisor, environment: Mapping[str, str]
+) -> StandbyChild | None:
+    """Start the script in a standby interpreter; None if none is to be had."""
     socket = options.standby
-    wanted = None
-    if socket is not None:
-        folders = options.directory, options.copied_from
-        wanted = standby_order(_command(options), *folders, environment)
-    if socket is not None and wanted is not None:
-        supervisor.on_training = lambda: _report_imports(socket, wanted, supervisor.imports)
-        child = start_standby(socket, wanted)
-        if child is not None:
-            return child
-    return PlainChild(reaper, _command(options), environment, options.directory)
+    if socket is None:
+        return None
+    folders = options.directory, options.copied_from
+    wanted = standby_order(_command(options), *folders, environment)
+    if wanted is None:
+        return None
+    supervisor.on_training = lambda: _report_imports(socket, wanted, supervisor.imports)
+    return start_standby(socket, wanted)
 
 
 def _report_imports(socket: Path, wanted: StandbyOrder, imports: Mapping[str, bool]) -> None:

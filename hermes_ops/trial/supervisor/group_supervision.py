@@ -1,0 +1,79 @@
+"""What the supervisor does for several workers: who failed, their last words, their agreement."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hermes_ops.trial.outcome import SegmentEnding, SegmentOutcome
+from hermes_ops.trial.processes.workers import WorkerProcesses
+from hermes_ops.trial.supervisor.group_watchdog import GroupWatchdog, why_stuck
+
+_LOOK_S = 1.0
+
+
+class GroupSupervision:
+    """The workers of a segment beside the first one, whose output the supervisor reads itself.
+
+    `folder`: the one that they share.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerProcesses,
+        folder: Path,
+        watchdog: GroupWatchdog,
+        start_timeout_s: float,
+    ) -> None:
+        self.workers = workers
+        self.watchdog = watchdog
+        self._folder = folder
+        self._start_timeout_s = start_timeout_s
+        self._look_at_s = 0.0
+        self._tails_at_stop: dict[int, list[str]] = {}
+
+    def why_stuck(self, step: int, now_s: float) -> str | None:
+        """Return why the group is to be ended, by what its workers show once a second."""
+        if now_s < self._look_at_s:
+            return None
+        self._look_at_s = now_s + _LOOK_S
+        progress = self.watchdog.observe(self._marks(), step, now_s)
+        return why_stuck(progress, self._start_timeout_s, now_s)
+
+    def _marks(self) -> dict[int, int]:
+        """Return when the files of the ranks that train were touched last, in ns."""
+        marks = {}
+        for rank in range(self.workers.size):
+            try:
+                marks[rank] = os.stat(self._folder / f"{rank}.fit").st_mtime_ns
+            except OSError:
+                continue
+        return marks
+
+    def note_stop(self) -> None:
+        """Remember what the workers have said when they are told to stop."""
+        self._tails_at_stop = {n: log.tail for n, log in enumerate(self.workers.logs, start=1)}
+
+    def tail(self, first: list[str]) -> list[str]:
+        """Return the last lines of the worker that failed first; `first`: those of rank 0."""
+        rank = self._failed_rank
+        return self.workers.logs[rank - 1].tail if rank else first
+
+    def tail_at_stop(self, first: list[str]) -> list[str]:
+        """Return what that worker had said when it was told to stop."""
+        rank = self._failed_rank
+        return self._tails_at_stop.get(rank, []) if rank else first
+
+    def name_failed(self, ending: SegmentEnding) -> SegmentEnding:
+        """Return the ending with the worker that failed first in its reason."""
+        failure = self.workers.failure
+        if failure is None or ending.outcome is not SegmentOutcome.FAILED:
+            return ending
+        rank, size = failure.rank, self.workers.size
+        where = f" (rank-{rank}.log in the trial's folder)" if rank else ""
+        return ending._replace(reason=f"rank {rank} of {size} failed first{where}: {ending.reason}")
+
+    @property
+    def _failed_rank(self) -> int:
+        failure = self.workers.failure
+        return failure.rank if failure is not None else 0
