@@ -234,8 +234,8 @@ def test_a_script_that_prints_nothing_like_a_value_is_told_so_too(trial: Trial) 
 
 
 def test_a_script_whose_values_are_read_is_told_nothing(trial: Trial) -> None:
-    script = EPOCHS + "say('validation loss 0.5')\ntime.sleep(1)\n"
-    outcome, output = trial.run(script, "--advise-after", "0.1")
+    script = EPOCHS + "say('validation loss 0.5')\ntime.sleep(4)\n"
+    outcome, output = trial.run(script, "--advise-after", "3")
     assert (outcome, "hermes-trial" in output) == ("finished", False)
     assert trial.file("status.json")["advice"] == ""
 
