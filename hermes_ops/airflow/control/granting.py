@@ -29,7 +29,7 @@ from hermes_ops.airflow.hosts import Host, leased_nodes
 from hermes_ops.airflow.records import Lease, SegmentRecord
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
 from hermes_ops.config import leased_pod
-from hermes_ops.config.render import why_not_started
+from hermes_ops.config.render import why_not_started, with_batch
 from hermes_ops.core.model import JobId, Snapshot, Start
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
@@ -68,8 +68,8 @@ class Granting:
             }  # fmt: skip
             if trial.lease is not None:
                 again = replace(trial.lease, epoch=trial.lease.epoch + 1, revoked=False, **granted)
-                asked[action.job] = resolved(again)
-            elif (opening := self._first(sweep, trial, granted)) is not None:
+                asked[action.job] = resolved(_sized(sweep, again, action.batch))
+            elif (opening := self._first(sweep, trial, granted, action.batch)) is not None:
                 asked[action.job] = opening
         return asked
 
@@ -139,7 +139,11 @@ class Granting:
             log.warning("MLflow has no word of trial %s of %s: %s", trial.number, sweep.id, error)
 
     def _first(
-        self, sweep: SweepState, trial: TrialRecords, granted: Mapping[str, Any]
+        self,
+        sweep: SweepState,
+        trial: TrialRecords,
+        granted: Mapping[str, Any],
+        batch: int | None,
     ) -> Future[Lease] | None:
         subject = Subject(sweep.id, trial.number)
         drawn = self.faults.isolate(subject, DRAW, self._drawn, sweep, trial)
@@ -150,7 +154,7 @@ class Granting:
         if rendered is None:
             return None
         sweep.opened_now[trial.number] = config
-        lease = replace(rendered.value, **granted)
+        lease = _sized(sweep, replace(rendered.value, **granted), batch)
         return self.requests.submit(self._opened, sweep, trial, lease, unseen)
 
     def _drawn(self, sweep: SweepState, trial: TrialRecords) -> tuple[dict[str, Any], bool] | None:
@@ -243,4 +247,20 @@ def _of(sweep: SweepState, config: dict[str, Any]) -> Lease:
         pod=leased_pod(spec.run_in, spec.pod),
         pool=plan.config.pool,
         templated=plan.record.templated,
+        workers=spec.workers.value,
+        tf_config=spec.tf_config,
+        most_gpus=spec.gpu_range.most,
     )
+
+
+def _sized(sweep: SweepState, lease: Lease, batch: int | None) -> Lease:
+    """Return the lease with the command for its GPUs and the batch that the policy has chosen.
+
+    Without one the parameter's own value holds. The trial's configuration stays as it was drawn.
+    """
+    config = sweep.spec.config
+    if config.trial.batch is None:
+        return lease
+    params, samples = with_batch(config, lease.config, batch, len(lease.gpus))
+    command, environment = sweep.command(params), sweep.environment(params)
+    return replace(lease, command=command, environment=environment, batch=batch, samples=samples)

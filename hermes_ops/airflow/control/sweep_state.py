@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from hermes_ops.config import (
     render_environment,
 )
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.sizes import BatchRange
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.search.interface import Observation, Sampler
 from hermes_ops.search.tree import axes
@@ -83,6 +84,7 @@ class SweepSpec:
             deadline_s=_deadline_s(config, record, run),
             nodes=_claimed_nodes(config),
         )
+        facts = _with_batches(facts, config)
         space = tuple(axes(config.search.to_space()))
         return cls(run, record, config, sampler, facts, max(1, len(space)))
 
@@ -125,6 +127,19 @@ def _began_s(record: SweepRecord, run: RunRow) -> float:
 def _claimed_nodes(config: SweepConfig) -> tuple[str, ...]:
     pod = config.trial.pod if config.trial.run_in is RunIn.POD else None
     return tuple(sorted(pod.checkpoint_claims or ())) if pod is not None else ()
+
+
+def _with_batches(facts: SweepFacts, config: SweepConfig) -> SweepFacts:
+    """Return the facts with the batches that a trial may have, where a policy may choose them."""
+    spec, trial = config.trial.batch, config.trial
+    if spec is None:
+        return facts
+    return replace(
+        facts,
+        batch_range=BatchRange(spec.min, spec.max, most_local=spec.per_gpu_max),
+        batch_parameter=spec.parameter,
+        least_processes=trial.processes(trial.gpu_range.least),
+    )
 
 
 def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:

@@ -88,6 +88,8 @@ class SegmentRun:
             steps_at_start=before.step,
             spans=accounts.spans,
             sizes=accounts.sizes,
+            batches=accounts.batches,
+            batch=lease.samples,
             service_gpu_s=accounts.service_gpu_s,
             segments=accounts.segments + 1,
             preemptions=accounts.preemptions,
@@ -105,6 +107,11 @@ class SegmentRun:
     def wake_file(self) -> WakeFile:
         """Return the file that is touched when there is a stop flag."""
         return self.folder.wake_file()
+
+    def record_batch(self) -> None:
+        """Record the samples of a step, where they are known, before the segment starts."""
+        if self.lease.samples is not None:
+            self.folder.record_batch(self.lease.epoch, self.lease.samples)
 
     def opened(self) -> None:
         """Record that the segment's process has started, and send its metrics from now on."""
@@ -217,6 +224,7 @@ def closed(
         outcome=outcome,
         spans=accounts.spans,
         sizes=accounts.sizes,
+        batches=accounts.batches,
         service_gpu_s=accounts.service_gpu_s,
         segments=max(1, accounts.segments),
         preemptions=accounts.preemptions,

@@ -13,11 +13,12 @@ from hermes_ops.airflow.trial.segment_run import SegmentRun
 from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
-def begin(store: DictStore, epoch: int = 1) -> tuple[SegmentRun, FakeFeed]:
+def begin(store: DictStore, epoch: int = 1, **changes: Any) -> tuple[SegmentRun, FakeFeed]:
     folder = TrialFolder.from_sweep(SWEEP, 0)
     folder.path.mkdir(parents=True, exist_ok=True)
     last = decode(SegmentRecord, store.get(SEGMENT_KEY))
-    segment_run, feed = SegmentRun.from_lease(store, lease(epoch), folder, last), FakeFeed()
+    own = lease(epoch, **changes)
+    segment_run, feed = SegmentRun.from_lease(store, own, folder, last), FakeFeed()
     outside: Any = feed
     segment_run.feed = outside
     return segment_run, feed
@@ -176,3 +177,25 @@ def test_a_result_counts_for_its_lease_unless_the_trial_had_finished(
     segment_run, _ = begin(DictStore(), epoch=2)
     write(segment_run, "result.json", result)
     assert segment_run.result() == (result if counts else {})
+
+
+def test_the_batch_of_a_segment_is_on_record_while_it_runs_and_after_it() -> None:
+    store = DictStore()
+    segment_run, _ = begin(store, batch=96, samples=100)
+    segment_run.record_batch()
+    segment_run.opened()
+    assert (stored(store).batch, stored(store).batches) == (100, ())
+    write(
+        segment_run,
+        "segments.jsonl",
+        {"epoch": 1, "gpus": [0, 1], "start_s": 10.0, "first_step": 0},
+        {"epoch": 1, "end_s": 14.0, "last_step": 5, "outcome": "preempted"},
+    )
+    segment_run.pause("preempted")
+    assert (stored(store).sizes, stored(store).batches) == ((2,), (100,))
+
+
+def test_nothing_is_recorded_of_a_batch_that_is_not_known() -> None:
+    segment_run, _ = begin(DictStore())
+    segment_run.record_batch()
+    assert not segment_run.folder.batches.exists()
