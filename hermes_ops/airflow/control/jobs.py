@@ -7,8 +7,10 @@ each trial is kept: it does not grow with time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil, inf
 from typing import Any
@@ -129,17 +131,44 @@ class SweepFacts:
     total_steps: int | None
     preemptible: bool
     deadline_s: float | None = None  # when its budget of wall-clock time ends it
-    nodes: tuple[str, ...] = ()  # that have a claim for its checkpoints; none: they lie elsewhere
+    nodes: tuple[str, ...] = ()  # on one of which all GPUs of a trial are; none: on any
+    has_claims: bool = False  # these nodes have its checkpoints, so a trial stays on its node
     most_gpus: int | None = None
     sizes: tuple[int, ...] = ()
     batch_range: BatchRange | None = None
     batch_parameter: str = ""
     least_processes: int = 1
+    is_pod: bool = False  # the GPUs of a pod are of one node
 
     @property
     def is_sized(self) -> bool:
         """True where a policy may choose a trial's number of GPUs or its batch."""
         return self.most_gpus is not None or self.batch_range is not None
+
+
+@lru_cache(maxsize=256)
+def on_one_node(facts: SweepFacts, nodes: tuple[str, ...]) -> SweepFacts:
+    """Return the facts of a sweep whose trials are pods: each gets the GPUs of one node.
+
+    `nodes` names the node of each GPU. Sizes that no node has are left out. Where nothing is known
+    of nodes, or none has the least number of GPUs, the facts stay as they are.
+    """
+    most = facts.most_gpus or facts.gpus
+    if not facts.is_pod or most < 2:
+        return facts
+    counts = {n: c for n, c in Counter(nodes).items() if not facts.nodes or n in facts.nodes}
+    able = tuple(sorted(node for node, count in counts.items() if count >= facts.gpus))
+    if not able:
+        return facts
+    most = min(most, max(counts.values()))
+    sizes = tuple(size for size in facts.sizes if size <= most)
+    most = max(sizes, default=most)
+    return replace(
+        facts,
+        nodes=facts.nodes or able,
+        most_gpus=most if most > facts.gpus else None,
+        sizes=sizes if most > facts.gpus else (),
+    )
 
 
 def configuration(
@@ -209,7 +238,7 @@ def _requested_batch(facts: SweepFacts, chosen: tuple[tuple[str, Value], ...]) -
 
 def _nodes(trial: TrialRecords, facts: SweepFacts) -> tuple[str, ...]:
     """Return where it may run: with checkpoints on its node's own claim, where it ran before."""
-    if not facts.nodes or trial.lease is None or len(trial.lease.nodes) != 1:
+    if not facts.has_claims or trial.lease is None or len(trial.lease.nodes) != 1:
         return facts.nodes
     has_begun = trial.segment is not None and trial.segment.segments > 0
     return trial.lease.nodes if has_begun else facts.nodes

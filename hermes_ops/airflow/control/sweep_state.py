@@ -14,7 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from hermes_ops.airflow.control.faults import FaultBarrier, Subject
-from hermes_ops.airflow.control.jobs import DeferredTrials, Points, SweepFacts, TrialCache
+from hermes_ops.airflow.control.jobs import (
+    DeferredTrials,
+    Points,
+    SweepFacts,
+    TrialCache,
+    on_one_node,
+)
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
@@ -83,6 +89,8 @@ class SweepSpec:
             preemptible=config.trial.preemptible,
             deadline_s=_deadline_s(config, record, run),
             nodes=_claimed_nodes(config),
+            has_claims=bool(_claimed_nodes(config)),
+            is_pod=config.trial.run_in is RunIn.POD,
         )
         facts = _with_batches(facts, config)
         space = tuple(axes(config.search.to_space()))
@@ -196,12 +204,15 @@ class SweepState:
         """Return where the files of one of its trials lie."""
         return TrialFolder.from_sweep(self.id, trial.number)
 
-    def jobs(self, now_s: float) -> list[Job]:
-        """Return every trial as a policy sees it; those of a closing sweep are left out."""
+    def jobs(self, now_s: float, nodes: tuple[str, ...] = ()) -> list[Job]:
+        """Return every trial as a policy sees it; those of a closing sweep are left out.
+
+        `nodes` names the node of each GPU of the pool, as far as it goes.
+        """
         if self.close is not None:
             return []
         drawn = self.spec.draw_ahead(t.number for t in self.trials if t.lease is None)
-        facts, curves = self.spec.facts, self.curves
+        facts, curves = on_one_node(self.spec.facts, nodes), self.curves
         job = self.spec.cache.job
         jobs = [
             job(t, facts, curves.get(t.number, ()), now_s, drawn.get(t.number)) for t in self.trials

@@ -12,6 +12,7 @@ from hermes_ops.airflow.control.jobs import (
     SweepFacts,
     curve,
     job,
+    on_one_node,
     sized_spans,
     step_times,
     training_seconds,
@@ -203,3 +204,38 @@ def test_a_policy_sees_the_batches_of_a_trial_and_the_one_that_it_holds() -> Non
     assert (fresh.requested_batch, fresh.batch_held) == (32, None)
     plain = job(TrialRecords(row(0, "running"), held, None, segment()), FACTS, (), 130.0)
     assert (plain.batch_range, plain.requested_batch) == (None, None)
+
+
+PODS = replace(FACTS, most_gpus=4, is_pod=True)
+NODES = ("node-a", "node-a", "node-b")
+
+
+def test_a_pod_gets_the_gpus_of_one_node_and_no_more_than_a_node_has() -> None:
+    shown = job(running(0), on_one_node(PODS, NODES), (), 130.0)
+    assert (shown.nodes, shown.min_gpus, shown.max_gpus) == (("node-a", "node-b"), 1, 2)
+    listed = on_one_node(replace(PODS, gpus=2, sizes=(2, 4)), NODES)
+    assert (listed.nodes, listed.most_gpus, listed.sizes) == (("node-a",), None, ())
+
+
+def test_with_claims_only_their_nodes_count_and_a_trial_stays_on_its_own() -> None:
+    facts = on_one_node(replace(PODS, nodes=("node-b",), has_claims=True), NODES)
+    assert (facts.nodes, facts.most_gpus) == (("node-b",), None)
+    begun = TrialRecords(row(0), lease(nodes=("node-b",)), None, segment(running=False))
+    two = replace(facts, nodes=("node-a", "node-b"))
+    assert job(begun, two, (), 130.0).nodes == ("node-b",)
+    assert job(begun, replace(two, has_claims=False), (), 130.0).nodes == ("node-a", "node-b")
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes"),
+    [
+        (replace(PODS, is_pod=False), NODES),
+        (replace(PODS, most_gpus=None), NODES),
+        (PODS, ()),
+        (replace(PODS, gpus=3), NODES),  # the pod is pending, as Kubernetes says
+    ],
+)
+def test_other_trials_and_unknown_nodes_are_not_limited(
+    facts: SweepFacts, nodes: tuple[str, ...]
+) -> None:
+    assert on_one_node(facts, nodes) == facts
