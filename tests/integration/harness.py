@@ -75,6 +75,19 @@ def stub(name: str, rates: list[float], epochs: int, pause: float, **changes: An
 LONG = 1000  # epochs of a trial that lasts until its test removes the file of `slow_while`
 
 
+def workers(name: str, rates: list[float], log: Path, slow_while: Path, **trial: Any) -> Any:
+    """A sweep of scripts/workers.py of 1 to 4 workers, as `stub`; they list themselves in `log`."""
+    facts = {
+        "gpus": {"min": 1, "max": 4},
+        "workers": "one_per_gpu",
+        "environment": {"WORKERS_LOG": str(log)},
+        **trial,
+    }
+    content = stub(name, rates, LONG, 1.0, slow_while=slow_while, trial=facts)
+    content["trial"]["command"][1] = "workers.py"
+    return content
+
+
 def slow_file(folder: Path) -> Path:
     """Make and return a file for `slow_while`."""
     file = folder / f"slow-{uuid.uuid4().hex[:6]}"
@@ -141,6 +154,42 @@ class Sampler:
 
     def most_trials(self, sweep: str) -> int:
         return max(sum(t.startswith(f"{sweep}/") for t, _ in s.held) for s in self.samples)
+
+
+@dataclass
+class WorkerSampler:
+    """Looks each 0.1 s which processes of scripts/workers.py live: they list themselves."""
+
+    folder: Path
+    samples: list[list[int]] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    _gone: set[int] = field(default_factory=set)
+
+    def loop(self) -> None:
+        while not self.stop.wait(0.1):
+            self.samples.append(self.alive())
+
+    def alive(self) -> list[int]:
+        """Return the process ids of the workers that live."""
+        listed = {int(file.name.partition("-")[0]) for file in self.folder.glob("*.json")}
+        found = []
+        for pid in sorted(listed - self._gone):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    found.append(pid)
+                    continue
+            self._gone.add(pid)
+        return found
+
+    @property
+    def most(self) -> int:
+        return max(map(len, self.samples), default=0)
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """Return the facts of all workers, in the order in which they have started."""
+        facts = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
+        return sorted(facts, key=lambda fact: float(fact["time_s"]))
 
 
 def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
