@@ -223,7 +223,6 @@ def test_speeds_of_several_batches_are_compared_by_their_samples() -> None:
     times = (StepTime(1, 4.0, local_batch=32), StepTime(2, 5.0, local_batch=32))
     plain = (StepTime(1, 4.0), StepTime(2, 2.5))
     speeds = [
-        TrialSpeeds.from_trials([trial(0, step_times=known)]).speed(2)
-        for known in (times, plain)
+        TrialSpeeds.from_trials([trial(0, step_times=known)]).speed(2) for known in (times, plain)
     ]
     assert speeds[0] == pytest.approx(speeds[1])
