@@ -178,6 +178,7 @@ class SegmentRecord:
     first failure and its last lines, kept while it is tried again. `host` is where its task was
     when that was not where its lease is for; the outcome is then `hosts.WRONG_HOST`.
     `without_space` is how often in a row a full disk has ended its segment before a new step.
+    `failed_size` is the least number of workers with which it has failed, if several.
     """
 
     epoch: int
@@ -211,6 +212,7 @@ class SegmentRecord:
     first_failure: tuple[str, ...] = ()
     host: str = ""
     without_space: int = 0
+    failed_size: int | None = None
 
     @property
     def trains_since_s(self) -> float:

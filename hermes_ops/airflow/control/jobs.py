@@ -196,6 +196,7 @@ def job(
     phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
     chosen = configuration(trial, drawn)
+    most_gpus, sizes = _sizes_below(facts, segment.failed_size)
     return Job(
         id=job_id(facts.sweep, trial.number),
         sweep=facts.sweep,
@@ -203,8 +204,8 @@ def job(
         phase=phase,
         gpus_held=trial.lease.gpus if holds and trial.lease else (),
         min_gpus=facts.gpus,
-        max_gpus=facts.most_gpus or facts.gpus,
-        sizes=facts.sizes,
+        max_gpus=most_gpus,
+        sizes=sizes,
         batch_range=facts.batch_range,
         requested_batch=_requested_batch(facts, chosen),
         batch_held=trial.lease.batch if holds and trial.lease else None,
@@ -234,6 +235,18 @@ def _requested_batch(facts: SweepFacts, chosen: tuple[tuple[str, Value], ...]) -
     if facts.batch_range is None:
         return None
     return own_batch(dict(chosen).get(facts.batch_parameter), facts.least_processes)
+
+
+def _sizes_below(facts: SweepFacts, failed_size: int | None) -> tuple[int, tuple[int, ...]]:
+    """Return the largest number of GPUs and the list of sizes, without those that have failed.
+
+    Those are `failed_size` and all above it, unless the trial takes none below it.
+    """
+    most = facts.most_gpus or facts.gpus
+    if failed_size is None or failed_size > most or failed_size <= facts.gpus:
+        return most, facts.sizes
+    sizes = tuple(size for size in facts.sizes if size < failed_size)
+    return max(sizes, default=failed_size - 1), sizes
 
 
 def _nodes(trial: TrialRecords, facts: SweepFacts) -> tuple[str, ...]:

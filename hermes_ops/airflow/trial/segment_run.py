@@ -28,6 +28,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.trial.failure import Cause
 from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
 
 REASON_CHARACTERS = 1_000
@@ -162,6 +163,8 @@ class SegmentRun:
             self.record = replace(self.record, without_space=times)
         if failed:
             self.record = with_failure(self.record, failure or SegmentFailure(""))
+            if self.record.cause == Cause.OTHER.value:
+                self.record = with_failed_size(self.record, self.lease.worker_count)
         self._write()
         controller_wake_file().wake()
         defer(lambda: self.feed.pump_once(ended=True))
@@ -204,6 +207,16 @@ def with_failure(record: SegmentRecord, failure: SegmentFailure) -> SegmentRecor
         cause=failure.cause,
         first_failure=first,
     )
+
+
+def with_failed_size(record: SegmentRecord, workers: int) -> SegmentRecord:
+    """Return the record after a failure of that many workers; a single one says nothing of it.
+
+    Nor does a full disk, or a supervisor that was killed: then the failure has no cause.
+    """
+    if workers < 2 or (record.failed_size is not None and record.failed_size <= workers):
+        return record
+    return replace(record, failed_size=workers)
 
 
 def closed(

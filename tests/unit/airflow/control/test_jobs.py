@@ -239,3 +239,27 @@ def test_other_trials_and_unknown_nodes_are_not_limited(
     facts: SweepFacts, nodes: tuple[str, ...]
 ) -> None:
     assert on_one_node(facts, nodes) == facts
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "sizes", "failed", "found"),
+    [
+        (1, 4, (), 4, (3, ())),
+        (1, 4, (), None, (4, ())),
+        (2, 4, (), 2, (4, ())),  # it takes no fewer
+        (1, 4, (1, 2, 4), 4, (2, (1, 2))),
+        (1, 4, (1, 2, 4), 2, (1, (1,))),
+        (1, None, (), 2, (1, ())),
+    ],
+)
+def test_a_number_of_workers_that_has_failed_is_not_offered_again(
+    least: int,
+    most: int | None,
+    sizes: tuple[int, ...],
+    failed: int | None,
+    found: tuple[int, tuple[int, ...]],
+) -> None:
+    facts = replace(FACTS, gpus=least, most_gpus=most, sizes=sizes)
+    last = segment(running=False, failed_size=failed)
+    shown = job(TrialRecords(row(0), lease(), None, last), facts, (), 130.0)
+    assert (shown.max_gpus, shown.sizes) == found
