@@ -62,10 +62,10 @@ class Kills:
 
     def kill_supervisor(self) -> None:
         """Kill hermes-trial of the first trial."""
-        members = processes.members(self.stack.home)
-        trial = f"{self.sweeps[0].id}/0"
-        (leader,) = (m for m in processes.leaders(members) if m.trial == trial)
-        leader.process.kill()
+        leaders = processes.leaders(processes.members(self.stack.home))
+        sweep = self.sweeps[0].id
+        (first,) = (m for m in leaders if m.process.environ()["HERMES_SWEEP"] == sweep)
+        first.process.kill()
 
     def kill_everything(self) -> None:
         """Kill the whole stack with its trials, and start it again."""
