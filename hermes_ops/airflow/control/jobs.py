@@ -220,6 +220,7 @@ def job(
         service_gpu_s=trial.service_gpu_s(now_s),
         curve=shown,
         preemptions=segment.preemptions,
+        segments=0 if trial.segment is None else segment.segments,
         started_s=trial.started_s,
         waiting_since_s=None if holds else segment.ended_s,
         steps_at_start=segment.steps_at_start,

@@ -263,3 +263,9 @@ def test_a_number_of_workers_that_has_failed_is_not_offered_again(
     last = segment(running=False, failed_size=failed)
     shown = job(TrialRecords(row(0), lease(), None, last), facts, (), 130.0)
     assert (shown.max_gpus, shown.sizes) == found
+
+
+def test_a_policy_sees_how_often_a_trial_has_begun() -> None:
+    last = segment(running=False, segments=3)
+    begun = [running(0), starting(0), TrialRecords(row(0), lease(), None, last)]
+    assert [job(trial, FACTS, (), 130.0).segments for trial in begun] == [1, 0, 3]
