@@ -68,7 +68,10 @@ class Granting:
             }  # fmt: skip
             if trial.lease is not None:
                 again = replace(trial.lease, epoch=trial.lease.epoch + 1, revoked=False, **granted)
-                asked[action.job] = resolved(_sized(sweep, again, action.batch))
+                subject = Subject(sweep.id, trial.number)
+                sized = self.faults.isolate(subject, RENDER, _sized, sweep, again, action.batch)
+                if sized is not None:
+                    asked[action.job] = resolved(sized.value)
             elif (opening := self._first(sweep, trial, granted, action.batch)) is not None:
                 asked[action.job] = opening
         return asked
@@ -150,12 +153,11 @@ class Granting:
         if drawn is None or drawn.value is None:
             return None
         config, unseen = drawn.value
-        rendered = self.faults.isolate(subject, RENDER, _of, sweep, config)
+        rendered = self.faults.isolate(subject, RENDER, _of, sweep, config, granted, batch)
         if rendered is None:
             return None
         sweep.opened_now[trial.number] = config
-        lease = _sized(sweep, replace(rendered.value, **granted), batch)
-        return self.requests.submit(self._opened, sweep, trial, lease, unseen)
+        return self.requests.submit(self._opened, sweep, trial, rendered.value, unseen)
 
     def _drawn(self, sweep: SweepState, trial: TrialRecords) -> tuple[dict[str, Any], bool] | None:
         """Return the configuration of a trial, and whether MLflow has not seen it.
@@ -217,14 +219,16 @@ def opened(
         yield job, lease
 
 
-def _of(sweep: SweepState, config: dict[str, Any]) -> Lease:
-    """Return the lease of a trial with that configuration, as yet without GPUs and run."""
+def _of(
+    sweep: SweepState, config: dict[str, Any], granted: Mapping[str, Any], batch: int | None
+) -> Lease:
+    """Return the first lease of a trial with that configuration, as yet without a run."""
     plan = sweep.spec
     spec, budget = plan.config.trial, plan.config.budget
     command, environment = sweep.command(config), sweep.environment(config)
     if (why := why_not_started(command, environment)) is not None:
         raise HermesError(why)
-    return Lease(
+    lease = Lease(
         epoch=1,
         gpus=(),
         granted_s=0.0,
@@ -251,6 +255,7 @@ def _of(sweep: SweepState, config: dict[str, Any]) -> Lease:
         tf_config=spec.tf_config,
         most_gpus=spec.gpu_range.most,
     )
+    return _sized(sweep, replace(lease, **granted), batch)
 
 
 def _sized(sweep: SweepState, lease: Lease, batch: int | None) -> Lease:
