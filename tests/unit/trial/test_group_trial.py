@@ -332,3 +332,30 @@ def test_tf_config_comes_with_its_option_and_names_ports_that_are_free(trial: Gr
         "print('loss=1')",
     )
     assert trial.run("--tf-config")[0] == 0
+
+
+def test_a_trial_goes_on_with_another_number_of_workers(trial: GroupTrial) -> None:
+    trial.write(
+        "import os, sys",
+        "rank, size = os.environ.get('RANK', '0'), os.environ.get('WORLD_SIZE', '1')",
+        "path = os.path.join(os.environ['HERMES_CHECKPOINT_DIR'], 'state')",
+        "done = int(open(path).read()) if os.path.exists(path) else 0",
+        "if rank == '0':",
+        "    print(f'epoch={done + 1} loss={size}', flush=True)",
+        "    with open(path + '.tmp', 'w') as stream: stream.write(str(done + 1))",
+        "    os.replace(path + '.tmp', path)",
+        "sys.exit(75 if size != '3' else 0)",
+        meets=False,
+    )
+    for workers, code in ((2, 75), (1, 75), (3, 0)):
+        assert trial.run(workers=workers)[0] == code
+        trial.epoch += 1
+    found = [(m["step"], m["value"]) for m in trial.lines("metrics.jsonl")]
+    assert found == [(1, 2.0), (2, 1.0), (3, 3.0)]
+
+
+def test_the_first_worker_is_named_without_a_log_of_its_own(trial: GroupTrial) -> None:
+    trial.write("if rank == 0: sys.exit(4)", "barrier()")
+    assert trial.run(workers=3)[0] == 4
+    assert trial.result["reason"].startswith("rank 0 of 3 failed first: exit code 4")
+    assert not (trial.folder / "rank-0.log").exists()
