@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,39 @@ class Kills:
         for sweep in self.sweeps:
             sweep.lab = self.lab
 
+    def close(self) -> None:
+        """Close the connections to the stack that runs now."""
+        self.lab.close()
+
     def release(self, sweep: Any) -> None:
         """Let the trial of a sweep end."""
         self.lasts[self.sweeps.index(sweep)].unlink()
+
+
+def _survive(kills: Kills, harness: Any) -> Any:
+    """Run the sweeps through the kills; return them with what was seen of their workers and GPUs."""
+    looking, holding = harness.WorkerSampler(kills.log), harness.Sampler(kills.stack.home)
+    with harness.sampling(looking), harness.sampling(holding):
+        first = kills.start("lasts")
+        kills.trains(first, 4)
+        kills.kill_in_resize(lambda: kills.start("joins"), kills.kill_supervisor)
+        _, second = kills.sweeps
+        kills.trains(second, 2)
+        kills.trains(first, 2)
+        controller = harness.program(stack, "controller")
+        kills.kill_in_resize(
+            lambda: kills.release(second), lambda: os.kill(controller, signal.SIGKILL)
+        )
+        kills.trains(first, 4)
+        kills.kill_in_resize(lambda: kills.start("late"), kills.kill_everything)
+        third = kills.sweeps[-1]
+        kills.trains(first, 2)
+        kills.trains(third, 2)
+        for sweep in (third, first):
+            kills.release(sweep)
+        for sweep in kills.sweeps:
+            sweep.await_end()
+    return kills, looking, holding
 
 
 @pytest.fixture(scope="module")
@@ -91,30 +122,8 @@ def survived(
     started = stack.up(*UP)
     assert started.returncode == 0, started.stdout + started.stderr
     try:
-        kills = Kills(stack, harness, tmp_path_factory.mktemp("resizes"))
-        looking, holding = harness.WorkerSampler(kills.log), harness.Sampler(stack.home)
-        with harness.sampling(looking), harness.sampling(holding):
-            first = kills.start("lasts")
-            kills.trains(first, 4)
-            kills.kill_in_resize(lambda: kills.start("joins"), kills.kill_supervisor)
-            _, second = kills.sweeps
-            kills.trains(second, 2)
-            kills.trains(first, 2)
-            controller = harness.program(stack, "controller")
-            kills.kill_in_resize(
-                lambda: kills.release(second), lambda: os.kill(controller, signal.SIGKILL)
-            )
-            kills.trains(first, 4)
-            kills.kill_in_resize(lambda: kills.start("late"), kills.kill_everything)
-            third = kills.sweeps[-1]
-            kills.trains(first, 2)
-            kills.trains(third, 2)
-            for sweep in (third, first):
-                kills.release(sweep)
-            for sweep in kills.sweeps:
-                sweep.await_end()
-        yield kills, looking, holding
-        kills.lab.close()
+        with closing(Kills(stack, harness, tmp_path_factory.mktemp("resizes"))) as kills:
+            yield _survive(kills, harness)
     finally:
         stopped = stack.down()
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
