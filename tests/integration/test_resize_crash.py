@@ -88,7 +88,7 @@ class Kills:
 
 
 def _survive(kills: Kills, harness: Any) -> Any:
-    """Run the sweeps through the kills; return them with what was seen of their workers and GPUs."""
+    """Run the sweeps through the kills; return them with what was seen of workers and GPUs."""
     looking, holding = harness.WorkerSampler(kills.log), harness.Sampler(kills.stack.home)
     with harness.sampling(looking), harness.sampling(holding):
         first = kills.start("lasts")
@@ -97,7 +97,7 @@ def _survive(kills: Kills, harness: Any) -> Any:
         _, second = kills.sweeps
         kills.trains(second, 2)
         kills.trains(first, 2)
-        controller = harness.program(stack, "controller")
+        controller = harness.program(kills.stack, "controller")
         kills.kill_in_resize(
             lambda: kills.release(second), lambda: os.kill(controller, signal.SIGKILL)
         )

@@ -21,7 +21,7 @@ parser.add_argument("--slow-while", type=Path)
 parser.add_argument("--batch-size", type=int, default=0)
 options = parser.parse_args()
 rank, size = (int(os.environ.get(f"HERMES_{name}", n)) for name, n in (("RANK", 0), ("SIZE", 1)))
-told = []
+told: list[str] = []
 signal.signal(signal.SIGTERM, lambda *_: told.append("stop"))
 facts = {
     "pid": os.getpid(), "trial": os.environ["HERMES_TRIAL"], "sweep": os.environ["HERMES_SWEEP"],
