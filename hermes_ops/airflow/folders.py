@@ -121,6 +121,11 @@ class TrialFolder:
         return self.path.with_name(f"{self.path.name}.lease.json")
 
     @property
+    def batches(self) -> Path:
+        """The samples of a step by lease, next to the folder: one line for each lease."""
+        return self.path.with_name(f"{self.path.name}.batches.jsonl")
+
+    @property
     def checkpoints(self) -> Path:
         """The trial's checkpoints."""
         return self.path / "checkpoints"
@@ -154,15 +159,25 @@ class TrialFolder:
         return _read(self.path / "result.json")
 
     def segments(self) -> tuple[dict[str, Any], ...]:
-        """Return all segments in order: epoch, gpus, start_s, first_step and, once ended, end_s,
-        last_step, outcome."""
+        """Return all segments in order: epoch, gpus, start_s, first_step, batch if it is known and,
+        once ended, end_s, last_step, outcome."""
+        batches = {line.get("epoch"): line.get("batch") for line in _lines(self.batches)}
         found: list[dict[str, Any]] = []
         for line in _lines(self.path / "segments.jsonl"):
             if "start_s" in line:
-                found.append(dict(line))
+                batch = batches.get(line.get("epoch"))
+                found.append({**line, "batch": batch} if isinstance(batch, int) else dict(line))
             elif found:
                 found[-1].update(line)
         return tuple(found)
+
+    def record_batch(self, epoch: int, samples: int) -> None:
+        """Record the samples of a step in the segment of a lease, before it begins; may raise
+        OSError."""
+        line = json.dumps({"epoch": epoch, "batch": samples})
+        self.batches.parent.mkdir(parents=True, exist_ok=True)
+        with self.batches.open("a") as file:
+            file.write(f"\n{line}\n")  # whatever a full disk has left of the line before
 
 
 def all_ended(
@@ -210,7 +225,8 @@ class Accounts:
     """Sums over a trial's segments: (start, end) Unix seconds of training, GPU-seconds, counts.
 
     Its training starts when the start-up and the restore that a segment has measured are over.
-    `sizes` are the GPUs that it held in each of the spans.
+    `sizes` are the GPUs that it held in each of the spans, `batches` the samples of a step, empty
+    if none are known.
     """
 
     spans: tuple[tuple[float, float], ...]
@@ -218,6 +234,7 @@ class Accounts:
     service_gpu_s: float
     segments: int
     preemptions: int
+    batches: tuple[int | None, ...] = ()
 
     @classmethod
     def from_segments(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
@@ -231,7 +248,9 @@ class Accounts:
         sizes = tuple(max(1, len(s.get("gpus") or ())) for s in ended)
         service = sum((end - start) * n for n, (start, end) in zip(sizes, held, strict=True))
         preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
-        return cls(spans, sizes, service, len(segments), preemptions)
+        batches = tuple(s.get("batch") for s in ended)
+        known = batches if any(batch is not None for batch in batches) else ()
+        return cls(spans, sizes, service, len(segments), preemptions, known)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -58,6 +58,9 @@ END_TAGS = (CLOSED_TAG, REACHED_TAG, FAILED_TAG, FAILURES_TAG)
 HELD_POOL_SLOTS = 10_000
 """Slots that a trial without a lease asks for: more than a pool has, so Airflow passes it over."""
 
+ONE_PER_GPU = "one_per_gpu"
+"""What a lease's `workers` are where each GPU has a process; as `trial.workers` has it."""
+
 R = TypeVar("R")
 
 
@@ -106,6 +109,10 @@ class Lease:
     `templated` are the variables of `environment` that the trial's task renders.
     `workspace`: "shared", or "copy" for a copy of the directory of the trial's own.
     `host` is the machine and the state folder that it is given for, `host_name` the machine's name.
+    `workers`: "one_process", or "one_per_gpu" for a process on each GPU, then with TF_CONFIG if
+    `tf_config`. `most_gpus` is the largest number of GPUs that the trial may hold. `batch` are the
+    samples of a step that the policy chose, None if it chose none; `samples` those that the trial
+    trains with, None if they are not known.
     """
 
     epoch: int
@@ -135,6 +142,16 @@ class Lease:
     host: str = ""
     host_name: str = ""
     templated: tuple[str, ...] = ()
+    workers: str = "one_process"
+    tf_config: bool = False
+    most_gpus: int = 1
+    batch: int | None = None
+    samples: int | None = None
+
+    @property
+    def worker_count(self) -> int:
+        """Return the number of processes that train the trial, at least 1."""
+        return max(1, len(self.gpus)) if self.workers == ONE_PER_GPU else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +169,8 @@ class SegmentRecord:
     """The newest segment of a trial and its accounts over its whole life.
 
     `running` is False once the segment has ended; `spans` are (start, end) of the training in all
-    ended segments, in Unix seconds, `sizes` the GPUs that it held in each; `final` is the state
+    ended segments, in Unix seconds, `sizes` the GPUs that it held in each and `batches` the samples
+    of a step (empty: none are known), `batch` those of the newest segment; `final` is the state
     that the trial ended in, None while it has not. `task` is the id of the task instance that the
     trial was ended with by the controller.
     `reason` is why the newest segment failed, or why the trial ended; `cause` one of
@@ -160,6 +178,7 @@ class SegmentRecord:
     first failure and its last lines, kept while it is tried again. `host` is where its task was
     when that was not where its lease is for; the outcome is then `hosts.WRONG_HOST`.
     `without_space` is how often in a row a full disk has ended its segment before a new step.
+    `failed_size` is the least number of workers with which it has failed, if several.
     """
 
     epoch: int
@@ -176,6 +195,8 @@ class SegmentRecord:
     tensor_skew: float | None = None
     spans: tuple[tuple[float, float], ...] = ()
     sizes: tuple[int, ...] = ()
+    batches: tuple[int | None, ...] = ()
+    batch: int | None = None
     service_gpu_s: float = 0.0
     segments: int = 1
     preemptions: int = 0
@@ -191,6 +212,7 @@ class SegmentRecord:
     first_failure: tuple[str, ...] = ()
     host: str = ""
     without_space: int = 0
+    failed_size: int | None = None
 
     @property
     def trains_since_s(self) -> float:

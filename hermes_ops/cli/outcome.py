@@ -136,15 +136,19 @@ def end_reason_lines(details: Mapping[str, Any]) -> list[str]:
 
 def outcome_table(sweep: str, details: Mapping[str, Any], width: int = 160) -> RenderableType:
     """Return the table of a sweep's trials, with the last values of the metrics that it names."""
+    from hermes_ops.core.summary import course
+
     names = [*(details["trials"][0].get("metrics") or ())] if details["trials"] else []
+    sized = any(size > 1 for trial in details["trials"] for size in trial.get("sizes") or ())
     heads = ("trial", "state", "epochs", "final", "best", *names, "segments", "preemptions",
-             "GPU-seconds")  # fmt: skip
+             *(["GPUs"] if sized else []), "GPU-seconds")  # fmt: skip
     best = details["best"]
     rows = []
     for trial in details["trials"]:
         seen = (as_text(trial["metrics"][name]["last"]) for name in names)
         cells = (trial["number"], trial["state"], trial["steps"], as_text(trial["final"]),
                  as_text(trial["best"]), *seen, trial["segments"], trial["preemptions"],
+                 *([course(trial["sizes"])] if sized else []),
                  f"{trial['gpu_seconds']:.1f}")  # fmt: skip
         is_best = best is not None and trial["number"] == best["number"]
         rows.append(TableRow(tuple(map(str, cells)), "bold green" if is_best else ""))

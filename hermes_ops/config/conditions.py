@@ -17,6 +17,7 @@ from hermes_ops.config.parameters import PlacedParameter, placed_parameters
 from hermes_ops.config.pod import RunIn
 from hermes_ops.config.problems import comma_separated, count, nearest, show
 from hermes_ops.config.render import left_out, pieces, variable
+from hermes_ops.config.worker_conditions import batch_violations, worker_violations
 from hermes_ops.errors import Problem
 from hermes_ops.search.constraint import Constraint, UnknownNameError
 from hermes_ops.search.expression import ConstraintError
@@ -87,6 +88,8 @@ def violations(config: SweepConfig) -> Violations:
     yield from _variables(view)
     yield from _command(view)
     yield from _pod(config)
+    yield from worker_violations(config.trial)
+    yield from batch_violations(config, view.placed, view.parameters)
 
 
 def _problem(path: KeyPath, found: str, allowed: str, fix: str) -> tuple[KeyPath, Problem]:

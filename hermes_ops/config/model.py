@@ -40,6 +40,7 @@ from hermes_ops.config.sections import (
     MetricSpec,
     Nightly,
 )
+from hermes_ops.config.workers import BatchSpec, LearningRateScale, ResizePoint, Workers
 from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.search import ALGORITHMS, SAMPLERS, make_sampler
 from hermes_ops.search.constraint import Constraint
@@ -228,6 +229,21 @@ class TrialSpec(Model):
     """GPUs that a trial holds while it trains: a number, or a range with min, max and sizes (any,
     powers_of_two or a list), from which a policy that sizes jobs chooses. A trial whose number
     changes is stopped at a checkpoint and started again."""
+    workers: Annotated[Workers, Field(strict=False)] = Workers.ONE_PROCESS
+    """one_process: one process uses all GPUs of the trial; one_per_gpu: one process for each of
+    them, with its rank in its environment (Horovod, PyTorch DDP)."""
+    scale_learning_rate: Annotated[LearningRateScale, Field(strict=False)] = (
+        LearningRateScale.SCRIPT
+    )
+    """With one_per_gpu, who multiplies the learning rate by the number of workers when a trial
+    starts: script, hermes, or off (nobody, also at a resize)."""
+    resize: Annotated[ResizePoint, Field(strict=False)] = ResizePoint.BATCH
+    """Where a trial is stopped whose number of GPUs may change: after any batch, or at the end of
+    an epoch."""
+    tf_config: bool = False
+    """With one_per_gpu, whether each worker has TF_CONFIG (tf.distribute)."""
+    batch: BatchSpec | None = None
+    """The batches that a policy may choose from; null: the script's own."""
     preemptible: bool = True
     """Whether a trial may be stopped at a checkpoint and resumed later."""
     metric_pattern: Annotated[
@@ -258,6 +274,10 @@ class TrialSpec(Model):
         return (
             self.gpus if isinstance(self.gpus, GpuRange) else GpuRange(min=self.gpus, max=self.gpus)
         )
+
+    def processes(self, gpus: int) -> int:
+        """Return how many processes train a trial on that number of GPUs."""
+        return gpus if self.workers is Workers.ONE_PER_GPU else 1
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hermes_ops.config import gpu_range, model, pod, sections
+from hermes_ops.config import gpu_range, model, pod, sections, workers
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, line_of, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
@@ -28,6 +28,7 @@ SECTIONS: dict[KeyPath, type[BaseModel]] = {
     ("search",): model.Search,
     ("trial",): model.TrialSpec,
     GPUS: gpu_range.GpuRange,
+    ("trial", "batch"): workers.BatchSpec,
     ("trial", "pod"): pod.PodSpec,
     ("trial", "pod", "tolerations"): pod.Toleration,
     ("trial", "pod", "volumes"): pod.Volume,

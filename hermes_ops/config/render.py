@@ -7,9 +7,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from hermes_ops.config.model import SweepConfig
 from hermes_ops.config.pod import RunIn
+from hermes_ops.config.workers import LearningRateScale, ResizePoint
 from hermes_ops.references import VARIABLE, refers
 from hermes_ops.search.space import Value, text
 
@@ -98,8 +100,8 @@ def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict
 
     Those with references to other variables stand in HERMES_REFERENCES, which `hermes_ops.trial`
     replaces. For it, too: HERMES_TENSORBOARD_DIR, HERMES_SECRETS, HERMES_KEEP_CHECKPOINTS,
-    HERMES_CHECKPOINT_STORE and HERMES_OTHER_METRICS (a pattern or null for each name), where the
-    sweep has them.
+    HERMES_CHECKPOINT_STORE, HERMES_OTHER_METRICS (a pattern or null for each name),
+    HERMES_SCALE_LEARNING_RATE and HERMES_RESIZE, where the sweep has them.
     """
     values = {variable(name): text(value) for name, value in params.items()}
     trial = config.trial
@@ -112,9 +114,40 @@ def render_environment(config: SweepConfig, params: Mapping[str, Value]) -> dict
         "HERMES_KEEP_CHECKPOINTS": str(config.checkpoints.keep_last or ""),
         "HERMES_CHECKPOINT_STORE": config.checkpoints.store or "",
         "HERMES_OTHER_METRICS": json.dumps(others) if others else "",
+        "HERMES_SCALE_LEARNING_RATE": _unless(trial.scale_learning_rate, LearningRateScale.SCRIPT),
+        "HERMES_RESIZE": _unless(trial.resize, ResizePoint.BATCH),
         VARIABLE: json.dumps(referring) if referring else "",
     }
     return {**plain, **values, **{k: v for k, v in ours.items() if v}}
+
+
+def _unless(value: StrEnum, default: StrEnum) -> str:
+    return "" if value is default else value.value
+
+
+def with_batch(
+    config: SweepConfig, params: Mapping[str, Value], batch: int | None, gpus: int
+) -> tuple[dict[str, Value], int | None]:
+    """Return the parameters for a start on that many GPUs, and the samples of a step there.
+
+    `batch`: the samples of a step that a policy has chosen; None: the parameter's own value holds.
+    Without `trial.batch` the parameters are as they were, and the samples are not known (None).
+    """
+    spec = config.trial.batch
+    if spec is None:
+        return dict(params), None
+    processes = config.trial.processes(gpus)
+    if batch is None:
+        return dict(params), own_batch(params.get(spec.parameter), processes)
+    samples = spec.of_process(batch, gpus, processes)
+    return {**params, spec.parameter: samples}, samples * processes
+
+
+def own_batch(value: object, processes: int) -> int | None:
+    """Return the samples of a step for a parameter's value; None: it is no number of samples."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        return None
+    return value * processes
 
 
 def why_not_started(command: Sequence[str], environment: Mapping[str, str]) -> str | None:

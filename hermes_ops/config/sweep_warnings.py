@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.model import Algorithm, SweepConfig
+from hermes_ops.config.workers import Workers
 from hermes_ops.search.feasible import size_of
 
 WARNINGS_TAG = "hermes.warnings"
@@ -77,6 +78,7 @@ def from_tag(text: str) -> list[dict[str, str]]:
 def config_warnings(config: SweepConfig, pool_slots: int | None) -> Iterator[SweepWarning]:
     """Yield the warnings that follow from the configuration; `pool_slots`: None if not known."""
     yield from _gpus(config, pool_slots)
+    yield from _workers(config)
     yield from _trials(config)
     yield from _direction(config)
     yield from _objective(config)
@@ -103,6 +105,13 @@ def _gpus(config: SweepConfig, pool_slots: int | None) -> Iterator[SweepWarning]
         found = f"{gpus} GPUs a trial, and the pool {pool} has {pool_slots}"
         fix = f"write `gpus: {pool_slots}` or less, or give the pool {gpus} slots or more"
         yield SweepWarning(("trial", "gpus"), found, "no trial can ever start", fix)
+
+
+def _workers(config: SweepConfig) -> Iterator[SweepWarning]:
+    if config.trial.workers is Workers.ONE_PER_GPU and config.trial.gpu_range.most == 1:
+        found = "one_per_gpu for trials of one GPU"
+        fix = "write `gpus: 2`, or a range such as `gpus: {min: 1, max: 4}`"
+        yield SweepWarning(("trial", "workers"), found, "no trial ever has several workers", fix)
 
 
 def _trials(config: SweepConfig) -> Iterator[SweepWarning]:

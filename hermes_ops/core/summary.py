@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
@@ -27,6 +28,7 @@ class Segment:
     """A stretch of a trial's training. Unix seconds; `end_s` and `last_step` None while it runs.
 
     `startup_s` and `restore_s` are what its trial measured of its start, None where it did not.
+    `batch` are the samples of a step over all its GPUs, None where they are not known.
     """
 
     trial: int
@@ -39,9 +41,11 @@ class Segment:
     outcome: str = ""
     startup_s: float | None = None
     restore_s: float | None = None
+    batch: int | None = None
 
     def to_json(self) -> list[Any]:
         """Return a short JSON value: the fields but the trial, in their order."""
+        known = [] if self.batch is None else [self.batch]
         return [
             self.epoch,
             list(self.gpus),
@@ -52,6 +56,7 @@ class Segment:
             self.outcome,
             self.startup_s,
             self.restore_s,
+            *known,
         ]
 
     @classmethod
@@ -66,7 +71,8 @@ class TrialSummary:
     """One trial: `final` and `best` values of the objective, None when it reported none.
 
     `metrics`: of each other metric that the sweep names; `violates`: the bounds of
-    these that the trial misses, in words. `sizes`: the number of GPUs of each segment.
+    these that the trial misses, in words. `sizes`: the number of GPUs of each segment; `batches`:
+    the samples of a step in each, empty where none are known.
     """
 
     number: int
@@ -79,6 +85,7 @@ class TrialSummary:
     preemptions: int = 0
     gpu_seconds: float = 0.0
     sizes: tuple[int, ...] = ()
+    batches: tuple[int | None, ...] = ()
     metrics: Mapping[str, MetricOutcome] = field(default_factory=dict)
     violates: tuple[str, ...] = ()
     reason: str = ""  # why it ended, where it did not finish
@@ -93,11 +100,16 @@ class TrialSummary:
         """Return the bounds of the sweep that the trial violates; KEPT if there is none."""
         return "; ".join(self.violates) or KEPT
 
+    @property
+    def has_sizes(self) -> bool:
+        """True for a trial that has had more than one GPU."""
+        return any(size > 1 for size in self.sizes)
+
     def to_document(self) -> dict[str, Any]:
         """Return the trial's part of the JSON document; a value that is not finite is null.
 
         `metrics` and `violates` are there where the sweep names metrics, `reason` where there is
-        one.
+        one, `batches` where they are known.
         """
         return {
             "number": self.number,
@@ -110,6 +122,7 @@ class TrialSummary:
             "preemptions": self.preemptions,
             "gpu_seconds": round(self.gpu_seconds, 3),
             "sizes": list(self.sizes),
+            **({"batches": list(self.batches)} if self.batches else {}),
             **({"reason": self.reason} if self.reason else {}),
             **(self._of_metrics() if self.metrics else {}),
         }
@@ -120,6 +133,12 @@ class TrialSummary:
             for name, seen in self.metrics.items()
         }
         return {"metrics": values, "violates": list(self.violates)}
+
+
+def course(numbers: Iterable[int | None]) -> str:
+    """Return numbers in their order as text, one that does not change once: `1 → 2 → 1`."""
+    changes = [str(number) for number, _ in groupby(numbers) if number is not None]
+    return " → ".join(changes)
 
 
 @dataclass(frozen=True, slots=True)

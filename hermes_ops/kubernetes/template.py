@@ -25,6 +25,12 @@ TRIAL_MOUNT = "/hermes/trial"
 CHECKPOINTS_MOUNT = f"{TRIAL_MOUNT}/checkpoints"
 """Where the node's claim is mounted, for a sweep that has a claim for each node."""
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - in the pod
+"""By which processes and NCCL exchange data; a container runtime gives it 64 MB."""
+
+SHARED_MEMORY_GIB = 1
+"""Most that it may take for each GPU that the trial may have; it counts as memory of the pod."""
+
 DEFAULT_USER = 1000
 GRACE_MARGIN_S = 15
 """Seconds beyond the script's grace, for hermes-trial to write its result."""
@@ -43,7 +49,8 @@ class PodRequest:
 
     `folder` is the trial's folder in the claim's volume, `inside` the same without the claim's own
     folder; `identity` is unique among all trials. `nodes` are preferred; where the node's own claim
-    has the checkpoints (`checkpoint_claim`), the one node is required.
+    has the checkpoints (`checkpoint_claim`), the one node is required. `most_gpus` is the largest
+    number of GPUs that a segment of the trial may have.
     """
 
     sweep: str
@@ -60,6 +67,7 @@ class PodRequest:
     nodes: tuple[str, ...] = field(default=())
     inside: str = ""
     checkpoint_claim: str | None = None
+    most_gpus: int = 1
 
     @property
     def name(self) -> str:
@@ -177,7 +185,10 @@ def _defaults(spec: PodSpec, facts: PodRequest) -> Plain:
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": read_only,
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - in the pod
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - in the pod
+            *_shared_memory_mount(spec, facts),
+        ],
     }
     return {
         "apiVersion": "v1",
@@ -193,9 +204,29 @@ def _defaults(spec: PodSpec, facts: PodRequest) -> Plain:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [container],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            "volumes": [{"name": "tmp", "emptyDir": {}}, *_shared_memory_volume(spec, facts)],
         },
     }
+
+
+def _has_shared_memory(spec: PodSpec, facts: PodRequest) -> bool:
+    """Return whether the pod gets shared memory: not where the sweep mounts some itself."""
+    if max(facts.most_gpus, facts.gpus) < 2:
+        return False
+    return all(volume.mount.rstrip("/") != SHARED_MEMORY for volume in spec.volumes or ())
+
+
+def _shared_memory_volume(spec: PodSpec, facts: PodRequest) -> list[Plain]:
+    if not _has_shared_memory(spec, facts):
+        return []
+    limit = f"{SHARED_MEMORY_GIB * max(facts.most_gpus, facts.gpus)}Gi"
+    return [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}]
+
+
+def _shared_memory_mount(spec: PodSpec, facts: PodRequest) -> list[Plain]:
+    if not _has_shared_memory(spec, facts):
+        return []
+    return [{"name": "shared-memory", "mountPath": SHARED_MEMORY}]
 
 
 def _specifics(spec: PodSpec, facts: PodRequest) -> Plain:

@@ -23,9 +23,9 @@ from hermes_ops.report.pictures import pictures
 from hermes_ops.report.story import number_range, story, switching_gpu_s
 from hermes_ops.report.table import (
     FACTS,
+    added_columns,
     csv_text,
     format_cell,
-    metric_columns,
     nights,
     parameters,
     rows,
@@ -79,7 +79,7 @@ def page(
         pictures=pictures(summary, curves, segments, background),
         header=[
             *(_HEADINGS.get(f, f) for f in FACTS),
-            *(c.heading for c in metric_columns(summary)),
+            *(c.heading for c in added_columns(summary)),
             *parameters(summary),
         ],
         trials=_trials(summary),
@@ -195,7 +195,7 @@ def _point(value: float) -> Range:
 
 def _trials(summary: SweepSummary) -> list[dict[str, Any]]:
     best = summary.best
-    names = [*FACTS, *(c.name for c in metric_columns(summary)), *parameters(summary)]
+    names = [*FACTS, *(c.name for c in added_columns(summary)), *parameters(summary)]
     return [
         {
             "number": trial.number,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.core.amounts import duration
-from hermes_ops.core.summary import Night, SweepSummary, TrialSummary
+from hermes_ops.core.summary import Night, SweepSummary, TrialSummary, course
 from hermes_ops.report.background import Background
 
 FACTS = ("number", "state", "best", "final", "steps", "segments", "preemptions", "gpu_seconds")
@@ -26,8 +26,8 @@ def parameters(summary: SweepSummary) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricColumn:
-    """A column of metrics besides the objective: its name in the CSV and its heading on the page.
+class AddedColumn:
+    """A column of some sweeps only: its name in the CSV and its heading on the page.
 
     `value_of` returns a trial's value, None where there is none.
     """
@@ -46,27 +46,38 @@ def _bounds(trial: TrialSummary) -> str | None:
     return trial.bounds if trial.violates or trial.segments else None
 
 
-def metric_columns(summary: SweepSummary) -> tuple[MetricColumn, ...]:
-    """Return the columns of the metrics besides the objective, none without them."""
+def _size_columns(summary: SweepSummary) -> list[AddedColumn]:
     columns = []
+    if any(trial.has_sizes for trial in summary.trials):
+        columns.append(AddedColumn("gpus", "GPUs", lambda trial: course(trial.sizes) or None))
+    if any(trial.batches for trial in summary.trials):
+        columns.append(AddedColumn("batch", "batch", lambda trial: course(trial.batches) or None))
+    return columns
+
+
+def added_columns(summary: SweepSummary) -> tuple[AddedColumn, ...]:
+    """Return the columns of the metrics besides the objective, none without them.
+
+    Before them are the GPUs and batches of the trials' segments, where a trial has had several
+    GPUs or a known batch.
+    """
+    columns = _size_columns(summary)
     for metric in summary.metrics:
         name = metric.name
-        columns.append(MetricColumn(f"metric.{name}.last", name, _value(name, "last")))
+        columns.append(AddedColumn(f"metric.{name}.last", name, _value(name, "last")))
         if metric.direction is not None:
-            columns.append(
-                MetricColumn(f"metric.{name}.best", f"best {name}", _value(name, "best"))
-            )
+            columns.append(AddedColumn(f"metric.{name}.best", f"best {name}", _value(name, "best")))
     if any(metric.is_bounded for metric in summary.metrics):
-        columns.append(MetricColumn(BOUNDS, BOUNDS, _bounds))
+        columns.append(AddedColumn(BOUNDS, BOUNDS, _bounds))
     return tuple(columns)
 
 
 def rows(summary: SweepSummary) -> Iterator[tuple[TrialSummary, list[object]]]:
-    """Yield each trial with its cells: the facts, the metrics beside the objective, the parameters.
+    """Yield each trial with its cells: the facts, the columns of this sweep, the parameters.
 
     None stands where there is none.
     """
-    names, columns = parameters(summary), metric_columns(summary)
+    names, columns = parameters(summary), added_columns(summary)
     for trial in summary.trials:
         config = trial.config or {}
         facts = [getattr(trial, fact) for fact in FACTS]
@@ -92,7 +103,7 @@ def csv_text(summary: SweepSummary) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    columns = (column.name for column in metric_columns(summary))
+    columns = (column.name for column in added_columns(summary))
     header = [*FACTS, *columns, *(f"config.{name}" for name in parameters(summary))]
     writer.writerow([_cell(h) for h in header])
     writer.writerows([_cell(c) for c in cells] for _, cells in rows(summary))

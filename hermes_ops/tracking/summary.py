@@ -114,10 +114,17 @@ def _trial(
         preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
         gpu_seconds=_number(run.tags.get("hermes.gpu_seconds")) or gpu_s,
         sizes=tuple(len(segment.gpus) for segment in segments),
+        batches=batches_of(segments),
         metrics=seen,
         reason=run.tags.get("hermes.reason", ""),
         violates=violations(others, {name: one.last for name, one in seen.items()}),
     )
+
+
+def batches_of(segments: Sequence[Segment]) -> tuple[int | None, ...]:
+    """Return the samples of a step in each segment; empty where none are known."""
+    batches = tuple(segment.batch for segment in segments)
+    return batches if any(batch is not None for batch in batches) else ()
 
 
 def _best(values: Iterable[float], direction: str) -> float | None:
@@ -184,6 +191,28 @@ def log_so_far(
     """
     finite = {name: v for name, v in figures.items() if v is not None and math.isfinite(v)}
     tracker.log_metrics(run_id, [_entry(name, float(v), at_ms) for name, v in finite.items()])
+
+
+def log_sizes(tracker: Tracker, run_id: str, segments: Sequence[Segment]) -> None:
+    """Log a trial's GPUs and samples of a step over its steps: `hermes.workers`, `hermes.batch`.
+
+    Each segment gives its first and its last step. Nothing is logged of a trial that has had one
+    GPU only and no known batch. Safe to repeat. Raise Unavailable, Refused.
+    """
+    sized = any(len(segment.gpus) > 1 or segment.batch is not None for segment in segments)
+    entries = [entry for s in segments for entry in _size_entries(s)] if sized else []
+    if entries:
+        tracker.log_metrics(run_id, entries)
+
+
+def _size_entries(segment: Segment) -> Iterator[dict[str, Any]]:
+    ends = [(segment.first_step, segment.start_s)]
+    if segment.end_s is not None and segment.last_step is not None:
+        ends.append((segment.last_step, segment.end_s))
+    for name, value in (("workers", len(segment.gpus)), ("batch", segment.batch)):
+        for step, at_s in ends if value is not None else ():
+            entry = _entry(name, float(value or 0), round(at_s * 1_000))
+            yield {**entry, "step": step}
 
 
 def best_and_final(metrics_file: Path, metric: str, direction: str) -> dict[str, float | None]:

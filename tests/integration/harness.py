@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -73,6 +73,19 @@ def stub(name: str, rates: list[float], epochs: int, pause: float, **changes: An
 
 
 LONG = 1000  # epochs of a trial that lasts until its test removes the file of `slow_while`
+
+
+def workers(name: str, rates: list[float], log: Path, slow_while: Path, **trial: Any) -> Any:
+    """A sweep of scripts/workers.py of 1 to 4 workers, as `stub`; they list themselves in `log`."""
+    facts = {
+        "gpus": {"min": 1, "max": 4},
+        "workers": "one_per_gpu",
+        "environment": {"WORKERS_LOG": str(log)},
+        **trial,
+    }
+    content = stub(name, rates, LONG, 1.0, slow_while=slow_while, trial=facts)
+    content["trial"]["command"][1] = "workers.py"
+    return content
 
 
 def slow_file(folder: Path) -> Path:
@@ -143,6 +156,42 @@ class Sampler:
         return max(sum(t.startswith(f"{sweep}/") for t, _ in s.held) for s in self.samples)
 
 
+@dataclass
+class WorkerSampler:
+    """Looks each 0.1 s which processes of scripts/workers.py live: they list themselves."""
+
+    folder: Path
+    samples: list[list[int]] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    _gone: set[int] = field(default_factory=set)
+
+    def loop(self) -> None:
+        while not self.stop.wait(0.1):
+            self.samples.append(self.alive())
+
+    def alive(self) -> list[int]:
+        """Return the process ids of the workers that live."""
+        listed = {int(file.name.partition("-")[0]) for file in self.folder.glob("*.json")}
+        found = []
+        for pid in sorted(listed - self._gone):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    found.append(pid)
+                    continue
+            self._gone.add(pid)
+        return found
+
+    @property
+    def most(self) -> int:
+        return max(map(len, self.samples), default=0)
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """Return the facts of all workers, in the order in which they have started."""
+        facts = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
+        return sorted(facts, key=lambda fact: float(fact["time_s"]))
+
+
 def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
     """Sweep/number and GPUs of each live trial of this home."""
     guards = {m.pid: m.process for m in processes.members(home) if m.supervises_trial}
@@ -154,6 +203,25 @@ def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
                 gpus = tuple(int(g) for g in environment["HERMES_GPUS"].split(",") if g)
                 found.append((f"{environment['HERMES_SWEEP']}/{environment['HERMES_TRIAL']}", gpus))
     return found
+
+
+def kill_at_once(members: Iterable[processes.HomeProcess]) -> None:
+    """Kill these processes, so that none of them sees another go.
+
+    No script prints and saves an epoch when nobody reads any more: trials come first.
+    """
+    killed = [m.process for m in sorted(members, key=lambda m: m.supervises_trial or not m.trial)]
+    for process in killed:
+        process.suspend()
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed, timeout=10)
+
+
+def program(stack: Any, name: str) -> int:
+    """Return the process id of one of the stack's programs."""
+    document = json.loads(stack.hermes("status", "--json").stdout)
+    return next(int(p["pid"]) for p in document["programs"] if p["name"] == name)
 
 
 class Patient(httpx.HTTPTransport):

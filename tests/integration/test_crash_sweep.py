@@ -107,11 +107,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
         time.sleep(0.2)
 
 
-def program(stack: Any, name: str) -> int:
-    document = json.loads(stack.hermes("status", "--json").stdout)
-    return next(int(p["pid"]) for p in document["programs"] if p["name"] == name)
-
-
 def strays(home: Path) -> list[psutil.Process]:
     """What the scripts have started to get away, whoever knows of it."""
     found = []
@@ -123,23 +118,16 @@ def strays(home: Path) -> list[psutil.Process]:
     return found
 
 
-def kill_everything(home: Path) -> list[psutil.Process]:
+def kill_everything(harness: Any, home: Path) -> list[psutil.Process]:
     """Kill all but what has got away; return that."""
     left = strays(home)
-    members = [m for m in processes.members(home) if m.process not in left]
-    # None sees another go, and no script prints and saves an epoch when nobody reads any more.
-    killed = [m.process for m in sorted(members, key=lambda m: m.supervises_trial or not m.trial)]
-    for process in killed:
-        process.suspend()
-    for process in killed:
-        process.kill()
-    psutil.wait_procs(killed, timeout=10)
+    harness.kill_at_once(m for m in processes.members(home) if m.process not in left)
     return left
 
 
 @pytest.fixture(scope="module")
 def survivor(
-    tmp_path_factory: pytest.TempPathFactory, stack_at: Callable[[Path], Any]
+    tmp_path_factory: pytest.TempPathFactory, stack_at: Callable[[Path], Any], harness: Any
 ) -> Iterator[Sweep]:
     """A sweep that has lived through every kill, one after the other, and has ended by itself."""
     stack = stack_at(tmp_path_factory.mktemp("crash"))
@@ -152,9 +140,9 @@ def survivor(
         sweep = Sweep(stack, said.stdout.split()[1])
         wait_for(lambda: sweep.lines() > 4, 90)
         for name in ("controller", "scheduler", "mlflow", "api-server"):
-            os.kill(program(stack, name), signal.SIGKILL)
+            os.kill(harness.program(stack, name), signal.SIGKILL)
             sweep.trains_again()
-        left = kill_everything(stack.home)
+        left = kill_everything(harness, stack.home)
         assert left, "nothing got away"
         again = stack.up()
         assert again.returncode == 0, again.stderr

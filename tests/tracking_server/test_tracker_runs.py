@@ -9,6 +9,7 @@ import pytest
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
 from hermes_ops.tracking import SweepRef, Tracker
+from hermes_ops.tracking.summary import log_sizes
 
 pytestmark = pytest.mark.integration
 
@@ -241,6 +242,23 @@ def test_segments_of_any_number_come_back_and_fewer_replace_more(
     assert tracker.trials(sweep)[0].segments == many
     tracker.save_segments(run_id, many[:1])
     assert tracker.trials(sweep)[0].segments == many[:1]
+
+
+def test_sizes_over_the_steps_are_stored_once_though_they_are_logged_again(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    run_id = tracker.open_trial(sweep, 6, {})
+    first = Segment(6, 1, (0, 1), 1e9, 1e9 + 5, 0, 4, "preempted", batch=64)
+    for segments in ([first], [first, Segment(6, 2, (0,), 1e9 + 9, batch=32, first_step=4)]):
+        tracker.save_segments(run_id, segments)
+        log_sizes(tracker, run_id, segments)
+    stored = {name: tracker.history(run_id, f"hermes.{name}") for name in ("workers", "batch")}
+    found = {name: [(m.step, m.value) for m in points] for name, points in stored.items()}
+    assert found == {
+        "workers": [(0, 2.0), (4, 2.0), (4, 1.0)],
+        "batch": [(0, 64.0), (4, 64.0), (4, 32.0)],
+    }
+    assert [s.batch for s in tracker.trials(sweep)[0].segments] == [64, 32]
 
 
 def test_decisions_come_back_in_order_and_a_torn_line_is_left_out(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_ops.airflow.client import AirflowClient, run_page
@@ -45,7 +45,17 @@ from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.metadata import Metadata, TaskRank
 from hermes_ops.airflow.records import AIRFLOW_TAG, CloseRecord, Lease
-from hermes_ops.core.model import Action, JobId, Phase, Plan, Snapshot, Start, Stop
+from hermes_ops.core.model import (
+    Action,
+    JobId,
+    Phase,
+    Plan,
+    Reason,
+    Snapshot,
+    Start,
+    Stop,
+    Term,
+)
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 
@@ -301,12 +311,19 @@ class Applier:
             action.job,
             action_name(action),
             () if isinstance(action, Stop) else action.gpus,
-            action.reason,
+            _with_batch(action),
             time_s=time_s,
             policy=self.policy_name,
             options=self.options,
             curve_age_s=curve_age_s,
         )
+
+
+def _with_batch(action: Action) -> Reason:
+    """Return the reason of an action, with the batch among its terms where the policy chose one."""
+    if isinstance(action, Stop) or action.batch is None:
+        return action.reason
+    return replace(action.reason, terms=(*action.reason.terms, Term("batch", action.batch)))
 
 
 def _gpus_of(sweeps: Mapping[str, SweepState], jobs: Iterable[JobId]) -> set[int]:

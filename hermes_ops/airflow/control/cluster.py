@@ -111,7 +111,7 @@ class AirflowCluster:
     def _jobs(self, now_s: float) -> tuple[Job, ...]:
         """Return the trials of all sweeps as a policy sees them."""
         results = (
-            self.faults.attempt(Subject(sweep_id), "show its trials", sweep.jobs, now_s)
+            self.faults.attempt(Subject(sweep_id), "show its trials", sweep.jobs, now_s, self.nodes)
             for sweep_id, sweep in self.sweeps.items()
         )
         return tuple(job for done in results if done is not None for job in done.value)

@@ -29,7 +29,7 @@ from hermes_ops.airflow.hosts import Host, leased_nodes
 from hermes_ops.airflow.records import Lease, SegmentRecord
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
 from hermes_ops.config import leased_pod
-from hermes_ops.config.render import why_not_started
+from hermes_ops.config.render import why_not_started, with_batch
 from hermes_ops.core.model import JobId, Snapshot, Start
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
@@ -68,8 +68,11 @@ class Granting:
             }  # fmt: skip
             if trial.lease is not None:
                 again = replace(trial.lease, epoch=trial.lease.epoch + 1, revoked=False, **granted)
-                asked[action.job] = resolved(again)
-            elif (opening := self._first(sweep, trial, granted)) is not None:
+                subject = Subject(sweep.id, trial.number)
+                sized = self.faults.isolate(subject, RENDER, _sized, sweep, again, action.batch)
+                if sized is not None:
+                    asked[action.job] = resolved(sized.value)
+            elif (opening := self._first(sweep, trial, granted, action.batch)) is not None:
                 asked[action.job] = opening
         return asked
 
@@ -139,19 +142,22 @@ class Granting:
             log.warning("MLflow has no word of trial %s of %s: %s", trial.number, sweep.id, error)
 
     def _first(
-        self, sweep: SweepState, trial: TrialRecords, granted: Mapping[str, Any]
+        self,
+        sweep: SweepState,
+        trial: TrialRecords,
+        granted: Mapping[str, Any],
+        batch: int | None,
     ) -> Future[Lease] | None:
         subject = Subject(sweep.id, trial.number)
         drawn = self.faults.isolate(subject, DRAW, self._drawn, sweep, trial)
         if drawn is None or drawn.value is None:
             return None
         config, unseen = drawn.value
-        rendered = self.faults.isolate(subject, RENDER, _of, sweep, config)
+        rendered = self.faults.isolate(subject, RENDER, _of, sweep, config, granted, batch)
         if rendered is None:
             return None
         sweep.opened_now[trial.number] = config
-        lease = replace(rendered.value, **granted)
-        return self.requests.submit(self._opened, sweep, trial, lease, unseen)
+        return self.requests.submit(self._opened, sweep, trial, rendered.value, unseen)
 
     def _drawn(self, sweep: SweepState, trial: TrialRecords) -> tuple[dict[str, Any], bool] | None:
         """Return the configuration of a trial, and whether MLflow has not seen it.
@@ -213,14 +219,16 @@ def opened(
         yield job, lease
 
 
-def _of(sweep: SweepState, config: dict[str, Any]) -> Lease:
-    """Return the lease of a trial with that configuration, as yet without GPUs and run."""
+def _of(
+    sweep: SweepState, config: dict[str, Any], granted: Mapping[str, Any], batch: int | None
+) -> Lease:
+    """Return the first lease of a trial with that configuration, as yet without a run."""
     plan = sweep.spec
     spec, budget = plan.config.trial, plan.config.budget
     command, environment = sweep.command(config), sweep.environment(config)
     if (why := why_not_started(command, environment)) is not None:
         raise HermesError(why)
-    return Lease(
+    lease = Lease(
         epoch=1,
         gpus=(),
         granted_s=0.0,
@@ -243,4 +251,21 @@ def _of(sweep: SweepState, config: dict[str, Any]) -> Lease:
         pod=leased_pod(spec.run_in, spec.pod),
         pool=plan.config.pool,
         templated=plan.record.templated,
+        workers=spec.workers.value,
+        tf_config=spec.tf_config,
+        most_gpus=spec.gpu_range.most,
     )
+    return _sized(sweep, replace(lease, **granted), batch)
+
+
+def _sized(sweep: SweepState, lease: Lease, batch: int | None) -> Lease:
+    """Return the lease with the command for its GPUs and the batch that the policy has chosen.
+
+    Without one the parameter's own value holds. The trial's configuration stays as it was drawn.
+    """
+    config = sweep.spec.config
+    if config.trial.batch is None:
+        return lease
+    params, samples = with_batch(config, lease.config, batch, len(lease.gpus))
+    command, environment = sweep.command(params), sweep.environment(params)
+    return replace(lease, command=command, environment=environment, batch=batch, samples=samples)

@@ -7,10 +7,12 @@ each trial is kept: it does not grow with time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords
@@ -18,8 +20,9 @@ from hermes_ops.airflow.folders import StatusFile, TrialFolder
 from hermes_ops.airflow.metadata import TaskInstanceRow
 from hermes_ops.airflow.records import Lease, SegmentRecord
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
+from hermes_ops.config.render import own_batch
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
-from hermes_ops.core.sizes import StepTime
+from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import HermesError
 
 
@@ -50,29 +53,64 @@ def curve(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SizedSpan:
+    """A stretch of training, in Unix seconds, with its GPUs and the samples of a step.
+
+    `batch` is None where the samples are not known.
+    """
+
+    start_s: float
+    end_s: float
+    gpus: int
+    batch: int | None = None
+
+
+def sized_spans(segment: SegmentRecord) -> tuple[SizedSpan, ...]:
+    """Return the stretches of a trial's training, with the one under way."""
+    batches = segment.batches or (None,) * len(segment.spans)
+    ended = zip(segment.spans, segment.sizes, batches, strict=False)
+    spans = tuple(SizedSpan(start, end, size, batch) for (start, end), size, batch in ended)
+    if not segment.running:
+        return spans
+    under_way = SizedSpan(segment.trains_since_s, inf, max(1, len(segment.gpus)), segment.batch)
+    return (*spans, under_way)
+
+
 def step_times(
     points: Sequence[tuple[int, float, int]],
-    spans: Sequence[tuple[float, float]],
-    sizes: Sequence[int],
-    running: tuple[float, int] | None = None,
+    spans: Sequence[SizedSpan],
+    unit_batch: int | None = None,
 ) -> tuple[StepTime, ...]:
-    """Return the mean seconds of a step on each number of GPUs that a trial has trained on.
+    """Return the mean seconds of a step on each number of GPUs, with each batch, of a trial.
 
-    `points` are (step, value, Unix milliseconds); `sizes` are the GPUs of the ended `spans`,
-    `running` the start (Unix seconds) and the GPUs of the segment under way. What comes before the
-    first report of a segment does not count: it may contain the tracing of the model.
+    `points` are (step, value, Unix milliseconds). What comes before the first report of a span does
+    not count: it may contain the tracing of the model.
+
+    A step here is a reported one, which is an epoch with Keras. How many samples it has is not
+    known, and does not depend on the batch. With a `unit_batch`, the least batch of the sweep, it
+    counts as a step of so many samples: with a batch of B samples it is unit_batch / B passes.
     """
-    ends = [(start, end, size) for (start, end), size in zip(spans, sizes, strict=False)]
-    if running is not None:
-        ends.append((running[0], inf, running[1]))
-    totals: dict[int, tuple[float, int]] = {}
-    for start_s, end_s, size in ends:
-        seen = [(step, ms / 1000.0) for step, _, ms in points if start_s <= ms / 1000.0 <= end_s]
+    totals: dict[tuple[int, int | None], tuple[float, int]] = {}
+    for span in spans:
+        seen = [
+            (step, ms / 1000.0)
+            for step, _, ms in points
+            if span.start_s <= ms / 1000.0 <= span.end_s
+        ]
+        key = span.gpus, None if unit_batch is None else span.batch
         for (step, at_s), (later, later_s) in pairwise(seen):
             if later > step and later_s > at_s:
-                seconds, steps = totals.get(size, (0.0, 0))
-                totals[size] = seconds + later_s - at_s, steps + later - step
-    return tuple(StepTime(size, s / n) for size, (s, n) in sorted(totals.items()))
+                seconds, steps = totals.get(key, (0.0, 0))
+                totals[key] = seconds + later_s - at_s, steps + later - step
+    ordered = sorted(totals.items(), key=lambda item: (item[0][0], item[0][1] or 0))
+    return tuple(_step_time(*key, s / n, unit_batch) for key, (s, n) in ordered)
+
+
+def _step_time(gpus: int, batch: int | None, seconds: float, unit_batch: int | None) -> StepTime:
+    if batch is None or unit_batch is None or gpus < 1:
+        return StepTime(gpus, seconds)
+    return StepTime(gpus, seconds * batch / unit_batch, local_batch=ceil(batch / gpus))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +118,9 @@ class SweepFacts:
     """What all trials of a sweep share.
 
     `gpus` is the least number of GPUs of a trial, `most_gpus` the largest if it takes more than
-    one, `sizes` the numbers in between that it takes, none if it takes all.
+    one, `sizes` the numbers in between that it takes, none if it takes all. `batch_range` are the
+    batches of a step, of which `batch_parameter` is the part of each of `least_processes` on the
+    least number of GPUs.
     """
 
     sweep: SweepId
@@ -91,9 +131,44 @@ class SweepFacts:
     total_steps: int | None
     preemptible: bool
     deadline_s: float | None = None  # when its budget of wall-clock time ends it
-    nodes: tuple[str, ...] = ()  # that have a claim for its checkpoints; none: they lie elsewhere
+    nodes: tuple[str, ...] = ()  # on one of which all GPUs of a trial are; none: on any
+    has_claims: bool = False  # these nodes have its checkpoints, so a trial stays on its node
     most_gpus: int | None = None
     sizes: tuple[int, ...] = ()
+    batch_range: BatchRange | None = None
+    batch_parameter: str = ""
+    least_processes: int = 1
+    is_pod: bool = False  # the GPUs of a pod are of one node
+
+    @property
+    def is_sized(self) -> bool:
+        """True where a policy may choose a trial's number of GPUs or its batch."""
+        return self.most_gpus is not None or self.batch_range is not None
+
+
+@lru_cache(maxsize=256)
+def on_one_node(facts: SweepFacts, nodes: tuple[str, ...]) -> SweepFacts:
+    """Return the facts of a sweep whose trials are pods: each gets the GPUs of one node.
+
+    `nodes` names the node of each GPU. Sizes that no node has are left out. Where nothing is known
+    of nodes, or none has the least number of GPUs, the facts stay as they are.
+    """
+    most = facts.most_gpus or facts.gpus
+    if not facts.is_pod or most < 2:
+        return facts
+    counts = {n: c for n, c in Counter(nodes).items() if not facts.nodes or n in facts.nodes}
+    able = tuple(sorted(node for node, count in counts.items() if count >= facts.gpus))
+    if not able:
+        return facts
+    most = min(most, max(counts.values()))
+    sizes = tuple(size for size in facts.sizes if size <= most)
+    most = max(sizes, default=most)
+    return replace(
+        facts,
+        nodes=facts.nodes or able,
+        most_gpus=most if most > facts.gpus else None,
+        sizes=sizes if most > facts.gpus else (),
+    )
 
 
 def configuration(
@@ -120,6 +195,8 @@ def job(
     """
     phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
+    chosen = configuration(trial, drawn)
+    most_gpus, sizes = _sizes_below(facts, segment.failed_size)
     return Job(
         id=job_id(facts.sweep, trial.number),
         sweep=facts.sweep,
@@ -127,19 +204,23 @@ def job(
         phase=phase,
         gpus_held=trial.lease.gpus if holds and trial.lease else (),
         min_gpus=facts.gpus,
-        max_gpus=facts.most_gpus or facts.gpus,
-        sizes=facts.sizes,
+        max_gpus=most_gpus,
+        sizes=sizes,
+        batch_range=facts.batch_range,
+        requested_batch=_requested_batch(facts, chosen),
+        batch_held=trial.lease.batch if holds and trial.lease else None,
         step_times=measured,
         weight=facts.weight,
         total_steps=facts.total_steps,
         deadline_s=facts.deadline_s,
-        configuration=configuration(trial, drawn),
+        configuration=chosen,
         preemptible=facts.preemptible and segment.preemptible,
         resumes=not (trial.is_told_to_stop and trial.stop and trial.stop.final),
         nodes=_nodes(trial, facts),
         service_gpu_s=trial.service_gpu_s(now_s),
         curve=shown,
         preemptions=segment.preemptions,
+        segments=0 if trial.segment is None else segment.segments,
         started_s=trial.started_s,
         waiting_since_s=None if holds else segment.ended_s,
         steps_at_start=segment.steps_at_start,
@@ -150,9 +231,28 @@ def job(
     )
 
 
+def _requested_batch(facts: SweepFacts, chosen: tuple[tuple[str, Value], ...]) -> int | None:
+    """Return the samples of a step that the trial's own configuration gives on its least GPUs."""
+    if facts.batch_range is None:
+        return None
+    return own_batch(dict(chosen).get(facts.batch_parameter), facts.least_processes)
+
+
+def _sizes_below(facts: SweepFacts, failed_size: int | None) -> tuple[int, tuple[int, ...]]:
+    """Return the largest number of GPUs and the list of sizes, without those that have failed.
+
+    Those are `failed_size` and all above it, unless the trial takes none below it.
+    """
+    most = facts.most_gpus or facts.gpus
+    if failed_size is None or failed_size > most or failed_size <= facts.gpus:
+        return most, facts.sizes
+    sizes = tuple(size for size in facts.sizes if size < failed_size)
+    return max(sizes, default=failed_size - 1), sizes
+
+
 def _nodes(trial: TrialRecords, facts: SweepFacts) -> tuple[str, ...]:
     """Return where it may run: with checkpoints on its node's own claim, where it ran before."""
-    if not facts.nodes or trial.lease is None or len(trial.lease.nodes) != 1:
+    if not facts.has_claims or trial.lease is None or len(trial.lease.nodes) != 1:
         return facts.nodes
     has_begun = trial.segment is not None and trial.segment.segments > 0
     return trial.lease.nodes if has_begun else facts.nodes
@@ -222,20 +322,19 @@ class TrialCache:
         cached = self._jobs.get(trial.number)
         if cached and cached[0] is trial and cached[1] is shown and cached[2] is drawn:
             return cached[3]
-        measured = () if facts.most_gpus is None else _measured(trial, points)
+        measured = _measured(trial, facts, points) if facts.is_sized else ()
         built = job(trial, facts, shown, now_s, drawn, measured=measured)
         if not trial.is_under_way:
             self._jobs[trial.number] = (trial, shown, drawn, built)
         return built
 
 
-def _measured(trial: TrialRecords, points: Points) -> tuple[StepTime, ...]:
+def _measured(trial: TrialRecords, facts: SweepFacts, points: Points) -> tuple[StepTime, ...]:
     """Return the step times of a trial by its segments."""
-    segment = trial.segment
-    if segment is None:
+    if trial.segment is None:
         return ()
-    running = (segment.trains_since_s, len(segment.gpus)) if segment.running else None
-    return step_times(points, segment.spans, segment.sizes, running)
+    unit_batch = None if facts.batch_range is None else facts.batch_range.initial
+    return step_times(points, sized_spans(trial.segment), unit_batch)
 
 
 @dataclass(slots=True)

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 from hermes_ops.airflow.control.faults import FaultBarrier, Subject
-from hermes_ops.airflow.control.jobs import DeferredTrials, Points, SweepFacts, TrialCache
+from hermes_ops.airflow.control.jobs import (
+    DeferredTrials,
+    Points,
+    SweepFacts,
+    TrialCache,
+    on_one_node,
+)
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
@@ -27,6 +33,7 @@ from hermes_ops.config import (
     render_environment,
 )
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.sizes import BatchRange
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.search.interface import Observation, Sampler
 from hermes_ops.search.tree import axes
@@ -82,7 +89,10 @@ class SweepSpec:
             preemptible=config.trial.preemptible,
             deadline_s=_deadline_s(config, record, run),
             nodes=_claimed_nodes(config),
+            has_claims=bool(_claimed_nodes(config)),
+            is_pod=config.trial.run_in is RunIn.POD,
         )
+        facts = _with_batches(facts, config)
         space = tuple(axes(config.search.to_space()))
         return cls(run, record, config, sampler, facts, max(1, len(space)))
 
@@ -125,6 +135,19 @@ def _began_s(record: SweepRecord, run: RunRow) -> float:
 def _claimed_nodes(config: SweepConfig) -> tuple[str, ...]:
     pod = config.trial.pod if config.trial.run_in is RunIn.POD else None
     return tuple(sorted(pod.checkpoint_claims or ())) if pod is not None else ()
+
+
+def _with_batches(facts: SweepFacts, config: SweepConfig) -> SweepFacts:
+    """Return the facts with the batches that a trial may have, where a policy may choose them."""
+    spec, trial = config.trial.batch, config.trial
+    if spec is None:
+        return facts
+    return replace(
+        facts,
+        batch_range=BatchRange(spec.min, spec.max, most_local=spec.per_gpu_max),
+        batch_parameter=spec.parameter,
+        least_processes=trial.processes(trial.gpu_range.least),
+    )
 
 
 def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:
@@ -181,12 +204,15 @@ class SweepState:
         """Return where the files of one of its trials lie."""
         return TrialFolder.from_sweep(self.id, trial.number)
 
-    def jobs(self, now_s: float) -> list[Job]:
-        """Return every trial as a policy sees it; those of a closing sweep are left out."""
+    def jobs(self, now_s: float, nodes: tuple[str, ...] = ()) -> list[Job]:
+        """Return every trial as a policy sees it; those of a closing sweep are left out.
+
+        `nodes` names the node of each GPU of the pool, as far as it goes.
+        """
         if self.close is not None:
             return []
         drawn = self.spec.draw_ahead(t.number for t in self.trials if t.lease is None)
-        facts, curves = self.spec.facts, self.curves
+        facts, curves = on_one_node(self.spec.facts, nodes), self.curves
         job = self.spec.cache.job
         jobs = [
             job(t, facts, curves.get(t.number, ()), now_s, drawn.get(t.number)) for t in self.trials

@@ -151,9 +151,15 @@ def _trial(run: TrialRun, points: CurvePoints, direction: str, now: LiveSweep) -
         segments=len(segments),
         preemptions=sum(s.outcome == "preempted" for s in segments),
         gpu_seconds=gpu_s,
+        sizes=tuple(len(s.gpus) for s in (*segments, *_under_way(run, now))),
         violates=() if bounds == KEPT else (bounds,),
         reason=run.tags.get("hermes.reason", ""),
     )
+
+
+def _under_way(run: TrialRun, now: LiveSweep) -> list[Segment]:
+    stored = {segment.epoch for segment in run.segments}
+    return [s for s in now.segments if s.trial == run.number and s.epoch not in stored]
 
 
 def _best(values: Sequence[float | None], direction: str) -> float | None:

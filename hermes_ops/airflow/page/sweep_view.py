@@ -16,7 +16,7 @@ from hermes_ops.airflow.page.pool_view import DEFAULT_POOL, PageSources, PoolVie
 from hermes_ops.airflow.page.progress import LiveSweep, SweepProgress, read_progress
 from hermes_ops.airflow.records import FAILURES_TAG, SweepRecord, decode
 from hermes_ops.core.amounts import duration, figure
-from hermes_ops.core.summary import TrialSummary
+from hermes_ops.core.summary import TrialSummary, course
 from hermes_ops.report.table import format_cell
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
 from hermes_ops.tracking.runs import SWEEP
@@ -123,6 +123,7 @@ class TrialLine:
     step: int
     preemptions: int
     gpu_time: str
+    sizes: str  # its GPUs in the order of its segments; empty for a trial of one
     parameters: str
     reason: str
 
@@ -195,6 +196,7 @@ def _line(sweep: str, trial: TrialSummary, best: TrialSummary | None) -> TrialLi
         step=trial.steps,
         preemptions=trial.preemptions,
         gpu_time=duration(trial.gpu_seconds),
+        sizes=course(trial.sizes) if trial.has_sizes else "",
         parameters=_parameters(trial.config or {}),
         reason=trial.reason[:REASON_CHARACTERS],
     )

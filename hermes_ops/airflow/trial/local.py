@@ -104,6 +104,9 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
     if lease.gpus:
         options += ["--gpus", ",".join(str(g) for g in lease.gpus)]
         options += ["--gpu-locks", str(gpu_locks)]
+    if lease.worker_count > 1:
+        options += ["--workers", str(lease.worker_count)]
+        options += ["--tf-config"] if lease.tf_config else []
     optional = {
         "--time-limit": lease.time_limit_s,
         "--max-epochs": lease.max_epochs,

@@ -65,6 +65,7 @@ class MetricFeed:
     _stop: threading.Event = field(default_factory=threading.Event)
     _busy: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
+    _is_size_logged: bool = False  # of the segment under way
     _sender: MetricSender | None = None
 
     def start(self) -> None:
@@ -81,6 +82,8 @@ class MetricFeed:
         with self._busy:
             try:
                 sent = self._open().pump()
+                if sent:
+                    self._log_size()
                 if ended and self.tracker is not None:
                     save_segments(self.tracker, self.run_id, self.folder)
                     self._log_columns(self.tracker)
@@ -108,6 +111,14 @@ class MetricFeed:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
+
+    def _log_size(self) -> None:
+        """Log the GPUs and the batch of the segment under way, once."""
+        from hermes_ops.tracking.summary import log_sizes
+
+        if self.tracker is not None and not self._is_size_logged:
+            log_sizes(self.tracker, self.run_id, segment_facts(self.folder))
+            self._is_size_logged = True
 
     def _log_columns(self, tracker: Tracker) -> None:
         """Log the columns of the trial in MLflow's table, before its sweep has ended."""
@@ -140,9 +151,9 @@ class MetricFeed:
             pause_s = REST_S if self.pump_once() else self.look_s()
 
 
-def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
-    """Store which GPUs each segment held and when, for the report's timeline."""
-    rows = [
+def segment_facts(folder: TrialFolder) -> list[SegmentFact]:
+    """Return the trial's segments, with the GPUs that each held and when."""
+    return [
         SegmentFact(
             trial=int(folder.path.name),
             epoch=int(s.get("epoch", 0)),
@@ -154,10 +165,19 @@ def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
             outcome=str(s.get("outcome") or ""),
             startup_s=s.get("startup_s"),
             restore_s=s.get("restore_s"),
+            batch=s.get("batch"),
         )
         for s in folder.segments()
     ]
+
+
+def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
+    """Store which GPUs each segment held and when, for the report's timeline, and how many."""
+    from hermes_ops.tracking.summary import log_sizes
+
+    rows = segment_facts(folder)
     tracker.save_segments(run_id, rows)
+    log_sizes(tracker, run_id, rows)
 
 
 def finish_run(tracker: Tracker, run_id: str, ending: TrialOutcome, record: SegmentRecord) -> None:

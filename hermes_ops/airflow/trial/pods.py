@@ -214,6 +214,7 @@ def facts_of(
         nodes=lease.nodes,
         inside=str(inside),
         checkpoint_claim=claim,
+        most_gpus=lease.most_gpus,
     )
 
 

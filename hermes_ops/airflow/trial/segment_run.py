@@ -28,6 +28,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.trial.failure import Cause
 from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
 
 REASON_CHARACTERS = 1_000
@@ -88,6 +89,8 @@ class SegmentRun:
             steps_at_start=before.step,
             spans=accounts.spans,
             sizes=accounts.sizes,
+            batches=accounts.batches,
+            batch=lease.samples,
             service_gpu_s=accounts.service_gpu_s,
             segments=accounts.segments + 1,
             preemptions=accounts.preemptions,
@@ -105,6 +108,11 @@ class SegmentRun:
     def wake_file(self) -> WakeFile:
         """Return the file that is touched when there is a stop flag."""
         return self.folder.wake_file()
+
+    def record_batch(self) -> None:
+        """Record the samples of a step, where they are known, before the segment starts."""
+        if self.lease.samples is not None:
+            self.folder.record_batch(self.lease.epoch, self.lease.samples)
 
     def opened(self) -> None:
         """Record that the segment's process has started, and send its metrics from now on."""
@@ -155,6 +163,8 @@ class SegmentRun:
             self.record = replace(self.record, without_space=times)
         if failed:
             self.record = with_failure(self.record, failure or SegmentFailure(""))
+            if self.record.cause == Cause.OTHER.value:
+                self.record = with_failed_size(self.record, self.lease.worker_count)
         self._write()
         controller_wake_file().wake()
         defer(lambda: self.feed.pump_once(ended=True))
@@ -199,6 +209,16 @@ def with_failure(record: SegmentRecord, failure: SegmentFailure) -> SegmentRecor
     )
 
 
+def with_failed_size(record: SegmentRecord, workers: int) -> SegmentRecord:
+    """Return the record after a failure of that many workers; a single one says nothing of it.
+
+    Nor does a full disk, or a supervisor that was killed: then the failure has no cause.
+    """
+    if workers < 2 or (record.failed_size is not None and record.failed_size <= workers):
+        return record
+    return replace(record, failed_size=workers)
+
+
 def closed(
     record: SegmentRecord, folder: TrialFolder, outcome: str, has_just_ended: bool = False
 ) -> SegmentRecord:
@@ -217,6 +237,7 @@ def closed(
         outcome=outcome,
         spans=accounts.spans,
         sizes=accounts.sizes,
+        batches=accounts.batches,
         service_gpu_s=accounts.service_gpu_s,
         segments=max(1, accounts.segments),
         preemptions=accounts.preemptions,

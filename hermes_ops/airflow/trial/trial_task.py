@@ -292,6 +292,7 @@ class TrialTask:
         ti = context["ti"]
         try:
             rendered = self._render_variables(segment_run, context)
+            segment_run.record_batch()
             segment = self.operator.segment(rendered, sweep, context)
             segment.start()
         except NotAllowed as error:

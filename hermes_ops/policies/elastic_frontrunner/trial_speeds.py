@@ -93,11 +93,15 @@ def at_one_size(job: Job, stretches: Sequence[Stretch], speeds: TrialSpeeds) -> 
 
 @lru_cache(maxsize=1 << 13)
 def _seconds(times: tuple[StepTime, ...]) -> _Measured:
-    """Return the logarithm of a trial's seconds a step by size, the mean over nodes."""
+    """Return the logarithm of a trial's seconds a step by size, the mean over nodes and batches.
+
+    A step whose samples are known counts by the seconds of a sample.
+    """
     logs: dict[int, list[float]] = {}
     for time in times:
         if 0 < time.seconds < inf:
-            logs.setdefault(time.gpus, []).append(log(time.seconds))
+            samples = time.gpus * (time.local_batch or 0) or 1
+            logs.setdefault(time.gpus, []).append(log(time.seconds / samples))
     return tuple((gpus, sum(values) / len(values)) for gpus, values in sorted(logs.items()))
 
 

@@ -94,3 +94,20 @@ def test_a_nudge_is_taken_once(tmp_path: Path) -> None:
 def test_a_nudge_for_a_folder_that_is_not_there_is_lost_without_harm(tmp_path: Path) -> None:
     WakeFile(tmp_path / "none" / "nudge").wake()
     assert not (tmp_path / "none").exists()
+
+
+def test_a_segment_knows_the_batch_that_was_recorded_for_its_lease() -> None:
+    found = folder(begin(1, 10.0, 0), end(1, 14.0, "preempted"), begin(2, 20.0, 0, 1))
+    found.record_batch(2, 64)
+    assert [s.get("batch") for s in found.segments()] == [None, 64]
+    assert Accounts.from_segments(found.segments()).batches == ()
+    with (found.path / "segments.jsonl").open("a") as file:
+        file.write(json.dumps(end(2, 25.0, "preempted")) + "\n")
+    assert Accounts.from_segments(found.segments()).batches == (None, 64)
+
+
+def test_a_torn_record_of_a_batch_costs_itself_alone() -> None:
+    found = folder(begin(1, 10.0, 0), begin(2, 20.0, 0))
+    found.batches.write_text('{"epoch": 1, "bat')
+    found.record_batch(2, 48)
+    assert [s.get("batch") for s in found.segments()] == [None, 48]

@@ -81,3 +81,15 @@ def test_a_lease_is_in_force_until_it_is_revoked_or_used_up(
     own: Lease | None, last: SegmentRecord | None, active: bool
 ) -> None:
     assert is_active(own, last) is active
+
+
+def test_a_lease_and_a_segment_of_an_earlier_version_have_one_process_and_no_batch() -> None:
+    added = ("workers", "tf_config", "most_gpus", "batch", "samples")
+    old = {k: v for k, v in encode(lease(gpus=(0, 1))).items() if k not in added}
+    found = decode(Lease, old)
+    assert found is not None
+    assert (found.workers, found.worker_count, found.batch, found.samples) == (
+        "one_process", 1, None, None,
+    )  # fmt: skip
+    old = {k: v for k, v in encode(segment()).items() if k not in ("batch", "batches")}
+    assert decode(SegmentRecord, old) == segment()

@@ -151,3 +151,9 @@ def test_a_tag_holds_as_many_warnings_as_fit() -> None:
     assert 2 < len(many) < 200
     assert as_tag(()) == {}
     assert from_tag("no json") == from_tag("") == from_tag('{"a": 1}') == []
+
+
+def test_workers_on_each_of_one_gpu_are_likely_a_mistake() -> None:
+    line = said(sweep(trial__workers="one_per_gpu"), None)["trial.workers"]
+    assert "no trial ever has several workers" in line
+    assert said(sweep(trial__workers="one_per_gpu", trial__gpus={"max": 2}), None) == {}

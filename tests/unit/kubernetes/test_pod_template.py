@@ -64,7 +64,46 @@ def test_a_pod_fulfils_the_restricted_standard_and_has_no_token() -> None:
 def test_a_pod_sees_its_own_folder_of_the_volume_alone() -> None:
     found = mounts(manifest(SPEC, FACTS))
     assert found["/hermes/trial"]["subPath"] == "sweeps/digits-1/trials/3"
-    assert set(found) == {"/hermes/trial", "/tmp"}
+    assert set(found) == {"/hermes/trial", "/tmp", "/dev/shm"}
+
+
+def volumes(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {v["name"]: v for v in pod["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "most_gpus", "limit"), [(2, 1, "2Gi"), (1, 4, "4Gi"), (4, 4, "4Gi")]
+)
+def test_a_trial_that_may_have_several_gpus_shares_memory_on_each_number_of_them(
+    gpus: int, most_gpus: int, limit: str
+) -> None:
+    pod = manifest(SPEC, replace(FACTS, gpus=gpus, most_gpus=most_gpus))
+    name = mounts(pod)["/dev/shm"]["name"]
+    assert volumes(pod)[name]["emptyDir"] == {"medium": "Memory", "sizeLimit": limit}
+    assert container(pod)["resources"]["limits"] == {"nvidia.com/gpu": str(gpus)}
+
+
+def test_a_trial_of_one_gpu_has_no_further_memory() -> None:
+    pod = manifest(SPEC, replace(FACTS, gpus=1))
+    assert set(mounts(pod)) == {"/hermes/trial", "/tmp"}
+    assert set(volumes(pod)) == {"tmp", "trials"}
+
+
+def test_the_shared_memory_of_a_sweep_or_of_a_template_is_the_pods() -> None:
+    own = SPEC.model_copy(update={"volumes": (Volume(mount="/dev/shm", memory="9Gi"),)})
+    pod = manifest(own, FACTS)
+    name = mounts(pod)["/dev/shm"]["name"]
+    assert volumes(pod)[name]["emptyDir"]["sizeLimit"] == "9Gi"
+    assert len(volumes(pod)) == 3
+    mount = {"name": "mine", "mountPath": "/dev/shm"}
+    theirs = {"containers": [{"name": "x", "volumeMounts": [mount]}]}
+    pod = manifest(SPEC, FACTS, {"spec": {**theirs, "volumes": [{"name": "mine"}]}})
+    assert mounts(pod)["/dev/shm"]["name"] == "mine"
+
+
+def test_another_number_of_gpus_is_another_pod() -> None:
+    one, other = replace(FACTS, gpus=1), replace(FACTS, gpus=4, epoch=FACTS.epoch + 1)
+    assert one.name != other.name
 
 
 def test_gpus_are_requested_and_limited_alike() -> None:

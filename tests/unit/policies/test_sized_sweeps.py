@@ -217,3 +217,12 @@ def test_sized_trials_and_other_jobs_all_end(workload: Workload, with_guards: bo
     allowed = {w.id: w.training.sizes for w in workload.jobs if w.training is not None}
     assert all(outcome.state == "finished" for outcome in run.outcomes)
     assert all(len(segment.gpus) in allowed[segment.job] for segment in run.segments)
+
+
+def test_speeds_of_several_batches_are_compared_by_their_samples() -> None:
+    times = (StepTime(1, 4.0, local_batch=32), StepTime(2, 5.0, local_batch=32))
+    plain = (StepTime(1, 4.0), StepTime(2, 2.5))
+    speeds = [
+        TrialSpeeds.from_trials([trial(0, step_times=known)]).speed(2) for known in (times, plain)
+    ]
+    assert speeds[0] == pytest.approx(speeds[1])

@@ -155,3 +155,14 @@ def test_durations_read_well() -> None:
         "3 min 05 s",
         "2 h 10 min",
     ]
+
+
+def test_the_table_has_the_gpus_and_batches_of_trials_that_had_several() -> None:
+    wide = trial(0, 0.5, sizes=(1, 2, 2, 1), batches=(None, 64, 128, 128))
+    text = csv_text(summary(wide, trial(1, 0.7, sizes=(1,))))
+    header, first, second = csv.reader(text.splitlines())
+    columns = [header.index("gpus"), header.index("batch")]
+    assert [first[column] for column in columns] == ["1 → 2 → 1", "64 → 128"]
+    assert [second[column] for column in columns] == ["1", ""]
+    assert wide.to_document()["batches"] == [None, 64, 128, 128]
+    assert "gpus" not in csv_text(summary(trial(1, 0.7, sizes=(1,))))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
-from hermes_ops.core.summary import SweepSummary, TrialSummary
+from hermes_ops.core.summary import Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused, Unavailable
 from hermes_ops.tracking import SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.rest import legal_name
-from hermes_ops.tracking.summary import COLUMNS, CollectedSweep, log_columns
+from hermes_ops.tracking.summary import COLUMNS, CollectedSweep, log_columns, log_sizes
 
 RUN = TrialRun(0, "run-0", {}, "finished", {}, {}, "FINISHED", 1_000, 9_000)
 TRIAL = TrialSummary(0, "finished", {}, 0.5, 0.4, 3, 2, 1, 7.5)
@@ -116,3 +116,28 @@ def test_without_a_bound_there_is_no_tag_of_bounds() -> None:
     log_columns(mlflow, collected((RUN, TRIAL), metrics=(SecondaryMetric("size"),)))
     assert mlflow.tags == {}
     assert "hermes.bounds_kept" not in mlflow.table("run-0")
+
+
+def test_the_gpus_and_the_batch_of_each_segment_are_metrics_over_the_steps() -> None:
+    segments = [
+        Segment(0, 1, (0,), 10.0, 14.0, 0, 4, batch=32),
+        Segment(0, 2, (0, 1), 20.0, None, 4, batch=64),
+    ]
+    mlflow: Any = Mlflow()
+    log_sizes(mlflow, "run-0", segments)
+    shown = [(m["key"], m["value"], m["step"], m["timestamp"]) for m in mlflow.logged["run-0"]]
+    assert shown == [
+        ("hermes.workers", 1.0, 0, 10_000),
+        ("hermes.workers", 1.0, 4, 14_000),
+        ("hermes.batch", 32.0, 0, 10_000),
+        ("hermes.batch", 32.0, 4, 14_000),
+        ("hermes.workers", 2.0, 4, 20_000),
+        ("hermes.batch", 64.0, 4, 20_000),
+    ]
+
+
+def test_of_a_trial_that_has_had_one_gpu_only_no_size_is_a_metric() -> None:
+    mlflow: Any = Mlflow()
+    log_sizes(mlflow, "run-0", [Segment(0, 1, (3,), 10.0, 14.0, 0, 4)])
+    log_sizes(mlflow, "run-0", [])
+    assert mlflow.logged == {}

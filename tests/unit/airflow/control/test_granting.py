@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from itertools import islice
+from typing import Any
 
 import pytest
 
 from hermes_ops.airflow.control.apply import Applier
+from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.faults import FaultBarrier, rejected, resolved
 from hermes_ops.airflow.control.granting import opened
 from hermes_ops.airflow.control.sweep_state import SweepState
-from hermes_ops.airflow.records import Lease
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.records import Lease, decode
 from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Start
 from hermes_ops.errors import Refused, Unavailable
-from tests.unit.airflow.builders import SWEEP, Journal, lease, pending, sweep_with
+from tests.unit.airflow.builders import (
+    SWEEP,
+    Journal,
+    lease,
+    pending,
+    row,
+    segment,
+    sweep_with,
+)
 
 
 def begin(applier: Applier, world: SweepState, number: int) -> None:
@@ -100,3 +111,55 @@ def test_a_command_that_linux_would_refuse_is_a_problem_of_its_trial_alone() -> 
     assert fault.step == "make its command"
     assert "140,000 bytes, and Linux takes at most 131,071" in fault.reason
     assert not outside.of("open", "put")
+
+
+BATCHED: dict[str, Any] = {
+    "search": {
+        "algorithm": "random",
+        "max_trials": 8,
+        "space": {"size": {"type": "choice", "values": [32]}},
+    },
+    "trial": {
+        "command": ["python", "train.py", "--size={size}"],
+        "directory": "/",
+        "gpus": {"max": 4},
+        "workers": "one_per_gpu",
+        "batch": {"parameter": "size", "min": 32, "max": 256},
+    },
+}
+
+
+def granted(applier: Applier, world: SweepState, gpus: tuple[int, ...], batch: int | None) -> Lease:
+    job = JobId(f"{SWEEP}/0")
+    start = Start(job, gpus, Reason("it is its turn"), batch=batch)
+    snapshot = Snapshot(200.0, tuple(map(Gpu, range(4))), tuple(world.jobs(200.0)))
+    applier.apply({SWEEP: world}, snapshot, Plan((Grant(job, gpus, 1.0, batch),)), (start,), {})
+    ((_, _, _, value),) = Journal.of(applier.client, "put")  # type: ignore[arg-type]
+    found = decode(Lease, value)
+    assert found is not None
+    return found
+
+
+def test_each_start_gets_the_batch_that_the_policy_has_chosen_and_the_run_the_drawn_one() -> None:
+    outside = Journal()
+    first = granted(outside.applier(), sweep_with(pending(0), **BATCHED), (0, 1), 96)
+    assert (first.command[-1], first.environment["HERMES_PARAM_SIZE"]) == ("--size=48", "48")
+    assert (first.batch, first.samples, first.config) == (96, 96, {"size": 32})
+    assert (first.workers, first.worker_count, first.most_gpus) == ("one_per_gpu", 2, 4)
+    ((_, _, config, _),) = outside.of("open")
+    assert config == {"size": 32}
+    outside.forget()
+    over = segment(running=False, ended_s=110.0)
+    world = sweep_with(TrialRecords(row(0), first, None, over), **BATCHED)
+    again = granted(outside.applier(), world, (0, 1, 2), 256)
+    assert (again.epoch, again.command[-1], again.samples) == (2, "--size=85", 255)
+    outside.forget()
+    own = granted(outside.applier(), world, (3,), None)
+    assert (own.command[-1], own.batch, own.samples) == ("--size=32", None, 32)
+
+
+def test_a_batch_that_a_policy_has_chosen_is_among_the_terms_of_its_decision() -> None:
+    outside = Journal()
+    granted(outside.applier(), sweep_with(pending(0), **BATCHED), (0, 1), 96)
+    (told,) = read_local(SWEEP)
+    assert (told["gpus"], told["terms"]) == ([0, 1], {"batch": 96})

@@ -1,22 +1,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.airflow.control.jobs import (
+    SizedSpan,
     SweepFacts,
     curve,
     job,
+    on_one_node,
+    sized_spans,
     step_times,
     training_seconds,
 )
 from hermes_ops.airflow.control.trial_state import FINAL_STATES, TrialRecords
 from hermes_ops.airflow.records import Lease, SegmentRecord, StopFlag
 from hermes_ops.core.model import Phase, Point, SweepId
-from hermes_ops.core.sizes import StepTime
+from hermes_ops.core.sizes import BatchRange, StepTime
 from tests.unit.airflow.builders import flag, lease, row, running, segment, starting, waiting
 
 FACTS = SweepFacts(SweepId("digits-1"), 50.0, 2.0, 1, -1.0, 20, True)
@@ -132,13 +136,14 @@ def test_a_script_that_cannot_checkpoint_is_not_preemptible() -> None:
 def test_step_times_are_those_between_the_reports_of_each_size() -> None:
     points = [(1, 0.0, 12_000), (2, 0.0, 14_000), (3, 0.0, 16_000), (5, 0.0, 25_000),
               (7, 0.0, 27_000)]  # fmt: skip
-    measured = step_times(points, [(10.0, 17.0)], [1], (20.0, 2))
+    measured = step_times(points, [SizedSpan(10.0, 17.0, 1), SizedSpan(20.0, inf, 2)])
     assert measured == (StepTime(1, 2.0), StepTime(2, 1.0))
 
 
 def test_segments_of_the_same_size_are_measured_together() -> None:
     points = [(1, 0.0, 1_000), (2, 0.0, 2_000), (3, 0.0, 11_000), (4, 0.0, 14_000)]
-    assert step_times(points, [(0.0, 5.0), (10.0, 20.0)], [1, 1]) == (StepTime(1, 2.0),)
+    spans = [SizedSpan(0.0, 5.0, 1), SizedSpan(10.0, 20.0, 1)]
+    assert step_times(points, spans) == (StepTime(1, 2.0),)
 
 
 @given(
@@ -149,7 +154,8 @@ def test_step_times_are_above_0_and_of_sizes_that_the_trial_held(
     points: list[tuple[int, float, int]], sizes: list[int]
 ) -> None:
     spans = [(10.0 * n, 10.0 * n + 9.0) for n in range(len(sizes))]
-    for time in step_times(points, spans, sizes):
+    sized = [SizedSpan(*span, size) for span, size in zip(spans, sizes, strict=True)]
+    for time in step_times(points, sized):
         assert time.seconds > 0
         assert time.gpus in sizes
 
@@ -165,3 +171,101 @@ def test_a_policy_sees_the_range_of_a_trial_and_its_step_times() -> None:
 def test_a_trial_that_stops_resumes_unless_it_ends(final: str | None, resumes: bool) -> None:
     stopping = TrialRecords(row(0, "running"), lease(2), flag(2, final=final), FRESH)
     assert job(stopping, FACTS, (), 130.0).resumes is resumes
+
+
+def test_step_times_are_told_apart_by_the_batch_of_each_segment() -> None:
+    points = [(1, 0.0, 11_000), (2, 0.0, 15_000), (3, 0.0, 21_000), (4, 0.0, 23_000)]
+    last = segment(
+        running=False, spans=((10.0, 17.0), (20.0, 24.0)), sizes=(2, 2), batches=(64, 250)
+    )
+    spans = sized_spans(last)
+    assert [(span.gpus, span.batch) for span in spans] == [(2, 64), (2, 250)]
+    assert step_times(points, spans, 32) == (
+        StepTime(2, 4.0 * 64 / 32, local_batch=32),
+        StepTime(2, 2.0 * 250 / 32, local_batch=125),
+    )
+    assert step_times(points, spans) == (StepTime(2, 3.0),)  # the policy chooses no batch
+
+
+def test_the_segment_under_way_is_measured_with_its_gpus_and_its_batch() -> None:
+    spans = sized_spans(segment(gpus=(0, 1), batch=64, spans=((1.0, 2.0),), sizes=(1,)))
+    assert spans == (SizedSpan(1.0, 2.0, 1), SizedSpan(100.0, inf, 2, 64))
+
+
+def test_a_policy_sees_the_batches_of_a_trial_and_the_one_that_it_holds() -> None:
+    batches = BatchRange(32, 256, most_local=64)
+    facts = replace(FACTS, batch_range=batches, batch_parameter="size", least_processes=2)
+    held = lease(config={"size": 40}, batch=96, samples=96)
+    shown = job(TrialRecords(row(0, "running"), held, None, segment()), facts, (), 130.0)
+    assert (shown.batch_range, shown.requested_batch, shown.batch_held) == (batches, 80, 96)
+    waits = job(TrialRecords(row(0), held, None, segment(running=False)), facts, (), 130.0)
+    assert (waits.requested_batch, waits.batch_held) == (80, None)
+    fresh = job(TrialRecords(row(0), None, None, None), facts, (), 130.0, {"size": 16})
+    assert (fresh.requested_batch, fresh.batch_held) == (32, None)
+    plain = job(TrialRecords(row(0, "running"), held, None, segment()), FACTS, (), 130.0)
+    assert (plain.batch_range, plain.requested_batch) == (None, None)
+
+
+PODS = replace(FACTS, most_gpus=4, is_pod=True)
+NODES = ("node-a", "node-a", "node-b")
+
+
+def test_a_pod_gets_the_gpus_of_one_node_and_no_more_than_a_node_has() -> None:
+    shown = job(running(0), on_one_node(PODS, NODES), (), 130.0)
+    assert (shown.nodes, shown.min_gpus, shown.max_gpus) == (("node-a", "node-b"), 1, 2)
+    listed = on_one_node(replace(PODS, gpus=2, sizes=(2, 4)), NODES)
+    assert (listed.nodes, listed.most_gpus, listed.sizes) == (("node-a",), None, ())
+
+
+def test_with_claims_only_their_nodes_count_and_a_trial_stays_on_its_own() -> None:
+    facts = on_one_node(replace(PODS, nodes=("node-b",), has_claims=True), NODES)
+    assert (facts.nodes, facts.most_gpus) == (("node-b",), None)
+    begun = TrialRecords(row(0), lease(nodes=("node-b",)), None, segment(running=False))
+    two = replace(facts, nodes=("node-a", "node-b"))
+    assert job(begun, two, (), 130.0).nodes == ("node-b",)
+    assert job(begun, replace(two, has_claims=False), (), 130.0).nodes == ("node-a", "node-b")
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes"),
+    [
+        (replace(PODS, is_pod=False), NODES),
+        (replace(PODS, most_gpus=None), NODES),
+        (PODS, ()),
+        (replace(PODS, gpus=3), NODES),  # the pod is pending, as Kubernetes says
+    ],
+)
+def test_other_trials_and_unknown_nodes_are_not_limited(
+    facts: SweepFacts, nodes: tuple[str, ...]
+) -> None:
+    assert on_one_node(facts, nodes) == facts
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "sizes", "failed", "found"),
+    [
+        (1, 4, (), 4, (3, ())),
+        (1, 4, (), None, (4, ())),
+        (2, 4, (), 2, (4, ())),  # it takes no fewer
+        (1, 4, (1, 2, 4), 4, (2, (1, 2))),
+        (1, 4, (1, 2, 4), 2, (1, (1,))),
+        (1, None, (), 2, (1, ())),
+    ],
+)
+def test_a_number_of_workers_that_has_failed_is_not_offered_again(
+    least: int,
+    most: int | None,
+    sizes: tuple[int, ...],
+    failed: int | None,
+    found: tuple[int, tuple[int, ...]],
+) -> None:
+    facts = replace(FACTS, gpus=least, most_gpus=most, sizes=sizes)
+    last = segment(running=False, failed_size=failed)
+    shown = job(TrialRecords(row(0), lease(), None, last), facts, (), 130.0)
+    assert (shown.max_gpus, shown.sizes) == found
+
+
+def test_a_policy_sees_how_often_a_trial_has_begun() -> None:
+    last = segment(running=False, segments=3)
+    begun = [running(0), starting(0), TrialRecords(row(0), lease(), None, last)]
+    assert [job(trial, FACTS, (), 130.0).segments for trial in begun] == [1, 0, 3]

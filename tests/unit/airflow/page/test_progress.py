@@ -13,7 +13,7 @@ from hermes_ops.airflow.page.progress import (
     SweepProgress,
     read_progress,
 )
-from hermes_ops.core.summary import SweepSummary
+from hermes_ops.core.summary import Segment, SweepSummary
 from hermes_ops.errors import Unavailable
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.overview import MOST_CURVES
@@ -118,3 +118,16 @@ def test_the_best_value_counts_though_the_curve_that_is_drawn_leaves_it_out() ->
     mlflow.points = {"run-0": ((1, 0.5, 1_000), (9, 0.2, 2_000))}
     (trial,) = read(mlflow, LiveSweep("finished", 300.0)).summary.trials
     assert (trial.best, trial.final, trial.steps, trial.gpu_seconds) == (0.1, 0.2, 9, 30.0)
+
+
+def test_the_gpus_of_a_trial_are_those_of_its_segments_and_of_the_one_under_way() -> None:
+    mlflow = Mlflow()
+    stored = '[[1, [0], 10.0, 20.0, 0, 3, "preempted"], [2, [0, 1], 30.0, null, 3, null]]'
+    mlflow.opened = (trial_run(0, "running", 0.5, tags={"hermes.segment_log": stored}),)
+    under_way = [Segment(0, 2, (0, 1), 30.0), Segment(1, 1, (5,), 30.0)]
+    now = LiveSweep("running", 300.0, {0: "running"}, under_way)
+    (trial,) = read(mlflow, now).summary.trials
+    assert trial.sizes == (1, 2)
+    now = LiveSweep("running", 300.0, {0: "running"}, [Segment(0, 3, (2,), 40.0)])
+    (trial,) = read(mlflow, now).summary.trials
+    assert trial.sizes == (1, 2, 1)

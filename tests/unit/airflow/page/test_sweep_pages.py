@@ -130,6 +130,19 @@ def test_the_page_of_a_running_sweep_grows_and_says_what_its_open_trials_do(
     assert "trial 1 waiting 0.75" in seen
 
 
+def test_the_page_of_a_sweep_shows_the_gpus_of_a_trial_that_had_several(
+    get: Get, mlflow: Mlflow
+) -> None:
+    stored = '[[1, [0, 1], 10.0, 20.0, 0, 3, "preempted"], [2, [0], 30.0, 40.0, 3, 5, "finished"]]'
+    mlflow.opened = (
+        trial_run(0, "finished", 0.5, tags={"hermes.segment_log": stored}),
+        trial_run(1, "finished", 0.7),
+    )
+    seen = read(get("/sweep", sweep=SWEEP))
+    assert "30 s 2 → 1 GPUs" in seen
+    assert seen.count(" GPUs") == 1
+
+
 @pytest.mark.parametrize(
     ("query", "code", "words"),
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -158,3 +159,22 @@ def test_after_a_restore_a_trial_runs_where_its_folders_are_now(
     assert own.command == ("/own/bin/python", "a.py", "--in=/new/x", "/olden")
     assert own.environment == {"DATA": "/new/data"}
     assert located(recorded, MovedPaths()) is recorded
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "options"),
+    [
+        ((0, 1, 2), {}, []),
+        ((0, 1, 2), {"workers": "one_per_gpu"}, ["--workers", "3"]),
+        ((0, 1), {"workers": "one_per_gpu", "tf_config": True}, ["--workers", "2", "--tf-config"]),
+        ((4,), {"workers": "one_per_gpu", "tf_config": True}, []),  # as without workers
+        ((), {"workers": "one_per_gpu"}, []),
+    ],
+)
+def test_each_gpu_has_a_worker_where_the_sweep_asks_for_it_and_there_are_several(
+    gpus: tuple[int, ...], changes: dict[str, Any], options: list[str]
+) -> None:
+    found = trial_options(lease(gpus=gpus, **changes), FOLDER, Path("/tmp/gpus"))
+    named = [o for o in found if o in ("--workers", "--tf-config")]
+    assert named == [o for o in options if o.startswith("--")]
+    assert not options or options == found[found.index("--workers") :][: len(options)]

@@ -167,7 +167,7 @@ def test_segments_are_stored_with_their_gpus_those_under_way_without_an_end() ->
     (folder.path / "segments.jsonl").write_text(text)
     mlflow: Any = Mlflow()
     save_segments(mlflow, "run-3", folder)
-    assert mlflow.said == [("segments", "run-3", [(3, 1, (0, 1), 5.0), (3, 2, (1,), None)])]
+    assert mlflow.said[0] == ("segments", "run-3", [(3, 1, (0, 1), 5.0), (3, 2, (1,), None)])
     assert mlflow.starts == [(1.5, None), (None, None)]
 
 
@@ -196,3 +196,28 @@ def test_what_a_switch_of_the_trial_has_cost_is_kept_with_its_run() -> None:
     ((*_, tags),) = mlflow.said
     kept = {name: value for name, value in tags.items() if name.endswith("_s")}
     assert kept == {"hermes.startup_s": "0.512", "hermes.checkpoint_s": "0.000"}
+
+
+def sized_folder(*gpus: int) -> TrialFolder:
+    folder = TrialFolder.from_sweep(SWEEP, 3)
+    folder.path.mkdir(parents=True)
+    line = {"epoch": 1, "gpus": list(gpus), "start_s": 1.0, "first_step": 4}
+    (folder.path / "segments.jsonl").write_text(json.dumps(line) + "\n")
+    return folder
+
+
+def test_the_gpus_and_the_batch_of_a_segment_are_logged_once_with_its_first_values() -> None:
+    sized_folder(0, 1).record_batch(1, 64)
+    mlflow = Mlflow(sends=[0, 1, 1])
+    feed = feed_of(mlflow)
+    for _ in range(3):
+        feed.pump_once()
+    logged = ("columns", "run-0", {"hermes.workers": 2.0, "hermes.batch": 64.0})
+    assert mlflow.said == ["pump", "pump", logged, "pump"]
+
+
+def test_of_a_trial_on_one_gpu_no_size_is_logged() -> None:
+    sized_folder(0)
+    mlflow = Mlflow(sends=[1])
+    feed_of(mlflow).pump_once()
+    assert mlflow.said == ["pump"]

@@ -493,6 +493,15 @@ def test_the_process_that_was_made_ready_for_the_lease_is_the_one_that_runs(
     assert (stored(store).failures, folder.result()["exit_code"]) == (1, 3)
 
 
+def test_the_batch_of_a_lease_is_on_record_with_its_segment(
+    tmp_path: Path, launched: list[LocalSegment]
+) -> None:
+    own = replace(granted(tmp_path), batch=96, samples=100)
+    folder = enter(DictStore({LEASE_KEY: encode(own)}), own)
+    assert len(launched) == 1
+    assert [s.get("batch") for s in folder.segments()] == [100]
+
+
 def test_a_lease_that_airflow_has_not_on_record_begins_nothing(
     tmp_path: Path, launched: list[LocalSegment]
 ) -> None:

@@ -79,6 +79,16 @@ def test_a_pod_sees_its_gpus_from_zero_and_nothing_of_the_worker(
     assert "WORKER_SECRET" not in facts.environment
 
 
+def test_the_workers_of_a_trial_run_inside_its_one_pod() -> None:
+    own = segment_run(workers="one_per_gpu", tf_config=True, most_gpus=4)
+    facts = facts_of(own, SPEC, SWEEP, 4, 2)
+    arguments = list(facts.arguments)
+    assert arguments[arguments.index("--workers") + 1] == "2"
+    assert "--tf-config" in arguments[: arguments.index("--")]
+    assert facts.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert (facts.gpus, facts.most_gpus) == (2, 4)
+
+
 def test_the_sweep_goes_before_the_installation_and_the_connection_names_the_namespace(
     home: Path,
 ) -> None:

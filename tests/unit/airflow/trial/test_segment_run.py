@@ -9,15 +9,16 @@ from hermes_ops.airflow.folders import TrialFolder, all_ended, write_stop_flag
 from hermes_ops.airflow.records import SEGMENT_KEY, STOP_KEY, SegmentRecord, decode, encode
 from hermes_ops.airflow.trial import segment_run as segment_runs
 from hermes_ops.airflow.trial.metrics import TrialOutcome
-from hermes_ops.airflow.trial.segment_run import SegmentRun
+from hermes_ops.airflow.trial.segment_run import SegmentFailure, SegmentRun
 from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
-def begin(store: DictStore, epoch: int = 1) -> tuple[SegmentRun, FakeFeed]:
+def begin(store: DictStore, epoch: int = 1, **changes: Any) -> tuple[SegmentRun, FakeFeed]:
     folder = TrialFolder.from_sweep(SWEEP, 0)
     folder.path.mkdir(parents=True, exist_ok=True)
     last = decode(SegmentRecord, store.get(SEGMENT_KEY))
-    segment_run, feed = SegmentRun.from_lease(store, lease(epoch), folder, last), FakeFeed()
+    own = lease(epoch, **{"gpus": (0,), **changes})
+    segment_run, feed = SegmentRun.from_lease(store, own, folder, last), FakeFeed()
     outside: Any = feed
     segment_run.feed = outside
     return segment_run, feed
@@ -176,3 +177,61 @@ def test_a_result_counts_for_its_lease_unless_the_trial_had_finished(
     segment_run, _ = begin(DictStore(), epoch=2)
     write(segment_run, "result.json", result)
     assert segment_run.result() == (result if counts else {})
+
+
+def test_the_batch_of_a_segment_is_on_record_while_it_runs_and_after_it() -> None:
+    store = DictStore()
+    segment_run, _ = begin(store, batch=96, samples=100)
+    segment_run.record_batch()
+    segment_run.opened()
+    assert (stored(store).batch, stored(store).batches) == (100, ())
+    write(
+        segment_run,
+        "segments.jsonl",
+        {"epoch": 1, "gpus": [0, 1], "start_s": 10.0, "first_step": 0},
+        {"epoch": 1, "end_s": 14.0, "last_step": 5, "outcome": "preempted"},
+    )
+    segment_run.pause("preempted")
+    assert (stored(store).sizes, stored(store).batches) == ((2,), (100,))
+
+
+def test_nothing_is_recorded_of_a_batch_that_is_not_known() -> None:
+    segment_run, _ = begin(DictStore())
+    segment_run.record_batch()
+    assert not segment_run.folder.batches.exists()
+
+
+FAILURE = SegmentFailure("rank 1 of 2 failed first", cause="other")
+
+
+def test_the_least_number_of_workers_that_has_failed_is_on_record() -> None:
+    store = DictStore()
+    for epoch, (workers, size) in enumerate([("one_per_gpu", 4), ("one_per_gpu", 2)], start=1):
+        gpus = tuple(range(size))
+        segment_run, _ = begin(store, epoch, workers=workers, gpus=gpus)
+        segment_run.pause("failed", failed=True, failure=FAILURE)
+        assert stored(store).failed_size == size
+    segment_run, _ = begin(store, 3, workers="one_per_gpu", gpus=(0, 1, 2))
+    segment_run.pause("failed", failed=True, failure=FAILURE)
+    assert stored(store).failed_size == 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "failure"),
+    [
+        ("one_process", (0, 1), FAILURE),
+        ("one_per_gpu", (0,), FAILURE),
+        ("one_per_gpu", (0, 1), None),
+        ("one_per_gpu", (0, 1), SegmentFailure("no space left", cause="no_space")),
+        ("one_per_gpu", (0, 1), SegmentFailure("its process ended with -9 and left no result")),
+    ],
+)
+def test_one_process_a_stop_or_a_killed_supervisor_says_nothing_of_a_number_of_workers(
+    workers: str, gpus: tuple[int, ...], failure: SegmentFailure | None
+) -> None:
+    store = DictStore()
+    segment_run, _ = begin(store, workers=workers, gpus=gpus)
+    is_failed = failure is not None
+    outcome = "failed" if is_failed else "preempted"
+    segment_run.pause(outcome, failed=is_failed, failure=failure)
+    assert stored(store).failed_size is None

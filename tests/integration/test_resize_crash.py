@@ -1,0 +1,155 @@
+"""Resizes of a trial during which its supervisor, the controller and everything are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_ops.stack import processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
+
+SLOTS = 4
+UP = ("--slots", str(SLOTS), "--policy", "doubling", "--policy-option", "guard_k=0")
+
+
+def _sizes(sweep: Any) -> list[int]:
+    """Return the GPUs of each segment of the sweep's only trial so far."""
+    return [len(segment["gpus"]) for segment in sweep.segments(0)]
+
+
+def _resizes(sweep: Any) -> int:
+    return sum(decision["action"] == "resize" for decision in sweep.decisions())
+
+
+class Kills:
+    """One trial that lasts, others that come and go, and what is killed while it is resized."""
+
+    def __init__(self, stack: Any, harness: Any, folder: Path) -> None:
+        self.stack, self.harness, self.folder = stack, harness, folder
+        self.log = folder / "workers"
+        self.log.mkdir()
+        self.lab = harness.Lab(stack, folder)
+        self.sweeps: list[Any] = []
+        self.lasts: list[Path] = []
+
+    def start(self, name: str) -> Any:
+        """Start a sweep of one trial that lasts until `release`."""
+        lasts = self.harness.slow_file(self.folder)
+        sweep = self.lab.start(self.harness.workers(name, self.harness.alike(1), self.log, lasts))
+        self.sweeps.append(sweep)
+        self.lasts.append(lasts)
+        return sweep
+
+    def kill_in_resize(self, change: Callable[[], object], kill: Callable[[], object]) -> None:
+        """Make a change that has the first trial resized, and kill as soon as that is decided."""
+        first = self.sweeps[0]
+        before = _resizes(first)
+        change()
+        self.harness.await_(lambda: _resizes(first) > before, period_s=0.01)
+        kill()
+
+    def trains(self, sweep: Any, size: int) -> None:
+        """Wait until the trial of a sweep trains on that many GPUs."""
+        self.harness.await_(lambda: _sizes(sweep)[-1:] == [size])
+        seen = sweep.lines(0)
+        self.harness.await_(lambda: sweep.lines(0) >= seen + 3)
+
+    def kill_supervisor(self) -> None:
+        """Kill hermes-trial of the first trial."""
+        leaders = processes.leaders(processes.members(self.stack.home))
+        sweep = self.sweeps[0].id
+        (first,) = (m for m in leaders if m.process.environ()["HERMES_SWEEP"] == sweep)
+        first.process.kill()
+
+    def kill_everything(self) -> None:
+        """Kill the whole stack with its trials, and start it again."""
+        self.harness.kill_at_once(processes.members(self.stack.home))
+        again = self.stack.up(*UP)
+        assert again.returncode == 0, again.stdout + again.stderr
+        self.lab.close()
+        self.lab = self.harness.Lab(self.stack, self.folder)
+        for sweep in self.sweeps:
+            sweep.lab = self.lab
+
+    def close(self) -> None:
+        """Close the connections to the stack that runs now."""
+        self.lab.close()
+
+    def release(self, sweep: Any) -> None:
+        """Let the trial of a sweep end."""
+        self.lasts[self.sweeps.index(sweep)].unlink()
+
+
+def _survive(kills: Kills, harness: Any) -> Any:
+    """Run the sweeps through the kills; return them with what was seen of workers and GPUs."""
+    looking, holding = harness.WorkerSampler(kills.log), harness.Sampler(kills.stack.home)
+    with harness.sampling(looking), harness.sampling(holding):
+        first = kills.start("lasts")
+        kills.trains(first, 4)
+        kills.kill_in_resize(lambda: kills.start("joins"), kills.kill_supervisor)
+        _, second = kills.sweeps
+        kills.trains(second, 2)
+        kills.trains(first, 2)
+        controller = harness.program(kills.stack, "controller")
+        kills.kill_in_resize(
+            lambda: kills.release(second), lambda: os.kill(controller, signal.SIGKILL)
+        )
+        kills.trains(first, 4)
+        kills.kill_in_resize(lambda: kills.start("late"), kills.kill_everything)
+        third = kills.sweeps[-1]
+        kills.trains(first, 2)
+        kills.trains(third, 2)
+        for sweep in (third, first):
+            kills.release(sweep)
+        for sweep in kills.sweeps:
+            sweep.await_end()
+    return kills, looking, holding
+
+
+@pytest.fixture(scope="module")
+def survived(
+    tmp_path_factory: pytest.TempPathFactory, stack_at: Callable[[Path], Any], harness: Any
+) -> Iterator[Any]:
+    """Three sweeps that have lived through the kills and have ended."""
+    stack = stack_at(tmp_path_factory.mktemp("crash"))
+    started = stack.up(*UP)
+    assert started.returncode == 0, started.stdout + started.stderr
+    try:
+        with closing(Kills(stack, harness, tmp_path_factory.mktemp("resizes"))) as kills:
+            yield _survive(kills, harness)
+    finally:
+        stopped = stack.down()
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
+def test_every_trial_finishes_and_has_had_the_sizes_that_the_policy_says(survived: Any) -> None:
+    kills, *_ = survived
+    assert [sweep.states() for sweep in kills.sweeps] == [{0: "finished"}] * 3
+    assert {2, 4} <= set(_sizes(kills.sweeps[0]))
+
+
+def test_no_step_is_lost_or_stored_twice(survived: Any, harness: Any, tmp_path: Path) -> None:
+    kills, *_ = survived
+    plain = harness.plain_curve(tmp_path / "plain", harness.alike(1)[0], harness.LONG)
+    for sweep in kills.sweeps:
+        assert {number: len(runs) for number, runs in sweep.runs().items()} == {0: 1}
+        curve = sweep.curve(0)
+        assert [step for step, _ in curve] == list(range(1, harness.LONG + 1))
+        assert [value for _, value in curve] == pytest.approx(plain)
+
+
+def test_never_more_workers_live_than_there_are_slots_though_all_were_killed(
+    survived: Any,
+) -> None:
+    _, looking, holding = survived
+    assert 0 < looking.most <= SLOTS
+    assert holding.most <= SLOTS
+    assert holding.doubly_held == []
+    assert looking.alive() == []
