@@ -26,6 +26,7 @@ def report(step: int, **metrics: float) -> None:
     """Report metrics of a completed step, 0 before the first; outside Hermes it does nothing.
 
     A (name, step) that has been reported before, by an earlier segment too, is not stored again.
+    Of a trial in several processes rank 0 alone reports; in the others nothing is done.
     NaN and infinities are stored; as the objective they end the trial as failed. With the objective
     at a step beyond `budget.max_epochs` nothing is stored, and the trial is ended as finished.
 
@@ -35,7 +36,7 @@ def report(step: int, **metrics: float) -> None:
         raise ValueError(f"step must be a whole number from 0, not {step!r}")
     values = {name: float(value) for name, value in metrics.items()}
     path = os.environ.get("HERMES_METRICS_FILE")
-    if not path or not values:
+    if not path or not values or os.environ.get("HERMES_RANK", "0") != "0":
         return
     from pathlib import Path
 

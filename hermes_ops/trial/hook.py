@@ -76,13 +76,21 @@ def _act(action: Callable[[ModuleType], None], module: ModuleType) -> None:
 def _seed_random(random: ModuleType) -> None:
     from hermes_ops.trial.files import trial_seeds
 
-    random.seed(trial_seeds()["python"])
+    random.seed(_of_rank(trial_seeds()["python"]))
 
 
 def _seed_numpy(numpy: ModuleType) -> None:
     from hermes_ops.trial.files import trial_seeds
 
-    numpy.random.seed(trial_seeds()["numpy"])
+    numpy.random.seed(_of_rank(trial_seeds()["numpy"]))
+
+
+def _of_rank(seed: int) -> int:
+    """Return the seed of this process: processes of one trial do not draw the same numbers."""
+    from hermes_ops.trial.group import RANK_VARIABLE, rank_seed
+
+    rank = os.environ.get(RANK_VARIABLE, "0")
+    return rank_seed(seed, int(rank)) if rank.isdecimal() else seed
 
 
 def _patch_keras_3(trainer: ModuleType) -> None:
