@@ -45,6 +45,7 @@ class CallbackFiles:
         folder: Path,
         fit: int,
         writes: dict[str, int],
+        *,
         is_reader: bool = False,
     ) -> None:
         self._callbacks = list(callbacks)

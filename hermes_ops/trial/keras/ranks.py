@@ -116,7 +116,7 @@ class HorovodRanks:
     def check(self, model: Any) -> None:
         """Raise GroupError unless Horovod has the size of the trial and averages the gradients."""
         size = self._group.size
-        horovod = _started_horovod()
+        horovod = started_horovod()
         if horovod is None or horovod.size() != size or not _exchanges_gradients(model):
             raise GroupError(_NO_HOROVOD.format(size=size))
         self._margin = stop_margin(_backward_steps(model), _steps_in_flight())
@@ -212,7 +212,8 @@ def _waits_for_epoch() -> bool:
     return os.environ.get(RESIZE_VARIABLE) == "epoch"
 
 
-def _started_horovod() -> Any:
+def started_horovod() -> Any:
+    """Return Horovod's module for TensorFlow; None if the script has not called `hvd.init`."""
     module: Any = sys.modules.get("horovod.tensorflow")
     return module if module is not None and module.is_initialized() else None
 

@@ -21,7 +21,7 @@ from hermes_ops.trial.files import is_first_time, trial_seeds
 from hermes_ops.trial.group import WorkerGroup, rank_seed
 from hermes_ops.trial.keras import checkpoint_files
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
-from hermes_ops.trial.keras.ranks import fit_ranks
+from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.retention import KEEP_VARIABLE
@@ -142,7 +142,7 @@ class KerasRuntime:
         if os.getpid() == self._pid and self.session is not None:
             self.stop = True
             return
-        if os.getpid() == self._pid and not self.group.is_leader:
+        if os.getpid() == self._pid and self._follows():
             self._stop_follower()
             return
         if os.getpid() == self._pid and self._owner is not None and self.store.serials():
@@ -152,6 +152,11 @@ class KerasRuntime:
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+    def _follows(self) -> bool:
+        """Tell whether this is a follower that trains with the others, not its subprocess."""
+        trains = self._owner is not None or started_horovod() is not None
+        return trains and not self.group.is_leader
 
     def _stop_follower(self) -> None:
         """Leave when the leader does: at a batch of a `fit`, or after the last one."""
