@@ -26,7 +26,7 @@ def report(step: int, **metrics: float) -> None:
     """Report metrics of a completed step, 0 before the first; outside Hermes it does nothing.
 
     A (name, step) that has been reported before, by an earlier segment too, is not stored again.
-    Of a trial in several processes rank 0 alone reports; in the others nothing is done.
+    Of several workers only the first one (rank 0) reports.
     NaN and infinities are stored; as the objective they end the trial as failed. With the objective
     at a step beyond `budget.max_epochs` nothing is stored, and the trial is ended as finished.
 

@@ -17,6 +17,13 @@ from hermes_ops.trial.environment import resolve_references
 from hermes_ops.trial.event_channel import RUN_VARIABLE, URI_VARIABLE
 from hermes_ops.trial.failure import Cause, is_final, may_start_later
 from hermes_ops.trial.files import Folder, read_json, trial_seeds
+from hermes_ops.trial.group_start import (
+    MeetingPlaces,
+    make_group,
+    open_meeting_places,
+    start_processes,
+    worker_environments,
+)
 from hermes_ops.trial.locks import BusyError, LockHolder, fence, lock_file, lock_gpus
 from hermes_ops.trial.metrics import MetricsFile
 from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, SegmentEnding, SegmentOutcome
@@ -24,11 +31,13 @@ from hermes_ops.trial.processes.reaper import END_S, PlainChild, Reaper, fork_re
 from hermes_ops.trial.processes.record import KILL_AFTER_S, own_record
 from hermes_ops.trial.processes.tree import SEGMENT_VARIABLE, Child, adopt_orphans, sweep_up
 from hermes_ops.trial.standby.client import (
+    StandbyChild,
     StandbyOrder,
     report_imports,
     standby_order,
     start_standby,
 )
+from hermes_ops.trial.supervisor.group_supervision import GroupSupervision
 from hermes_ops.trial.supervisor.options import SegmentOptions, parse
 from hermes_ops.trial.supervisor.supervisor import ScriptSupervisor
 from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, written_originals
@@ -215,8 +224,10 @@ def _watch(
     token: str,
     reaper: Reaper,
 ) -> _ScriptEnd:
+    places = open_meeting_places(options, folder) if options.workers > 1 else None
+    variables = environment(options, folder, token, os.environ)
     try:
-        child = _start(options, supervisor, environment(options, folder, token, os.environ), reaper)
+        child = _start(options, supervisor, variables, reaper, places)
     except OSError as error:
         ending = _cannot_start(options, error, supervisor.has_trained)
         print(f"hermes-trial: {ending.reason}", flush=True)
@@ -225,6 +236,8 @@ def _watch(
     if url is not None:
         _start_upload(url, options, folder, supervisor, token)
     ending, code = supervisor.run(child)
+    if places is not None:
+        places.close()
     _finish_upload(ending, supervisor)
     return _ScriptEnd(ending, code, supervisor.tail)
 
@@ -254,19 +267,38 @@ def _start(
     supervisor: ScriptSupervisor,
     environment: Mapping[str, str],
     reaper: Reaper,
+    places: MeetingPlaces | None,
 ) -> Child:
-    """Start the script in a standby interpreter if one is to be had, plainly otherwise."""
+    """Start the script, once for each worker: in standby interpreters if they are to be had."""
+    if places is None:
+        child = _start_standby(options, supervisor, environment)
+        return child or PlainChild(reaper, _command(options), environment, options.directory)
+    environments = worker_environments(environment, places.addresses)
+    children = start_processes(
+        environments,
+        lambda own: _start_standby(options, supervisor, own),
+        _command(options),
+        options.directory,
+        reaper,
+    )
+    workers = make_group(places.folder, children, lambda: supervisor.own_tail)
+    supervisor.group = GroupSupervision(workers)
+    return workers
+
+
+def _start_standby(
+    options: SegmentOptions, supervisor: ScriptSupervisor, environment: Mapping[str, str]
+) -> StandbyChild | None:
+    """Start the script in a standby interpreter; None if none is to be had."""
     socket = options.standby
-    wanted = None
-    if socket is not None:
-        folders = options.directory, options.copied_from
-        wanted = standby_order(_command(options), *folders, environment)
-    if socket is not None and wanted is not None:
-        supervisor.on_training = lambda: _report_imports(socket, wanted, supervisor.imports)
-        child = start_standby(socket, wanted)
-        if child is not None:
-            return child
-    return PlainChild(reaper, _command(options), environment, options.directory)
+    if socket is None:
+        return None
+    folders = options.directory, options.copied_from
+    wanted = standby_order(_command(options), *folders, environment)
+    if wanted is None:
+        return None
+    supervisor.on_training = lambda: _report_imports(socket, wanted, supervisor.imports)
+    return start_standby(socket, wanted)
 
 
 def _report_imports(socket: Path, wanted: StandbyOrder, imports: Mapping[str, bool]) -> None:

@@ -119,6 +119,15 @@ _STOPPING = re.compile(
     re.IGNORECASE,
 )
 
+_PEER_LOST = re.compile(
+    r"has been shut ?down|connection (?:was )?(?:reset|closed|refused|aborted)|broken pipe"
+    r"|closed by (?:the )?(?:peer|remote)|socket closed|remote process exited|EOFError"
+    r"|HorovodInternalError|DistBackendError|DistNetworkError|gloo::\w*Exception"
+    r"|ncclRemoteError|(?:peer|remote|other) (?:rank|worker|process|task).{0,40}"
+    r"(?:gone|lost|exit|died|dead|fail|unavailable|preempt)",
+    re.IGNORECASE,
+)
+
 _NEVER_STARTS = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC,
     errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG, errno.EINVAL,
@@ -173,6 +182,14 @@ def is_error_at_stop(exit_code: int, lines: Sequence[str]) -> bool:
     if error is None:
         return classify(exit_code, lines).cause is not Cause.OTHER
     return not (_STOPPING_NAME.search(error.kind) or _STOPPING.search(error.line))
+
+
+def is_peer_loss(lines: Sequence[str]) -> bool:
+    """Return whether a worker has failed because it has lost another; `lines`: its last ones."""
+    last = [line.rstrip() for line in lines if line.strip()]
+    error = exception(last)
+    words = last[-_MOST_LAST_WORDS:] if error is None else [error.line, *last[error.place + 1 :]]
+    return any(map(_PEER_LOST.search, words))
 
 
 def exception(lines: Sequence[str]) -> RaisedException | None:

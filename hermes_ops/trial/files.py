@@ -74,6 +74,15 @@ class Folder(NamedTuple):
         return self.root / ".reserve"
 
     @property
+    def group(self) -> Path:
+        """Return the folder that the workers of a segment share: $HERMES_GROUP_DIR."""
+        return self.root / "group"
+
+    def rank_log(self, rank: int) -> Path:
+        """Return the file with the output of a worker other than the first."""
+        return self.root / f"rank-{rank}.log"
+
+    @property
     def model(self) -> Path:
         """The best model of the trial."""
         return self.root / "model"

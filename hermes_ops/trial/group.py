@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from hermes_ops.trial.files import read_json, write_json
 
 RANK_VARIABLE, SIZE_VARIABLE = "HERMES_RANK", "HERMES_SIZE"
-FOLDER_VARIABLE = "HERMES_GROUP_DIR"
+GROUP_VARIABLE = "HERMES_GROUP_DIR"
 RESIZE_VARIABLE = "HERMES_RESIZE"
 _STOP = "stop.json"
 _TOUCH_S = 1.0
@@ -33,7 +33,7 @@ class GroupError(RuntimeError):
     """The processes of a trial cannot train together; the message says why and what to do."""
 
 
-class WorkerGroup(NamedTuple):
+class TrialRank(NamedTuple):
     """This process's place in its trial; the default is a trial of one process."""
 
     rank: int = 0
@@ -51,12 +51,12 @@ class WorkerGroup(NamedTuple):
         return self.size > 1
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> WorkerGroup:
+    def from_environment(cls, environment: Mapping[str, str]) -> TrialRank:
         """Return what hermes-trial has said in the variables; GroupError if they do not fit."""
         size = environment.get(SIZE_VARIABLE)
         if not size:
             return cls()
-        rank, folder = environment.get(RANK_VARIABLE, ""), environment.get(FOLDER_VARIABLE, "")
+        rank, folder = environment.get(RANK_VARIABLE, ""), environment.get(GROUP_VARIABLE, "")
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise GroupError(
                 f"{RANK_VARIABLE} must be a number below {SIZE_VARIABLE}, not {rank!r} of "
@@ -65,7 +65,7 @@ class WorkerGroup(NamedTuple):
         if int(size) == 1:
             return cls()
         if not folder:
-            raise GroupError(f"{FOLDER_VARIABLE} is not set: leave it as hermes-trial sets it")
+            raise GroupError(f"{GROUP_VARIABLE} is not set: leave it as hermes-trial sets it")
         return cls(int(rank), int(size), folder)
 
 
@@ -99,7 +99,7 @@ class StopAgreement:
     gradients. Steps are counted over all fits of the process, alike in all ranks.
     """
 
-    def __init__(self, group: WorkerGroup) -> None:
+    def __init__(self, group: TrialRank) -> None:
         self._is_leader = group.is_leader
         self._path = os.path.join(group.folder, _STOP)
         self._agreed: int | None = None
@@ -127,7 +127,7 @@ class StopAgreement:
 class TrainingMark:
     """The file by which hermes-trial knows that this rank trains, and makes steps."""
 
-    def __init__(self, group: WorkerGroup) -> None:
+    def __init__(self, group: TrialRank) -> None:
         self._path = Path(group.folder) / f"{group.rank}.fit"
         self._touched_s = 0.0
 

@@ -202,6 +202,6 @@ def import_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], .
             (name, value)
             for name, value in environment.items()
             if (name.startswith(_IMPORT_PREFIXES) or name in _IMPORT_NAMES)
-            and name != "CUDA_VISIBLE_DEVICES"
+            and name not in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG")
         )
     )

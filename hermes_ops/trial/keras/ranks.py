@@ -16,7 +16,7 @@ from hermes_ops.trial.group import (
     GroupError,
     StopAgreement,
     TrainingMark,
-    WorkerGroup,
+    TrialRank,
     average_logs,
     stop_margin,
 )
@@ -107,7 +107,7 @@ class SingleProcess:
 class HorovodRanks:
     """The ranks of a fit under Horovod; what they exchange is exchanged at the ends of epochs."""
 
-    def __init__(self, group: WorkerGroup) -> None:
+    def __init__(self, group: TrialRank) -> None:
         self._group = group
         self._agreement = StopAgreement(group)
         self._mark = TrainingMark(group)
@@ -171,19 +171,19 @@ class HorovodRanks:
             sys.modules["horovod.tensorflow"].shutdown()
 
 
-def fit_ranks(group: WorkerGroup) -> FitRanks:
+def fit_ranks(group: TrialRank) -> FitRanks:
     """Return how a process of this group trains with the others."""
     return HorovodRanks(group) if group.is_distributed else SingleProcess()
 
 
-def refuse_keras_3(group: WorkerGroup) -> None:
+def refuse_keras_3(group: TrialRank) -> None:
     """Raise GroupError for a trial of several processes with Keras 3: they would train apart."""
     if group.is_distributed:
         has_horovod = any(name.split(".")[0] == "horovod" for name in list(sys.modules))
         raise GroupError((_KERAS_3 if has_horovod else _NO_HOROVOD).format(size=group.size))
 
 
-def may_be_resized(group: WorkerGroup) -> bool:
+def may_be_resized(group: TrialRank) -> bool:
     """Tell whether the script may go on at another size: it is written for Horovod."""
     return group.is_distributed or "horovod.tensorflow" in sys.modules
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hermes_ops.trial.event_channel import announce, bad_values, send
 from hermes_ops.trial.files import is_first_time, trial_seeds
-from hermes_ops.trial.group import WorkerGroup, rank_seed
+from hermes_ops.trial.group import TrialRank, rank_seed
 from hermes_ops.trial.keras import checkpoint_files
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
 from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
@@ -43,7 +43,7 @@ class KerasRuntime:
         limit = os.environ.get("HERMES_MAX_EPOCHS")
         self.max_epochs = int(limit) if limit else None
         self.kept = int(os.environ.get(KEEP_VARIABLE) or _KEPT)
-        self.group = WorkerGroup.from_environment(os.environ)
+        self.group = TrialRank.from_environment(os.environ)
         self.ranks = fit_ranks(self.group)
         self.metrics = MetricsFile(Path(os.environ["HERMES_METRICS_FILE"]))
         self.stop = False

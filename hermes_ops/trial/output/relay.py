@@ -7,9 +7,10 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hermes_ops.trial.output.pattern_matcher import PatternMatcher
+from hermes_ops.trial.output.rank_log import RankLog
 from hermes_ops.trial.redaction import Mask
 
 _BLOCK_BYTES = 65_536
@@ -24,6 +25,7 @@ class Relay:
     What is passed on is the script's, byte for byte, but for the secrets in it.
     At most a MiB waits for a slow reader; then the script waits, as it does while `matcher` is
     full. If our reader has gone, the output is still read, so that the script does not die of it.
+    `logs`: the output of further workers, which is not passed on.
     """
 
     def __init__(
@@ -33,8 +35,11 @@ class Relay:
         target: int = 1,
         mask: Mask | None = None,
         matcher: PatternMatcher | None = None,
+        *,
+        logs: Sequence[RankLog] = (),
     ) -> None:
         self._matcher = matcher
+        self._logs = logs
         self._source: int | None = source
         self._target: int | None = target
         self._listen = listen
@@ -54,7 +59,7 @@ class Relay:
             sources.append(self._source)
         if self._backlog and self._target is not None:
             targets.append(self._target)
-        sources.append(self._wake)
+        sources += [self._wake, *(log.source for log in self._logs if log.source is not None)]
         readable, writable, _ = select.select(sources, targets, [], timeout_s)
         if self._wake in readable:
             os.read(self._wake, 4096)
@@ -62,13 +67,14 @@ class Relay:
             self._read()
         if self._target in writable:
             self._write()
+        self._read_logs(readable)
         if self._matcher is not None:
             self._matcher.exchange()
 
     def drain(self, timeout_s: float) -> None:
         """Pass on what is still in the pipes after the script's end."""
         deadline_s = time.monotonic() + timeout_s
-        while (self._source is not None or self._backlog) and time.monotonic() < deadline_s:
+        while self._is_open() and time.monotonic() < deadline_s:
             self.pump(min(0.05, timeout_s))
         self._target = None  # too slow; what the script has written is still read for its metrics
         self._backlog.clear()
@@ -76,6 +82,8 @@ class Relay:
             if self._source is None or not select.select([self._source], [], [], 0)[0]:
                 break
             self._read()
+        for log in self._logs:
+            log.drain()
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
         os.close(self._wake)
@@ -93,6 +101,10 @@ class Relay:
                 os.write(self._output, words[:_ATOMIC_BYTES])
         self._words.clear()
 
+    def _is_open(self) -> bool:
+        is_logged = any(log.source is not None for log in self._logs)
+        return self._source is not None or bool(self._backlog) or is_logged
+
     def _takes_more(self) -> bool:
         is_full = self._matcher is not None and self._matcher.is_full
         return len(self._backlog) < _BACKLOG_BYTES and not is_full
@@ -106,6 +118,11 @@ class Relay:
             self._source = None
         if self._target is not None:
             self._pass_on(self._masked.feed(data) if data else self._masked.close())
+
+    def _read_logs(self, readable: Sequence[object]) -> None:
+        for log in self._logs:
+            if log.source in readable:
+                log.read()
 
     def _pass_on(self, piece: bytes) -> None:
         end = piece.rfind(b"\n") + 1

@@ -52,14 +52,20 @@ class Reaper:
         directory: str | None,
         output: int | None = None,
         keep: Sequence[int] = (),
+        *,
+        scripts: int = 1,
     ) -> int:
-        """Start the script and return its process id; OSError if it cannot be started."""
+        """Start the script and return its process id; OSError if it cannot be started.
+
+        `scripts`: how many are started below this reaper in all.
+        """
         message = {
             "kind": "start",
             "command": list(command),
             "environment": dict(environment),
             "directory": directory,
             "keep": list(keep),
+            "scripts": scripts,
         }
         answer = self._ask(message, [] if output is None else [output], _START_S)
         if "pid" not in answer:
@@ -70,9 +76,16 @@ class Reaper:
         """Let what the script leaves behind stay below the reaper from now on."""
         self._ask({"kind": "adopt", "environment": dict(environment)}, [], _ANSWER_S)
 
-    def poll(self) -> int | None:
-        """Return the script's exit code (negative: killed by that signal), None while it lives."""
-        return self._exit.poll()
+    def poll(self, pid: int = 0) -> int | None:
+        """Return the script's exit code (negative: killed by that signal), None while it lives.
+
+        `pid`: which one, where several have been started.
+        """
+        return self._exit.poll(pid)
+
+    def ended_s(self, pid: int = 0) -> float:
+        """Return when the script ended, on the monotonic clock."""
+        return self._exit.ended_s(pid)
 
     @property
     def is_lost(self) -> bool:
@@ -99,6 +112,13 @@ class Reaper:
     ) -> dict[str, Any]:
         self._control.settimeout(wait_s)
         send(self._control, message, handles)
+        while "exit" in (answer := self._answer(wait_s)):
+            self._exit.set_report(answer)
+            if not answer.get("pid"):
+                raise OSError(errno.ESRCH, "the script has ended")
+        return answer
+
+    def _answer(self, wait_s: float) -> dict[str, Any]:
         line = b""
         while not line.endswith(b"\n"):
             try:
@@ -109,14 +129,14 @@ class Reaper:
                 raise OSError(errno.ESRCH, "the process that starts the script has gone")
             line += data
         answer: dict[str, Any] = json.loads(line)
-        if "exit" in answer:
-            self._exit.set_report(answer)
-            raise OSError(errno.ESRCH, "the script has ended")
         return answer
 
 
 class PlainChild:
-    """A freshly started script in a session of its own, below a reaper."""
+    """A freshly started script in a session of its own, below a reaper.
+
+    `scripts`: how many are started below that reaper.
+    """
 
     def __init__(
         self,
@@ -124,24 +144,31 @@ class PlainChild:
         command: Sequence[str],
         environment: Mapping[str, str],
         directory: str | None,
+        scripts: int = 1,
     ) -> None:
         self._reaper = reaper
         self.output, writer = os.pipe2(os.O_CLOEXEC)
         try:
-            self.pid = reaper.start(command, environment, directory, writer)
+            self.pid = reaper.start(command, environment, directory, writer, scripts=scripts)
         except OSError:
             os.close(self.output)
             raise
         finally:
             os.close(writer)
         self._process = process_of(self.pid)
+        self._key = self.pid if scripts > 1 else 0
 
     def poll(self) -> int | None:
         """Return the exit code, None while it lives; as preempted if its reaper was killed."""
-        code = self._reaper.poll()
+        code = self._reaper.poll(self._key)
         if self._reaper.is_lost:  # what was below it is below us now
             end_descendants(os.getpid(), END_S)
         return code
+
+    @property
+    def ended_s(self) -> float:
+        """Return when it ended, on the monotonic clock."""
+        return self._reaper.ended_s(self._key)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
@@ -214,7 +241,11 @@ class _Message(NamedTuple):
 
 
 class _Reaping:
-    """The loop of the reaper."""
+    """The loop of the reaper.
+
+    Of several scripts the end of each is reported at once, but that of the last one only when
+    nothing is left of any.
+    """
 
     def __init__(
         self,
@@ -224,10 +255,11 @@ class _Reaping:
         at_end: Callable[[], None],
     ) -> None:
         self._control = control
-        self._script = script
+        self._running = {script} if script is not None else set()
+        self._expected = self._left = 1
         self._record = record
         self._at_end = at_end
-        self._code: int | None = None
+        self._report = b""  # of the last script
         self._released = False
         self._watched = Descendants(os.getpid())
         self._written: list[Any] = []
@@ -236,11 +268,11 @@ class _Reaping:
         self._wake = _listen_to_children()
 
     def run(self) -> int:
-        """Serve until the script has ended or the starter has gone; end everything; report."""
+        """Serve until all scripts have ended or the starter has gone; end everything; report."""
         hung_up = False
-        while self._code is None and not hung_up:
+        while self._left and not hung_up:
             self._reap()
-            if self._code is None:
+            if self._left:
                 hung_up = not self._wait()
         if self._released:
             return 0
@@ -250,11 +282,14 @@ class _Reaping:
             self._at_end()
         if self._record is not None and not left:
             self._record.remove()
-        if self._code is not None:
-            with contextlib.suppress(OSError):
-                self._control.settimeout(_ANSWER_S)
-                self._control.sendall(exit_report(self._code))
+        if self._report:
+            self._send(self._report)
         return 0
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._control.settimeout(_ANSWER_S)
+            self._control.sendall(data)
 
     def _wait(self) -> bool:
         """Wait for a message or the end of a child; False once the starter has gone."""
@@ -276,8 +311,17 @@ class _Reaping:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                if pid == self._script:
-                    self._code = os.waitstatus_to_exitcode(status)
+                if pid in self._running:
+                    self._running.remove(pid)
+                    self._end_script(pid, os.waitstatus_to_exitcode(status))
+
+    def _end_script(self, pid: int, code: int) -> None:
+        self._left -= 1
+        report = exit_report(code, pid if self._expected > 1 else 0)
+        if self._left:
+            self._send(report)
+        else:
+            self._report = report
 
     def _note(self, record: ProcessRecord) -> None:
         """Write down who is there, if that has changed."""
@@ -300,8 +344,7 @@ class _Reaping:
             self._released = True
             return False
         answer = self._start(message) if kind == "start" else self._adopt(message)
-        with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(answer).encode() + b"\n")
+        self._send(json.dumps(answer).encode() + b"\n")
         return True
 
     def _adopt(self, message: _Message) -> dict[str, Any]:
@@ -312,16 +355,19 @@ class _Reaping:
 
     def _start(self, message: _Message) -> dict[str, Any]:
         wanted, handles = message
+        if not self._running and self._left == self._expected:
+            self._expected = self._left = wanted["scripts"]
         try:
-            self._script = _spawn(wanted, handles[0] if handles else subprocess.DEVNULL)
+            script = _spawn(wanted, handles[0] if handles else subprocess.DEVNULL)
         except OSError as error:
             return {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
         finally:
             for handle in (*handles, *wanted["keep"]):
                 os.close(handle)
-        self._record = record_of(wanted["environment"])
+        self._running.add(script)
+        self._record = self._record or record_of(wanted["environment"])
         self._look_at_s = time.monotonic()
-        return {"pid": self._script}
+        return {"pid": script}
 
 
 def _spawn(wanted: Mapping[str, Any], output: int) -> int:

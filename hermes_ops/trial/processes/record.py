@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hermes_ops.trial.files import read_json, write_json
+from hermes_ops.trial.group import RANK_VARIABLE
 from hermes_ops.trial.processes.tree import (
     Process,
     boot_and_namespace,
@@ -28,7 +29,10 @@ FOLDER = "processes"
 
 
 class ProcessRecord(NamedTuple):
-    """Where the processes of one trial are written down."""
+    """Where the processes of one trial are written down.
+
+    Further workers of it that have reapers of their own have records beside it, `NAME-RANK.json`.
+    """
 
     path: Path
     trial: str
@@ -41,20 +45,27 @@ class ProcessRecord(NamedTuple):
             write_json(self.path, document)
 
     def alive(self) -> list[Process]:
-        """Return those of them that still live."""
-        return _read(self.path)[1]
+        """Return those of them that still live, of all its workers."""
+        return [process for path in self._paths() for process in _read(path)[1]]
 
     def end(self, wait_s: float) -> list[Process]:
         """Kill those that live, with all below them; return those that did not end."""
         left = end_all(self.alive(), wait_s)
         if not left:
-            self.remove()
+            self.remove_all()
         return left
 
     def remove(self) -> None:
-        """Remove the record: no process is left."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+        """Remove the record: no process that it names is left."""
+        _remove(self.path)
+
+    def remove_all(self) -> None:
+        """Remove it with those of further workers: no process is left."""
+        for path in self._paths():
+            _remove(path)
+
+    def _paths(self) -> list[Path]:
+        return [self.path, *sorted(self.path.parent.glob(f"{self.path.stem}-*.json"))]
 
 
 def record_of(environment: Mapping[str, str]) -> ProcessRecord | None:
@@ -63,7 +74,12 @@ def record_of(environment: Mapping[str, str]) -> ProcessRecord | None:
     It lies in the state folder, where `hermes up` and `hermes down` look, or else in the trial's.
     """
     folder = environment.get("HERMES_TRIAL_DIR")
-    return _record(folder, environment) if folder else None
+    if not folder:
+        return None
+    record, rank = _record(folder, environment), environment.get(RANK_VARIABLE) or "0"
+    if rank == "0":
+        return record
+    return record._replace(path=record.path.with_name(f"{record.path.stem}-{rank}.json"))
 
 
 def own_record(folder: Path) -> ProcessRecord:
@@ -91,8 +107,12 @@ def forget_ended(home: Path) -> None:
     """Remove the records of which no process lives."""
     for path in (home / FOLDER).glob("*.json"):
         if not _read(path)[1]:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[str, list[Process]]:
@@ -130,5 +150,5 @@ def end_processes(folder: Path, supervisor: Process | None, wait_s: float) -> li
     everyone |= {*record.alive(), *marked(str(folder), FOLDER_VARIABLE)}
     left = end_all(everyone, wait_s / 2)
     if not left:
-        record.remove()
+        record.remove_all()
     return left

@@ -196,7 +196,7 @@ class StandbyServer:
                 if lost:
                     self._end_strays()
                 with contextlib.suppress(OSError):
-                    connection.sendall(exit_report(code))
+                    connection.sendall(exit_report(code, ended_s=standby.reaper.ended_s()))
                 self._forget(connection)
         now_s = time.monotonic()
         self._drop(

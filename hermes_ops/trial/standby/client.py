@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,11 @@ class StandbyChild:
     def poll(self) -> int | None:
         """Return the exit code, None while it lives; as preempted if the server has gone."""
         return self._exit.poll()
+
+    @property
+    def ended_s(self) -> float:
+        """Return when it ended, on the monotonic clock."""
+        return self._exit.ended_s()
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
@@ -162,20 +168,20 @@ LOST = PREEMPTED  # the script's end is not known: whoever would report it was k
 
 
 class ExitReport:
-    """Receive the exit code, once, without waiting for it."""
+    """Receive exit codes, each once, without waiting for them."""
 
     def __init__(self, source: socket.socket) -> None:
         self._source = source
         self._received = b""
-        self._code: int | None = None
-        self.is_lost = False  # the other side has gone without reporting it
+        self._reports: dict[int, ScriptExit] = {}
+        self.is_lost = False  # the other side has gone without reporting all of them
 
-    def poll(self) -> int | None:
+    def poll(self, pid: int = 0) -> int | None:
         """Return the exit code (negative: killed by that signal), None while the script lives.
 
-        As preempted if the other side has gone.
+        `pid`: which one of several scripts. As preempted if the other side has gone.
         """
-        while self._code is None:
+        while pid not in self._reports and not self.is_lost:
             try:
                 self._source.setblocking(False)
                 data = self._source.recv(4096)
@@ -183,18 +189,31 @@ class ExitReport:
                 return None
             except OSError:
                 data = b""
-            self._received += data
-            if b"\n" in self._received:
-                self.set_report(json.loads(self._received.split(b"\n")[0]))
-            elif not data:
-                self._code, self.is_lost = LOST, True
-        return self._code
+            *lines, self._received = (self._received + data).split(b"\n")
+            for line in lines:
+                self.set_report(json.loads(line))
+            self.is_lost = not data
+        return self._reports[pid].code if pid in self._reports else LOST
+
+    def ended_s(self, pid: int = 0) -> float:
+        """Return when the script ended, on the monotonic clock; now, if nobody has seen that."""
+        return self._reports[pid].ended_s if pid in self._reports else time.monotonic()
 
     def set_report(self, document: dict[str, object]) -> None:
         """Take in a report that has arrived instead of another answer."""
-        self._code = int(str(document["exit"]))
+        ended_s = float(str(document.get("ended_s") or time.monotonic()))
+        pid = int(str(document.get("pid") or 0))
+        self._reports[pid] = ScriptExit(int(str(document["exit"])), ended_s)
 
 
-def exit_report(code: int) -> bytes:
-    """Return what is sent once the script has ended."""
-    return json.dumps({"exit": code}).encode() + b"\n"
+class ScriptExit(NamedTuple):
+    """The exit code of a script, and when it ended on the monotonic clock."""
+
+    code: int
+    ended_s: float
+
+
+def exit_report(code: int, pid: int = 0, ended_s: float | None = None) -> bytes:
+    """Return what is sent once a script has ended; `pid`: which one, of several."""
+    report = {"exit": code, "pid": pid, "ended_s": ended_s or time.monotonic()}
+    return json.dumps(report).encode() + b"\n"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hermes_ops.trial.workspace import COPY, SHARED
 
+MOST_WORKERS = 256
 _OTHERS_VARIABLE = "HERMES_OTHER_METRICS"  # those beside the objective, from the sweep file
 
 
@@ -22,7 +23,8 @@ class SegmentOptions(NamedTuple):
     any. `finish_s`: how long the script may take after its last epoch.
     `advise_s`: when the user is told that nothing that it prints is read. `node`: checkpoints are
     on a volume of this node's own. `on_word`: touch nothing before a byte has come on standard
-    input.
+    input. `workers`: processes of the command; above 1 they get ranks. `tf_config`: and TF_CONFIG.
+    `start_timeout_s`: from the first worker that trains until all of them do.
     """
 
     folder: Path
@@ -47,6 +49,9 @@ class SegmentOptions(NamedTuple):
     lock_wait_s: float = 5.0
     node: str | None = None
     on_word: bool = False
+    workers: int = 1
+    tf_config: bool = False
+    start_timeout_s: float = 600.0
 
     @property
     def secondary(self) -> frozenset[str]:
@@ -65,6 +70,8 @@ def parse(arguments: Sequence[str] | None = None) -> SegmentOptions:
         )
     if parsed.gpus and parsed.gpu_locks is None:
         parser.error("--gpus needs --gpu-locks, the folder of the lock files")
+    if not 1 <= parsed.workers <= MOST_WORKERS:
+        parser.error(f"--workers is a whole number from 1 to {MOST_WORKERS}, not {parsed.workers}")
     _check_pattern(parser, "--metric-pattern", parsed.metric_pattern)
     others = json.loads(os.environ.get(_OTHERS_VARIABLE) or "{}")
     for name, pattern in others.items():
@@ -91,6 +98,9 @@ def parse(arguments: Sequence[str] | None = None) -> SegmentOptions:
         lock_wait_s=parsed.lock_wait,
         node=parsed.checkpoints_on,
         on_word=parsed.on_word,
+        workers=parsed.workers,
+        tf_config=parsed.tf_config,
+        start_timeout_s=parsed.start_timeout,
     )
 
 
@@ -132,6 +142,11 @@ def _parser() -> argparse.ArgumentParser:
         "--workspace", choices=[SHARED, COPY], default=SHARED, help="run in it, or in a copy of it"
     )
     parser.add_argument("--checkpoints-on", metavar="NODE", help="they are on its own volume")
+    parser.add_argument("--workers", type=int, default=1, metavar="K", help="processes, with ranks")
+    parser.add_argument("--tf-config", action="store_true", help="set TF_CONFIG for each worker")
+    parser.add_argument(
+        "--start-timeout", type=float, default=600.0, metavar="S", help="until all workers train"
+    )
     parser.add_argument("--on-word", action="store_true", help="wait for a byte on stdin first")
     parser.add_argument("--lock-wait", type=float, default=5.0, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command")

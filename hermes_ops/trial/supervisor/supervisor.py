@@ -26,6 +26,7 @@ from hermes_ops.trial.processes.record import own_record
 from hermes_ops.trial.processes.tree import Child, sweep_up
 from hermes_ops.trial.redaction import Mask, secret_values
 from hermes_ops.trial.retention import retention_of
+from hermes_ops.trial.supervisor.group_supervision import GroupSupervision
 from hermes_ops.trial.supervisor.options import SegmentOptions
 from hermes_ops.trial.supervisor.progress import TrainingProgress
 
@@ -48,6 +49,7 @@ _LAST_LINES = "its last epoch is over and it is about to end"
 class ScriptSupervisor:
     """Watch the script's process until its end; `run` may be called once."""
 
+    group: GroupSupervision | None = None  # of several workers
     _received_s: float | None = None  # when the output came that is taken in; None: now
     _is_full = False  # the disk, when values could not be written
 
@@ -118,8 +120,9 @@ class ScriptSupervisor:
         """Watch the child to its end; return the ending and the script's exit code."""
         started_s = time.monotonic()
         limit_s = self._time_left_s()
+        logs = () if self.group is None else self.group.workers.logs
         relay = self._relay = Relay(
-            child.output, self._read_output, mask=self._mask, matcher=self._matcher
+            child.output, self._read_output, mask=self._mask, matcher=self._matcher, logs=logs
         )
         code = child.poll()
         while code is None:
@@ -138,13 +141,18 @@ class ScriptSupervisor:
         relay.drain(_DRAIN_S)
         self._close_output()
         relay.end()
+        if self.group is not None:
+            code = self.group.workers.code  # the last lines may tell who failed first
         self._read_tensorboard(child.pid, final=True)
         self._read_logged(final=True)
         self._observe(final=True)
         self.status.step = max([self.status.step, *(m.step for m in self.unwritten)])
         if code == 0 and not self._objective_seen:
             self._ask_mlflow()
-        return judge(self._facts(code)), code
+        ending = judge(self._facts(code))
+        if self.group is not None and self._verdict is None:
+            ending = self.group.name_failed(ending)
+        return ending, code
 
     @property
     def has_trained(self) -> bool:
@@ -152,9 +160,15 @@ class ScriptSupervisor:
         return self._had_values
 
     @property
-    def tail(self) -> list[str]:
-        """The last lines of the output."""
+    def own_tail(self) -> list[str]:
+        """The last lines of the output that it reads itself."""
         return self._output.tail
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines of the output; of several workers' that of the one that failed first."""
+        own = self._output.tail
+        return own if self.group is None else self.group.tail(own)
 
     def copy_rest(self, copier: CheckpointUploader) -> bool:
         """After the script's end: what is newest goes to the store, within what is left of the
@@ -481,7 +495,9 @@ class ScriptSupervisor:
         ended = self._verdict is not None or self._ended_as_trained
         now_s = time.monotonic()
         if self._kill_at_s is None and (ended or self._stop_requests):
-            self._tail_at_stop = self.tail
+            self._tail_at_stop = self._output.tail
+            if self.group is not None:
+                self.group.note_stop()
             child.signal(signal.SIGTERM)
             grace_s = self._options.grace_s
             self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)
@@ -504,6 +520,9 @@ class ScriptSupervisor:
             self._say_once("ended", f"the script is ended as finished: {why_over}")
 
     def _facts(self, code: int) -> SegmentFacts:
+        at_stop = self._tail_at_stop
+        if self.group is not None:
+            at_stop = self.group.tail_at_stop(at_stop)
         return SegmentFacts(
             exit_code=code,
             asked_to_stop=self._stop_requests > 0 or code == PREEMPTED,
@@ -520,7 +539,7 @@ class ScriptSupervisor:
             diverged=self._diverged,
             direction=self._options.direction or os.environ.get("HERMES_DIRECTION"),
             reported=sorted(self._metrics.names()),
-            tail_at_stop=self._tail_at_stop,
+            tail_at_stop=at_stop,
             refused=list(self._notes.values()),
             worked_before=self._had_values and not self._has_values,
         )
