@@ -1,4 +1,4 @@
-"""Let Horovod find Keras 2: it imports `keras`, which is Keras 3 beside TensorFlow 2.16 and later."""
+"""Let Horovod find Keras 2: its `import keras` finds Keras 3 beside TensorFlow 2.16 and later."""
 
 from __future__ import annotations
 
