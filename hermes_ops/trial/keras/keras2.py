@@ -102,7 +102,8 @@ def _epochs(session: FitSession, source: Any, epochs: Any, arrays: Any) -> Itera
             _repeat_epoch(session, source, iterator, epoch, draw)
             continue
         if epoch == session.resume_epoch and session.resume_batch:
-            batch = session.resumed_batch(source._inferred_steps)
+            size = session.backend.batch_size(session)
+            batch = session.resumed_batch(source._inferred_steps, size)
             _draw(iterator, batch if draw else 0)
             source._initial_step = batch
         yield epoch, iterator
@@ -204,7 +205,7 @@ def _place(session: FitSession, adapter: Any) -> int:
     """Return the batches to skip; of our own permutations, whole ones are skipped by number."""
     done = session.resume_epoch - session.first_epoch
     in_epoch = session.steps_per_epoch or adapter._size
-    batches: int = done * in_epoch + session.resumed_batch(in_epoch)
+    batches: int = done * in_epoch + session.resumed_batch(in_epoch, adapter._batch_size)
     if session.permutations is None:
         return batches
     session.permutations.begin_after(batches // adapter._size)
@@ -256,14 +257,21 @@ class Keras2:
 
     def samples(self, session: FitSession, first: int, last: int) -> int | None:
         """Return the samples in the batches [first, last) of an epoch; None if not known."""
-        adapter = session.source._adapter
-        size = adapter.batch_size() or batch_size_of(self.dataset(session))
+        adapter, size = session.source._adapter, self.batch_size(session)
         if size is None:
             return None
-        count = (last - first) * int(size)
-        if adapter.partial_batch_size() and not session.steps_per_epoch and last == adapter._size:
-            count -= int(size) - int(adapter.partial_batch_size())
-        return count
+        partial = 0 if session.steps_per_epoch else adapter.partial_batch_size() or 0
+        short = size - int(partial) if partial and last == adapter._size else 0
+        return (last - first) * size - short
+
+    def batch_size(self, session: FitSession) -> int | None:
+        """Return the samples in a batch; None if not known."""
+        adapter = session.source._adapter
+        try:
+            size = adapter.batch_size()
+        except NotImplementedError:
+            return None
+        return int(size) if size else batch_size_of(self.dataset(session))
 
     def batches(self, session: FitSession) -> int | None:
         """Return the batches in an epoch, None if not known yet."""

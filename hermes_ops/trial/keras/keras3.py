@@ -203,6 +203,10 @@ class Keras3:
     def repeat_epochs(self, session: FitSession, source: Any) -> None:
         """Do nothing: data that are resumed at the start of an epoch only cannot be repeated."""
 
+    def batch_size(self, session: FitSession) -> int | None:  # noqa: ARG002
+        """Return None, as for `samples`."""
+        return None
+
     def samples(self, session: FitSession, first: int, last: int) -> int | None:  # noqa: ARG002
         """Return None: they are counted in trials of several processes, which Keras 3 has not."""
         return None

@@ -32,20 +32,28 @@ class SizeChange(NamedTuple):
         return self.before == self.now
 
 
-def resumed_batch(
-    batch: int, change: SizeChange, batches_before: int | None, batches_now: int | None
-) -> int:
-    """Return the batch of the epoch to go on with.
+class EpochShape(NamedTuple):
+    """The batches of an epoch and the samples in each, of one process; None where not known."""
 
-    A batch is one of each process. The epoch goes on at the same share of the data: so many
-    batches fewer as there are more processes. Where an epoch has as many batches as before, the
-    script does not divide its data, and the batch stays. At least one batch is left to train.
+    batches: int | None = None
+    batch_size: int | None = None
+
+
+def resumed_batch(batch: int, change: SizeChange, before: EpochShape, now: EpochShape) -> int:
+    """Return the batch of the epoch to go on with; a batch is one of each process.
+
+    The epoch goes on at the same share of the data: so many batches fewer as there are more
+    processes, or samples in a batch. Where an epoch has as many batches as before, the script does
+    not divide its data, and the batch stays. At least one batch is left to train.
     """
-    if change.is_same or batch == 0:
+    samples = change.before * (before.batch_size or 1), change.now * (now.batch_size or 1)
+    if before.batch_size is None or now.batch_size is None:
+        samples = change.before, change.now
+    if batch == 0 or samples[0] == samples[1]:
         return batch
-    undivided = batches_now is not None and batches_now == batches_before
-    place = batch if undivided else batch * change.before // change.now
-    return place if batches_now is None else min(place, max(0, batches_now - 1))
+    undivided = now.batches is not None and now.batches == before.batches
+    place = batch if undivided else batch * samples[0] // samples[1]
+    return place if now.batches is None else min(place, max(0, now.batches - 1))
 
 
 # -- the learning rate -----------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from hermes_ops.trial.keras.pipeline import (
 )
 from hermes_ops.trial.keras.ranks import EpochVote, may_be_resized, rank_parts
 from hermes_ops.trial.keras.resize import (
+    EpochShape,
     SizeChange,
     arrays_of_rank,
     fingerprints,
@@ -64,6 +65,9 @@ class KerasBackend(Protocol):
     def dataset(self, session: FitSession) -> Any:
         """Return the script's tf.data pipeline; None if the data are anything else."""
 
+    def batch_size(self, session: FitSession) -> int | None:
+        """Return the samples in a batch; None if not known."""
+
     def samples(self, session: FitSession, first: int, last: int) -> int | None:
         """Return the samples in the batches [first, last) of an epoch; None if not known."""
 
@@ -100,8 +104,8 @@ class FitSession:
         self.resume_epoch = int(header.get("epoch", self.first_epoch))
         self.resume_batch = int(header.get("batch", 0))
         self.change = SizeChange(self._size_before(header), runtime.group.size)
-        self._batches_before = header.get("batches")
-        self.resume_batches = self._batches_before if self.change.is_same else None
+        self._shape_before = EpochShape(header.get("batches"), header.get("batch_size"))
+        self.resume_batches = self._shape_before.batches if self.change.is_same else None
         self.ended_before = bool(header.get("stopped"))
         self.is_replayed = bool(header.get("final"))
         self.epoch = self.resume_epoch
@@ -196,9 +200,10 @@ class FitSession:
             now, before = self.change.now, self.change.before
             print(f"hermes: goes on with {now} workers instead of {before}", flush=True)
 
-    def resumed_batch(self, batches: int | None) -> int:
-        """Return the batch to go on with in the resumed epoch, which has so many for each rank."""
-        return resumed_batch(self.resume_batch, self.change, self._batches_before, batches)
+    def resumed_batch(self, batches: int | None, batch_size: int | None) -> int:
+        """Return the batch to go on with in the resumed epoch, which has this shape now."""
+        now = EpochShape(batches, batch_size)
+        return resumed_batch(self.resume_batch, self.change, self._shape_before, now)
 
     def is_stop_due(self) -> bool:
         """Tell, once before each batch, whether this process leaves before it."""
@@ -340,12 +345,17 @@ class FitSession:
 
     def _count_samples(self, batches: int | None, epoch: int) -> None:
         """Add what all ranks have trained on in an epoch, up to `batches` of each rank."""
-        begun = self.resumed_batch(batches) if epoch == self.resume_epoch else 0
-        is_known = batches is not None and self._is_resizable
-        own = self.backend.samples(self, begun, batches or 0) if is_known else None
-        by_rank = self.ranks.gather(own)
-        known = self.runtime.samples if self._is_resizable else None
-        self.runtime.samples = None if known is None or None in by_rank else known + sum(by_rank)
+        if not self._is_resizable:
+            self.runtime.samples = None
+            return
+        begun, size = 0, self.backend.batch_size(self)
+        if epoch == self.resume_epoch:
+            begun = self.resumed_batch(self.backend.batches(self), size)
+        by_rank = self.ranks.gather(
+            None if batches is None else self.backend.samples(self, begun, batches)
+        )
+        before = self.runtime.samples
+        self.runtime.samples = None if before is None or None in by_rank else before + sum(by_rank)
 
     def _leave(self) -> None:
         self.ranks.leave()
@@ -410,6 +420,7 @@ class FitSession:
             "best": best,
             "objective": objective if objective is not None and math.isfinite(objective) else None,
             "size": self.runtime.group.size,
+            "batch_size": self.backend.batch_size(self),
             "samples": self.runtime.samples,
             **self.rate.header(),
         }

@@ -115,6 +115,9 @@ class KerasBackend:
     def batches(self, session: Any) -> int | None:
         return 1
 
+    def batch_size(self, session: Any) -> int | None:
+        return None
+
     def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
         arguments["initial_epoch"] = epoch
 

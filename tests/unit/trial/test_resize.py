@@ -26,6 +26,7 @@ from hermes_ops.trial.keras.ranks import (
     refuse_keras_3,
 )
 from hermes_ops.trial.keras.resize import (
+    EpochShape,
     SizeChange,
     arrays_of_rank,
     fingerprints,
@@ -41,18 +42,29 @@ from hermes_ops.trial.keras.resize import (
 # -- the batch -------------------------------------------------------------------------------------
 
 
+def resumed(batch: int, before: int, now: int, *batches: int | None) -> int:
+    return resumed_batch(batch, SizeChange(before, now), *(EpochShape(n, 16) for n in batches))
+
+
 def test_an_epoch_goes_on_at_the_same_share_of_its_data() -> None:
-    assert resumed_batch(6, SizeChange(2, 3), 12, 8) == 4
-    assert resumed_batch(5, SizeChange(2, 3), 12, 8) == 3
-    assert resumed_batch(4, SizeChange(3, 1), 8, 24) == 12
+    assert resumed(6, 2, 3, 12, 8) == 4
+    assert resumed(5, 2, 3, 12, 8) == 3
+    assert resumed(4, 3, 1, 8, 24) == 12
+    assert resumed(4, 3, 1, None, None) == 12
 
 
 def test_at_the_same_size_the_batch_is_the_same() -> None:
-    assert resumed_batch(7, SizeChange(2, 2), None, None) == 7
+    assert resumed(7, 2, 2, None, None) == 7
+
+
+def test_batches_of_another_size_count_by_their_samples() -> None:
+    shapes = EpochShape(12, 16), EpochShape(6, 32)
+    assert resumed_batch(6, SizeChange(2, 2), *shapes) == 3
+    assert resumed_batch(6, SizeChange(2, 4), EpochShape(12, 32), EpochShape(12, 16)) == 6
 
 
 def test_where_the_data_are_not_divided_the_batch_stays() -> None:
-    assert resumed_batch(7, SizeChange(1, 2), 10, 10) == 7
+    assert resumed(7, 1, 2, 10, 10) == 7
 
 
 @given(
@@ -64,9 +76,8 @@ def test_where_the_data_are_not_divided_the_batch_stays() -> None:
 def test_a_batch_is_left_to_train_in_the_epoch(
     batch: int, before: int, now: int, batches: int
 ) -> None:
-    here = resumed_batch(batch, SizeChange(before, now), batch + 1, batches)
     if before != now:
-        assert 0 <= here < batches
+        assert 0 <= resumed(batch, before, now, batch + 1, batches) < batches
 
 
 # -- the learning rate -----------------------------------------------------------------------------
