@@ -86,7 +86,7 @@ test-heavy: setup
 
 # Trials with one process per GPU, by Horovod on CPUs.
 test-horovod: .venv/.ready horovod-env
-	$(BIN)/pytest -m horovod --timeout 900 $(PYTEST)
+	HERMES_TEST_HOROVOD=required $(BIN)/pytest -m horovod --timeout 900 $(PYTEST)
 
 # KUBECONFIG names a cluster; without it the command in HERMES_TEST_CLUSTER starts one.
 test-k8s: setup

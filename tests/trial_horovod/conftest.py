@@ -34,7 +34,7 @@ class HorovodTrial:
         self.output = ""
         self.segments = 0
 
-    def segment(self, workers: int, at: str = "none:0:0:0", **variables: str) -> int:
+    def segment(self, workers: int, at: str = "none:-1:0:0", **variables: str) -> int:
         """Run a segment; `at` is SIGNAL:EPOCH:BATCH:RANK. Return the exit code of hermes-trial."""
         self.segments += 1
         command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.folder)]

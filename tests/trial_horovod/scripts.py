@@ -18,7 +18,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         rate = getattr(self.model.optimizer, "learning_rate", None)
         note(epoch=self.epoch, batch=batch, rate=float(rate.numpy()), loss=float(logs["loss"]))
-        name, where, rank = os.environ.get("AT", "none:0:none").rsplit(":", 2)
+        name, where, rank = os.environ["AT"].rsplit(":", 2)
         name, epoch = name.split(":")
         if [epoch, where, rank] == [str(self.epoch), str(batch), str(hvd.rank())]:
             os.kill(os.getpid(), getattr(signal, "SIG" + name))
