@@ -17,19 +17,13 @@ from hermes_ops.trial.environment import resolve_references
 from hermes_ops.trial.event_channel import RUN_VARIABLE, URI_VARIABLE
 from hermes_ops.trial.failure import Cause, is_final, may_start_later
 from hermes_ops.trial.files import Folder, read_json, trial_seeds
-from hermes_ops.trial.group_start import (
-    MeetingPlaces,
-    make_group,
-    open_meeting_places,
-    start_processes,
-    worker_environments,
-)
 from hermes_ops.trial.locks import BusyError, LockHolder, fence, lock_file, lock_gpus
 from hermes_ops.trial.metrics import MetricsFile
 from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, SegmentEnding, SegmentOutcome
 from hermes_ops.trial.processes.reaper import END_S, PlainChild, Reaper, fork_reaper
 from hermes_ops.trial.processes.record import KILL_AFTER_S, own_record
 from hermes_ops.trial.processes.tree import SEGMENT_VARIABLE, Child, adopt_orphans, sweep_up
+from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.standby.client import (
     StandbyChild,
     StandbyOrder,
@@ -37,13 +31,13 @@ from hermes_ops.trial.standby.client import (
     standby_order,
     start_standby,
 )
-from hermes_ops.trial.supervisor.group_supervision import GroupSupervision
 from hermes_ops.trial.supervisor.options import SegmentOptions, parse
 from hermes_ops.trial.supervisor.supervisor import ScriptSupervisor
 from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, written_originals
 
 if TYPE_CHECKING:
     from hermes_ops.trial.checkpoint_store.download import DownloadResult
+    from hermes_ops.trial.group_start import MeetingPlaces
 
 _GPU_WAIT_S = 10.0
 _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
@@ -224,7 +218,7 @@ def _watch(
     token: str,
     reaper: Reaper,
 ) -> _ScriptEnd:
-    places = open_meeting_places(options, folder) if options.workers > 1 else None
+    places = _open_meeting_places(options, folder) if options.workers > 1 else None
     variables = environment(options, folder, token, os.environ)
     try:
         child = _start(options, supervisor, variables, reaper, places)
@@ -240,6 +234,12 @@ def _watch(
         places.close()
     _finish_upload(ending, supervisor)
     return _ScriptEnd(ending, code, supervisor.tail)
+
+
+def _open_meeting_places(options: SegmentOptions, folder: Folder) -> MeetingPlaces:
+    from hermes_ops.trial.group_start import open_meeting_places  # with an HTTP server
+
+    return open_meeting_places(options, folder)
 
 
 def _start_upload(
@@ -273,16 +273,27 @@ def _start(
     if places is None:
         child = _start_standby(options, supervisor, environment)
         return child or PlainChild(reaper, _command(options), environment, options.directory)
-    environments = worker_environments(environment, places.addresses)
+    return _start_workers(options, supervisor, environment, reaper, places)
+
+
+def _start_workers(
+    options: SegmentOptions,
+    supervisor: ScriptSupervisor,
+    environment: Mapping[str, str],
+    reaper: Reaper,
+    places: MeetingPlaces,
+) -> WorkerProcesses:
+    from hermes_ops.trial.group_start import make_group, start_processes, worker_environments
+
     children = start_processes(
-        environments,
+        worker_environments(environment, places.addresses),
         lambda own: _start_standby(options, supervisor, own),
         _command(options),
         options.directory,
         reaper,
     )
     workers = make_group(places.folder, children, lambda: supervisor.own_tail)
-    supervisor.group = GroupSupervision(workers)
+    supervisor.watch_group(workers, places.addresses.folder)
     return workers
 
 

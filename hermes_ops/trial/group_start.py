@@ -11,7 +11,7 @@ from hermes_ops.trial.files import Folder
 from hermes_ops.trial.output.rank_log import RankLog
 from hermes_ops.trial.ports import ReservedPort, reserve_ports
 from hermes_ops.trial.processes.reaper import PlainChild, Reaper
-from hermes_ops.trial.processes.workers import WorkerChild, WorkerGroup
+from hermes_ops.trial.processes.workers import WorkerChild, WorkerProcesses
 from hermes_ops.trial.redaction import Mask, secret_values
 from hermes_ops.trial.rendezvous import RendezvousServer
 from hermes_ops.trial.supervisor.options import SegmentOptions
@@ -57,7 +57,7 @@ def open_meeting_places(options: SegmentOptions, folder: Folder) -> MeetingPlace
 
 def make_group(
     folder: Folder, children: Sequence[WorkerChild], first_tail: Callable[[], list[str]]
-) -> WorkerGroup:
+) -> WorkerProcesses:
     """Return the group of these workers, by rank; `first_tail`: the last lines of the first."""
     mask = Mask(secret_values(os.environ))
     logs = [
@@ -67,7 +67,7 @@ def make_group(
     ]
     for log in logs:
         log.say(f"a segment with {len(children)} workers begins")
-    return WorkerGroup(
+    return WorkerProcesses(
         children, logs, lambda rank: is_peer_loss(logs[rank - 1].tail if rank else first_tail())
     )
 

@@ -26,6 +26,7 @@ class TrialStatus:
         self.epoch = epoch
         self.pid = pid
         self.started_s = started_s
+        self.workers = 1
         self.preemptible = False
         self.preemptible_reason = "it has not written a checkpoint to $HERMES_CHECKPOINT_DIR yet"
         self.step = 0

@@ -17,6 +17,8 @@ FAILED_WAIT_S = 3.0
 LEFT_WAIT_S = 60.0
 """Seconds that the others have once the first worker has finished, or any is preempted."""
 
+_STOPPED, _KILLED = -int(signal.SIGTERM), -int(signal.SIGKILL)
+
 
 class WorkerChild(Child, Protocol):
     """One worker's process."""
@@ -41,7 +43,8 @@ class WorkerEnd(NamedTuple):
     @property
     def has_failed(self) -> bool:
         """Tell whether it ended by an error or a signal that is not ours."""
-        return self.code not in (FINISHED, PREEMPTED) and not self.was_killed
+        is_stopped = self.told_to_stop and self.code == _STOPPED
+        return not (self.code in (FINISHED, PREEMPTED) or self.was_killed or is_stopped)
 
 
 def others_end_by_s(ends: Sequence[WorkerEnd]) -> float | None:
@@ -77,17 +80,15 @@ def group_code(ends: Sequence[WorkerEnd], failure: WorkerEnd | None) -> int:
     """Return the exit code of a group that has ended, with that first failure.
 
     Workers that were killed by us say nothing, unless all were. Of workers that have finished and
-    preempted ones together nobody knows how far they are: preempted, so that the trial resumes.
+    ones that were preempted or stopped nobody knows how far they are: the trial is to resume.
     """
     if failure is not None:
         return failure.code
     codes = {end.code for end in ends if not end.was_killed}
-    if not codes:
-        return -int(signal.SIGKILL)
-    return PREEMPTED if PREEMPTED in codes else FINISHED
+    return next((code for code in (PREEMPTED, _STOPPED, FINISHED) if code in codes), _KILLED)
 
 
-class WorkerGroup:
+class WorkerProcesses:
     """The workers of one segment, as one child: its output and its process id are the first's.
 
     `logs`: the output of the others, in the order of their ranks from 1. `is_aftermath` tells by
@@ -114,7 +115,7 @@ class WorkerGroup:
             code = child.poll()
             if code is not None:
                 del self._running[rank]
-                flags = self._told_to_stop, self._killed and code == -signal.SIGKILL
+                flags = self._told_to_stop, self._killed and code == _KILLED
                 self._ends.append(WorkerEnd(rank, code, child.ended_s, *flags))
         if not self._running:
             return self.code

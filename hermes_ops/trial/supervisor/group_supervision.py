@@ -1,17 +1,54 @@
-"""What the supervisor of a trial does for several workers: their last words, and who failed."""
+"""What the supervisor does for several workers: who failed, their last words, their agreement."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from hermes_ops.trial.outcome import SegmentEnding, SegmentOutcome
-from hermes_ops.trial.processes.workers import WorkerGroup
+from hermes_ops.trial.processes.workers import WorkerProcesses
+from hermes_ops.trial.supervisor.group_watchdog import GroupWatchdog, why_stuck
+
+_LOOK_S = 1.0
 
 
 class GroupSupervision:
-    """The workers of a segment beside the first one, whose output the supervisor reads itself."""
+    """The workers of a segment beside the first one, whose output the supervisor reads itself.
 
-    def __init__(self, workers: WorkerGroup) -> None:
+    `folder`: the one that they share.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerProcesses,
+        folder: Path,
+        watchdog: GroupWatchdog,
+        start_timeout_s: float,
+    ) -> None:
         self.workers = workers
+        self.watchdog = watchdog
+        self._folder = folder
+        self._start_timeout_s = start_timeout_s
+        self._look_at_s = 0.0
         self._tails_at_stop: dict[int, list[str]] = {}
+
+    def why_stuck(self, step: int, now_s: float) -> str | None:
+        """Return why the group is to be ended, by what its workers show once a second."""
+        if now_s < self._look_at_s:
+            return None
+        self._look_at_s = now_s + _LOOK_S
+        progress = self.watchdog.observe(self._marks(), step, now_s)
+        return why_stuck(progress, self._start_timeout_s, now_s)
+
+    def _marks(self) -> dict[int, int]:
+        """Return when the files of the ranks that train were touched last, in ns."""
+        marks = {}
+        for rank in range(self.workers.size):
+            try:
+                marks[rank] = os.stat(self._folder / f"{rank}.fit").st_mtime_ns
+            except OSError:
+                continue
+        return marks
 
     def note_stop(self) -> None:
         """Remember what the workers have said when they are told to stop."""

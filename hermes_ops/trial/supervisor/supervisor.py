@@ -18,21 +18,25 @@ from hermes_ops.trial.files import Folder, Follower, write_json
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.mlflow.logged_values import FirstValues, LoggedValues, last_step
 from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentFacts, judge, no_space
-from hermes_ops.trial.output.metric_reader import MetricReader
 from hermes_ops.trial.output.output_reader import MatchedOutput, OutputReader, TimedMetrics
-from hermes_ops.trial.output.pattern_matcher import PatternMatcher
 from hermes_ops.trial.output.relay import Relay
 from hermes_ops.trial.processes.record import own_record
 from hermes_ops.trial.processes.tree import Child, sweep_up
+from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.redaction import Mask, secret_values
 from hermes_ops.trial.retention import retention_of
 from hermes_ops.trial.supervisor.group_supervision import GroupSupervision
+from hermes_ops.trial.supervisor.group_watchdog import GroupWatchdog
 from hermes_ops.trial.supervisor.options import SegmentOptions
 from hermes_ops.trial.supervisor.progress import TrainingProgress
+from hermes_ops.trial.supervisor.readers import (
+    make_matcher,
+    make_metric_reader,
+    make_tensorboard_reader,
+)
 
 if TYPE_CHECKING:
     from hermes_ops.trial.checkpoint_store.upload import CheckpointUploader
-    from hermes_ops.trial.tensorboard import TensorBoardReader
 
 POLL_S = 0.1
 _DRAIN_S = 2.0
@@ -41,8 +45,6 @@ _OUTPUT_LAG_S = 0.15  # a line and a checkpoint written together are seen within
 _FAILED_GRACE_S = 3.0
 _MOST_UNWRITTEN = 400  # values held in memory; a result in its reserved space has room for them
 _RESULT_S = 2.0  # of the grace, for what is written after the last copy
-_BOARD_VARIABLE = "HERMES_TENSORBOARD_DIR"
-_PARAMETER_PREFIX = "HERMES_PARAM_"
 _LAST_LINES = "its last epoch is over and it is about to end"
 
 
@@ -83,11 +85,11 @@ class ScriptSupervisor:
         self.timings: dict[str, float] = {}  # those measured in this very segment
         self._mask = Mask(secret_values(os.environ))
         reached = self._metrics.reached(options.objective) if options.objective else None
-        self._reader = _reader(options, self.status, first_step, reached)
+        self._reader = make_metric_reader(options, self.status, first_step, reached)
         self._output = OutputReader(self._reader, self._mask)
-        self._matcher = _matcher(options, self._reader)
+        self._matcher = make_matcher(options, self._reader)
         self._matched = MatchedOutput(self._output, self._matcher) if self._matcher else None
-        self._tensorboard = _tensorboard(options, folder)
+        self._tensorboard = make_tensorboard_reader(options, folder)
         self._retention = retention_of(folder.root, folder.checkpoints)
         self.copier: CheckpointUploader | None = None
         self.imports: dict[str, bool] = {}  # by name: whether it may be done ahead of the script
@@ -158,6 +160,13 @@ class ScriptSupervisor:
     def has_trained(self) -> bool:
         """Tell whether the trial had reported values before this segment."""
         return self._had_values
+
+    def watch_group(self, workers: WorkerProcesses, folder: Path) -> None:
+        """Let the child be that of several workers, which share that folder; before `run`."""
+        self.status.workers = workers.size
+        has_end = self._options.max_epochs is not None
+        watchdog = GroupWatchdog(workers.size, self.status.step, by_steps=has_end)
+        self.group = GroupSupervision(workers, folder, watchdog, self._options.start_timeout_s)
 
     @property
     def own_tail(self) -> list[str]:
@@ -436,6 +445,8 @@ class ScriptSupervisor:
         self._trained_to_end = False
         reason = str(event.get("reason") or "")
         self._set_preemptible(bool(event.get("preemptible", True)), reason)
+        if self.group is not None:
+            self.group.watchdog.announce(time.monotonic())
         if self.on_training is not None:
             self.on_training()
         if event.get("startup_s") is not None:
@@ -466,6 +477,8 @@ class ScriptSupervisor:
 
     def _on_trained(self, _: dict[str, Any]) -> None:
         self._trained_to_end = True
+        if self.group is not None:
+            self.group.watchdog.withdraw()
 
     def _on_import(self, event: dict[str, Any]) -> None:
         self.imports[str(event.get("name"))] = bool(event.get("ahead"))
@@ -492,6 +505,7 @@ class ScriptSupervisor:
             self._parent = 0
             self._stop_requests += 1
         self._judge_time(running_s, limit_s)
+        self._judge_group()
         ended = self._verdict is not None or self._ended_as_trained
         now_s = time.monotonic()
         if self._kill_at_s is None and (ended or self._stop_requests):
@@ -519,6 +533,13 @@ class ScriptSupervisor:
             self._ended_as_trained = True
             self._say_once("ended", f"the script is ended as finished: {why_over}")
 
+    def _judge_group(self) -> None:
+        """End workers that wait for each other for ever, as failed."""
+        is_ending = self._stop_requests or self._verdict is not None or self._ended_as_trained
+        if self.group is None or is_ending or self._progress.is_in_last_lines:
+            return
+        self._verdict = self.group.why_stuck(self.status.step, time.monotonic())
+
     def _facts(self, code: int) -> SegmentFacts:
         at_stop = self._tail_at_stop
         if self.group is not None:
@@ -543,45 +564,3 @@ class ScriptSupervisor:
             refused=list(self._notes.values()),
             worked_before=self._had_values and not self._has_values,
         )
-
-
-def _reader(
-    options: SegmentOptions,
-    status: segment_records.TrialStatus,
-    first_step: int,
-    reached: int | None,
-) -> MetricReader:
-    return MetricReader(
-        options.objective,
-        options.metric_pattern,
-        first_step,
-        status.step_offset,
-        dict(options.others),
-        max_epochs=options.max_epochs,
-        reached=reached,
-        steps_by=status.steps_by,
-        parameters=[
-            name[len(_PARAMETER_PREFIX) :]
-            for name in os.environ
-            if name.startswith(_PARAMETER_PREFIX)
-        ],
-    )
-
-
-def _matcher(options: SegmentOptions, reader: MetricReader) -> PatternMatcher | None:
-    """Return what searches for the sweep's patterns; None if it has none."""
-    names = ["trial.metric_pattern"] if options.metric_pattern else []
-    names += [f"the pattern of {name}" for name, pattern in options.others if pattern]
-    patterns = [(name, reader.patterns[place]) for place, name in enumerate(names)]
-    return PatternMatcher(patterns) if patterns else None
-
-
-def _tensorboard(options: SegmentOptions, folder: Folder) -> TensorBoardReader | None:
-    """Return the reader of the script's event files; None if the sweep names no folder."""
-    root = os.environ.get(_BOARD_VARIABLE)
-    if not root or options.objective is None:
-        return None
-    from hermes_ops.trial.tensorboard import TensorBoardReader
-
-    place = Path(options.directory or os.getcwd(), root)
-    return TensorBoardReader(place, options.objective, folder.root / "event_files.json")

@@ -52,3 +52,23 @@ def test_a_report_that_comes_in_the_place_of_an_answer_counts(pair: NamedValue) 
     found = ExitReport(pair[0])
     found.set_report({"exit": 3})
     assert found.poll() == 3
+
+
+@given(st.dictionaries(st.integers(1, 9), st.integers(-64, 255), min_size=1), st.data())
+def test_of_several_scripts_each_code_arrives_whenever_it_is_asked_for(
+    codes: dict[int, int], data: st.DataObject
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        found = ExitReport(ours)
+        sent: dict[int, int] = {}
+        for place, (pid, code) in enumerate(codes.items()):
+            theirs.sendall(exit_report(code, pid, ended_s=1.0 + place))
+            sent[pid] = code
+            asked = data.draw(st.sampled_from(sorted(codes)))
+            assert found.poll(asked) == sent.get(asked)
+        theirs.close()
+        assert {pid: found.poll(pid) for pid in codes} == codes
+        assert sorted(codes, key=found.ended_s) == list(codes)
+        assert not found.is_lost
+        assert (found.poll(10), found.is_lost) == (LOST, True)

@@ -305,7 +305,7 @@ def test_a_trial_goes_on_exactly_where_its_values_were_still_being_searched(tria
 
 def test_a_script_without_patterns_has_no_process_for_them(tmp_path: Path) -> None:
     from hermes_ops.trial.supervisor.options import SegmentOptions
-    from hermes_ops.trial.supervisor.supervisor import _matcher
+    from hermes_ops.trial.supervisor.readers import make_matcher
 
     options = SegmentOptions(tmp_path, 1, ("x",), objective="loss", others=(("size", None),))
-    assert _matcher(options, MetricReader("loss", None, 0, others={"size": None})) is None
+    assert make_matcher(options, MetricReader("loss", None, 0, others={"size": None})) is None
