@@ -84,7 +84,7 @@ def read_rate(optimizer: Any) -> float | None:
     """Return the learning rate; None if there is none, or it follows a schedule."""
     if optimizer is None or follows_schedule(optimizer):
         return None
-    rate = getattr(optimizer, "learning_rate", None)
+    rate: Any = getattr(optimizer, "learning_rate", None)
     try:
         return float(rate.numpy() if hasattr(rate, "numpy") else rate)
     except (TypeError, ValueError, AttributeError):

@@ -118,6 +118,9 @@ class KerasBackend:
     def batch_size(self, session: Any) -> int | None:
         return None
 
+    def samples(self, session: Any, first: int, last: int) -> int | None:
+        return None
+
     def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
         arguments["initial_epoch"] = epoch
 
