@@ -54,6 +54,7 @@ class KerasRuntime:
         self.best: float | None = None  # of the objective; lower is better
         self.fit_count = 0
         self.samples: int | None = 0  # trained on by all ranks; None: not known
+        self.was_distributed = self.group.is_distributed  # in this segment, or in an earlier one
         self.scaled_optimizers: list[Any] = []  # whose learning rate is that of this size
         self.writes: dict[str, int] = {}  # by path: how often callbacks have opened a file to write
         self.unresumable: str | None = None  # why the trial cannot be resumed
@@ -124,6 +125,7 @@ class KerasRuntime:
         self.best = self.resumed.get("best_value")
         if self.resume is not None:
             self.samples = self.resume.header.get("samples")
+            self.was_distributed |= bool(self.resume.header.get("was_distributed"))
         self._delete_torn()
 
     @property

@@ -339,7 +339,7 @@ class FitSession:
         """Count the samples of the epoch that is over; return the metric of a distributed trial."""
         self._count_samples(self.backend.batches(self), self.epoch - 1)
         samples = self.runtime.samples
-        if samples is None or not self.runtime.group.is_distributed:
+        if samples is None or not self.runtime.was_distributed:
             return {}
         return {_SAMPLES: float(samples)}
 
@@ -422,6 +422,7 @@ class FitSession:
             "size": self.runtime.group.size,
             "batch_size": self.backend.batch_size(self),
             "samples": self.runtime.samples,
+            "was_distributed": self.runtime.was_distributed,
             **self.rate.header(),
         }
         variables = self.state.variables(self.backend.train_step(self))
