@@ -41,7 +41,7 @@ def test_a_trial_of_two_workers_stopped_and_resumed_has_the_same_curve(trials: T
     assert whole.segment(2) == 0, whole.output
     assert cut.segment(2, at="TERM:1:2:0") == 75, cut.output
     assert newest_header(cut)["batch"] > 0, "it was not stopped in mid-epoch"
-    assert cut.segment(2, at="TERM:3:1:0") == 75, cut.output
+    assert cut.segment(2, at="TERM:3:1:*") == 75, cut.output
     assert cut.segment(2) == 0, cut.output
     found, expected = cut.metrics(), whole.metrics()
     assert sorted(found) == sorted(expected)
@@ -52,6 +52,21 @@ def test_a_trial_of_two_workers_stopped_and_resumed_has_the_same_curve(trials: T
     assert cut.batches(0, 2) == cut.batches(1, 2) == whole.batches(0, 2)
     assert expected["samples", 5] == 5 * 192
     assert (cut.folder / "model" / "model.keras").exists()
+
+
+def test_a_stop_at_the_last_batch_lets_all_ranks_end_the_script(trials: Trials) -> None:
+    trial = trials(scripts.ONE)
+    assert trial.segment(2, at="TERM:4:5:*") == 0, trial.output
+    assert trial.notes(0)[-1]["ended"]
+    assert trial.notes(1)[-1]["ended"]
+    assert trial.result["outcome"] == "finished"
+
+
+def test_a_follower_alone_that_is_told_to_stop_goes_on_training(trials: Trials) -> None:
+    trial = trials(scripts.ONE)
+    assert trial.segment(2, at="TERM:1:1:1") == 0, trial.output
+    assert trial.batches(0, 2) == trial.batches(1, 2)
+    assert len(trial.batches(0, 2)) == 5 * 6
 
 
 def test_a_trial_goes_on_with_three_workers_and_then_with_one(trials: Trials) -> None:
