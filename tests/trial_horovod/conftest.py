@@ -35,7 +35,10 @@ class HorovodTrial:
         self.segments = 0
 
     def segment(self, workers: int, at: str = "none:-1:0:0", **variables: str) -> int:
-        """Run a segment; `at` is SIGNAL:EPOCH:BATCH:RANK, or * for all. Return the exit code of hermes-trial."""
+        """Run a segment and return the exit code of hermes-trial.
+
+        `at` is SIGNAL:EPOCH:BATCH:RANK, with * for all ranks.
+        """
         self.segments += 1
         command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.folder)]
         command += ["--epoch", str(self.segments), "--objective", "loss"]
