@@ -1,8 +1,8 @@
-# make demo | test | test-unit | test-services | test-heavy | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-unit | test-services | test-heavy | test-horovod | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-unit test-services test-heavy test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
+.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -43,6 +43,28 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 	  > .venvs/fab/lib/python3.11/site-packages/hermes.pth
 	touch $@
 
+# Horovod's wheel is compiled once (4 CPU minutes; g++) and kept by the version of TensorFlow: its
+# name does not tell it, so pip's own cache would mix them up. HOROVOD_WHEELS may be kept elsewhere.
+HOROVOD := .venvs/horovod
+HOROVOD_WHEELS ?= .venvs/wheels/tensorflow-$(shell sed -n 's/^tensorflow-cpu==\([^ ]*\).*/\1/p' requirements-horovod.lock)
+
+horovod-env: $(HOROVOD)/.ready
+
+$(HOROVOD)/.ready: requirements-horovod.lock .venv/.ready
+	test -x $(HOROVOD)/bin/python || $(PYTHON) -m venv $(HOROVOD)
+	awk '/^[a-z]/ {wanted = !/^horovod==/} wanted' $< > $(HOROVOD)/packages.lock
+	awk '/^[a-z]/ {wanted = /^horovod==/} wanted' $< > $(HOROVOD)/horovod.lock
+	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --require-hashes --compile-bytecode \
+	  -r $(HOROVOD)/packages.lock
+	compgen -G "$(HOROVOD_WHEELS)/horovod-*.whl" >/dev/null || PATH="$$PWD/$(HOROVOD)/bin:$$PATH" \
+	  HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+	  HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 $(HOROVOD)/bin/python -m pip wheel --quiet --no-deps \
+	  --require-hashes --no-build-isolation --no-cache-dir --wheel-dir "$(HOROVOD_WHEELS)" \
+	  -r $(HOROVOD)/horovod.lock
+	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --no-index --no-cache --compile-bytecode \
+	  "$(HOROVOD_WHEELS)"/horovod-*.whl
+	touch $@
+
 check: .venv/.ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -55,7 +77,7 @@ test: setup check
 ifeq ($(strip $(PYTEST)),)
 	$(MAKE) --jobs 2 test-unit test-services
 else
-	$(BIN)/pytest -m "not heavy and not k8s" $(PYTEST)
+	$(BIN)/pytest -m "not heavy and not k8s and not horovod" $(PYTEST)
 endif
 
 test-unit: setup
@@ -63,11 +85,15 @@ test-unit: setup
 	  $(BIN)/coverage report --format=total; } 2>&1 | sed -u 's/^/unit      /'
 
 test-services: setup
-	$(BIN)/pytest -m "not heavy and not k8s" --ignore tests/unit --durations=10 2>&1 | \
+	$(BIN)/pytest -m "not heavy and not k8s and not horovod" --ignore tests/unit --durations=10 2>&1 | \
 	  sed -u 's/^/services  /'
 
 test-heavy: setup
 	$(BIN)/pytest -m heavy --timeout 1800 $(PYTEST)
+
+# Trials with one process per GPU, by Horovod on CPUs.
+test-horovod: .venv/.ready horovod-env
+	HERMES_TEST_HOROVOD=required $(BIN)/pytest -m horovod --timeout 900 $(PYTEST)
 
 # KUBECONFIG names a cluster; without it the command in HERMES_TEST_CLUSTER starts one.
 test-k8s: setup
@@ -106,6 +132,9 @@ lock: .venv/.ready
 	  --no-annotate --python-version 3.11 --upgrade --quiet --output-file requirements.lock
 	$(UV) pip compile --group docs --generate-hashes --no-emit-index-url --no-header --no-annotate \
 	  --python-version 3.11 --upgrade --quiet --output-file requirements-docs.lock
+	$(UV) pip compile --group horovod --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  --no-emit-package tensorflow --python-version 3.11 --upgrade --quiet \
+	  --output-file requirements-horovod.lock
 
 clean:
 	if [ -x $(BIN)/hermes ]; then $(BIN)/hermes down --home .hermes; fi

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.trial.files import append_lines
+from hermes_ops.trial.group import is_follower
 
 RUN_VARIABLE, URI_VARIABLE = "HERMES_MLFLOW_RUN_ID", "HERMES_MLFLOW_URI"
 """The trial's run and its server; MLflow and scripts change the variables that MLflow reads."""
@@ -19,9 +20,12 @@ announced: set[str] = set()
 
 
 def send(event: Mapping[str, Any]) -> None:
-    """Tell the supervisor; outside Hermes it does nothing. OSError if the disk is full."""
+    """Tell the supervisor; outside Hermes it does nothing. OSError if the disk is full.
+
+    Of a trial in several processes rank 0 alone speaks.
+    """
     directory = os.environ.get("HERMES_TRIAL_DIR")
-    if directory:
+    if directory and not is_follower():
         append_lines(Path(directory) / "events.jsonl", [dict(event, time_s=time.time())])
 
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 class Cause(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
     """What made a segment fail; OTHER is all that may go better another time.
 
-    NO_SPACE is a disk that is full: the script is not at fault.
+    NO_SPACE is a disk that is full: the script is not at fault. TRAINS_APART: the processes of the
+    trial would each train a model of its own.
     """
 
     OTHER = "other"
@@ -28,6 +29,7 @@ class Cause(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
     REFUSED_ARGUMENT = "refused_argument"
     CANNOT_START = "cannot_start"
     NO_SPACE = "no_space"
+    TRAINS_APART = "trains_apart"
 
 
 class Failure(NamedTuple):
@@ -240,6 +242,8 @@ def _of_exception(error: RaisedException, lines: Sequence[str]) -> Failure | Non
         return Failure(Cause.SYNTAX_ERROR, f"{line}{where}", "correct the script")
     if kind in _IMPORT_ERRORS and not _PASSING.search(line):
         return Failure(Cause.MISSING_MODULE, line, _INSTALL)
+    if kind == "GroupError" and "would train apart" in line:
+        return Failure(Cause.TRAINS_APART, line)  # the line has the remedy
     if _REFUSED.search(line):
         return Failure(Cause.REFUSED_ARGUMENT, line, _CORRECT)
     if kind in _ARITHMETIC and _OVERFLOW.search(line):

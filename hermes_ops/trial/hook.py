@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _KERAS_3 = "keras.src.backend.tensorflow.trainer"
 _KERAS_3_ELSEWHERE = ("keras.src.backend.jax.trainer", "keras.src.backend.torch.trainer")
 _KERAS_2 = ("keras.src.engine.training", "keras.engine.training", "tf_keras.src.engine.training")
+_HOROVOD_KERAS = "horovod.tensorflow.keras"
 _MLFLOW_CLIENT = "mlflow.tracking._tracking_service.client"
 _MLFLOW_FLUENT = "mlflow.tracking.fluent"
 
@@ -40,6 +41,7 @@ def install() -> None:
         _KERAS_3: _patch_keras_3,
         _MLFLOW_CLIENT: _patch_mlflow_client,
         _MLFLOW_FLUENT: _patch_mlflow_fluent,
+        _HOROVOD_KERAS: lambda _: None,  # it is imported in a way of its own
     }
     targets.update(dict.fromkeys(_KERAS_2, _patch_keras_2))
     targets.update(dict.fromkeys(_KERAS_3_ELSEWHERE, _patch_keras_3_elsewhere))
@@ -76,13 +78,21 @@ def _act(action: Callable[[ModuleType], None], module: ModuleType) -> None:
 def _seed_random(random: ModuleType) -> None:
     from hermes_ops.trial.files import trial_seeds
 
-    random.seed(trial_seeds()["python"])
+    random.seed(_of_rank(trial_seeds()["python"]))
 
 
 def _seed_numpy(numpy: ModuleType) -> None:
     from hermes_ops.trial.files import trial_seeds
 
-    numpy.random.seed(trial_seeds()["numpy"])
+    numpy.random.seed(_of_rank(trial_seeds()["numpy"]))
+
+
+def _of_rank(seed: int) -> int:
+    """Return the seed of this process: processes of one trial do not draw the same numbers."""
+    from hermes_ops.trial.group import RANK_VARIABLE, rank_seed
+
+    rank = os.environ.get(RANK_VARIABLE, "0")
+    return rank_seed(seed, int(rank)) if rank.isdecimal() else seed
 
 
 def _patch_keras_3(trainer: ModuleType) -> None:
@@ -137,7 +147,8 @@ class _AfterImport:
 
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader, action)  # type: ignore[assignment]  # it acts as one
+            kind = _AliasingLoader if name == _HOROVOD_KERAS else _PatchingLoader
+            spec.loader = kind(spec.loader, action)  # type: ignore[assignment]  # it acts as one
         return spec
 
 
@@ -164,6 +175,17 @@ class _PatchingLoader:
         module.__loader__ = self._loader
         if os.environ.get("HERMES_TRIAL_DIR"):
             _act(self._action, module)
+
+
+class _AliasingLoader(_PatchingLoader):
+    """A loader for Horovod's Keras module, which imports Keras 3 where tf_keras is meant."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module while `keras` means tf_keras."""
+        from hermes_ops.trial.keras.legacy_keras import tf_keras_as_keras
+
+        with tf_keras_as_keras():
+            super().exec_module(module)
 
 
 _IMPORT_PREFIXES = (

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes_ops.trial.processes.record import RANK_VARIABLE
+from hermes_ops.trial.group import GROUP_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE
 from hermes_ops.trial.rendezvous import HOSTNAME, LOOPBACK
 
-GROUP_VARIABLE = "HERMES_GROUP_DIR"
 _GLOO_TIMEOUT_S = 300  # Horovod's default of 30 s is less than a busy machine may need to start all
 
 
@@ -48,7 +47,7 @@ def worker_environment(
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT_S),
         **environment,
         RANK_VARIABLE: str(rank),
-        "HERMES_SIZE": size,
+        SIZE_VARIABLE: size,
         "HERMES_LOCAL_RANK": str(rank),
         "HERMES_LOCAL_SIZE": size,
         GROUP_VARIABLE: str(group.folder),

@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,7 +85,7 @@ def _best_values(runtime: KerasRuntime, end: FitEnd) -> dict[str, Any]:
 # -- the signature for MLflow ---------------------------------------------------------------------
 
 SIGNATURE = "signature.json"
-_PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "numpy")
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "numpy")
 
 
 def write_signature(model: Any, folder: Path) -> None:
@@ -92,9 +93,10 @@ def write_signature(model: Any, folder: Path) -> None:
 
     A model that is not built from inputs (a subclass) knows none.
     """
+    keras = _keras_of(model)
     document = {
-        "keras": importlib.metadata.version("keras"),
-        "requirements": _requirements(),
+        "keras": importlib.metadata.version(keras),
+        "requirements": _requirements([keras, *_PACKAGES]),
         "inputs": _tensors(model, "inputs"),
         "outputs": _tensors(model, "outputs"),
     }
@@ -116,9 +118,15 @@ def _tensor(tensor: Any) -> dict[str, Any]:
     return {"name": str(tensor.name), "dtype": str(dtype), "shape": shape}
 
 
-def _requirements() -> list[str]:
+def _keras_of(model: Any) -> str:
+    """Return the package that the model is of: tf_keras may be there beside Keras 3."""
+    kinds = {kind.__module__.split(".")[0] for kind in type(model).__mro__}
+    return "tf_keras" if "tf_keras" in kinds else "keras"
+
+
+def _requirements(names: Sequence[str]) -> list[str]:
     requirements = []
-    for name in _PACKAGES:
+    for name in names:
         try:
             requirements.append(f"{name}=={importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:

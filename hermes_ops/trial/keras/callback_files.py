@@ -33,7 +33,10 @@ _COUNTERS = (
 
 
 class CallbackFiles:
-    """The files of one fit's callbacks; `writes` counts openings over all fits of the process."""
+    """The files of one fit's callbacks; `writes` counts openings over all fits of the process.
+
+    A reader, which is a rank that does not own the trial, puts nothing back.
+    """
 
     def __init__(
         self,
@@ -42,8 +45,11 @@ class CallbackFiles:
         folder: Path,
         fit: int,
         writes: dict[str, int],
+        *,
+        is_reader: bool = False,
     ) -> None:
         self._callbacks = list(callbacks)
+        self._is_reader = is_reader
         self._saved = saved
         self._writes = writes
         writes.update({path: entry["writes"] for path, entry in saved.items()})
@@ -76,6 +82,8 @@ class CallbackFiles:
 
     def put_back(self) -> None:
         """Make the files what they were; a callback that has begun may have emptied its own."""
+        if self._is_reader:
+            return
         for path, entry in self._saved.items():
             put_back(path, entry)
 
@@ -149,7 +157,8 @@ class CallbackFiles:
 
         TensorFlow puts the host and the number of the process into the names of event files.
         """
-        if not any(_name(callback) == "TensorBoard" for callback in self._callbacks):
+        is_used = any(_name(callback) == "TensorBoard" for callback in self._callbacks)
+        if self._is_reader or not is_used:
             return
         for line in _lines(self._journal):
             if line["fit"] == self._fit:

@@ -42,11 +42,14 @@ class Checkpoint:
 
 
 class CheckpointFiles:
-    """The checkpoints of one trial; one writer at a time."""
+    """The checkpoints of one trial; one writer at a time. A reader changes nothing on disk."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, is_reader: bool = False) -> None:
         self._directory = directory
+        self._is_reader = is_reader
         self._manifests: dict[int, Mapping[str, Any]] = {}  # they never change
+        if is_reader:  # what is unfinished is the writer's, which may be writing it
+            return
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.glob(f".{_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -123,7 +126,9 @@ class CheckpointFiles:
         return serial
 
     def keep(self, serials: Iterable[int]) -> None:
-        """Remove every checkpoint but these."""
+        """Remove every checkpoint but these; a reader removes none."""
+        if self._is_reader:
+            return
         for serial in set(self.serials()) - set(serials):
             self._manifests.pop(serial, None)
             shutil.rmtree(self._path(serial), ignore_errors=True)

@@ -27,6 +27,7 @@ def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kw
     if not process.is_watched_process():
         process.say_once(f"this fit is not watched: {process.why_not_watched()}")
         return original(model, *args, **kwargs)
+    process.ranks.check(model)
     call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
     for said in (take_out_backups(call.arguments), shared_files(call.arguments, process.folder)):
@@ -78,7 +79,7 @@ def _train(
         arguments["epochs"] = start
     elif here:
         backend.begin_at(arguments, session.resume_epoch)
-    session.prepare_files()
+    session.prepare()
     before = signal.getsignal(signal.SIGTERM)
     result = _call(process, original, call, session)
     if callable(before) and threading.current_thread() is threading.main_thread():
@@ -96,6 +97,7 @@ def _call(
         return result
     finally:
         process.session = None
+        process.ranks.mark_end()
 
 
 def running(source: Any = None) -> FitSession | None:
@@ -139,6 +141,7 @@ def _wrap_epochs(kind: Any) -> None:
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
         with _watched(self) as session:
             if session is not None and logs:
+                session.ranks.average(logs)
                 announce(logs)  # a callback that logs them to MLflow leaves that to Hermes
             epoch_end(self, epoch, logs)
         if session is not None:

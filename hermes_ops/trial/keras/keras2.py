@@ -12,7 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from hermes_ops.trial.keras.fit import report_own_loops, run_fit, running, wrap_callbacks
-from hermes_ops.trial.keras.pipeline import Permutations, seeded, why_not_repeatable
+from hermes_ops.trial.keras.pipeline import (
+    Permutations,
+    batch_size_of,
+    seeded,
+    why_not_repeatable,
+)
 from hermes_ops.trial.keras.runtime import install_handlers, shuffle_seed
 from hermes_ops.trial.keras.session import FitSession
 
@@ -66,7 +71,10 @@ def _patch_handler(adapters: Any) -> None:
 
     def enumerate_steps(self: Any) -> Iterator[int]:
         session = running(self)
-        return steps(self) if session is None else _steps(session, self, steps)
+        if session is not None:
+            return _steps(session, self, steps)
+        session = running()
+        return steps(self) if session is None else _evaluation_steps(session, self, steps)
 
     kind.__init__ = init
     kind.enumerate_epochs = enumerate_epochs
@@ -94,8 +102,10 @@ def _epochs(session: FitSession, source: Any, epochs: Any, arrays: Any) -> Itera
             _repeat_epoch(session, source, iterator, epoch, draw)
             continue
         if epoch == session.resume_epoch and session.resume_batch:
-            _draw(iterator, session.resume_batch if draw else 0)
-            source._initial_step = session.resume_batch
+            size = session.backend.batch_size(session)
+            batch = session.resumed_batch(source._inferred_steps, size)
+            _draw(iterator, batch if draw else 0)
+            source._initial_step = batch
         yield epoch, iterator
 
 
@@ -128,13 +138,21 @@ def _repeat_epoch(session: FitSession, source: Any, iterator: Any, epoch: int, d
 
 
 def _steps(session: FitSession, source: Any, steps: Any) -> Iterator[int]:
-    process, is_new = session.runtime, session.is_first_epoch
+    is_new = session.is_first_epoch
     for number, step in enumerate(steps(source)):
         if is_new and number == 1:
             session.on_first_batch()
-        if process.stop:
+        if session.is_stop_due():
             session.stop_here(step)
         yield step
+        session.ranks.mark_step()
+
+
+def _evaluation_steps(session: FitSession, source: Any, steps: Any) -> Iterator[int]:
+    """Yield the steps of a validation, which are progress too."""
+    for step in steps(source):
+        yield step
+        session.ranks.mark_step()
 
 
 def _draw(iterator: Any, count: int) -> None:
@@ -186,7 +204,8 @@ def _patch_slices(kind: Any) -> None:
 def _place(session: FitSession, adapter: Any) -> int:
     """Return the batches to skip; of our own permutations, whole ones are skipped by number."""
     done = session.resume_epoch - session.first_epoch
-    batches: int = done * (session.steps_per_epoch or adapter._size) + session.resume_batch
+    in_epoch = session.steps_per_epoch or adapter._size
+    batches: int = done * in_epoch + session.resumed_batch(in_epoch, adapter._batch_size)
     if session.permutations is None:
         return batches
     session.permutations.begin_after(batches // adapter._size)
@@ -235,6 +254,24 @@ class Keras2:
         """Return the script's tf.data pipeline; None if the data are anything else."""
         adapter = session.source._adapter
         return adapter._dataset if type(adapter).__name__ == "DatasetAdapter" else None
+
+    def samples(self, session: FitSession, first: int, last: int) -> int | None:
+        """Return the samples in the batches [first, last) of an epoch; None if not known."""
+        adapter, size = session.source._adapter, self.batch_size(session)
+        if size is None:
+            return None
+        partial = 0 if session.steps_per_epoch else adapter.partial_batch_size() or 0
+        short = size - int(partial) if partial and last == adapter._size else 0
+        return (last - first) * size - short
+
+    def batch_size(self, session: FitSession) -> int | None:
+        """Return the samples in a batch; None if not known."""
+        adapter = session.source._adapter
+        try:
+            size = adapter.batch_size()
+        except NotImplementedError:
+            return None
+        return int(size) if size else batch_size_of(self.dataset(session))
 
     def batches(self, session: FitSession) -> int | None:
         """Return the batches in an epoch, None if not known yet."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from hermes_ops.trial.keras.fit import report_own_loops, run_fit, running, wrap_callbacks
 from hermes_ops.trial.keras.pipeline import Permutations, seeded, why_not_repeatable
-from hermes_ops.trial.keras.runtime import install_handlers, shuffle_seed
+from hermes_ops.trial.keras.ranks import refuse_keras_3
+from hermes_ops.trial.keras.runtime import install_handlers, runtime, shuffle_seed
 from hermes_ops.trial.keras.session import FitSession
 
 
@@ -33,6 +34,7 @@ def patch_fit(trainer: Any, backend: Keras3) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_keras_3(runtime().group)
         return run_fit(backend, original, self, args, kwargs)
 
     trainer.fit = fit
@@ -78,11 +80,11 @@ def _batches(session: FitSession, source: Any, enumerate_iterator: Any) -> Itera
     if first:
         for _ in range(0, session.resume_batch, source.steps_per_execution):
             _draw(next(steps)[2], source.steps_per_execution)
-    process, is_new = session.runtime, session.is_first_epoch
+    is_new = session.is_first_epoch
     for number, step in enumerate(steps):
         if is_new and number == 1:
             session.on_first_batch()
-        if process.stop:
+        if session.is_stop_due():
             session.stop_here(step[0])
         yield step
 
@@ -200,6 +202,14 @@ class Keras3:
 
     def repeat_epochs(self, session: FitSession, source: Any) -> None:
         """Do nothing: data that are resumed at the start of an epoch only cannot be repeated."""
+
+    def batch_size(self, session: FitSession) -> int | None:  # noqa: ARG002
+        """Return None, as for `samples`."""
+        return None
+
+    def samples(self, session: FitSession, first: int, last: int) -> int | None:  # noqa: ARG002
+        """Return None: they are counted in trials of several processes, which Keras 3 has not."""
+        return None
 
     def batches(self, session: FitSession) -> int | None:
         """Return the batches in an epoch, None if not known yet."""

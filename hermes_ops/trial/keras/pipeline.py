@@ -92,6 +92,14 @@ def _is_random(part: Any) -> bool:
     )
 
 
+def batch_size_of(dataset: Any) -> int | None:
+    """Return the size of the batches that a pipeline makes last; None if it makes none itself."""
+    for part in parts(dataset) if is_pipeline(dataset) else ():
+        if "Batch" in type(part).__name__ and hasattr(part, "_batch_size"):
+            return int(part._batch_size)
+    return None
+
+
 class PipelineState:
     """The variables of a tf.data pipeline: seed generators of layers, counters, tables of numbers.
 

@@ -18,8 +18,10 @@ from typing import Any
 
 from hermes_ops.trial.event_channel import announce, bad_values, send
 from hermes_ops.trial.files import is_first_time, trial_seeds
+from hermes_ops.trial.group import TrialRank, rank_seed
 from hermes_ops.trial.keras import checkpoint_files
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
+from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.retention import KEEP_VARIABLE
@@ -41,6 +43,8 @@ class KerasRuntime:
         limit = os.environ.get("HERMES_MAX_EPOCHS")
         self.max_epochs = int(limit) if limit else None
         self.kept = int(os.environ.get(KEEP_VARIABLE) or _KEPT)
+        self.group = TrialRank.from_environment(os.environ)
+        self.ranks = fit_ranks(self.group)
         self.metrics = MetricsFile(Path(os.environ["HERMES_METRICS_FILE"]))
         self.stop = False
         self.session: Any = None
@@ -49,6 +53,9 @@ class KerasRuntime:
         self.resumed: dict[str, Any] = {}
         self.best: float | None = None  # of the objective; lower is better
         self.fit_count = 0
+        self.samples: int | None = 0  # trained on by all ranks; None: not known
+        self.was_distributed = self.group.is_distributed  # in this segment, or in an earlier one
+        self.scaled_optimizers: list[Any] = []  # whose learning rate is that of this size
         self.writes: dict[str, int] = {}  # by path: how often callbacks have opened a file to write
         self.unresumable: str | None = None  # why the trial cannot be resumed
         self._budget_bytes = int(
@@ -66,7 +73,7 @@ class KerasRuntime:
         if os.getpid() != self._pid or self.session is not None:
             return False
         if self._owner is None:
-            handle = os.open(self.folder / "hook.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            handle = os.open(self._lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -75,6 +82,12 @@ class KerasRuntime:
             self._owner = handle
             self._load()
         return True
+
+    def _lock_path(self) -> Path:
+        """Return the lock of this rank's one process that is watched."""
+        if self.group.is_leader:
+            return self.folder / "hook.lock"
+        return Path(self.group.folder) / f"{self.group.rank}.lock"
 
     def why_not_watched(self) -> str:
         """Return why a call of `fit` is not watched."""
@@ -94,9 +107,14 @@ class KerasRuntime:
             )
 
     def _load(self) -> None:
-        """Find where the trial stands; only the owner may look, as unfinished files are removed."""
-        shutil.rmtree(self.folder / _UNRESUMABLE, ignore_errors=True)
-        self.store = CheckpointFiles(Path(os.environ["HERMES_CHECKPOINT_DIR"]))
+        """Find where the trial stands; only the owner may look, as unfinished files are removed.
+
+        Followers look too, and remove nothing.
+        """
+        is_follower = not self.group.is_leader
+        if not is_follower:
+            shutil.rmtree(self.folder / _UNRESUMABLE, ignore_errors=True)
+        self.store = CheckpointFiles(Path(os.environ["HERMES_CHECKPOINT_DIR"]), is_follower)
         headers = self.store.headers()
         for serial in sorted(headers, reverse=True):
             checkpoint = self.store.load(serial)
@@ -105,6 +123,9 @@ class KerasRuntime:
                 self.resume, self.resumed = checkpoint, resumed
                 break
         self.best = self.resumed.get("best_value")
+        if self.resume is not None:
+            self.samples = self.resume.header.get("samples")
+            self.was_distributed |= bool(self.resume.header.get("was_distributed"))
         self._delete_torn()
 
     @property
@@ -123,6 +144,9 @@ class KerasRuntime:
         if os.getpid() == self._pid and self.session is not None:
             self.stop = True
             return
+        if os.getpid() == self._pid and self._follows():
+            self._stop_follower()
+            return
         if os.getpid() == self._pid and self._owner is not None and self.store.serials():
             if not self.records or self.stop:
                 self.exit_preempted()
@@ -130,6 +154,17 @@ class KerasRuntime:
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+    def _follows(self) -> bool:
+        """Tell whether this is a follower that trains with the others, not its subprocess."""
+        trains = self._owner is not None or started_horovod() is not None
+        return trains and not self.group.is_leader
+
+    def _stop_follower(self) -> None:
+        """Leave when the leader does: at a batch of a `fit`, or after the last one."""
+        self.stop = True
+        if self.records:
+            self.end_soon()
 
     def end_soon(self) -> None:
         """Let the script end by itself after a complete `fit`, or leave unless it trains again.
@@ -165,17 +200,24 @@ class KerasRuntime:
     # -- reporting -----------------------------------------------------------------------------
 
     def say_once(self, text: str) -> None:
-        """Print a line, once in the trial: a later segment does not say it again."""
+        """Print a line, once in the trial: a later segment does not say it again.
+
+        Followers print it into their own logs, in each segment.
+        """
         if text not in self._said:
             self._said.add(text)
-            if not is_first_time(self.folder, text):
+            if self.group.is_leader and not is_first_time(self.folder, text):
                 return
             print(f"hermes: {text}", flush=True)
 
     def report(self, step: int, values: Mapping[str, float]) -> bool:
-        """Write an epoch's values; False if the objective is NaN or infinite."""
+        """Write an epoch's values; False if the objective is NaN or infinite.
+
+        Followers write nothing.
+        """
         announce(values)
-        self.metrics.append(Metric(name, value, step) for name, value in values.items())
+        if self.group.is_leader:
+            self.metrics.append(Metric(name, value, step) for name, value in values.items())
         bad = {n: v for n, v in values.items() if v - v != 0.0}
         bad_values(bad, step)
         return self.objective not in bad
@@ -279,5 +321,5 @@ def install_handlers() -> None:
 
 
 def shuffle_seed(fit: int) -> int:
-    """Return the seed of a fit's permutations."""
-    return (trial_seeds()["shuffle"] + fit) % 2**31
+    """Return the seed of a fit's permutations; each rank has its own."""
+    return rank_seed(trial_seeds()["shuffle"] + fit, runtime().group.rank)

@@ -11,24 +11,43 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hermes_ops.trial.event_channel import send
+from hermes_ops.trial.group import GroupError
 from hermes_ops.trial.keras.best_model import FitEnd, keep_best
 from hermes_ops.trial.keras.callback_files import CallbackFiles
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint
+from hermes_ops.trial.keras.learning_rate import FitRate
 from hermes_ops.trial.keras.pipeline import (
     keeps_hidden_random_state,
     seeded,
     why_no_two_runs_are_alike,
+)
+from hermes_ops.trial.keras.ranks import EpochVote, may_be_resized, rank_parts
+from hermes_ops.trial.keras.resize import (
+    EpochShape,
+    SizeChange,
+    arrays_of_rank,
+    fingerprints,
+    matched,
+    objects_of_rank,
+    resized_callbacks,
+    resized_python,
+    resumed_batch,
+    size_dependent,
 )
 from hermes_ops.trial.keras.runtime import KerasRuntime
 from hermes_ops.trial.keras.training_state import (
     TrainingState,
     assign_variables,
     make_array,
+    may_differ_by_rank,
     read_callback,
     read_variables,
     tensor_skew,
     write_callback,
 )
+
+_SAMPLES = "samples"
+"""The metric of the samples that all processes of a trial have trained on."""
 
 
 class KerasBackend(Protocol):
@@ -45,6 +64,12 @@ class KerasBackend(Protocol):
 
     def dataset(self, session: FitSession) -> Any:
         """Return the script's tf.data pipeline; None if the data are anything else."""
+
+    def batch_size(self, session: FitSession) -> int | None:
+        """Return the samples in a batch; None if not known."""
+
+    def samples(self, session: FitSession, first: int, last: int) -> int | None:
+        """Return the samples in the batches [first, last) of an epoch; None if not known."""
 
     def batches(self, session: FitSession) -> int | None:
         """Return the batches in an epoch, None if not known yet."""
@@ -65,6 +90,7 @@ class FitSession:
         checkpoint: Checkpoint | None,
     ) -> None:
         self.runtime = runtime
+        self.ranks = runtime.ranks
         self.backend = backend
         self.model = model
         self._arguments = dict(arguments)
@@ -77,7 +103,9 @@ class FitSession:
         header: Mapping[str, Any] = checkpoint.header if checkpoint else {}
         self.resume_epoch = int(header.get("epoch", self.first_epoch))
         self.resume_batch = int(header.get("batch", 0))
-        self.resume_batches = header.get("batches")
+        self.change = SizeChange(self._size_before(header), runtime.group.size)
+        self._shape_before = EpochShape(header.get("batches"), header.get("batch_size"))
+        self.resume_batches = self._shape_before.batches if self.change.is_same else None
         self.ended_before = bool(header.get("stopped"))
         self.is_replayed = bool(header.get("final"))
         self.epoch = self.resume_epoch
@@ -89,7 +117,12 @@ class FitSession:
         self.boundary_reason: str | None = None
         self.best_epoch: int | None = None
         data = checkpoint.objects() if checkpoint else None
-        self.objects: Mapping[str, Any] = pickle.loads(data) if data else {}  # noqa: S301 - ours
+        saved = pickle.loads(data) if data else {}  # noqa: S301 - ours
+        self.objects = objects_of_rank(saved, runtime.group.rank, self.change.is_same)
+        self.rate = FitRate(model, runtime, self.change, header)
+        self.fingerprints: Mapping[str, str] = {}
+        self._is_resizable = False
+        self._dependent: frozenset[str] = frozenset()
         self.state: TrainingState
         self.files = CallbackFiles(
             self._own_callbacks(),
@@ -97,10 +130,14 @@ class FitSession:
             runtime.folder,
             self.number,
             runtime.writes,
+            is_reader=not runtime.group.is_leader,
         )
         self._steps_before = runtime.steps_before
         self._evaluated = False
         self._lengths: dict[str, int] = {}
+
+    def _size_before(self, header: Mapping[str, Any]) -> int:
+        return int(header.get("size", 1)) if header else self.runtime.group.size
 
     # -- the beginning -------------------------------------------------------------------------
 
@@ -111,6 +148,7 @@ class FitSession:
         saved = self.objects.get("pipeline")
         dataset = self.backend.dataset(self)
         self.state = TrainingState(self.model, self._callbacks(), self._arguments, dataset, saved)
+        self._compare_with_others()
         if self.checkpoint is not None:
             started_s = time.monotonic()
             if not self.backend.build(self):
@@ -138,6 +176,39 @@ class FitSession:
         event = {"kind": "hook", "preemptible": reason is None, "reason": reason or ""}
         send({**event, "startup_s": startup_s})
 
+    def _compare_with_others(self) -> None:
+        """Check that all ranks go on from one checkpoint, and find what depends on their number."""
+        serial = None if self.checkpoint is None else self.checkpoint.serial
+        if len(set(self.ranks.gather(serial))) > 1:
+            raise GroupError(
+                "the processes of the trial do not see the same checkpoint: "
+                "$HERMES_CHECKPOINT_DIR must be one folder for all of them"
+            )
+        self._is_resizable = may_be_resized(self.runtime.group)
+        if not self._is_resizable:
+            return
+        python = self.state.read_objects()["python"]
+        self.fingerprints = fingerprints(self._callback_states(), python)
+        if self.checkpoint is None or self.change.is_same:
+            return
+        self._dependent = size_dependent(self.objects.get("fingerprints") or {}, self.fingerprints)
+        kinds = [type(callback).__name__ for callback in self._callbacks()]
+        is_same = kinds == [entry["type"] for entry in self.objects["callbacks"]]
+        saved = self.objects.get("python") or {}
+        self.objects["python"] = resized_python(saved, self._dependent, is_same)
+        if not self.is_replayed:
+            now, before = self.change.now, self.change.before
+            print(f"hermes: goes on with {now} workers instead of {before}", flush=True)
+
+    def resumed_batch(self, batches: int | None, batch_size: int | None) -> int:
+        """Return the batch to go on with in the resumed epoch, which has this shape now."""
+        now = EpochShape(batches, batch_size)
+        return resumed_batch(self.resume_batch, self.change, self._shape_before, now)
+
+    def is_stop_due(self) -> bool:
+        """Tell, once before each batch, whether this process leaves before it."""
+        return self.ranks.is_stop_due(self.runtime.stop)
+
     def _say_limits(self, dataset: Any) -> None:
         unlike = why_no_two_runs_are_alike(
             dataset, self._arguments.get("validation_data"), bool(self.steps_per_epoch)
@@ -152,16 +223,26 @@ class FitSession:
     def _restore(self) -> None:
         assert self.checkpoint is not None
         variables = self.state.variables(self.backend.train_step(self))
-        assign_variables(variables, self.checkpoint.arrays(make_array))
-        members = self._callbacks()
-        for callback, saved in zip(members, self.objects["callbacks"]):  # noqa: B905 - Python 3.9
-            if saved["type"] == type(callback).__name__:
-                write_callback(callback, saved["state"])
+        arrays = self.checkpoint.arrays(make_array)
+        rank, is_same = self.runtime.group.rank, self.change.is_same
+        assign_variables(variables, arrays_of_rank(arrays, self.objects, rank, is_same))
+        self._restore_callbacks()
         self.best_epoch = self.objects.get("best_epoch")
         self.state.write_objects(self.objects)
+        self.rate.restore()
 
-    def prepare_files(self) -> None:
+    def _restore_callbacks(self) -> None:
+        members, saved = self._callbacks(), self.objects["callbacks"]
+        if self.change.is_same:
+            for callback, entry in matched(members, saved):
+                write_callback(callback, entry["state"])
+            return
+        for callback, state in resized_callbacks(members, saved, self._dependent):
+            write_callback(callback, state)
+
+    def prepare(self) -> None:
         """Restore the callbacks' files of the checkpoint, before the callbacks begin."""
+        self.rate.begin()
         self.files.prepare()
         for path in self.files.missing():
             self.runtime.say_once(f"{path}, which a callback wrote before the stop, is gone")
@@ -234,21 +315,51 @@ class FitSession:
         self.epoch = epoch + 1
         if epoch == self.first_epoch and self.epochs > epoch + 1:
             self.state.find_objects()
-        values = self._values(logs or {})
+        values = {**self._values(logs or {}), **self._count_epoch()}
         good = self.runtime.report(self._step(epoch + 1), values)
-        if not good:
-            return  # the trial is about to be failed; NaN is not worth keeping
         limit = self.runtime.max_epochs
-        if limit is not None and self._step(epoch + 1) >= limit:
+        if good and limit is not None and self._step(epoch + 1) >= limit:
+            self.model.stop_training = True
+        vote = EpochVote(good, bool(self.model.stop_training), self.runtime.stop)
+        vote = self.ranks.agree(vote)
+        if not vote.good:
+            return  # the trial is about to be failed; NaN is not worth keeping
+        if vote.ended:
             self.model.stop_training = True
         best = self._is_best(values)
         if best:
             self.best_epoch = epoch
-        last = self.model.stop_training or epoch + 1 >= self.epochs
-        if self.runtime.stop or not last:
+        last = vote.ended or epoch + 1 >= self.epochs
+        if vote.stop or not last:
             self.save(batch=0, best=best, objective=self._objective(values))
-        if self.runtime.stop and not last:
-            self.runtime.exit_preempted()
+        if vote.stop and not last:
+            self._leave()
+
+    def _count_epoch(self) -> dict[str, float]:
+        """Count the samples of the epoch that is over; return the metric of a distributed trial."""
+        self._count_samples(self.backend.batches(self), self.epoch - 1)
+        samples = self.runtime.samples
+        if samples is None or not self.runtime.was_distributed:
+            return {}
+        return {_SAMPLES: float(samples)}
+
+    def _count_samples(self, batches: int | None, epoch: int) -> None:
+        """Add what all ranks have trained on in an epoch, up to `batches` of each rank."""
+        if not self._is_resizable:
+            self.runtime.samples = None
+            return
+        begun, size = 0, self.backend.batch_size(self)
+        if epoch == self.resume_epoch:
+            begun = self.resumed_batch(self.backend.batches(self), size)
+        by_rank = self.ranks.gather(
+            None if batches is None else self.backend.samples(self, begun, batches)
+        )
+        before = self.runtime.samples
+        self.runtime.samples = None if before is None or None in by_rank else before + sum(by_rank)
+
+    def _leave(self) -> None:
+        self.ranks.leave()
+        self.runtime.exit_preempted()
 
     def on_first_batch(self) -> None:
         """Report which random operations of the traced training step cannot be restored."""
@@ -283,18 +394,20 @@ class FitSession:
 
     def stop_here(self, batch: int) -> None:
         """Checkpoint and end at SIGTERM, after `batch` batches of the epoch."""
-        exact = self.boundary_reason is None and self.backend.batches(self) is not None
+        is_known = self.boundary_reason is None and self.backend.batches(self) is not None
+        exact = all(self.ranks.gather(is_known))
         if exact and batch:
+            self._count_samples(batch, self.epoch)
             self.save(batch=batch, best=False, objective=None)
         elif batch and not exact:
             reason = self.boundary_reason or "the number of its batches is not known yet"
             self.runtime.say_once(f"stopped in mid-epoch, goes on at its start: {reason}")
-        self.runtime.exit_preempted()
+        self._leave()
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def save(self, batch: int, best: bool, objective: float | None, final: bool = False) -> None:
-        """Read the state now; a background thread writes it."""
+        """Read the state now; a background thread writes it, if this is the leader."""
         started_s = time.monotonic()
         header = {
             "fit": self.number,
@@ -306,24 +419,55 @@ class FitSession:
             "final": final,
             "best": best,
             "objective": objective if objective is not None and math.isfinite(objective) else None,
+            "size": self.runtime.group.size,
+            "batch_size": self.backend.batch_size(self),
+            "samples": self.runtime.samples,
+            "was_distributed": self.runtime.was_distributed,
+            **self.rate.header(),
         }
-        arrays = read_variables(self.state.variables(self.backend.train_step(self)))
-        objects = {
-            "callbacks": [
-                {"type": type(c).__name__, "state": read_callback(c)} for c in self._callbacks()
-            ],
+        variables = self.state.variables(self.backend.train_step(self))
+        of_rank = {
+            "callbacks": self._callback_states(),
             **self.state.read_objects(),
-            "files": self.files.read(),
             "pipeline": self.state.pipeline.saved(in_epoch=batch > 0),
+        }
+        parts = self._parts(variables, of_rank)
+        if not self.runtime.group.is_leader:
+            return
+        arrays = read_variables(variables)
+        objects = {
+            **of_rank,
+            "files": self.files.read(),
             "records": self.runtime.records,
             "best_epoch": self.best_epoch,
             "best_value": self.runtime.best,
+            "fingerprints": self.fingerprints,
+            "ranks": parts,
         }
         for failure in self.state.failures():
             self.runtime.say_once(f"the state of an object could not be kept: {failure}")
         data = pickle.dumps(objects, protocol=4)
         send({"kind": "model", "tensor_skew": tensor_skew(self.model)})
         self.runtime.writer.submit(header, arrays, data, time.monotonic() - started_s)
+
+    def _callback_states(self) -> list[dict[str, Any]]:
+        return [{"type": type(c).__name__, "state": read_callback(c)} for c in self._callbacks()]
+
+    def _parts(
+        self, variables: Mapping[str, Any], of_rank: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return what each rank has of its own: nothing if there is one rank."""
+        if not self.runtime.group.is_distributed:
+            return []
+        local = {k: v for k, v in variables.items() if may_differ_by_rank(k, v)}
+        arrays = dict(read_variables(local))
+        parts, is_complete = rank_parts(self.ranks, self.runtime.group.rank, arrays, of_rank)
+        if not is_complete:
+            self.runtime.say_once(
+                "variables that differ from rank to rank need more than 64 MiB of each: after a "
+                "stop all go on with those of rank 0"
+            )
+        return parts
 
     def on_return(self) -> None:
         """Keep the state and the best model at the end of `fit`."""
@@ -338,17 +482,21 @@ class FitSession:
         }
         self.epoch = self.first_epoch + epochs
         self.runtime.writer.wait()
-        if epochs:
+        if epochs and self.runtime.group.is_leader:
             end = FitEnd(self.number, self.epoch, self.best_epoch)
             keep_best(self.runtime, self.model, end)
         self.runtime.records.append(record)
-        if self.runtime.unresumable is None:
+        if self.ranks.gather(self.runtime.unresumable)[0] is None:
             self.save(batch=0, best=False, objective=None, final=True)
-            self.runtime.writer.wait()
-            self.runtime.check_budget()
+            self._keep_end()
         send({"kind": "trained", "step": self._step(self.epoch)})
         if self.runtime.stop:
             self.runtime.end_soon()
+
+    def _keep_end(self) -> None:
+        if self.runtime.group.is_leader:
+            self.runtime.writer.wait()
+            self.runtime.check_budget()
 
     def put_back_end(self, record: Mapping[str, Any]) -> None:
         """Restore the last state and the history of a fit that was complete before."""

@@ -90,7 +90,8 @@ class TrainingState:
     def write_objects(self, objects: Mapping[str, Any]) -> None:
         """Put the state of objects back."""
         self._found.write(objects.get("python") or {})
-        write_random(objects["random"])
+        if objects.get("random") is not None:  # else this process goes on with its own
+            write_random(objects["random"])
 
 
 def _inputs(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -247,6 +248,14 @@ def assign_variables(by_key: Mapping[str, Any], values: Mapping[str, Any]) -> No
                 f"the checkpoint holds {key} with shape {tuple(value.shape)}, in the script's "
                 f"model it is {was}: has the script changed since the trial began?"
             )
+
+
+def may_differ_by_rank(key: str, variable: Any) -> bool:
+    """Tell whether ranks that train one model may have different values of a variable.
+
+    Weights and the optimizer's variables follow from gradients that all have in common.
+    """
+    return not key.startswith("k/optimizer") and not getattr(variable, "trainable", False)
 
 
 def make_array(data: bytes, dtype: str, shape: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 
 from hermes_ops.trial import event_channel
 from hermes_ops.trial.files import Folder, append_lines, encode_value, now_ms
+from hermes_ops.trial.group import is_follower
 
 _EXPERIMENT, _RUN_ID = "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"
 _RUN_NAME_TAG = "hermes.script_run_name"
@@ -326,9 +327,12 @@ class ScriptRun:
     def record_value(self, own: bool, run_id: object, name: str, value: Any, step: Any) -> bool:
         """Note a value that is for the trial's curve; return True if Hermes writes it to the run.
 
-        Hermes also writes what `report()` and the Keras hook report.
+        Hermes also writes what `report()` and the Keras hook report. Of a trial in several
+        processes rank 0 alone logs to its run: the values of others are dropped.
         """
         announced = event_channel.announced
+        if is_follower():
+            return own
         if name in self._curve_names and name not in announced:
             self._note(own, run_id, name, value, step)
         if own and (name in announced or name in self._curve_names):

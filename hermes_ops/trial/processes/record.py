@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hermes_ops.trial.files import read_json, write_json
+from hermes_ops.trial.group import RANK_VARIABLE
 from hermes_ops.trial.processes.tree import (
     Process,
     boot_and_namespace,
@@ -25,7 +26,6 @@ from hermes_ops.trial.processes.tree import (
 )
 
 FOLDER = "processes"
-RANK_VARIABLE = "HERMES_RANK"
 
 
 class ProcessRecord(NamedTuple):

@@ -115,6 +115,12 @@ class KerasBackend:
     def batches(self, session: Any) -> int | None:
         return 1
 
+    def batch_size(self, session: Any) -> int | None:
+        return None
+
+    def samples(self, session: Any, first: int, last: int) -> int | None:
+        return None
+
     def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
         arguments["initial_epoch"] = epoch
 

@@ -54,6 +54,9 @@ NOT_AGAIN: dict[str, tuple[int, list[str], Cause]] = {
     "a package of R": (
         1, ["Error in library(foo) : there is no package called ‘foo’", "Execution halted"],
         Cause.MISSING_MODULE),
+    "processes that would train apart": (
+        1, raised("hermes_ops.trial.group.GroupError: the script does not use Horovod: 2 copies "
+            "would train apart: call hvd.init()"), Cause.TRAINS_APART),
     "a syntax error": (
         1, ['  File "train.py", line 3', "    x = = 3", "        ^", "SyntaxError: invalid syntax"],
         Cause.SYNTAX_ERROR),

@@ -1,0 +1,232 @@
+"""Go on with another number of processes: the batch, the learning rate, and whose state is whose.
+
+Pure functions of what the checkpoint holds and of what the script has set up at its new size.
+"""
+# ruff: noqa: ANN401 - the state of callbacks has any type
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+RATE_VARIABLE = "HERMES_SCALE_LEARNING_RATE"
+SCRIPT, HERMES, OFF = "script", "hermes", "off"
+_RANDOM_KEYS = ("k/random/", "k/global/")
+_CALLBACK = re.compile(r"callback/\d+")
+_SAME_RATE = 1e-4  # relative: the precision of a float32, and more
+
+
+class SizeChange(NamedTuple):
+    """The number of processes that wrote the checkpoint, and the number now."""
+
+    before: int
+    now: int
+
+    @property
+    def is_same(self) -> bool:
+        """Tell whether nothing changes."""
+        return self.before == self.now
+
+
+class EpochShape(NamedTuple):
+    """The batches of an epoch and the samples in each, of one process; None where not known."""
+
+    batches: int | None = None
+    batch_size: int | None = None
+
+
+def resumed_batch(batch: int, change: SizeChange, before: EpochShape, now: EpochShape) -> int:
+    """Return the batch of the epoch to go on with; a batch is one of each process.
+
+    The epoch goes on at the same share of the data: so many batches fewer as there are more
+    processes, or samples in a batch. Where an epoch has as many batches as before, the script does
+    not divide its data, and the batch stays. At least one batch is left to train.
+    """
+    samples = change.before * (before.batch_size or 1), change.now * (now.batch_size or 1)
+    if before.batch_size is None or now.batch_size is None:
+        samples = change.before, change.now
+    if batch == 0 or samples[0] == samples[1]:
+        return batch
+    undivided = now.batches is not None and now.batches == before.batches
+    place = batch if undivided else batch * samples[0] // samples[1]
+    return place if now.batches is None else min(place, max(0, now.batches - 1))
+
+
+# -- the learning rate -----------------------------------------------------------------------------
+
+
+class RateScaling(NamedTuple):
+    """The factor on the saved learning rate, and what to tell the user about it, if anything."""
+
+    factor: float
+    notice: str = ""
+
+
+def rate_scaling(
+    mode: str, change: SizeChange, rate_before: float | None, rate_now: float | None
+) -> RateScaling:
+    """Return what becomes of the learning rate at another size.
+
+    `rate_before` and `rate_now`: what the script itself set at the old and at the new size, None if
+    not known. The linear rule (new size / old size) is right for a script that scales by the size,
+    and for one that does not: what it has set is replaced. A script with a rule of its own, such as
+    the square root, is followed. Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017.
+    """
+    linear = change.now / change.before
+    if mode == OFF or change.is_same:
+        return RateScaling(1.0)
+    if not rate_before or rate_now is None:
+        return RateScaling(linear)
+    found = rate_now / rate_before
+    scales = math.isclose(found, linear, rel_tol=_SAME_RATE)
+    if mode == HERMES:
+        twice = "the script multiplies its learning rate by the number of workers itself, and "
+        twice += "trial.scale_learning_rate: hermes does it too: set it to script"
+        return RateScaling(linear, twice if scales else "")
+    if scales:
+        return RateScaling(linear)
+    if math.isclose(found, 1.0, rel_tol=_SAME_RATE):
+        return RateScaling(
+            linear,
+            "the script does not multiply its learning rate by the number of workers: Hermes "
+            "scales it when that number changes; trial.scale_learning_rate: off leaves it",
+        )
+    return RateScaling(found)
+
+
+# -- callbacks and objects -------------------------------------------------------------------------
+
+
+def matched(callbacks: Iterable[Any], saved: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yield each callback with its saved entry: the n-th of a type with the n-th of that type.
+
+    Rank 0 may have callbacks that others lack, anywhere in the list.
+    """
+    left: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in saved:
+        left.setdefault(entry["type"], []).append(entry)
+    for callback in callbacks:
+        entries = left.get(type(callback).__name__)
+        if entries:
+            yield callback, entries.pop(0)
+
+
+def is_horovods(callback: Any) -> bool:
+    """Tell whether a callback is one of Horovod's own, whose state belongs to a size."""
+    return any(kind.__module__.split(".")[0] == "horovod" for kind in type(callback).__mro__)
+
+
+def fingerprints(
+    callbacks: Iterable[Mapping[str, Any]], python: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return digests of what callbacks and the user's objects hold, before anything is restored.
+
+    `callbacks`: entries with `type` and `state`. What differs here between two sizes depends on
+    the size: it is not restored at another one.
+    """
+    digests: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for entry in callbacks:
+        number = counts.setdefault(entry["type"], 0)
+        counts[entry["type"]] += 1
+        for name, value in entry["state"].items():
+            digests[attribute_key(entry["type"], number, name)] = _digest(value)
+    for key, value in python.items():
+        digests[key] = _digest(value)
+    return digests
+
+
+def attribute_key(kind: str, number: int, name: str) -> str:
+    """Return the key of an attribute of the n-th callback of a type, among the fingerprints."""
+    return f"{kind}#{number}.{name}"
+
+
+def _digest(value: Any) -> str:
+    try:
+        data = pickle.dumps(value, protocol=4)
+    except Exception:  # whatever a foreign object may raise
+        data = repr(type(value)).encode()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def size_dependent(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
+    """Return the keys whose value, as the script sets it, depends on the size."""
+    return frozenset(key for key, digest in now.items() if before.get(key, digest) != digest)
+
+
+def resized_callbacks(
+    callbacks: Iterable[Any], saved: Iterable[Mapping[str, Any]], dependent: frozenset[str]
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield each callback with the attributes that go on at another size; Horovod's have none."""
+    counts: dict[str, int] = {}
+    for callback, entry in matched(callbacks, saved):
+        kind = entry["type"]
+        number = counts.setdefault(kind, 0)
+        counts[kind] += 1
+        if not is_horovods(callback):
+            yield (
+                callback,
+                {
+                    name: value
+                    for name, value in entry["state"].items()
+                    if attribute_key(kind, number, name) not in dependent
+                },
+            )
+
+
+def resized_python(
+    python: Mapping[str, Any], dependent: frozenset[str], same_callbacks: bool
+) -> dict[str, Any]:
+    """Return what of the user's own objects goes on at another size.
+
+    What the data hold is left out, as the shards are others; and what callbacks hold if this rank
+    has not the same ones, as objects are known by their place among them.
+    """
+    kept = {}
+    for key, value in python.items():
+        is_callbacks = _CALLBACK.match(key) is not None
+        if key in dependent or not (key.startswith("model") or (is_callbacks and same_callbacks)):
+            continue
+        kept[key] = value
+    return kept
+
+
+# -- what each rank has of its own -----------------------------------------------------------------
+
+
+def objects_of_rank(objects: Mapping[str, Any], rank: int, is_same: bool) -> dict[str, Any]:
+    """Return the saved objects as this rank restores them.
+
+    At the same size each rank goes on with its own. At another one those that were there go on with
+    their random numbers; a new rank begins its own, as all others would have the same.
+    """
+    parts: list[Mapping[str, Any]] = objects.get("ranks") or []
+    part = parts[rank] if 0 < rank < len(parts) else {}
+    mine = dict(objects)
+    if rank == 0:
+        return mine
+    if is_same:
+        mine.update({name: value for name, value in part.items() if name != "arrays"})
+        return mine
+    for name in ("random", "pipeline"):
+        mine[name] = part.get(name)
+    return mine
+
+
+def arrays_of_rank(
+    arrays: Mapping[str, Any], objects: Mapping[str, Any], rank: int, is_same: bool
+) -> dict[str, Any]:
+    """Return the saved variables as this rank restores them; `objects` as in `objects_of_rank`."""
+    parts: list[Mapping[str, Any]] = objects.get("ranks") or []
+    if rank == 0:
+        return dict(arrays)
+    own: Mapping[str, Any] = parts[rank].get("arrays", {}) if rank < len(parts) else {}
+    if is_same:
+        return {**arrays, **own}
+    mine = {key: value for key, value in arrays.items() if not key.startswith(_RANDOM_KEYS)}
+    mine.update({key: value for key, value in own.items() if key.startswith(_RANDOM_KEYS)})
+    return mine

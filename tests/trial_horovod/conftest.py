@@ -1,0 +1,105 @@
+"""Trials of several workers, in the environment that `make horovod-env` builds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("HERMES_TEST_HOROVOD_PYTHON", ROOT / ".venvs/horovod/bin/python"))
+VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_USE_LEGACY_KERAS": "1",
+}
+
+
+class HorovodTrial:
+    """A trial in a folder, and what its ranks have written down in it."""
+
+    def __init__(self, base: Path, script: str) -> None:
+        base.mkdir(parents=True, exist_ok=True)
+        self.folder, self.script = base / "trial", base / "train.py"
+        self.script.write_text(script)
+        self.output = ""
+        self.segments = 0
+
+    def segment(self, workers: int, at: str = "none:-1:0:0", **variables: str) -> int:
+        """Run a segment and return the exit code of hermes-trial.
+
+        `at` is SIGNAL:EPOCH:BATCH:RANK, with * for all ranks.
+        """
+        self.segments += 1
+        command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.folder)]
+        command += ["--epoch", str(self.segments), "--objective", "loss"]
+        command += ["--workers", str(workers)] if workers > 1 else []
+        finished = subprocess.run(
+            [*command, "--", str(PYTHON), str(self.script)],
+            env={**os.environ, **VARIABLES, "AT": at, **variables},
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        self.output = finished.stdout + finished.stderr
+        return finished.returncode
+
+    def metrics(self) -> dict[tuple[str, int], float]:
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        found = [(m["name"], m["step"], m["value"]) for m in map(json.loads, lines)]
+        assert len({(n, s) for n, s, _ in found}) == len(found), "a step is there twice"
+        return {(n, s): v for n, s, v in found}
+
+    def notes(self, rank: int) -> list[dict[str, Any]]:
+        """What a rank has written down, over all segments: its batches, and its end."""
+        text = (self.folder / f"notes-{rank}.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def batches(self, rank: int, size: int) -> list[tuple[int, int]]:
+        """Each (epoch, batch) that a rank has trained at that size, in order."""
+        notes = [n for n in self.notes(rank) if "batch" in n and n["size"] == size]
+        return [(n["epoch"], n["batch"]) for n in notes]
+
+    def rates(self, size: int) -> list[float]:
+        """The learning rate of each batch of rank 0 at that size."""
+        return [n["rate"] for n in self.notes(0) if "batch" in n and n["size"] == size]
+
+    def weights(self, rank: int) -> list[float]:
+        """What the weights are at the end."""
+        found: list[float] = self.notes(rank)[-1]["weights"]
+        return found
+
+    @property
+    def result(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return content
+
+
+Trials = Callable[[str], HorovodTrial]
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Trials:
+    """Make trials of a script."""
+    made: list[HorovodTrial] = []
+
+    def make(script: str) -> HorovodTrial:
+        made.append(HorovodTrial(tmp_path / str(len(made)), script))
+        return made[-1]
+
+    if not PYTHON.exists():
+        message = f"no interpreter with Horovod at {PYTHON}: run make horovod-env"
+        if os.environ.get("HERMES_TEST_HOROVOD") == "required":
+            pytest.fail(message)
+        pytest.skip(message)
+    return make
