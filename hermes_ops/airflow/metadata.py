@@ -37,12 +37,15 @@ REQUIRED_COLUMNS = {
         "id", "dag_id", "run_id", "task_id", "map_index", "state", "pool", "pool_slots",
         "priority_weight", "try_number", "queued_dttm", "start_date",
     },
-    "dag_run": {"id", "dag_id", "run_id", "state", "start_date", "end_date", "queued_at"},
+    "dag_run": {
+        "id", "dag_id", "run_id", "state", "start_date", "end_date", "queued_at",
+        "triggering_user_name",
+    },
     "task_state_store": {
         "dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value", "expires_at",
     },
     "slot_pool": {"pool", "slots", "include_deferred"},
-    "dag": {"dag_id", "is_paused"},
+    "dag": {"dag_id", "is_paused", "owners"},
     "task_instance_note": {"ti_id", "content"},
 }  # fmt: skip
 
@@ -54,7 +57,11 @@ RANKED_COLUMNS = ("priority_weight", "pool_slots")
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A DAG run that holds a sweep."""
+    """A DAG run that holds a sweep.
+
+    `triggered_by` is the Airflow user who triggered it, empty for a scheduled run; `dag_owners` is
+    what the DAG names as its owners, with commas.
+    """
 
     run_key: int
     dag_id: str
@@ -64,6 +71,8 @@ class RunRow:
     started_s: float
     sweep: dict[str, Any]
     paused: bool = False
+    triggered_by: str = ""
+    dag_owners: str = ""
 
     @property
     def sweep_id(self) -> str:
@@ -199,7 +208,7 @@ class Metadata:
         run, store, dag = self._run.c, self._store.c, self._dag.c
         query = (
             select(run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date,
-                   store.value, dag.is_paused)
+                   store.value, dag.is_paused, run.triggering_user_name, dag.owners)
             .join(self._store, store.dag_run_id == run.id)
             .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY, run.state == "running")
@@ -210,7 +219,8 @@ class Metadata:
         self._joined = {run: records for run, records in self._joined.items() if run in running}
         return tuple(
             RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
-                   _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]))
+                   _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]),
+                   r[8] or "", r[9] or "")
             for r in rows
         )  # fmt: skip
 

@@ -80,7 +80,8 @@ class SweepFacts:
     """What all trials of a sweep share.
 
     `gpus` is the least number of GPUs of a trial, `most_gpus` the largest if it takes more than
-    one, `sizes` the numbers in between that it takes, none if it takes all.
+    one, `sizes` the numbers in between that it takes, none if it takes all. `user` is the sweep's
+    owner, `virtual_cluster` the owner's team by the pool's quota, empty without any.
     """
 
     sweep: SweepId
@@ -94,6 +95,8 @@ class SweepFacts:
     nodes: tuple[str, ...] = ()  # that have a claim for its checkpoints; none: they lie elsewhere
     most_gpus: int | None = None
     sizes: tuple[int, ...] = ()
+    user: str = ""
+    virtual_cluster: str = ""
 
 
 def configuration(
@@ -131,6 +134,8 @@ def job(
         sizes=facts.sizes,
         step_times=measured,
         weight=facts.weight,
+        user=facts.user,
+        virtual_cluster=facts.virtual_cluster,
         total_steps=facts.total_steps,
         deadline_s=facts.deadline_s,
         configuration=configuration(trial, drawn),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -82,9 +82,17 @@ class SweepSpec:
             preemptible=config.trial.preemptible,
             deadline_s=_deadline_s(config, record, run),
             nodes=_claimed_nodes(config),
+            user=owner(run, config.owner),
         )
         space = tuple(axes(config.search.to_space()))
         return cls(run, record, config, sampler, facts, max(1, len(space)))
+
+    def in_team(self, team: str) -> SweepSpec:
+        """Return it as a sweep of that team; its trials are built again if that is another one."""
+        if self.facts.virtual_cluster == team:
+            return self
+        facts = replace(self.facts, virtual_cluster=team)
+        return replace(self, facts=facts, cache=TrialCache())
 
     @property
     def ref(self) -> SweepRef:
@@ -115,6 +123,15 @@ class SweepSpec:
         except Exception as error:  # whatever a sampler raises: the others are drawn
             log.debug("Trial %s of %s is not drawn ahead: %s", number, self.run.sweep_id, error)
             return {}
+
+
+def owner(run: RunRow, named: str | None) -> str:
+    """Return the user whose sweep a run is: the one who triggered it.
+
+    A run that nobody triggered belongs to the owner `named` in its sweep file, which is a file of
+    the DAGs' folder then, else to the first owner of its DAG.
+    """
+    return run.triggered_by or named or run.dag_owners.partition(",")[0].strip()
 
 
 def _began_s(record: SweepRecord, run: RunRow) -> float:
@@ -306,7 +323,17 @@ class RunningSweeps:
     faults: FaultBarrier = field(default_factory=FaultBarrier)
     specs: dict[str, SweepSpec] = field(default_factory=dict)
     unreadable: dict[str, RunRow] = field(default_factory=dict)
+    _teams: Mapping[str, str] = field(default_factory=dict)
     _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def assign_teams(self, teams: Mapping[str, str]) -> None:
+        """Put each sweep into the team of its owner: `teams` by user, none for other users."""
+        self._teams = teams
+        for sweep_id, spec in self.specs.items():
+            self.specs[sweep_id] = self._in_team(spec)
+
+    def _in_team(self, spec: SweepSpec) -> SweepSpec:
+        return spec.in_team(self._teams.get(spec.facts.user, ""))
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
         """Bring `specs` up to date; return those that run no more."""
@@ -320,7 +347,7 @@ class RunningSweeps:
             if read is None:
                 unreadable[sweep_id] = run
             elif read.value is not None and read.value.config.pool == self.pool:
-                self.specs[sweep_id] = read.value
+                self.specs[sweep_id] = self._in_team(read.value)
             else:
                 self._not_ours[sweep_id] = run.sweep
         for sweep_id in unreadable.keys() - self.unreadable.keys():
