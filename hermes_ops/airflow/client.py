@@ -14,7 +14,7 @@ import httpx
 from hermes_ops.airflow.credentials import AirflowCredentials, LogInRefused
 from hermes_ops.airflow.state_store import KeyValues, read_record, write_record
 from hermes_ops.error_message import keep_bodies_out_of_logs, response_message
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import HermesError, NotPermitted, Unavailable
 from hermes_ops.retry import (
     BUSY,
     BUSY_OR_CONFLICT,
@@ -271,6 +271,15 @@ class AirflowClient:
         """Return the pool; None when there is none of that name."""
         return self._find(f"/api/v2/pools/{quote(name, safe='')}")
 
+    def confirm_pool_edit(self, name: str) -> None:
+        """Edit the pool without changing it: raise NotPermitted if Airflow does not let this user.
+
+        Airflow's audit log has the request.
+        """
+        path = f"/api/v2/pools/{quote(name, safe='')}"
+        body = {"description": self._call("GET", path)["description"]}
+        self._call("PATCH", path, params={"update_mask": "description"}, json=body)
+
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """Return the DAG; None while Airflow has not parsed it."""
         return self._find(f"/api/v2/dags/{quote(dag_id)}")
@@ -389,7 +398,8 @@ def _raise_for(response: httpx.Response) -> None:
     said = response_message(response.content, response.request.content) or response.reason_phrase
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise Unavailable(f"Airflow answered {response.status_code}: {said}")
-    raise HermesError(
+    refused = NotPermitted if response.status_code == httpx.codes.FORBIDDEN else HermesError
+    raise refused(
         f"Airflow refused {response.request.method} {response.request.url.path} "
         f"({response.status_code}): {said}"
     )
