@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Generic, TypeVar
@@ -15,6 +15,7 @@ from hermes_ops.core.model import (
     Grant,
     Job,
     JobId,
+    LazyReasons,
     Phase,
     Plan,
     Policy,
@@ -92,7 +93,9 @@ class WithinQuota(Generic[M]):
         limits = _Limits(quota, shares)
         plan, inner, hidden = self._within(snapshot, memory.inner, limits, pinned)
         plan = _without_early(snapshot, plan, quota)
-        plan = replace(plan, reasons=overlay(plan.reasons, _reasons(snapshot, hidden, limits)))
+        if hidden:
+            reasons = _Why(snapshot, plan, limits).reasons(hidden)
+            plan = replace(plan, reasons=overlay(plan.reasons, reasons))
         return plan, QuotaMemory(inner, use)
 
     def _pinned(self, snapshot: Snapshot) -> set[JobId]:
@@ -269,21 +272,73 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
     )
 
 
-def _reasons(snapshot: Snapshot, hidden: Collection[JobId], limits: _Limits) -> dict[JobId, Reason]:
-    """Say of each hidden job which limit it is beyond."""
-    reasons: dict[JobId, Reason] = {}
-    for job_id in hidden:
-        job = snapshot.index[job_id]
-        team = limits.team(job)
-        of_user = limits.of_user(job)
-        share = limits.of_team.get(team.name, 0)
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """Why jobs are hidden: the limit that each is beyond, and who takes what it has borrowed."""
+
+    snapshot: Snapshot
+    plan: Plan
+    limits: _Limits
+
+    def reasons(self, hidden: Collection[JobId]) -> Mapping[JobId, Reason]:
+        """Return the reasons of the hidden jobs, each made on demand."""
+        users = {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
+        owed = self._owed_teams()
+        return LazyReasons(dict.fromkeys(hidden), lambda job: self._reason(job, users, owed))
+
+    def _reason(
+        self, job_id: JobId, users: Mapping[int, JobId], owed: Sequence[TeamQuota]
+    ) -> Reason:
+        job = self.snapshot.index[job_id]
+        team, of_user = self.limits.team(job), self.limits.of_user(job)
+        share = self.limits.of_team.get(team.name, 0)
         terms = (Term("team_gpus", share), Term("guaranteed_gpus", team.guaranteed))
+        now = f"{_name(team)} may hold {share:g} GPUs now, {team.guaranteed} of them its own"
         if of_user < inf and job.min_gpus > of_user:
             text, change = f"user {job.user} may hold {of_user:g} GPUs at once", "a higher limit"
-        else:
-            name = f"team {team.name}" if team.name else "the jobs of no team"
-            text = f"{name} may hold {share:g} GPUs now, {team.guaranteed} of them its own"
+            return Reason(f"{_verb(job)}: {text}", terms, would_change=change)
+        taker = next((users[gpu] for gpu in job.gpus_held if gpu in users), None)
+        other = self._preemptor(team, taker, owed) if job.holds_gpus else None
+        if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
-        verb = "stops" if job.holds_gpus else "waits"
-        reasons[job_id] = Reason(f"{verb}: {text}", terms, would_change=change)
-    return reasons
+            return Reason(f"{_verb(job)}: {now}", terms, would_change=change)
+        if other in owed:
+            text = f"preempted because {_name(other)} wants its guaranteed GPUs back"
+            change = f"{_name(other)} leaving its guaranteed GPUs idle"
+        else:
+            text = f"preempted because {_name(other)} now gets its share of the GPUs that are lent"
+            change = f"{_name(other)} leaving GPUs idle"
+        return Reason(f"{text}; {now}", terms, runner_up=taker, would_change=change)
+
+    def _preemptor(
+        self, team: TeamQuota, taker: JobId | None, owed: Sequence[TeamQuota]
+    ) -> TeamQuota | None:
+        """Return the team for which a job of `team` is stopped: the one that takes its GPUs.
+
+        Where those go to a team that is not owed any, the first that is; None: no other team.
+        """
+        taking = None if taker is None else self.limits.team(self.snapshot.index[taker])
+        reclaiming = [other for other in owed if other.name != team.name]
+        if taking in reclaiming or not reclaiming:
+            return None if taking is None or taking.name == team.name else taking
+        return reclaiming[0]
+
+    def _owed_teams(self) -> list[TeamQuota]:
+        """Return the teams that hold less than their jobs may have of the guaranteed GPUs."""
+        held: dict[str, int] = defaultdict(int)
+        for job in self.snapshot.holding:
+            held[self.limits.team(job).name] += len(job.gpus_held)
+        of_team = self.limits.of_team
+        return [
+            team
+            for team in self.limits.quota.everyone
+            if held[team.name] < min(of_team.get(team.name, 0), team.guaranteed)
+        ]
+
+
+def _verb(job: Job) -> str:
+    return "stops" if job.holds_gpus else "waits"
+
+
+def _name(team: TeamQuota) -> str:
+    return f"team {team.name}" if team.name else "the team of other users"

@@ -58,8 +58,11 @@ class QuotaSettings:
     def write(self, path: Path) -> None:
         """Write the file durably; a running controller adopts it in its next round."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        chosen = {"by": self.by, "at_s": self.at_s}
-        write_json(path, {"quota": self.quota.model_dump(mode="json"), **chosen}, durable=True)
+        write_json(path, self.document(), durable=True)
+
+    def document(self) -> dict[str, Any]:
+        """Return what the file has."""
+        return {"quota": self.quota.model_dump(mode="json"), "by": self.by, "at_s": self.at_s}
 
 
 @dataclass(slots=True)

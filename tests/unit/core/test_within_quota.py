@@ -61,7 +61,39 @@ def test_a_team_that_comes_back_gets_its_gpus_from_the_borrower() -> None:
     borrowed = [of_team("a", n, gpu=n) for n in range(4)]
     plan = plan_of(AB, *borrowed, of_team("b", 0, submitted_s=90.0))
     assert [grant.job for grant in plan.grants] == ["a/0", "a/1", "a/2", "b/0"]
-    assert "team a may hold 3 GPUs now, 2 of them its own" in plan.reasons[JobId("a/3")].text
+    why = plan.reasons[JobId("a/3")]
+    assert why.text.startswith("preempted because team b wants its guaranteed GPUs back; ")
+    assert "team a may hold 3 GPUs now, 2 of them its own" in why.text
+    assert (why.runner_up, why.would_change) == (
+        "b/0",
+        "team b leaving its guaranteed GPUs idle",
+    )
+
+
+def test_a_borrower_that_is_stopped_for_a_gang_is_told_which_team_wants_its_gpus() -> None:
+    """The gang does not get them yet: another borrower is within its quantum."""
+    quota = Quota((TeamQuota("a"), TeamQuota("b", 2)))
+    held = [of_team("a", 0, gpu=0), of_team("a", 1, gpu=1, preemptible=False)]
+    plan = plan_of(quota, *held, of_team("b", 0, min_gpus=2), gpus=2)
+    assert [grant.job for grant in plan.grants] == ["a/1"]
+    assert "team b wants its guaranteed GPUs back" in plan.reasons[JobId("a/0")].text
+
+
+def test_a_borrower_that_is_stopped_for_another_borrower_is_told_so() -> None:
+    quota = Quota((TeamQuota("a"), TeamQuota("b")))
+    held = [of_team("a", n, gpu=n) for n in range(4)]
+    late = [of_team("b", n, submitted_s=90.0) for n in range(4)]
+    plan = plan_of(quota, *held, *late)
+    stopped = [plan.reasons[JobId(f"a/{n}")].text for n in range(4) if not plan.gpus_of(held[n].id)]
+    assert len(stopped) == 2
+    assert all("team b now gets its share of the GPUs that are lent" in why for why in stopped)
+
+
+def test_a_job_beyond_its_users_limit_is_told_that_limit() -> None:
+    limited = Quota((TeamQuota("a", 4),), user_limits=(("ann", 1),))
+    plan = plan_of(limited, of_team("a", 0, user="ann", min_gpus=2))
+    why = plan.reasons[JobId("a/0")].text
+    assert why == "waits: user ann may hold 1 GPUs at once"
 
 
 def test_a_team_without_a_loan_is_never_beyond_its_guarantee() -> None:
