@@ -166,7 +166,9 @@ def quota(
         Path | None, typer.Argument(help="The quota file; without it, show the quota in force.")
     ] = None,
     *,
-    remove: Annotated[bool, typer.Option("--remove", help="Set no quota: lift all limits.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Set no quota: lift all limits.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Show it as one JSON document.")] = False,
     home: Home = None,
 ) -> None:

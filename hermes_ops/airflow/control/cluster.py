@@ -90,8 +90,7 @@ class AirflowCluster:
     def adopt_quota(self, quota: QuotaInForce) -> None:
         """Put sweeps into the teams of this quota from now on, and show it."""
         self.quota = quota
-        teams = quota.settings.quota.team_of_user if quota.settings is not None else {}
-        self._running.assign_teams(teams)
+        self._running.assign_teams(quota.team_of_user)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
@@ -156,7 +155,7 @@ class AirflowCluster:
         self.faults.attempt(
             Subject(THE_POOL), "write the pool's view", publish,
             self.pool, snapshot, plan, self.sweeps, self.applier.policy_name,
-            faults=self.faults.faults, process_refusal=self.process_refusal,
+            faults=self.faults.faults, process_refusal=self.process_refusal, quota=self.quota,
         )  # fmt: skip
         took_s = self.clock() - begun_s
         self._view_due_s = begun_s + took_s / VIEW_SHARE if took_s > QUICK_VIEW_S else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ class QuotaInForce:
             return False
         self._adopt(settings)
         return True
+
+    @property
+    def team_of_user(self) -> Mapping[str, str]:
+        """The team of each user that a team lists; empty without a quota."""
+        return {} if self.settings is None else self.settings.quota.team_of_user
 
     def _adopt(self, settings: QuotaSettings | None) -> None:
         self.settings, self._scaled_to = settings, None
