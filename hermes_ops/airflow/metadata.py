@@ -253,26 +253,46 @@ class Metadata:
         )
         return tuple(_past_run(tuple(r)) for r in self._all(query))
 
+    def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
+        """Return the newest sweeps that run or have ended since then, with complete records."""
+        from datetime import UTC, datetime
+
+        from sqlalchemy import or_
+
+        run, moment = self._run.c, datetime.fromtimestamp(since_s, UTC)
+        query = (
+            self._runs_with_sweeps.where(or_(run.end_date.is_(None), run.end_date >= moment))
+            .order_by(run.start_date.desc(), run.id.desc(), self._store.c.task_id)
+            .limit(most)
+        )
+        return tuple(self._complete(tuple(row)) for row in self._all(query))
+
+    def _complete(self, row: tuple[Any, ...]) -> PastRun:
+        """Return the sweep in a row of `_runs_with_sweeps`, with its complete record."""
+        past = _past_run(row)
+        place = (past.run.plan_task, -1)
+        record = _parsed(self._whole(past.run.run_key, place, SWEEP_KEY, row[-1]))
+        return replace(past, run=replace(past.run, sweep=record))
+
     def sweep(self, sweep: str) -> PastRun | None:
         """Return the sweep of that id, running or ended, with its complete record, or None."""
         query = self._runs_with_sweeps.where(self._run.c.run_id.in_(_possible_runs(sweep)))
         for row in self._all(query):
-            past = _past_run(tuple(row))
-            if past.run.sweep_id == sweep:
-                key, place = past.run.run_key, (past.run.plan_task, -1)
-                record = _parsed(self._whole(key, place, SWEEP_KEY, row[-1]))
-                return replace(past, run=replace(past.run, sweep=record))
+            if _past_run(tuple(row)).run.sweep_id == sweep:
+                return self._complete(tuple(row))
         return None
 
     @cached_property
     def _runs_with_sweeps(self) -> Any:  # noqa: ANN401 - a SQLAlchemy select
         from sqlalchemy import select
 
-        run, store = self._run.c, self._store.c
-        columns = (run.id, run.dag_id, run.run_id, store.task_id, run.state)
+        run, store, dag = self._run.c, self._store.c, self._dag.c
+        columns = (run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date)
+        owners = (run.triggering_user_name, dag.owners)
         return (
-            select(*columns, run.start_date, run.end_date, store.value)
+            select(*columns, run.end_date, *owners, store.value)
             .join(self._store, store.dag_run_id == run.id)
+            .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY)
         )
 
@@ -506,8 +526,9 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _past_run(columns: tuple[Any, ...]) -> PastRun:
-    key, dag, run, task, state, started, ended, value = columns
-    row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value))
+    key, dag, run, task, state, started, ended, user, owners, value = columns
+    owned = {"triggered_by": user or "", "dag_owners": owners or ""}
+    row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value), **owned)
     return PastRun(row, None if ended is None else _seconds(ended))
 
 

@@ -32,6 +32,7 @@ from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
+from hermes_ops.airflow.control.past_use import past_use
 from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
 from hermes_ops.airflow.control.publish import publish_trouble
 from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
@@ -149,7 +150,11 @@ class Controller:
     _log_again_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.quota = QuotaInForce(QuotaSettings.file(self.cluster.pool))
+        cluster = self.cluster
+        self.quota = QuotaInForce(
+            QuotaSettings.file(cluster.pool),
+            lambda quota: past_use(cluster.metadata, cluster.pool, quota, cluster.clock()),
+        )
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""

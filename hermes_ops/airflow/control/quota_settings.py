@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ class QuotaInForce:
     """
 
     path: Path
+    past_use: Callable[[PoolQuota], DecayedUse] = lambda _: DecayedUse()
     use: DecayedUse = field(default_factory=DecayedUse)
     settings: QuotaSettings | None = None
     quota: Quota | None = None
@@ -114,10 +115,18 @@ class QuotaInForce:
             self.quota, self.use = None, DecayedUse()
             log.info("The pool has no quota from now on")
             return
-        self.quota = settings.quota.quota()
+        self.quota, self.use = settings.quota.quota(), self._past_use(settings.quota)
         teams = ", ".join(f"{team.name} {team.guaranteed}" for team in self.quota.teams)
         by = f", set by {settings.by}" if settings.by else ""
         log.info("The pool's quota guarantees GPUs to these teams: %s%s", teams or "none", by)
+
+    def _past_use(self, quota: PoolQuota) -> DecayedUse:
+        """Return what the teams have used; nothing if that cannot be read."""
+        try:
+            return self.past_use(quota)
+        except HermesError as error:
+            log.warning("What the teams used before does not count: %s", error)
+            return DecayedUse()
 
     def enclose(
         self,

@@ -128,6 +128,21 @@ def test_a_sweep_has_the_user_who_triggered_it_and_the_owners_of_its_dag(engine:
     assert [(run.triggered_by, run.dag_owners) for run in own.sweeps()] == [("ann", "eve, bob")]
 
 
+def test_the_sweeps_since_a_moment_are_those_that_run_or_have_ended_after_it(
+    engine: Engine,
+) -> None:
+    own: Any = Metadata(engine)
+    add_run(engine, user="ann")
+    add_record(engine, "hermes_sweep", sweep_record())
+    since_s = NOW.timestamp()
+    assert [past.run.triggered_by for past in own.sweeps_since(since_s, 9)] == ["ann"]
+    with engine.begin() as connection:
+        connection.execute(own._run.update().values(end_date=NOW, state="success"))
+    (past,) = own.sweeps_since(since_s, 9)
+    assert (past.ended_s, past.run.sweep["config"]["name"]) == (since_s, "digits")
+    assert own.sweeps_since(since_s + 1, 9) == own.sweeps_since(since_s, 0) == ()
+
+
 def test_a_trial_has_the_note_of_its_task(engine: Engine) -> None:
     own: Any = Metadata(engine)
     add_run(engine)

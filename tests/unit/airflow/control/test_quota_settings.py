@@ -10,9 +10,10 @@ import pytest
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
 from hermes_ops.config.pool_quota import parse_quota
+from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.guard_options import GuardOptions
 from hermes_ops.core.within_quota import WithinQuota
-from hermes_ops.errors import ConfigError, HermesError
+from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.policies import make_policy
 from tests.unit.airflow.control.controllers import Database, controller_of
 
@@ -129,3 +130,20 @@ def test_a_controller_does_not_begin_with_a_malformed_quota(home: Path) -> None:
     (home / "quota-gpus.json").write_text('{"quota": {"teams": 3}}')
     with pytest.raises(ConfigError, match=r"quota-gpus\.json"):
         controller_of(Database(), PolicySettings.file())._round()
+
+
+def test_teams_begin_with_what_they_have_used_and_with_nothing_where_that_is_unknown(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "quota-gpus.json"
+    settings().write(path)
+    used = DecayedUse((("vision", 7.0),), (), 100.0)
+    in_force = QuotaInForce(path, lambda _: used)
+    in_force.refresh()
+    assert in_force.use == used
+
+    def away(_: Any) -> DecayedUse:
+        raise Unavailable("the database did not answer")
+
+    in_force = QuotaInForce(path, away)
+    assert (in_force.refresh(), in_force.use) == (True, DecayedUse())
