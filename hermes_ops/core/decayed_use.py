@@ -50,9 +50,8 @@ class DecayedUse:
         for team, gpus in self.held:
             use[team] = use.get(team, 0.0) + gpus * held_s
         holds = Counter[str]()
-        for job in snapshot.jobs:
-            if job.gpus_held:
-                holds[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
+        for job in snapshot.holding:
+            holds[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
         return DecayedUse(tuple(sorted(use.items())), tuple(sorted(holds.items())), snapshot.time_s)
 
     def factors(self, weights: Mapping[str, float]) -> dict[str, float]:

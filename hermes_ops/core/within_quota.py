@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Generic, TypeVar
 
@@ -53,7 +54,9 @@ class WithinQuota(Generic[M]):
     GPUs that a team leaves idle are lent to others; when it wants them back, borrowed jobs are
     stopped. Which jobs of a team train is the inner policy's choice: it decides as if there were
     no quota, jobs beyond their team's share or their user's limit are hidden from it, those that
-    hold GPUs last, and it decides again. GPUs that are still idle then are lent beyond the shares.
+    hold GPUs last, and it decides again. With a job beyond a limit go the waiting ones that would
+    be beyond it as well, so that a few decisions suffice. GPUs that are still idle then are lent
+    beyond the shares.
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
     waits for a guaranteed GPU no longer than the longest quantum and the switch after it. With one
@@ -86,10 +89,8 @@ class WithinQuota(Generic[M]):
         """Return the inner policy's plan within the quotas."""
         quota = self.quota.scaled(len(snapshot.gpus))
         use = memory.use.advance(snapshot, quota)
-        teams = {quota.team_of(j.virtual_cluster) for j in (*snapshot.holding, *snapshot.queue)}
-        factors = use.factors({team.name: team.weight for team in teams})
         pinned = self._pinned(snapshot)
-        shares = team_shares(snapshot, quota, factors, pinned)
+        shares = team_shares(snapshot, quota, use, pinned)
         limits = _Limits(quota, shares)
         plan, inner, hidden = self._within(snapshot, memory.inner, limits, pinned)
         plan = _without_early(snapshot, plan, quota)
@@ -110,24 +111,44 @@ class WithinQuota(Generic[M]):
     ) -> tuple[Plan, M, set[JobId]]:
         """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
         hidden: set[JobId] = set()
-        lendings = LENDINGS
+        lendings, ranking = LENDINGS, None
         while True:
-            plan, after = self.policy.decide(_without(snapshot, hidden), memory)
+            seen = _without(snapshot, hidden)
+            plan, after = self.policy.decide(seen, memory)
+            ranking = plan.ranking if ranking is None else ranking
             surplus = limits.surplus(snapshot, plan, pinned)
             if surplus:
-                hidden |= surplus
+                hidden |= surplus | limits.full(seen, plan, surplus)
                 continue
             lent = limits.lend(snapshot, plan, hidden) if lendings else set()
             if not lent:
-                return plan, after, hidden
+                return _ranked(plan, ranking, hidden), after, hidden
             lendings -= 1
             hidden -= lent
 
 
 def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:
+    """Return the snapshot without these jobs, which hold GPUs or wait."""
     if not hidden:
         return snapshot
-    return replace(snapshot, jobs=tuple(job for job in snapshot.jobs if job.id not in hidden))
+    retained = None
+    if len(snapshot.retained) == len(snapshot.holding):  # no job may keep what another one claims
+        retained = {job: grant for job, grant in snapshot.retained.items() if job not in hidden}
+    return Snapshot.prepared(
+        snapshot.time_s,
+        snapshot.gpus,
+        holding=tuple(job for job in snapshot.holding if job.id not in hidden),
+        queue=tuple(job for job in snapshot.queue if job.id not in hidden),
+        others=snapshot.others,
+        retained=retained,
+    )
+
+
+def _ranked(plan: Plan, first: Sequence[JobId], hidden: Collection[JobId]) -> Plan:
+    """Return the plan with the hidden jobs last in its ranking, in the order of the first one."""
+    if not hidden:
+        return plan
+    return replace(plan, ranking=(*plan.ranking, *(job for job in first if job in hidden)))
 
 
 class _Limits:
@@ -161,16 +182,41 @@ class _Limits:
                 surplus.add(job.id)
         return surplus
 
+    def full(self, seen: Snapshot, plan: Plan, surplus: Collection[JobId]) -> set[JobId]:
+        """Return the waiting jobs that have no room under the limits that `surplus` is beyond."""
+        held, teams, users = _Held(), set[str](), set[str]()
+        for grant in plan.grants:
+            job = seen.index[grant.job]
+            if grant.job in surplus:
+                teams.add(self.team(job).name)
+                users.add(job.user)
+            else:
+                held.add(self.team(job).name, job.user, _amount(grant))
+        is_shared = any(grant.share < 1 for grant in plan.grants)
+        granted = {grant.job for grant in plan.grants}
+        team_rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
+        limits = self.quota.limit_of_user
+        user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
+        full: set[JobId] = set()
+        for job in seen.queue:
+            least = SHARE_EPS if is_shared else job.min_gpus
+            room = min(team_rooms.get(self.team(job).name, inf), user_rooms.get(job.user, inf))
+            if least > room and job.id not in granted:
+                full.add(job.id)
+        return full
+
     def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
         """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.
 
         The hidden jobs are asked in their order, those that hold GPUs first.
         """
+        idle = len(snapshot.gpus) - len({gpu for grant in plan.grants for gpu in grant.gpus})
+        if not hidden or idle <= 0:
+            return set()
         held = _Held()
         for grant in plan.grants:
             job = snapshot.index[grant.job]
             held.add(self.team(job).name, job.user, _amount(grant))
-        idle = len(snapshot.gpus) - len({gpu for grant in plan.grants for gpu in grant.gpus})
         idle -= self._kept(snapshot, plan, hidden, held, idle)
         lent: set[JobId] = set()
         for job in (*snapshot.holding, *snapshot.queue):
@@ -246,7 +292,7 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
     if not quota.has_limits:
         return plan
     held = _Held()
-    for job in snapshot.jobs:
+    for job in (*snapshot.holding, *snapshot.others):
         size = len(job.gpus_held) * job.share_held
         if job.phase is Phase.STOPPING:
             size = size or job.requested_gpus or job.min_gpus
@@ -282,22 +328,32 @@ class _Why:
 
     def reasons(self, hidden: Collection[JobId]) -> Mapping[JobId, Reason]:
         """Return the reasons of the hidden jobs, each made on demand."""
-        users = {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
-        owed = self._owed_teams()
-        return LazyReasons(dict.fromkeys(hidden), lambda job: self._reason(job, users, owed))
+        takers = {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
+        owed, held = self._owed_teams(), _Held()
+        for grant in self.plan.grants:
+            job = self.snapshot.index[grant.job]
+            held.add(self.limits.team(job).name, job.user, _amount(grant))
+        explain = partial(self._reason, takers=takers, owed=owed, of_users=held.users)
+        return LazyReasons(dict.fromkeys(hidden), explain)
 
     def _reason(
-        self, job_id: JobId, users: Mapping[int, JobId], owed: Sequence[TeamQuota]
+        self,
+        job_id: JobId,
+        *,
+        takers: Mapping[int, JobId],
+        owed: Sequence[TeamQuota],
+        of_users: Mapping[str, float],
     ) -> Reason:
         job = self.snapshot.index[job_id]
         team, of_user = self.limits.team(job), self.limits.of_user(job)
         share = self.limits.of_team.get(team.name, 0)
         terms = (Term("team_gpus", share), Term("guaranteed_gpus", team.guaranteed))
         now = f"{_name(team)} may hold {share:g} GPUs now, {team.guaranteed} of them its own"
-        if of_user < inf and job.min_gpus > of_user:
-            text, change = f"user {job.user} may hold {of_user:g} GPUs at once", "a higher limit"
+        if of_users.get(job.user, 0) + job.min_gpus > of_user:
+            text = f"user {job.user} may hold {of_user:g} GPUs at once"
+            change = "a trial of the user leaving its GPUs, or a higher limit"
             return Reason(f"{_verb(job)}: {text}", terms, would_change=change)
-        taker = next((users[gpu] for gpu in job.gpus_held if gpu in users), None)
+        taker = next((takers[gpu] for gpu in job.gpus_held if gpu in takers), None)
         other = self._preemptor(team, taker, owed) if job.holds_gpus else None
         if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
