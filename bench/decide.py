@@ -65,7 +65,7 @@ def decision_ms(policy: Policy[M], state: Snapshot, memory: M) -> Figures:
 
 
 def applied(seen: Snapshot, plan: Plan) -> tuple[Job, ...]:
-    """Return the jobs once the plan is in force and those with GPUs have trained until the next look."""
+    """Return the jobs after the plan: those with GPUs have trained until the next look."""
     gpus = {grant.job: grant.gpus for grant in plan.grants}
     return tuple(_trained(seen, job, gpus.get(job.id, ())) for job in seen.jobs)
 
@@ -97,7 +97,7 @@ def _point(step: int, rate: float) -> Point:
 
 
 def world(jobs: int) -> tuple[tuple[Gpu, ...], tuple[Job, ...]]:
-    """Return a busy pool: a job on every GPU and nine waiting; one in a hundred has waited too long."""
+    """Return a busy pool: nine jobs wait for each GPU; one in a hundred has waited too long."""
     chance = random.Random(1)
     gpus = max(2, jobs // JOBS_A_GPU)
     world_jobs = tuple(_job(number, gpus, chance) for number in range(jobs))

@@ -118,7 +118,7 @@ class WithinQuota(Generic[M]):
             ranking = plan.ranking if ranking is None else ranking
             surplus = limits.surplus(snapshot, plan, pinned)
             if surplus:
-                hidden |= surplus | limits.full(seen, plan, surplus)
+                hidden |= surplus | limits.full(seen, plan, surplus, pinned)
                 continue
             lent = limits.lend(snapshot, plan, hidden) if lendings else set()
             if not lent:
@@ -182,8 +182,17 @@ class _Limits:
                 surplus.add(job.id)
         return surplus
 
-    def full(self, seen: Snapshot, plan: Plan, surplus: Collection[JobId]) -> set[JobId]:
-        """Return the waiting jobs that have no room under the limits that `surplus` is beyond."""
+    def full(
+        self,
+        seen: Snapshot,
+        plan: Plan,
+        surplus: Collection[JobId],
+        pinned: Collection[JobId],
+    ) -> set[JobId]:
+        """Return the jobs not granted that have no room under the limits that `surplus` is beyond.
+
+        Pinned jobs are never among them.
+        """
         held, teams, users = _Held(), set[str](), set[str]()
         for grant in plan.grants:
             job = seen.index[grant.job]
@@ -192,18 +201,20 @@ class _Limits:
                 users.add(job.user)
             else:
                 held.add(self.team(job).name, job.user, _amount(grant))
-        is_shared = any(grant.share < 1 for grant in plan.grants)
-        granted = {grant.job for grant in plan.grants}
-        team_rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
-        limits = self.quota.limit_of_user
+        limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
+        rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
         user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
         full: set[JobId] = set()
-        for job in seen.queue:
-            least = SHARE_EPS if is_shared else job.min_gpus
-            room = min(team_rooms.get(self.team(job).name, inf), user_rooms.get(job.user, inf))
-            if least > room and job.id not in granted:
+        of_cluster: dict[str, float] = {}
+        for job in (*seen.holding, *seen.queue):
+            room = of_cluster.get(job.virtual_cluster)
+            if room is None:
+                room = of_cluster[job.virtual_cluster] = rooms.get(self.team(job).name, inf)
+            if job.user in user_rooms:
+                room = min(room, user_rooms[job.user])
+            if (SHARE_EPS if is_shared else job.min_gpus) > room:
                 full.add(job.id)
-        return full
+        return full.difference((grant.job for grant in plan.grants), pinned)
 
     def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
         """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.
