@@ -57,8 +57,8 @@ def team_shares(
     the teams among borrowers (`DecayedUse.factors`). Each team first gets its guaranteed GPUs as
     far as its jobs want them. The rest is lent job by job to the team that borrows the least for
     its factor, ties by name, up to its limit (progressive filling, as in DRF, Ghodsi et al., NSDI
-    2011, for one resource). A gang that is first in line and fits once pinned jobs of others have left gets all
-    that is left: smaller jobs cannot keep it waiting.
+    2011, for one resource). A gang that is first in line and fits once pinned jobs of others have
+    left gets all that is left: smaller jobs cannot keep it waiting.
     """
     demands = _demands(snapshot, quota, pinned)
     factors = use.factors({name: demand.quota.weight for name, demand in demands.items()})

@@ -56,7 +56,7 @@ class WithinQuota(Generic[M]):
     no quota, jobs beyond their team's share or their user's limit are hidden from it, those that
     hold GPUs last, and it decides again. With a job beyond a limit go the waiting ones that would
     be beyond it as well, so that a few decisions suffice. GPUs that are still idle then are lent
-    beyond the shares.
+    beyond the shares. What it remembers is that of its first decision, which sees every job.
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
     waits for a guaranteed GPU no longer than the longest quantum and the switch after it. With one
@@ -111,20 +111,21 @@ class WithinQuota(Generic[M]):
     ) -> tuple[Plan, M, set[JobId]]:
         """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
         hidden: set[JobId] = set()
-        lendings, ranking = LENDINGS, None
+        lendings, seen = LENDINGS, snapshot
+        plan, after = self.policy.decide(seen, memory)
+        first = plan
         while True:
-            seen = _without(snapshot, hidden)
-            plan, after = self.policy.decide(seen, memory)
-            ranking = plan.ranking if ranking is None else ranking
             surplus = limits.surplus(snapshot, plan, pinned)
             if surplus:
                 hidden |= surplus | limits.full(seen, plan, surplus, pinned)
-                continue
-            lent = limits.lend(snapshot, plan, hidden) if lendings else set()
-            if not lent:
-                return _ranked(plan, ranking, hidden), after, hidden
-            lendings -= 1
-            hidden -= lent
+            else:
+                lent = limits.lend(snapshot, plan, hidden) if lendings else set()
+                if not lent:
+                    return _ranked(snapshot, plan, first, hidden), after, hidden
+                lendings -= 1
+                hidden -= lent
+            seen = _without(snapshot, hidden)
+            plan, _ = self.policy.decide(seen, memory)
 
 
 def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:
@@ -144,11 +145,13 @@ def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:
     )
 
 
-def _ranked(plan: Plan, first: Sequence[JobId], hidden: Collection[JobId]) -> Plan:
-    """Return the plan with the hidden jobs last in its ranking, in the order of the first one."""
+def _ranked(snapshot: Snapshot, plan: Plan, first: Plan, hidden: Collection[JobId]) -> Plan:
+    """Return the plan with the hidden waiting jobs last, in the order of the first plan."""
     if not hidden:
         return plan
-    return replace(plan, ranking=(*plan.ranking, *(job for job in first if job in hidden)))
+    order = (*(grant.job for grant in first.grants), *first.ranking)
+    waiting = (job for job in order if job in hidden and not snapshot.index[job].holds_gpus)
+    return replace(plan, ranking=(*plan.ranking, *dict.fromkeys(waiting)))
 
 
 class _Limits:

@@ -12,6 +12,7 @@ from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot
 from hermes_ops.core.plan import check
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.within_quota import WithinQuota
+from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.policies import make_policy
 from hermes_ops.testing.worlds import QUOTA, built, histories, snapshots
 from tests.builders import job, world
@@ -179,6 +180,39 @@ def test_with_one_team_and_no_limit_the_plan_is_the_inner_policys(
         expected.ends,
         expected.ranking,
     )
+
+
+def test_the_policy_remembers_the_jobs_that_are_hidden_from_it() -> None:
+    policy = make_policy("2d-las", {})
+    jobs = [of_team("a", n, gpu=n if n < 4 else None, service_gpu_s=9.0 * n) for n in range(9)]
+    snapshot = world(*jobs, *(of_team("b", n) for n in range(9)), gpus=4)
+    limited = WithinQuota(policy, AB)
+    _, memory = limited.decide(snapshot, limited.initial())
+    assert memory.inner == policy.decide(snapshot, policy.initial())[1]
+
+
+def test_hidden_jobs_are_ranked_after_the_others_as_the_policy_ranks_them() -> None:
+    alone = Quota((TeamQuota("a", 1, borrow=0), TeamQuota("b", 3)))
+    jobs = [of_team("a", n) for n in range(3)] + [of_team("b", n) for n in range(5)]
+    ranking = plan_of(alone, *jobs).ranking
+    assert [job for job in ranking if job.startswith("a")][-2:] == ["a/1", "a/2"]
+    assert ranking.index(JobId("b/4")) < ranking.index(JobId("a/1"))
+
+
+def test_a_few_decisions_suffice_whatever_number_of_jobs_waits() -> None:
+    inner, asked = make_policy("fifo", {}), list[int]()
+
+    class Counting(Wrapper[Any]):
+        def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:
+            asked.append(len(snapshot.jobs))
+            return inner.decide(snapshot, memory)
+
+    jobs = [of_team(team, n, submitted_s=float(n)) for team in "abc" for n in range(500)]
+    teams = Quota(tuple(TeamQuota(team, 2) for team in "abc"), user_limits=(("", 9),))
+    policy = WithinQuota(Counting(inner), teams)
+    plan, _ = policy.decide(world(*jobs, gpus=6), policy.initial())
+    assert len(plan.grants) == 6
+    assert len(asked) <= 4
 
 
 @pytest.mark.parametrize("name", NAMES)
