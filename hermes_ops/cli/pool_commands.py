@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from hermes_ops.cli.connection import Home, current_person
 if TYPE_CHECKING:
     import httpx
 
+    from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.airflow.control.quota_settings import QuotaSettings
     from hermes_ops.airflow.credentials import AirflowCredentials
     from hermes_ops.cli.connection import Connection
@@ -56,8 +58,6 @@ def sync(
     once: Annotated[bool, typer.Option("--once", help="Count once, set the pool, exit.")] = False,
 ) -> None:
     """Keep the pool's slots equal to the allocatable GPUs of the cluster's ready nodes."""
-    import os
-
     from hermes_ops.airflow.credentials import AirflowCredentials
     from hermes_ops.kubernetes.api import SettledSlots, node_reader
 
@@ -183,7 +183,7 @@ def quota(
     if file is not None:
         _set_quota(connection, path, file)
     elif remove:
-        _confirm_right(connection)
+        _administrator(connection)
         path.unlink(missing_ok=True)
         typer.echo(f"The pool {connection.pool} has no quota from now on.")
     else:
@@ -202,8 +202,8 @@ def _set_quota(connection: Connection, path: Path, file: Path) -> None:
             f"Airflow has no pool {connection.pool!r}: create it, or name another in HERMES_POOL."
         )
     spec = load_quota(file, row["slots"])
-    _confirm_right(connection)
-    QuotaSettings(spec, str(current_person(connection.airflow)), time.time()).write(path)
+    by = str(current_person(_administrator(connection)))
+    QuotaSettings(spec, by, time.time()).write(path)
     promised = sum(team.guaranteed for team in (*spec.teams, spec.others))
     typer.echo(
         f"The pool {connection.pool} keeps this quota from now on: {len(spec.teams)} teams, "
@@ -211,13 +211,26 @@ def _set_quota(connection: Connection, path: Path, file: Path) -> None:
     )
 
 
-def _confirm_right(connection: Connection) -> None:
-    """Raise HermesError unless Airflow lets this person edit the pool."""
+def _administrator(connection: Connection) -> AirflowClient:
+    """Return a client whose user may edit the pool; HermesError if this person has none.
+
+    On the machine of `hermes up` the command line logs in as a user of few rights; who may read
+    the password of its administrator, which is in the state folder, is the administrator.
+    """
+    from hermes_ops.airflow.client import AirflowClient
+    from hermes_ops.airflow.credentials import AirflowCredentials
     from hermes_ops.errors import HermesError, NotPermitted
+    from hermes_ops.stack.credentials import ADMIN_USER, admin_password_file
+    from hermes_ops.stack.layout import Layout, default_home
 
     try:
         connection.airflow.confirm_pool_edit(connection.pool)
+        return connection.airflow
     except NotPermitted as error:
+        if os.access(file := admin_password_file(Layout(default_home())), os.R_OK):
+            client = AirflowClient(AirflowCredentials(connection.airflow_url, ADMIN_USER, file))
+            client.confirm_pool_edit(connection.pool)
+            return client
         user = current_person(connection.airflow).airflow_user
         raise HermesError(
             f"The Airflow user {user} may not edit the pool {connection.pool}, so neither its "

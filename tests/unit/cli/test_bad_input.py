@@ -320,3 +320,25 @@ def test_a_quota_is_not_set_and_removed_at_once(
     said = Said(capsys, "pool", "quota", "teams.yaml", "--remove")
     assert said.code == 2
     assert "not both" in said.err
+
+
+def test_who_may_read_the_administrators_password_sets_the_quota_as_that_user(
+    capsys: pytest.CaptureFixture[str],
+    airflow: Airflow,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (home / "secrets").mkdir(parents=True)
+    (home / "secrets" / "admin.password").write_text("secret")
+    (tmp_path / "teams.yaml").write_text(TEAMS)
+    airflow.may_edit = False
+    edited: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "hermes_ops.airflow.client.AirflowClient.confirm_pool_edit",
+        lambda self, pool: edited.append((self.credentials.user, pool)),
+    )
+    assert Said(capsys, "pool", "quota", "teams.yaml").code == 0
+    assert edited == [("admin", "gpus")]
+    written = json.loads((home / "quota-gpus.json").read_text())
+    assert written["by"] == "an@laptop, Airflow user admin"
