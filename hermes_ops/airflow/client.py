@@ -277,8 +277,10 @@ class AirflowClient:
         Airflow's audit log has the request.
         """
         path = f"/api/v2/pools/{quote(name, safe='')}"
-        body = {"description": self._call("GET", path)["description"]}
-        self._call("PATCH", path, params={"update_mask": "description"}, json=body)
+        found = self._call("GET", path)
+        body = {key: found[key] for key in ("slots", "description", "include_deferred")}
+        body["pool"] = name  # all are checked, one is written: of the default pool not any
+        self._call("PATCH", path, params={"update_mask": "include_deferred"}, json=body)
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """Return the DAG; None while Airflow has not parsed it."""
