@@ -223,6 +223,18 @@ class AirflowClient:
         body = {"dag_ids": list(dag_ids), "page_limit": limit, "order_by": "-run_after"}
         return list(self._call("POST", "/api/v2/dags/~/dagRuns/list", json=body)["dag_runs"])
 
+    def all_dag_runs(self, dag_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield every run of these DAGs, newest first, page by page."""
+        body = {"dag_ids": list(dag_ids), "page_limit": 100, "order_by": "-run_after"}
+        seen = 0
+        while dag_ids:
+            query = {**body, "page_offset": seen}
+            answer = self._call("POST", "/api/v2/dags/~/dagRuns/list", json=query)
+            yield from answer["dag_runs"]
+            seen += len(answer["dag_runs"])
+            if not answer["dag_runs"] or seen >= answer["total_entries"]:
+                return
+
     def task_instance(self, task: TaskKey) -> dict[str, Any] | None:
         """Return a task instance that is not mapped; None when there is none."""
         return self._find(f"{_instances(task)}/{quote(task.task_id)}")

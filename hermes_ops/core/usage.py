@@ -15,17 +15,13 @@ BY = ("user", "team", "sweep", "day")
 
 @dataclass(frozen=True, slots=True)
 class TrialUse:
-    """The segments of a trial, whose sweep it is, and when it began to wait; Unix seconds.
-
-    `waits_until_s` is the end of its waiting if it waits still; None for an ended trial.
-    """
+    """The segments of a trial, whose it is, and when it began to wait; Unix seconds."""
 
     sweep: str
     user: str
     team: str
     submitted_s: float
     segments: tuple[Segment, ...]
-    waits_until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,7 @@ class Usage:
     """The figures of one user, team, sweep or day (UTC): `key`.
 
     `gpu_seconds` is the time for which GPUs were held, `lost_gpu_seconds` the part of it in which
-    scripts started and read checkpoints back. `waiting_seconds` is that of begun trials.
+    scripts started and read checkpoints back. `waiting_seconds` is that before segments.
     """
 
     key: str
@@ -134,9 +130,6 @@ def _stretches(trial: TrialUse, now_s: float) -> Iterator[_Stretch]:
     for before, after in pairwise(segments):
         if before.end_s is not None:
             yield _Stretch(before.end_s, after.start_s, waiting=1)
-    last_s = segments[-1].end_s if segments else trial.submitted_s
-    if trial.waits_until_s is not None and last_s is not None:
-        yield _Stretch(last_s, trial.waits_until_s, waiting=1)
 
 
 def _by_day(whole: _Stretch) -> Iterator[_Stretch]:

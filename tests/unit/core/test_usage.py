@@ -15,8 +15,8 @@ def segment(start_s: float, end_s: float | None, gpus: int = 1, outcome: str = "
     return Segment(0, 1, tuple(range(gpus)), start_s, end_s, outcome=outcome, startup_s=startup_s)
 
 
-def trial(*segments: Segment, user: str = "ann", waits_until_s: float | None = None) -> TrialUse:
-    return TrialUse(f"{user}-sweep", user, "vision", 0.0, segments, waits_until_s)
+def trial(*segments: Segment, user: str = "ann") -> TrialUse:
+    return TrialUse(f"{user}-sweep", user, "vision", 0.0, segments)
 
 
 def test_a_trial_waits_loses_its_start_up_trains_and_is_preempted() -> None:
@@ -26,12 +26,10 @@ def test_a_trial_waits_loses_its_start_up_trains_and_is_preempted() -> None:
     assert one.trained_gpu_seconds == 60.0
 
 
-def test_what_runs_or_waits_still_counts_until_now() -> None:
+def test_a_segment_that_runs_counts_until_now() -> None:
     assert usage([trial(segment(10.0, None))], "team", now_s=25.0) == (
         Usage("vision", 1, 15.0, 0.0, 10.0),
     )
-    still = trial(segment(10.0, 20.0, outcome="preempted"), waits_until_s=50.0)
-    assert usage([still], "team", now_s=50.0) == (Usage("vision", 1, 10.0, 0.0, 40.0, 1),)
 
 
 def test_a_segment_that_never_trained_is_all_lost() -> None:
