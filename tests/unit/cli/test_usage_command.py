@@ -36,7 +36,7 @@ class Mlflow:
             0, 1, (0, 1), NOON_S - 90.0, NOON_S - 60.0, outcome="preempted", startup_s=5
         )
         second = Segment(0, 2, (0,), NOON_S - 40.0, NOON_S - 30.0, outcome="finished")
-        return (SimpleNamespace(segments=(first, second), is_open=False),)
+        return (SimpleNamespace(segments=(first, second)),)
 
 
 class Airflow:
