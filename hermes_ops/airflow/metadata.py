@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from hermes_ops.airflow.identity import sweep_id
-from hermes_ops.airflow.records import SWEEP_KEY
+from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY
 from hermes_ops.airflow.state_store import PIECES, joined, piece_keys
 from hermes_ops.errors import Unavailable, Unsupported
 
@@ -333,6 +333,22 @@ class Metadata:
             complete = self._whole(run.run_key, place, key, value)
             records.setdefault(place, {})[key] = complete
         return records
+
+    def segments(self, run: RunRow, task_id: str) -> tuple[str, ...]:
+        """Return the segment records of a sweep's trials, as JSON, by number."""
+        from sqlalchemy import select
+
+        store = self._store.c
+        query = (
+            select(store.map_index, store.value)
+            .where(store.dag_run_id == run.run_key, store.task_id == task_id)
+            .where(store.key == SEGMENT_KEY)
+            .order_by(store.map_index)
+        )
+        return tuple(
+            self._whole(run.run_key, (task_id, number), SEGMENT_KEY, value)
+            for number, value in self._all(query)
+        )
 
     def expiring(self, ended_states: Sequence[str], held: int, most: int) -> tuple[StoredKey, ...]:
         """Return the dated records that no task can be writing now, the first to expire first.

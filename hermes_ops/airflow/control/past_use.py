@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hermes_ops.airflow.control.sweep_state import owner
 from hermes_ops.airflow.metadata import Metadata, RunRow
-from hermes_ops.airflow.records import SEGMENT_KEY, SegmentRecord, SweepRecord, decode
+from hermes_ops.airflow.records import SegmentRecord, SweepRecord, decode
 from hermes_ops.config.pool_quota import PoolQuota
 from hermes_ops.core.decayed_use import DecayedUse
 
@@ -39,9 +39,9 @@ def _spans(
     if record is None or record.config.get("pool", "gpus") != pool:
         return
     user = owner(run, record.config.get("owner"))
-    for (task, _), records in metadata.records(run).items():
-        segment = decode(SegmentRecord, records.get(SEGMENT_KEY))
-        if task != record.trial_task or segment is None:
+    for text in metadata.segments(run, record.trial_task):
+        segment = decode(SegmentRecord, text)
+        if segment is None:
             continue
         for (start_s, end_s), gpus in zip(segment.spans, segment.sizes, strict=False):
             yield user, start_s, end_s, gpus

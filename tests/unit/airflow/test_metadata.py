@@ -143,6 +143,18 @@ def test_the_sweeps_since_a_moment_are_those_that_run_or_have_ended_after_it(
     assert own.sweeps_since(since_s + 1, 9) == own.sweeps_since(since_s, 0) == ()
 
 
+def test_the_segments_of_a_sweep_are_those_of_its_trials_by_number(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    for number in (1, 0):
+        add_record(engine, "hermes_segment", {"epoch": number}, task="trial", index=number)
+    add_record(engine, "hermes_segment", {"epoch": 9}, task="other.trial", index=0)
+    add_record(engine, "hermes_lease", {"epoch": 7}, task="trial", index=0)
+    (run,) = Metadata(engine).sweeps()
+    found = Metadata(engine).segments(run, "trial")
+    assert [json.loads(text) for text in found] == [{"epoch": 0}, {"epoch": 1}]
+
+
 def test_a_trial_has_the_note_of_its_task(engine: Engine) -> None:
     own: Any = Metadata(engine)
     add_run(engine)

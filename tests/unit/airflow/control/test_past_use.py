@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +34,10 @@ class Records:
         self.since_s = since_s
         return tuple(PastRun(run, None) for run, _ in self.runs)
 
-    def records(self, run: RunRow) -> dict[tuple[str, int], dict[str, Any]]:
+    def segments(self, run: RunRow, task_id: str) -> tuple[str, ...]:
+        assert task_id == "trial"
         found = next(record for own, record in self.runs if own is run)
-        return {("trial", 0): {"hermes_segment": encode(found)}, ("plan", -1): {}}
+        return (json.dumps(encode(found)), "null")
 
 
 def used(*runs: tuple[RunRow, Any]) -> dict[str, float]:
