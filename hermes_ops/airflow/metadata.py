@@ -543,8 +543,8 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _past_run(columns: tuple[Any, ...]) -> PastRun:
     key, dag, run, task, state, started, ended, user, owners, value = columns
-    owned = {"triggered_by": user or "", "dag_owners": owners or ""}
-    row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value), **owned)
+    row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value),
+                 triggered_by=user or "", dag_owners=owners or "")  # fmt: skip
     return PastRun(row, None if ended is None else _seconds(ended))
 
 

@@ -117,7 +117,7 @@ def test_a_pool_smaller_than_its_guarantees_scales_them_and_says_so_once(
 def test_a_controller_adopts_a_quota_while_it_runs(home: Path) -> None:
     controller = controller_of(Database(), PolicySettings.file())
     controller._round()
-    assert controller.cluster.quota is None
+    assert teams(controller.quota) == []
     settings().write(QuotaSettings.file("gpus"))
     controller._round()
     assert controller.cluster.quota is controller.quota
