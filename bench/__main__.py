@@ -23,6 +23,7 @@ from bench.measure import QUICK, Figures, machine
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS = {
     "decide": "bench.decide:run",
+    "decide_quota": "bench.decide_quota:run",
     "decide_sizes": "bench.decide_sizes:run",
     "trace": "bench.trace:run",
     "curve_fit": "bench.curve_fit:run",

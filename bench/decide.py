@@ -43,16 +43,17 @@ def run() -> Figures:
 def _figures(name: str) -> Figures:
     policy, results = guarded(make_policy(name, {})), {}
     for jobs in JOBS:
-        gpus, world_jobs = _world(jobs)
+        gpus, world_jobs = world(jobs)
         seen = Snapshot(NOW_S, gpus, world_jobs)
         plan, memory = policy.decide(seen, policy.initial())
-        later = Snapshot(NOW_S + LATER_S, gpus, _applied(seen, plan))
-        results[f"jobs_{jobs}_first_ms"] = _decision_ms(policy, seen, policy.initial())
-        results[f"jobs_{jobs}_next_ms"] = _decision_ms(policy, later, memory)
+        later = Snapshot(NOW_S + LATER_S, gpus, applied(seen, plan))
+        results[f"jobs_{jobs}_first_ms"] = decision_ms(policy, seen, policy.initial())
+        results[f"jobs_{jobs}_next_ms"] = decision_ms(policy, later, memory)
     return results
 
 
-def _decision_ms(policy: Policy[M], state: Snapshot, memory: M) -> Figures:
+def decision_ms(policy: Policy[M], state: Snapshot, memory: M) -> Figures:
+    """Return the CPU milliseconds from the jobs of the snapshot to the actions."""
     took = []
     for _ in range(3 if QUICK else 15):
         started_s = time.process_time()
@@ -63,8 +64,8 @@ def _decision_ms(policy: Policy[M], state: Snapshot, memory: M) -> Figures:
     return figures(took, 3)
 
 
-def _applied(seen: Snapshot, plan: Plan) -> tuple[Job, ...]:
-    """The jobs once the plan is in force and those with GPUs have trained until the next look."""
+def applied(seen: Snapshot, plan: Plan) -> tuple[Job, ...]:
+    """Return the jobs after the plan: those with GPUs have trained until the next look."""
     gpus = {grant.job: grant.gpus for grant in plan.grants}
     return tuple(_trained(seen, job, gpus.get(job.id, ())) for job in seen.jobs)
 
@@ -95,8 +96,8 @@ def _point(step: int, rate: float) -> Point:
     return Point(step, 2.0 / (1.0 + rate * step), STEP_S * step)
 
 
-def _world(jobs: int) -> tuple[tuple[Gpu, ...], tuple[Job, ...]]:
-    """A busy pool: a job on every GPU and nine waiting; one in a hundred has waited too long."""
+def world(jobs: int) -> tuple[tuple[Gpu, ...], tuple[Job, ...]]:
+    """Return a busy pool: nine jobs wait for each GPU; one in a hundred has waited too long."""
     chance = random.Random(1)
     gpus = max(2, jobs // JOBS_A_GPU)
     world_jobs = tuple(_job(number, gpus, chance) for number in range(jobs))

@@ -47,6 +47,10 @@ class Unavailable(HermesError):
     """A service did not answer (Airflow, MLflow, a database): try again later."""
 
 
+class NotPermitted(HermesError):
+    """A service does not let this user do that: somebody with the right has to."""
+
+
 class Unsupported(HermesError):
     """The environment is not supported by Hermes Ops (a version, a column, a platform)."""
 

@@ -14,7 +14,7 @@ import httpx
 from hermes_ops.airflow.credentials import AirflowCredentials, LogInRefused
 from hermes_ops.airflow.state_store import KeyValues, read_record, write_record
 from hermes_ops.error_message import keep_bodies_out_of_logs, response_message
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import HermesError, NotPermitted, Unavailable
 from hermes_ops.retry import (
     BUSY,
     BUSY_OR_CONFLICT,
@@ -223,6 +223,18 @@ class AirflowClient:
         body = {"dag_ids": list(dag_ids), "page_limit": limit, "order_by": "-run_after"}
         return list(self._call("POST", "/api/v2/dags/~/dagRuns/list", json=body)["dag_runs"])
 
+    def all_dag_runs(self, dag_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield every run of these DAGs, newest first, page by page."""
+        body = {"dag_ids": list(dag_ids), "page_limit": 100, "order_by": "-run_after"}
+        seen = 0
+        while dag_ids:
+            query = {**body, "page_offset": seen}
+            answer = self._call("POST", "/api/v2/dags/~/dagRuns/list", json=query)
+            yield from answer["dag_runs"]
+            seen += len(answer["dag_runs"])
+            if not answer["dag_runs"] or seen >= answer["total_entries"]:
+                return
+
     def task_instance(self, task: TaskKey) -> dict[str, Any] | None:
         """Return a task instance that is not mapped; None when there is none."""
         return self._find(f"{_instances(task)}/{quote(task.task_id)}")
@@ -270,6 +282,17 @@ class AirflowClient:
     def pool(self, name: str) -> dict[str, Any] | None:
         """Return the pool; None when there is none of that name."""
         return self._find(f"/api/v2/pools/{quote(name, safe='')}")
+
+    def confirm_pool_edit(self, name: str) -> None:
+        """Edit the pool without changing it: raise NotPermitted if Airflow does not let this user.
+
+        Airflow's audit log has the request.
+        """
+        path = f"/api/v2/pools/{quote(name, safe='')}"
+        found = self._call("GET", path)
+        body = {key: found[key] for key in ("slots", "description", "include_deferred")}
+        body["pool"] = name  # all are checked, one is written: of the default pool not any
+        self._call("PATCH", path, params={"update_mask": "include_deferred"}, json=body)
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """Return the DAG; None while Airflow has not parsed it."""
@@ -389,7 +412,8 @@ def _raise_for(response: httpx.Response) -> None:
     said = response_message(response.content, response.request.content) or response.reason_phrase
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise Unavailable(f"Airflow answered {response.status_code}: {said}")
-    raise HermesError(
+    refused = NotPermitted if response.status_code == httpx.codes.FORBIDDEN else HermesError
+    raise refused(
         f"Airflow refused {response.request.method} {response.request.url.path} "
         f"({response.status_code}): {said}"
     )

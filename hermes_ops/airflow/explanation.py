@@ -134,6 +134,36 @@ class Explanation:
         )
 
 
+def ownership(job: Mapping[str, Any]) -> str:
+    """Return the owner of a job of the view, the owner's team, and whether it borrows its GPUs.
+
+    Empty where the view has no owner.
+    """
+    user, team = job.get("user") or "", job.get("team") or ""
+    words = [*([f"user {user}"] if user else []), *([f"team {team}"] if team else [])]
+    words += ["its GPUs are borrowed"] if job.get("borrows") else []
+    return ", ".join(words)
+
+
+def quota_lines(view: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each team of the pool's quota: what it holds; none without a quota."""
+    return [_team_line(team) for team in ((view or {}).get("quota") or {}).get("teams", ())]
+
+
+def scaling_line(view: Mapping[str, Any] | None) -> str:
+    """Return that the pool is smaller than what its quota guarantees; empty where it is not."""
+    return str(((view or {}).get("quota") or {}).get("scaling") or "")
+
+
+def _team_line(team: Mapping[str, Any]) -> str:
+    whose = f"Team {team['team']}" if team["team"] else "Users of no team"
+    limit = "" if team["limit"] is None else f", at most {team['limit']}"
+    return (
+        f"{whose}: {team['held']} GPUs held, {team['borrowed']} of them borrowed; "
+        f"{team['guaranteed']} guaranteed{limit}; {team['waiting']} trials wait"
+    )
+
+
 def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     """Return the explanation of the trial SWEEP/NUMBER.
 

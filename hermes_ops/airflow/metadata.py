@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from hermes_ops.airflow.identity import sweep_id
-from hermes_ops.airflow.records import SWEEP_KEY
+from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY
 from hermes_ops.airflow.state_store import PIECES, joined, piece_keys
 from hermes_ops.errors import Unavailable, Unsupported
 
@@ -37,12 +37,15 @@ REQUIRED_COLUMNS = {
         "id", "dag_id", "run_id", "task_id", "map_index", "state", "pool", "pool_slots",
         "priority_weight", "try_number", "queued_dttm", "start_date",
     },
-    "dag_run": {"id", "dag_id", "run_id", "state", "start_date", "end_date", "queued_at"},
+    "dag_run": {
+        "id", "dag_id", "run_id", "state", "start_date", "end_date", "queued_at",
+        "triggering_user_name",
+    },
     "task_state_store": {
         "dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value", "expires_at",
     },
     "slot_pool": {"pool", "slots", "include_deferred"},
-    "dag": {"dag_id", "is_paused"},
+    "dag": {"dag_id", "is_paused", "owners"},
     "task_instance_note": {"ti_id", "content"},
 }  # fmt: skip
 
@@ -54,7 +57,11 @@ RANKED_COLUMNS = ("priority_weight", "pool_slots")
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A DAG run that holds a sweep."""
+    """A DAG run that holds a sweep.
+
+    `triggered_by` is the Airflow user who triggered it, empty for a scheduled run; `dag_owners` is
+    what the DAG names as its owners, with commas.
+    """
 
     run_key: int
     dag_id: str
@@ -64,6 +71,8 @@ class RunRow:
     started_s: float
     sweep: dict[str, Any]
     paused: bool = False
+    triggered_by: str = ""
+    dag_owners: str = ""
 
     @property
     def sweep_id(self) -> str:
@@ -199,7 +208,7 @@ class Metadata:
         run, store, dag = self._run.c, self._store.c, self._dag.c
         query = (
             select(run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date,
-                   store.value, dag.is_paused)
+                   store.value, dag.is_paused, run.triggering_user_name, dag.owners)
             .join(self._store, store.dag_run_id == run.id)
             .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY, run.state == "running")
@@ -210,7 +219,8 @@ class Metadata:
         self._joined = {run: records for run, records in self._joined.items() if run in running}
         return tuple(
             RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
-                   _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]))
+                   _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]),
+                   r[8] or "", r[9] or "")
             for r in rows
         )  # fmt: skip
 
@@ -243,26 +253,46 @@ class Metadata:
         )
         return tuple(_past_run(tuple(r)) for r in self._all(query))
 
+    def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
+        """Return the newest sweeps that run or have ended since then, with complete records."""
+        from datetime import UTC, datetime
+
+        from sqlalchemy import or_
+
+        run, moment = self._run.c, datetime.fromtimestamp(since_s, UTC)
+        query = (
+            self._runs_with_sweeps.where(or_(run.end_date.is_(None), run.end_date >= moment))
+            .order_by(run.start_date.desc(), run.id.desc(), self._store.c.task_id)
+            .limit(most)
+        )
+        return tuple(self._complete(tuple(row)) for row in self._all(query))
+
+    def _complete(self, row: tuple[Any, ...]) -> PastRun:
+        """Return the sweep in a row of `_runs_with_sweeps`, with its complete record."""
+        past = _past_run(row)
+        place = (past.run.plan_task, -1)
+        record = _parsed(self._whole(past.run.run_key, place, SWEEP_KEY, row[-1]))
+        return replace(past, run=replace(past.run, sweep=record))
+
     def sweep(self, sweep: str) -> PastRun | None:
         """Return the sweep of that id, running or ended, with its complete record, or None."""
         query = self._runs_with_sweeps.where(self._run.c.run_id.in_(_possible_runs(sweep)))
         for row in self._all(query):
-            past = _past_run(tuple(row))
-            if past.run.sweep_id == sweep:
-                key, place = past.run.run_key, (past.run.plan_task, -1)
-                record = _parsed(self._whole(key, place, SWEEP_KEY, row[-1]))
-                return replace(past, run=replace(past.run, sweep=record))
+            if _past_run(tuple(row)).run.sweep_id == sweep:
+                return self._complete(tuple(row))
         return None
 
     @cached_property
     def _runs_with_sweeps(self) -> Any:  # noqa: ANN401 - a SQLAlchemy select
         from sqlalchemy import select
 
-        run, store = self._run.c, self._store.c
-        columns = (run.id, run.dag_id, run.run_id, store.task_id, run.state)
+        run, store, dag = self._run.c, self._store.c, self._dag.c
+        columns = (run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date)
+        owners = (run.triggering_user_name, dag.owners)
         return (
-            select(*columns, run.start_date, run.end_date, store.value)
+            select(*columns, run.end_date, *owners, store.value)
             .join(self._store, store.dag_run_id == run.id)
+            .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY)
         )
 
@@ -303,6 +333,22 @@ class Metadata:
             complete = self._whole(run.run_key, place, key, value)
             records.setdefault(place, {})[key] = complete
         return records
+
+    def segments(self, run: RunRow, task_id: str) -> tuple[str, ...]:
+        """Return the segment records of a sweep's trials, as JSON, by number."""
+        from sqlalchemy import select
+
+        store = self._store.c
+        query = (
+            select(store.map_index, store.value)
+            .where(store.dag_run_id == run.run_key, store.task_id == task_id)
+            .where(store.key == SEGMENT_KEY)
+            .order_by(store.map_index)
+        )
+        return tuple(
+            self._whole(run.run_key, (task_id, number), SEGMENT_KEY, value)
+            for number, value in self._all(query)
+        )
 
     def expiring(self, ended_states: Sequence[str], held: int, most: int) -> tuple[StoredKey, ...]:
         """Return the dated records that no task can be writing now, the first to expire first.
@@ -496,8 +542,9 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _past_run(columns: tuple[Any, ...]) -> PastRun:
-    key, dag, run, task, state, started, ended, value = columns
-    row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value))
+    key, dag, run, task, state, started, ended, user, owners, value = columns
+    row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value),
+                 triggered_by=user or "", dag_owners=owners or "")  # fmt: skip
     return PastRun(row, None if ended is None else _seconds(ended))
 
 

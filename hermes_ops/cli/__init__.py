@@ -21,6 +21,7 @@ def assemble() -> typer.Typer:
         stack_commands,
         storage_commands,
         sweep_commands,
+        usage_commands,
     )
 
     completion.install_zsh_script()
@@ -35,6 +36,7 @@ def assemble() -> typer.Typer:
     sweep_commands.register(app)
     pool_commands.register(app)
     simulation_commands.register(app)
+    usage_commands.register(app)
     return app
 
 

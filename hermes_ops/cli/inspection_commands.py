@@ -232,12 +232,13 @@ def explanation(connection: Connection, trial: str, last: int) -> str:
 
 
 def _why(explained: Explanation) -> list[str]:
-    from hermes_ops.airflow.explanation import UNDECIDED, short
+    from hermes_ops.airflow.explanation import UNDECIDED, ownership, short
 
     job = explained.standing
     if job is None or explained.ended is not None:
         return []
-    lines = [f"  because: {job['reason'] or UNDECIDED}"]
+    lines = [f"  of {owner}"] if (owner := ownership(job)) else []
+    lines += [f"  because: {job['reason'] or UNDECIDED}"]
     lines += [f"    {name} = {short(value)}" for name, value in job["terms"].items()]
     if job["runner_up"]:
         lines.append(f"  runner-up: {job['runner_up']}")

@@ -1,14 +1,16 @@
-"""`hermes policy`, `hermes controller` and `hermes pool sync`: the pool's scheduling and size."""
+"""`hermes policy`, `controller`, `pool quota` and `pool sync`: the pool's scheduling and size."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +21,10 @@ from hermes_ops.cli.connection import Home, current_person
 if TYPE_CHECKING:
     import httpx
 
+    from hermes_ops.airflow.client import AirflowClient
+    from hermes_ops.airflow.control.quota_settings import QuotaSettings
     from hermes_ops.airflow.credentials import AirflowCredentials
+    from hermes_ops.cli.connection import Connection
     from hermes_ops.kubernetes.api import GpuNode, SettledSlots
 
 
@@ -33,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("controller")(controller)
     pool = typer.Typer(no_args_is_help=True, help="The Airflow pool whose slots are the GPUs.")
     pool.command("sync")(sync)
+    pool.command("quota")(quota)
     app.add_typer(pool, name="pool")
 
 
@@ -52,8 +58,6 @@ def sync(
     once: Annotated[bool, typer.Option("--once", help="Count once, set the pool, exit.")] = False,
 ) -> None:
     """Keep the pool's slots equal to the allocatable GPUs of the cluster's ready nodes."""
-    import os
-
     from hermes_ops.airflow.credentials import AirflowCredentials
     from hermes_ops.kubernetes.api import SettledSlots, node_reader
 
@@ -155,6 +159,103 @@ def policy(
     by = str(current_person(connection.airflow))
     replace(choice, by=by, at_s=time.time()).write(path)
     typer.echo(f"The pool {connection.pool} is scheduled by {name} from now on.")
+
+
+def quota(
+    file: Annotated[
+        Path | None, typer.Argument(help="The quota file; without it, show the quota in force.")
+    ] = None,
+    *,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Set no quota: lift all limits.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Show it as one JSON document.")] = False,
+    home: Home = None,
+) -> None:
+    """Show, set or remove the quota of the pool while it runs."""
+    from hermes_ops.airflow.control.quota_settings import QuotaSettings
+    from hermes_ops.cli.connection import connect
+
+    if file is not None and remove:
+        raise typer.BadParameter("name a file or write --remove, not both")
+    connection = connect(home)
+    path = QuotaSettings.file(connection.pool)
+    if file is not None:
+        _set_quota(connection, path, file)
+    elif remove:
+        _administrator(connection)
+        path.unlink(missing_ok=True)
+        typer.echo(f"The pool {connection.pool} has no quota from now on.")
+    else:
+        _show_quota(connection.pool, QuotaSettings.load(path), as_json=as_json)
+
+
+def _set_quota(connection: Connection, path: Path, file: Path) -> None:
+    """Check the file against the pool's size and the person's right, then put it in force."""
+    from hermes_ops.airflow.control.quota_settings import QuotaSettings
+    from hermes_ops.config.pool_quota import load_quota
+    from hermes_ops.errors import HermesError
+
+    row = connection.airflow.pool(connection.pool)
+    if row is None:
+        raise HermesError(
+            f"Airflow has no pool {connection.pool!r}: create it, or name another in HERMES_POOL."
+        )
+    spec = load_quota(file, row["slots"])
+    by = str(current_person(_administrator(connection)))
+    QuotaSettings(spec, by, time.time()).write(path)
+    promised = sum(team.guaranteed for team in (*spec.teams, spec.others))
+    typer.echo(
+        f"The pool {connection.pool} keeps this quota from now on: {len(spec.teams)} teams, "
+        f"{promised} of {row['slots']} GPUs guaranteed."
+    )
+
+
+def _administrator(connection: Connection) -> AirflowClient:
+    """Return a client whose user may edit the pool; HermesError if this person has none.
+
+    On the machine of `hermes up` the command line logs in as a user of few rights; who may read
+    the password of its administrator, which is in the state folder, is the administrator.
+    """
+    from hermes_ops.airflow.client import AirflowClient
+    from hermes_ops.airflow.credentials import AirflowCredentials
+    from hermes_ops.errors import HermesError, NotPermitted
+    from hermes_ops.stack.credentials import ADMIN_USER, admin_password_file
+    from hermes_ops.stack.layout import Layout, default_home
+
+    try:
+        connection.airflow.confirm_pool_edit(connection.pool)
+        return connection.airflow
+    except NotPermitted as error:
+        if os.access(file := admin_password_file(Layout(default_home())), os.R_OK):
+            client = AirflowClient(AirflowCredentials(connection.airflow_url, ADMIN_USER, file))
+            client.confirm_pool_edit(connection.pool)
+            return client
+        user = current_person(connection.airflow).airflow_user
+        raise HermesError(
+            f"The Airflow user {user} may not edit the pool {connection.pool}, so neither its "
+            "quota: nothing was changed. Ask an administrator of Airflow."
+        ) from error
+
+
+def _show_quota(pool: str, settings: QuotaSettings | None, *, as_json: bool) -> None:
+    if as_json:
+        document = None if settings is None else settings.document()
+        typer.echo(json.dumps({"pool": pool, "quota": document}))
+        return
+    if settings is None:
+        typer.echo(f"The pool {pool} has no quota: `hermes pool quota FILE` sets one.")
+        return
+    from rich.console import Console
+
+    from hermes_ops.cli.quota_tables import quota_tables
+
+    console = Console()
+    for table in quota_tables(settings.quota, console.width):
+        console.print(table)
+    if settings.by:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(settings.at_s))
+        typer.echo(f"Set {when} by {settings.by}.")
 
 
 def controller(

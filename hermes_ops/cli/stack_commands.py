@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -184,6 +184,7 @@ def status(
     """
     from rich.console import Console
 
+    from hermes_ops.airflow.explanation import quota_lines
     from hermes_ops.cli.storage_commands import disk_document, print_disk
     from hermes_ops.stack import lifecycle
 
@@ -196,6 +197,8 @@ def status(
         raise typer.Exit(_status_code(stack_status))
     if stack_status.programs and stack_status.record is not None:
         _print_status(stack_status)
+        for line in quota_lines(_view(settings.home, stack_status)):
+            typer.echo(line)
     elif stack_status.is_unsupervised:
         Console().print(_programs_table(stack_status.orphans))
     else:
@@ -214,6 +217,7 @@ def _status_code(stack_status: StackStatus) -> int:
 
 
 def _document(settings: Settings, stack_status: StackStatus) -> dict[str, object]:
+    view = _view(settings.home, stack_status)
     return {
         "home": str(settings.home),
         "running": stack_status.is_running,
@@ -222,6 +226,7 @@ def _document(settings: Settings, stack_status: StackStatus) -> dict[str, object
         "orphans": [asdict(program) for program in stack_status.orphans],
         "disks": [{**disk._asdict(), "folder": str(disk.folder)} for disk in stack_status.disks],
         "problems": _problem_lines(settings.home, stack_status),
+        **({"quota": quota} if (quota := (view or {}).get("quota")) else {}),
     }
 
 
@@ -251,17 +256,28 @@ def _orphan_line(home: Path, stack_status: StackStatus) -> str:
 
 
 def _pool_problem_lines(home: Path, stack_status: StackStatus) -> list[str]:
-    """Say what fails in the pool: the controller's rounds, and steps of single sweeps."""
+    """Say what fails in the pool: the controller's rounds, its quota, steps of single sweeps."""
     import time
 
+    from hermes_ops.airflow.explanation import (
+        problem_lines,
+        scaling_line,
+        silence_line,
+        trouble_line,
+    )
+
+    view = _view(home, stack_status)
+    lines = [trouble_line(view), silence_line(view, time.time()), scaling_line(view)]
+    return [line for line in (*lines, *problem_lines(view)) if line]
+
+
+def _view(home: Path, stack_status: StackStatus) -> dict[str, Any] | None:
+    """Return the newest view of the pool; None unless its programs run."""
     from hermes_ops.airflow.control.pool_file import read_view
-    from hermes_ops.airflow.explanation import problem_lines, silence_line, trouble_line
 
     if stack_status.record is None or not (stack_status.is_running or stack_status.orphans):
-        return []
-    view = read_view(stack_status.record.pool, home)
-    lines = [trouble_line(view), silence_line(view, time.time()), *problem_lines(view)]
-    return [line for line in lines if line]
+        return None
+    return read_view(stack_status.record.pool, home)
 
 
 def _programs_table(programs: tuple[ProgramState, ...]) -> Table:

@@ -106,13 +106,13 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
 
     Of one of the newest sweeps a unique beginning of the id is enough.
     """
-    for place in _possible(sweep):
+    for place in possible_places(sweep):
         if _is_there(airflow, place):
             return place
     rows = newest(airflow, MOST_BEGINNINGS) if _OF_AN_ID.fullmatch(sweep) else ()
     begun = matching_ids(sweep, (row.sweep for row in rows))
     if len(begun) == 1:
-        return next(p for p in _possible(begun[0]) if _is_there(airflow, p))
+        return next(p for p in possible_places(begun[0]) if _is_there(airflow, p))
     if begun:
         shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
         raise SeveralSweepsError(
@@ -210,7 +210,7 @@ def _to_row(
     )
 
 
-def _possible(sweep: str) -> Iterator[SweepLocation]:
+def possible_places(sweep: str) -> Iterator[SweepLocation]:
     """Yield the locations that an id can mean: `RUN`, `DAG:RUN` and `DAG:GROUP:RUN`.
 
     A run's id may have colons, the others have none.

@@ -334,6 +334,9 @@ class SweepConfig(Model):
     """Airflow pool whose slots are the GPUs."""
     schedule: Annotated[Cron | None, Field(examples=["0 2 * * *"])] = None
     """Cron expression at which the sweep is run; null: when triggered."""
+    owner: Annotated[str | None, Field(min_length=1, max_length=250, examples=["ann"])] = None
+    """Airflow user whose quota counts in scheduled runs; null: the DAG's owner. A run that a user
+    has triggered is that user's."""
     nightly: Nightly = Nightly()
 
     @property

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from hermes_ops.config.fields import Model
-from hermes_ops.config.files import KeyPath, dotted, read_document
+from hermes_ops.config.files import Document, KeyPath, dotted, read_document
 from hermes_ops.config.problems import translate_errors, with_line
 from hermes_ops.core.quota import HALF_LIFE_S, Quota, TeamQuota
 from hermes_ops.errors import ConfigError, Problem
@@ -101,7 +101,15 @@ def load_quota(path: str | os.PathLike[str], gpus: int | None = None) -> PoolQuo
     used twice, a user in two teams, guarantees that exceed the pool.
     """
     file = Path(path).expanduser()
-    document = read_document(file)
+    return _checked(read_document(file), str(file), file.name, gpus)
+
+
+def parse_quota(data: object, source: str) -> PoolQuota:
+    """Return the quota in plain data that `load_quota` has accepted before, else ConfigError."""
+    return _checked(Document(data), source, source, None)
+
+
+def _checked(document: Document, source: str, name: str, gpus: int | None) -> PoolQuota:
     try:
         quota = PoolQuota.model_validate(document.data)
     except ValidationError as error:
@@ -113,7 +121,7 @@ def load_quota(path: str | os.PathLike[str], gpus: int | None = None) -> PoolQuo
             return quota
     found = [*document.problems, *problems]
     raise ConfigError(
-        str(file), tuple(with_line(where, p, document.lines, file.name) for where, p in found)
+        source, tuple(with_line(where, problem, document.lines, name) for where, problem in found)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log
 
@@ -22,6 +22,22 @@ class DecayedUse:
     held: tuple[tuple[str, int], ...] = ()
     at_s: float | None = None
 
+    @classmethod
+    def from_spans(
+        cls, spans: Iterable[tuple[str, float, float, int]], half_life_s: float, now_s: float
+    ) -> DecayedUse:
+        """Return the use at `now_s` of spans (team, start, end, GPUs), in seconds.
+
+        What lies after `now_s` does not count.
+        """
+        use: dict[str, float] = {}
+        for team, start_s, end_s, gpus in spans:
+            older_s, newer_s = now_s - start_s, max(0.0, now_s - end_s)
+            if older_s > newer_s:
+                part = 2.0 ** (-newer_s / half_life_s) - 2.0 ** (-older_s / half_life_s)
+                use[team] = use.get(team, 0.0) + gpus * half_life_s / log(2) * part
+        return cls(tuple(sorted(use.items())), (), now_s)
+
     def advance(self, snapshot: Snapshot, quota: Quota) -> DecayedUse:
         """Return the use at the snapshot's time, with the GPUs that teams hold in it.
 
@@ -34,9 +50,8 @@ class DecayedUse:
         for team, gpus in self.held:
             use[team] = use.get(team, 0.0) + gpus * held_s
         holds = Counter[str]()
-        for job in snapshot.jobs:
-            if job.gpus_held:
-                holds[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
+        for job in snapshot.holding:
+            holds[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
         return DecayedUse(tuple(sorted(use.items())), tuple(sorted(holds.items())), snapshot.time_s)
 
     def factors(self, weights: Mapping[str, float]) -> dict[str, float]:

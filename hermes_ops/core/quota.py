@@ -49,7 +49,7 @@ class Quota:
     half_life_s: float = HALF_LIFE_S
 
     def __post_init__(self) -> None:
-        names = [team.name for team in (*self.teams, self.others)]
+        names = [team.name for team in self.everyone]
         if len(set(names)) < len(names):
             raise ValueError("each team has a name of its own")
         if any(limit < 0 for _, limit in self.user_limits):
@@ -62,6 +62,11 @@ class Quota:
         """The teams by name, without the others."""
         return {team.name: team for team in self.teams}
 
+    @property
+    def everyone(self) -> tuple[TeamQuota, ...]:
+        """The teams, and the others last."""
+        return (*self.teams, self.others)
+
     @cached_property
     def limit_of_user(self) -> Mapping[str, int]:
         """The GPUs that each limited user may hold at once."""
@@ -70,8 +75,7 @@ class Quota:
     @property
     def has_limits(self) -> bool:
         """Whether a team or a user may hold a limited number of GPUs alone."""
-        teams = (*self.teams, self.others)
-        return bool(self.user_limits) or any(team.borrow is not None for team in teams)
+        return bool(self.user_limits) or any(team.borrow is not None for team in self.everyone)
 
     def team_of(self, virtual_cluster: str) -> TeamQuota:
         """Return the team of that name; `others` for an unknown one."""
@@ -83,7 +87,7 @@ class Quota:
         Guarantees beyond the pool shrink in proportion, by largest remainders (ties by name), so
         that they add up to the pool.
         """
-        everyone = (*self.teams, self.others)
+        everyone = self.everyone
         total = sum(team.guaranteed for team in everyone)
         if total <= gpus:
             return self

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.model import Job, JobId, Snapshot
 from hermes_ops.core.quota import Quota, TeamQuota
 
@@ -47,19 +48,20 @@ class _Demand:
 def team_shares(
     snapshot: Snapshot,
     quota: Quota,
-    factors: Mapping[str, float],
+    use: DecayedUse,
     pinned: Collection[JobId],
 ) -> dict[str, int]:
     """Return the GPUs that each team with jobs may hold; more than the pool only if pinned.
 
-    `pinned` jobs keep their GPUs whatever their team is entitled to; `factors` are the weights of
-    the teams among borrowers. Each team first gets its guaranteed GPUs as far as its jobs want
-    them. The rest is lent job by job to the team that borrows the least for its factor, ties by
-    name, up to its limit (progressive filling, as in DRF, Ghodsi et al., NSDI 2011, for one
-    resource). A gang that is first in line and fits once pinned jobs of others have left gets all
-    that is left: smaller jobs cannot keep it waiting.
+    `pinned` jobs keep their GPUs whatever their team is entitled to; `use` lessens the weights of
+    the teams among borrowers (`DecayedUse.factors`). Each team first gets its guaranteed GPUs as
+    far as its jobs want them. The rest is lent job by job to the team that borrows the least for
+    its factor, ties by name, up to its limit (progressive filling, as in DRF, Ghodsi et al., NSDI
+    2011, for one resource). A gang that is first in line and fits once pinned jobs of others have
+    left gets all that is left: smaller jobs cannot keep it waiting.
     """
     demands = _demands(snapshot, quota, pinned)
+    factors = use.factors({name: demand.quota.weight for name, demand in demands.items()})
     for demand in demands.values():
         demand.give_own()
     rest = len(snapshot.gpus) - sum(demand.given for demand in demands.values())
@@ -70,13 +72,19 @@ def team_shares(
 
 def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dict[str, _Demand]:
     demands: dict[str, _Demand] = {}
+    of_cluster: dict[str, _Demand] = {}
+    gpus = len(snapshot.gpus)
     for job in (*snapshot.holding, *snapshot.queue):
-        team = quota.team_of(job.virtual_cluster)
-        demand = demands.setdefault(team.name, _Demand(team))
+        demand = of_cluster.get(job.virtual_cluster)
+        if demand is None:
+            team = quota.team_of(job.virtual_cluster)
+            demand = demands.setdefault(team.name, _Demand(team))
+            of_cluster[job.virtual_cluster] = demand
         if job.id in pinned:
             demand.pinned += len(job.gpus_held)
-        elif job.min_gpus <= len(snapshot.gpus):
-            demand.sizes.append(largest_size(job, len(snapshot.gpus)))
+        elif job.min_gpus <= gpus:
+            of_one_size = job.min_gpus == job.max_gpus
+            demand.sizes.append(job.min_gpus if of_one_size else largest_size(job, gpus))
     return demands
 
 

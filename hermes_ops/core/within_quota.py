@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Generic, TypeVar
 
@@ -15,6 +16,7 @@ from hermes_ops.core.model import (
     Grant,
     Job,
     JobId,
+    LazyReasons,
     Phase,
     Plan,
     Policy,
@@ -52,7 +54,9 @@ class WithinQuota(Generic[M]):
     GPUs that a team leaves idle are lent to others; when it wants them back, borrowed jobs are
     stopped. Which jobs of a team train is the inner policy's choice: it decides as if there were
     no quota, jobs beyond their team's share or their user's limit are hidden from it, those that
-    hold GPUs last, and it decides again. GPUs that are still idle then are lent beyond the shares.
+    hold GPUs last, and it decides again. With a job beyond a limit go the waiting ones that would
+    be beyond it as well, so that a few decisions suffice. GPUs that are still idle then are lent
+    beyond the shares. What it remembers is that of its first decision, which sees every job.
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
     waits for a guaranteed GPU no longer than the longest quantum and the switch after it. With one
@@ -85,14 +89,14 @@ class WithinQuota(Generic[M]):
         """Return the inner policy's plan within the quotas."""
         quota = self.quota.scaled(len(snapshot.gpus))
         use = memory.use.advance(snapshot, quota)
-        teams = {quota.team_of(j.virtual_cluster) for j in (*snapshot.holding, *snapshot.queue)}
-        factors = use.factors({team.name: team.weight for team in teams})
         pinned = self._pinned(snapshot)
-        shares = team_shares(snapshot, quota, factors, pinned)
+        shares = team_shares(snapshot, quota, use, pinned)
         limits = _Limits(quota, shares)
         plan, inner, hidden = self._within(snapshot, memory.inner, limits, pinned)
         plan = _without_early(snapshot, plan, quota)
-        plan = replace(plan, reasons=overlay(plan.reasons, _reasons(snapshot, hidden, limits)))
+        if hidden:
+            reasons = _Why(snapshot, plan, limits).reasons(hidden)
+            plan = replace(plan, reasons=overlay(plan.reasons, reasons))
         return plan, QuotaMemory(inner, use)
 
     def _pinned(self, snapshot: Snapshot) -> set[JobId]:
@@ -107,24 +111,47 @@ class WithinQuota(Generic[M]):
     ) -> tuple[Plan, M, set[JobId]]:
         """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
         hidden: set[JobId] = set()
-        lendings = LENDINGS
+        lendings, seen = LENDINGS, snapshot
+        plan, after = self.policy.decide(seen, memory)
+        first = plan
         while True:
-            plan, after = self.policy.decide(_without(snapshot, hidden), memory)
             surplus = limits.surplus(snapshot, plan, pinned)
             if surplus:
-                hidden |= surplus
-                continue
-            lent = limits.lend(snapshot, plan, hidden) if lendings else set()
-            if not lent:
-                return plan, after, hidden
-            lendings -= 1
-            hidden -= lent
+                hidden |= surplus | limits.full(seen, plan, surplus, pinned)
+            else:
+                lent = limits.lend(snapshot, plan, hidden) if lendings else set()
+                if not lent:
+                    return _ranked(snapshot, plan, first, hidden), after, hidden
+                lendings -= 1
+                hidden -= lent
+            seen = _without(snapshot, hidden)
+            plan, _ = self.policy.decide(seen, memory)
 
 
 def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:
+    """Return the snapshot without these jobs, which hold GPUs or wait."""
     if not hidden:
         return snapshot
-    return replace(snapshot, jobs=tuple(job for job in snapshot.jobs if job.id not in hidden))
+    retained = None
+    if len(snapshot.retained) == len(snapshot.holding):  # no job may keep what another one claims
+        retained = {job: grant for job, grant in snapshot.retained.items() if job not in hidden}
+    return Snapshot.prepared(
+        snapshot.time_s,
+        snapshot.gpus,
+        holding=tuple(job for job in snapshot.holding if job.id not in hidden),
+        queue=tuple(job for job in snapshot.queue if job.id not in hidden),
+        others=snapshot.others,
+        retained=retained,
+    )
+
+
+def _ranked(snapshot: Snapshot, plan: Plan, first: Plan, hidden: Collection[JobId]) -> Plan:
+    """Return the plan with the hidden waiting jobs last, in the order of the first plan."""
+    if not hidden:
+        return plan
+    order = (*(grant.job for grant in first.grants), *first.ranking)
+    waiting = (job for job in order if job in hidden and not snapshot.index[job].holds_gpus)
+    return replace(plan, ranking=(*plan.ranking, *dict.fromkeys(waiting)))
 
 
 class _Limits:
@@ -158,16 +185,52 @@ class _Limits:
                 surplus.add(job.id)
         return surplus
 
+    def full(
+        self,
+        seen: Snapshot,
+        plan: Plan,
+        surplus: Collection[JobId],
+        pinned: Collection[JobId],
+    ) -> set[JobId]:
+        """Return the jobs not granted that have no room under the limits that `surplus` is beyond.
+
+        Pinned jobs are never among them.
+        """
+        held, teams, users = _Held(), set[str](), set[str]()
+        for grant in plan.grants:
+            job = seen.index[grant.job]
+            if grant.job in surplus:
+                teams.add(self.team(job).name)
+                users.add(job.user)
+            else:
+                held.add(self.team(job).name, job.user, _amount(grant))
+        limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
+        rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
+        user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
+        full: set[JobId] = set()
+        of_cluster: dict[str, float] = {}
+        for job in (*seen.holding, *seen.queue):
+            room = of_cluster.get(job.virtual_cluster)
+            if room is None:
+                room = of_cluster[job.virtual_cluster] = rooms.get(self.team(job).name, inf)
+            if job.user in user_rooms:
+                room = min(room, user_rooms[job.user])
+            if (SHARE_EPS if is_shared else job.min_gpus) > room:
+                full.add(job.id)
+        return full.difference((grant.job for grant in plan.grants), pinned)
+
     def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
         """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.
 
         The hidden jobs are asked in their order, those that hold GPUs first.
         """
+        idle = len(snapshot.gpus) - len({gpu for grant in plan.grants for gpu in grant.gpus})
+        if not hidden or idle <= 0:
+            return set()
         held = _Held()
         for grant in plan.grants:
             job = snapshot.index[grant.job]
             held.add(self.team(job).name, job.user, _amount(grant))
-        idle = len(snapshot.gpus) - len({gpu for grant in plan.grants for gpu in grant.gpus})
         idle -= self._kept(snapshot, plan, hidden, held, idle)
         lent: set[JobId] = set()
         for job in (*snapshot.holding, *snapshot.queue):
@@ -243,7 +306,7 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
     if not quota.has_limits:
         return plan
     held = _Held()
-    for job in snapshot.jobs:
+    for job in (*snapshot.holding, *snapshot.others):
         size = len(job.gpus_held) * job.share_held
         if job.phase is Phase.STOPPING:
             size = size or job.requested_gpus or job.min_gpus
@@ -269,21 +332,83 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
     )
 
 
-def _reasons(snapshot: Snapshot, hidden: Collection[JobId], limits: _Limits) -> dict[JobId, Reason]:
-    """Say of each hidden job which limit it is beyond."""
-    reasons: dict[JobId, Reason] = {}
-    for job_id in hidden:
-        job = snapshot.index[job_id]
-        team = limits.team(job)
-        of_user = limits.of_user(job)
-        share = limits.of_team.get(team.name, 0)
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """Why jobs are hidden: the limit that each is beyond, and who takes what it has borrowed."""
+
+    snapshot: Snapshot
+    plan: Plan
+    limits: _Limits
+
+    def reasons(self, hidden: Collection[JobId]) -> Mapping[JobId, Reason]:
+        """Return the reasons of the hidden jobs, each made on demand."""
+        takers = {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
+        owed, held = self._owed_teams(), _Held()
+        for grant in self.plan.grants:
+            job = self.snapshot.index[grant.job]
+            held.add(self.limits.team(job).name, job.user, _amount(grant))
+        explain = partial(self._reason, takers=takers, owed=owed, of_users=held.users)
+        return LazyReasons(dict.fromkeys(hidden), explain)
+
+    def _reason(
+        self,
+        job_id: JobId,
+        *,
+        takers: Mapping[int, JobId],
+        owed: Sequence[TeamQuota],
+        of_users: Mapping[str, float],
+    ) -> Reason:
+        job = self.snapshot.index[job_id]
+        team, of_user = self.limits.team(job), self.limits.of_user(job)
+        share = self.limits.of_team.get(team.name, 0)
         terms = (Term("team_gpus", share), Term("guaranteed_gpus", team.guaranteed))
-        if of_user < inf and job.min_gpus > of_user:
-            text, change = f"user {job.user} may hold {of_user:g} GPUs at once", "a higher limit"
-        else:
-            name = f"team {team.name}" if team.name else "the jobs of no team"
-            text = f"{name} may hold {share:g} GPUs now, {team.guaranteed} of them its own"
+        now = f"{_name(team)} may hold {share:g} GPUs now, {team.guaranteed} of them its own"
+        if of_users.get(job.user, 0) + job.min_gpus > of_user:
+            text = f"user {job.user} may hold {of_user:g} GPUs at once"
+            change = "a trial of the user leaving its GPUs, or a higher limit"
+            return Reason(f"{_verb(job)}: {text}", terms, would_change=change)
+        taker = next((takers[gpu] for gpu in job.gpus_held if gpu in takers), None)
+        other = self._preemptor(team, taker, owed) if job.holds_gpus else None
+        if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
-        verb = "stops" if job.holds_gpus else "waits"
-        reasons[job_id] = Reason(f"{verb}: {text}", terms, would_change=change)
-    return reasons
+            return Reason(f"{_verb(job)}: {now}", terms, would_change=change)
+        if other in owed:
+            text = f"preempted because {_name(other)} wants its guaranteed GPUs back"
+            change = f"{_name(other)} leaving its guaranteed GPUs idle"
+        else:
+            text = f"preempted because {_name(other)} now gets its share of the GPUs that are lent"
+            change = f"{_name(other)} leaving GPUs idle"
+        return Reason(f"{text}; {now}", terms, runner_up=taker, would_change=change)
+
+    def _preemptor(
+        self, team: TeamQuota, taker: JobId | None, owed: Sequence[TeamQuota]
+    ) -> TeamQuota | None:
+        """Return the team for which a job of `team` is stopped: the one that takes its GPUs.
+
+        Where those go to a team that is not owed any, the first that is; None: no other team.
+        """
+        taking = None if taker is None else self.limits.team(self.snapshot.index[taker])
+        reclaiming = [other for other in owed if other.name != team.name]
+        if taking in reclaiming or not reclaiming:
+            return None if taking is None or taking.name == team.name else taking
+        return reclaiming[0]
+
+    def _owed_teams(self) -> list[TeamQuota]:
+        """Return the teams that hold less than their jobs may have of the guaranteed GPUs."""
+        held: dict[str, int] = defaultdict(int)
+        for job in self.snapshot.holding:
+            held[self.limits.team(job).name] += len(job.gpus_held)
+        of_team = self.limits.of_team
+        return [
+            team
+            for team in self.limits.quota.everyone
+            if held[team.name] < min(of_team.get(team.name, 0), team.guaranteed)
+        ]
+
+
+def _verb(job: Job) -> str:
+    return "stops" if job.holds_gpus else "waits"
+
+
+def _name(team: TeamQuota) -> str:
+    return f"team {team.name}" if team.name else "the team of other users"

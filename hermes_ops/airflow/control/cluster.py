@@ -24,6 +24,7 @@ from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import THE_POOL, Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.pool_file import publish
+from hermes_ops.airflow.control.quota_settings import QuotaInForce
 from hermes_ops.airflow.control.sweep_state import (
     RunningSweeps,
     SweepSpec,
@@ -69,6 +70,7 @@ class AirflowCluster:
     nodes: tuple[str, ...] = ()
     process_refusal: str = ""  # why its Airflow cannot run trials as processes, as far as known
     sweeps: dict[str, SweepState] = field(default_factory=dict)
+    quota: QuotaInForce | None = None  # that the policy keeps, if there is one
     _running: RunningSweeps = field(init=False)
     _janitor: Janitor = field(default_factory=Janitor)
     _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
@@ -84,6 +86,11 @@ class AirflowCluster:
         self._running = RunningSweeps(self.pool, self.faults)
         self._state_retention = StateRetention(self.metadata, self.applier.client)
         self._plan_value_retention = PlanValueRetention(self.applier.client)
+
+    def adopt_quota(self, quota: QuotaInForce) -> None:
+        """Put sweeps into the teams of this quota from now on, and show it."""
+        self.quota = quota
+        self._running.assign_teams(quota.team_of_user)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
@@ -148,7 +155,7 @@ class AirflowCluster:
         self.faults.attempt(
             Subject(THE_POOL), "write the pool's view", publish,
             self.pool, snapshot, plan, self.sweeps, self.applier.policy_name,
-            faults=self.faults.faults, process_refusal=self.process_refusal,
+            faults=self.faults.faults, process_refusal=self.process_refusal, quota=self.quota,
         )  # fmt: skip
         took_s = self.clock() - begun_s
         self._view_due_s = begun_s + took_s / VIEW_SHARE if took_s > QUICK_VIEW_S else 0.0

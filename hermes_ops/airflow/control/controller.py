@@ -3,7 +3,8 @@
 SIGTERM ends it and touches no trial. While HERMES_HOME/drain exists it stops every running trial
 with its checkpoint and grants nothing. HERMES_HOME/policy.json (`{"policy": "fifo", "options":
 {}}`) chooses the pool's policy and is read again whenever it changes; without it the variables
-HERMES_POLICY and HERMES_POLICY_OPTIONS (JSON) do.
+HERMES_POLICY and HERMES_POLICY_OPTIONS (JSON) do. HERMES_HOME/quota-<pool>.json, if it is there,
+is the pool's quota and is read again as well.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
+from hermes_ops.airflow.control.past_use import past_use
 from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
 from hermes_ops.airflow.control.pool_file import publish_trouble
+from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.hosts import REMEDY, configured_refusal, mark_home, node_names
@@ -134,6 +137,7 @@ class Controller:
     cluster: AirflowCluster
     leadership: Leadership
     policy_file: Path
+    quota: QuotaInForce = field(init=False)
     stop: threading.Event = field(default_factory=threading.Event)
     monitor: Monitor = field(default_factory=Monitor)
     clock: Callable[[], float] = time.monotonic
@@ -144,6 +148,13 @@ class Controller:
     _prior_version: int = 0
     _logged: str = ""
     _log_again_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        cluster = self.cluster
+        self.quota = QuotaInForce(
+            QuotaSettings.file(cluster.pool),
+            lambda quota: past_use(cluster.metadata, cluster.pool, quota, cluster.clock()),
+        )
 
     def run(self) -> int:
         """Lead, then tick; 0 after SIGTERM, 1 when leadership was lost (a restart is due)."""
@@ -208,8 +219,12 @@ class Controller:
     def _round(self) -> Plan:
         guarded = self._current_policy()
         guards = self._settings.guards if self._settings else GuardOptions()
-        policy = _OfSweeps(guarded, self.cluster, guards.open_per_gpu, self.monitor)
-        snapshot, plan, self._memory = tick(policy, self.cluster, self._memory)
+        if self.quota.refresh():
+            self.cluster.adopt_quota(self.quota)
+        enclosed, memory = self.quota.enclose(guarded, self._memory, guards)
+        policy = _OfSweeps(enclosed, self.cluster, guards.open_per_gpu, self.monitor)
+        snapshot, plan, memory = tick(policy, self.cluster, memory)
+        self._memory = self.quota.release(memory)
         self._show(snapshot)
         return plan
 
@@ -313,6 +328,7 @@ def build(pool: str) -> Controller:
     leadership = Leadership(metadata.engine, pool)
     controller = Controller(cluster, leadership, PolicySettings.file(), monitor=monitor)
     PolicySettings.load(controller.policy_file).build()
+    QuotaSettings.load(controller.quota.path)
     curves.start()
     threading.Thread(target=_warm, daemon=True).start()
     return controller

@@ -120,7 +120,8 @@ class SweepFacts:
     `gpus` is the least number of GPUs of a trial, `most_gpus` the largest if it takes more than
     one, `sizes` the numbers in between that it takes, none if it takes all. `batch_range` are the
     batches of a step, of which `batch_parameter` is the part of each of `least_processes` on the
-    least number of GPUs.
+    least number of GPUs. `user` is the sweep's owner, `virtual_cluster` the owner's team by the
+    pool's quota, empty without any.
     """
 
     sweep: SweepId
@@ -139,6 +140,8 @@ class SweepFacts:
     batch_parameter: str = ""
     least_processes: int = 1
     is_pod: bool = False  # the GPUs of a pod are of one node
+    user: str = ""
+    virtual_cluster: str = ""
 
     @property
     def is_sized(self) -> bool:
@@ -211,6 +214,8 @@ def job(
         batch_held=trial.lease.batch if holds and trial.lease else None,
         step_times=measured,
         weight=facts.weight,
+        user=facts.user,
+        virtual_cluster=facts.virtual_cluster,
         total_steps=facts.total_steps,
         deadline_s=facts.deadline_s,
         configuration=chosen,

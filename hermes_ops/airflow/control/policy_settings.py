@@ -45,7 +45,7 @@ class PolicySettings:
             text, source = path.read_text(), str(path)
         except FileNotFoundError:
             text, source = os.environ.get("HERMES_POLICY_OPTIONS") or "{}", "HERMES_POLICY_OPTIONS"
-        value = _object(text, source)
+        value = read_object(text, source)
         if source != str(path):
             value = {"policy": os.environ.get("HERMES_POLICY"), "options": value}
         options = value.get("options") or {}
@@ -85,7 +85,8 @@ class PolicySettings:
         return GuardOptions.parse(self.options)
 
 
-def _object(text: str, source: str) -> dict[str, Any]:
+def read_object(text: str, source: str) -> dict[str, Any]:
+    """Return the JSON object in a text; HermesError names its source otherwise."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

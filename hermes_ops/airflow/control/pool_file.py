@@ -9,15 +9,19 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from hermes_ops.airflow.control.faults import Fault
 from hermes_ops.airflow.control.jobs import job_id
+from hermes_ops.airflow.control.quota_settings import QuotaInForce
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import home
+from hermes_ops.core.loans import borrowing_jobs, team_holdings
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
+from hermes_ops.core.quota import Quota
 from hermes_ops.core.summary import failure_lines
 from hermes_ops.trial.files import replace_file
 
@@ -39,8 +43,11 @@ def publish(
     *,
     faults: Sequence[Fault] = (),
     process_refusal: str = "",
+    quota: QuotaInForce | None = None,
 ) -> None:
     """Write the view of this round."""
+    core = None if quota is None else quota.quota
+    borrowing = frozenset() if core is None else borrowing_jobs(snapshot, plan, core)
     order = {job: i + 1 for i, job in enumerate(plan.ranking)}
     ended = {
         job_id(s, t.number): t.end_state for s, b in sweeps.items() for t in b.trials if t.has_ended
@@ -52,13 +59,21 @@ def publish(
         "gpus": [g.index for g in snapshot.gpus],
         "sweeps": {s: _sweep(b) for s, b in sweeps.items()},
         "jobs": [
-            _job(j, _sign(sweeps, j), plan.reasons.get(j.id), order.get(j.id)) | _final(j, ended)
+            _job(j, _sign(sweeps, j), plan.reasons.get(j.id), order.get(j.id))
+            | ({"borrows": True} if j.id in borrowing else {})
+            | _final(j, ended)
             for j in snapshot.jobs
         ],
         "problems": [_problem(f) for f in faults],
         **({"process_refusal": process_refusal} if process_refusal else {}),
+        **({} if core is None or quota is None else {"quota": _quota(snapshot, core, quota)}),
     }
     _write(pool, document)
+
+
+def _quota(snapshot: Snapshot, core: Quota, quota: QuotaInForce) -> dict[str, Any]:
+    teams = [asdict(holding) for holding in team_holdings(snapshot, core)]
+    return {"teams": teams, "scaling": quota.scaling(len(snapshot.gpus))}
 
 
 def publish_trouble(pool: str, trouble: Mapping[str, Any] | None) -> None:
@@ -158,6 +173,8 @@ def _job(job: Job, sign: float, reason: Reason | None, rank: int | None) -> dict
         "step": job.last_step,
         "total_steps": job.total_steps,
         "value": _number(sign * job.curve[-1].loss) if job.curve else None,
+        "user": job.user,
+        "team": job.virtual_cluster,
         "preemptions": job.preemptions,
         "service_gpu_s": job.service_gpu_s,
         "rank": rank,

@@ -91,10 +91,18 @@ class SweepSpec:
             nodes=_claimed_nodes(config),
             has_claims=bool(_claimed_nodes(config)),
             is_pod=config.trial.run_in is RunIn.POD,
+            user=owner(run, config.owner),
         )
         facts = _with_batches(facts, config)
         space = tuple(axes(config.search.to_space()))
         return cls(run, record, config, sampler, facts, max(1, len(space)))
+
+    def in_team(self, team: str) -> SweepSpec:
+        """Return it as a sweep of that team; its trials are built again if that is another one."""
+        if self.facts.virtual_cluster == team:
+            return self
+        facts = replace(self.facts, virtual_cluster=team)
+        return replace(self, facts=facts, cache=TrialCache())
 
     @property
     def ref(self) -> SweepRef:
@@ -125,6 +133,15 @@ class SweepSpec:
         except Exception as error:  # whatever a sampler raises: the others are drawn
             log.debug("Trial %s of %s is not drawn ahead: %s", number, self.run.sweep_id, error)
             return {}
+
+
+def owner(run: RunRow, named: str | None) -> str:
+    """Return the user whose sweep a run is: the one who triggered it.
+
+    A run that nobody triggered belongs to the owner `named` in its sweep file, which is a file of
+    the DAGs' folder then, else to the first owner of its DAG.
+    """
+    return run.triggered_by or named or run.dag_owners.partition(",")[0].strip()
 
 
 def _began_s(record: SweepRecord, run: RunRow) -> float:
@@ -332,7 +349,17 @@ class RunningSweeps:
     faults: FaultBarrier = field(default_factory=FaultBarrier)
     specs: dict[str, SweepSpec] = field(default_factory=dict)
     unreadable: dict[str, RunRow] = field(default_factory=dict)
+    _teams: Mapping[str, str] = field(default_factory=dict)
     _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def assign_teams(self, teams: Mapping[str, str]) -> None:
+        """Put each sweep into the team of its owner: `teams` by user, none for other users."""
+        self._teams = teams
+        for sweep_id, spec in self.specs.items():
+            self.specs[sweep_id] = self._in_team(spec)
+
+    def _in_team(self, spec: SweepSpec) -> SweepSpec:
+        return spec.in_team(self._teams.get(spec.facts.user, ""))
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
         """Bring `specs` up to date; return those that run no more."""
@@ -346,7 +373,7 @@ class RunningSweeps:
             if read is None:
                 unreadable[sweep_id] = run
             elif read.value is not None and read.value.config.pool == self.pool:
-                self.specs[sweep_id] = read.value
+                self.specs[sweep_id] = self._in_team(read.value)
             else:
                 self._not_ours[sweep_id] = run.sweep
         for sweep_id in unreadable.keys() - self.unreadable.keys():

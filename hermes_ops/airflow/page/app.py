@@ -25,7 +25,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hermes_ops.airflow.control.decisions import read_tail
-from hermes_ops.airflow.explanation import UNDECIDED, explain, parts
+from hermes_ops.airflow.explanation import UNDECIDED, explain, ownership, parts
 from hermes_ops.airflow.page.access import ENTRY, Reader, dag_reader, readable_pools
 from hermes_ops.airflow.page.history import NEWEST_ROWS, history
 from hermes_ops.airflow.page.pool_view import PageSources, decision_row, pool_contents
@@ -239,6 +239,7 @@ def explain_page(
         pool=chosen,
         contents=explanation,
         undecided=UNDECIDED,
+        owner=ownership(explanation.standing or {}),
         veiled=reader.veiled,
         decisions=[decision_row(d, reader) for d in explanation.decisions[:200]],
         now_s=sources.clock(),

@@ -10,14 +10,24 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.pool_file import read_view
+from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
 from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.explanation import UNDECIDED, problem_lines, short, trouble_line
+from hermes_ops.airflow.explanation import (
+    UNDECIDED,
+    ownership,
+    problem_lines,
+    quota_lines,
+    scaling_line,
+    short,
+    trouble_line,
+)
 from hermes_ops.airflow.metadata import Metadata, PoolRow
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.progress import ProgressCache
@@ -52,6 +62,7 @@ class PoolView:
     row: PoolRow | None
     view: Mapping[str, Any]
     jobs: Mapping[str, Mapping[str, Any]]
+    quota: QuotaInForce | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +75,7 @@ class PageSources:
     progress: ProgressCache = field(default_factory=ProgressCache)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sweeps: dict[str, RunningSweeps] = field(default_factory=dict)
+    _quotas: dict[str, QuotaInForce] = field(default_factory=dict)
     _pool_views: dict[str, PoolView] = field(default_factory=dict)
     _tracker: Tracker | None = None
     _silent_until_s: float = 0.0
@@ -120,6 +132,10 @@ class PageSources:
 
     def _read_pool(self, pool: str) -> PoolView:
         running = self._sweeps.setdefault(pool, RunningSweeps(pool))
+        quota = self._quotas.setdefault(pool, QuotaInForce(QuotaSettings.file(pool)))
+        with suppress(HermesError):  # a malformed quota: the controller reports it
+            if quota.refresh():
+                running.assign_teams(quota.team_of_user)
         running.refresh(self.metadata)
         sweep_states = {s: SweepState.fetch(p, self.metadata, {}) for s, p in running.specs.items()}
         specs = running.specs.values()
@@ -127,7 +143,7 @@ class PageSources:
         row = self.metadata.pool(pool, own)
         view = read_view(pool) or {}
         jobs = {j["id"]: j for j in view.get("jobs", ())}
-        return PoolView(pool, self.clock(), sweep_states, row, view, jobs)
+        return PoolView(pool, self.clock(), sweep_states, row, view, jobs, quota)
 
 
 QUEUE_ROWS = 100
@@ -155,6 +171,7 @@ class PoolTrialRow:
     preemptions: int = 0
     score: str = ""
     reason: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +190,7 @@ class PoolContents:
     closing: Mapping[str, str]  # why sweeps end that are about to
     unseen_sweeps: int
     decisions: Sequence[Mapping[str, Any]]
+    teams: Sequence[str] = ()  # a line each: what it holds
     problems: Sequence[str] = ()  # rounds that fail, and what fails of sweeps that are seen
 
     @property
@@ -206,6 +224,7 @@ def pool_contents(
         closing={s: b.close.reason for s, b in seen if b.close},
         unseen_sweeps=len(pool_view.sweep_states) - len(seen),
         decisions=last_decisions(decisions, reader),
+        teams=quota_lines(pool_view.view),
         problems=_problems(pool_view.view, [sweep for sweep, _ in seen]),
     )
 
@@ -213,7 +232,8 @@ def pool_contents(
 def _problems(view: Mapping[str, Any], sweeps: Iterable[str]) -> list[str]:
     """Return the failing rounds, and the failing steps of these sweeps, each once."""
     lines = (line for sweep in sweeps for line in problem_lines(view, sweep))
-    return [line for line in dict.fromkeys([trouble_line(view), *lines]) if line]
+    whole = (trouble_line(view), scaling_line(view))
+    return [line for line in dict.fromkeys([*whole, *lines]) if line]
 
 
 def last_decisions(decisions: Iterable[Mapping[str, Any]], reader: Reader) -> list[dict[str, Any]]:
@@ -292,6 +312,7 @@ def _row(
         preemptions=trial.segment.preemptions if trial.segment is not None else 0,
         score=score(job.get("terms", {})),
         reason=reader.veiled(job.get("reason") or UNDECIDED),
+        owner=ownership(job),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.policy_settings import PolicySettings
+from hermes_ops.airflow.control.quota_settings import QuotaInForce
 from hermes_ops.airflow.control.sweep_state import pool_snapshot
 from hermes_ops.airflow.explanation import UNDECIDED
 from hermes_ops.airflow.page.access import UNSEEN, Reader
@@ -90,7 +91,7 @@ def _what_if(sources: PageSources, pool: str, name: str, reader: Reader) -> What
     }
     prior = _prior(sources, sweep_states) if takes_prior(name) else ()
     snapshot = pool_snapshot(pool, sources.metadata, sweep_states, sources.clock())
-    plan = decide(choice, sweep_states, snapshot, prior or ())
+    plan = decide(choice, sweep_states, snapshot, prior or (), pool_view.quota)
     changes = _changes(snapshot, plan, reader)
     return WhatIf(
         choice,
@@ -107,11 +108,15 @@ def decide(
     sweep_states: Mapping[str, SweepState],
     snapshot: Snapshot,
     prior: tuple[PastTrial, ...],
+    quota: QuotaInForce | None = None,
 ) -> Plan:
     """Return the plan that the controller would make; PlanError for an impossible one."""
     configs = {sweep: sweep_state.spec.config for sweep, sweep_state in sweep_states.items()}
-    policy = with_sweep_rules(choice.build(prior), configs, choice.guards.open_per_gpu)
-    plan, _ = policy.decide(snapshot, policy.initial())
+    policy, guards = choice.build(prior), choice.guards
+    memory = policy.initial()
+    if quota is not None:
+        policy, memory = quota.enclose(policy, memory, guards)
+    plan, _ = with_sweep_rules(policy, configs, guards.open_per_gpu).decide(snapshot, memory)
     check(snapshot, plan)
     return plan
 

@@ -25,7 +25,7 @@ written.write_text(json.dumps(facts))
 written.rename(log)
 
 
-class Slow(keras.callbacks.Callback):
+class Slow(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Waits a second after each epoch while the file exists."""
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:

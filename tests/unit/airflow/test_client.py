@@ -10,7 +10,7 @@ import pytest
 
 from hermes_ops.airflow.client import AirflowClient, TaskKey
 from hermes_ops.airflow.credentials import AirflowCredentials
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import HermesError, NotPermitted, Unavailable
 from hermes_ops.retry import MANY
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -343,3 +343,27 @@ def test_a_clear_whose_answer_was_lost_is_not_done_twice(
     clearing = Clearing(has_cleared=has_cleared)
     client_of(Airflow(clearing), tmp_path).clear("d", "r", [("trial", 3), "report"])
     assert clearing.cleared == asked
+
+
+def test_the_right_to_edit_a_pool_is_asked_for_by_an_edit_that_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    pool = {"name": "gpus", "slots": 4, "description": "GPUs", "include_deferred": True, "x": 1}
+    airflow = Airflow(ok(pool))
+    client_of(airflow, tmp_path).confirm_pool_edit("gpus")
+    _, edit = airflow.requests
+    assert (edit.method, edit.url.path) == ("PATCH", "/api/v2/pools/gpus")
+    assert edit.url.params["update_mask"] == "include_deferred"
+    assert json.loads(edit.content) == {
+        "pool": "gpus",
+        "slots": 4,
+        "description": "GPUs",
+        "include_deferred": True,
+    }
+
+
+def test_a_user_without_the_right_is_told_apart_from_another_refusal(tmp_path: Path) -> None:
+    for code, kind in ((403, NotPermitted), (422, HermesError)):
+        with pytest.raises(HermesError, match=f"({code})") as raised:
+            client_of(Airflow(status(code)), tmp_path).confirm_pool_edit("gpus")
+        assert type(raised.value) is kind

@@ -52,11 +52,17 @@ def add(engine: Engine, table: Any, **values: Any) -> None:
         connection.execute(insert(table).values(**values))
 
 
-def add_run(engine: Engine, key: int = 1, run_id: str = SWEEP, state: str = "running") -> None:
+def add_run(
+    engine: Engine,
+    key: int = 1,
+    run_id: str = SWEEP,
+    state: str = "running",
+    user: str | None = None,
+) -> None:
     own: Any = Metadata(engine)
     add(engine, own._run, id=key, dag_id="hermes_sweep", run_id=run_id, run_type="manual",
         state=state, run_after=NOW, start_date=NOW.replace(day=key),
-        log_template_id=None)  # fmt: skip
+        log_template_id=None, triggering_user_name=user)  # fmt: skip
 
 
 def add_record(engine: Engine, key: str, value: Any, task: str = "plan", index: int = -1) -> None:
@@ -109,6 +115,44 @@ def test_a_sweep_whose_dag_is_paused_says_so(engine: Engine) -> None:
         max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
         bundle_name="dags")  # fmt: skip
     assert [run.paused for run in own.sweeps()] == [True]
+
+
+def test_a_sweep_has_the_user_who_triggered_it_and_the_owners_of_its_dag(engine: Engine) -> None:
+    own: Any = Metadata(engine)
+    add_run(engine, user="ann")
+    add_record(engine, "hermes_sweep", sweep_record())
+    assert [(run.triggered_by, run.dag_owners) for run in own.sweeps()] == [("ann", "")]
+    add(engine, own._dag, dag_id="hermes_sweep", is_paused=False, max_active_tasks=1,
+        max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
+        bundle_name="dags", owners="eve, bob")  # fmt: skip
+    assert [(run.triggered_by, run.dag_owners) for run in own.sweeps()] == [("ann", "eve, bob")]
+
+
+def test_the_sweeps_since_a_moment_are_those_that_run_or_have_ended_after_it(
+    engine: Engine,
+) -> None:
+    own: Any = Metadata(engine)
+    add_run(engine, user="ann")
+    add_record(engine, "hermes_sweep", sweep_record())
+    since_s = NOW.timestamp()
+    assert [past.run.triggered_by for past in own.sweeps_since(since_s, 9)] == ["ann"]
+    with engine.begin() as connection:
+        connection.execute(own._run.update().values(end_date=NOW, state="success"))
+    (past,) = own.sweeps_since(since_s, 9)
+    assert (past.ended_s, past.run.sweep["config"]["name"]) == (since_s, "digits")
+    assert own.sweeps_since(since_s + 1, 9) == own.sweeps_since(since_s, 0) == ()
+
+
+def test_the_segments_of_a_sweep_are_those_of_its_trials_by_number(engine: Engine) -> None:
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    for number in (1, 0):
+        add_record(engine, "hermes_segment", {"epoch": number}, task="trial", index=number)
+    add_record(engine, "hermes_segment", {"epoch": 9}, task="other.trial", index=0)
+    add_record(engine, "hermes_lease", {"epoch": 7}, task="trial", index=0)
+    (run,) = Metadata(engine).sweeps()
+    found = Metadata(engine).segments(run, "trial")
+    assert [json.loads(text) for text in found] == [{"epoch": 0}, {"epoch": 1}]
 
 
 def test_a_trial_has_the_note_of_its_task(engine: Engine) -> None:

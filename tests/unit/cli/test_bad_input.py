@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes_ops import cli
-from hermes_ops.errors import Unavailable
+from hermes_ops.errors import NotPermitted, Unavailable
 
 
 class Airflow:
@@ -20,6 +20,11 @@ class Airflow:
         self.runs, self.away = runs, away
         self.put: list[Any] = []
         self.notes: list[Any] = []
+        self.may_edit = True
+
+    def confirm_pool_edit(self, name: str) -> None:
+        if not self.may_edit:
+            raise NotPermitted("Airflow refused PATCH /api/v2/pools/gpus (403): Forbidden")
 
     def dag_run(self, dag: str, run: str) -> dict[str, Any] | None:
         if self.away:
@@ -241,3 +246,99 @@ def test_a_report_is_not_written_over_a_file(
     (tmp_path / "taken").write_text("mine")
     line = Said(capsys, "sweep", "report", "known", "--out", "taken").line
     assert line == "hermes: taken is a file: name a folder with --out."
+
+
+TEAMS = "teams: [{name: vision, guaranteed: 1, users: [ann]}, {name: speech}]\n"
+
+
+def test_a_good_quota_is_written_with_the_person_and_shown(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "teams.yaml").write_text(TEAMS + "users: [{name: ann, gpus: 1}]")
+    assert "has no quota: `hermes pool quota FILE`" in Said(capsys, "pool", "quota").out
+    said = Said(capsys, "pool", "quota", "teams.yaml")
+    assert (said.code, said.err) == (0, "")
+    assert "from now on: 2 teams, 1 of 2 GPUs guaranteed" in said.out
+    written = json.loads((home / "quota-gpus.json").read_text())
+    assert written["quota"]["teams"][0]["users"] == ["ann"]
+    assert written["by"] == "an@laptop, Airflow user anna"
+    shown = Said(capsys, "pool", "quota").out
+    for words in ("vision", "speech", "others", "GPUs at once", "by an@laptop, Airflow user anna."):
+        assert words in shown
+    assert json.loads(Said(capsys, "pool", "quota", "--json").out)["quota"] == written
+    assert Said(capsys, "pool", "quota", "--remove").code == 0
+    assert json.loads(Said(capsys, "pool", "quota", "--json").out) == {
+        "pool": "gpus",
+        "quota": None,
+    }
+    assert Said(capsys, "pool", "quota", "--remove").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("teams: [{name: a, guaranteed: 3}]", "at most 2, which the pool has"),
+        ("teams: [{name: a, users: [x]}, {name: b, users: [x]}]", "each user in one team"),
+        ("teams: [{name: a, guaranteed: -1}]", "teams.yaml:1 teams[0].guaranteed"),
+        ("teams: [", "teams.yaml"),
+    ],
+)
+def test_a_bad_quota_is_refused_with_its_place_and_the_one_in_force_stays(
+    capsys: pytest.CaptureFixture[str],
+    airflow: Airflow,
+    home: Path,
+    tmp_path: Path,
+    text: str,
+    words: str,
+) -> None:
+    (tmp_path / "teams.yaml").write_text(TEAMS)
+    Said(capsys, "pool", "quota", "teams.yaml")
+    before = (home / "quota-gpus.json").read_bytes()
+    (tmp_path / "teams.yaml").write_text(text)
+    said = Said(capsys, "pool", "quota", "teams.yaml")
+    assert said.code == 1
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert (home / "quota-gpus.json").read_bytes() == before
+
+
+def test_a_user_who_may_not_edit_the_pool_changes_no_quota(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "teams.yaml").write_text(TEAMS)
+    airflow.may_edit = False
+    for arguments in (("teams.yaml",), ("--remove",)):
+        line = Said(capsys, "pool", "quota", *arguments).line
+        assert "The Airflow user anna may not edit the pool gpus" in line
+        assert "Ask an administrator" in line
+    assert not (home / "quota-gpus.json").exists()
+
+
+def test_a_quota_is_not_set_and_removed_at_once(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    said = Said(capsys, "pool", "quota", "teams.yaml", "--remove")
+    assert said.code == 2
+    assert "not both" in said.err
+
+
+def test_who_may_read_the_administrators_password_sets_the_quota_as_that_user(
+    capsys: pytest.CaptureFixture[str],
+    airflow: Airflow,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (home / "secrets").mkdir(parents=True)
+    (home / "secrets" / "admin.password").write_text("secret")
+    (tmp_path / "teams.yaml").write_text(TEAMS)
+    airflow.may_edit = False
+    edited: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "hermes_ops.airflow.client.AirflowClient.confirm_pool_edit",
+        lambda self, pool: edited.append((self.credentials.user, pool)),
+    )
+    assert Said(capsys, "pool", "quota", "teams.yaml").code == 0
+    assert edited == [("admin", "gpus")]
+    written = json.loads((home / "quota-gpus.json").read_text())
+    assert written["by"] == "an@laptop, Airflow user admin"

@@ -174,3 +174,12 @@ def test_a_trial_that_never_began_is_said_to_have_ended_with_its_sweep() -> None
     assert text.startswith(
         "digits-1/7 has ended: cancelled, because: its sweep had ended before it began (failed)."
     )
+
+
+def test_the_owner_and_the_team_are_said_and_that_its_gpus_are_borrowed() -> None:
+    standing(user="ann", team="vision", borrows=True)
+    assert "  of user ann, team vision, its GPUs are borrowed\n" in explanation(
+        connection(), TRIAL, 5
+    )
+    standing()
+    assert "  of user" not in explanation(connection(), TRIAL, 5)

@@ -12,6 +12,7 @@ from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot
 from hermes_ops.core.plan import check
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.within_quota import WithinQuota
+from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.policies import make_policy
 from hermes_ops.testing.worlds import QUOTA, built, histories, snapshots
 from tests.builders import job, world
@@ -61,7 +62,39 @@ def test_a_team_that_comes_back_gets_its_gpus_from_the_borrower() -> None:
     borrowed = [of_team("a", n, gpu=n) for n in range(4)]
     plan = plan_of(AB, *borrowed, of_team("b", 0, submitted_s=90.0))
     assert [grant.job for grant in plan.grants] == ["a/0", "a/1", "a/2", "b/0"]
-    assert "team a may hold 3 GPUs now, 2 of them its own" in plan.reasons[JobId("a/3")].text
+    why = plan.reasons[JobId("a/3")]
+    assert why.text.startswith("preempted because team b wants its guaranteed GPUs back; ")
+    assert "team a may hold 3 GPUs now, 2 of them its own" in why.text
+    assert (why.runner_up, why.would_change) == (
+        "b/0",
+        "team b leaving its guaranteed GPUs idle",
+    )
+
+
+def test_a_borrower_that_is_stopped_for_a_gang_is_told_which_team_wants_its_gpus() -> None:
+    """The gang does not get them yet: another borrower is within its quantum."""
+    quota = Quota((TeamQuota("a"), TeamQuota("b", 2)))
+    held = [of_team("a", 0, gpu=0), of_team("a", 1, gpu=1, preemptible=False)]
+    plan = plan_of(quota, *held, of_team("b", 0, min_gpus=2), gpus=2)
+    assert [grant.job for grant in plan.grants] == ["a/1"]
+    assert "team b wants its guaranteed GPUs back" in plan.reasons[JobId("a/0")].text
+
+
+def test_a_borrower_that_is_stopped_for_another_borrower_is_told_so() -> None:
+    quota = Quota((TeamQuota("a"), TeamQuota("b")))
+    held = [of_team("a", n, gpu=n) for n in range(4)]
+    late = [of_team("b", n, submitted_s=90.0) for n in range(4)]
+    plan = plan_of(quota, *held, *late)
+    stopped = [plan.reasons[JobId(f"a/{n}")].text for n in range(4) if not plan.gpus_of(held[n].id)]
+    assert len(stopped) == 2
+    assert all("team b now gets its share of the GPUs that are lent" in why for why in stopped)
+
+
+def test_a_job_beyond_its_users_limit_is_told_that_limit() -> None:
+    limited = Quota((TeamQuota("a", 4),), user_limits=(("ann", 1),))
+    plan = plan_of(limited, of_team("a", 0, user="ann", min_gpus=2))
+    why = plan.reasons[JobId("a/0")].text
+    assert why == "waits: user ann may hold 1 GPUs at once"
 
 
 def test_a_team_without_a_loan_is_never_beyond_its_guarantee() -> None:
@@ -147,6 +180,39 @@ def test_with_one_team_and_no_limit_the_plan_is_the_inner_policys(
         expected.ends,
         expected.ranking,
     )
+
+
+def test_the_policy_remembers_the_jobs_that_are_hidden_from_it() -> None:
+    policy = make_policy("2d-las", {})
+    jobs = [of_team("a", n, gpu=n if n < 4 else None, service_gpu_s=9.0 * n) for n in range(9)]
+    snapshot = world(*jobs, *(of_team("b", n) for n in range(9)), gpus=4)
+    limited = WithinQuota(policy, AB)
+    _, memory = limited.decide(snapshot, limited.initial())
+    assert memory.inner == policy.decide(snapshot, policy.initial())[1]
+
+
+def test_hidden_jobs_are_ranked_after_the_others_as_the_policy_ranks_them() -> None:
+    alone = Quota((TeamQuota("a", 1, borrow=0), TeamQuota("b", 3)))
+    jobs = [of_team("a", n) for n in range(3)] + [of_team("b", n) for n in range(5)]
+    ranking = plan_of(alone, *jobs).ranking
+    assert [job for job in ranking if job.startswith("a")][-2:] == ["a/1", "a/2"]
+    assert ranking.index(JobId("b/4")) < ranking.index(JobId("a/1"))
+
+
+def test_a_few_decisions_suffice_whatever_number_of_jobs_waits() -> None:
+    inner, asked = make_policy("fifo", {}), list[int]()
+
+    class Counting(Wrapper[Any]):
+        def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:
+            asked.append(len(snapshot.jobs))
+            return inner.decide(snapshot, memory)
+
+    jobs = [of_team(team, n, submitted_s=float(n)) for team in "abc" for n in range(500)]
+    teams = Quota(tuple(TeamQuota(team, 2) for team in "abc"), user_limits=(("", 9),))
+    policy = WithinQuota(Counting(inner), teams)
+    plan, _ = policy.decide(world(*jobs, gpus=6), policy.initial())
+    assert len(plan.grants) == 6
+    assert len(asked) <= 4
 
 
 @pytest.mark.parametrize("name", NAMES)

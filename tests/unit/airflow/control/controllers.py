@@ -10,7 +10,7 @@ from hermes_ops.airflow.control.cluster import AirflowCluster
 from hermes_ops.airflow.control.controller import Controller
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.feeds import CurveFeed
-from hermes_ops.airflow.metadata import PoolRow, RunRow, TaskInstanceRow
+from hermes_ops.airflow.metadata import PastRun, PoolRow, RunRow, TaskInstanceRow
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import Journal
 
@@ -32,6 +32,12 @@ class Database:
             raise Unavailable("the database did not answer")
         self.asked += 1
         return self.runs
+
+    def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
+        return tuple(PastRun(run, None) for run in self.runs)
+
+    def segments(self, run: RunRow, task_id: str) -> tuple[str, ...]:
+        return ()
 
     def trials(self, run: RunRow, task: str) -> tuple[TaskInstanceRow, ...]:
         return ()

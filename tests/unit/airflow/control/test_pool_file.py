@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hermes_ops.airflow.control.pool_file import publish, read_view, view_path
+from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.core.model import Gpu, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.airflow.explanation import ownership, quota_lines, scaling_line
+from hermes_ops.config.pool_quota import parse_quota
+from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Term
 from tests.unit.airflow.builders import (
     SWEEP,
     pending,
@@ -95,3 +99,34 @@ def facts_of(*trials: TrialRecords, **changes: Any) -> Any:
     view = read_view("gpus")
     assert view is not None
     return view["sweeps"][SWEEP]
+
+
+def test_a_view_has_the_owner_of_each_trial_and_what_each_team_holds(tmp_path: Path) -> None:
+    quota = QuotaInForce(tmp_path / "quota-gpus.json")
+    data = {"teams": [{"name": "vision", "users": ["ann"]}, {"name": "speech", "guaranteed": 2}]}
+    QuotaSettings(parse_quota(data, "test")).write(quota.path)
+    quota.refresh()
+    world = sweep_with(running(0, 0), waiting(1))
+    world.spec = replace(world.spec, facts=replace(world.spec.facts, user="ann")).in_team("vision")
+    plan = Plan(grants=(Grant(JobId(f"{SWEEP}/0"), (0,)),))
+    snapshot = Snapshot(7.0, (Gpu(0),), tuple(world.jobs(110.0)))
+    publish("gpus", snapshot, plan, {SWEEP: world}, "p", quota=quota)
+    view = read_view("gpus")
+    assert view is not None
+    assert [ownership(job) for job in view["jobs"]] == [
+        "user ann, team vision, its GPUs are borrowed",
+        "user ann, team vision",
+    ]
+    assert quota_lines(view) == [
+        "Team vision: 1 GPUs held, 1 of them borrowed; 0 guaranteed; 1 trials wait",
+        "Team speech: 0 GPUs held, 0 of them borrowed; 1 guaranteed; 0 trials wait",
+    ]
+    assert "scaled to vision 0, speech 1, others 0" in scaling_line(view)
+
+
+def test_without_a_quota_a_view_says_nothing_of_teams() -> None:
+    published()
+    view = read_view("gpus")
+    assert (quota_lines(view), scaling_line(view)) == ([], "")
+    assert view is not None
+    assert ownership(view["jobs"][0]) == ""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control import sweep_state
-from hermes_ops.airflow.control.sweep_state import SweepSpec, SweepState
+from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepSpec, SweepState, owner
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
 from hermes_ops.airflow.records import CloseRecord, encode
@@ -149,3 +149,38 @@ def test_a_budget_of_wall_clock_time_is_the_trials_deadline() -> None:
     (timed,) = sweep_with(pending(0), budget={"wall_clock_seconds": 600.0}).jobs(1.0)
     (free,) = sweep_with(pending(0)).jobs(1.0)
     assert (timed.deadline_s, free.deadline_s) == (50.0 + 600.0, None)
+
+
+@pytest.mark.parametrize(
+    ("triggered_by", "named", "dag_owners", "expected"),
+    [
+        ("ann", None, "airflow", "ann"),
+        ("ann", "eve", "airflow", "ann"),  # the file of a run that she has triggered is hers
+        ("", "eve", "airflow", "eve"),
+        ("", None, "bob, carl", "bob"),
+        ("", None, "", ""),
+    ],
+)
+def test_a_sweep_is_its_triggering_users_and_else_its_files_or_its_dags(
+    triggered_by: str, named: str | None, dag_owners: str, expected: str
+) -> None:
+    run = replace(run_row(), triggered_by=triggered_by, dag_owners=dag_owners)
+    assert owner(run, named) == expected
+
+
+def test_trials_change_their_team_with_the_quota_in_force() -> None:
+    runs = (replace(run_row(), triggered_by="ann"),)
+    metadata: Any = Tables({}, row(0))
+    metadata.sweeps = lambda: runs
+    sweeps = RunningSweeps("gpus")
+
+    def facts() -> tuple[str, str]:
+        sweeps.refresh(metadata)
+        (job,) = SweepState.fetch(sweeps.specs[runs[0].sweep_id], metadata, {}).jobs(100.0)
+        return job.user, job.virtual_cluster
+
+    assert facts() == ("ann", "")
+    sweeps.assign_teams({"ann": "vision"})
+    assert facts() == ("ann", "vision")
+    sweeps.assign_teams({"bob": "vision"})
+    assert facts() == ("ann", "")

@@ -116,6 +116,23 @@ def test_a_trial_that_was_told_to_leave_is_shown_leaving(get: Get, database: Dat
     assert "trial 0 digits-1 stopping" in read(get())
 
 
+def test_the_owner_and_what_each_team_holds_are_shown(get: Get, users: Users) -> None:
+    holding = {"team": "vision", "guaranteed": 1, "limit": 3, "held": 2, "borrowed": 1}
+    facts = {"user": "carla", "team": "vision", "borrows": True}
+    view(**facts)
+    path = view_path("gpus")
+    quota = {"teams": [{**holding, "waiting": 4}], "scaling": "the guarantees are scaled"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quota": quota}))
+    seen = read(get())
+    assert "trial 0 digits-1 user carla, team vision, its GPUs are borrowed running" in seen
+    assert "Team vision: 2 GPUs held, 1 of them borrowed; 1 guaranteed, at most 3" in seen
+    assert "the guarantees are scaled" in seen
+    explained = read(get("/explain", trial=f"{SWEEP}/0"))
+    assert "of user carla, team vision, its GPUs are borrowed because" in explained
+    users.dags["eve"] = {"another"}
+    assert "carla" not in read(get(user="eve"))
+
+
 def test_slots_of_other_tasks_count(get: Get, database: Database) -> None:
     database.pool_row = PoolRow(2, 1)
     assert "1 slots held by other tasks" in read(get())
@@ -198,6 +215,13 @@ def test_a_what_if_shows_the_next_decision_and_applies_nothing(
     assert re.search(r"digits-1/2 waits – –", seen)
     assert "Nothing has been applied" in seen
     assert sorted(home.rglob("*")) == before
+
+
+def test_a_what_if_keeps_the_quota_of_the_pool(get: Get, home: Path) -> None:
+    nobody = {"teams": [], "others": {"borrow": 0}}
+    (home / "quota-gpus.json").write_text(json.dumps({"quota": nobody}))
+    seen = read(get("/what-if", policy="fifo"))
+    assert "the team of other users may hold 0 GPUs now, 0 of them its own" in seen
 
 
 def test_a_what_if_of_the_policy_in_force_takes_its_options(get: Get, home: Path) -> None:

@@ -1,0 +1,49 @@
+"""What the teams of a pool have used before, from the records of its sweeps in Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hermes_ops.airflow.control.sweep_state import owner
+from hermes_ops.airflow.metadata import Metadata, RunRow
+from hermes_ops.airflow.records import SegmentRecord, SweepRecord, decode
+from hermes_ops.config.pool_quota import PoolQuota
+from hermes_ops.core.decayed_use import DecayedUse
+
+HALF_LIVES = 5
+"""Sweeps that ended earlier count less than 1 / 32, and are left out."""
+
+MOST_SWEEPS = 1_000
+
+
+def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> DecayedUse:
+    """Return what each team of the quota has used in the pool until `now_s` (Unix time).
+
+    Unavailable while Airflow's database does not answer.
+    """
+    half_life_s = quota.quota().half_life_s
+    since_s = max(0.0, now_s - HALF_LIVES * half_life_s)
+    with metadata.single_connection():
+        sweeps = metadata.sweeps_since(since_s, MOST_SWEEPS)
+        spans = [span for past in sweeps for span in _spans(metadata, past.run, pool, now_s)]
+    team_of = quota.team_of_user
+    by_team = ((team_of.get(user, ""), start, end, gpus) for user, start, end, gpus in spans)
+    return DecayedUse.from_spans(by_team, half_life_s, now_s)
+
+
+def _spans(
+    metadata: Metadata, run: RunRow, pool: str, now_s: float
+) -> Iterator[tuple[str, float, float, int]]:
+    """Yield owner, start, end and GPUs of each stretch of training of a sweep in the pool."""
+    record = decode(SweepRecord, run.sweep)
+    if record is None or record.config.get("pool", "gpus") != pool:
+        return
+    user = owner(run, record.config.get("owner"))
+    for text in metadata.segments(run, record.trial_task):
+        segment = decode(SegmentRecord, text)
+        if segment is None:
+            continue
+        for (start_s, end_s), gpus in zip(segment.spans, segment.sizes, strict=False):
+            yield user, start_s, end_s, gpus
+        if segment.running:
+            yield user, segment.trains_since_s, now_s, len(segment.gpus)

@@ -1,0 +1,180 @@
+"""The quota of a pool: its teams and limits, who set it and when.
+
+`HERMES_HOME/quota-<pool>.json` holds it. Without that file the pool has no quota: every sweep
+counts alike but for its weight.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_ops.airflow.control.policy_settings import read_object
+from hermes_ops.airflow.folders import home
+from hermes_ops.config.pool_quota import PoolQuota, parse_quota
+from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.guards import Quantum
+from hermes_ops.core.model import Policy
+from hermes_ops.core.options import GuardOptions
+from hermes_ops.core.quota import Quota
+from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
+from hermes_ops.errors import HermesError
+from hermes_ops.trial.files import write_json
+
+log = logging.getLogger("hermes.controller")
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSettings:
+    """The quota of a pool; `by` and `at_s` say who set it, and when."""
+
+    quota: PoolQuota
+    by: str = field(default="", compare=False)
+    at_s: float = field(default=0.0, compare=False)
+
+    @classmethod
+    def load(cls, path: Path) -> QuotaSettings | None:
+        """Return the settings of the file, None if there is none; HermesError if it is malformed.
+
+        A ConfigError names the keys that are wrong.
+        """
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            return None
+        value = read_object(text, str(path))
+        quota, at_s = parse_quota(value.get("quota"), str(path)), value.get("at_s")
+        by = str(value.get("by") or "")
+        return cls(quota, by, float(at_s) if isinstance(at_s, int | float) else 0.0)
+
+    @staticmethod
+    def file(pool: str) -> Path:
+        """Return the path of the quota of that pool in this home."""
+        return home() / f"quota-{pool}.json"
+
+    def write(self, path: Path) -> None:
+        """Write the file durably; a running controller adopts it in its next round."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, self.document(), durable=True)
+
+    def document(self) -> dict[str, Any]:
+        """Return what the file has."""
+        return {"quota": self.quota.model_dump(mode="json"), "by": self.by, "at_s": self.at_s}
+
+
+@dataclass(slots=True)
+class QuotaInForce:
+    """The quota that a controller keeps, and what the teams have used.
+
+    While its file is malformed, the quota in force stays.
+    """
+
+    path: Path
+    past_use: Callable[[PoolQuota], DecayedUse] = lambda _: DecayedUse()
+    use: DecayedUse = field(default_factory=DecayedUse)
+    settings: QuotaSettings | None = None
+    quota: Quota | None = None
+    _version: tuple[int, int, int] | None = None
+    _was_read: bool = False
+    _scaled_to: int | None = None
+
+    def refresh(self) -> bool:
+        """Read the file if it has changed; return whether another quota is in force from now on.
+
+        Raise HermesError if the first file that is read is malformed: there is no quota to keep.
+        """
+        version = _version(self.path)
+        if self._was_read and version == self._version:
+            return False
+        try:
+            settings = QuotaSettings.load(self.path)
+        except HermesError as error:
+            if not self._was_read:
+                raise
+            self._version = version
+            log.error("The pool's quota stays as it is: %s", error)
+            return False
+        self._version, self._was_read = version, True
+        if settings == self.settings:
+            return False
+        self._adopt(settings)
+        return True
+
+    @property
+    def team_of_user(self) -> Mapping[str, str]:
+        """The team of each user that a team lists; empty without a quota."""
+        return {} if self.settings is None else self.settings.quota.team_of_user
+
+    def _adopt(self, settings: QuotaSettings | None) -> None:
+        self.settings, self._scaled_to = settings, None
+        if settings is None:
+            self.quota, self.use = None, DecayedUse()
+            log.info("The pool has no quota from now on")
+            return
+        self.quota, self.use = settings.quota.quota(), self._past_use(settings.quota)
+        teams = ", ".join(f"{team.name} {team.guaranteed}" for team in self.quota.teams)
+        by = f", set by {settings.by}" if settings.by else ""
+        log.info("The pool's quota guarantees GPUs to these teams: %s%s", teams or "none", by)
+
+    def _past_use(self, quota: PoolQuota) -> DecayedUse:
+        """Return what the teams have used; nothing if that cannot be read."""
+        try:
+            return self.past_use(quota)
+        except HermesError as error:
+            log.warning("What the teams used before does not count: %s", error)
+            return DecayedUse()
+
+    def enclose(
+        self,
+        policy: Policy[Any],
+        memory: Any,  # noqa: ANN401 - any policy's memory
+        guards: GuardOptions,
+    ) -> tuple[Policy[Any], Any]:
+        """Return the guarded policy within the quota, and its memory; as they are without one."""
+        if self.quota is None:
+            return policy, memory
+        quantum = Quantum(guards.k, guards.default_switch_s)
+        return WithinQuota(policy, self.quota, quantum), QuotaMemory(memory, self.use)
+
+    def release(self, memory: Any) -> Any:  # noqa: ANN401 - any policy's memory
+        """Keep the use in a memory of `enclose` after a decision; return the policy's own part."""
+        if not isinstance(memory, QuotaMemory):
+            return memory
+        self.use = memory.use
+        return memory.inner
+
+    def scaling(self, gpus: int) -> str:
+        """Say that guarantees are scaled to a pool of that many GPUs; empty where they are not.
+
+        It is logged once until another quota, or enough GPUs, are there.
+        """
+        quota = self.quota
+        if quota is None or gpus == 0:
+            return ""
+        scaled = quota.scaled(gpus)
+        if scaled is quota:
+            self._scaled_to = None
+            return ""
+        teams = ", ".join(f"{team.name or 'others'} {team.guaranteed}" for team in scaled.everyone)
+        promised = sum(team.guaranteed for team in quota.everyone)
+        text = (
+            f"The pool has {gpus} GPUs for trials, fewer than the {promised} that its quota "
+            f"guarantees: the guarantees are scaled to {teams}. Add GPUs or guarantee fewer."
+        )
+        if self._scaled_to is None:
+            log.warning("%s", text)
+        self._scaled_to = gpus
+        return text
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when the file is replaced; None without a file."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,37 @@
+"""The quota of a pool as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hermes_ops.cli.tables import TableColumn, TableRow, fit_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hermes_ops.config.pool_quota import OthersSpec, PoolQuota
+
+_TEAMS = (
+    TableColumn("team"),
+    TableColumn("guaranteed", right=True),
+    TableColumn("borrow", right=True),
+    TableColumn("weight", right=True),
+    TableColumn("users", wraps=True),
+)
+_USERS = (TableColumn("user"), TableColumn("GPUs at once", right=True))
+
+
+def quota_tables(quota: PoolQuota, width: int) -> Iterator[RenderableType]:
+    """Yield a table of the teams, and one of the users with limits if there are any."""
+    rows = [_team(team.name, team, ", ".join(team.users)) for team in quota.teams]
+    rows.append(_team("others", quota.others, "everybody else"))
+    yield fit_table("", _TEAMS, rows, width)
+    if quota.users:
+        limited = (TableRow((user.name, str(user.gpus))) for user in quota.users)
+        yield fit_table("", _USERS, limited, width)
+
+
+def _team(name: str, team: OthersSpec, users: str) -> TableRow:
+    borrow = "any" if team.borrow is None else str(team.borrow)
+    return TableRow((name, str(team.guaranteed), borrow, f"{team.weight:g}", users))

@@ -1,0 +1,155 @@
+"""`hermes usage`: who used how much of the GPUs, from the records of MLflow and Airflow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hermes_ops.cli.connection import Home
+
+if TYPE_CHECKING:
+    from hermes_ops.cli.connection import Connection
+    from hermes_ops.cli.sweep_location import SweepLocation
+    from hermes_ops.core.usage import TrialUse, Usage
+    from hermes_ops.tracking.runs import SweepRun
+
+MOST_SWEEPS = 1_000
+COLUMNS = (
+    "trials", "gpu_seconds", "trained_gpu_seconds", "lost_gpu_seconds", "waiting_seconds",
+    "preemptions",
+)  # fmt: skip
+HEADS = ("trials", "GPU-s", "trained", "lost", "waiting, s", "preemptions")
+UNKNOWN = {"user": "unknown", "team": "none"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the application."""
+    app.command("usage")(usage)
+
+
+def usage(
+    *,
+    since: Annotated[str, typer.Option(help="A date, as 2026-11-01 (UTC).", metavar="DATE")],
+    by: Annotated[str, typer.Option(help="user, team, sweep or day.")] = "user",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    home: Home = None,
+) -> None:
+    """Show who used how much of the GPUs since a date."""
+    from hermes_ops.cli.connection import connect
+    from hermes_ops.core.usage import BY
+    from hermes_ops.core.usage import usage as used
+
+    if by not in BY:
+        raise typer.BadParameter(f"--by is {by!r}; allowed: {', '.join(BY)}")
+    if as_json and as_csv:
+        raise typer.BadParameter("name --json or --csv, not both")
+    since_s, now_s = _date_s(since), time.time()
+    rows = used(_trial_uses(connect(home), since_s), by, since_s, now_s)
+    if as_json:
+        typer.echo(json.dumps({"by": by, "since": since, "usage": [r.document() for r in rows]}))
+    elif as_csv:
+        typer.echo(_csv(by, rows), nl=False)
+    else:
+        _print(by, rows)
+
+
+def _date_s(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise typer.BadParameter(f"--since is {text!r}; write a date as 2026-11-01") from None
+
+
+def _trial_uses(connection: Connection, since_s: float) -> Iterator[TrialUse]:
+    """Yield the trials that may have been there since then, of all pools."""
+    from hermes_ops.airflow.control.quota_settings import QuotaSettings
+    from hermes_ops.core.usage import TrialUse
+
+    sweeps = _sweeps(connection, since_s)
+    users = owners(connection, sweeps)
+    settings = QuotaSettings.load(QuotaSettings.file(connection.pool))
+    teams: Mapping[str, str] = {} if settings is None else settings.quota.team_of_user
+    for sweep_id, run in sweeps.items():
+        user, began_s = users.get(sweep_id, ""), run.started_ms / 1000
+        for trial in connection.tracker.trials(run.ref):
+            yield TrialUse(sweep_id, user, teams.get(user, ""), began_s, trial.segments)
+
+
+def _sweeps(connection: Connection, since_s: float) -> dict[str, SweepRun]:
+    """Return the sweeps that ran since then; say so where some may be missing."""
+    runs = connection.tracker.newest_sweeps(MOST_SWEEPS)
+    oldest_s = min((run.started_ms / 1000 for run in runs.values()), default=since_s)
+    if len(runs) >= MOST_SWEEPS and oldest_s > since_s:
+        typer.echo(f"Only the newest {MOST_SWEEPS} sweeps are counted.", err=True)
+    return {
+        sweep_id: run
+        for sweep_id, run in runs.items()
+        if run.ended_ms is None or run.ended_ms / 1000 >= since_s
+    }
+
+
+def owners(connection: Connection, sweeps: Collection[str]) -> dict[str, str]:
+    """Return the owner of each sweep that Airflow still has: as the controller sees it."""
+    from hermes_ops.cli.sweep_location import possible_places
+
+    places = {sweep: tuple(possible_places(sweep)) for sweep in sweeps}
+    dags = sorted({place.dag_id for several in places.values() for place in several})
+    runs = {
+        (run["dag_id"], run["dag_run_id"]): run.get("triggering_user_name") or ""
+        for run in connection.airflow.all_dag_runs(dags)
+    }
+    found: dict[str, str] = {}
+    for sweep, several in places.items():
+        place = next((p for p in several if (p.dag_id, p.run_id) in runs), None)
+        if place is not None:
+            found[sweep] = runs[place.dag_id, place.run_id] or _owner_of_untriggered(
+                connection, place
+            )
+    return found
+
+
+def _owner_of_untriggered(connection: Connection, place: SweepLocation) -> str:
+    """Return the owner that the file of a scheduled sweep names, else that of its DAG."""
+    from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
+
+    record = decode(SweepRecord, connection.airflow.get_state(place.plan, SWEEP_KEY))
+    if record is not None and record.config.get("owner"):
+        return str(record.config["owner"])
+    names = (connection.airflow.dag(place.dag_id) or {}).get("owners") or [""]
+    return str(sorted(names)[0])
+
+
+def _csv(by: str, rows: Sequence[Usage]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow((by, *COLUMNS))
+    for row in rows:
+        figures = row.document()
+        writer.writerow((row.key, *(figures[name] for name in COLUMNS)))
+    return out.getvalue()
+
+
+def _print(by: str, rows: Sequence[Usage]) -> None:
+    from rich.console import Console
+
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+
+    if not rows:
+        typer.echo("No trial held GPUs or waited since then.")
+        return
+    columns = (TableColumn(by), *(TableColumn(head, right=True) for head in HEADS))
+    cells = []
+    for row in rows:
+        figures = row.document()
+        numbers = (f"{figures[name]:,.0f}" for name in COLUMNS)
+        cells.append(TableRow((row.key or UNKNOWN.get(by, ""), *numbers)))
+    console = Console()
+    print_whole(console, fit_table("", columns, cells, console.width))

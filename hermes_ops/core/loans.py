@@ -1,0 +1,61 @@
+"""Who holds what in a pool with a quota: own GPUs, and those that other teams lend."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hermes_ops.core.model import JobId, Plan, Snapshot
+from hermes_ops.core.quota import Quota
+
+
+@dataclass(frozen=True, slots=True)
+class TeamHolding:
+    """What a team holds: `held` GPUs, `borrowed` of them; `waiting` jobs.
+
+    `guaranteed` GPUs are its own, as the pool has them; `limit` is the most that it may hold, None
+    without one. The name is empty for the users of no team.
+    """
+
+    team: str
+    guaranteed: int
+    limit: int | None
+    held: int
+    borrowed: int
+    waiting: int
+
+
+def borrowing_jobs(snapshot: Snapshot, plan: Plan, quota: Quota) -> frozenset[JobId]:
+    """Return the granted jobs that hold borrowed GPUs: beyond their team's guarantee.
+
+    The jobs of a team use its guaranteed GPUs in the order of the plan's grants.
+    """
+    quota = quota.scaled(len(snapshot.gpus))
+    used, borrowing = Counter[str](), set[JobId]()
+    for grant in plan.grants:
+        team = quota.team_of(snapshot.index[grant.job].virtual_cluster)
+        used[team.name] += len(grant.gpus)
+        if used[team.name] > team.guaranteed:
+            borrowing.add(grant.job)
+    return frozenset(borrowing)
+
+
+def team_holdings(snapshot: Snapshot, quota: Quota) -> tuple[TeamHolding, ...]:
+    """Return what each team holds in the snapshot, in the order of the quota.
+
+    The users of no team come last, if they have jobs or a guarantee.
+    """
+    quota = quota.scaled(len(snapshot.gpus))
+    held, waiting = Counter[str](), Counter[str]()
+    for job in snapshot.holding:
+        held[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
+    for job in snapshot.queue:
+        waiting[quota.team_of(job.virtual_cluster).name] += 1
+    rows = []
+    for team in quota.everyone:
+        limit = None if team.borrow is None else team.guaranteed + team.borrow
+        count, name = held[team.name], team.name
+        lent = max(0, count - team.guaranteed)
+        if team is not quota.others or count or waiting[name] or team.guaranteed:
+            rows.append(TeamHolding(name, team.guaranteed, limit, count, lent, waiting[name]))
+    return tuple(rows)

@@ -1,0 +1,141 @@
+"""Quotas of a live pool: lent GPUs come back to their team, and the borrower loses nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+OWNER, BORROWER = "hermes-controller", "admin"
+"""Two Airflow users that each stack has."""
+
+TEAMS = {
+    "teams": [
+        {"name": "vision", "guaranteed": 2, "users": [BORROWER]},
+        {"name": "speech", "guaranteed": 2, "users": [OWNER]},
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def as_owner(lab: Any) -> Any:
+    """Airflow's REST interface as the second user reaches it."""
+    password = (lab.home / "secrets" / "hermes-controller.password").read_text().strip()
+    client = httpx.Client(base_url=lab.stack.airflow_url, timeout=60, trust_env=False)
+    answer = client.post("/auth/token", json={"username": OWNER, "password": password})
+    client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+    yield client
+    client.close()
+
+
+def _held(lab: Any, harness: Any, sweep: Any) -> int:
+    return sum(trial.startswith(f"{sweep.id}/") for trial, _ in harness.live_trials(lab.home))
+
+
+def _explained(lab: Any, sweep: Any, number: int) -> str:
+    return str(lab.hermes("explain", f"{sweep.id}/{number}", "--last", "9").stdout)
+
+
+@pytest.fixture(scope="module")
+def reclaimed(
+    lab: Any, harness: Any, as_owner: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """One team holds all four GPUs; the other one comes, gets its two, and goes again."""
+    folder = tmp_path_factory.mktemp("quota")
+    borrower_lasts, owner_lasts = harness.slow_file(folder), harness.slow_file(folder)
+    file = folder / "teams.yaml"
+    file.write_text(yaml.safe_dump(TEAMS))
+
+    def start(name: str, trials: int, slow_while: Any) -> Any:
+        options = {"slow_while": slow_while}
+        return lab.start(harness.stub(name, harness.alike(trials), harness.LONG, 0.5, **options))
+
+    told: dict[str, str] = {}
+    with lab.pool(4), lab.policy("fifo"), lab.sampled() as sampler:
+        chosen = lab.hermes("pool", "quota", str(file))
+        assert chosen.returncode == 0, chosen.stderr
+        told["set"] = chosen.stdout
+        borrower = start("borrower", 4, borrower_lasts)
+        harness.await_(lambda: _held(lab, harness, borrower) == 4)
+        admin, lab.airflow = lab.airflow, as_owner
+        try:
+            owner = start("owner", 2, owner_lasts)
+        finally:
+            lab.airflow = admin
+        harness.await_(lambda: _held(lab, harness, owner) == 2)
+        told["status"] = lab.hermes("status").stdout
+        told["stopped"] = _explained(lab, borrower, 3)
+        told["owner"] = _explained(lab, owner, 0)
+        owner_lasts.unlink()
+        owner.await_end()
+        harness.await_(lambda: _held(lab, harness, borrower) == 4)
+        told["lent"] = _explained(lab, borrower, 3)
+        borrower_lasts.unlink()
+        borrower.await_end()
+        told["removed"] = lab.hermes("pool", "quota", "--remove").stdout
+    return borrower, owner, sampler, told
+
+
+def test_a_team_that_comes_back_gets_its_gpus_within_one_switch(reclaimed: Any) -> None:
+    borrower, owner, _, _ = reclaimed
+    stops = [d for d in borrower.decisions() if d["action"] == "stop"]
+    assert sorted(d["trial"] for d in stops) == [2, 3]
+    assert all("team speech wants its guaranteed GPUs back" in d["reason"] for d in stops)
+    assert [len(owner.segments(number)) for number in range(2)] == [1, 1]
+    begun_s = max(owner.segments(number)[0]["start_s"] for number in range(2))
+    assert begun_s - max(d["time_s"] for d in stops) < 20.0
+
+
+def test_the_borrower_loses_nothing_and_goes_on_later(
+    reclaimed: Any, harness: Any, tmp_path: Any
+) -> None:
+    borrower, owner, _, _ = reclaimed
+    assert set(borrower.states().values()) == set(owner.states().values()) == {"finished"}
+    outcomes = [[s["outcome"] for s in borrower.segments(number)] for number in range(4)]
+    assert outcomes == [["finished"]] * 2 + [["preempted", "finished"]] * 2
+    for number, rate in enumerate(harness.alike(4)):
+        curve = borrower.curve(number)
+        assert [step for step, _ in curve] == list(range(1, harness.LONG + 1))
+        plain = harness.plain_curve(tmp_path / str(number), rate, harness.LONG)
+        assert [value for _, value in curve] == pytest.approx(plain)
+
+
+def test_the_pool_is_never_over_committed_by_a_reclaim(reclaimed: Any) -> None:
+    _, _, sampler, _ = reclaimed
+    assert sampler.most == 4
+    assert sampler.doubly_held == []
+
+
+def test_people_read_who_owns_what_and_for_whom_a_trial_was_stopped(reclaimed: Any) -> None:
+    *_, told = reclaimed
+    assert "2 teams, 4 of 4 GPUs guaranteed" in told["set"]
+    assert "Team speech: 2 GPUs held, 0 of them borrowed; 2 guaranteed" in told["status"]
+    assert f"of user {BORROWER}, team vision" in told["stopped"]
+    assert "preempted because team speech wants its guaranteed GPUs back" in told["stopped"]
+    assert f"of user {OWNER}, team speech\n" in told["owner"]
+    assert f"of user {BORROWER}, team vision, its GPUs are borrowed" in told["lent"]
+    assert "has no quota from now on" in told["removed"]
+
+
+def test_a_user_who_may_not_edit_pools_sets_no_quota(lab: Any, tmp_path: Any) -> None:
+    from hermes_ops.airflow.client import AirflowClient
+    from hermes_ops.airflow.credentials import AirflowCredentials
+    from hermes_ops.errors import NotPermitted
+
+    file = lab.home / "secrets" / "hermes-controller.password"
+    client = AirflowClient(AirflowCredentials(lab.stack.airflow_url, OWNER, file))
+    with pytest.raises(NotPermitted, match="403"):
+        client.confirm_pool_edit("gpus")
+    client.close()
+    before = lab.airflow.get("/api/v2/pools/gpus").json()
+    (tmp_path / "teams.yaml").write_text(yaml.safe_dump(TEAMS | {"teams": []}))
+    assert lab.hermes("pool", "quota", str(tmp_path / "teams.yaml")).returncode == 0
+    assert lab.airflow.get("/api/v2/pools/gpus").json() == before
+    shown = json.loads(lab.hermes("pool", "quota", "--json").stdout)
+    assert "Airflow user admin" in shown["quota"]["by"]
+    assert lab.hermes("pool", "quota", "--remove").returncode == 0

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.control.past_use import past_use
+from hermes_ops.airflow.metadata import PastRun, RunRow
+from hermes_ops.airflow.records import encode
+from hermes_ops.config.pool_quota import parse_quota
+from tests.unit.airflow.builders import run_row, segment
+
+HALF_LIFE_S = 3_600.0
+VISION = parse_quota(
+    {"teams": [{"name": "vision", "users": ["ann"]}], "half_life_hours": 1.0}, "test"
+)
+NOW_S = 1_000_000.0
+
+
+class Records:
+    """Airflow's records of some runs, each with the segment of one trial."""
+
+    def __init__(self, *runs: tuple[RunRow, Any]) -> None:
+        self.runs = runs
+        self.since_s = 0.0
+
+    def single_connection(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
+        self.since_s = since_s
+        return tuple(PastRun(run, None) for run, _ in self.runs)
+
+    def segments(self, run: RunRow, task_id: str) -> tuple[str, ...]:
+        assert task_id == "trial"
+        found = next(record for own, record in self.runs if own is run)
+        return (json.dumps(encode(found)), "null")
+
+
+def used(*runs: tuple[RunRow, Any]) -> dict[str, float]:
+    records: Any = Records(*runs)
+    use = past_use(records, "gpus", VISION, NOW_S)
+    assert records.since_s == NOW_S - 5 * HALF_LIFE_S
+    return dict(use.gpu_s)
+
+
+def of_user(user: str, **changes: Any) -> RunRow:
+    return replace(run_row(**changes), triggered_by=user)
+
+
+def ended(*spans: tuple[float, float], sizes: tuple[int, ...]) -> Any:
+    return segment(running=False, spans=spans, sizes=sizes)
+
+
+def test_a_half_life_ago_counts_half_and_gpus_count_each() -> None:
+    short_s = 1e-3
+    now = ended((NOW_S - short_s, NOW_S), sizes=(3,))
+    before = ended((NOW_S - HALF_LIFE_S - short_s, NOW_S - HALF_LIFE_S), sizes=(1,))
+    found = used((of_user("ann"), now), (of_user("bob"), before))
+    assert found == pytest.approx({"vision": 3 * short_s, "": short_s / 2}, rel=1e-3)
+
+
+def test_a_running_segment_counts_until_now() -> None:
+    runs = segment(started_s=NOW_S - 1e-3, gpus=(0, 1))
+    assert used((of_user("ann"), runs)) == pytest.approx({"vision": 2e-3}, rel=1e-3)
+
+
+def test_sweeps_of_another_pool_and_records_without_a_segment_do_not_count() -> None:
+    span = ended((NOW_S - 9.0, NOW_S), sizes=(1,))
+    assert used((of_user("ann", pool="other"), span)) == {}
+    assert used((replace(of_user("ann"), sweep={}), span)) == {}
+
+
+def test_a_future_span_does_not_count() -> None:
+    assert used((of_user("ann"), ended((NOW_S + 5.0, NOW_S + 9.0), sizes=(1,)))) == {}

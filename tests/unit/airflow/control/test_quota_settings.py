@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.control.policy_settings import PolicySettings
+from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
+from hermes_ops.config.pool_quota import parse_quota
+from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.options import GuardOptions
+from hermes_ops.core.within_quota import WithinQuota
+from hermes_ops.errors import ConfigError, HermesError, Unavailable
+from hermes_ops.policies import make_policy
+from tests.unit.airflow.control.controllers import Database, controller_of
+
+VISION = {"teams": [{"name": "vision", "guaranteed": 2, "users": ["ann"]}]}
+BOTH = {"teams": [*VISION["teams"], {"name": "speech", "guaranteed": 2}]}
+
+
+def settings(data: dict[str, Any] = VISION) -> QuotaSettings:
+    return QuotaSettings(parse_quota(data, "test"), "an@laptop", 100.0)
+
+
+@pytest.fixture
+def in_force(tmp_path: Path) -> QuotaInForce:
+    return QuotaInForce(tmp_path / "quota-gpus.json")
+
+
+def teams(quota: QuotaInForce) -> list[str]:
+    return [] if quota.quota is None else [team.name for team in quota.quota.teams]
+
+
+def test_a_quota_comes_back_as_it_was_written_and_leaves_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "quota-gpus.json"
+    assert QuotaSettings.load(path) is None
+    settings().write(path)
+    found = QuotaSettings.load(path)
+    assert found is not None
+    assert (found.quota, found.by, found.at_s) == (settings().quota, "an@laptop", 100.0)
+    assert [file.name for file in path.parent.iterdir()] == ["quota-gpus.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "correct it"),
+        ("[]", "correct it"),
+        ("{}", "quota-gpus.json"),
+        ('{"quota": {"teams": [{"name": "a", "guaranteed": -1}]}}', r"teams\[0\].guaranteed"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_its_name(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "quota-gpus.json"
+    path.write_text(text)
+    with pytest.raises(HermesError, match=words):
+        QuotaSettings.load(path)
+    with pytest.raises(HermesError, match=words):
+        QuotaInForce(path).refresh()
+
+
+def test_another_quota_is_in_force_from_the_next_look_on(in_force: QuotaInForce) -> None:
+    assert (in_force.refresh(), teams(in_force)) == (False, [])
+    settings().write(in_force.path)
+    assert (in_force.refresh(), teams(in_force)) == (True, ["vision"])
+    assert not in_force.refresh()
+    settings(BOTH).write(in_force.path)
+    assert (in_force.refresh(), teams(in_force)) == (True, ["vision", "speech"])
+    in_force.path.unlink()
+    assert (in_force.refresh(), teams(in_force)) == (True, [])
+
+
+def test_a_malformed_file_leaves_the_quota_in_force_and_is_said_once(
+    in_force: QuotaInForce, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings().write(in_force.path)
+    in_force.refresh()
+    in_force.path.write_text('{"quota": {"teams": 3}}')
+    for _ in range(3):
+        assert (in_force.refresh(), teams(in_force)) == (False, ["vision"])
+    assert sum("stays as it is" in record.message for record in caplog.records) == 1
+    settings(BOTH).write(in_force.path)
+    assert in_force.refresh()
+
+
+def test_without_a_quota_the_policy_and_its_memory_are_untouched(in_force: QuotaInForce) -> None:
+    policy = make_policy("fifo", {})
+    assert in_force.enclose(policy, "memory", GuardOptions()) == (policy, "memory")
+    assert in_force.release("memory") == "memory"
+
+
+def test_the_policy_keeps_the_quota_with_the_quantum_of_its_guards(in_force: QuotaInForce) -> None:
+    settings().write(in_force.path)
+    in_force.refresh()
+    policy, memory = in_force.enclose(make_policy("fifo", {}), "memory", GuardOptions(k=7.0))
+    assert isinstance(policy, WithinQuota)
+    assert policy.quantum.k == 7.0
+    assert in_force.release(memory) == "memory"
+
+
+def test_a_pool_smaller_than_its_guarantees_scales_them_and_says_so_once(
+    in_force: QuotaInForce, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings(BOTH).write(in_force.path)
+    in_force.refresh()
+    caplog.set_level(logging.WARNING)
+    assert in_force.scaling(4) == ""
+    for _ in range(3):
+        assert "scaled to vision 1, speech 1" in in_force.scaling(2)
+    assert sum("scaled to" in record.message for record in caplog.records) == 1
+    assert in_force.scaling(0) == ""  # while it drains
+
+
+def test_a_controller_adopts_a_quota_while_it_runs(home: Path) -> None:
+    controller = controller_of(Database(), PolicySettings.file())
+    controller._round()
+    assert teams(controller.quota) == []
+    settings().write(QuotaSettings.file("gpus"))
+    controller._round()
+    assert controller.cluster.quota is controller.quota
+    assert teams(controller.quota) == ["vision"]
+    written = json.loads((home / "quota-gpus.json").read_text())
+    assert written["quota"]["teams"][0]["guaranteed"] == 2
+
+
+def test_a_controller_does_not_begin_with_a_malformed_quota(home: Path) -> None:
+    (home / "quota-gpus.json").write_text('{"quota": {"teams": 3}}')
+    with pytest.raises(ConfigError, match=r"quota-gpus\.json"):
+        controller_of(Database(), PolicySettings.file())._round()
+
+
+def test_teams_begin_with_what_they_have_used_and_with_nothing_where_that_is_unknown(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "quota-gpus.json"
+    settings().write(path)
+    used = DecayedUse((("vision", 7.0),), (), 100.0)
+    in_force = QuotaInForce(path, lambda _: used)
+    in_force.refresh()
+    assert in_force.use == used
+
+    def away(_: Any) -> DecayedUse:
+        raise Unavailable("the database did not answer")
+
+    in_force = QuotaInForce(path, away)
+    assert (in_force.refresh(), in_force.use) == (True, DecayedUse())

@@ -1,0 +1,101 @@
+"""How long a team waits for its guaranteed GPUs, over simulated runs of any policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes_ops.core.guards import Quantum, guarded
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Policy, Snapshot, SweepId
+from hermes_ops.core.quota import Quota, TeamQuota
+from hermes_ops.core.within_quota import WithinQuota
+from hermes_ops.core.wrapper import Wrapper
+from hermes_ops.policies import make_policy
+from tests.unit.core.contrary import Contrary, Deaf
+from tests.unit.core.virtual_cluster import LOOK_EACH_S, SWITCH_S, Trial, VirtualCluster, play
+
+K = 3.0
+BOUND_S = (K + 1) * SWITCH_S + 2 * LOOK_EACH_S
+"""The longest quantum; the cluster looks once for the stop, and once for the start."""
+
+POLICIES = ("fifo", "hermes", "2d-las", "fair", "asha", "frontrunner")
+ABLE = (Phase.PENDING, Phase.WAITING, Phase.STARTING, Phase.RUNNING)
+
+
+class Watched(Wrapper[Any]):
+    """Notes the snapshots that it decides on."""
+
+    def __init__(self, policy: Policy[Any]) -> None:
+        object.__setattr__(self, "policy", policy)
+        object.__setattr__(self, "seen", [])
+
+    seen: list[Snapshot]
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:
+        self.seen.append(snapshot)
+        return self.policy.decide(snapshot, memory)
+
+
+def shortfalls(seen: list[Snapshot], quota: Quota) -> Iterator[float]:
+    """Yield for how many seconds on end each team has held less than it may call its own."""
+    for team in quota.teams:
+        since_s = None
+        for snapshot in seen:
+            jobs = [j for j in snapshot.jobs if j.virtual_cluster == team.name and j.phase in ABLE]
+            held = sum(len(job.gpus_held) for job in jobs)
+            if held >= min(team.guaranteed, len(jobs)):
+                since_s = None
+            elif since_s is None:
+                since_s = snapshot.time_s
+            else:
+                yield snapshot.time_s - since_s
+
+
+@st.composite
+def shared_clusters(draw: st.DrawFn) -> tuple[VirtualCluster, Quota]:
+    """A pool of jobs of one GPU that come at any time, and the quota of their teams."""
+    gpus = draw(st.integers(2, 4))
+    own = draw(st.integers(0, gpus))
+    teams = (TeamQuota("a", own), TeamQuota("b", draw(st.integers(0, gpus - own))))
+    trials = []
+    for number in range(draw(st.integers(2, 10))):
+        team = draw(st.sampled_from(["a", "b", ""]))
+        job = Job(
+            JobId(f"{team or 'none'}/{number}"),
+            SweepId(team or "none"),
+            draw(st.sampled_from([0.0, 20.0, 45.0])),
+            Phase.PENDING,
+            virtual_cluster=team,
+        )
+        fall = draw(st.sampled_from([0.01, 0.1, 1.0]))
+        trials.append(Trial(job, draw(st.sampled_from([1.0, 4.0])), draw(st.integers(3, 40)), fall))
+    return VirtualCluster(trials, gpus), Quota(teams)
+
+
+def assert_bounded(policy: Policy[Any], cluster: VirtualCluster, quota: Quota) -> None:
+    within = guarded(policy, k=K, default_switch_s=SWITCH_S)
+    watched = Watched(WithinQuota(within, quota, Quantum(K, SWITCH_S)))
+    play(watched, cluster, until_s=150.0)
+    assert max(shortfalls(watched.seen, quota), default=0.0) <= BOUND_S
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(drawn=shared_clusters())
+@settings(max_examples=12, deadline=None)
+def test_no_team_waits_longer_for_a_guaranteed_gpu_than_a_quantum_and_a_switch(
+    name: str, drawn: tuple[VirtualCluster, Quota]
+) -> None:
+    assert_bounded(make_policy(name, {}), *drawn)
+
+
+@pytest.mark.parametrize("policy", [Contrary(), Deaf()], ids=lambda p: type(p).__name__)
+@given(drawn=shared_clusters())
+@settings(max_examples=12, deadline=None)
+def test_no_team_waits_longer_under_a_policy_that_respects_nobody(
+    policy: Policy[Any], drawn: tuple[VirtualCluster, Quota]
+) -> None:
+    assert_bounded(policy, *drawn)
