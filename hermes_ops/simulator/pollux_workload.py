@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
@@ -101,11 +102,14 @@ class PolluxModel:
 
     A step of a larger batch counts for more of them, by the noise of the gradients in the epoch
     (Pollux, section 3.1: statistical efficiency). Without a batch from the plan a job takes the one
-    with the greatest pace, by the noise that it has measured last.
+    with the greatest pace, by the noise that it has measured last. `sizes`: from
+    one GPU to as many as its largest batch allows.
     """
 
     def __init__(self, application: Application) -> None:
         self.application = application
+        most = ONE_SIZE.get(application.name, min(MOST_GPUS, application.batches.most_gpus))
+        self.sizes = tuple(range(1, most + 1))
         self.times = StepTimes(application.steps)
         self._batches = np.array([t.batch for t in application.trained], dtype=np.float64)
         epochs = slice(application.epochs)
@@ -118,12 +122,11 @@ class PolluxModel:
         self._own: dict[tuple[Placement, int], tuple[int, int]] = {}
         self._expected: dict[tuple[Placement, int, int | None], float] = {}
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """From one GPU to as many as its largest batch allows."""
-        application = self.application
-        most = ONE_SIZE.get(application.name, min(MOST_GPUS, application.batches.most_gpus))
-        return tuple(range(1, most + 1))
+    def with_size(self, gpus: int) -> PolluxModel:
+        """Return the model, with the same tables, of a job that takes this number of GPUs alone."""
+        model = copy(self)
+        model.sizes = (gpus,)
+        return model
 
     @property
     def batch_range(self) -> BatchRange:
@@ -338,10 +341,10 @@ def _models(folder: Path, written_ns: int) -> tuple[Models, Jobs]:  # noqa: ARG0
 
 
 def isolated(application: str, gpus: int, batch: int, folder: Path) -> Workload:
-    """Return the workload of one job that is submitted at 0."""
+    """Return the workload of one job that is submitted at 0 and takes these GPUs alone."""
     models, _ = _models(folder.absolute(), _written_ns(folder))
     job = PolluxJob(f"{application}-0", 0.0, application, gpus, batch)
-    works = (_work(job, models[application]),)
+    works = (_work(job, models[application].with_size(gpus)),)
     return _workload(f"{application}-alone", works)
 
 
