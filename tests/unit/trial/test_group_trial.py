@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.trial.supervised import SupervisedTrial, output_of
+from tests.unit.trial.supervised import ROOT, SupervisedTrial, output_of
 
 MEETING = """
 import os, socket, sys, time
@@ -359,3 +359,33 @@ def test_the_first_worker_is_named_without_a_log_of_its_own(trial: GroupTrial) -
     assert trial.run(workers=3)[0] == 4
     assert trial.result["reason"].startswith("rank 0 of 3 failed first: exit code 4")
     assert not (trial.folder / "rank-0.log").exists()
+
+
+HALF_STARTED = """
+import os, time
+from hermes_ops.trial.group_start import start_processes
+from hermes_ops.trial.processes.reaper import PlainChild, fork_reaper
+
+first = PlainChild(fork_reaper(), ["sleep", "600"], dict(os.environ), None)
+ready = iter([first, None])
+reaper = fork_reaper()
+try:
+    start_processes([{}, {}], lambda _: next(ready), ["no-such-program"], None, reaper)
+except FileNotFoundError as error:
+    print(error.filename)
+while first.poll() is None:
+    time.sleep(0.01)
+print(first.poll())
+"""
+
+
+def test_if_one_worker_cannot_be_started_none_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HALF_STARTED],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert done.stdout.split() == ["no-such-program", "-9"]
