@@ -64,6 +64,17 @@ run(compiled(keras.optimizers.SGD(0.05 * hvd.size(), momentum=0.9)),
 """
 )
 
+PIPELINE = (
+    COMMON
+    + """
+data = tf.data.Dataset.from_tensor_slices((x, y)).shard(hvd.size(), hvd.rank())
+data = data.shuffle(192, seed=3).map(lambda image, label: (image * 1.5, label)).batch(16)
+network = compiled(keras.optimizers.SGD(0.05 * hvd.size()))
+network.fit(data, epochs=4, verbose=0, validation_data=held_out,
+    callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), Watch()])
+"""
+)
+
 UNSCALED = (
     COMMON
     + """

@@ -94,6 +94,22 @@ def test_a_trial_goes_on_with_three_workers_and_then_with_one(trials: Trials) ->
     assert abs(newest_header(trial)["samples"] - 5 * 192) <= 3 * 16 * 3, "of each resize some"
 
 
+def test_a_sharded_pipeline_goes_on_where_it_was_and_at_the_same_share_with_one_worker(
+    trials: Trials,
+) -> None:
+    whole, cut = trials(scripts.PIPELINE), trials(scripts.PIPELINE)
+    assert whole.segment(2) == 0, whole.output
+    assert cut.segment(2, at="TERM:1:1:0") == 75, cut.output
+    assert cut.segment(2, at="TERM:2:1:0") == 75, cut.output
+    found, expected = cut.metrics(), whole.metrics()
+    assert len(found) >= 2 * 5
+    assert found == {key: pytest.approx(expected[key], abs=1e-5) for key in found}
+    stopped = newest_header(cut)
+    assert cut.segment(1) == 0, cut.output
+    assert cut.batches(0, 1)[0] == (2, stopped["batch"] * 2)
+    assert len(cut.batches(0, 1)) == 12 - stopped["batch"] * 2 + 12
+
+
 def test_a_script_that_does_not_scale_its_rate_has_it_scaled_from_the_first_resize(
     trials: Trials,
 ) -> None:

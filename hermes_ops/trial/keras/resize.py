@@ -44,7 +44,8 @@ def resumed_batch(batch: int, change: SizeChange, before: EpochShape, now: Epoch
 
     The epoch goes on at the same share of the data: so many batches fewer as there are more
     processes, or samples in a batch. Where an epoch has as many batches as before, the script does
-    not divide its data, and the batch stays. At least one batch is left to train.
+    not divide its data, and the batch stays. At least one batch is left to train; where their
+    number is not known, no batch is skipped that another size has not reached.
     """
     samples = change.before * (before.batch_size or 1), change.now * (now.batch_size or 1)
     if before.batch_size is None or now.batch_size is None:
@@ -53,7 +54,7 @@ def resumed_batch(batch: int, change: SizeChange, before: EpochShape, now: Epoch
         return batch
     undivided = now.batches is not None and now.batches == before.batches
     place = batch if undivided else batch * samples[0] // samples[1]
-    return place if now.batches is None else min(place, max(0, now.batches - 1))
+    return min(place, batch if now.batches is None else max(0, now.batches - 1))
 
 
 # -- the learning rate -----------------------------------------------------------------------------

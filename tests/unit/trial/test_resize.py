@@ -50,7 +50,11 @@ def test_an_epoch_goes_on_at_the_same_share_of_its_data() -> None:
     assert resumed(6, 2, 3, 12, 8) == 4
     assert resumed(5, 2, 3, 12, 8) == 3
     assert resumed(4, 3, 1, 8, 24) == 12
-    assert resumed(4, 3, 1, None, None) == 12
+    assert resumed(12, 1, 3, None, None) == 4
+
+
+def test_no_batch_is_skipped_that_an_epoch_of_unknown_length_may_lack() -> None:
+    assert resumed(4, 3, 1, None, None) == 4
 
 
 def test_at_the_same_size_the_batch_is_the_same() -> None:
