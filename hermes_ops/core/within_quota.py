@@ -64,7 +64,8 @@ class WithinQuota(Generic[M]):
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
     waits for a guaranteed GPU no longer than the longest quantum and the switch after it, if the
-    policy itself leaves no GPU idle that a job of the team could take. With one team and no limits the plan is the inner policy's.
+    policy itself leaves no GPU idle that a job of the team could take. With one team and no limits
+    the plan is the inner policy's.
 
     The scheme is that of Kueue's cohorts (nominal quota, borrowing, reclaim by preemption) with
     Slurm's decayed use among borrowers; sizes of jobs are the largest that they take.
