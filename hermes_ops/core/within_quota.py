@@ -30,6 +30,9 @@ from hermes_ops.core.team_shares import team_shares
 
 M = TypeVar("M")
 
+AHEAD = 2
+"""How many times a team's share the first jobs of its policy's order need, to hide the others."""
+
 LENDINGS = 3
 """How often a decision lends GPUs that the plan leaves idle; each time the policy decides anew."""
 
@@ -55,12 +58,14 @@ class WithinQuota(Generic[M]):
     stopped. Which jobs of a team train is the inner policy's choice: it decides as if there were
     no quota, jobs beyond their team's share or their user's limit are hidden from it, those that
     hold GPUs last, and it decides again. With a job beyond a limit go the waiting ones that would
-    be beyond it as well, so that a few decisions suffice. GPUs that are still idle then are lent
-    beyond the shares. What it remembers is that of its first decision, which sees every job.
+    be beyond it as well, and those far behind others of their team (`AHEAD`), so that a few
+    decisions about fewer jobs suffice. GPUs that are still idle then are lent beyond the shares.
+    What it remembers is that of its first decision, which sees every job.
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
-    waits for a guaranteed GPU no longer than the longest quantum and the switch after it. With one
-    team and no limits the plan is the inner policy's.
+    waits for a guaranteed GPU no longer than the longest quantum and the switch after it, if the
+    policy itself leaves no GPU idle that a job of the team could take. With one team and no limits
+    the plan is the inner policy's.
 
     The scheme is that of Kueue's cohorts (nominal quota, borrowing, reclaim by preemption) with
     Slurm's decayed use among borrowers; sizes of jobs are the largest that they take.
@@ -117,6 +122,7 @@ class WithinQuota(Generic[M]):
         while True:
             surplus = limits.surplus(snapshot, plan, pinned)
             if surplus:
+                hidden |= set() if hidden else limits.behind(snapshot, first)
                 hidden |= surplus | limits.full(seen, plan, surplus, pinned)
             else:
                 lent = limits.lend(snapshot, plan, hidden) if lendings else set()
@@ -184,6 +190,28 @@ class _Limits:
             else:
                 surplus.add(job.id)
         return surplus
+
+    def behind(self, snapshot: Snapshot, first: Plan) -> set[JobId]:
+        """Return the waiting jobs far behind others of their team in the order of the first plan.
+
+        That order is the grants, then the ranking. Before them are jobs that need `AHEAD` times
+        their team's share, each within its user's limit. None of a team with fewer.
+        """
+        ahead, counted = set[JobId](), _Held()
+        of_team = {name: AHEAD * share for name, share in self.of_team.items()}
+        for job_id in (*(grant.job for grant in first.grants), *first.ranking):
+            job = snapshot.index[job_id]
+            team = self.team(job).name
+            has_room = counted.users[job.user] + job.min_gpus <= self.of_user(job)
+            if has_room and counted.teams[team] < of_team.get(team, 0):
+                counted.add(team, job.user, job.min_gpus)
+                ahead.add(job_id)
+        enough = {name for name, most in of_team.items() if counted.teams[name] >= most}
+        return {
+            job.id
+            for job in snapshot.queue
+            if job.id not in ahead and self.team(job).name in enough
+        }
 
     def full(
         self,
