@@ -58,7 +58,7 @@ $(HOROVOD)/.ready: requirements-horovod.lock .venv/.ready
 	  -r $(HOROVOD)/packages.lock
 	compgen -G "$(HOROVOD_WHEELS)/horovod-*.whl" >/dev/null || PATH="$$PWD/$(HOROVOD)/bin:$$PATH" \
 	  HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
-	  HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 $(HOROVOD)/bin/python -m pip wheel --quiet --no-deps \
+	  HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 nice $(HOROVOD)/bin/python -m pip wheel --quiet --no-deps \
 	  --require-hashes --no-build-isolation --no-cache-dir --wheel-dir "$(HOROVOD_WHEELS)" \
 	  -r $(HOROVOD)/horovod.lock
 	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --no-index --no-cache --compile-bytecode \
