@@ -201,7 +201,8 @@ def test_the_optimizers_of_earlier_fits_do_not_stay_in_memory(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HERMES_SCALE_LEARNING_RATE", mode)
-    runtime, earlier = Runtime(), []
+    runtime = Runtime()
+    earlier: list[weakref.ref[Optimizer]] = []
     for _ in range(3):
         optimizer = Optimizer(0.1)
         fit_rate(optimizer, SizeChange(2, 2), runtime, {"rate": 0.1}).restore()
