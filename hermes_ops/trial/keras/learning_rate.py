@@ -91,9 +91,9 @@ def follows_schedule(optimizer: Any) -> bool:
 
 def read_rate(optimizer: Any) -> float | None:
     """Return the learning rate; None if there is none, or it follows a schedule."""
-    if optimizer is None or follows_schedule(optimizer):
-        return None
     try:
+        if optimizer is None or follows_schedule(optimizer):
+            return None
         rate: Any = optimizer.learning_rate
         return float(rate.numpy() if hasattr(rate, "numpy") else rate)
     except Exception:  # Keras 2 raises ValueError where there is none; others raise anything
