@@ -21,6 +21,7 @@ MOST_VALUE_BYTES = 1_048_576
 MOST_STORED_BYTES = 64 * 1_048_576
 _MOST_REQUESTS = 64  # at the same time
 _REQUEST_S = 10.0  # a client that sends nothing for so long is left
+_LOOK_S = 0.2
 
 
 def group_scopes(size: int) -> dict[str, int]:
@@ -97,12 +98,13 @@ class RendezvousServer:
         self._server = _StoreServer(KeyValueStore(group_scopes(size)))
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
+            target=self._server.serve_forever, kwargs={"poll_interval": _LOOK_S}, daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """Stop to listen; requests that are being answered are left to themselves."""
+        self._server.is_closing = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -112,6 +114,7 @@ class _StoreServer(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
+    is_closing = False
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = store
@@ -124,8 +127,11 @@ class _StoreServer(socketserver.ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = HOSTNAME, int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Answer in a thread, once fewer than the most are being answered."""
-        self._free.acquire()
+        """Answer in a thread, once fewer than the most are being answered; not at the end."""
+        while not self._free.acquire(timeout=_LOOK_S):
+            if self.is_closing:
+                self.shutdown_request(request)
+                return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401

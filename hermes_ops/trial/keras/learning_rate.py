@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,16 +39,24 @@ class FitRate:
         An optimizer that has been scaled, or restored, is not scaled again by a later fit.
         """
         scaled = self._runtime.scaled_optimizers
-        is_scaled = any(one is self._optimizer for one in scaled)
+        is_scaled = any(one() is self._optimizer for one in scaled)
         if self._mode != HERMES or is_scaled or self._by_script is None or self._change.now == 1:
             return
-        scaled.append(self._optimizer)
+        self._note_scaled()
         if not self._header:
             self._optimizer.learning_rate = self._by_script * self._change.now
 
+    def _note_scaled(self) -> None:
+        """Remember the optimizer, without keeping it and its variables in memory."""
+        if self._mode != HERMES or self._optimizer is None:
+            return
+        scaled, mine = self._runtime.scaled_optimizers, self._optimizer
+        kept = [one for one in scaled if one() is not None and one() is not mine]
+        scaled[:] = [*kept, weakref.ref(mine)]
+
     def restore(self) -> None:
         """Set the saved rate, scaled to the present number; called again it sets the same."""
-        self._runtime.scaled_optimizers.append(self._optimizer)
+        self._note_scaled()
         if self._change.is_same or self._optimizer is None:
             return
         if follows_schedule(self._optimizer):
@@ -82,10 +91,10 @@ def follows_schedule(optimizer: Any) -> bool:
 
 def read_rate(optimizer: Any) -> float | None:
     """Return the learning rate; None if there is none, or it follows a schedule."""
-    if optimizer is None or follows_schedule(optimizer):
-        return None
-    rate: Any = getattr(optimizer, "learning_rate", None)
     try:
+        if optimizer is None or follows_schedule(optimizer):
+            return None
+        rate: Any = optimizer.learning_rate
         return float(rate.numpy() if hasattr(rate, "numpy") else rate)
-    except (TypeError, ValueError, AttributeError):
+    except Exception:  # Keras 2 raises ValueError where there is none; others raise anything
         return None

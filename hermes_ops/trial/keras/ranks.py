@@ -213,9 +213,13 @@ def _waits_for_epoch() -> bool:
 
 
 def started_horovod() -> Any:
-    """Return Horovod's module for TensorFlow; None if the script has not called `hvd.init`."""
+    """Return Horovod's module for TensorFlow; None if the script has not called `hvd.init`.
+
+    While it is being imported, as a signal may find it, it lacks its functions.
+    """
     module: Any = sys.modules.get("horovod.tensorflow")
-    return module if module is not None and module.is_initialized() else None
+    is_initialized = getattr(module, "is_initialized", None)
+    return module if is_initialized is not None and is_initialized() else None
 
 
 def _exchanges_gradients(model: Any) -> bool:

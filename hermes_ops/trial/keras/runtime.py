@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class KerasRuntime:
         self.fit_count = 0
         self.samples: int | None = 0  # trained on by all ranks; None: not known
         self.was_distributed = self.group.is_distributed  # in this segment, or in an earlier one
-        self.scaled_optimizers: list[Any] = []  # whose learning rate is that of this size
+        self.scaled_optimizers: list[weakref.ref[Any]] = []  # their learning rate fits this size
         self.writes: dict[str, int] = {}  # by path: how often callbacks have opened a file to write
         self.unresumable: str | None = None  # why the trial cannot be resumed
         self._budget_bytes = int(
@@ -157,8 +158,9 @@ class KerasRuntime:
 
     def _follows(self) -> bool:
         """Tell whether this is a follower that trains with the others, not its subprocess."""
-        trains = self._owner is not None or started_horovod() is not None
-        return trains and not self.group.is_leader
+        if self.group.is_leader:
+            return False
+        return self._owner is not None or started_horovod() is not None
 
     def _stop_follower(self) -> None:
         """Leave when the leader does: at a batch of a `fit`, or after the last one."""

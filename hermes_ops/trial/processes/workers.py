@@ -69,11 +69,13 @@ def first_failure(
     """Return the end of the worker that failed first; None if none has.
 
     A worker that has lost another may end before that one: `is_aftermath(rank)` tells by its last
-    lines. It counts only if all failures are of that kind.
+    lines. It counts only if all failures are of that kind, and not at all after a stop, at which
+    workers leave.
     """
     failures = sorted((e for e in ends if e.has_failed), key=lambda e: (e.ended_s, e.rank))
-    own = (end for end in failures if not is_aftermath(end.rank))
-    return next(own, failures[0] if failures else None)
+    own = [end for end in failures if not is_aftermath(end.rank)]
+    others = [end for end in failures if not end.told_to_stop]
+    return next(iter(own or others), None)
 
 
 def group_code(ends: Sequence[WorkerEnd], failure: WorkerEnd | None) -> int:

@@ -96,8 +96,12 @@ class GroupWatchdog:
         self.progress = GroupProgress(size)
 
     def announce(self, now_s: float) -> None:
-        """Take note that rank 0 is about to train: all are to train soon."""
-        self._has_marks = True
+        """Take note that rank 0 is about to train: all are to train soon.
+
+        Its first epoch has not been seen yet: that of an earlier `fit` says nothing of it.
+        """
+        self._has_marks, self._step_s = True, None
+        self.progress = self.progress._replace(epoch_s=None)
         if self.progress.uneven_since_s is None and self.progress.training < self.progress.size:
             self.progress = self.progress._replace(uneven_since_s=now_s)
 

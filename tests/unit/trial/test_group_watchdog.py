@@ -115,6 +115,18 @@ def test_the_time_between_two_trainings_is_no_pause() -> None:
     assert (progress.progress_s, progress.longest_s, progress.epoch_s) == (900.0, 1.0, 1.0)
 
 
+def test_the_first_epoch_of_each_fit_has_the_time_of_a_start() -> None:
+    watchdog, both = GroupWatchdog(2, first_step=0, by_steps=False), {0: 1, 1: 1}
+    watchdog.announce(0.0)
+    follow(watchdog, [(1.0, both, 0), (2.0, {0: 2, 1: 2}, 1), (3.0, {}, 1)])
+    assert quiet_limit_s(watchdog.progress, START_S) == LEAST_QUIET_S
+    watchdog.announce(10.0)
+    again = follow(watchdog, [(11.0, both, 1), (12.0, {0: 3, 1: 3}, 1)])
+    assert quiet_limit_s(again, START_S) == START_S, "its validation is yet to be traced"
+    over = follow(watchdog, [(13.0, {0: 3, 1: 3}, 2)])
+    assert quiet_limit_s(over, START_S) == LEAST_QUIET_S
+
+
 def test_without_the_hook_the_steps_alone_count_from_the_first_one() -> None:
     watchdog = GroupWatchdog(2, first_step=4, by_steps=True)
     assert follow(watchdog, [(50.0, {}, 4)]).progress_s is None

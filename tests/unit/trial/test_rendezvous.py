@@ -182,6 +182,32 @@ def test_many_workers_at_once_find_all_the_others(server: RendezvousServer) -> N
     assert found == {rank: [b"%d" % n for n in range(16)] for rank in range(16)}
 
 
+class NoRoom:
+    """The place of a semaphore while as many requests as may be are being answered."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        self.is_asked.set()
+        return threading.Event().wait(timeout)
+
+
+def test_clients_that_never_finish_their_requests_do_not_keep_it_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = NoRoom()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "BoundedSemaphore", lambda _: room)
+        server = RendezvousServer(2)
+    ending = threading.Thread(target=server.close, daemon=True)
+    with socket.create_connection((LOOPBACK, server.port), 30):
+        assert room.is_asked.wait(30)
+        ending.start()
+        ending.join(30)
+        assert not ending.is_alive()
+
+
 def test_it_listens_on_the_loopback_interface_alone_and_not_after_its_end() -> None:
     server = RendezvousServer(2)
     line = f"0100007F:{server.port:04X}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,7 @@ from hermes_ops.trial.keras.ranks import (
     may_be_resized,
     rank_parts,
     refuse_keras_3,
+    started_horovod,
 )
 from hermes_ops.trial.keras.resize import (
     EpochShape,
@@ -176,6 +179,37 @@ def test_hermes_multiplies_the_rate_of_each_optimizer_once(monkeypatch: pytest.M
     resumed = Optimizer(0.05)
     fit_rate(resumed, SizeChange(4, 4), runtime, {"rate": 0.2}).begin()
     assert resumed.learning_rate == 0.05, "it is restored, not multiplied"
+
+
+class Rateless:
+    """An optimizer without a learning rate, as Keras 2.11 and later has it."""
+
+    @property
+    def learning_rate(self) -> float:
+        raise ValueError("Missing learning rate, please set self.learning_rate")
+
+
+def test_an_optimizer_without_a_rate_trains_as_it_is() -> None:
+    rate = FitRate(Model(Rateless()), Runtime(), SizeChange(1, 1), {})  # type: ignore[arg-type]
+    rate.begin()
+    rate.restore()
+    assert rate.header() == {"rate": None, "rate_by_script": None}
+
+
+@pytest.mark.parametrize("mode", ["script", "hermes"])
+def test_the_optimizers_of_earlier_fits_do_not_stay_in_memory(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_SCALE_LEARNING_RATE", mode)
+    runtime = Runtime()
+    earlier: list[weakref.ref[Optimizer]] = []
+    for _ in range(3):
+        optimizer = Optimizer(0.1)
+        fit_rate(optimizer, SizeChange(2, 2), runtime, {"rate": 0.1}).restore()
+        earlier.append(weakref.ref(optimizer))
+    del optimizer
+    gc.collect()
+    assert [one() for one in earlier] == [None, None, None]
 
 
 def test_a_schedule_is_not_touched_and_that_is_said() -> None:
@@ -334,6 +368,13 @@ def test_several_processes_without_horovod_are_refused(monkeypatch: pytest.Monke
     with pytest.raises(GroupError, match="DistributedOptimizer"):
         ranks.check(Model(Optimizer(0.1)))
     assert may_be_resized(TrialRank())
+
+
+def test_horovod_that_is_being_imported_has_not_been_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", ModuleType("horovod.tensorflow"))
+    assert started_horovod() is None
 
 
 def test_keras_3_is_refused_in_several_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

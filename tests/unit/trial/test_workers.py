@@ -67,6 +67,19 @@ def test_workers_that_we_have_killed_do_not_count_beside_those_that_ended_by_the
     assert code_of([killed]) == -9
 
 
+def test_workers_that_lose_others_at_a_stop_have_not_failed() -> None:
+    def stopped(*codes: int) -> int:
+        found = [end._replace(told_to_stop=True) for end in ends(*codes)]
+        return group_code(found, first_failure(found, lambda rank: rank > 0))
+
+    assert stopped(75, 1) == 75
+    assert stopped(-15, 1, -6) == -15
+    assert stopped(0, 1) == 0
+    assert stopped(3, 1) == 3, "its own error"
+    early = [WorkerEnd(1, 1, 0.5), WorkerEnd(0, -15, 1.0, told_to_stop=True)]
+    assert first_failure(early, lambda rank: rank > 0) == early[0], "before the stop"
+
+
 def test_workers_that_die_of_the_stop_have_not_failed() -> None:
     def stopped(*codes: int) -> int:
         return code_of([end._replace(told_to_stop=True) for end in ends(*codes)])
