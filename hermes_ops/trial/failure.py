@@ -146,11 +146,13 @@ def is_final(cause: Cause, worked_before: bool) -> bool:
     """Return whether the trial would fail in the same way again.
 
     `worked_before`: an earlier segment of the trial has reported values, and this one none. Then
-    what is missing was there before: its disk may be away for a while.
+    what is missing was there before: its disk may be away for a while; and a script that trains in
+    one process may go on with one.
     """
     if cause in (Cause.OTHER, Cause.NO_SPACE):
         return False
-    return not (worked_before and cause in (Cause.MISSING_MODULE, Cause.CANNOT_START))
+    passing = (Cause.MISSING_MODULE, Cause.CANNOT_START, Cause.TRAINS_APART)
+    return not (worked_before and cause in passing)
 
 
 def classify(exit_code: int, tail: Sequence[str]) -> Failure:

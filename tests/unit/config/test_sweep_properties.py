@@ -57,6 +57,7 @@ TREES = st.recursive(
 )
 VALID: dict[str, Any] = {
     "name": "digits",
+    "owner": "ann",
     "objective": {"metric": "val_loss", "direction": "minimize", "target": None},
     "metrics": [
         {

@@ -291,3 +291,10 @@ def test_what_was_reported_in_the_place_of_the_objective_is_named(
     assert said in ending.reason
     assert not ending.retryable
     assert no_objective(objective, "maximize", reported).remedy.count("direction") == 0
+
+
+@pytest.mark.parametrize(("worked_before", "final"), [(False, True), (True, False)])
+def test_processes_that_would_train_apart_are_tried_again_if_one_process_has_trained(
+    worked_before: bool, final: bool
+) -> None:
+    assert is_final(Cause.TRAINS_APART, worked_before) is final
