@@ -68,7 +68,8 @@ class WithinQuota(Generic[M]):
     the plan is the inner policy's.
 
     The scheme is that of Kueue's cohorts (nominal quota, borrowing, reclaim by preemption) with
-    Slurm's decayed use among borrowers; sizes of jobs are the largest that they take.
+    Slurm's decayed use among borrowers. A job that takes several numbers of GPUs takes none beyond
+    its team's share and its user's limit.
     """
 
     policy: Policy[M]
@@ -107,7 +108,7 @@ class WithinQuota(Generic[M]):
     def _pinned(self, snapshot: Snapshot) -> set[JobId]:
         """Return the jobs that keep their GPUs: not preemptible, or within their quantum."""
         pinned = {job.id for job in snapshot.holding if not job.preemptible}
-        if self.policy.preempts:
+        if self.preempts:
             pinned.update(self.quantum.ends_s(snapshot))
         return pinned & snapshot.retained.keys()
 
@@ -116,7 +117,7 @@ class WithinQuota(Generic[M]):
     ) -> tuple[Plan, M, set[JobId]]:
         """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
         hidden: set[JobId] = set()
-        lendings, seen = LENDINGS, snapshot
+        lendings, seen = LENDINGS, limits.resized(snapshot)
         plan, after = self.policy.decide(seen, memory)
         first = plan
         while True:
@@ -130,7 +131,7 @@ class WithinQuota(Generic[M]):
                     return _ranked(snapshot, plan, first, hidden), after, hidden
                 lendings -= 1
                 hidden -= lent
-            seen = _without(snapshot, hidden)
+            seen = limits.resized(_without(snapshot, hidden))
             plan, _ = self.policy.decide(seen, memory)
 
 
@@ -174,6 +175,36 @@ class _Limits:
     def of_user(self, job: Job) -> float:
         """Return the GPUs that its user may hold."""
         return self.quota.limit_of_user.get(job.user, inf)
+
+    def resized(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot in which no job takes more GPUs than its team and its user may hold.
+
+        A job that holds more already is left as it is: it is stopped, and starts again on fewer.
+        """
+        smaller = {
+            job.id: less
+            for job in (*snapshot.holding, *snapshot.queue)
+            if job.max_gpus > job.min_gpus and (less := self._smaller(job)) is not job
+        }
+        if not smaller:
+            return snapshot
+        return Snapshot.prepared(
+            snapshot.time_s,
+            snapshot.gpus,
+            holding=tuple(smaller.get(job.id, job) for job in snapshot.holding),
+            queue=tuple(smaller.get(job.id, job) for job in snapshot.queue),
+            others=snapshot.others,
+            retained=snapshot.retained,
+        )
+
+    def _smaller(self, job: Job) -> Job:
+        most = int(min(self.of_team.get(self.team(job).name, 0), self.of_user(job)))
+        if not max(job.min_gpus, len(job.gpus_held)) <= most < job.max_gpus:
+            return job
+        sizes = tuple(job.sizes_up_to(most)) if job.sizes else ()
+        if job.sizes and not sizes:
+            return job
+        return replace(job, max_gpus=max(sizes, default=most), sizes=sizes)
 
     def surplus(self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]) -> set[JobId]:
         """Return the granted jobs beyond a limit; pinned jobs count first and are never among them.

@@ -277,3 +277,24 @@ def test_a_team_gets_its_guarantee_however_many_jobs_others_have(data: st.DataOb
     held = granted(quota, *foreign, *own, gpus=6)
     assert held.get("vision", 0) >= min(wants, guaranteed)
     assert sum(held.values()) == min(6, wants + others)
+
+
+@pytest.mark.parametrize("name", ["saxena", "afs", "elastic-2d-las"])
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_job_with_a_range_of_gpus_takes_what_its_team_may_hold(name: str, others: int) -> None:
+    """These policies would give a job of the first team more than its team's share."""
+    quota = Quota((TeamQuota("a", 4), TeamQuota("b", 4)))
+    jobs = [of_team("a", 0, max_gpus=8), *(of_team("b", n, max_gpus=8) for n in range(others))]
+    assert granted(quota, *jobs, gpus=8, policy=name) == {"a": 4, "b": 4}
+
+
+def test_a_job_with_a_range_takes_what_is_lent_though_it_is_less_than_it_could_take() -> None:
+    quota = Quota((TeamQuota("a", 3), TeamQuota("b")))
+    jobs = [of_team("a", 0, min_gpus=3), of_team("b", 0, max_gpus=8)]
+    assert granted(quota, *jobs, gpus=8, policy="elastic-fifo") == {"a": 3, "b": 5}
+
+
+def test_a_team_that_has_jobs_alone_is_not_held_to_a_part_of_the_pool() -> None:
+    quota = Quota((TeamQuota("a"), TeamQuota("b", 2)))
+    jobs = [of_team("a", 0, min_gpus=2, service_gpu_s=9e5), of_team("a", 1, min_gpus=3)]
+    assert granted(quota, *jobs, gpus=4, policy="2d-las") == {"a": 3}
