@@ -60,7 +60,7 @@ class WithinQuota(Generic[M]):
     hold GPUs last, and it decides again. With a job beyond a limit go the waiting ones that would
     be beyond it as well, and those far behind others of their team (`AHEAD`), so that a few
     decisions about fewer jobs suffice. GPUs that are still idle then are lent beyond the shares.
-    What it remembers is that of its first decision, which sees every job.
+    What it remembers, and whom it ends, is that of its first decision, which sees every job.
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
     waits for a guaranteed GPU no longer than the longest quantum and the switch after it, if the
@@ -128,6 +128,8 @@ class WithinQuota(Generic[M]):
             else:
                 lent = limits.lend(snapshot, plan, hidden) if lendings else set()
                 if not lent:
+                    plan = _ended(snapshot, plan, first)
+                    hidden.difference_update(plan.ends)
                     return _ranked(snapshot, plan, first, hidden), after, hidden
                 lendings -= 1
                 hidden -= lent
@@ -149,6 +151,26 @@ def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:
         queue=tuple(job for job in snapshot.queue if job.id not in hidden),
         others=snapshot.others,
         retained=retained,
+    )
+
+
+def _ended(snapshot: Snapshot, plan: Plan, first: Plan) -> Plan:
+    """Return the plan that ends the jobs that the first one ends, which has compared all jobs.
+
+    A running job that must not be stopped is ended as the plan says.
+    """
+    if plan.ends == first.ends:
+        return plan
+    granted, of_all = {grant.job for grant in plan.grants}, set(first.ends)
+    ends = [job for job in first.ends if job not in granted]
+    others = (job for job in plan.ends if job not in of_all)
+    ends += (job for job in others if not snapshot.index[job].preemptible)
+    reasons = {job: first.reasons[job] for job in ends if job in first.reasons}
+    return replace(
+        plan,
+        ends=tuple(ends),
+        ranking=tuple(job for job in plan.ranking if job not in reasons),
+        reasons=overlay(plan.reasons, reasons),
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.policies import make_policy
 from hermes_ops.testing.worlds import QUOTA, built, histories, snapshots
-from tests.builders import job, world
+from tests.builders import curve, job, world
 
 NAMES = ("fifo", "fifo-backfill", "2d-las", "fair", "hermes", "asha", "doubling", "gandiva")
 AB = Quota((TeamQuota("a", 2), TeamQuota("b", 2)))
@@ -277,6 +278,29 @@ def test_a_team_gets_its_guarantee_however_many_jobs_others_have(data: st.DataOb
     held = granted(quota, *foreign, *own, gpus=6)
     assert held.get("vision", 0) >= min(wants, guaranteed)
     assert sum(held.values()) == min(6, wants + others)
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband"])
+def test_trials_are_ended_by_what_all_trials_of_their_sweep_have_shown(name: str) -> None:
+    """Also those that are hidden for their team's share count where the policy compares trials."""
+    policy, ended = make_policy(name, {"kill": True}), 0
+    for seed in range(60):
+        chance, gpus = random.Random(seed), iter(range(4))
+        jobs = [of_team("b", n) for n in range(4)]
+        for number in range(chance.randint(4, 12)):
+            losses = [chance.random() for _ in range(chance.choice([1, 3, 9, 10]))]
+            gpu = next(gpus, None) if chance.random() < 0.6 else None
+            phase = Phase.WAITING if gpu is None else Phase.RUNNING
+            facts = {"phase": phase, "curve": curve(*losses), "total_steps": 81}
+            jobs.append(replace(of_team("a", number, gpu=gpu), **facts))
+        snapshot = world(*jobs, gpus=4)
+        plan, _ = WithinQuota(policy, AB).decide(snapshot, WithinQuota(policy, AB).initial())
+        check(snapshot, plan)
+        expected, _ = policy.decide(snapshot, policy.initial())
+        granted_jobs = {grant.job for grant in plan.grants}
+        assert set(plan.ends) == set(expected.ends) - granted_jobs
+        ended += len(plan.ends)
+    assert ended > 10
 
 
 @pytest.mark.parametrize("name", ["saxena", "afs", "elastic-2d-las"])
