@@ -36,6 +36,9 @@ AHEAD = 2
 LENDINGS = 3
 """How often a decision lends GPUs that the plan leaves idle; each time the policy decides anew."""
 
+SHRINKINGS = 3
+"""How often a decision gives jobs with a range fewer GPUs, before it hides those beyond a limit."""
+
 _EARLY = Reason(
     "waits until a job of its team or user has left its GPUs",
     would_change="that job leaving its GPUs",
@@ -69,7 +72,7 @@ class WithinQuota(Generic[M]):
 
     The scheme is that of Kueue's cohorts (nominal quota, borrowing, reclaim by preemption) with
     Slurm's decayed use among borrowers. A job that takes several numbers of GPUs takes none beyond
-    its team's share and its user's limit.
+    its team's share and its user's limit, nor more than other jobs leave of them.
     """
 
     policy: Policy[M]
@@ -117,15 +120,18 @@ class WithinQuota(Generic[M]):
     ) -> tuple[Plan, M, set[JobId]]:
         """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
         hidden: set[JobId] = set()
-        lendings, seen = LENDINGS, limits.resized(snapshot)
+        lendings, shrinkings, seen = LENDINGS, SHRINKINGS, limits.resized(snapshot)
         plan, after = self.policy.decide(seen, memory)
         first = plan
         while True:
-            surplus = limits.surplus(snapshot, plan, pinned)
-            if surplus:
+            surplus = limits.surplus(snapshot, plan, pinned, shrinks=shrinkings > 0)
+            if surplus.jobs:
                 hidden |= set() if hidden else limits.behind(snapshot, first)
-                hidden |= surplus | limits.full(seen, plan, surplus, pinned)
-            else:
+                hidden |= surplus.jobs | limits.full(seen, plan, surplus.jobs, pinned)
+            if surplus.most_gpus:
+                shrinkings -= 1
+                limits.of_job.update(surplus.most_gpus)
+            if not surplus:
                 lent = limits.lend(snapshot, plan, hidden) if lendings else set()
                 if not lent:
                     plan = _ended(snapshot, plan, first)
@@ -183,12 +189,24 @@ def _ranked(snapshot: Snapshot, plan: Plan, first: Plan, hidden: Collection[JobI
     return replace(plan, ranking=(*plan.ranking, *dict.fromkeys(waiting)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Surplus:
+    """Granted jobs beyond a limit: those to hide, and those that may have fewer GPUs."""
+
+    jobs: set[JobId]
+    most_gpus: dict[JobId, int]
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.most_gpus)
+
+
 class _Limits:
     """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent."""
 
     def __init__(self, quota: Quota, shares: Mapping[str, int]) -> None:
         self.quota = quota
         self.of_team: dict[str, float] = dict(shares)
+        self.of_job: dict[JobId, int] = {}  # the GPUs of jobs that would take too many
 
     def team(self, job: Job) -> TeamQuota:
         """Return the job's team."""
@@ -220,7 +238,8 @@ class _Limits:
         )
 
     def _smaller(self, job: Job) -> Job:
-        most = int(min(self.of_team.get(self.team(job).name, 0), self.of_user(job)))
+        limits = (self.of_team.get(self.team(job).name, 0), self.of_user(job))
+        most = int(min(*limits, self.of_job.get(job.id, inf)))
         if not max(job.min_gpus, len(job.gpus_held)) <= most < job.max_gpus:
             return job
         sizes = tuple(job.sizes_up_to(most)) if job.sizes else ()
@@ -228,20 +247,29 @@ class _Limits:
             return job
         return replace(job, max_gpus=max(sizes, default=most), sizes=sizes)
 
-    def surplus(self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]) -> set[JobId]:
+    def surplus(
+        self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId], *, shrinks: bool
+    ) -> _Surplus:
         """Return the granted jobs beyond a limit; pinned jobs count first and are never among them.
 
-        Jobs that keep their GPUs count before those that start, each in the order of the plan.
+        Jobs that keep their GPUs count before those that start, each in the order of the plan. With
+        `shrinks`, a job that may take fewer GPUs, and does not hold more, gets what is left.
         """
         held = _Held()
-        surplus: set[JobId] = set()
+        surplus = _Surplus(set(), {})
         for job, grant in _by_claim(snapshot, plan, pinned):
-            team = self.team(job).name
-            fits = held.fits(team, self.of_team.get(team, 0), job.user, self.of_user(job), grant)
-            if fits or job.id in pinned:
+            team, of_user = self.team(job).name, self.of_user(job)
+            of_team = self.of_team.get(team, 0)
+            if held.fits(team, of_team, job.user, of_user, grant) or job.id in pinned:
                 held.add(team, job.user, _amount(grant))
+                continue
+            left = min(of_team - held.teams[team], of_user - held.users[job.user])
+            sizes = job.sizes_up_to(int(left)) if shrinks and job.max_gpus > job.min_gpus else ()
+            if sizes and sizes[-1] >= len(job.gpus_held):
+                surplus.most_gpus[job.id] = sizes[-1]
+                held.add(team, job.user, sizes[-1])
             else:
-                surplus.add(job.id)
+                surplus.jobs.add(job.id)
         return surplus
 
     def behind(self, snapshot: Snapshot, first: Plan) -> set[JobId]:

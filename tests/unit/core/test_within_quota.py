@@ -322,3 +322,10 @@ def test_a_team_that_has_jobs_alone_is_not_held_to_a_part_of_the_pool() -> None:
     quota = Quota((TeamQuota("a"), TeamQuota("b", 2)))
     jobs = [of_team("a", 0, min_gpus=2, service_gpu_s=9e5), of_team("a", 1, min_gpus=3)]
     assert granted(quota, *jobs, gpus=4, policy="2d-las") == {"a": 3}
+
+
+def test_a_job_with_a_range_takes_fewer_gpus_rather_than_none() -> None:
+    quota = Quota((TeamQuota("a", 3), TeamQuota("b", 3)))
+    jobs = [of_team("a", 0, max_gpus=8), *(of_team("b", n, max_gpus=8) for n in range(2))]
+    plan = plan_of(quota, *jobs, gpus=6, policy="elastic-fifo")
+    assert {grant.job: len(grant.gpus) for grant in plan.grants} == {"a/0": 3, "b/0": 2, "b/1": 1}
