@@ -224,7 +224,8 @@ class _Limits:
         smaller = {
             job.id: less
             for job in (*snapshot.holding, *snapshot.queue)
-            if job.max_gpus > job.min_gpus and (less := self._smaller(job)) is not job
+            if job.max_gpus > job.min_gpus
+            and (less := self._smaller(job, len(snapshot.gpus))) is not job
         }
         if not smaller:
             return snapshot
@@ -237,10 +238,10 @@ class _Limits:
             retained=snapshot.retained,
         )
 
-    def _smaller(self, job: Job) -> Job:
+    def _smaller(self, job: Job, gpus: int) -> Job:
         limits = (self.of_team.get(self.team(job).name, 0), self.of_user(job))
         most = int(min(*limits, self.of_job.get(job.id, inf)))
-        if not max(job.min_gpus, len(job.gpus_held)) <= most < job.max_gpus:
+        if not max(job.min_gpus, len(job.gpus_held)) <= most < min(job.max_gpus, gpus):
             return job
         sizes = tuple(job.sizes_up_to(most)) if job.sizes else ()
         if job.sizes and not sizes:

@@ -18,7 +18,10 @@ from hermes_ops.policies import make_policy
 from hermes_ops.testing.worlds import QUOTA, built, histories, snapshots
 from tests.builders import curve, job, world
 
-NAMES = ("fifo", "fifo-backfill", "2d-las", "fair", "hermes", "asha", "doubling", "gandiva")
+NAMES = (
+    *("fifo", "fifo-backfill", "2d-las", "fair", "hermes", "asha", "doubling", "gandiva"),
+    *("elastic-fifo", "elastic-2d-las", "saxena"),
+)
 AB = Quota((TeamQuota("a", 2), TeamQuota("b", 2)))
 
 
