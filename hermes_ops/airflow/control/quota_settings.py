@@ -52,8 +52,9 @@ class QuotaSettings:
             raise HermesError(f"{path} cannot be read ({error}): set the quota again.") from error
         value = read_object(text, str(path))
         quota, at_s = parse_quota(value.get("quota"), str(path)), value.get("at_s")
-        is_time = isinstance(at_s, int | float) and 0 <= at_s < _LATEST_S
-        return cls(quota, str(value.get("by") or ""), float(at_s) if is_time else 0.0)
+        if not (isinstance(at_s, int | float) and 0 <= at_s < _LATEST_S):
+            at_s = 0.0
+        return cls(quota, str(value.get("by") or ""), float(at_s))
 
     @staticmethod
     def file(pool: str) -> Path:

@@ -294,8 +294,8 @@ def test_trials_are_ended_by_what_all_trials_of_their_sweep_have_shown(name: str
             losses = [chance.random() for _ in range(chance.choice([1, 3, 9, 10]))]
             gpu = next(gpus, None) if chance.random() < 0.6 else None
             phase = Phase.WAITING if gpu is None else Phase.RUNNING
-            facts = {"phase": phase, "curve": curve(*losses), "total_steps": 81}
-            jobs.append(replace(of_team("a", number, gpu=gpu), **facts))
+            trial = of_team("a", number, gpu=gpu, curve=curve(*losses), total_steps=81)
+            jobs.append(replace(trial, phase=phase))
         snapshot = world(*jobs, gpus=4)
         plan, _ = WithinQuota(policy, AB).decide(snapshot, WithinQuota(policy, AB).initial())
         check(snapshot, plan)
