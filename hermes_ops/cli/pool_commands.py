@@ -215,7 +215,8 @@ def _administrator(connection: Connection) -> AirflowClient:
     """Return a client whose user may edit the pool; HermesError if this person has none.
 
     On the machine of `hermes up` the command line logs in as a user of few rights; who may read
-    the password of its administrator, which is in the state folder, is the administrator.
+    the password of its administrator, which is in the state folder, is the administrator. No other
+    Airflow is told that password.
     """
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.airflow.credentials import AirflowCredentials
@@ -227,7 +228,8 @@ def _administrator(connection: Connection) -> AirflowClient:
         connection.airflow.confirm_pool_edit(connection.pool)
         return connection.airflow
     except NotPermitted as error:
-        if os.access(file := admin_password_file(Layout(default_home())), os.R_OK):
+        file = admin_password_file(Layout(default_home()))
+        if _is_of_own_stack(connection.airflow_url) and os.access(file, os.R_OK):
             client = AirflowClient(AirflowCredentials(connection.airflow_url, ADMIN_USER, file))
             client.confirm_pool_edit(connection.pool)
             return client
@@ -236,6 +238,17 @@ def _administrator(connection: Connection) -> AirflowClient:
             f"The Airflow user {user} may not edit the pool {connection.pool}, so neither its "
             "quota: nothing was changed. Ask an administrator of Airflow."
         ) from error
+
+
+def _is_of_own_stack(airflow_url: str) -> bool:
+    """Return whether that Airflow is the one of the stack in this state folder."""
+    from hermes_ops.errors import StackError
+    from hermes_ops.stack import client_environment
+
+    try:
+        return client_environment()["HERMES_AIRFLOW_URL"] == airflow_url
+    except StackError:
+        return False
 
 
 def _show_quota(pool: str, settings: QuotaSettings | None, *, as_json: bool) -> None:

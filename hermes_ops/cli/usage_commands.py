@@ -63,8 +63,9 @@ def usage(
 
 def _date_s(text: str) -> float:
     try:
-        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-    except ValueError:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         raise typer.BadParameter(f"--since is {text!r}; write a date as 2026-11-01") from None
 
 

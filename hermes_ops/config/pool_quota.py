@@ -24,7 +24,7 @@ _MOST_NAMES = 10_000
 PersonName = Annotated[str, Field(min_length=1, max_length=250, examples=["ann"])]
 TeamName = Annotated[str, Field(min_length=1, max_length=250, examples=["vision"])]
 GpuCount = Annotated[int, Field(ge=0, le=_MOST_GPUS, examples=[4])]
-Weight = Annotated[float, Field(gt=0, le=1e9, examples=[2.0])]
+Weight = Annotated[float, Field(ge=1e-6, le=1e9, examples=[2.0])]
 
 
 class OthersSpec(Model):

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.model import Job, JobId, Snapshot
 from hermes_ops.core.quota import Quota, TeamQuota
+
+STAY = 1.2
+"""How many times as much, for its factor, a team may borrow as another before its jobs that hold
+lent GPUs leave them; at most half of what such a job holds."""
 
 
 @dataclass(slots=True)
@@ -17,7 +22,9 @@ class _Demand:
 
     quota: TeamQuota
     pinned: int = 0  # of jobs that keep their GPUs in any case
-    sizes: list[int] = field(default_factory=list)  # of its other jobs, those that hold GPUs first
+    sizes: list[int] = field(default_factory=list)  # of its other jobs: needed one by one
+    held: int = 0  # of `sizes`, the first ones, which its jobs hold now
+    growth: list[int] = field(default_factory=list)  # what jobs may take beyond that, part by part
     given: int = 0
     spare: int = 0  # given, but less than its next job needs
     next: int = 0  # the first of `sizes` that is not covered yet
@@ -31,6 +38,26 @@ class _Demand:
     def overdrawn(self) -> int:
         """The GPUs that pinned jobs hold beyond the guarantee."""
         return max(0, self.pinned - self.quota.guaranteed)
+
+    def want(self, job: Job, gpus: int) -> None:
+        """Add what a job wants of that many GPUs: its least number, and parts by which it grows.
+
+        Jobs that hold GPUs come first: what they hold is wanted before anything else.
+        """
+        sizes = job.sizes_up_to(gpus)
+        if not sizes:
+            return
+        parts = [sizes[0], *(after - before for before, after in pairwise(sizes))]
+        holds = len(job.gpus_held)
+        kept = max(1, sum(size <= holds for size in sizes))
+        self.sizes += parts[:kept]
+        self.held += kept if holds else 0
+        self.growth += parts[kept:]
+
+    @property
+    def has_next_held(self) -> bool:
+        """True where the next GPUs that it lacks are held by a job of its own."""
+        return self.next < self.held
 
     def next_need(self) -> int | None:
         """Cover jobs with the spare GPUs; return what the next one lacks, None without any."""
@@ -56,11 +83,17 @@ def team_shares(
     `pinned` jobs keep their GPUs whatever their team is entitled to; `use` lessens the weights of
     the teams among borrowers (`DecayedUse.factors`). Each team first gets its guaranteed GPUs as
     far as its jobs want them. The rest is lent job by job to the team that borrows the least for
-    its factor, ties by name, up to its limit (progressive filling, as in DRF, Ghodsi et al., NSDI
-    2011, for one resource). A gang that is first in line and fits once pinned jobs of others have
-    left gets all that is left: smaller jobs cannot keep it waiting.
+    its factor, ties to the larger factor, then by name, up to its limit (progressive filling, as in
+    DRF, Ghodsi et al., NSDI 2011, for one resource). A job that holds lent GPUs leaves them for
+    another team only where that borrows clearly less (`STAY`): else the use of one second would
+    decide, and jobs would take turns without end. A gang that is first in line and fits once pinned
+    jobs of others have left gets all that is left: smaller jobs cannot keep it waiting. A team that
+    has jobs alone may hold all GPUs up to its limit.
     """
     demands = _demands(snapshot, quota, pinned)
+    if len(demands) == 1:
+        [(name, alone)] = demands.items()
+        return {name: max(alone.pinned, int(min(alone.quota.limit, len(snapshot.gpus))))}
     factors = use.factors({name: demand.quota.weight for name, demand in demands.items()})
     for demand in demands.values():
         demand.give_own()
@@ -82,37 +115,39 @@ def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dic
             of_cluster[job.virtual_cluster] = demand
         if job.id in pinned:
             demand.pinned += len(job.gpus_held)
-        elif job.min_gpus <= gpus:
-            of_one_size = job.min_gpus == job.max_gpus
-            demand.sizes.append(job.min_gpus if of_one_size else largest_size(job, gpus))
+        elif job.min_gpus == job.max_gpus <= gpus:
+            demand.sizes.append(job.min_gpus)
+            demand.held += job.holds_gpus
+        else:
+            demand.want(job, gpus)
+    for demand in demands.values():
+        demand.sizes += demand.growth
     return demands
-
-
-def largest_size(job: Job, gpus: int) -> int:
-    """Return the largest number of GPUs, at most `gpus`, that the job takes; 0 without any."""
-    sizes = job.sizes_up_to(gpus)
-    return sizes[-1] if sizes else 0
 
 
 def _lend(
     demands: Mapping[str, _Demand], factors: Mapping[str, float], rest: int, overdrawn: int
 ) -> None:
-    def place(name: str) -> tuple[float, str]:
-        demand = demands[name]
-        return max(0, demand.given - demand.quota.guaranteed) / factors[name], name
+    def place(name: str) -> tuple[float, float, str] | None:
+        demand, factor = demands[name], factors[name]
+        if (need := demand.next_need()) is None:
+            return None
+        lent: float = max(0, demand.given - demand.quota.guaranteed)
+        if demand.has_next_held:
+            return max(lent / STAY, lent - need / 2) / factor, -STAY * factor, name
+        return lent / factor, -factor, name
 
-    line = [place(name) for name, demand in demands.items() if demand.next_need() is not None]
+    line = [found for name in demands if (found := place(name)) is not None]
     heapify(line)
     while line and rest > 0:
-        name = heappop(line)[1]
+        name = heappop(line)[2]
         demand = demands[name]
-        need = demand.next_need()
-        if need is None:
-            continue
+        need = demand.next_need() or 0
         if demand.given + need > demand.quota.limit or need > rest + overdrawn:
             demand.next += 1
         else:
             taken = min(need, rest)
             demand.take(taken)
             rest -= taken
-        heappush(line, place(name))
+        if (again := place(name)) is not None:
+            heappush(line, again)

@@ -36,6 +36,9 @@ AHEAD = 2
 LENDINGS = 3
 """How often a decision lends GPUs that the plan leaves idle; each time the policy decides anew."""
 
+SHRINKINGS = 3
+"""How often a decision gives jobs with a range fewer GPUs, before it hides those beyond a limit."""
+
 _EARLY = Reason(
     "waits until a job of its team or user has left its GPUs",
     would_change="that job leaving its GPUs",
@@ -60,7 +63,7 @@ class WithinQuota(Generic[M]):
     hold GPUs last, and it decides again. With a job beyond a limit go the waiting ones that would
     be beyond it as well, and those far behind others of their team (`AHEAD`), so that a few
     decisions about fewer jobs suffice. GPUs that are still idle then are lent beyond the shares.
-    What it remembers is that of its first decision, which sees every job.
+    What it remembers, and whom it ends, is that of its first decision, which sees every job.
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
     waits for a guaranteed GPU no longer than the longest quantum and the switch after it, if the
@@ -68,7 +71,8 @@ class WithinQuota(Generic[M]):
     the plan is the inner policy's.
 
     The scheme is that of Kueue's cohorts (nominal quota, borrowing, reclaim by preemption) with
-    Slurm's decayed use among borrowers; sizes of jobs are the largest that they take.
+    Slurm's decayed use among borrowers. A job that takes several numbers of GPUs takes none beyond
+    its team's share and its user's limit, nor more than other jobs leave of them.
     """
 
     policy: Policy[M]
@@ -107,7 +111,7 @@ class WithinQuota(Generic[M]):
     def _pinned(self, snapshot: Snapshot) -> set[JobId]:
         """Return the jobs that keep their GPUs: not preemptible, or within their quantum."""
         pinned = {job.id for job in snapshot.holding if not job.preemptible}
-        if self.policy.preempts:
+        if self.preempts:
             pinned.update(self.quantum.ends_s(snapshot))
         return pinned & snapshot.retained.keys()
 
@@ -116,21 +120,26 @@ class WithinQuota(Generic[M]):
     ) -> tuple[Plan, M, set[JobId]]:
         """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
         hidden: set[JobId] = set()
-        lendings, seen = LENDINGS, snapshot
+        lendings, shrinkings, seen = LENDINGS, SHRINKINGS, limits.resized(snapshot)
         plan, after = self.policy.decide(seen, memory)
         first = plan
         while True:
-            surplus = limits.surplus(snapshot, plan, pinned)
-            if surplus:
+            surplus = limits.surplus(snapshot, plan, pinned, shrinks=shrinkings > 0)
+            if surplus.jobs:
                 hidden |= set() if hidden else limits.behind(snapshot, first)
-                hidden |= surplus | limits.full(seen, plan, surplus, pinned)
-            else:
+                hidden |= surplus.jobs | limits.full(seen, plan, surplus.jobs, pinned)
+            if surplus.most_gpus:
+                shrinkings -= 1
+                limits.of_job.update(surplus.most_gpus)
+            if not surplus:
                 lent = limits.lend(snapshot, plan, hidden) if lendings else set()
                 if not lent:
+                    plan = _ended(snapshot, plan, first)
+                    hidden.difference_update(plan.ends)
                     return _ranked(snapshot, plan, first, hidden), after, hidden
                 lendings -= 1
                 hidden -= lent
-            seen = _without(snapshot, hidden)
+            seen = limits.resized(_without(snapshot, hidden))
             plan, _ = self.policy.decide(seen, memory)
 
 
@@ -151,6 +160,26 @@ def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:
     )
 
 
+def _ended(snapshot: Snapshot, plan: Plan, first: Plan) -> Plan:
+    """Return the plan that ends the jobs that the first one ends, which has compared all jobs.
+
+    A running job that must not be stopped is ended as the plan says.
+    """
+    if plan.ends == first.ends:
+        return plan
+    granted, of_all = {grant.job for grant in plan.grants}, set(first.ends)
+    ends = [job for job in first.ends if job not in granted]
+    others = (job for job in plan.ends if job not in of_all)
+    ends += (job for job in others if not snapshot.index[job].preemptible)
+    reasons = {job: first.reasons[job] for job in ends if job in first.reasons}
+    return replace(
+        plan,
+        ends=tuple(ends),
+        ranking=tuple(job for job in plan.ranking if job not in reasons),
+        reasons=overlay(plan.reasons, reasons),
+    )
+
+
 def _ranked(snapshot: Snapshot, plan: Plan, first: Plan, hidden: Collection[JobId]) -> Plan:
     """Return the plan with the hidden waiting jobs last, in the order of the first plan."""
     if not hidden:
@@ -160,12 +189,24 @@ def _ranked(snapshot: Snapshot, plan: Plan, first: Plan, hidden: Collection[JobI
     return replace(plan, ranking=(*plan.ranking, *dict.fromkeys(waiting)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Surplus:
+    """Granted jobs beyond a limit: those to hide, and those that may have fewer GPUs."""
+
+    jobs: set[JobId]
+    most_gpus: dict[JobId, int]
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.most_gpus)
+
+
 class _Limits:
     """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent."""
 
     def __init__(self, quota: Quota, shares: Mapping[str, int]) -> None:
         self.quota = quota
         self.of_team: dict[str, float] = dict(shares)
+        self.of_job: dict[JobId, int] = {}  # the GPUs of jobs that would take too many
 
     def team(self, job: Job) -> TeamQuota:
         """Return the job's team."""
@@ -175,20 +216,61 @@ class _Limits:
         """Return the GPUs that its user may hold."""
         return self.quota.limit_of_user.get(job.user, inf)
 
-    def surplus(self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]) -> set[JobId]:
+    def resized(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot in which no job takes more GPUs than its team and its user may hold.
+
+        A job that holds more already is left as it is: it is stopped, and starts again on fewer.
+        """
+        smaller = {
+            job.id: less
+            for job in (*snapshot.holding, *snapshot.queue)
+            if job.max_gpus > job.min_gpus
+            and (less := self._smaller(job, len(snapshot.gpus))) is not job
+        }
+        if not smaller:
+            return snapshot
+        return Snapshot.prepared(
+            snapshot.time_s,
+            snapshot.gpus,
+            holding=tuple(smaller.get(job.id, job) for job in snapshot.holding),
+            queue=tuple(smaller.get(job.id, job) for job in snapshot.queue),
+            others=snapshot.others,
+            retained=snapshot.retained,
+        )
+
+    def _smaller(self, job: Job, gpus: int) -> Job:
+        limits = (self.of_team.get(self.team(job).name, 0), self.of_user(job))
+        most = int(min(*limits, self.of_job.get(job.id, inf)))
+        if not max(job.min_gpus, len(job.gpus_held)) <= most < min(job.max_gpus, gpus):
+            return job
+        sizes = tuple(job.sizes_up_to(most)) if job.sizes else ()
+        if job.sizes and not sizes:
+            return job
+        return replace(job, max_gpus=max(sizes, default=most), sizes=sizes)
+
+    def surplus(
+        self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId], *, shrinks: bool
+    ) -> _Surplus:
         """Return the granted jobs beyond a limit; pinned jobs count first and are never among them.
 
-        Jobs that keep their GPUs count before those that start, each in the order of the plan.
+        Jobs that keep their GPUs count before those that start, each in the order of the plan. With
+        `shrinks`, a job that may take fewer GPUs, and does not hold more, gets what is left.
         """
         held = _Held()
-        surplus: set[JobId] = set()
+        surplus = _Surplus(set(), {})
         for job, grant in _by_claim(snapshot, plan, pinned):
-            team = self.team(job).name
-            fits = held.fits(team, self.of_team.get(team, 0), job.user, self.of_user(job), grant)
-            if fits or job.id in pinned:
+            team, of_user = self.team(job).name, self.of_user(job)
+            of_team = self.of_team.get(team, 0)
+            if held.fits(team, of_team, job.user, of_user, grant) or job.id in pinned:
                 held.add(team, job.user, _amount(grant))
+                continue
+            left = min(of_team - held.teams[team], of_user - held.users[job.user])
+            sizes = job.sizes_up_to(int(left)) if shrinks and job.max_gpus > job.min_gpus else ()
+            if sizes and sizes[-1] >= len(job.gpus_held):
+                surplus.most_gpus[job.id] = sizes[-1]
+                held.add(team, job.user, sizes[-1])
             else:
-                surplus.add(job.id)
+                surplus.jobs.add(job.id)
         return surplus
 
     def behind(self, snapshot: Snapshot, first: Plan) -> set[JobId]:

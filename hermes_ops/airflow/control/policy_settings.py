@@ -89,7 +89,7 @@ def read_object(text: str, source: str) -> dict[str, Any]:
     """Return the JSON object in a text; HermesError names its source otherwise."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         raise HermesError(f"{source} is not JSON ({error}): correct it.") from None
     if not isinstance(value, dict):
         raise HermesError(f"{source} is {value!r}, not a JSON object: correct it.")

@@ -27,6 +27,8 @@ from hermes_ops.trial.files import write_json
 
 log = logging.getLogger("hermes.controller")
 
+_LATEST_S = 1e11  # in the year 5138: a later time is none
+
 
 @dataclass(frozen=True, slots=True)
 class QuotaSettings:
@@ -46,10 +48,13 @@ class QuotaSettings:
             text = path.read_text()
         except FileNotFoundError:
             return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise HermesError(f"{path} cannot be read ({error}): set the quota again.") from error
         value = read_object(text, str(path))
         quota, at_s = parse_quota(value.get("quota"), str(path)), value.get("at_s")
-        by = str(value.get("by") or "")
-        return cls(quota, by, float(at_s) if isinstance(at_s, int | float) else 0.0)
+        if not (isinstance(at_s, int | float) and 0 <= at_s < _LATEST_S):
+            at_s = 0.0
+        return cls(quota, str(value.get("by") or ""), float(at_s))
 
     @staticmethod
     def file(pool: str) -> Path:
@@ -126,7 +131,9 @@ class QuotaInForce:
             return self.past_use(quota)
         except HermesError as error:
             log.warning("What the teams used before does not count: %s", error)
-            return DecayedUse()
+        except Exception:  # a record of another release: the quota holds without it
+            log.exception("What the teams used before does not count")
+        return DecayedUse()
 
     def enclose(
         self,

@@ -11,6 +11,8 @@ import pytest
 
 from hermes_ops import cli
 from hermes_ops.errors import NotPermitted, Unavailable
+from hermes_ops.stack.layout import Layout
+from hermes_ops.stack.record import StackRecord, save
 
 
 class Airflow:
@@ -331,6 +333,8 @@ def test_who_may_read_the_administrators_password_sets_the_quota_as_that_user(
 ) -> None:
     (home / "secrets").mkdir(parents=True)
     (home / "secrets" / "admin.password").write_text("secret")
+    stack = StackRecord(str(home), "http://a", "http://m", "gpus", 2, "fifo", {}, False, 0, 0.0)
+    save(Layout(home), stack)
     (tmp_path / "teams.yaml").write_text(TEAMS)
     airflow.may_edit = False
     edited: list[tuple[str, str]] = []
@@ -342,3 +346,27 @@ def test_who_may_read_the_administrators_password_sets_the_quota_as_that_user(
     assert edited == [("admin", "gpus")]
     written = json.loads((home / "quota-gpus.json").read_text())
     assert written["by"] == "an@laptop, Airflow user admin"
+
+
+def test_another_airflow_is_not_told_the_administrators_password_of_this_stack(
+    capsys: pytest.CaptureFixture[str],
+    airflow: Airflow,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (home / "secrets").mkdir(parents=True)
+    (home / "secrets" / "admin.password").write_text("secret")
+    (tmp_path / "teams.yaml").write_text(TEAMS)
+    airflow.may_edit = False
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "hermes_ops.airflow.client.AirflowClient.confirm_pool_edit",
+        lambda self, pool: asked.append(pool),
+    )
+    for port in ("", ":8080"):
+        line = Said(capsys, "pool", "quota", "teams.yaml").line
+        assert "may not edit the pool gpus" in line
+        url = f"http://b{port}"
+        save(Layout(home), StackRecord(str(home), url, url, "gpus", 2, "fifo", {}, False, 0, 0.0))
+    assert asked == []

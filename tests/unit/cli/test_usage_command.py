@@ -116,6 +116,12 @@ def test_a_table_names_who_is_not_known_and_says_when_there_is_nothing(
     assert "No trial held GPUs" in said(capsys, "--since", "2026-11-01T12:00:00")
 
 
+def test_a_time_with_an_offset_is_not_taken_for_one_in_utc(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "ann" in said(capsys, "--since", "2026-11-01T13:59:00+02:00")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

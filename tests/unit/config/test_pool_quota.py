@@ -39,7 +39,8 @@ def test_a_quota_file_becomes_the_quota_of_the_core(tmp_path: Path) -> None:
     [
         ("teams: [{name: a, guaranteed: -1}]", "quota.yaml:1 teams[0].guaranteed", "0 or more"),
         ("teams: [{name: a, weight: .nan}]", "teams[0].weight", "number"),
-        ("teams: [{name: a, weight: 0}]", "teams[0].weight", "more than 0"),
+        ("teams: [{name: a, weight: 0}]", "teams[0].weight", "0.000001 or more"),
+        ("teams: [{name: a, weight: 1.0e-320}]", "teams[0].weight", "0.000001 or more"),
         ("teams: [{name: a, guarantee: 2}]", "teams[0].guarantee", "did you mean guaranteed?"),
         ("teams: [{guaranteed: 2}]", "teams[0].name", "nothing"),
         ("team: []", "team", "did you mean teams?"),

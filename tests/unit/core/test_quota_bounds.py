@@ -98,3 +98,27 @@ def test_no_team_waits_longer_under_the_worst_policy_that_leaves_no_gpu_idle(
     drawn: tuple[VirtualCluster, Quota],
 ) -> None:
     assert_bounded(Contrary(), *drawn)
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+@pytest.mark.parametrize("name", ["fifo", "2d-las"])
+def test_teams_without_a_guarantee_take_turns_and_seldom(name: str, gpus: int) -> None:
+    """Where one GPU more is lent to one of them, none keeps it, and it is not passed at once."""
+    trials = [
+        Trial(
+            Job(JobId(f"{team}/{n}"), SweepId(team), 0.0, Phase.PENDING, virtual_cluster=team),
+            step_s=2.0,
+            steps=1_000,
+            fall=0.1,
+        )
+        for team in "ab"
+        for n in range(4)
+    ]
+    cluster = VirtualCluster(trials, gpus)
+    policy = guarded(make_policy(name, {}), k=K, default_switch_s=SWITCH_S)
+    quota = Quota((TeamQuota("a"), TeamQuota("b")))
+    play(WithinQuota(policy, quota, Quantum(K, SWITCH_S)), cluster, until_s=600.0)
+    trained_s = [sum(t.trained_s for t in trials if t.job.virtual_cluster == team) for team in "ab"]
+    assert min(trained_s) > 0.7 * max(trained_s)
+    if name == "fifo":  # which stops no job itself
+        assert sum(trial.job.preemptions for trial in trials) <= 12

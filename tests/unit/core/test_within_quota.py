@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,12 @@ from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.policies import make_policy
 from hermes_ops.testing.worlds import QUOTA, built, histories, snapshots
-from tests.builders import job, world
+from tests.builders import curve, job, world
 
-NAMES = ("fifo", "fifo-backfill", "2d-las", "fair", "hermes", "asha", "doubling", "gandiva")
+NAMES = (
+    *("fifo", "fifo-backfill", "2d-las", "fair", "hermes", "asha", "doubling", "gandiva"),
+    *("elastic-fifo", "elastic-2d-las", "saxena"),
+)
 AB = Quota((TeamQuota("a", 2), TeamQuota("b", 2)))
 
 
@@ -277,3 +281,54 @@ def test_a_team_gets_its_guarantee_however_many_jobs_others_have(data: st.DataOb
     held = granted(quota, *foreign, *own, gpus=6)
     assert held.get("vision", 0) >= min(wants, guaranteed)
     assert sum(held.values()) == min(6, wants + others)
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband"])
+def test_trials_are_ended_by_what_all_trials_of_their_sweep_have_shown(name: str) -> None:
+    """Also those that are hidden for their team's share count where the policy compares trials."""
+    policy, ended = make_policy(name, {"kill": True}), 0
+    for seed in range(60):
+        chance, gpus = random.Random(seed), iter(range(4))
+        jobs = [of_team("b", n) for n in range(4)]
+        for number in range(chance.randint(4, 12)):
+            losses = [chance.random() for _ in range(chance.choice([1, 3, 9, 10]))]
+            gpu = next(gpus, None) if chance.random() < 0.6 else None
+            phase = Phase.WAITING if gpu is None else Phase.RUNNING
+            trial = of_team("a", number, gpu=gpu, curve=curve(*losses), total_steps=81)
+            jobs.append(replace(trial, phase=phase))
+        snapshot = world(*jobs, gpus=4)
+        plan, _ = WithinQuota(policy, AB).decide(snapshot, WithinQuota(policy, AB).initial())
+        check(snapshot, plan)
+        expected, _ = policy.decide(snapshot, policy.initial())
+        granted_jobs = {grant.job for grant in plan.grants}
+        assert set(plan.ends) == set(expected.ends) - granted_jobs
+        ended += len(plan.ends)
+    assert ended > 10
+
+
+@pytest.mark.parametrize("name", ["saxena", "afs", "elastic-2d-las"])
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_job_with_a_range_of_gpus_takes_what_its_team_may_hold(name: str, others: int) -> None:
+    """These policies would give a job of the first team more than its team's share."""
+    quota = Quota((TeamQuota("a", 4), TeamQuota("b", 4)))
+    jobs = [of_team("a", 0, max_gpus=8), *(of_team("b", n, max_gpus=8) for n in range(others))]
+    assert granted(quota, *jobs, gpus=8, policy=name) == {"a": 4, "b": 4}
+
+
+def test_a_job_with_a_range_takes_what_is_lent_though_it_is_less_than_it_could_take() -> None:
+    quota = Quota((TeamQuota("a", 3), TeamQuota("b")))
+    jobs = [of_team("a", 0, min_gpus=3), of_team("b", 0, max_gpus=8)]
+    assert granted(quota, *jobs, gpus=8, policy="elastic-fifo") == {"a": 3, "b": 5}
+
+
+def test_a_team_that_has_jobs_alone_is_not_held_to_a_part_of_the_pool() -> None:
+    quota = Quota((TeamQuota("a"), TeamQuota("b", 2)))
+    jobs = [of_team("a", 0, min_gpus=2, service_gpu_s=9e5), of_team("a", 1, min_gpus=3)]
+    assert granted(quota, *jobs, gpus=4, policy="2d-las") == {"a": 3}
+
+
+def test_a_job_with_a_range_takes_fewer_gpus_rather_than_none() -> None:
+    quota = Quota((TeamQuota("a", 3), TeamQuota("b", 3)))
+    jobs = [of_team("a", 0, max_gpus=8), *(of_team("b", n, max_gpus=8) for n in range(2))]
+    plan = plan_of(quota, *jobs, gpus=6, policy="elastic-fifo")
+    assert {grant.job: len(grant.gpus) for grant in plan.grants} == {"a/0": 3, "b/0": 2, "b/1": 1}

@@ -48,6 +48,7 @@ def test_a_quota_comes_back_as_it_was_written_and_leaves_no_other_file(tmp_path:
     ("text", "words"),
     [
         ("{", "correct it"),
+        ('{"quota": ' + "9" * 5_000 + "}", "correct it"),
         ("[]", "correct it"),
         ("{}", "quota-gpus.json"),
         ('{"quota": {"teams": [{"name": "a", "guaranteed": -1}]}}', r"teams\[0\].guaranteed"),
@@ -60,6 +61,25 @@ def test_a_malformed_file_is_refused_by_its_name(tmp_path: Path, text: str, word
         QuotaSettings.load(path)
     with pytest.raises(HermesError, match=words):
         QuotaInForce(path).refresh()
+
+
+def test_a_file_that_cannot_be_read_leaves_the_quota_in_force(in_force: QuotaInForce) -> None:
+    settings().write(in_force.path)
+    in_force.refresh()
+    in_force.path.write_bytes(b"\xff\xfe{")
+    assert (in_force.refresh(), teams(in_force)) == (False, ["vision"])
+    in_force.path.unlink()
+    in_force.path.mkdir()
+    assert (in_force.refresh(), teams(in_force)) == (False, ["vision"])
+
+
+@pytest.mark.parametrize("at_s", ["Infinity", "NaN", "1e30", "1" + "0" * 400, "-1", '"x"'])
+def test_a_time_that_is_none_is_left_out(tmp_path: Path, at_s: str) -> None:
+    path = tmp_path / "quota-gpus.json"
+    path.write_text(json.dumps({"quota": VISION})[:-1] + f', "at_s": {at_s}}}')
+    found = QuotaSettings.load(path)
+    assert found is not None
+    assert found.at_s == 0.0
 
 
 def test_another_quota_is_in_force_from_the_next_look_on(in_force: QuotaInForce) -> None:
@@ -147,3 +167,14 @@ def test_teams_begin_with_what_they_have_used_and_with_nothing_where_that_is_unk
 
     in_force = QuotaInForce(path, away)
     assert (in_force.refresh(), in_force.use) == (True, DecayedUse())
+
+
+def test_a_quota_is_in_force_though_the_records_of_earlier_sweeps_are_malformed(
+    tmp_path: Path,
+) -> None:
+    def malformed(_: Any) -> DecayedUse:
+        raise AttributeError("'str' object has no attribute 'get'")
+
+    settings().write(tmp_path / "quota-gpus.json")
+    in_force = QuotaInForce(tmp_path / "quota-gpus.json", malformed)
+    assert (in_force.refresh(), teams(in_force), in_force.use) == (True, ["vision"], DecayedUse())
