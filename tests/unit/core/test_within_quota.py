@@ -170,7 +170,7 @@ def test_scaled_guarantees_add_up_to_at_most_the_pool(given_gpus: list[int], gpu
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_with_one_team_and_no_limit_the_plan_is_the_inner_policys(
     name: str, data: st.DataObject
 ) -> None:
@@ -221,7 +221,7 @@ def test_a_few_decisions_suffice_whatever_number_of_jobs_waits() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_limit_is_passed_but_by_jobs_that_must_not_be_stopped(
     name: str, data: st.DataObject
 ) -> None:
@@ -247,7 +247,7 @@ def test_no_limit_is_passed_but_by_jobs_that_must_not_be_stopped(
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_gpu_idles_while_a_job_of_one_gpu_may_use_it(data: st.DataObject) -> None:
     teams = st.sampled_from(["", "vision", "speech", "other"])
     drawn = [
@@ -269,7 +269,7 @@ def test_no_gpu_idles_while_a_job_of_one_gpu_may_use_it(data: st.DataObject) -> 
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_team_gets_its_guarantee_however_many_jobs_others_have(data: st.DataObject) -> None:
     """Running jobs that may be stopped do not stand in its way."""
     wants, others = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 12))
