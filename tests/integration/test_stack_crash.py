@@ -83,7 +83,7 @@ def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
 def test_a_killed_component_comes_back_and_its_orphans_end_and_so_does_one_that_hangs(
     own_stack: Any,
 ) -> None:
-    own_stack.home.joinpath("hermes.toml").write_text("hang_timeout_s = 40\n")
+    own_stack.home.joinpath("hermes.toml").write_text("hang_timeout_s = 90\n")
     assert own_stack.up().returncode == 0
     before = _programs(own_stack)
     workers = [w for w in psutil.Process(before["scheduler"]).children() if w.is_running()]
@@ -97,7 +97,7 @@ def test_a_killed_component_comes_back_and_its_orphans_end_and_so_does_one_that_
     again = _programs(own_stack)
     assert again["scheduler"] != before["scheduler"]
     os.kill(again["scheduler"], signal.SIGSTOP)
-    _await(lambda: _programs(own_stack)["scheduler"] not in (0, again["scheduler"]), 300)
+    _await(lambda: _programs(own_stack)["scheduler"] not in (0, again["scheduler"]), 600)
     _await(lambda: own_stack.hermes("status").returncode == 0)
     assert {n for n, pid in _programs(own_stack).items() if pid != again[n]} == {"scheduler"}
 
