@@ -29,7 +29,7 @@ def _programs(stack: Any) -> dict[str, int]:
     return {p["name"]: p["pid"] for p in document["programs"]}
 
 
-def _await(condition: Any, timeout_s: float = 120.0) -> None:
+def _await(condition: Any, timeout_s: float = 240.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
