@@ -46,7 +46,7 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 # Horovod's wheel is compiled once (4 CPU minutes; g++) and kept by the version of TensorFlow: its
 # name does not tell it, so pip's own cache would mix them up. HOROVOD_WHEELS may be kept elsewhere.
 HOROVOD := .venvs/horovod
-HOROVOD_WHEELS ?= .venvs/wheels/tensorflow-$(shell sed -n 's/^tensorflow-cpu==\([^ ]*\).*/\1/p' requirements-horovod.lock)
+HOROVOD_WHEELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hermes-ops/horovod/tensorflow-$(shell sed -n 's/^tensorflow-cpu==\([^ ]*\).*/\1/p' requirements-horovod.lock)
 
 horovod-env: $(HOROVOD)/.ready
 
