@@ -39,6 +39,9 @@ LENDINGS = 3
 SHRINKINGS = 3
 """How often a decision gives jobs with a range fewer GPUs, before it hides those beyond a limit."""
 
+MOST_DECISIONS = 40
+"""How often a decision asks the policy at most; jobs beyond a limit start nothing after that."""
+
 _EARLY = Reason(
     "waits until a job of its team or user has left its GPUs",
     would_change="that job leaving its GPUs",
@@ -123,7 +126,7 @@ class WithinQuota(Generic[M]):
         lendings, shrinkings, seen = LENDINGS, SHRINKINGS, limits.resized(snapshot)
         plan, after = self.policy.decide(seen, memory)
         first = plan
-        while True:
+        for _ in range(MOST_DECISIONS):
             surplus = limits.surplus(snapshot, plan, pinned, shrinks=shrinkings > 0)
             if surplus.jobs:
                 hidden |= set() if hidden else limits.behind(snapshot, first)
@@ -141,6 +144,12 @@ class WithinQuota(Generic[M]):
                 hidden -= lent
             seen = limits.resized(_without(snapshot, hidden))
             plan, _ = self.policy.decide(seen, memory)
+        beyond = limits.surplus(snapshot, plan, pinned, shrinks=False).jobs
+        grants = tuple(grant for grant in plan.grants if grant.job not in beyond)
+        hidden = (hidden | beyond).difference(grant.job for grant in grants)
+        plan = _ended(snapshot, replace(plan, grants=grants), first)
+        hidden.difference_update(plan.ends)
+        return _ranked(snapshot, plan, first, hidden), after, hidden
 
 
 def _without(snapshot: Snapshot, hidden: Collection[JobId]) -> Snapshot:

@@ -225,7 +225,7 @@ def test_a_few_decisions_suffice_whatever_number_of_jobs_waits() -> None:
 def test_no_limit_is_passed_but_by_jobs_that_must_not_be_stopped(
     name: str, data: st.DataObject
 ) -> None:
-    policy = built(name, "quota")
+    policy = WithinQuota(built(name, "guarded"), QUOTA)
     snapshot = data.draw(snapshots(name, bound=False))
     plan, _ = policy.decide(snapshot, policy.initial())
     check(snapshot, plan)
