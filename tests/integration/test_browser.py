@@ -17,7 +17,11 @@ from typing import Any
 import httpx
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
+from selenium.common.exceptions import (
+    StaleElementReferenceException,
+    TimeoutException,
+    WebDriverException,
+)
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
@@ -44,6 +48,7 @@ FLAGS = (
     "--window-size=1440,1000",
 )
 PATIENCE_S = 120
+START_S = 240
 
 
 @pytest.fixture
@@ -69,13 +74,19 @@ def chromium(tmp_path: Path) -> Iterator[webdriver.Chrome]:
 def sweep(lab: Any, harness: Any) -> Iterator[Any]:
     """Four trials that are as good as each other, for two slots; it ends when the tests have."""
     found = lab.start(harness.stub("looked-at", harness.alike(4), epochs=1000, pause=0.5))
+    harness.await_(lambda: sum(found.lines(number) > 0 for number in range(4)) >= 2, START_S)
     yield found
     lab.hermes("sweep", "stop", found.id)
     found.await_end()
 
 
 def _until(driver: Any, condition: Any) -> Any:
-    return WebDriverWait(driver, PATIENCE_S, 0.2, [WebDriverException]).until(condition)
+    """Return what the condition returns once it holds; a failure tells what the page shows."""
+    try:
+        return WebDriverWait(driver, PATIENCE_S, 0.2, [WebDriverException]).until(condition)
+    except TimeoutException as error:
+        error.add_note(f"{driver.current_url} shows: {_text(driver, 'body')}")
+        raise
 
 
 def _text(driver: Any, selector: str) -> str:
