@@ -21,7 +21,7 @@ from hermes_ops.stack import processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
 
-EPOCHS = 60
+EPOCHS = 100
 TRIALS = 8
 BACK_WITHIN_S = 120.0
 SCRIPT = """
@@ -47,7 +47,8 @@ open("whose", "w").write(own)
 with open(os.path.join(os.path.dirname(folder), "starts.log"), "a") as log:
     log.write(f"{os.getpid()} {time.time()} {epoch}\\n")
 while epoch < EPOCHS:
-    time.sleep(0.5)
+    if os.path.exists(sys.argv[2]):
+        time.sleep(0.5)
     epoch += 1
     print(f"epoch={epoch} loss={1 / (1 + rate * epoch):.8f}", flush=True)
     with open(state + ".new", "w") as file:
@@ -56,7 +57,8 @@ while epoch < EPOCHS:
 """
 
 
-def sweep_file(folder: Path) -> Path:
+def sweep_file(folder: Path, slow: Path) -> Path:
+    """Write a sweep whose trials pause in each epoch until the file `slow` is removed."""
     (folder / "train.py").write_text(SCRIPT.replace("EPOCHS", str(EPOCHS)))
     file = folder / "sweep.json"
     file.write_text(
@@ -69,7 +71,10 @@ def sweep_file(folder: Path) -> Path:
                     "max_trials": TRIALS,
                     "space": {"rate": {"type": "uniform", "low": 0.1, "high": 3.0}},
                 },
-                "trial": {"command": ["python", "train.py", "{rate}"], "directory": "copy"},
+                "trial": {
+                    "command": ["python", "train.py", "{rate}", str(slow)],
+                    "directory": "copy",
+                },
                 "budget": {"max_epochs": EPOCHS},
             }
         )
@@ -134,7 +139,8 @@ def survivor(
     started = stack.up()
     assert started.returncode == 0, started.stderr
     try:
-        file = sweep_file(tmp_path_factory.mktemp("script"))
+        slow = harness.slow_file(tmp_path_factory.mktemp("slow"))
+        file = sweep_file(tmp_path_factory.mktemp("script"), slow)
         said = stack.hermes("sweep", "run", str(file))
         assert said.returncode == 0, said.stderr
         sweep = Sweep(stack, said.stdout.split()[1])
@@ -148,6 +154,7 @@ def survivor(
         assert again.returncode == 0, again.stderr
         assert not any(process.is_running() for process in left)
         sweep.trains_again()
+        slow.unlink()
         wait_for(sweep.ended, 600)
         wait_for(lambda: "running" not in state_of(sweep), 60)
         yield sweep

@@ -1,4 +1,4 @@
-"""Stacks that are killed, cut off or configured otherwise; each test starts its own."""
+"""Stacks that are killed, cut off or configured otherwise."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,56 +52,113 @@ def _kill_everything(home: Path) -> None:
     psutil.wait_procs(killed, timeout=10)
 
 
-def test_after_a_sigkill_of_everything_up_needs_no_cleaning(own_stack: Any) -> None:
-    assert own_stack.up().returncode == 0
-    _kill_everything(own_stack.home)
-    (own_stack.home / "drain").touch()
-    again = own_stack.up()
-    assert again.returncode == 0, again.stderr
-    assert not (own_stack.home / "drain").exists()
-    assert own_stack.hermes("status").returncode == 0
-    assert own_stack.down().returncode == 0
-    assert processes.members(own_stack.home) == []
+@dataclass(frozen=True)
+class Ports:
+    """Two ports that were free when the stack was first started."""
+
+    airflow: int = field(default_factory=free_port)
+    mlflow: int = field(default_factory=free_port)
 
 
-def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
-    own_stack: Any,
-) -> None:
-    airflow, mlflow = free_port(), free_port()
-    fixed = ("--airflow-port", str(airflow), "--mlflow-port", str(mlflow))
-    assert own_stack.up(*fixed).returncode == 0
-    before = {member.pid for member in processes.members(own_stack.home)}
-    os.kill(int((own_stack.home / "run" / "supervisord.pid").read_text()), signal.SIGKILL)
-    shown = own_stack.hermes("status", "--json")
-    orphans = {p["name"] for p in json.loads(shown.stdout)["orphans"]}
-    assert (shown.returncode, "api-server" in orphans) == (4, True)
-    again = own_stack.up(*fixed)
-    after = {member.pid for member in processes.members(own_stack.home)}
-    assert again.returncode == 0, again.stderr
-    assert own_stack.airflow_url == f"http://127.0.0.1:{airflow}"
-    assert not before & after
+@dataclass(frozen=True)
+class CrashedStack:
+    """A stack on PostgreSQL, with fixed ports and MLflow's log-in, that tests kill in turn."""
+
+    stack: Any
+    options: tuple[str, ...]
+    ports: Ports
+
+    def up(self) -> None:
+        """Start what does not run."""
+        started = self.stack.up(*self.options)
+        assert started.returncode == 0, started.stderr
+
+
+@pytest.fixture(scope="module")
+def crashed(
+    tmp_path_factory: pytest.TempPathFactory, stack_at: Callable[[Path], Any], postgres: Any
+) -> Iterator[CrashedStack]:
+    """A stack for all tests of this module that kill one; it may not run when a test begins."""
+    stack, ports = stack_at(tmp_path_factory.mktemp("crashed")), Ports()
+    stack.home.joinpath("hermes.toml").write_text("hang_timeout_s = 90\n")
+    options = ["--airflow-port", str(ports.airflow), "--mlflow-port", str(ports.mlflow)]
+    for option, name in (("--airflow-db", "both_airflow"), ("--mlflow-db", "both_mlflow")):
+        options += [option, postgres.url(name)]
+    yield CrashedStack(stack, (*options, "--mlflow-auth"), ports)
+    stack.down()
+
+
+@pytest.fixture
+def killed(crashed: CrashedStack) -> CrashedStack:
+    """The same stack, started if the test before has left it down."""
+    if crashed.stack.hermes("status").returncode != 0:
+        crashed.up()
+    return crashed
+
+
+def test_both_services_run_on_postgresql(killed: CrashedStack) -> None:
+    home = killed.stack.home
+    assert not (home / "airflow" / "airflow.db").exists()
+    assert not (home / "mlflow" / "mlflow.db").exists()
+    commands = [" ".join(m.process.cmdline()) for m in processes.members(home)]
+    assert commands
+    assert not [command for command in commands if "pass%25word" in command]
+
+
+def test_mlflow_asks_to_log_in_when_it_is_told_to(killed: CrashedStack) -> None:
+    url = f"{killed.stack.mlflow_url}/api/2.0/mlflow/experiments/search"
+    environment = killed.stack.environment
+    login = (environment["MLFLOW_TRACKING_USERNAME"], environment["MLFLOW_TRACKING_PASSWORD"])
+    body = {"max_results": 1}
+    assert httpx.post(url, json=body, trust_env=False).status_code == 401
+    assert httpx.post(url, json=body, auth=login, trust_env=False).status_code == 200
 
 
 def test_a_killed_component_comes_back_and_its_orphans_end_and_so_does_one_that_hangs(
-    own_stack: Any,
+    killed: CrashedStack,
 ) -> None:
-    own_stack.home.joinpath("hermes.toml").write_text("hang_timeout_s = 90\n")
-    assert own_stack.up().returncode == 0
-    before = _programs(own_stack)
+    stack = killed.stack
+    before = _programs(stack)
     workers = [w for w in psutil.Process(before["scheduler"]).children() if w.is_running()]
     assert workers
     for name in ("scheduler", "mlflow"):
         os.kill(before[name], signal.SIGKILL)
     psutil.wait_procs(workers, timeout=60)
     assert not [worker for worker in workers if worker.is_running()]
-    _await(functools.partial(_answers, f"{own_stack.mlflow_url}/health"))
-    _await(lambda: own_stack.hermes("status").returncode == 0)
-    again = _programs(own_stack)
+    _await(functools.partial(_answers, f"{stack.mlflow_url}/health"))
+    _await(lambda: stack.hermes("status").returncode == 0)
+    again = _programs(stack)
     assert again["scheduler"] != before["scheduler"]
     os.kill(again["scheduler"], signal.SIGSTOP)
-    _await(lambda: _programs(own_stack)["scheduler"] not in (0, again["scheduler"]), 600)
-    _await(lambda: own_stack.hermes("status").returncode == 0)
-    assert {n for n, pid in _programs(own_stack).items() if pid != again[n]} == {"scheduler"}
+    _await(lambda: _programs(stack)["scheduler"] not in (0, again["scheduler"]), 600)
+    _await(lambda: stack.hermes("status").returncode == 0)
+    assert {n for n, pid in _programs(stack).items() if pid != again[n]} == {"scheduler"}
+
+
+def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
+    killed: CrashedStack,
+) -> None:
+    stack = killed.stack
+    before = {member.pid for member in processes.members(stack.home)}
+    os.kill(int((stack.home / "run" / "supervisord.pid").read_text()), signal.SIGKILL)
+    shown = stack.hermes("status", "--json")
+    orphans = {p["name"] for p in json.loads(shown.stdout)["orphans"]}
+    assert (shown.returncode, "api-server" in orphans) == (4, True)
+    killed.up()
+    after = {member.pid for member in processes.members(stack.home)}
+    assert stack.airflow_url == f"http://127.0.0.1:{killed.ports.airflow}"
+    assert not before & after
+
+
+def test_after_a_sigkill_of_everything_up_needs_no_cleaning(killed: CrashedStack) -> None:
+    stack = killed.stack
+    _kill_everything(stack.home)
+    (stack.home / "drain").touch()
+    killed.up()
+    assert not (stack.home / "drain").exists()
+    assert stack.hermes("status").returncode == 0
+    assert stack.down().returncode == 0
+    assert processes.members(stack.home) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -140,24 +199,3 @@ def test_a_component_that_cannot_start_is_named_with_its_log_and_all_is_stopped(
     assert "api-server did not become healthy" in failed.stderr
     assert "api-server.log" in failed.stderr
     assert processes.members(own_stack.home) == []
-
-
-def test_both_services_run_on_postgresql(own_stack: Any, postgres: Any) -> None:
-    airflow, mlflow = postgres.url("both_airflow"), postgres.url("both_mlflow")
-    started = own_stack.up("--airflow-db", airflow, "--mlflow-db", mlflow)
-    assert started.returncode == 0, started.stderr
-    assert not (own_stack.home / "airflow" / "airflow.db").exists()
-    assert not (own_stack.home / "mlflow" / "mlflow.db").exists()
-    commands = [" ".join(m.process.cmdline()) for m in processes.members(own_stack.home)]
-    assert not [command for command in commands if "pass%25word" in command]
-    assert own_stack.down().returncode == 0
-
-
-def test_mlflow_asks_to_log_in_when_it_is_told_to(own_stack: Any) -> None:
-    assert own_stack.up("--mlflow-auth").returncode == 0
-    url = f"{own_stack.mlflow_url}/api/2.0/mlflow/experiments/search"
-    environment = own_stack.environment
-    login = (environment["MLFLOW_TRACKING_USERNAME"], environment["MLFLOW_TRACKING_PASSWORD"])
-    body = {"max_results": 1}
-    assert httpx.post(url, json=body, trust_env=False).status_code == 401
-    assert httpx.post(url, json=body, auth=login, trust_env=False).status_code == 200
