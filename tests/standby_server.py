@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -62,6 +64,37 @@ class StandbyServer:
         """Kill the server; its interpreters end with it."""
         self.process.kill()
         self.process.wait()
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A folder with a standby server whose interpreter has done the imports of a script.
+
+    `script` is the one place that it serves: a test writes there what it runs.
+    """
+
+    place: Path
+
+    @property
+    def options(self) -> list[str]:
+        """The options of hermes-trial that let it use the server."""
+        return ["--standby", str(self.place / "s.sock")]
+
+    @property
+    def script(self) -> Path:
+        """Where a script has to lie."""
+        return self.place / "train.py"
+
+    def teach(self, python: str, imports: str, variables: Mapping[str, str]) -> StandbyServer:
+        """Start the server and have it learn the imports, by one trial."""
+        environment = {**os.environ, **variables}
+        server = StandbyServer(self.place / "s.sock", environment)
+        self.script.write_text(f"import {imports}\nprint('loss=1')\n")
+        command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.place / "teacher")]
+        command += ["--epoch", "1", *self.options, "--", python, str(self.script)]
+        subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
+        server.await_ready()
+        return server
 
 
 def _waits_for_order(pid: int) -> bool:

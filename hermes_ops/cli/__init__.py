@@ -25,12 +25,17 @@ def assemble() -> typer.Typer:
     )
 
     completion.install_zsh_script()
-    app = typer.Typer(
-        name="hermes",
-        help="Hyper-parameter sweeps on a shared GPU budget: convergence decides who trains.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
+    app = typer.Typer(name="hermes", no_args_is_help=True, pretty_exceptions_enable=False)
+    shown = typer.Option(
+        False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
     )
+
+    @app.callback(
+        help="Hyper-parameter sweeps on a shared GPU budget: convergence decides who trains."
+    )
+    def options(version: bool = shown) -> None:
+        """Take the options that come before a command."""
+
     stack_commands.register(app)
     storage_commands.register(app)
     sweep_commands.register(app)
@@ -38,6 +43,15 @@ def assemble() -> typer.Typer:
     simulation_commands.register(app)
     usage_commands.register(app)
     return app
+
+
+def _show_version(wanted: bool) -> None:
+    """Print the version and exit where it is asked for."""
+    if wanted:
+        from hermes_ops import __version__
+
+        print(f"hermes {__version__}")  # noqa: T201
+        raise SystemExit(0)
 
 
 def main() -> None:

@@ -377,7 +377,8 @@ class Sweep:
 
     def await_end(self, timeout_s: float = SWEEP_TIMEOUT_S) -> str:
         try:
-            return str(await_(lambda: (s := self.state) in ("success", "failed") and s, timeout_s))
+            ended = await_(lambda: (s := self.state) in ("success", "failed") and s, timeout_s, 0.5)
+            return str(ended)
         except AssertionError as error:
             states = {task: entry["state"] for task, entry in self.tasks().items()}
             error.add_note(f"{self.id} is {self.state}, its tasks are {states}")

@@ -1,4 +1,8 @@
-"""Trials of several workers, in the environment that `make horovod-env` builds."""
+"""Trials of several workers, in the environment that `make horovod-env` builds.
+
+The workers are forks of a standby interpreter, as under `hermes up`: TensorFlow and Horovod are
+imported once.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.standby_server import Taught
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("HERMES_TEST_HOROVOD_PYTHON", ROOT / ".venvs/horovod/bin/python"))
@@ -24,13 +30,16 @@ VARIABLES = {
 }
 
 
+IMPORTS = "numpy, tensorflow, tf_keras, horovod.tensorflow.keras"
+
+
 class HorovodTrial:
     """A trial in a folder, and what its ranks have written down in it."""
 
-    def __init__(self, base: Path, script: str) -> None:
+    def __init__(self, base: Path, script: str, taught: Taught | None) -> None:
         base.mkdir(parents=True, exist_ok=True)
-        self.folder, self.script = base / "trial", base / "train.py"
-        self.script.write_text(script)
+        self.folder, self.text, self.taught = base / "trial", script, taught
+        self.script = base / "train.py" if taught is None else taught.script
         self.output = ""
         self.segments = 0
 
@@ -43,6 +52,8 @@ class HorovodTrial:
         command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.folder)]
         command += ["--epoch", str(self.segments), "--objective", "loss"]
         command += ["--workers", str(workers)] if workers > 1 else []
+        command += [] if self.taught is None else self.taught.options
+        self.script.write_text(self.text)
         finished = subprocess.run(
             [*command, "--", str(PYTHON), str(self.script)],
             env={**os.environ, **VARIABLES, "AT": at, **variables},
@@ -88,18 +99,37 @@ class HorovodTrial:
 Trials = Callable[[str], HorovodTrial]
 
 
-@pytest.fixture
-def trials(tmp_path: Path) -> Trials:
-    """Make trials of a script."""
-    made: list[HorovodTrial] = []
-
-    def make(script: str) -> HorovodTrial:
-        made.append(HorovodTrial(tmp_path / str(len(made)), script))
-        return made[-1]
-
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
+    """A standby server that has imported what Horovod scripts import."""
     if not PYTHON.exists():
         message = f"no interpreter with Horovod at {PYTHON}: run make horovod-env"
         if os.environ.get("HERMES_TEST_HOROVOD") == "required":
             pytest.fail(message)
         pytest.skip(message)
+    made = Taught(tmp_path_factory.mktemp("standby"))
+    server = made.teach(str(PYTHON), IMPORTS, VARIABLES)
+    yield made
+    server.close()
+
+
+def _maker(folder: Path, taught: Taught | None) -> Trials:
+    made: list[HorovodTrial] = []
+
+    def make(script: str) -> HorovodTrial:
+        made.append(HorovodTrial(folder / str(len(made)), script, taught))
+        return made[-1]
+
     return make
+
+
+@pytest.fixture
+def trials(taught: Taught, tmp_path: Path) -> Trials:
+    """Make trials of a script whose workers are forks of a standby interpreter."""
+    return _maker(tmp_path, taught)
+
+
+@pytest.fixture
+def plain_trials(taught: Taught, tmp_path: Path) -> Trials:
+    """Make trials of a script whose workers are new processes."""
+    return _maker(tmp_path, None)

@@ -36,8 +36,10 @@ def newest_header(trial: HorovodTrial) -> dict[str, Any]:
     return header
 
 
-def test_a_trial_of_two_workers_stopped_and_resumed_has_the_same_curve(trials: Trials) -> None:
-    whole, cut = trials(scripts.ONE), trials(scripts.ONE)
+def test_a_trial_of_two_workers_stopped_and_resumed_has_the_same_curve(
+    plain_trials: Trials,
+) -> None:
+    whole, cut = plain_trials(scripts.ONE), plain_trials(scripts.ONE)
     assert whole.segment(2) == 0, whole.output
     assert cut.segment(2, at="TERM:1:2:0") == 75, cut.output
     assert newest_header(cut)["batch"] > 0, "it was not stopped in mid-epoch"
@@ -184,8 +186,8 @@ def test_early_stopping_sees_what_all_ranks_have_and_ends_them_together(trials: 
     assert trial.weights(0) == trial.weights(1)
 
 
-def test_a_script_without_horovod_fails_at_once(trials: Trials) -> None:
-    trial = trials(scripts.NO_HOROVOD)
+def test_a_script_without_horovod_fails_at_once(plain_trials: Trials) -> None:
+    trial = plain_trials(scripts.NO_HOROVOD)
     assert trial.segment(2) not in (0, 75)
     assert "does not use Horovod: 2 copies would train apart" in trial.result["reason"]
 
@@ -196,8 +198,8 @@ def test_an_optimizer_that_is_not_horovods_fails_at_once(trials: Trials) -> None
     assert "2 copies would train apart" in trial.result["reason"]
 
 
-def test_keras_3_with_horovod_is_refused_with_the_reason(trials: Trials) -> None:
-    trial = trials(scripts.KERAS_3)
+def test_keras_3_with_horovod_is_refused_with_the_reason(plain_trials: Trials) -> None:
+    trial = plain_trials(scripts.KERAS_3)
     assert trial.segment(2, TF_USE_LEGACY_KERAS="0") not in (0, 75)
     assert "Horovod does not average the gradients of Keras 3" in trial.result["reason"]
 

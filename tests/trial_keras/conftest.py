@@ -7,7 +7,6 @@ each interpreter. The tests that are about the start or the end of a process use
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.standby_server import StandbyServer
+from tests.standby_server import Taught
 
 ROOT = Path(__file__).parents[2]
 KERAS_2 = Path(os.environ.get("HERMES_TEST_KERAS2_PYTHON", ROOT / ".venvs/keras2/bin/python"))
@@ -24,31 +23,31 @@ JAX = Path(os.environ.get("HERMES_TEST_KERAS_JAX_PYTHON", ROOT / ".venvs/keras-j
 TORCH = os.environ.get("HERMES_TEST_KERAS_TORCH_PYTHON")
 
 
-TEACHER = "import numpy, tensorflow, keras\nprint('loss=1')\n"
+IMPORTS = "numpy, tensorflow, keras"
 # Without thread pools an interpreter can be forked after its imports.
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python with Keras; `place`: where its standby server listens and its script lies."""
+    """A Python with Keras, perhaps with a standby server that has imported it."""
 
     path: str
-    place: Path | None = None
+    taught: Taught | None = None
 
     @property
     def plain(self) -> Interpreter:
         """The same one without its standby server: each script starts in a new process."""
-        return replace(self, place=None)
+        return replace(self, taught=None)
 
     @property
     def options(self) -> list[str]:
         """The options of hermes-trial that let it use the standby server."""
-        return [] if self.place is None else ["--standby", str(self.place / "s.sock")]
+        return [] if self.taught is None else self.taught.options
 
     def script(self, otherwise: Path) -> Path:
         """Where a script has to lie: a standby interpreter serves one place alone."""
-        return otherwise if self.place is None else self.place / "train.py"
+        return otherwise if self.taught is None else self.taught.script
 
 
 @pytest.fixture(scope="session")
@@ -59,27 +58,12 @@ def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
         def started(path: str) -> Interpreter:
             if path not in known:
-                found = Interpreter(path, tmp_path_factory.mktemp("standby"))
-                servers.callback(_taught(found).close)
-                known[path] = found
+                taught = Taught(tmp_path_factory.mktemp("standby"))
+                servers.callback(taught.teach(path, IMPORTS, VARIABLES).close)
+                known[path] = Interpreter(path, taught)
             return known[path]
 
         yield started
-
-
-def _taught(interpreter: Interpreter) -> StandbyServer:
-    """Start a server and have it learn, by one trial, what scripts import."""
-    place = interpreter.place
-    assert place is not None
-    environment = {**os.environ, **VARIABLES}
-    server = StandbyServer(place / "s.sock", environment)
-    script = interpreter.script(place)
-    script.write_text(TEACHER)
-    command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(place / "teacher")]
-    command += ["--epoch", "1", *interpreter.options, "--", interpreter.path, str(script)]
-    subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
-    server.await_ready()
-    return server
 
 
 @pytest.fixture(params=["keras3", "keras2"])
