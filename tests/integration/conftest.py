@@ -22,6 +22,9 @@ from bench.postgres import PostgresServer, server
 HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 360
 DOWN_TIMEOUT_S = 120
+# Airflow's scheduler looks for work ten times a second under `hermes up`, which costs a fifth of a
+# core for as long as a stack runs. Tests wait for events, not for the shortest hand-over.
+CALM = '[airflow.scheduler]\nscheduler_idle_sleep_time = "0.5"\n'
 
 # A background job of a shell is started with SIGINT ignored, and so would be all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,9 +56,13 @@ class Stack:
         """Run `hermes ARGUMENTS` against this stack, in the folder, and return its output."""
         return run_hermes(*arguments, home=self.home, timeout_s=timeout_s, folder=folder)
 
-    def up(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def up(self, *options: str, slots: int = 2) -> subprocess.CompletedProcess[str]:
+        """Start the stack; without settings of its own it has a calm scheduler."""
+        with contextlib.suppress(FileExistsError), (self.home / "hermes.toml").open("x") as file:
+            file.write(CALM)
         free = ("--airflow-port", "0", "--mlflow-port", "0")
-        return self.hermes("up", "--slots", "2", *free, *options, timeout_s=UP_TIMEOUT_S)
+        arguments = ("up", "--slots", str(slots), *free, *options)
+        return self.hermes(*arguments, timeout_s=UP_TIMEOUT_S)
 
     def down(self) -> subprocess.CompletedProcess[str]:
         return self.hermes("down", timeout_s=DOWN_TIMEOUT_S)

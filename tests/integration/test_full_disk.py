@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.stack import processes
+from tests.integration.conftest import CALM
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -79,7 +80,8 @@ def test_disks_that_fill_up_in_mid_sweep_lose_and_double_nothing(
     home: Path, stack_at: Any, harness: Any, tmp_path: Path
 ) -> None:
     stack = stack_at(home)
-    (home / "hermes.toml").write_text("hang_timeout_s = 40\n")  # the scheduler may hang after it
+    settings = f"hang_timeout_s = 40\n{CALM}"  # the scheduler may hang after a full disk
+    (home / "hermes.toml").write_text(settings)
     started = stack.up("--standby", "0")
     assert started.returncode == 0, started.stderr
     assert "nearly full" in started.stdout

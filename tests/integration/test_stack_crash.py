@@ -20,6 +20,7 @@ import pytest
 
 from hermes_ops.stack import processes
 from hermes_ops.stack.preflight import free_port
+from tests.integration.conftest import CALM
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -80,7 +81,7 @@ def crashed(
 ) -> Iterator[CrashedStack]:
     """A stack for all tests of this module that kill one; it may not run when a test begins."""
     stack, ports = stack_at(tmp_path_factory.mktemp("crashed")), Ports()
-    stack.home.joinpath("hermes.toml").write_text("hang_timeout_s = 90\n")
+    stack.home.joinpath("hermes.toml").write_text(f"hang_timeout_s = 90\n{CALM}")
     options = ["--airflow-port", str(ports.airflow), "--mlflow-port", str(ports.mlflow)]
     for option, name in (("--airflow-db", "both_airflow"), ("--mlflow-db", "both_mlflow")):
         options += [option, postgres.url(name)]

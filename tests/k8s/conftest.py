@@ -28,7 +28,7 @@ import yaml
 from bench import pod_cluster
 from hermes_ops.kubernetes import connect
 from tests.integration import harness
-from tests.integration.conftest import UP_TIMEOUT_S, Stack
+from tests.integration.conftest import Stack
 from tests.k8s import faults
 
 if TYPE_CHECKING:
@@ -249,8 +249,7 @@ def airflow_beside(
     """Airflow with so many slots, whose sweeps' pods are in the cluster, by these defaults."""
     (home / "pod.yaml").write_text(yaml.safe_dump(defaults))
     stack = Stack(home)
-    free = ("--airflow-port", "0", "--mlflow-port", "0")
-    said = stack.hermes("up", "--slots", str(slots), *free, timeout_s=UP_TIMEOUT_S)
+    said = stack.up(slots=slots)
     assert said.returncode == 0, said.stdout + said.stderr
     made = PodLab(stack, folder, cluster)
     try:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_ops.trial.keras import python_state
 from hermes_ops.trial.keras.python_state import ReachableState, is_plain, is_small, reachable
 
 seen: list[float] = []
@@ -124,7 +125,9 @@ def test_variables_are_found_wherever_they_hang_and_each_once() -> None:
     assert list(variables) == list(found(loss, {"again": [first]}).variables)
 
 
-def test_an_endless_object_is_not_walked_for_ever() -> None:
+def test_an_endless_object_is_not_walked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_state, "_MOST_OBJECTS", 500)
+
     class Endless:
         @property
         def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # a new child each time
