@@ -18,6 +18,7 @@ from hermes_ops.search.interface import Observation
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sgd" / "conditional.yaml"
+EXAMPLE_EPOCHS = 4
 TPE = {
     "algorithm": "tpe",
     "startup_trials": 2,
@@ -281,8 +282,12 @@ def test_the_best_of_earlier_sweeps_is_tried_first_and_their_cost_estimated(
 
 @pytest.fixture(scope="module")
 def conditional(lab: Any) -> Any:
-    """The example of a conditional space, run to its end from the command line."""
-    said = lab.hermes("sweep", "run", str(EXAMPLE), "--json")
+    """The example of a conditional space with fewer epochs, run from the command line."""
+    content = yaml.safe_load(EXAMPLE.read_text())
+    content["trial"]["directory"] = str(EXAMPLE.parent)
+    content["trial"]["command"][-1] = f"--epochs={EXAMPLE_EPOCHS}"
+    content["budget"]["max_epochs"] = EXAMPLE_EPOCHS
+    said = lab.hermes("sweep", "run", str(lab.file(content)), "--json")
     assert said.returncode == 0, said.stdout + said.stderr
     return json.loads(said.stdout)
 
@@ -296,7 +301,7 @@ def test_a_conditional_sweep_gives_each_trial_what_its_choices_bring(conditional
         assert ("l1_ratio" in config) == (config["penalty"] == "elasticnet")
         assert ("power_t" in config) == (config["schedule"] == "invscaling")
         assert config["alpha"] * config["eta0"] <= 0.001
-        assert trial["steps"] == 20
+        assert trial["steps"] == EXAMPLE_EPOCHS
     kinds = {(t["config"]["penalty"], t["config"]["schedule"]) for t in conditional["trials"]}
     assert len(kinds) > 2
 
@@ -310,7 +315,7 @@ def test_a_conditional_sweep_has_its_columns_and_its_report(
         assert set(run["params"]) == set(config)
         metrics = {m["key"]: m["value"] for m in run["data"]["metrics"]}
         assert metrics["hermes.best"] == pytest.approx(conditional["trials"][number]["best"])
-        assert metrics["hermes.steps"] == 20
+        assert metrics["hermes.steps"] == EXAMPLE_EPOCHS
     parent = sweep.parent["info"]["run_id"]
     assert {"report/report.html", "report/trials.csv"} <= lab.artifacts(parent, "report")
     query = {"run_uuid": parent, "path": "report/trials.csv"}
