@@ -152,6 +152,12 @@ def leased_nodes(snapshot: Snapshot, gpus: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(sorted(nodes - {ONE_MACHINE}))
 
 
+def node_of_each(snapshot: Snapshot, gpus: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the node of each of these GPUs; none where the pool is one machine."""
+    nodes = tuple(snapshot.node_of.get(gpu, ONE_MACHINE) for gpu in gpus)
+    return () if ONE_MACHINE in nodes else nodes
+
+
 KUBERNETES_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 """Set by KubernetesExecutor in its pods; the configuration there may name another executor."""
 

@@ -103,7 +103,8 @@ class Lease:
     """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1.
 
     `pod` is the sweep's section `trial.pod`, as far as it says something; None for a process.
-    `nodes` are those that the policy chose, none where it knows of one machine only.
+    `nodes` are those that the policy chose, none where it knows of one machine only; `gpu_nodes`
+    names the node of each of `gpus`.
     `pool` is the one that the GPUs are of; empty in a lease of an earlier version.
     `anew` is the epoch at which the trial begins from scratch: what it left before is thrown away.
     `templated` are the variables of `environment` that the trial's task renders.
@@ -147,6 +148,15 @@ class Lease:
     most_gpus: int = 1
     batch: int | None = None
     samples: int | None = None
+    gpu_nodes: tuple[str, ...] = ()
+
+    @property
+    def gpus_by_node(self) -> dict[str, tuple[int, ...]]:
+        """Return the GPUs on each node, lowest first; empty where the nodes are not known."""
+        found: dict[str, tuple[int, ...]] = {}
+        for gpu, node in sorted(zip(self.gpus, self.gpu_nodes, strict=False)):
+            found[node] = (*found.get(node, ()), gpu)
+        return found
 
     @property
     def worker_count(self) -> int:

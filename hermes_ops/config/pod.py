@@ -117,6 +117,9 @@ class PodSpec(Model):
     """PersistentVolumeClaim of each node on which the checkpoints of the trials that run there lie;
     a trial then stays on its node, and other nodes are not used. Null or empty: they lie on
     `claim`."""
+    gang_service: Annotated[KubernetesName | None, Field(examples=["hermes-gangs"])] = None
+    """Headless Service by which the pods of a trial on several nodes find each other, for
+    `workers: one_per_gpu`; null: the GPUs of a trial are all of one node."""
     requests: Annotated[
         dict[LabelKey, Quantity] | None, Field(examples=[{"cpu": "2", "memory": "4Gi"}])
     ] = None

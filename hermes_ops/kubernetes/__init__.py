@@ -1,6 +1,7 @@
 """A trial's segment as a Kubernetes pod: its manifest, and its lifecycle from creation to end."""
 
 from hermes_ops.kubernetes.api import ClusterPods, Pods, PodView, Rejected, connect, own_namespace
+from hermes_ops.kubernetes.gang_segment import GangSegment
 from hermes_ops.kubernetes.orphan_pods import (
     LeasesInForce,
     OrphanFindings,
@@ -9,13 +10,15 @@ from hermes_ops.kubernetes.orphan_pods import (
 )
 from hermes_ops.kubernetes.pod_segment import OwnershipLost, PodLimits, PodSegment
 from hermes_ops.kubernetes.references import check_manifest
-from hermes_ops.kubernetes.template import PodRequest, labels_of_sweep, manifest
+from hermes_ops.kubernetes.template import PodGang, PodRequest, labels_of_sweep, manifest
 
 __all__ = [
     "ClusterPods",
+    "GangSegment",
     "LeasesInForce",
     "OrphanFindings",
     "OwnershipLost",
+    "PodGang",
     "PodLimits",
     "PodRequest",
     "PodSegment",

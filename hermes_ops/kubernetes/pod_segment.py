@@ -56,6 +56,7 @@ class PodSegment:
 
     `record` returns the exit code of the trial's own result, None while there is none. Where
     `request` is None the pod was created before. `holder` takes over the pod once it is created.
+    `siblings` are the pods of the same lease: no predecessors.
     `log_over` is called whenever the log has ended: the container has most likely exited.
     """
 
@@ -71,6 +72,7 @@ class PodSegment:
     clock: Callable[[], float] = time.time
     holder: Any = None
     log_over: Callable[[], None] = lambda: None
+    siblings: frozenset[str] = frozenset()
     trouble: str = ""
     _wake: threading.Event = field(default_factory=threading.Event)
     _log: LogFollower | None = None
@@ -82,6 +84,7 @@ class PodSegment:
     _container_code: int | None = None  # of its container
     _exit_code: int | None = None
     _gone: bool = False
+    _is_deleted: bool = False
     _owner_lost: bool = False
     _misconfigured_since_s: float | None = None
     _last_message: str = ""
@@ -90,6 +93,21 @@ class PodSegment:
     def handed_over(self) -> bool:
         """True once the pod exists and its holder may take it over."""
         return self.holder is not None and self._uid is not None
+
+    @property
+    def has_started(self) -> bool:
+        """True once its container has run."""
+        return self._log is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code as far as the last poll knows it."""
+        return self._exit_code
+
+    @property
+    def is_being_deleted(self) -> bool:
+        """True once its pod is to end by somebody's wish, ours or another's."""
+        return self._is_deleted or self._grace_s is not None
 
     def start(self) -> None:
         """Start the clock; the first poll creates or adopts the pod while the task goes on."""
@@ -178,7 +196,7 @@ class PodSegment:
             self._give_up_late("the pod of an earlier lease is not gone")
 
     def _predecessors_gone(self) -> bool:
-        others = self.pods.find(self.trial)
+        others = [pod for pod in self.pods.find(self.trial) if pod.name not in self.siblings]
         if any(pod.epoch > self.epoch for pod in others):
             self._owner_lost = True
             raise OwnershipLost(f"the trial has a newer lease than {self.epoch}")
@@ -198,6 +216,7 @@ class PodSegment:
 
     def _handle_pod(self, view: PodView) -> None:
         self._check_owner(view)
+        self._is_deleted = view.gone_by_s is not None
         if view.started or view.ended:
             self._follow()
         if view.ended:

@@ -36,11 +36,34 @@ GRACE_MARGIN_S = 15
 """Seconds beyond the script's grace, for hermes-trial to write its result."""
 
 SWEEP, TRIAL, EPOCH, TRY = (f"hermes-ops/{name}" for name in ("sweep", "trial", "epoch", "try"))
+GANG = "hermes-ops/gang"
+"""Label of the pods of a trial on several nodes: its value is the lowest of the trial's slots.
+
+No two trials hold a slot at the same time, so pods with the same value are of one trial: the
+network policies that let them reach each other are as many as there are slots.
+"""
 MANAGED = {"app.kubernetes.io/managed-by": "hermes-ops"}
 LABEL_LENGTH = 63
 
 Plain = dict[str, Any]
 _KEYS = ("name", "mountPath", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class PodGang:
+    """What the pods of a trial on several nodes have in common.
+
+    `service` is the headless Service by which they find each other, `slot` the lowest of the
+    trial's slots.
+    """
+
+    service: str
+    slot: int
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels by which the Service and the network policies find the pods."""
+        return {"app.kubernetes.io/component": "gang", GANG: str(self.slot)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +73,8 @@ class PodRequest:
     `folder` is the trial's folder in the claim's volume, `inside` the same without the claim's own
     folder; `identity` is unique among all trials. `nodes` are preferred; where the node's own claim
     has the checkpoints (`checkpoint_claim`), the one node is required. `most_gpus` is the largest
-    number of GPUs that a segment of the trial may have.
+    number of GPUs that a segment of the trial may have. Of a trial on several nodes: `gang`, what
+    its pods have in common; then this is pod number `member`, from 0.
     """
 
     sweep: str
@@ -68,10 +92,17 @@ class PodRequest:
     inside: str = ""
     checkpoint_claim: str | None = None
     most_gpus: int = 1
+    gang: PodGang | None = None
+    member: int = 0
 
     @property
     def name(self) -> str:
         """The pod's name: equal for all attempts at one lease, so there is at most one pod."""
+        return f"{self.lease_name}-{self.member}" if self.member else self.lease_name
+
+    @property
+    def lease_name(self) -> str:
+        """The name of the lease's first pod."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.sweep.lower())[:30].strip("-")
         digest = hashlib.sha256(self.identity.encode()).hexdigest()[:8]
         return f"hermes-{slug}-{digest}-{self.number}-{self.epoch}".replace("--", "-")
@@ -86,6 +117,7 @@ class PodRequest:
             TRIAL: str(self.number),
             EPOCH: str(self.epoch),
             TRY: str(self.attempt),
+            **({} if self.gang is None else self.gang.labels),
         }
 
 
@@ -235,6 +267,7 @@ def _specifics(spec: PodSpec, facts: PodRequest) -> Plain:
         metadata["namespace"] = spec.namespace
     pod: Plain = {
         "restartPolicy": "Never",
+        **_host_name(facts),
         "terminationGracePeriodSeconds": round(facts.grace_s) + GRACE_MARGIN_S,
         "nodeSelector": spec.node_selector,
         "tolerations": _tolerations(spec),
@@ -250,6 +283,13 @@ def _specifics(spec: PodSpec, facts: PodRequest) -> Plain:
         ],
     }
     return {"metadata": metadata, "spec": _without_nothing(pod)}
+
+
+def _host_name(facts: PodRequest) -> Plain:
+    """Return what makes the pod known as NAME.SERVICE to the others of its trial."""
+    if facts.gang is None:
+        return {}
+    return {"hostname": facts.name, "subdomain": facts.gang.service}
 
 
 def _container(spec: PodSpec, facts: PodRequest) -> Plain:

@@ -37,6 +37,7 @@ from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, w
 
 if TYPE_CHECKING:
     from hermes_ops.trial.checkpoint_store.download import DownloadResult
+    from hermes_ops.trial.gang.layout import Gang
     from hermes_ops.trial.group_start import MeetingPlaces
 
 _GPU_WAIT_S = 10.0
@@ -63,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.on_word and not sys.stdin.buffer.read(1):
         return INFRASTRUCTURE  # whoever has started this has no use for it, or is no more
     folder = Folder(options.folder)
+    if options.gang is not None and not options.gang.is_leader:
+        return _serve_node(options.gang, options, folder)
+    return _lead(options, folder, parent)
+
+
+def _lead(options: SegmentOptions, folder: Folder, parent: int) -> int:
+    """Run the segment as the one owner of the trial's folder and GPUs."""
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         holder, hang_s = LockHolder.current(parent, folder.root), options.grace_s + KILL_AFTER_S
@@ -82,6 +90,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # our own files: the script is not at fault
         print(f"hermes-trial: cannot write in {folder.root}: {error}", file=sys.stderr, flush=True)
         return INFRASTRUCTURE
+
+
+def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
+    """Run the workers of a node that does not lead: the first one owns the trial and its folder."""
+    from hermes_ops.trial.gang.member import GangMember, NodeWorkers
+    from hermes_ops.trial.group_start import start_node
+    from hermes_ops.trial.store_client import StoreClient
+
+    stops: list[int] = []
+    token = os.urandom(16).hex()
+    _on_stop(lambda number, _: stops.append(number))
+    adopt_orphans()
+    reaper = fork_reaper(at_end=lambda: sweep_up(token, wait_s=END_S))
+
+    def start() -> NodeWorkers:
+        reason = resolve_references(os.environ)
+        ready, refused = _prepare_directory(options, folder)
+        if reason is not None or refused is not None:
+            raise OSError(reason or (refused.ending.reason if refused else ""))
+        variables = environment(ready, folder, token, os.environ)
+        return start_node(ready, folder, variables, _command(ready), reaper)
+
+    store = StoreClient(f"{gang.nodes[0].host}:{gang.port}")
+    member = GangMember(gang, store, start, lambda: bool(stops), options.gang_timeout_s)
+    code = member.run(options.grace_s + KILL_AFTER_S)
+    sweep_up(token, wait_s=END_S)
+    reaper.release()
+    return code
 
 
 def _run(options: SegmentOptions, folder: Folder, parent: int) -> int:
@@ -219,10 +255,15 @@ def _watch(
     reaper: Reaper,
 ) -> _ScriptEnd:
     places = _open_meeting_places(options, folder) if options.workers > 1 else None
+    if places is not None and (absent := _await_nodes(options, supervisor, places)) is not None:
+        places.close()
+        return absent
     variables = environment(options, folder, token, os.environ)
     try:
         child = _start(options, supervisor, variables, reaper, places)
     except OSError as error:
+        if places is not None:
+            places.close()
         ending = _cannot_start(options, error, supervisor.has_trained)
         print(f"hermes-trial: {ending.reason}", flush=True)
         return _ScriptEnd(ending, 127, [ending.reason])
@@ -240,6 +281,31 @@ def _open_meeting_places(options: SegmentOptions, folder: Folder) -> MeetingPlac
     from hermes_ops.trial.group_start import open_meeting_places  # with an HTTP server
 
     return open_meeting_places(options, folder)
+
+
+def _await_nodes(
+    options: SegmentOptions, supervisor: ScriptSupervisor, places: MeetingPlaces
+) -> _ScriptEnd | None:
+    """Have all nodes start their workers once all are there; else return how the segment ends."""
+    leader = places.leader
+    if leader is None:
+        return None
+    from hermes_ops.trial.gang.leader import await_nodes
+
+    leader.on_told_to_stop = supervisor.leave_node
+    missing = await_nodes(leader, options.gang_timeout_s, lambda: supervisor.is_told_to_stop)
+    if not missing and not supervisor.is_told_to_stop:
+        leader.go()
+        return None
+    reason = "stopped before the workers of all its nodes were there"
+    cause, code = Cause.OTHER, PREEMPTED
+    if not supervisor.is_told_to_stop:
+        waited = f"within {options.gang_timeout_s:.0f} s"
+        reason = f"nothing was heard of {' and '.join(missing)} {waited}: none of its workers runs"
+        cause, code = Cause.INCOMPLETE, INFRASTRUCTURE
+    print(f"hermes-trial: {reason}", flush=True)
+    ending = SegmentEnding(SegmentOutcome.INTERRUPTED, reason, code, cause.value)
+    return _ScriptEnd(ending, code, [reason])
 
 
 def _start_upload(
@@ -292,8 +358,11 @@ def _start_workers(
         options.directory,
         reaper,
     )
-    workers = make_group(places.folder, children, lambda: supervisor.own_tail)
-    supervisor.watch_group(workers, places.addresses.folder)
+    leader = places.leader
+    remote = [] if leader is None else leader.workers()
+    workers = make_group(places.folder, [*children, *remote], lambda: supervisor.own_tail)
+    lost_nodes = tuple if leader is None else lambda: leader.lost
+    supervisor.watch_group(workers, places.addresses.folder, lost_nodes)
     return workers
 
 

@@ -18,7 +18,7 @@ class Cause(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
     """What made a segment fail; OTHER is all that may go better another time.
 
     NO_SPACE is a disk that is full: the script is not at fault. TRAINS_APART: the processes of the
-    trial would each train a model of its own.
+    trial would each train a model of its own. INCOMPLETE: not all nodes of the trial were there.
     """
 
     OTHER = "other"
@@ -30,6 +30,7 @@ class Cause(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
     CANNOT_START = "cannot_start"
     NO_SPACE = "no_space"
     TRAINS_APART = "trains_apart"
+    INCOMPLETE = "incomplete"
 
 
 class Failure(NamedTuple):

@@ -6,7 +6,9 @@ write nothing and are told nothing by signals: the leader decides.
 
 The protocol is files in $HERMES_GROUP_DIR, which is empty at the start of a segment. `stop.json`
 names the step before which all leave. `RANK.fit` is there while a rank trains: it is touched at
-most each second while steps are made.
+most each second while steps are made. Where the processes are on several nodes, the step is not in
+a file but in the store that $HERMES_GROUP_STORE names: a shared file system may show a new file
+late, and then a rank would leave at another step.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hermes_ops.trial.files import read_json, write_json
 
+if TYPE_CHECKING:
+    from hermes_ops.trial.store_client import StoreClient
+
 RANK_VARIABLE, SIZE_VARIABLE = "HERMES_RANK", "HERMES_SIZE"
 GROUP_VARIABLE = "HERMES_GROUP_DIR"
+STORE_VARIABLE = "HERMES_GROUP_STORE"
 RESIZE_VARIABLE = "HERMES_RESIZE"
 _STOP = "stop.json"
+_STOP_PLACE = "hermes", "stop"  # scope and key in the store
 _TOUCH_S = 1.0
 _BACKWARD_STEPS = 1
 """Steps from one exchange of gradients to the next, unless the script sums them up longer."""
@@ -34,11 +41,15 @@ class GroupError(RuntimeError):
 
 
 class TrialRank(NamedTuple):
-    """This process's place in its trial; the default is a trial of one process."""
+    """This process's place in its trial; the default is a trial of one process.
+
+    `store`: the address of the store, where the processes are on several nodes.
+    """
 
     rank: int = 0
     size: int = 1
     folder: str = ""
+    store: str = ""
 
     @property
     def is_leader(self) -> bool:
@@ -66,7 +77,7 @@ class TrialRank(NamedTuple):
             return cls()
         if not folder:
             raise GroupError(f"{GROUP_VARIABLE} is not set: leave it as hermes-trial sets it")
-        return cls(int(rank), int(size), folder)
+        return cls(int(rank), int(size), folder, environment.get(STORE_VARIABLE, ""))
 
 
 def is_follower() -> bool:
@@ -91,6 +102,65 @@ def stop_margin(backward_steps: int, steps_in_flight: int = 0) -> int:
     return max(_BACKWARD_STEPS, backward_steps) + 1 + max(0, steps_in_flight)
 
 
+class StopNotice(Protocol):
+    """The place where the leader writes the step before which all leave."""
+
+    def write(self, step: int) -> None:
+        """Write it, for all ranks at once; OSError, and nobody sees it, if that fails."""
+
+    def read(self) -> int | None:
+        """Return it; None while there is none."""
+
+
+class StopFile:
+    """A file in the folder of the group, on one node."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, _STOP)
+
+    def write(self, step: int) -> None:
+        """Write it, for all ranks at once; OSError, and nobody sees it, if that fails."""
+        write_json(Path(self._path), {"step": step})
+
+    def read(self) -> int | None:
+        """Return it; None while there is none."""
+        if not os.path.exists(self._path):
+            return None
+        return (read_json(Path(self._path)) or {}).get("step")
+
+
+class StoredStop:
+    """A value in the store of a trial on several nodes.
+
+    A store that does not answer three times is an error for a follower too: it must not go on
+    where the others may leave.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._client: StoreClient | None = None
+
+    def write(self, step: int) -> None:
+        """Write it, for all ranks at once; OSError, and nobody sees it, if that fails."""
+        from hermes_ops.trial.store_client import insist
+
+        insist(lambda: self._store().put(*_STOP_PLACE, str(step).encode()))
+
+    def read(self) -> int | None:
+        """Return it; None while there is none."""
+        from hermes_ops.trial.store_client import insist
+
+        value = insist(lambda: self._store().get(*_STOP_PLACE))
+        return int(value) if value else None
+
+    def _store(self) -> StoreClient:
+        from hermes_ops.trial.store_client import StoreClient  # imports http.client
+
+        if self._client is None:
+            self._client = StoreClient(self._address)
+        return self._client
+
+
 class StopAgreement:
     """Agree on the step before which all ranks leave, without any communication in a step.
 
@@ -101,7 +171,9 @@ class StopAgreement:
 
     def __init__(self, group: TrialRank) -> None:
         self._is_leader = group.is_leader
-        self._path = os.path.join(group.folder, _STOP)
+        self._notice: StopNotice = (
+            StoredStop(group.store) if group.store else StopFile(group.folder)
+        )
         self._agreed: int | None = None
         self.step = 0
 
@@ -113,11 +185,10 @@ class StopAgreement:
         """
         if self._agreed is None and asked and self._is_leader:
             with contextlib.suppress(OSError):
-                write_json(Path(self._path), {"step": self.step + margin})
+                self._notice.write(self.step + margin)
                 self._agreed = self.step + margin
-        elif self._agreed is None and not self._is_leader and os.path.exists(self._path):
-            document = read_json(Path(self._path)) or {}
-            self._agreed = document.get("step")
+        elif self._agreed is None and not self._is_leader:
+            self._agreed = self._notice.read()
         if self._agreed is not None and self.step >= self._agreed:
             return True
         self.step += 1

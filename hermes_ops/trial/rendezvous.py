@@ -2,8 +2,9 @@
 
 Horovod with Gloo asks an HTTP server for it: PUT stores a value at `/SCOPE/KEY`, GET returns it or
 404, DELETE `/SCOPE/RANK` says that a worker has found the others of that scope. Horovod fixes the
-paths and sends no secret, so the server listens on the loopback interface alone. Each segment has a
-store of its own: keys of an earlier group would lead to workers that have gone.
+paths and sends no secret, so the server listens on the loopback interface alone; where a trial is
+on several nodes, on all interfaces of its pod, which network policies close to other trials. Each
+segment has a store of its own: keys of an earlier group would lead to workers that have gone.
 """
 
 from __future__ import annotations
@@ -89,13 +90,20 @@ def _size(scope: str, key: str, value: bytes) -> int:
 
 
 class RendezvousServer:
-    """A store for a group, served on a free port of the loopback interface until `close`.
+    """A store for a group, served until `close`: on a free port of the loopback interface.
 
-    Raises: OSError if no port is free.
+    A group on several nodes has its own `scopes` and its own `address`. Raises: OSError if no port
+    is free.
     """
 
-    def __init__(self, size: int) -> None:
-        self._server = _StoreServer(KeyValueStore(group_scopes(size)))
+    def __init__(
+        self,
+        size: int,
+        scopes: Mapping[str, int] | None = None,
+        address: tuple[str, int] = (LOOPBACK, 0),
+    ) -> None:
+        self.store = KeyValueStore(group_scopes(size) if scopes is None else scopes)
+        self._server = _StoreServer(self.store, address)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": _LOOK_S}, daemon=True
@@ -116,10 +124,10 @@ class _StoreServer(socketserver.ThreadingMixIn, HTTPServer):
     request_queue_size = 128
     is_closing = False
 
-    def __init__(self, store: KeyValueStore) -> None:
+    def __init__(self, store: KeyValueStore, address: tuple[str, int]) -> None:
         self.store = store
         self._free = threading.BoundedSemaphore(_MOST_REQUESTS)
-        super().__init__((LOOPBACK, 0), _StoreRequest)
+        super().__init__(address, _StoreRequest)
 
     def server_bind(self) -> None:
         """Bind without asking a name server for this machine's name."""

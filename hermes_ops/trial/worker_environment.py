@@ -14,7 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes_ops.trial.group import GROUP_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE
+from hermes_ops.trial.gang.layout import Gang, RankPlace, scope_name
+from hermes_ops.trial.group import (
+    GROUP_VARIABLE,
+    RANK_VARIABLE,
+    SIZE_VARIABLE,
+    STORE_VARIABLE,
+)
 from hermes_ops.trial.rendezvous import HOSTNAME, LOOPBACK
 
 _GLOO_TIMEOUT_S = 300  # Horovod's default of 30 s is less than a busy machine may need to start all
@@ -23,7 +29,8 @@ _GLOO_TIMEOUT_S = 300  # Horovod's default of 30 s is less than a busy machine m
 class GroupAddresses(NamedTuple):
     """Where the workers of one segment meet.
 
-    `task_ports`: a port for each worker, for TF_CONFIG; empty without it.
+    `task_ports`: a port for each worker, for TF_CONFIG; empty without it. `gang`: the nodes, where
+    there are several.
     """
 
     size: int
@@ -31,50 +38,88 @@ class GroupAddresses(NamedTuple):
     rendezvous_port: int
     master_port: int
     task_ports: tuple[int, ...] = ()
+    gang: Gang | None = None
+
+    def place(self, rank: int) -> RankPlace:
+        """Return where the worker of a rank is."""
+        if self.gang is None:
+            return RankPlace(0, rank, self.size, 0, 1)
+        return self.gang.place(rank)
+
+    @property
+    def first_host(self) -> str:
+        """Return the address of the machine with rank 0."""
+        return LOOPBACK if self.gang is None else self.gang.nodes[0].host
+
+    def task_address(self, rank: int) -> str:
+        """Return where the worker of a rank listens, by TF_CONFIG."""
+        if self.gang is None:
+            return f"{LOOPBACK}:{self.task_ports[rank]}"
+        place = self.gang.place(rank)
+        return f"{self.gang.nodes[place.node].host}:{self.task_ports[rank]}"
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return the variables that a trial on one node does not have, or has otherwise."""
+        if self.gang is None:
+            return {"HOROVOD_HOSTNAME": HOSTNAME}
+        node = self.gang.place(rank).node
+        return {
+            "HOROVOD_HOSTNAME": scope_name(node),
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(len(self.gang.nodes)),
+            STORE_VARIABLE: f"{self.first_host}:{self.rendezvous_port}",
+        }
+
+
+def gang_addresses(gang: Gang, folder: Path, tf_config: bool) -> GroupAddresses:
+    """Return where the workers of a trial on several nodes meet: all nodes know it in advance."""
+    ports = tuple(gang.task_port(rank) for rank in range(gang.size)) if tf_config else ()
+    return GroupAddresses(gang.size, folder, gang.port, gang.master_port, ports, gang)
 
 
 def worker_environment(
     environment: Mapping[str, str], rank: int, group: GroupAddresses
 ) -> dict[str, str]:
-    """Return the environment of one worker; all see all GPUs of the trial.
+    """Return the environment of one worker; all see all GPUs of the trial on their node.
 
     What says who and where it is replaces what is there; how Horovod works may be set by the user.
     """
-    size = str(group.size)
+    size, place = str(group.size), group.place(rank)
+    local_rank, local_size = str(place.local_rank), str(place.local_size)
     result = {
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": "lo",
+        **({"HOROVOD_GLOO_IFACE": "lo"} if group.gang is None else {}),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT_S),
         **environment,
         RANK_VARIABLE: str(rank),
         SIZE_VARIABLE: size,
-        "HERMES_LOCAL_RANK": str(rank),
-        "HERMES_LOCAL_SIZE": size,
+        "HERMES_LOCAL_RANK": local_rank,
+        "HERMES_LOCAL_SIZE": local_size,
         GROUP_VARIABLE: str(group.folder),
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": size,
-        "HOROVOD_LOCAL_RANK": str(rank),
-        "HOROVOD_LOCAL_SIZE": size,
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": HOSTNAME,
+        "HOROVOD_LOCAL_RANK": local_rank,
+        "HOROVOD_LOCAL_SIZE": local_size,
+        "HOROVOD_CROSS_RANK": str(place.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(place.cross_size),
         "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.first_host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(group.rendezvous_port),
         "RANK": str(rank),
         "WORLD_SIZE": size,
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": LOOPBACK,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "MASTER_ADDR": group.first_host,
         "MASTER_PORT": str(group.master_port),
+        **group.variables(rank),
     }
     if group.task_ports:
-        result["TF_CONFIG"] = json.dumps(_tf_config(rank, group.task_ports))
+        result["TF_CONFIG"] = json.dumps(_tf_config(rank, group))
     return result
 
 
-def _tf_config(rank: int, ports: tuple[int, ...]) -> dict[str, object]:
-    workers = [f"{LOOPBACK}:{port}" for port in ports]
+def _tf_config(rank: int, group: GroupAddresses) -> dict[str, object]:
+    workers = [group.task_address(other) for other in range(group.size)]
     return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
 
 

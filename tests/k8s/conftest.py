@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 MOUNTED = [
     ROOT / "tests/integration/scripts/stub.py",
+    ROOT / "tests/integration/scripts/workers.py",
     SCRIPTS / "pod_stub.py",
 ]
 GPUS = 4

@@ -25,7 +25,7 @@ from hermes_ops.airflow.control.faults import (
 from hermes_ops.airflow.control.search_process import SlowSearches, is_slow
 from hermes_ops.airflow.control.sweep_state import SweepState, find
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.hosts import Host, leased_nodes
+from hermes_ops.airflow.hosts import Host, leased_nodes, node_of_each
 from hermes_ops.airflow.records import Lease, SegmentRecord
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
 from hermes_ops.config import leased_pod
@@ -64,6 +64,7 @@ class Granting:
             nodes = leased_nodes(snapshot, action.gpus)
             granted: dict[str, Any] = {
                 "gpus": action.gpus, "granted_s": snapshot.time_s, "nodes": nodes,
+                "gpu_nodes": node_of_each(snapshot, action.gpus),
                 "host": self.host.id, "host_name": self.host.name,
             }  # fmt: skip
             if trial.lease is not None:

@@ -140,6 +140,7 @@ class SweepFacts:
     batch_parameter: str = ""
     least_processes: int = 1
     is_pod: bool = False  # the GPUs of a pod are of one node
+    may_span_nodes: bool = False  # as a pod on each node
     user: str = ""
     virtual_cluster: str = ""
 
@@ -153,11 +154,12 @@ class SweepFacts:
 def on_one_node(facts: SweepFacts, nodes: tuple[str, ...]) -> SweepFacts:
     """Return the facts of a sweep whose trials are pods: each gets the GPUs of one node.
 
-    `nodes` names the node of each GPU. Sizes that no node has are left out. Where nothing is known
-    of nodes, or none has the least number of GPUs, the facts stay as they are.
+    Those that may be a pod on each of several nodes stay as they are. `nodes` names the node of
+    each GPU. Sizes that no node has are left out. Where nothing is known of nodes, or none has the
+    least number of GPUs, the facts stay as they are.
     """
     most = facts.most_gpus or facts.gpus
-    if not facts.is_pod or most < 2:
+    if not facts.is_pod or facts.may_span_nodes or most < 2:
         return facts
     counts = {n: c for n, c in Counter(nodes).items() if not facts.nodes or n in facts.nodes}
     able = tuple(sorted(node for node, count in counts.items() if count >= facts.gpus))

@@ -32,6 +32,7 @@ from hermes_ops.config import (
     render_command,
     render_environment,
 )
+from hermes_ops.config.workers import Workers
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
 from hermes_ops.core.sizes import BatchRange
 from hermes_ops.errors import HermesError, Unavailable
@@ -91,6 +92,7 @@ class SweepSpec:
             nodes=_claimed_nodes(config),
             has_claims=bool(_claimed_nodes(config)),
             is_pod=config.trial.run_in is RunIn.POD,
+            may_span_nodes=_may_span_nodes(config),
             user=owner(run, config.owner),
         )
         facts = _with_batches(facts, config)
@@ -152,6 +154,13 @@ def _began_s(record: SweepRecord, run: RunRow) -> float:
 def _claimed_nodes(config: SweepConfig) -> tuple[str, ...]:
     pod = config.trial.pod if config.trial.run_in is RunIn.POD else None
     return tuple(sorted(pod.checkpoint_claims or ())) if pod is not None else ()
+
+
+def _may_span_nodes(config: SweepConfig) -> bool:
+    pod = config.trial.pod if config.trial.run_in is RunIn.POD else None
+    if pod is None or pod.gang_service is None or pod.checkpoint_claims:
+        return False
+    return config.trial.workers is Workers.ONE_PER_GPU
 
 
 def _with_batches(facts: SweepFacts, config: SweepConfig) -> SweepFacts:

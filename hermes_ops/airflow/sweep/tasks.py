@@ -64,6 +64,7 @@ from hermes_ops.config import (
     warnings_of,
 )
 from hermes_ops.config.sweep_warnings import as_tag
+from hermes_ops.config.workers import Workers
 from hermes_ops.core.secondary_metrics import why_no_best
 from hermes_ops.errors import ConfigError, HermesError, Problem
 from hermes_ops.references import names_in, refers
@@ -320,17 +321,23 @@ def check_pods(config: SweepConfig) -> SweepConfig:
     """Return the sweep with its checkpoint claims; fail its plan if its pods could never be made.
 
     Claims from the installation's defaults become part of the sweep: the place of its checkpoints
-    does not change while it runs.
+    does not change while it runs. So does the Service of trials on several nodes, as the controller
+    knows no defaults.
     """
     own = config.trial.pod or PodSpec()
     try:
         whole = require_image_and_claim(own.with_defaults(pod_defaults(pod_file())), config.name)
-        if not whole.checkpoint_claims:
-            return config
-        _check_nodes(config, whole.checkpoint_claims)
+        kept: dict[str, Any] = {}
+        if whole.checkpoint_claims:
+            _check_nodes(config, whole.checkpoint_claims)
+            kept["checkpoint_claims"] = whole.checkpoint_claims
+        if whole.gang_service is not None and config.trial.workers is Workers.ONE_PER_GPU:
+            kept["gang_service"] = whole.gang_service
     except HermesError as error:
         raise AirflowFailException(str(error)) from None
-    pod = own.model_copy(update={"checkpoint_claims": whole.checkpoint_claims})
+    if not kept:
+        return config
+    pod = own.model_copy(update=kept)
     trial = config.trial.model_copy(update={"pod": pod})
     return config.model_copy(update={"trial": trial})
 

@@ -9,8 +9,9 @@ Kubernetes' API.
 from __future__ import annotations
 
 import errno
+import functools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +28,11 @@ from airflow.sdk import BaseOperatorLink
 from kubernetes.client import ApiClient
 
 from hermes_ops.airflow.folders import TrialFolder, home, pod_file
-from hermes_ops.airflow.records import Lease
+from hermes_ops.airflow.records import ONE_PER_GPU, Lease
 from hermes_ops.airflow.trial.links import MlflowRunLink
 from hermes_ops.airflow.trial.local import GRACE_S, trial_options, trial_variables
 from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger
+from hermes_ops.airflow.trial.running_segment import RunningSegment
 from hermes_ops.airflow.trial.segment_run import SegmentRun
 from hermes_ops.airflow.trial.trial_task import TrialTask, trial_defaults
 from hermes_ops.config import (
@@ -44,6 +46,8 @@ from hermes_ops.config import (
 from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import (
     ClusterPods,
+    GangSegment,
+    PodGang,
     PodLimits,
     PodRequest,
     PodSegment,
@@ -105,21 +109,22 @@ class HermesPodTrialOperator(KubernetesPodOperator):
 
     def segment(
         self, segment_run: SegmentRun, sweep: str, context: Mapping[str, Any]
-    ) -> PodSegment:
-        """Return the segment as a pod, to be started."""
+    ) -> RunningSegment:
+        """Return the segment as a pod, or as a pod on each of its nodes, to be started."""
         spec = spec_of(segment_run.lease, self.hook)
         attempt = int(context["ti"].try_number)
         facts = facts_of(segment_run, spec, sweep, self.number, attempt)
         prepare(segment_run.folder.path, facts.user)
         if facts.checkpoint_claim is not None:
             prepare(segment_run.folder.checkpoints, facts.user)  # where the node's claim is mounted
-        planned = manifest(spec, facts, template(spec.template_file))
-        self.full_pod_spec = PodGenerator.deserialize_model_dict(planned)
-        pod = self.build_pod_request_obj(context)  # type: ignore[arg-type]
-        check_manifest(ApiClient().sanitize_for_serialization(pod), planned, pod_rules())
-        held = self._held(
-            segment_run, pod.metadata, facts, spec.start_timeout_seconds or START_TIMEOUT_S
-        )
+        start_s = spec.start_timeout_seconds or START_TIMEOUT_S
+        pods = [
+            self._pod(spec, member, context)
+            for member in gang_facts(facts, segment_run.lease, spec, start_s)
+        ]
+        held, pod = self._held(segment_run, pods[0].metadata, facts, start_s), pods[0]
+        if len(pods) > 1:
+            return self._gang(held, pods)
         return held.segment(
             ClusterPods(self.client, held.namespace),
             self.log.info,
@@ -127,6 +132,31 @@ class HermesPodTrialOperator(KubernetesPodOperator):
             limits=PodLimits(GRACE_S, held.start_s),
             holder=PodTrigger(**asdict(held)) if spec.deferrable or self.deferrable else None,
         )
+
+    def _pod(self, spec: PodSpec, facts: PodRequest, context: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the client's own model
+        """Return the pod with everything that the operator's arguments add, if that is allowed."""
+        planned = manifest(spec, facts, template(spec.template_file))
+        self.full_pod_spec = PodGenerator.deserialize_model_dict(planned)
+        pod = self.build_pod_request_obj(context)  # type: ignore[arg-type]
+        check_manifest(ApiClient().sanitize_for_serialization(pod), planned, pod_rules())
+        return pod
+
+    def _gang(self, held: HeldPod, pods: Sequence[Any]) -> GangSegment:
+        """Return a segment of several pods, of which the first one's end is the trial's."""
+        cluster, names = ClusterPods(self.client, held.namespace), [p.metadata.name for p in pods]
+        segments: list[PodSegment] = []
+        for pod, name in zip(pods, names, strict=True):
+            segment = replace(held, name=name).segment(
+                cluster,
+                functools.partial(_say_of, self.log.info, name if segments else ""),
+                request=pod,
+                limits=PodLimits(GRACE_S, held.start_s),
+                siblings=frozenset(names),
+            )
+            if segments:
+                segment.record = _no_result
+            segments.append(segment)
+        return GangSegment(segments[0], tuple(segments[1:]), self.log.info)
 
     def _held(
         self,
@@ -156,6 +186,15 @@ class HermesPodTrialOperator(KubernetesPodOperator):
             host=segment_run.lease.host,
             host_name=segment_run.lease.host_name,
         )
+
+
+def _say_of(say: Callable[[str], None], pod: str, line: str) -> None:
+    """Log a line of a pod's log; of one that is not the first with its name."""
+    say(f"[{pod}] {line}" if pod else line)
+
+
+def _no_result() -> None:
+    """Return the exit code in the result of a pod that leaves none."""
 
 
 def _has_fields(hook: PodOperatorHookProtocol) -> bool:
@@ -215,6 +254,45 @@ def facts_of(
         inside=str(inside),
         checkpoint_claim=claim,
         most_gpus=lease.most_gpus,
+    )
+
+
+def gang_facts(
+    facts: PodRequest, lease: Lease, spec: PodSpec, start_s: float
+) -> tuple[PodRequest, ...]:
+    """Return the facts of each pod of a trial that has a worker on each GPU of several nodes.
+
+    One pod is enough for any other trial: its facts are `facts`.
+    """
+    by_node, service = lease.gpus_by_node, spec.gang_service
+    is_spread = lease.workers == ONE_PER_GPU and len(by_node) > 1
+    if not is_spread or service is None or facts.checkpoint_claim is not None:
+        return (facts,)
+    gang = PodGang(service, min(lease.gpus))
+    members = [
+        replace(facts, gang=gang, member=number, gpus=len(gpus), nodes=(node,))
+        for number, (node, gpus) in enumerate(by_node.items())
+    ]
+    hosts = ",".join(f"{member.name}.{service}={member.gpus}" for member in members)
+    end = list(facts.arguments).index("--")
+    own, command = facts.arguments[:end], facts.arguments[end:]
+    return tuple(
+        replace(
+            member,
+            arguments=(
+                *own,
+                f"--gang={hosts}",
+                f"--gang-node={member.member}",
+                f"--gang-timeout={start_s:g}",
+                *command,
+            ),
+            environment={
+                **facts.environment,
+                "CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(member.gpus)),
+                **lease.environment,
+            },
+        )
+        for member in members
     )
 
 

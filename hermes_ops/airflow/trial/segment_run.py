@@ -29,7 +29,7 @@ from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.trial.failure import Cause
-from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
+from hermes_ops.trial.outcome import FINISHED, INCOMPLETE, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
 
 REASON_CHARACTERS = 1_000
 MOST_WITHOUT_SPACE = 20
@@ -155,8 +155,13 @@ class SegmentRun:
         failed: bool = False,
         failure: SegmentFailure | None = None,
         without_space: bool = False,
+        incomplete: bool = False,
     ) -> None:
-        """Record that the segment has ended and that the trial goes on later."""
+        """Record that the segment has ended and that the trial goes on later.
+
+        One whose pods could not all start (`incomplete`) gets the GPUs of one node from then on, if
+        it takes so few.
+        """
         times = self._times_without_space() if without_space else 0
         self._close(outcome)
         if without_space or self.record.step > self.record.steps_at_start:
@@ -165,6 +170,9 @@ class SegmentRun:
             self.record = with_failure(self.record, failure or SegmentFailure(""))
             if self.record.cause == Cause.OTHER.value:
                 self.record = with_failed_size(self.record, self.lease.worker_count)
+        if incomplete:
+            most = max(map(len, self.lease.gpus_by_node.values()), default=0)
+            self.record = with_failed_size(self.record, most + 1)
         self._write()
         controller_wake_file().wake()
         defer(lambda: self.feed.pump_once(ended=True))
@@ -286,6 +294,8 @@ def exit_code_of(result: Mapping[str, Any]) -> int | None:
     outcome = result.get("outcome")
     if not outcome:
         return None
+    if result.get("cause") == Cause.INCOMPLETE.value:
+        return INCOMPLETE
     if outcome == SegmentOutcome.FINISHED.value:
         return FINISHED
     if outcome in PAUSED:

@@ -51,7 +51,7 @@ from hermes_ops.airflow.trial.segment_run import SegmentFailure, SegmentRun
 from hermes_ops.errors import HermesError, NotAllowed
 from hermes_ops.trial.disk_space import write_remedy
 from hermes_ops.trial.failure import Cause
-from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED
+from hermes_ops.trial.outcome import FINISHED, INCOMPLETE, INFRASTRUCTURE, PREEMPTED
 
 
 def reschedule_delay_s(min_heartbeat_interval_s: float) -> float:
@@ -239,9 +239,10 @@ class TrialTask:
             return self.end(segment_run, TrialOutcome(flag.final, flag.reason))
         if code == PREEMPTED:
             segment_run.pause(str(result.get("outcome") or "preempted"))
-            self.reschedule(f"stopped ({flag.reason if flag else 'its task was told to end'})")
-        if code == INFRASTRUCTURE:
-            segment_run.pause("infrastructure")
+            reason = flag.reason if flag else trouble or "its task was told to end"
+            self.reschedule(f"stopped ({reason})")
+        if code in (INFRASTRUCTURE, INCOMPLETE):
+            segment_run.pause("infrastructure", incomplete=code == INCOMPLETE)
             why = result.get("reason") or trouble or "its folder or GPU was still in use"
             self.reschedule(str(why))
         reported = [str(part) for part in (result.get("reason"), trouble) if part]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 from pathlib import Path
+from typing import Protocol
 
 from hermes_ops.trial.files import replace_file
 from hermes_ops.trial.output.line_reader import LineReader
@@ -14,6 +15,24 @@ from hermes_ops.trial.redaction import Mask
 LIMIT_BYTES = 1_048_576
 _BLOCK_BYTES = 65_536
 _PIPE_BYTES = 1_048_576  # the most that a pipe holds, for an ordinary user
+
+
+class WorkerLog(Protocol):
+    """The output of one worker."""
+
+    @property
+    def source(self) -> int | None:
+        """Return the handle to read from; None where nothing more comes."""
+
+    def read(self) -> None:
+        """Take in what has come; call it when `source` is readable."""
+
+    def drain(self) -> None:
+        """Take in what is in the pipe now."""
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines, without secrets and control characters."""
 
 
 class BoundedFile:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hermes_ops.trial.output.pattern_matcher import PatternMatcher
-from hermes_ops.trial.output.rank_log import RankLog
+from hermes_ops.trial.output.rank_log import WorkerLog
 from hermes_ops.trial.redaction import Mask
 
 _BLOCK_BYTES = 65_536
@@ -36,7 +36,7 @@ class Relay:
         mask: Mask | None = None,
         matcher: PatternMatcher | None = None,
         *,
-        logs: Sequence[RankLog] = (),
+        logs: Sequence[WorkerLog] = (),
     ) -> None:
         self._matcher = matcher
         self._logs = logs

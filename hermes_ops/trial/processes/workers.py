@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from hermes_ops.trial.outcome import FINISHED, PREEMPTED
-from hermes_ops.trial.output.rank_log import RankLog
+from hermes_ops.trial.output.rank_log import WorkerLog
 from hermes_ops.trial.processes.tree import Child
 
 FAILED_WAIT_S = 3.0
@@ -100,7 +100,7 @@ class WorkerProcesses:
     def __init__(
         self,
         children: Sequence[WorkerChild],
-        logs: Sequence[RankLog],
+        logs: Sequence[WorkerLog],
         is_aftermath: Callable[[int], bool],
     ) -> None:
         self.pid, self.output = children[0].pid, children[0].output

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hermes_ops.trial.outcome import SegmentEnding, SegmentOutcome
+from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentOutcome
 from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.supervisor.group_watchdog import GroupWatchdog, why_stuck
 
@@ -15,7 +16,7 @@ _LOOK_S = 1.0
 class GroupSupervision:
     """The workers of a segment beside the first one, whose output the supervisor reads itself.
 
-    `folder`: the one that they share.
+    `folder`: the one that they share. `lost_nodes`: those of its nodes that have fallen silent.
     """
 
     def __init__(
@@ -24,7 +25,9 @@ class GroupSupervision:
         folder: Path,
         watchdog: GroupWatchdog,
         start_timeout_s: float,
+        lost_nodes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        self._lost_nodes = lost_nodes
         self.workers = workers
         self.watchdog = watchdog
         self._folder = folder
@@ -65,10 +68,16 @@ class GroupSupervision:
         return self._tails_at_stop.get(rank, []) if rank else first
 
     def name_failed(self, ending: SegmentEnding) -> SegmentEnding:
-        """Return the ending with the worker that failed first in its reason."""
+        """Return the ending with the worker that failed first in its reason.
+
+        Where a node is lost the script has not failed: the trial goes on from its checkpoint.
+        """
         failure = self.workers.failure
         if failure is None or ending.outcome is not SegmentOutcome.FAILED:
             return ending
+        if lost := self._lost_nodes():
+            reason = f"nothing is heard of the trial's workers on {' and '.join(lost)}"
+            return SegmentEnding(SegmentOutcome.INTERRUPTED, reason, PREEMPTED)
         rank, size = failure.rank, self.workers.size
         where = f" (rank-{rank}.log in the trial's folder)" if rank else ""
         return ending._replace(reason=f"rank {rank} of {size} failed first{where}: {ending.reason}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes_ops.trial.gang.layout import STORE_PORT, Gang
 from hermes_ops.trial.workspace import COPY, SHARED
 
 MOST_WORKERS = 256
@@ -24,7 +25,8 @@ class SegmentOptions(NamedTuple):
     `advise_s`: when the user is told that nothing that it prints is read. `node`: checkpoints are
     on a volume of this node's own. `on_word`: touch nothing before a byte has come on standard
     input. `workers`: processes of the command; above 1 they get ranks. `tf_config`: and TF_CONFIG.
-    `start_timeout_s`: from the first worker that trains until all of them do.
+    `start_timeout_s`: from the first worker that trains until all of them do. `gang`: the nodes of
+    the workers where there are several; they wait `gang_timeout_s` for each other.
     """
 
     folder: Path
@@ -52,6 +54,8 @@ class SegmentOptions(NamedTuple):
     workers: int = 1
     tf_config: bool = False
     start_timeout_s: float = 600.0
+    gang: Gang | None = None
+    gang_timeout_s: float = 600.0
 
     @property
     def secondary(self) -> frozenset[str]:
@@ -72,6 +76,7 @@ def parse(arguments: Sequence[str] | None = None) -> SegmentOptions:
         parser.error("--gpus needs --gpu-locks, the folder of the lock files")
     if not 1 <= parsed.workers <= MOST_WORKERS:
         parser.error(f"--workers is a whole number from 1 to {MOST_WORKERS}, not {parsed.workers}")
+    gang = _parse_gang(parser, parsed)
     _check_pattern(parser, "--metric-pattern", parsed.metric_pattern)
     others = json.loads(os.environ.get(_OTHERS_VARIABLE) or "{}")
     for name, pattern in others.items():
@@ -101,7 +106,21 @@ def parse(arguments: Sequence[str] | None = None) -> SegmentOptions:
         workers=parsed.workers,
         tf_config=parsed.tf_config,
         start_timeout_s=parsed.start_timeout,
+        gang=gang,
+        gang_timeout_s=parsed.gang_timeout,
     )
+
+
+def _parse_gang(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Gang | None:
+    if parsed.gang is None:
+        return None
+    try:
+        gang = Gang.parse(parsed.gang, parsed.gang_node, parsed.gang_port)
+    except ValueError as error:
+        parser.error(f"--gang: {error}")
+    if gang.size != parsed.workers:
+        parser.error(f"--gang has {gang.size} workers, and --workers is {parsed.workers}")
+    return gang
 
 
 def _check_pattern(parser: argparse.ArgumentParser, what: str, pattern: str | None) -> None:
@@ -147,6 +166,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--start-timeout", type=float, default=600.0, metavar="S", help="until all workers train"
     )
+    parser.add_argument("--gang", metavar="HOST=K,...", help="the workers of each of its nodes")
+    parser.add_argument("--gang-node", type=int, default=0, metavar="N", help="which one this is")
+    parser.add_argument(
+        "--gang-timeout", type=float, default=600.0, metavar="S", help="until all nodes are there"
+    )
+    parser.add_argument("--gang-port", type=int, default=STORE_PORT, help=argparse.SUPPRESS)
     parser.add_argument("--on-word", action="store_true", help="wait for a byte on stdin first")
     parser.add_argument("--lock-wait", type=float, default=5.0, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command")

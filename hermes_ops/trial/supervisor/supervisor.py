@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class ScriptSupervisor:
 
     group: GroupSupervision | None = None  # of several workers
     _received_s: float | None = None  # when the output came that is taken in; None: now
+    _is_node_left = False  # another one, and nobody has told this one to stop since
     _is_full = False  # the disk, when values could not be written
 
     def __init__(self, options: SegmentOptions, folder: Folder, token: str, parent: int) -> None:
@@ -116,7 +117,20 @@ class ScriptSupervisor:
 
     def request_stop(self, *_: object) -> None:
         """Preempt: called by signal handlers. The second request ends the grace period."""
-        self._stop_requests += 1
+        if self._is_node_left:
+            self._is_node_left = False  # the first one, from this node too
+        else:
+            self._stop_requests += 1
+
+    def leave_node(self) -> None:
+        """Preempt, as another node of the trial has to be left; a stop of this one is the same."""
+        if not self._stop_requests:
+            self._stop_requests, self._is_node_left = 1, True
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Tell whether the trial is to be preempted."""
+        return self._stop_requests > 0
 
     def run(self, child: Child) -> tuple[SegmentEnding, int]:
         """Watch the child to its end; return the ending and the script's exit code."""
@@ -161,12 +175,18 @@ class ScriptSupervisor:
         """Tell whether the trial had reported values before this segment."""
         return self._had_values
 
-    def watch_group(self, workers: WorkerProcesses, folder: Path) -> None:
+    def watch_group(
+        self,
+        workers: WorkerProcesses,
+        folder: Path,
+        lost_nodes: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         """Let the child be that of several workers, which share that folder; before `run`."""
         self.status.workers = workers.size
         has_end = self._options.max_epochs is not None
         watchdog = GroupWatchdog(workers.size, self.status.step, by_steps=has_end)
-        self.group = GroupSupervision(workers, folder, watchdog, self._options.start_timeout_s)
+        timeout_s = self._options.start_timeout_s
+        self.group = GroupSupervision(workers, folder, watchdog, timeout_s, lost_nodes)
 
     @property
     def own_tail(self) -> list[str]:

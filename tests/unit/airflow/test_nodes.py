@@ -8,7 +8,7 @@ import pytest
 
 from hermes_ops.airflow.control.sweep_state import usable_gpus
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.hosts import NODES_VARIABLE, leased_nodes, node_names
+from hermes_ops.airflow.hosts import NODES_VARIABLE, leased_nodes, node_names, node_of_each
 from hermes_ops.airflow.metadata import PoolRow
 from hermes_ops.core.model import Snapshot
 from hermes_ops.errors import HermesError
@@ -34,6 +34,15 @@ def test_a_lease_names_the_nodes_of_its_gpus_and_none_on_one_machine() -> None:
     assert leased_nodes(named, (1, 2)) == ("a", "b")
     assert leased_nodes(named, (0, 1)) == ("a",)
     assert leased_nodes(Snapshot(0.0, usable_gpus(PoolRow(2, 0), ()), ()), (0,)) == ()
+
+
+def test_a_lease_names_the_node_of_each_gpu_where_all_are_known() -> None:
+    named = Snapshot(0.0, usable_gpus(PoolRow(4, 0), (), ("a", "a", "b")), ())
+    assert node_of_each(named, (2, 0)) == ("b", "a")
+    assert node_of_each(named, (0, 3)) == ()
+    spread = lease(gpus=(2, 0, 1), gpu_nodes=("b", "a", "a"))
+    assert spread.gpus_by_node == {"a": (0, 1), "b": (2,)}
+    assert lease(gpus=(2, 0)).gpus_by_node == {}
 
 
 CLAIMED = {"run_in": "pod", "pod": {"checkpoint_claims": {"node-b": "disk-b", "node-a": "disk-a"}}}
@@ -64,3 +73,25 @@ def test_a_trial_that_begins_from_scratch_is_free_of_its_node() -> None:
     anew = segment(1, running=False, segments=0, ended_s=110.0)
     used_up = lease(nodes=("node-b",), revoked=True, anew=2)
     assert bound(TrialRecords(row(0), used_up, None, anew), **CLAIMED) == [("node-a", "node-b")]
+
+
+GANG = {"gpus": {"min": 1, "max": 4}, "workers": "one_per_gpu", "run_in": "pod"}
+
+
+@pytest.mark.parametrize(
+    ("trial", "most"),
+    [
+        ({**GANG, "pod": {"gang_service": "gangs"}}, 4),
+        ({**GANG, "pod": {}}, 2),
+        ({**GANG, "pod": {"gang_service": "gangs"}, "workers": "one_process"}, 2),
+        ({**GANG, "pod": {"gang_service": "gangs", "checkpoint_claims": {"a": "disk"}}}, 2),
+    ],
+)
+def test_only_a_trial_with_a_worker_on_each_gpu_and_a_service_has_gpus_of_several_nodes(
+    trial: dict[str, Any], most: int
+) -> None:
+    spec = {"command": ["x"], "directory": "/", **trial}
+    sweep = sweep_with(TrialRecords(row(0), None, None, None), trial=spec)
+    (job,) = sweep.jobs(130.0, ("a", "a", "b", "b"))
+    assert job.max_gpus == most
+    assert bool(job.nodes) == (most == 2)

@@ -90,7 +90,7 @@ def test_every_key_of_a_pod_that_names_an_object_is_held_against_the_rules() -> 
     harmless = {
         "image", "pull_policy", "requests", "limits", "gpu_resource", "node_selector",
         "tolerations", "environment", "user", "read_only_root", "start_timeout_seconds",
-        "deferrable",
+        "deferrable", "gang_service",
     }  # fmt: skip
     naming = {
         "claim", "claim_folder", "template_file", "namespace", "service_account",

@@ -117,6 +117,7 @@ VALID: dict[str, Any] = {
             "claim": "hermes-trials",
             "claim_folder": "hermes/sweeps",
             "checkpoint_claims": {"node-a": "checkpoints-a"},
+            "gang_service": "hermes-gangs",
             "requests": {"cpu": "2", "memory": "4Gi"},
             "limits": {"memory": "8Gi"},
             "gpu_resource": "nvidia.com/gpu",

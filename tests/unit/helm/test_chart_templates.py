@@ -178,6 +178,33 @@ def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside
     ]
 
 
+def test_pods_of_one_trial_on_several_nodes_reach_each_other_and_no_other_pod(
+    render: Render,
+) -> None:
+    objects = render({"pool": {"slots": 4}})
+    policies = {
+        o["metadata"]["name"]: o["spec"]
+        for o in objects
+        if o["kind"] == "NetworkPolicy" and "-gang-" in o["metadata"]["name"]
+    }
+    assert sorted(policies) == ["hermes-gang-0", "hermes-gang-1", "hermes-gang-2"]
+    for name, policy in policies.items():
+        same = {"matchLabels": {"hermes-ops/gang": name.removeprefix("hermes-gang-")}}
+        assert policy["podSelector"] == same
+        assert policy["ingress"] == [{"from": [{"podSelector": same}]}]
+        assert policy["egress"] == [{"to": [{"podSelector": same}]}]
+    service = one(objects, "Service", "hermes-gangs", "hermes-trials")["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    defaults, _ = trials(objects)
+    assert defaults.gang_service == "hermes-gangs"
+
+
+def test_without_trials_on_several_nodes_nothing_is_opened_for_them(render: Render) -> None:
+    objects = render({"trials": {"severalNodes": False}})
+    assert not [o for o in objects if "-gang" in o["metadata"]["name"]]
+    assert trials(objects)[0].gang_service is None
+
+
 def test_the_rights_on_volumes_last_as_long_as_the_job_that_needs_them(render: Render) -> None:
     objects = render()
     wide = [o for o in objects if "share-volume" in o["metadata"]["name"]]

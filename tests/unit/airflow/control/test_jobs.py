@@ -232,6 +232,7 @@ def test_with_claims_only_their_nodes_count_and_a_trial_stays_on_its_own() -> No
         (replace(PODS, is_pod=False), NODES),
         (replace(PODS, most_gpus=None), NODES),
         (PODS, ()),
+        (replace(PODS, may_span_nodes=True), NODES),
         (replace(PODS, gpus=3), NODES),  # the pod is pending, as Kubernetes says
     ],
 )

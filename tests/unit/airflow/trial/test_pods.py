@@ -24,13 +24,17 @@ from hermes_ops.airflow.trial.pods import (
     HermesPodTrialOperator,
     end_pods,
     facts_of,
+    gang_facts,
     prepare,
     spec_of,
     template,
 )
 from hermes_ops.airflow.trial.segment_run import SegmentRun, exit_code_of, exit_code_reader
 from hermes_ops.config import PodSpec, RunIn, SweepConfig, leased_pod, parse
+from hermes_ops.config.workers import Workers
 from hermes_ops.errors import ConfigError, HermesError, NotAllowed
+from hermes_ops.kubernetes import PodRequest, manifest
+from hermes_ops.trial.outcome import INCOMPLETE
 from tests.unit.airflow.builders import SWEEP, DictStore, lease, segment
 
 HOOK: Any = SimpleNamespace(get_namespace=lambda: "of-the-connection", is_in_cluster=False)
@@ -87,6 +91,78 @@ def test_the_workers_of_a_trial_run_inside_its_one_pod() -> None:
     assert "--tf-config" in arguments[: arguments.index("--")]
     assert facts.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert (facts.gpus, facts.most_gpus) == (2, 4)
+
+
+SPREAD: Any = {"workers": "one_per_gpu", "gpu_nodes": ("node-b", "node-a"), "most_gpus": 4}
+
+
+def gang_of(spec: PodSpec, **changes: Any) -> tuple[PodRequest, ...]:
+    own = segment_run(**{**SPREAD, **changes})
+    return gang_facts(facts_of(own, spec, SWEEP, 4, 2), own.lease, spec, 45.0)
+
+
+def test_a_trial_on_several_nodes_has_a_pod_on_each_with_the_gpus_that_it_holds_there() -> None:
+    spec = SPEC.model_copy(update={"gang_service": "gangs"})
+    first, other = gang_of(spec)
+    assert [(p.nodes, p.gpus, p.member) for p in (first, other)] == [
+        (("node-b",), 1, 0), (("node-a",), 1, 1),
+    ]  # fmt: skip
+    assert other.name == f"{first.name}-1"
+    hosts = f"--gang={first.name}.gangs=1,{other.name}.gangs=1"
+    for number, facts in enumerate((first, other)):
+        own = list(facts.arguments[: facts.arguments.index("--")])
+        assert own[-3:] == [hosts, f"--gang-node={number}", "--gang-timeout=45"]
+        assert own[own.index("--workers") + 1] == "2"
+        assert facts.arguments[-2:] == ("python", "train.py")
+        assert facts.environment["CUDA_VISIBLE_DEVICES"] == "0"
+        pod = manifest(spec, facts)
+        assert pod["metadata"]["labels"]["hermes-ops/gang"] == "2"  # the lowest of its slots
+        assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (facts.name, "gangs")
+
+
+@pytest.mark.parametrize(
+    ("service", "changes"),
+    [
+        (None, {}),
+        ("gangs", {"gpu_nodes": ("node-a", "node-a")}),
+        ("gangs", {"gpu_nodes": ()}),
+        ("gangs", {"workers": "one_process"}),
+    ],
+)
+def test_any_other_trial_has_one_pod(service: str | None, changes: dict[str, Any]) -> None:
+    spec = SPEC.model_copy(update={"gang_service": service})
+    (facts,) = gang_of(spec, **changes)
+    assert (facts.gpus, facts.gang) == (2, None)
+    assert not any(word.startswith("--gang") for word in facts.arguments)
+    pod = manifest(spec, facts)
+    assert "hermes-ops/gang" not in pod["metadata"]["labels"]
+    assert "subdomain" not in pod["spec"]
+
+
+def test_the_service_of_trials_on_several_nodes_is_the_sweeps_own_from_its_plan_on(
+    home: Path,
+) -> None:
+    (home / "pod.yaml").write_text("image: a\nclaim: trials\ngang_service: gangs\n")
+    plain = pod_sweep({})
+    assert check_pods(plain) is plain
+    workers = plain.trial.model_copy(update={"workers": Workers.ONE_PER_GPU})
+    planned = check_pods(plain.model_copy(update={"trial": workers}))
+    assert planned.trial.pod == PodSpec(gang_service="gangs")
+
+
+def test_a_segment_whose_pods_were_not_all_there_is_told_from_other_interruptions() -> None:
+    assert exit_code_of({"outcome": "interrupted", "cause": "incomplete"}) == INCOMPLETE
+    assert exit_code_of({"outcome": "interrupted", "cause": ""}) == 75
+
+
+@pytest.mark.parametrize(("incomplete", "failed_size"), [(True, 2), (False, None)])
+def test_after_pods_that_could_not_all_start_a_trial_gets_the_gpus_of_one_node(
+    incomplete: bool, failed_size: int | None
+) -> None:
+    own = segment_run(**SPREAD)
+    own.pause("infrastructure", incomplete=incomplete)
+    assert own.record.failed_size == failed_size
+    assert own.record.failures == 0
 
 
 def test_the_sweep_goes_before_the_installation_and_the_connection_names_the_namespace(

@@ -1,4 +1,8 @@
-"""Checkpoints on a claim for each node: a trial that is preempted goes on where it began."""
+"""A pool that knows its nodes: checkpoints on a claim for each, and trials on several of them.
+
+A trial whose checkpoints are on its node's claim goes on where it began. One with a worker on each
+GPU grows over two nodes, shrinks, and outlives a node.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,17 @@ from tests.k8s.conftest import (
     gpus_of,
     preempted_with_the_same_curve,
 )
-from tests.k8s.faults import pods_seen
+from tests.k8s.faults import START_S, pods_seen
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1500)]
 
 RATES = [0.01, 0.02, 0.03, 0.04, 0.6, 0.7, 0.8, 0.9]  # the last ones fall fastest
 EPOCHS, PAUSE_S, SWEEP_S = 16, 0.8, 600.0
 MOUNT = "/hermes/trial/checkpoints"
+START_TIMEOUT_S = 40
+CHANGE_S = 180.0
+LOST_S = 420.0
+"""Until a trial goes on without a node: the cluster notices it, and a pod for it is given up."""
 
 
 @dataclass
@@ -174,3 +182,107 @@ def test_a_trial_that_begins_from_scratch_may_begin_anywhere_and_has_no_old_chec
     alone = harness.plain_curve(tmp_path / "alone", rate, epochs)
     assert [loss for _, loss in sweep.curve(0)] == pytest.approx(alone, abs=1e-9)
     assert disks.left(sweep.id) == []
+
+
+# -- trials on several nodes -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def gang_service(cluster: Cluster) -> str:
+    """The headless Service by which the pods of a trial find each other."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"app.kubernetes.io/component": "gang"},
+    }
+    service = {"metadata": {"name": "gangs"}, "spec": spec}
+    cluster.api.create_namespaced_service(cluster.namespace, service)
+    return "gangs"
+
+
+class GangSweep:
+    """A sweep of one trial of scripts/workers.py, which trains slowly while a file is there."""
+
+    def __init__(self, lab: PodLab, name: str, service: str) -> None:
+        content = harness.workers(name, harness.alike(1), Path("/hermes/trial"), Path("lasts"))
+        command = [word if word != "workers.py" else "/scripts/workers.py"
+                   for word in content["trial"]["command"]]  # fmt: skip
+        command[command.index("lasts")] = "/hermes/trial/lasts"
+        command[command.index("--pause") + 1] = "4.0"  # it lasts as long as all that happens to it
+        pod = {
+            "checkpoint_claims": {},
+            "gang_service": service,
+            "start_timeout_seconds": START_TIMEOUT_S,
+        }
+        content["trial"] |= {
+            "command": command, "directory": "/scripts", "run_in": "pod", "pod": pod,
+        }  # fmt: skip
+        self.sweep = lab.start(content)
+        self.folder = self.sweep.folder / "trials" / "0"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lasts = self.folder / "lasts"
+        self.lasts.touch()
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(segment["gpus"]) for segment in self.sweep.segments(0)]
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """The facts of all workers, in the order in which they have started."""
+        facts = [json.loads(f.read_text() or "{}") for f in self.folder.glob("*-*.json")]
+        return sorted((f for f in facts if "rank" in f), key=lambda f: float(f["time_s"]))
+
+    def trains(self, size: int) -> bool:
+        """Tell whether it trains with so many workers, of which all have started."""
+        before = sum(self.sizes[:-1])
+        begun = len(self.sizes) and self.sizes[-1] == size
+        return bool(begun and len(self.starts) >= before + size)
+
+    def end(self) -> None:
+        self.lasts.unlink()
+        self.sweep.await_end(CHANGE_S)
+
+
+def places(cluster: Cluster, sweep: str) -> list[tuple[str, int]]:
+    """The node and the GPUs of each pod of a sweep that runs."""
+    up = [p for p in cluster.pods(sweep=sweep) if p["status"].get("phase") == "Running"]
+    return sorted((p["spec"]["nodeName"], gpus_of(p)) for p in up)
+
+
+@contextlib.contextmanager
+def without(cluster: Cluster, node: str) -> Iterator[None]:
+    """A node that answers nobody while the block lasts."""
+    cluster.tool("kill", f"kubelet-{node}")
+    try:
+        yield
+    finally:
+        cluster.tool("start", f"kubelet-{node}")
+
+
+def test_a_trial_grows_over_two_nodes_shrinks_for_another_and_outlives_a_node(
+    node_lab: PodLab, gang_service: str, tmp_path: Path
+) -> None:
+    cluster = node_lab.cluster
+    with node_lab.policy("doubling", guard_k=0), node_lab.sampled_pods() as sampler:
+        first = GangSweep(node_lab, "gang", gang_service)
+        harness.await_(lambda: first.trains(4) and first.sweep.lines(0) > 3, START_S)
+        assert places(cluster, first.sweep.id) == [("node-a", 2), ("node-b", 2)]
+        assert sorted(f["rank"] for f in first.starts) == [0, 1, 2, 3]
+        assert {(f["size"], f["gpus"]) for f in first.starts} == {(4, "0,1")}
+        second = GangSweep(node_lab, "other", gang_service)
+        harness.await_(lambda: first.trains(2) and second.trains(2), CHANGE_S)
+        second.end()
+        harness.await_(lambda: first.trains(4), CHANGE_S)
+        assert first.sizes == [4, 2, 4]
+        with without(cluster, "node-b"):
+            harness.await_(lambda: first.sizes[-1] == 2, LOST_S)
+            harness.await_(lambda: ("node-a", 2) in places(cluster, first.sweep.id), CHANGE_S)
+            first.end()
+    assert first.sweep.states() == second.sweep.states() == {0: "finished"}
+    outcomes = [segment["outcome"] for segment in first.sweep.segments(0)]
+    assert "failed" not in outcomes
+    assert outcomes[-1] == "finished"
+    assert sampler.most_gpus <= 4
+    plain = harness.plain_curve(tmp_path / "plain", harness.alike(1)[0], harness.LONG)
+    assert [value for _, value in first.sweep.curve(0)] == pytest.approx(plain)

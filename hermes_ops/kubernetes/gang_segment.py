@@ -1,0 +1,129 @@
+"""The lifecycle of a segment on several nodes: a pod on each, all or none of them.
+
+The first pod owns the trial: its end is the segment's. The others only run workers. If one of them
+does not start in time, none may go on; if one is lost later, the others are stopped in order, and
+the trial goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hermes_ops.kubernetes.pod_segment import PodSegment
+
+INCOMPLETE = 256
+"""Exit code of a segment whose pods have not all started, as in `hermes_ops.trial.outcome`."""
+
+
+class GangStep(enum.Enum):
+    """What is to be done with the pods of a segment."""
+
+    WAIT = "wait"
+    STOP = "stop"
+    GIVE_UP = "give up"
+
+
+class PodState(NamedTuple):
+    """What is known of a pod that is not the first: `code` is None while its container runs."""
+
+    has_started: bool
+    code: int | None
+    is_being_deleted: bool
+
+
+def next_step(first_started: bool, others: Sequence[PodState]) -> GangStep:
+    """Decide, while the first pod has not ended.
+
+    A pod whose container has ended with 0 has been dismissed by the first one, which is about to
+    end. One that is lost before all have started leaves a gang that never was.
+    """
+    lost = [pod for pod in others if pod.code not in (None, 0)]
+    if lost and not (first_started and all(pod.has_started for pod in others)):
+        return GangStep.GIVE_UP
+    if lost or any(pod.is_being_deleted and pod.code is None for pod in others):
+        return GangStep.STOP
+    return GangStep.WAIT
+
+
+@dataclass(slots=True)
+class GangSegment:
+    """A segment that runs as several pods, followed by the task that has started it."""
+
+    first: PodSegment
+    others: tuple[PodSegment, ...]
+    emit: Callable[[str], None]
+    holder: None = field(default=None, init=False)  # no trigger holds several pods
+    handed_over: bool = field(default=False, init=False)
+    trouble: str = field(default="", init=False)
+    _is_stopped: bool = False
+    _given_up: bool = False
+
+    def start(self) -> None:
+        """Start the clocks; the first poll creates or adopts the pods."""
+        for pod in self._pods:
+            pod.start()
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit code, or None when the segment still runs after that many seconds."""
+        if self._given_up:
+            return INCOMPLETE
+        code = self.first.wait(0.0 if self._is_starting else seconds)
+        if code is not None:
+            self.trouble = self.trouble or self.first.trouble
+            return code
+        for pod in self.others:
+            pod.wait(seconds if self._is_starting else 0.0)
+        return self._take(next_step(self.first.has_started, [_state(pod) for pod in self.others]))
+
+    def stop(self) -> None:
+        """Ask the script to checkpoint and exit, on all nodes."""
+        self._is_stopped = True
+        for pod in self._pods:
+            pod.stop()
+
+    def hurry(self) -> None:
+        """Shorten the grace period: the trial has ended for good."""
+        for pod in self._pods:
+            pod.hurry()
+
+    def release(self) -> None:
+        """Stop following the pods, which go on."""
+        for pod in self._pods:
+            pod.release()
+
+    def finish(self) -> None:
+        """Delete the pods at the same time and wait until all are gone."""
+        for pod in self._pods:
+            pod.stop()
+            pod.wait(0.0)
+        for pod in self._pods:
+            pod.finish()
+
+    @property
+    def _pods(self) -> tuple[PodSegment, ...]:
+        return (self.first, *self.others)
+
+    @property
+    def _is_starting(self) -> bool:
+        return not all(pod.has_started for pod in self._pods)
+
+    def _take(self, step: GangStep) -> int | None:
+        if step is GangStep.WAIT or self._is_stopped:
+            return None
+        reasons = [f"{pod.name}: {pod.trouble}" for pod in self.others if pod.trouble]
+        if step is GangStep.GIVE_UP:
+            self._given_up = True
+            why = "; ".join(reasons) or "one has ended"
+            self.trouble = f"not all of its {len(self._pods)} pods have started: {why}"
+            return INCOMPLETE
+        self.trouble = "; ".join(reasons) or "one of its pods is being deleted"
+        self.emit(f"All pods of the trial are stopped: {self.trouble}")
+        self.stop()
+        return None
+
+
+def _state(pod: PodSegment) -> PodState:
+    return PodState(pod.has_started, pod.exit_code, pod.is_being_deleted)
