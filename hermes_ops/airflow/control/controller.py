@@ -239,6 +239,7 @@ class Controller:
         sweeps = self.cluster.sweeps
         limits = {SweepId(s): sweep.spec.config.budget.max_parallel for s, sweep in sweeps.items()}
         self.monitor.observed(snapshot, {s: n for s, n in limits.items() if n is not None})
+        self.monitor.observed_teams(snapshot, self.quota.quota)
         trials = {sweep_id: sweep.trials for sweep_id, sweep in sweeps.items()}
         self.monitor.observed_trials(trials, snapshot.time_s)
         self.monitor.fails(len(self.cluster.faults.faults))
