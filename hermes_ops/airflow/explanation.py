@@ -146,8 +146,13 @@ def ownership(job: Mapping[str, Any]) -> str:
 
 
 def quota_lines(view: Mapping[str, Any] | None) -> list[str]:
-    """Return a line for each team of the pool's quota: what it holds; none without a quota."""
-    return [_team_line(team) for team in ((view or {}).get("quota") or {}).get("teams", ())]
+    """Return a line for each team of the pool's quota: what it holds; none without a quota.
+
+    Then a line for each limit of a user's GPU-hours.
+    """
+    quota = (view or {}).get("quota") or {}
+    teams = [_team_line(team) for team in quota.get("teams", ())]
+    return [*teams, *(_user_line(user) for user in quota.get("users", ()))]
 
 
 def scaling_line(view: Mapping[str, Any] | None) -> str:
@@ -162,6 +167,11 @@ def _team_line(team: Mapping[str, Any]) -> str:
         f"{whose}: {team['held']} GPUs held, {team['borrowed']} of them borrowed; "
         f"{team['guaranteed']} guaranteed{limit}; {team['waiting']} trials wait"
     )
+
+
+def _user_line(user: Mapping[str, Any]) -> str:
+    used, limit = figure(user["gpu_hours"], 4), figure(user["limit_gpu_hours"], 4)
+    return f"User {user['user']}: {used} of {limit} GPU-hours of this {user['period']} used"
 
 
 def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:

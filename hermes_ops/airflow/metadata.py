@@ -10,6 +10,7 @@ public REST interface (`client.py`).
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -146,6 +147,12 @@ def check_version() -> None:
         )
 
 
+class _SharedConnection(threading.local):
+    """The connection by which a thread reads in a block of `single_connection`, if it is in one."""
+
+    connection: Connection | None = None
+
+
 class Metadata:
     """Reads and re-ranks through one SQLAlchemy engine (SQLite or PostgreSQL)."""
 
@@ -164,7 +171,7 @@ class Metadata:
         self._dag: Any = DagModel.__table__
         self._note: Any = TaskInstanceNote.__table__
 
-        self._asking: Connection | None = None
+        self._asking = _SharedConnection()
         self._joined: dict[int, dict[tuple[tuple[str, int], str], tuple[str, str]]] = {}
 
     @classmethod
@@ -496,19 +503,19 @@ class Metadata:
     def single_connection(self) -> Iterator[None]:
         """Let one connection read all that this thread reads in the block."""
         with self._connected() as connection:
-            self._asking = connection
+            self._asking.connection = connection
             try:
                 yield
             finally:
-                self._asking = None
+                self._asking.connection = None
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         from sqlalchemy import exc
 
         try:
-            if self._asking is not None:
-                yield self._asking
+            if self._asking.connection is not None:
+                yield self._asking.connection
                 return
             with self.engine.connect() as connection:
                 yield connection

@@ -183,8 +183,8 @@ def quota(
     if file is not None:
         _set_quota(connection, path, file)
     elif remove:
-        _administrator(connection)
-        path.unlink(missing_ok=True)
+        by = str(current_person(_administrator(connection)))
+        QuotaSettings.remove(path, by, time.time())
         typer.echo(f"The pool {connection.pool} has no quota from now on.")
     else:
         _show_quota(connection.pool, QuotaSettings.load(path), as_json=as_json)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hermes_ops.cli.tables import TableColumn, TableRow, fit_table
+from hermes_ops.core.amounts import figure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hermes_ops.config.pool_quota import OthersSpec, PoolQuota
+    from hermes_ops.config.pool_quota import OthersSpec, PoolQuota, UserSpec
 
 _TEAMS = (
     TableColumn("team"),
@@ -19,7 +20,13 @@ _TEAMS = (
     TableColumn("weight", right=True),
     TableColumn("users", wraps=True),
 )
-_USERS = (TableColumn("user"), TableColumn("GPUs at once", right=True))
+_USERS = (
+    TableColumn("user"),
+    TableColumn("GPUs at once", right=True),
+    TableColumn("sweeps", right=True),
+    TableColumn("GPU-h a day", right=True),
+    TableColumn("a month", right=True),
+)
 
 
 def quota_tables(quota: PoolQuota, width: int) -> Iterator[RenderableType]:
@@ -28,8 +35,12 @@ def quota_tables(quota: PoolQuota, width: int) -> Iterator[RenderableType]:
     rows.append(_team("others", quota.others, "everybody else"))
     yield fit_table("", _TEAMS, rows, width)
     if quota.users:
-        limited = (TableRow((user.name, str(user.gpus))) for user in quota.users)
-        yield fit_table("", _USERS, limited, width)
+        yield fit_table("", _USERS, map(_user, quota.users), width)
+
+
+def _user(user: UserSpec) -> TableRow:
+    limits = (user.gpus, user.sweeps, user.gpu_hours_per_day, user.gpu_hours_per_month)
+    return TableRow((user.name, *("any" if n is None else figure(n, 7) for n in limits)))
 
 
 def _team(name: str, team: OthersSpec, users: str) -> TableRow:

@@ -17,15 +17,18 @@ from hermes_ops.cli.connection import Home
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
     from hermes_ops.cli.sweep_location import SweepLocation
-    from hermes_ops.core.usage import TrialUse, Usage
+    from hermes_ops.config.pool_quota import PoolQuota
+    from hermes_ops.core.usage import Figures, TrialUse
     from hermes_ops.tracking.runs import SweepRun
 
 MOST_SWEEPS = 1_000
-COLUMNS = (
-    "trials", "gpu_seconds", "trained_gpu_seconds", "lost_gpu_seconds", "waiting_seconds",
-    "preemptions",
-)  # fmt: skip
-HEADS = ("trials", "GPU-s", "trained", "lost", "waiting, s", "preemptions")
+COLUMNS = {
+    "trials": "trials", "gpu_seconds": "GPU-s", "trained_gpu_seconds": "trained",
+    "lost_gpu_seconds": "lost", "borrowed_gpu_seconds": "borrowed", "lent_gpu_seconds": "lent",
+    "waiting_seconds": "waiting, s", "preemptions": "preempted", "preemptions_caused": "caused",
+}  # fmt: skip
+"""The figures of a row, and their heads in the table."""
+PRICE = {"price": "price"}
 UNKNOWN = {"user": "unknown", "team": "none"}
 
 
@@ -38,6 +41,9 @@ def usage(
     *,
     since: Annotated[str, typer.Option(help="A date, as 2026-11-01 (UTC).", metavar="DATE")],
     by: Annotated[str, typer.Option(help="user, team, sweep or day.")] = "user",
+    rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Price of a GPU-hour; the quota file's `rate`.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     home: Home = None,
@@ -51,14 +57,26 @@ def usage(
         raise typer.BadParameter(f"--by is {by!r}; allowed: {', '.join(BY)}")
     if as_json and as_csv:
         raise typer.BadParameter("name --json or --csv, not both")
-    since_s, now_s = _date_s(since), time.time()
-    rows = used(_trial_uses(connect(home), since_s), by, since_s, now_s)
+    since_s, now_s, connection = _date_s(since), time.time(), connect(home)
+    quota = _pool_quota(connection)
+    uses = _trial_uses(connection, since_s, {} if quota is None else quota.team_of_user)
+    usages = used(uses, by, since_s, now_s, None if quota is None else quota.quota())
+    rate = quota.rate if rate is None and quota is not None else rate
+    rows = [row.document(rate) for row in usages]
     if as_json:
-        typer.echo(json.dumps({"by": by, "since": since, "usage": [r.document() for r in rows]}))
+        typer.echo(json.dumps({"by": by, "since": since, "usage": rows}))
     elif as_csv:
-        typer.echo(_csv(by, rows), nl=False)
+        typer.echo(_csv(by, rows, COLUMNS if rate is None else COLUMNS | PRICE), nl=False)
     else:
-        _print(by, rows)
+        _print(by, rows, COLUMNS if rate is None else COLUMNS | PRICE)
+
+
+def _pool_quota(connection: Connection) -> PoolQuota | None:
+    """Return the quota of the pool, None without one."""
+    from hermes_ops.airflow.control.quota_settings import QuotaSettings
+
+    settings = QuotaSettings.load(QuotaSettings.file(connection.pool))
+    return None if settings is None else settings.quota
 
 
 def _date_s(text: str) -> float:
@@ -69,19 +87,19 @@ def _date_s(text: str) -> float:
         raise typer.BadParameter(f"--since is {text!r}; write a date as 2026-11-01") from None
 
 
-def _trial_uses(connection: Connection, since_s: float) -> Iterator[TrialUse]:
+def _trial_uses(
+    connection: Connection, since_s: float, teams: Mapping[str, str]
+) -> Iterator[TrialUse]:
     """Yield the trials that may have been there since then, of all pools."""
-    from hermes_ops.airflow.control.quota_settings import QuotaSettings
     from hermes_ops.core.usage import TrialUse
 
     sweeps = _sweeps(connection, since_s)
     users = owners(connection, sweeps)
-    settings = QuotaSettings.load(QuotaSettings.file(connection.pool))
-    teams: Mapping[str, str] = {} if settings is None else settings.quota.team_of_user
     for sweep_id, run in sweeps.items():
         user, began_s = users.get(sweep_id, ""), run.started_ms / 1000
         for trial in connection.tracker.trials(run.ref):
-            yield TrialUse(sweep_id, user, teams.get(user, ""), began_s, trial.segments)
+            team, pool = teams.get(user, ""), run.tags.get("hermes.pool", connection.pool)
+            yield TrialUse(sweep_id, user, team, began_s, trial.segments, pool)
 
 
 def _sweeps(connection: Connection, since_s: float) -> dict[str, SweepRun]:
@@ -128,17 +146,16 @@ def _owner_of_untriggered(connection: Connection, place: SweepLocation) -> str:
     return str(sorted(names)[0])
 
 
-def _csv(by: str, rows: Sequence[Usage]) -> str:
+def _csv(by: str, rows: Sequence[Figures], columns: Mapping[str, str]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow((by, *COLUMNS))
+    writer.writerow((by, *columns))
     for row in rows:
-        figures = row.document()
-        writer.writerow((row.key, *(figures[name] for name in COLUMNS)))
+        writer.writerow((row["key"], *(row[name] for name in columns)))
     return out.getvalue()
 
 
-def _print(by: str, rows: Sequence[Usage]) -> None:
+def _print(by: str, rows: Sequence[Figures], heads: Mapping[str, str]) -> None:
     from rich.console import Console
 
     from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
@@ -146,11 +163,19 @@ def _print(by: str, rows: Sequence[Usage]) -> None:
     if not rows:
         typer.echo("No trial held GPUs or waited since then.")
         return
-    columns = (TableColumn(by), *(TableColumn(head, right=True) for head in HEADS))
-    cells = []
-    for row in rows:
-        figures = row.document()
-        numbers = (f"{figures[name]:,.0f}" for name in COLUMNS)
-        cells.append(TableRow((row.key or UNKNOWN.get(by, ""), *numbers)))
+    columns = (TableColumn(by), *(TableColumn(head, right=True) for head in heads.values()))
+    cells = [
+        TableRow(
+            (str(row["key"]) or UNKNOWN.get(by, ""), *(_number(name, row[name]) for name in heads))
+        )
+        for row in rows
+    ]
     console = Console()
     print_whole(console, fit_table("", columns, cells, console.width))
+
+
+def _number(name: str, value: str | float | None) -> str:
+    """Return a figure for the table: prices with cents, nothing where there is none."""
+    if value is None or isinstance(value, str):
+        return ""
+    return f"{value:,.2f}" if name in PRICE else f"{value:,.0f}"

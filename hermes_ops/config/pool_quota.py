@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from hermes_ops.config.fields import Model
 from hermes_ops.config.files import Document, KeyPath, dotted, read_document
 from hermes_ops.config.problems import translate_errors, with_line
-from hermes_ops.core.quota import HALF_LIFE_S, Quota, TeamQuota
+from hermes_ops.core.quota import HALF_LIFE_S, Quota, TeamQuota, UserBudget
 from hermes_ops.errors import ConfigError, Problem
 
 _HOUR_S = 3_600.0
@@ -24,6 +24,8 @@ _MOST_NAMES = 10_000
 PersonName = Annotated[str, Field(min_length=1, max_length=250, examples=["ann"])]
 TeamName = Annotated[str, Field(min_length=1, max_length=250, examples=["vision"])]
 GpuCount = Annotated[int, Field(ge=0, le=_MOST_GPUS, examples=[4])]
+SweepCount = Annotated[int, Field(ge=0, le=1_000_000, examples=[2])]
+GpuHours = Annotated[float, Field(ge=0, le=1e9, examples=[100.0])]
 Weight = Annotated[float, Field(ge=1e-6, le=1e9, examples=[2.0])]
 
 
@@ -52,8 +54,20 @@ class UserSpec(Model):
 
     name: PersonName
     """The user's name, as in Airflow."""
-    gpus: GpuCount
-    """The GPUs that the user's trials may hold at once."""
+    gpus: GpuCount | None = None
+    """The GPUs that the user's trials may hold at once; null: no limit."""
+    sweeps: SweepCount | None = None
+    """The sweeps of the user that may train at once; null: no limit."""
+    gpu_hours_per_day: GpuHours | None = None
+    """The GPU-hours that the user's trials may use in a day (UTC); null: no limit."""
+    gpu_hours_per_month: GpuHours | None = None
+    """The GPU-hours that the user's trials may use in a month (UTC); null: no limit."""
+
+    @property
+    def has_budget(self) -> bool:
+        """True with a limit of sweeps or of GPU-hours."""
+        limits = (self.sweeps, self.gpu_hours_per_day, self.gpu_hours_per_month)
+        return any(limit is not None for limit in limits)
 
 
 class PoolQuota(Model):
@@ -71,6 +85,9 @@ class PoolQuota(Model):
     half_life_hours: Annotated[float, Field(gt=0, le=1e6)] = HALF_LIFE_S / _HOUR_S
     """Hours after which past use counts half among borrowers."""
 
+    rate: Annotated[float | None, Field(ge=0, le=1e9)] = None
+    """The price of a GPU-hour, for `hermes usage`."""
+
     @cached_property
     def team_of_user(self) -> Mapping[str, str]:
         """The team of each user that a team lists."""
@@ -80,9 +97,10 @@ class PoolQuota(Model):
         """Return the quotas as the core has them."""
         return Quota(
             tuple(_core(team, team.name) for team in self.teams),
-            tuple((user.name, user.gpus) for user in self.users),
+            tuple((user.name, user.gpus) for user in self.users if user.gpus is not None),
             _core(self.others, ""),
             self.half_life_hours * _HOUR_S,
+            tuple(_budget(user) for user in self.users if user.has_budget),
         )
 
 
@@ -127,6 +145,16 @@ def _checked(document: Document, source: str, name: str, gpus: int | None) -> Po
 
 def _core(spec: OthersSpec, name: str) -> TeamQuota:
     return TeamQuota(name, spec.guaranteed, spec.borrow, spec.weight)
+
+
+def _budget(user: UserSpec) -> UserBudget:
+    return UserBudget(
+        user.name, user.sweeps, _seconds(user.gpu_hours_per_day), _seconds(user.gpu_hours_per_month)
+    )
+
+
+def _seconds(hours: float | None) -> float | None:
+    return None if hours is None else hours * _HOUR_S
 
 
 def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPath, Problem]]:

@@ -54,6 +54,17 @@ class DecayedUse:
             holds[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
         return DecayedUse(tuple(sorted(use.items())), tuple(sorted(holds.items())), snapshot.time_s)
 
+    def plus(self, earlier: DecayedUse, half_life_s: float) -> DecayedUse:
+        """Return this use and what was used before another, earlier moment, at this use's time."""
+        if self.at_s is None:
+            return earlier
+        passed_s = max(0.0, self.at_s - (self.at_s if earlier.at_s is None else earlier.at_s))
+        left = 2.0 ** (-passed_s / half_life_s)
+        use = dict(self.gpu_s)
+        for team, used in earlier.gpu_s:
+            use[team] = use.get(team, 0.0) + used * left
+        return DecayedUse(tuple(sorted(use.items())), self.held, self.at_s)
+
     def factors(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Return each team's weight times its fair-share factor 2^(-U / S), above 0.
 

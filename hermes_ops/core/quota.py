@@ -35,11 +35,35 @@ class TeamQuota:
         return inf if self.borrow is None else self.guaranteed + self.borrow
 
 
+@dataclass(frozen=True, slots=True)
+class UserBudget:
+    """What a user may have beside a number of GPUs at once; None: no limit.
+
+    `sweeps` at once, GPU-seconds a day and a month, both in UTC.
+    """
+
+    user: str
+    sweeps: int | None = None
+    gpu_s_per_day: float | None = None
+    gpu_s_per_month: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = (self.sweeps, self.gpu_s_per_day, self.gpu_s_per_month)
+        if not all(limit is None or 0 <= limit < inf for limit in limits):
+            raise ValueError("the limits of a user are finite numbers from 0")
+
+    @property
+    def limits_gpu_time(self) -> bool:
+        """True with a limit of GPU-seconds."""
+        return self.gpu_s_per_day is not None or self.gpu_s_per_month is not None
+
+
 @dataclass(frozen=True)
 class Quota:
     """The quotas of a pool. A job of no team named here belongs to `others`.
 
-    `user_limits` are the GPUs that a user may hold at once; `half_life_s` (above 0) is the time
+    `user_limits` are the GPUs that a user may hold at once, `user_budgets` its other limits;
+    `half_life_s` (above 0) is the time
     after which past use of borrowed and own GPUs counts half.
     """
 
@@ -47,6 +71,7 @@ class Quota:
     user_limits: tuple[tuple[str, int], ...] = ()
     others: TeamQuota = TeamQuota("")
     half_life_s: float = HALF_LIFE_S
+    user_budgets: tuple[UserBudget, ...] = ()
 
     def __post_init__(self) -> None:
         names = [team.name for team in self.everyone]
@@ -71,6 +96,16 @@ class Quota:
     def limit_of_user(self) -> Mapping[str, int]:
         """The GPUs that each limited user may hold at once."""
         return dict(self.user_limits)
+
+    @cached_property
+    def budget_of_user(self) -> Mapping[str, UserBudget]:
+        """The other limits of each user that has some."""
+        return {budget.user: budget for budget in self.user_budgets}
+
+    @property
+    def limits_gpu_time(self) -> bool:
+        """Whether the GPU time of a user is limited."""
+        return any(budget.limits_gpu_time for budget in self.user_budgets)
 
     @property
     def has_limits(self) -> bool:

@@ -1,16 +1,23 @@
-"""Who used how much of the GPUs: held, trained and lost GPU-seconds, waiting, preemptions."""
+"""Who used how much of the GPUs: held, lost, borrowed and lent time, waiting, preemptions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from math import inf
 
+from hermes_ops.core.loan_time import HeldSpan, LoanTime
+from hermes_ops.core.quota import Quota
 from hermes_ops.core.summary import Segment
 
+Figures = dict[str, str | float | None]
 BY = ("user", "team", "sweep", "day")
+TAKEN_WITHIN_S = 60.0
+"""A trial that starts on a preempted trial's GPU within so many seconds has caused that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,7 @@ class TrialUse:
     team: str
     submitted_s: float
     segments: tuple[Segment, ...]
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,9 @@ class Usage:
 
     `gpu_seconds` is the time for which GPUs were held, `lost_gpu_seconds` the part of it in which
     scripts started and read checkpoints back. `waiting_seconds` is that before segments.
+    `borrowed_gpu_seconds` is the part of `gpu_seconds` beyond the guarantee of the team,
+    `lent_gpu_seconds` what others had of the guarantees: None where no team has any, and of a user
+    or a sweep. `preemptions_caused` counts preemptions of others for trials of this one.
     """
 
     key: str
@@ -38,15 +49,19 @@ class Usage:
     lost_gpu_seconds: float = 0.0
     waiting_seconds: float = 0.0
     preemptions: int = 0
+    preemptions_caused: int = 0
+    borrowed_gpu_seconds: float = 0.0
+    lent_gpu_seconds: float | None = None
 
     @property
     def trained_gpu_seconds(self) -> float:
         """The GPU-seconds that were held and not lost."""
         return self.gpu_seconds - self.lost_gpu_seconds
 
-    def document(self) -> dict[str, str | int | float]:
-        """Return the figures by name."""
-        return {**asdict(self), "trained_gpu_seconds": self.trained_gpu_seconds}
+    def document(self, rate: float | None = None) -> Figures:
+        """Return the figures by name, with a price where a GPU-hour has one."""
+        price = {} if rate is None else {"price": self.gpu_seconds / 3_600.0 * rate}
+        return {**asdict(self), "trained_gpu_seconds": self.trained_gpu_seconds, **price}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +77,29 @@ class _Stretch:
 
 
 def usage(
-    trials: Iterable[TrialUse], by: str, since_s: float = 0.0, now_s: float = inf
+    trials: Iterable[TrialUse],
+    by: str,
+    since_s: float = 0.0,
+    now_s: float = inf,
+    quota: Quota | None = None,
 ) -> tuple[Usage, ...]:
     """Return the use between two moments, sorted by its key: one of BY.
 
     Segments that run still count until `now_s`. A trial counts in each group in which it held GPUs
-    or waited. The sums over all groups are the same whatever the groups are.
+    or waited. The sums over all groups are the same whatever the groups are, but for what is lent,
+    which belongs to teams. Loans are those under the quota, if there is one.
     """
+    trials = tuple(trials)
+    groups = _held(trials, by, since_s, now_s)
+    for key, number in _caused(trials, by, since_s, now_s).items():
+        groups[key] = replace(groups.get(key, Usage(key)), preemptions_caused=number)
+    if quota is not None:
+        _count_loans(groups, trials, by, (since_s, now_s), quota)
+    return tuple(groups[key] for key in sorted(groups))
+
+
+def _held(trials: Sequence[TrialUse], by: str, since_s: float, now_s: float) -> dict[str, Usage]:
+    """Return what trials held and lost, and how long they waited, by group."""
     groups: dict[str, Usage] = {}
     for trial in trials:
         touched = set[str]()
@@ -84,7 +115,79 @@ def usage(
                 preemptions=usage.preemptions + part.is_preempted,
             )
             touched.add(key)
-    return tuple(groups[key] for key in sorted(groups))
+    return groups
+
+
+def _count_loans(
+    groups: dict[str, Usage],
+    trials: Sequence[TrialUse],
+    by: str,
+    between: tuple[float, float],
+    quota: Quota,
+) -> None:
+    """Add to the groups what was borrowed and lent; days are counted one by one."""
+    spans: dict[str, list[HeldSpan]] = defaultdict(list)
+    for trial in trials:
+        for key, part in _parts(trial, by, *between):
+            if part.gpus:
+                span = HeldSpan(trial.team, key, part.start_s, part.end_s, part.gpus)
+                spans[key if by == "day" else ""].append(span)
+    for each in spans.values():
+        loans = LoanTime.from_spans(each, quota)
+        for key, gpu_s in loans.borrowed_gpu_s.items():
+            groups[key] = replace(groups[key], borrowed_gpu_seconds=gpu_s)
+        for key, gpu_s in _lent(loans.lent_gpu_s, by, each[0].key).items():
+            groups[key] = replace(groups.get(key, Usage(key)), lent_gpu_seconds=gpu_s)
+
+
+def _lent(of_teams: Mapping[str, float], by: str, day: str) -> Mapping[str, float]:
+    """Return what was lent by group: by team, or on that day by all of them."""
+    if by == "team":
+        return of_teams
+    return {day: sum(of_teams.values())} if by == "day" else {}
+
+
+def _caused(trials: Sequence[TrialUse], by: str, since_s: float, now_s: float) -> dict[str, int]:
+    """Return how many preemptions each group has caused: its trials started on the GPUs first."""
+    starts = _starts(trials)
+    caused: dict[str, int] = defaultdict(int)
+    for number, trial in enumerate(trials):
+        for end_s, gpus in _preemptions(trial):
+            queues = (starts[trial.pool, gpu] for gpu in gpus)
+            takers = [taker for queue in queues if (taker := _taker(queue, end_s, number))]
+            if takers and since_s <= end_s <= now_s:
+                caused[_day(end_s) if by == "day" else _key(trials[min(takers)[1]], by)] += 1
+    return caused
+
+
+def _preemptions(trial: TrialUse) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yield when the trial was preempted, and on which GPUs."""
+    for segment in trial.segments:
+        if segment.outcome == "preempted" and segment.end_s is not None:
+            yield segment.end_s, segment.gpus
+
+
+def _starts(trials: Sequence[TrialUse]) -> dict[tuple[str, int], list[tuple[float, int]]]:
+    """Return when which trials, by their place, began on each GPU of each pool, in order."""
+    starts: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
+    for number, trial in enumerate(trials):
+        for segment in trial.segments:
+            for gpu in segment.gpus:
+                starts[trial.pool, gpu].append((segment.start_s, number))
+    for each in starts.values():
+        each.sort()
+    return starts
+
+
+def _taker(
+    starts: Sequence[tuple[float, int]], end_s: float, number: int
+) -> tuple[float, int] | None:
+    """Return the start of another trial that is the first one on a GPU after that time, if soon."""
+    place = bisect_left(starts, (end_s, -1))
+    found = starts[place] if place < len(starts) else None
+    if found is None or found[1] == number or found[0] > end_s + TAKEN_WITHIN_S:
+        return None
+    return found
 
 
 def _parts(
@@ -104,12 +207,11 @@ def _parts(
     if by == "day":
         yield from ((_day(part.start_s), part) for whole in counting for part in _by_day(whole))
         return
-    key_of: dict[str, Callable[[TrialUse], str]] = {
-        "user": lambda t: t.user,
-        "team": lambda t: t.team,
-        "sweep": lambda t: t.sweep,
-    }
-    yield from ((key_of[by](trial), part) for part in counting)
+    yield from ((_key(trial, by), part) for part in counting)
+
+
+def _key(trial: TrialUse, by: str) -> str:
+    return {"user": trial.user, "team": trial.team, "sweep": trial.sweep}[by]
 
 
 def _stretches(trial: TrialUse, now_s: float) -> Iterator[_Stretch]:

@@ -172,6 +172,11 @@ def sizes_jobs(name: str) -> bool:
     return bool(getattr(POLICIES[name], "sizes", False))
 
 
+def compares_trials(name: str) -> bool:
+    """Return True for a policy that ranks a trial among the trials of its sweep; False: unknown."""
+    return name in POLICIES and bool(getattr(POLICIES[name], "compares", False))
+
+
 def takes_prior(name: str) -> bool:
     """Return True for a policy that learns from the trials of earlier sweeps."""
     return "prior" in _parameters(POLICIES[name])

@@ -43,6 +43,7 @@ class Asha:
     kill: bool = False
     name: ClassVar[str] = "asha"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("eta", self.eta, 2)

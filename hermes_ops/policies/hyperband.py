@@ -33,6 +33,7 @@ class Hyperband:
     kill: bool = False
     name: ClassVar[str] = "hyperband"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("eta", self.eta, 2)

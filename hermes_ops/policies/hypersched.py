@@ -35,6 +35,7 @@ class HyperSched:
     deadline_s: float | None = None
     name: ClassVar[str] = "hypersched"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("eta", self.eta, 2)

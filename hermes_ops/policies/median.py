@@ -54,6 +54,7 @@ class Median:
     kill: bool = False
     name: ClassVar[str] = "median"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("grace_steps", self.grace_steps, 1)

@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.goodput import BatchTable
-from hermes_ops.core.model import Grant, Job, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.nodes import on_allowed_node
 from hermes_ops.core.oracle import GoodputOracle
 from hermes_ops.core.order import submission
 from hermes_ops.core.sizes import StepTime
@@ -167,17 +168,23 @@ def _restart_factors(problem: SizingProblem, jobs: Sequence[Job], sizes: tuple[i
 
 
 def _still_possible(problem: SizingProblem, grants: tuple[Grant, ...]) -> tuple[Grant, ...] | None:
-    """Return the grants if all jobs with GPUs have theirs, and the others can have them."""
+    """Return the grants if all jobs with GPUs have theirs, and the others can have them.
+
+    A job that is stopping can have none yet.
+    """
     snapshot = problem.snapshot
     granted = {grant.job: grant for grant in grants}
     if any(granted.get(job) != now for job, now in snapshot.retained.items()):
         return None  # it is not that decision whose moves are under way
-    able = {job.id for job in problem.jobs} | snapshot.retained.keys()
+    able = {job.id: job for job in problem.jobs if job.phase is not Phase.STOPPING}
     pool = set(snapshot.node_of)
     for grant in grants:
-        if grant.job not in able or not pool.issuperset(grant.gpus):
+        if grant.job in snapshot.retained:
+            continue
+        job = able.get(grant.job)
+        if job is None or not (job.takes(len(grant.gpus)) and pool.issuperset(grant.gpus)):
             return None
-        if not snapshot.index[grant.job].takes(len(grant.gpus)):
+        if not on_allowed_node(snapshot, job, grant.gpus):
             return None
     return grants or None
 

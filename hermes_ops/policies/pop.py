@@ -64,6 +64,7 @@ class Pop:
     kill: bool = False
     name: ClassVar[str] = "pop"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("grace_steps", self.grace_steps, 1)

@@ -37,6 +37,7 @@ class SuccessiveHalving:
     kill: bool = False
     name: ClassVar[str] = "successive-halving"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("eta", self.eta, 2)

@@ -24,7 +24,7 @@ from hermes_ops.core.quota import Quota
 from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import ConfigError, Problem
-from hermes_ops.policies import make_policy, sizes_jobs
+from hermes_ops.policies import compares_trials, make_policy, sizes_jobs
 from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.metrics import Metrics, measure, regret
 from hermes_ops.simulator.oracle import OracleBest, oracle
@@ -78,7 +78,8 @@ class Contender:
         policy = guards.around(policy) if self.guards else policy
         if self.quota is not None:
             quantum = Quantum(guards.k if self.guards else 0.0, guards.default_switch_s)
-            policy = WithinQuota(policy, self.quota, quantum)
+            compares = compares_trials(self.policy)
+            policy = WithinQuota(policy, self.quota, quantum, compares=compares)
         return policy if sizes_jobs(self.policy) else _one_size(policy, draw.workload)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.core.guards import Aging, AntiThrash
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, Stop
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Policy, Snapshot, Stop
 from hermes_ops.core.plan import check, diff, explained
 from hermes_ops.policies import needs_shares, sizes_jobs
 from hermes_ops.simulator.engine import layout, simulate
@@ -57,25 +57,7 @@ class PolicyContract:
         name: str, data: st.DataObject
     ) -> None:
         policy = built(name, data.draw(st.sampled_from(sorted(WRAPPERS))))
-        snapshot, memory = data.draw(histories(name, policy))
-        plan, after = policy.decide(snapshot, memory)
-        check(snapshot, plan)
-        assert_at_home(snapshot, plan)
-        actions = diff(snapshot, plan)
-
-        spoken_of = {j.id for j in snapshot.jobs if j.phase in (Phase.PENDING, Phase.WAITING)}
-        spoken_of |= {grant.job for grant in plan.grants} | set(plan.ends)
-        spoken_of |= {a.job for a in actions if isinstance(a, Stop)}
-        assert spoken_of <= plan.reasons.keys()
-
-        shuffled = replace(
-            snapshot,
-            jobs=tuple(data.draw(st.permutations(snapshot.jobs))),
-            gpus=tuple(data.draw(st.permutations(snapshot.gpus))),
-        )
-        again = policy.decide(shuffled, memory)
-        assert comparable(again) == comparable((plan, after))
-        assert diff(shuffled, again[0]) == actions
+        assert_sound(name, policy, data)
 
     @staticmethod  # hypothesis wants no instance of the class
     @given(data=st.data())
@@ -220,6 +202,32 @@ class PolicyContract:
         for work in workload.jobs:
             own = [s for s in run.segments if s.job == work.id]
             assert all(b.begin_s - a.end_s <= bound_s for a, b in pairwise(own))
+
+
+def assert_sound(name: str, policy: Policy[Any], data: st.DataObject) -> None:
+    """Check that a plan is possible, explained and the same in any order of jobs and GPUs.
+
+    `policy` is the one of that name, perhaps within others.
+    """
+    snapshot, memory = data.draw(histories(name, policy))
+    plan, after = policy.decide(snapshot, memory)
+    check(snapshot, plan)
+    assert_at_home(snapshot, plan)
+    actions = diff(snapshot, plan)
+
+    spoken_of = {j.id for j in snapshot.jobs if j.phase in (Phase.PENDING, Phase.WAITING)}
+    spoken_of |= {grant.job for grant in plan.grants} | set(plan.ends)
+    spoken_of |= {a.job for a in actions if isinstance(a, Stop)}
+    assert spoken_of <= plan.reasons.keys()
+
+    shuffled = replace(
+        snapshot,
+        jobs=tuple(data.draw(st.permutations(snapshot.jobs))),
+        gpus=tuple(data.draw(st.permutations(snapshot.gpus))),
+    )
+    again = policy.decide(shuffled, memory)
+    assert comparable(again) == comparable((plan, after))
+    assert diff(shuffled, again[0]) == actions
 
 
 def sizes_under(name: str, work: Work) -> tuple[int, ...]:

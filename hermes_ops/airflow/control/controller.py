@@ -19,6 +19,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
-from hermes_ops.airflow.control.past_use import past_use
+from hermes_ops.airflow.control.past_use import PastUse, past_use
 from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
 from hermes_ops.airflow.control.pool_file import publish_trouble
 from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
@@ -54,6 +55,8 @@ from hermes_ops.tracking import Tracker
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
+
+    from hermes_ops.config.pool_quota import PoolQuota
 
 log = logging.getLogger("hermes.controller")
 
@@ -150,10 +153,13 @@ class Controller:
     _log_again_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.quota = QuotaInForce(QuotaSettings.file(self.cluster.pool), self._past_use)
+
+    def _past_use(self, quota: PoolQuota) -> Future[PastUse]:
+        """Read what teams and users have used until now, while the rounds go on."""
         cluster = self.cluster
-        self.quota = QuotaInForce(
-            QuotaSettings.file(cluster.pool),
-            lambda quota: past_use(cluster.metadata, cluster.pool, quota, cluster.clock()),
+        return cluster.applier.background.submit(
+            past_use, cluster.metadata, cluster.pool, quota, cluster.clock()
         )
 
     def run(self) -> int:
@@ -233,6 +239,7 @@ class Controller:
         sweeps = self.cluster.sweeps
         limits = {SweepId(s): sweep.spec.config.budget.max_parallel for s, sweep in sweeps.items()}
         self.monitor.observed(snapshot, {s: n for s, n in limits.items() if n is not None})
+        self.monitor.observed_teams(snapshot, self.quota.quota)
         trials = {sweep_id: sweep.trials for sweep_id, sweep in sweeps.items()}
         self.monitor.observed_trials(trials, snapshot.time_s)
         self.monitor.fails(len(self.cluster.faults.faults))

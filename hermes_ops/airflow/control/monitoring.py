@@ -41,8 +41,11 @@ from hermes_ops.airflow.control.pool_health import (
     oldest_checkpoint_s,
     silent_trials,
 )
+from hermes_ops.airflow.control.team_metrics import TeamMetrics
 from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.core.loans import team_holdings
 from hermes_ops.core.model import Action, Phase, Snapshot, Stop, SweepId
+from hermes_ops.core.quota import Quota
 from hermes_ops.errors import ConfigError, Problem, Unavailable
 from hermes_ops.trial.failure import Cause
 
@@ -140,6 +143,7 @@ class Monitor:
             "cause",
         )
         self._failed = FailureCounter()
+        self._teams = TeamMetrics(self._pool, self.registry)
         for gauge in (self._idle, self._start_s, self._silent, self._checkpoint_s):
             gauge.labels(self._pool)
         for cause in Cause:
@@ -255,6 +259,11 @@ class Monitor:
         self._start_s.labels(self._pool).set(longest_start_s(snapshot))
         self._silent.labels(self._pool).set(silent_trials(snapshot))
         self._idle.labels(self._pool).set(idle_gpus(snapshot, max_parallel))
+
+    def observed_teams(self, snapshot: Snapshot, quota: Quota | None) -> None:
+        """Show what each team of the pool's quota holds and waits for; no team without a quota."""
+        holdings = () if quota is None else team_holdings(snapshot, quota)
+        self._teams.observe(holdings, snapshot.time_s)
 
     def observed_trials(self, trials: Mapping[str, Sequence[TrialRecords]], now_s: float) -> None:
         """Show what has been recorded of the trials of every sweep that runs, by sweep."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from hermes_ops.airflow.control.sweep_state import owner
 from hermes_ops.airflow.metadata import Metadata, RunRow
 from hermes_ops.airflow.records import SegmentRecord, SweepRecord, decode
 from hermes_ops.config.pool_quota import PoolQuota
 from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.gpu_time import GpuTime, month_start_s
 
 HALF_LIVES = 5
 """Sweeps that ended earlier count less than 1 / 32, and are left out."""
@@ -16,19 +18,32 @@ HALF_LIVES = 5
 MOST_SWEEPS = 1_000
 
 
-def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> DecayedUse:
-    """Return what each team of the quota has used in the pool until `now_s` (Unix time).
+class PastUse(NamedTuple):
+    """What teams have used, with its decay, and the GPU time of users in this day and month."""
 
-    Unavailable while Airflow's database does not answer.
+    teams: DecayedUse
+    users: GpuTime
+
+
+def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> PastUse:
+    """Return what each team and limited user of the quota has used in the pool until `now_s`.
+
+    That is Unix time. Unavailable while Airflow's database does not answer.
     """
-    half_life_s = quota.quota().half_life_s
+    core = quota.quota()
+    half_life_s, budgets = core.half_life_s, core.budget_of_user
     since_s = max(0.0, now_s - HALF_LIVES * half_life_s)
+    if core.limits_gpu_time:
+        since_s = min(since_s, month_start_s(now_s))
     with metadata.single_connection():
         sweeps = metadata.sweeps_since(since_s, MOST_SWEEPS)
         spans = [span for past in sweeps for span in _spans(metadata, past.run, pool, now_s)]
     team_of = quota.team_of_user
     by_team = ((team_of.get(user, ""), start, end, gpus) for user, start, end, gpus in spans)
-    return DecayedUse.from_spans(by_team, half_life_s, now_s)
+    return PastUse(
+        DecayedUse.from_spans(by_team, half_life_s, now_s),
+        GpuTime.from_spans((span for span in spans if span[0] in budgets), now_s),
+    )
 
 
 def _spans(

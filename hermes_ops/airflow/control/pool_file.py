@@ -23,6 +23,7 @@ from hermes_ops.core.loans import borrowing_jobs, team_holdings
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.quota import Quota
 from hermes_ops.core.summary import failure_lines
+from hermes_ops.core.user_limits import gpu_time_limits
 from hermes_ops.trial.files import replace_file
 
 MOST_TRIED_AGAIN = 3
@@ -73,7 +74,18 @@ def publish(
 
 def _quota(snapshot: Snapshot, core: Quota, quota: QuotaInForce) -> dict[str, Any]:
     teams = [asdict(holding) for holding in team_holdings(snapshot, core)]
-    return {"teams": teams, "scaling": quota.scaling(len(snapshot.gpus))}
+    users = [
+        {
+            "user": budget.user,
+            "period": limit.period,
+            "gpu_hours": limit.used_gpu_s / 3_600.0,
+            "limit_gpu_hours": limit.limit_gpu_s / 3_600.0,
+        }
+        for budget in core.user_budgets
+        for limit in gpu_time_limits(budget, quota.time, snapshot.time_s)
+    ]
+    document = {"teams": teams, "scaling": quota.scaling(len(snapshot.gpus))}
+    return document | ({"users": users} if users else {})
 
 
 def publish_trouble(pool: str, trouble: Mapping[str, Any] | None) -> None:

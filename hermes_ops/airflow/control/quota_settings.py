@@ -1,7 +1,7 @@
 """The quota of a pool: its teams and limits, who set it and when.
 
 `HERMES_HOME/quota-<pool>.json` holds it. Without that file the pool has no quota: every sweep
-counts alike but for its weight.
+counts alike but for its weight. A file that says so removes a quota; one that vanishes does not.
 """
 
 from __future__ import annotations
@@ -9,23 +9,29 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hermes_ops.airflow.control.past_use import PastUse
 from hermes_ops.airflow.control.policy_settings import read_object
 from hermes_ops.airflow.folders import home
 from hermes_ops.config.pool_quota import PoolQuota, parse_quota
 from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.guards import Quantum
 from hermes_ops.core.model import Policy
 from hermes_ops.core.options import GuardOptions
 from hermes_ops.core.quota import Quota
 from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
 from hermes_ops.errors import HermesError
+from hermes_ops.policies import compares_trials
 from hermes_ops.trial.files import write_json
 
 log = logging.getLogger("hermes.controller")
+
+_RESTORE = "Set it again with `hermes pool quota FILE`, or remove it with --remove."
 
 _LATEST_S = 1e11  # in the year 5138: a later time is none
 
@@ -40,7 +46,9 @@ class QuotaSettings:
 
     @classmethod
     def load(cls, path: Path) -> QuotaSettings | None:
-        """Return the settings of the file, None if there is none; HermesError if it is malformed.
+        """Return the settings of the file, None if it is not there or says that there is no quota.
+
+        Raise HermesError if it is malformed.
 
         A ConfigError names the keys that are wrong.
         """
@@ -51,6 +59,8 @@ class QuotaSettings:
         except (OSError, UnicodeDecodeError) as error:
             raise HermesError(f"{path} cannot be read ({error}): set the quota again.") from error
         value = read_object(text, str(path))
+        if value.get("quota", value) is None:
+            return None
         quota, at_s = parse_quota(value.get("quota"), str(path)), value.get("at_s")
         if not (isinstance(at_s, int | float) and 0 <= at_s < _LATEST_S):
             at_s = 0.0
@@ -66,6 +76,12 @@ class QuotaSettings:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, self.document(), durable=True)
 
+    @staticmethod
+    def remove(path: Path, by: str, at_s: float) -> None:
+        """Write durably that the pool has no quota; a running controller adopts that as well."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"quota": None, "by": by, "at_s": at_s}, durable=True)
+
     def document(self) -> dict[str, Any]:
         """Return what the file has."""
         return {"quota": self.quota.model_dump(mode="json"), "by": self.by, "at_s": self.at_s}
@@ -75,25 +91,33 @@ class QuotaSettings:
 class QuotaInForce:
     """The quota that a controller keeps, and what the teams have used.
 
-    While its file is malformed, the quota in force stays.
+    While its file is malformed, or if it vanishes, the quota in force stays. What the teams used
+    before is read meanwhile, as that may take long, and counts once it is there.
     """
 
     path: Path
-    past_use: Callable[[PoolQuota], DecayedUse] = lambda _: DecayedUse()
+    past_use: Callable[[PoolQuota], Future[PastUse]] | None = None
     use: DecayedUse = field(default_factory=DecayedUse)
+    time: GpuTime = field(default_factory=GpuTime)
     settings: QuotaSettings | None = None
     quota: Quota | None = None
     _version: tuple[int, int, int] | None = None
     _was_read: bool = False
     _scaled_to: int | None = None
+    _reading: Future[PastUse] | None = None
 
     def refresh(self) -> bool:
         """Read the file if it has changed; return whether another quota is in force from now on.
 
         Raise HermesError if the first file that is read is malformed: there is no quota to keep.
         """
+        self._add_past_use()
         version = _version(self.path)
         if self._was_read and version == self._version:
+            return False
+        if version is None and self.settings is not None:
+            self._version = version
+            log.error("The pool's quota stays as it is: %s is gone. %s", self.path, _RESTORE)
             return False
         try:
             settings = QuotaSettings.load(self.path)
@@ -117,23 +141,32 @@ class QuotaInForce:
     def _adopt(self, settings: QuotaSettings | None) -> None:
         self.settings, self._scaled_to = settings, None
         if settings is None:
-            self.quota, self.use = None, DecayedUse()
+            self.quota, self.use, self.time = None, DecayedUse(), GpuTime()
+            self._reading = None
             log.info("The pool has no quota from now on")
             return
-        self.quota, self.use = settings.quota.quota(), self._past_use(settings.quota)
+        self.quota, self.use = settings.quota.quota(), DecayedUse()
+        self._reading = None if self.past_use is None else self.past_use(settings.quota)
+        self.time = GpuTime(is_known=self._reading is None)
+        self._add_past_use()
         teams = ", ".join(f"{team.name} {team.guaranteed}" for team in self.quota.teams)
         by = f", set by {settings.by}" if settings.by else ""
         log.info("The pool's quota guarantees GPUs to these teams: %s%s", teams or "none", by)
 
-    def _past_use(self, quota: PoolQuota) -> DecayedUse:
-        """Return what the teams have used; nothing if that cannot be read."""
+    def _add_past_use(self) -> None:
+        """Add what the teams used before, once it has been read; nothing if it cannot be."""
+        if self._reading is None or self.quota is None or not self._reading.done():
+            return
+        reading, self._reading = self._reading, None
         try:
-            return self.past_use(quota)
+            past = reading.result()
+            self.use = self.use.plus(past.teams, self.quota.half_life_s)
+            self.time = self.time.plus(past.users)
         except HermesError as error:
             log.warning("What the teams used before does not count: %s", error)
         except Exception:  # a record of another release: the quota holds without it
             log.exception("What the teams used before does not count")
-        return DecayedUse()
+        self.time = replace(self.time, is_known=True)
 
     def enclose(
         self,
@@ -145,13 +178,15 @@ class QuotaInForce:
         if self.quota is None:
             return policy, memory
         quantum = Quantum(guards.k, guards.default_switch_s)
-        return WithinQuota(policy, self.quota, quantum), QuotaMemory(memory, self.use)
+        compares = compares_trials(policy.name)
+        within = WithinQuota(policy, self.quota, quantum, compares=compares)
+        return within, QuotaMemory(memory, self.use, self.time)
 
     def release(self, memory: Any) -> Any:  # noqa: ANN401 - any policy's memory
         """Keep the use in a memory of `enclose` after a decision; return the policy's own part."""
         if not isinstance(memory, QuotaMemory):
             return memory
-        self.use = memory.use
+        self.use, self.time = memory.use, memory.time
         return memory.inner
 
     def scaling(self, gpus: int) -> str:
@@ -179,9 +214,9 @@ class QuotaInForce:
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when the file is replaced; None without a file."""
+    """Return what changes when the file is replaced; None where it is not to be seen."""
     try:
         found = os.stat(path)
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

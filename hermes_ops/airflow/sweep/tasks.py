@@ -202,7 +202,11 @@ class PlanOperator(BaseOperator):
         return as_tag(warnings)
 
     def _tags(self, config: SweepConfig) -> dict[str, str]:
-        tags = {"hermes.sampler": config.search.algorithm.value, "hermes.name": config.name}
+        tags = {
+            "hermes.sampler": config.search.algorithm.value,
+            "hermes.name": config.name,
+            "hermes.pool": config.pool,
+        }
         return {**tags, **self.nights.tags} if self.nights is not None else tags
 
 

@@ -66,6 +66,7 @@ class ElasticFrontrunner:
     near_s: float = 300.0
     name: ClassVar[str] = "elastic-frontrunner"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
     sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

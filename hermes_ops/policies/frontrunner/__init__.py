@@ -90,6 +90,7 @@ class Frontrunner:
     prior: tuple[PastTrial, ...] = ()
     name: ClassVar[str] = "frontrunner"
     preempts: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def initial(self) -> Commitments:
         """Return no commitments."""

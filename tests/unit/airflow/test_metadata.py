@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,6 +209,15 @@ def test_what_is_read_in_one_go_is_read_by_one_connection(engine: Engine) -> Non
         assert len(taken) == 1
     own.sweeps()
     assert len(taken) == 2
+
+
+def test_a_thread_beside_such_a_block_reads_by_a_connection_of_its_own(engine: Engine) -> None:
+    taken: list[object] = []
+    event.listen(engine, "checkout", lambda *_: taken.append(None))
+    own = Metadata(engine)
+    with own.single_connection(), ThreadPoolExecutor(1) as beside:
+        assert beside.submit(own.sweeps).result() == ()
+        assert len(taken) == 2
 
 
 def test_a_database_that_goes_away_in_one_go_is_unavailable_then_read_again(

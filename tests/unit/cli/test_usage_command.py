@@ -20,7 +20,9 @@ NOON_S = 1_793_534_400.0  # 2026-11-01 12:00 UTC
 def run_of(sweep: str, state: str = "finished", ended_s: float | None = NOON_S) -> Any:
     ended_ms = None if ended_s is None else int(ended_s * 1000)
     started_ms = int((NOON_S - 100.0) * 1000)
-    return SimpleNamespace(ref=sweep, state=state, started_ms=started_ms, ended_ms=ended_ms)
+    times = {"started_ms": started_ms, "ended_ms": ended_ms}
+    tags = {"hermes.pool": f"pool of {sweep}"}  # where each has the GPUs 0 and 1
+    return SimpleNamespace(ref=sweep, state=state, tags=tags, **times)
 
 
 class Mlflow:
@@ -82,6 +84,9 @@ ROW = {
     "lost_gpu_seconds": 10.0,
     "waiting_seconds": 30.0,
     "preemptions": 1,
+    "preemptions_caused": 0,
+    "borrowed_gpu_seconds": 70.0,
+    "lent_gpu_seconds": None,
 }
 
 
@@ -89,6 +94,17 @@ def test_the_use_of_each_owner_is_counted(capsys: pytest.CaptureFixture[str]) ->
     document = json.loads(said(capsys, "--since", "2026-10-31", "--json"))
     assert [row.pop("key") for row in document["usage"]] == ["", "ann", "bob"]
     assert document["usage"] == [ROW, ROW, ROW]
+
+
+def test_a_rate_gives_each_row_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(said(capsys, "--since", "2026-10-31", "--rate", "3600", "--json"))
+    assert [row["price"] for row in document["usage"]] == pytest.approx([70.0] * 3)
+    data = {"teams": [{"name": "vision", "guaranteed": 1, "users": ["ann"]}], "rate": 36.0}
+    QuotaSettings(parse_quota(data, "test")).write(QuotaSettings.file("gpus"))
+    table = said(capsys, "--since", "2026-10-31", "--by", "team", "--csv").splitlines()
+    assert table[0].endswith(",preemptions,preemptions_caused,price")
+    assert float(table[2].rpartition(",")[2]) == pytest.approx(0.7)
+    assert "0.70" in said(capsys, "--since", "2026-10-31", "--by", "team")
 
 
 @pytest.mark.parametrize(

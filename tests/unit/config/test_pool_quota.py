@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hermes_ops.config.pool_quota import PoolQuota, load_quota
-from hermes_ops.core.quota import TeamQuota
+from hermes_ops.core.quota import TeamQuota, UserBudget
 from hermes_ops.errors import ConfigError
 
 GOOD = """\
@@ -15,6 +15,7 @@ teams:
     guaranteed: 4
 users:
   - {name: ann, gpus: 4}
+  - {name: bob, sweeps: 1, gpu_hours_per_day: 1.5}
 half_life_hours: 24
 """
 
@@ -30,6 +31,7 @@ def test_a_quota_file_becomes_the_quota_of_the_core(tmp_path: Path) -> None:
     quota = read.quota()
     assert quota.teams == (TeamQuota("vision", 8, 4, 2.0), TeamQuota("speech", 4))
     assert quota.limit_of_user == {"ann": 4}
+    assert quota.user_budgets == (UserBudget("bob", 1, 5_400.0),)
     assert quota.half_life_s == 86_400
     assert read.team_of_user == {"ann": "vision", "bob": "vision"}
 
@@ -48,6 +50,12 @@ def test_a_quota_file_becomes_the_quota_of_the_core(tmp_path: Path) -> None:
         ("teams: [{name: a, users: [x]}, {name: b, users: [x]}]", "teams[1].users[0]", "in 'a'"),
         ("teams: [{name: a, guaranteed: 17}]", "teams", "at most 16, which the pool has"),
         ("teams: []\nusers: [{name: x, gpus: 1.5}]", "quota.yaml:2 users[0].gpus", "whole number"),
+        ("teams: []\nusers: [{name: x, sweeps: -1}]", "users[0].sweeps", "0 or more"),
+        (
+            "teams: []\nusers: [{name: x, gpu_hours_per_day: .nan}]",
+            "quota.yaml:2 users[0].gpu_hours_per_day",
+            "number",
+        ),
         ("- 1", "", "mapping"),
     ],
 )

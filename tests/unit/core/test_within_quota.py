@@ -306,6 +306,22 @@ def test_trials_are_ended_by_what_all_trials_of_their_sweep_have_shown(name: str
     assert ended > 10
 
 
+def test_a_trial_keeps_its_rank_among_trials_that_wait_for_their_team() -> None:
+    """Alone at its rung it would not be promoted, and a new one would start."""
+    quota = Quota((TeamQuota("a", 1, borrow=0), TeamQuota("b", 3)))
+    at_rung = [
+        replace(of_team("a", n, curve=curve(1.0 + n)), phase=Phase.WAITING) for n in range(3)
+    ]
+    jobs = [*at_rung, *(of_team("a", n) for n in range(3, 9)), of_team("b", 0)]
+    snapshot, asha = world(*jobs, gpus=4), make_policy("asha", {})
+    policy = WithinQuota(asha, quota, compares=True)
+    plan, _ = policy.decide(snapshot, policy.initial())
+    check(snapshot, plan)
+    assert sorted(grant.job for grant in plan.grants) == ["a/0", "b/0"]
+    assert plan.reasons[JobId("a/0")].text.startswith("promoted")
+    assert len(plan.ranking) == len(set(plan.ranking)) == 8
+
+
 @pytest.mark.parametrize("name", ["saxena", "afs", "elastic-2d-las"])
 @pytest.mark.parametrize("others", [1, 3])
 def test_a_job_with_a_range_of_gpus_takes_what_its_team_may_hold(name: str, others: int) -> None:

@@ -5,6 +5,7 @@ import math
 import re
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -26,6 +27,7 @@ from hermes_ops.core.model import (
     Stop,
     SweepId,
 )
+from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.errors import ConfigError, Unavailable
 from hermes_ops.tracking import SweepCurves
 
@@ -59,6 +61,28 @@ def test_trials_are_counted_by_phase_and_gpus_by_who_holds_them() -> None:
     monitor.observed(pool())
     assert value(monitor, "hermes_trials", phase="waiting") == 0
     assert value(monitor, "hermes_gpus_held") == 0
+
+
+def test_each_team_has_what_it_holds_and_its_gpu_seconds_and_goes_with_the_quota() -> None:
+    monitor, quota = Monitor(), Quota((TeamQuota("vision", 1), TeamQuota("speech", 1)))
+    own = [replace(job(n, Phase.RUNNING, n), virtual_cluster="vision") for n in range(3)]
+    waiting = replace(job(3, Phase.WAITING), virtual_cluster="speech")
+    before = pool(*own, waiting)
+    monitor.observed_teams(before, quota)
+    shown = [
+        value(monitor, "hermes_team_gpus", team="vision", kind=kind)
+        for kind in ("held", "borrowed", "guaranteed")
+    ]
+    assert shown == [3, 2, 1]
+    assert value(monitor, "hermes_team_trials_waiting", team="speech") == 1
+    monitor.observed_teams(replace(before, time_s=110.0, jobs=()), quota)
+    monitor.observed_teams(replace(before, time_s=150.0), None)
+    seconds = [
+        value(monitor, "hermes_team_gpu_seconds_total", team="vision", kind=kind)
+        for kind in ("held", "borrowed")
+    ]
+    assert seconds == [30, 20]
+    assert value(monitor, "hermes_team_gpus", team="vision", kind="held") is None
 
 
 def test_only_a_running_trial_that_is_to_resume_is_preempted() -> None:
@@ -215,6 +239,7 @@ def exposed() -> set[str]:
     monitor = Monitor()
     monitor.watch_disk(Path())
     monitor.observed(pool(job(0, Phase.RUNNING, 0)))
+    monitor.observed_teams(pool(job(0, Phase.RUNNING, 0)), Quota((TeamQuota("vision"),)))
     monitor.decided(pool(job(0, Phase.RUNNING, 0)), [Stop(JobId("s/0"), WHY)])
     with monitor.round(), monitor.deciding():
         pass

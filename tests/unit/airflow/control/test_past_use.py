@@ -44,7 +44,7 @@ def used(*runs: tuple[RunRow, Any]) -> dict[str, float]:
     records: Any = Records(*runs)
     use = past_use(records, "gpus", VISION, NOW_S)
     assert records.since_s == NOW_S - 5 * HALF_LIFE_S
-    return dict(use.gpu_s)
+    return dict(use.teams.gpu_s)
 
 
 def of_user(user: str, **changes: Any) -> RunRow:
@@ -76,3 +76,18 @@ def test_sweeps_of_another_pool_and_records_without_a_segment_do_not_count() -> 
 
 def test_a_future_span_does_not_count() -> None:
     assert used((of_user("ann"), ended((NOW_S + 5.0, NOW_S + 9.0), sizes=(1,)))) == {}
+
+
+def test_the_gpu_time_of_limited_users_is_counted_from_the_begin_of_the_month_on() -> None:
+    data = {
+        "teams": [],
+        "users": [{"name": "ann", "gpu_hours_per_month": 9.0}, {"name": "bob", "gpus": 1}],
+        "half_life_hours": 1.0,
+    }
+    day_s = 86_400.0
+    spans = [(NOW_S - 2 * day_s, NOW_S - 2 * day_s + 5.0), (NOW_S - 9.0, NOW_S)]
+    of_each = [(of_user(user), ended(*spans, sizes=(2, 1))) for user in ("ann", "bob")]
+    records: Any = Records(*of_each)
+    time = past_use(records, "gpus", parse_quota(data, "test"), NOW_S).users
+    assert (time.day, time.month) == ((("ann", 9.0),), (("ann", 19.0),))
+    assert records.since_s == 0.0  # 1970 began with that month

@@ -12,6 +12,7 @@ from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSetting
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.explanation import ownership, quota_lines, scaling_line
 from hermes_ops.config.pool_quota import parse_quota
+from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Term
 from tests.unit.airflow.builders import (
     SWEEP,
@@ -122,6 +123,16 @@ def test_a_view_has_the_owner_of_each_trial_and_what_each_team_holds(tmp_path: P
         "Team speech: 0 GPUs held, 0 of them borrowed; 1 guaranteed; 0 trials wait",
     ]
     assert "scaled to vision 0, speech 1, others 0" in scaling_line(view)
+
+
+def test_a_view_says_how_much_of_their_gpu_hours_users_have_used(tmp_path: Path) -> None:
+    quota = QuotaInForce(tmp_path / "quota-gpus.json")
+    data = {"teams": [], "users": [{"name": "ann", "gpu_hours_per_day": 8.0}]}
+    QuotaSettings(parse_quota(data, "test")).write(quota.path)
+    quota.refresh()
+    quota.time = GpuTime((("ann", 9_000.0),), (("ann", 9_000.0),), at_s=7.0)
+    publish("gpus", Snapshot(7.0, (Gpu(0),), ()), Plan(), {}, "p", quota=quota)
+    assert quota_lines(read_view("gpus")) == ["User ann: 2.5 of 8 GPU-hours of this day used"]
 
 
 def test_without_a_quota_a_view_says_nothing_of_teams() -> None:

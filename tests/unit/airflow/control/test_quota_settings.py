@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hermes_ops.airflow.control.faults import rejected
+from hermes_ops.airflow.control.past_use import PastUse
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
 from hermes_ops.config.pool_quota import parse_quota
 from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.options import GuardOptions
-from hermes_ops.core.within_quota import WithinQuota
+from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
 from hermes_ops.errors import ConfigError, HermesError, Unavailable
 from hermes_ops.policies import make_policy
 from tests.unit.airflow.control.controllers import Database, controller_of
@@ -89,8 +93,33 @@ def test_another_quota_is_in_force_from_the_next_look_on(in_force: QuotaInForce)
     assert not in_force.refresh()
     settings(BOTH).write(in_force.path)
     assert (in_force.refresh(), teams(in_force)) == (True, ["vision", "speech"])
-    in_force.path.unlink()
+    QuotaSettings.remove(in_force.path, "an@laptop", 200.0)
     assert (in_force.refresh(), teams(in_force)) == (True, [])
+    assert not in_force.refresh()
+
+
+def test_a_quota_whose_file_vanishes_stays_in_force_and_that_is_said_once(
+    in_force: QuotaInForce, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings().write(in_force.path)
+    in_force.refresh()
+    in_force.path.unlink()
+    for _ in range(3):
+        assert (in_force.refresh(), teams(in_force)) == (False, ["vision"])
+    assert sum("is gone" in record.message for record in caplog.records) == 1
+    settings(BOTH).write(in_force.path)
+    assert (in_force.refresh(), teams(in_force)) == (True, ["vision", "speech"])
+
+
+def test_a_policy_that_compares_trials_goes_on_to_see_those_that_wait_for_their_team(
+    in_force: QuotaInForce,
+) -> None:
+    settings().write(in_force.path)
+    in_force.refresh()
+    for name, compares in (("asha", True), ("fifo", False)):
+        policy, _ = in_force.enclose(make_policy(name, {}), None, GuardOptions())
+        assert isinstance(policy, WithinQuota)
+        assert policy.compares == compares
 
 
 def test_a_malformed_file_leaves_the_quota_in_force_and_is_said_once(
@@ -152,29 +181,37 @@ def test_a_controller_does_not_begin_with_a_malformed_quota(home: Path) -> None:
         controller_of(Database(), PolicySettings.file())._round()
 
 
-def test_teams_begin_with_what_they_have_used_and_with_nothing_where_that_is_unknown(
-    tmp_path: Path,
-) -> None:
+def test_what_teams_have_used_before_counts_once_it_has_been_read(tmp_path: Path) -> None:
+    """Reading it holds up no round: until then, or where it is unknown, they begin with nothing."""
     path = tmp_path / "quota-gpus.json"
     settings().write(path)
-    used = DecayedUse((("vision", 7.0),), (), 100.0)
-    in_force = QuotaInForce(path, lambda _: used)
-    in_force.refresh()
-    assert in_force.use == used
-
-    def away(_: Any) -> DecayedUse:
-        raise Unavailable("the database did not answer")
-
-    in_force = QuotaInForce(path, away)
+    reading: Future[PastUse] = Future()
+    in_force = QuotaInForce(path, lambda _: reading)
     assert (in_force.refresh(), in_force.use) == (True, DecayedUse())
+    assert not in_force.time.is_known
+    half_life_s = settings().quota.half_life_hours * 3_600.0
+    now = DecayedUse((("vision", 1.0),), (("vision", 2),), 100.0 + half_life_s)
+    in_force.release(QuotaMemory("memory", now))
+    teams_used = DecayedUse((("vision", 8.0), ("speech", 2.0)), (), 100.0)
+    reading.set_result(PastUse(teams_used, GpuTime((("ann", 3.0),), (("ann", 4.0),), (), 100.0)))
+    assert not in_force.refresh()
+    assert in_force.use.gpu_s == (("speech", 1.0), ("vision", 5.0))
+    assert (in_force.use.held, in_force.use.at_s) == (now.held, now.at_s)
+    assert in_force.time.month == (("ann", 4.0),)
+    assert in_force.time.is_known
 
 
-def test_a_quota_is_in_force_though_the_records_of_earlier_sweeps_are_malformed(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("the database did not answer"),
+        AttributeError("'str' object has no attribute 'get'"),
+    ],
+)
+def test_a_quota_is_in_force_though_the_records_of_earlier_sweeps_cannot_be_read(
+    tmp_path: Path, error: Exception
 ) -> None:
-    def malformed(_: Any) -> DecayedUse:
-        raise AttributeError("'str' object has no attribute 'get'")
-
     settings().write(tmp_path / "quota-gpus.json")
-    in_force = QuotaInForce(tmp_path / "quota-gpus.json", malformed)
+    in_force = QuotaInForce(tmp_path / "quota-gpus.json", lambda _: rejected(error))
     assert (in_force.refresh(), teams(in_force), in_force.use) == (True, ["vision"], DecayedUse())
+    assert in_force.time.is_known

@@ -1,0 +1,120 @@
+"""How much GPU time each user has had in the day and in the month, both in UTC."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from hermes_ops.core.model import Snapshot
+
+GpuSeconds = tuple[tuple[str, float], ...]
+"""GPU-seconds by user, sorted by user."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """The GPU-seconds of users in the day and the month of `at_s`, and what they hold since then.
+
+    `is_known` is False until what was used before has been counted.
+    """
+
+    day: GpuSeconds = ()
+    month: GpuSeconds = ()
+    held: tuple[tuple[str, int], ...] = ()
+    at_s: float | None = None
+    is_known: bool = True
+
+    @classmethod
+    def from_spans(cls, spans: Iterable[tuple[str, float, float, int]], now_s: float) -> GpuTime:
+        """Return the GPU time at `now_s` of spans (user, start, end, GPUs), in Unix seconds.
+
+        What lies after `now_s` does not count.
+        """
+        begins_s = day_start_s(now_s), month_start_s(now_s)
+        totals: tuple[dict[str, float], dict[str, float]] = ({}, {})
+        for user, start_s, end_s, gpus in spans:
+            for begin_s, total in zip(begins_s, totals, strict=True):
+                seconds = min(end_s, now_s) - max(start_s, begin_s)
+                if seconds > 0:
+                    _add(total, user, gpus * seconds)
+        return cls(_frozen(totals[0]), _frozen(totals[1]), (), now_s)
+
+    def advance(self, snapshot: Snapshot, users: Collection[str]) -> GpuTime:
+        """Return the GPU time at the snapshot's time, with what these users hold in it.
+
+        Each has held since `at_s` what it held then. Time that goes backwards counts as none.
+        """
+        now_s = snapshot.time_s
+        since_s = now_s if self.at_s is None else min(self.at_s, now_s)
+        day = self._until(self.day, day_start_s(now_s), since_s, now_s)
+        month = self._until(self.month, month_start_s(now_s), since_s, now_s)
+        holds = Counter[str]()
+        for job in snapshot.holding:
+            if job.user in users:
+                holds[job.user] += len(job.gpus_held)
+        return GpuTime(day, month, tuple(sorted(holds.items())), now_s, self.is_known)
+
+    def _until(
+        self, before: GpuSeconds, begin_s: float, since_s: float, now_s: float
+    ) -> GpuSeconds:
+        """Return what users have had since `begin_s`: nothing of `before` if that is over."""
+        total: dict[str, float] = {}
+        if since_s >= begin_s:
+            for user, gpu_s in before:
+                _add(total, user, gpu_s)
+        for user, gpus in self.held:
+            _add(total, user, gpus * (now_s - max(since_s, begin_s)))
+        return _frozen(total)
+
+    def plus(self, earlier: GpuTime) -> GpuTime:
+        """Return this GPU time and what was used before another, earlier moment."""
+        if earlier.at_s is None:
+            return self
+        if self.at_s is None:
+            return earlier
+        sums = []
+        for own, before, start_s in (
+            (self.day, earlier.day, day_start_s),
+            (self.month, earlier.month, month_start_s),
+        ):
+            total: dict[str, float] = {}
+            for user, gpu_s in (*own, *(before if earlier.at_s >= start_s(self.at_s) else ())):
+                _add(total, user, gpu_s)
+            sums.append(_frozen(total))
+        return GpuTime(sums[0], sums[1], self.held, self.at_s)
+
+
+def day_start_s(now_s: float) -> float:
+    """Return when the day (UTC) of that moment began."""
+    return _midnight(now_s).timestamp()
+
+
+def month_start_s(now_s: float) -> float:
+    """Return when the month (UTC) of that moment began."""
+    return _midnight(now_s).replace(day=1).timestamp()
+
+
+def day_end_s(now_s: float) -> float:
+    """Return when the day (UTC) of that moment ends."""
+    return (_midnight(now_s) + timedelta(days=1)).timestamp()
+
+
+def month_end_s(now_s: float) -> float:
+    """Return when the month (UTC) of that moment ends."""
+    first = _midnight(now_s).replace(day=1)
+    return (first + timedelta(days=32)).replace(day=1).timestamp()
+
+
+def _midnight(now_s: float) -> datetime:
+    moment = datetime.fromtimestamp(now_s, UTC)
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _add(total: dict[str, float], user: str, gpu_s: float) -> None:
+    total[user] = total.get(user, 0.0) + gpu_s
+
+
+def _frozen(total: Mapping[str, float]) -> GpuSeconds:
+    return tuple(sorted(total.items()))

@@ -1,0 +1,238 @@
+"""The GPUs that teams and users may hold, and which jobs of a plan are beyond that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from hermes_ops.core.model import SHARE_EPS, Grant, Job, JobId, Plan, Reason, Snapshot
+from hermes_ops.core.quota import Quota, TeamQuota
+
+_NONE: Mapping[JobId, Reason] = {}
+
+AHEAD = 2
+"""How many times a team's share the first jobs of its policy's order need, to hide the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSurplus:
+    """Granted jobs beyond a limit: those to hide, and those that may have fewer GPUs."""
+
+    jobs: set[JobId]
+    most_gpus: dict[JobId, int]
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.most_gpus)
+
+
+class QuotaLimits:
+    """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent."""
+
+    def __init__(
+        self, quota: Quota, shares: Mapping[str, int], blocked: Mapping[JobId, Reason] = _NONE
+    ) -> None:
+        self.quota, self.blocked = quota, blocked  # blocked jobs may hold nothing now
+        self.of_team: dict[str, float] = dict(shares)
+        self.of_job: dict[JobId, int] = {}  # the GPUs of jobs that would take too many
+
+    def team(self, job: Job) -> TeamQuota:
+        """Return the job's team."""
+        return self.quota.team_of(job.virtual_cluster)
+
+    def of_user(self, job: Job) -> float:
+        """Return the GPUs that its user may hold, as far as this job is concerned."""
+        return 0 if job.id in self.blocked else self.quota.limit_of_user.get(job.user, inf)
+
+    def resized(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot in which no job takes more GPUs than its team and its user may hold.
+
+        A job that holds more already is left as it is: it is stopped, and starts again on fewer.
+        """
+        smaller = {
+            job.id: less
+            for job in (*snapshot.holding, *snapshot.queue)
+            if job.max_gpus > job.min_gpus
+            and (less := self._smaller(job, len(snapshot.gpus))) is not job
+        }
+        if not smaller:
+            return snapshot
+        return Snapshot.prepared(
+            snapshot.time_s,
+            snapshot.gpus,
+            holding=tuple(smaller.get(job.id, job) for job in snapshot.holding),
+            queue=tuple(smaller.get(job.id, job) for job in snapshot.queue),
+            others=snapshot.others,
+            retained=snapshot.retained,
+        )
+
+    def _smaller(self, job: Job, gpus: int) -> Job:
+        limits = (self.of_team.get(self.team(job).name, 0), self.of_user(job))
+        most = int(min(*limits, self.of_job.get(job.id, inf)))
+        if not max(job.min_gpus, len(job.gpus_held)) <= most < min(job.max_gpus, gpus):
+            return job
+        sizes = tuple(job.sizes_up_to(most)) if job.sizes else ()
+        if job.sizes and not sizes:
+            return job
+        return replace(job, max_gpus=max(sizes, default=most), sizes=sizes)
+
+    def surplus(
+        self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId], *, shrinks: bool
+    ) -> QuotaSurplus:
+        """Return the granted jobs beyond a limit; pinned jobs count first and are never among them.
+
+        Jobs that keep their GPUs count before those that start, each in the order of the plan. With
+        `shrinks`, a job that may take fewer GPUs, and does not hold more, gets what is left.
+        """
+        held = HeldGpus()
+        surplus = QuotaSurplus(set(), {})
+        for job, grant in _by_claim(snapshot, plan, pinned):
+            team, of_user = self.team(job).name, self.of_user(job)
+            of_team = self.of_team.get(team, 0)
+            if held.fits(team, of_team, job.user, of_user, grant) or job.id in pinned:
+                held.add(team, job.user, amount_of(grant))
+                continue
+            left = min(of_team - held.teams[team], of_user - held.users[job.user])
+            sizes = job.sizes_up_to(int(left)) if shrinks and job.max_gpus > job.min_gpus else ()
+            if sizes and sizes[-1] >= len(job.gpus_held):
+                surplus.most_gpus[job.id] = sizes[-1]
+                held.add(team, job.user, sizes[-1])
+            else:
+                surplus.jobs.add(job.id)
+        return surplus
+
+    def behind(self, snapshot: Snapshot, first: Plan) -> set[JobId]:
+        """Return the waiting jobs far behind others of their team in the order of the first plan.
+
+        That order is the grants, then the ranking. Before them are jobs that need `AHEAD` times
+        their team's share, each within its user's limit. None of a team with fewer.
+        """
+        ahead, counted = set[JobId](), HeldGpus()
+        of_team = {name: AHEAD * share for name, share in self.of_team.items()}
+        for job_id in (*(grant.job for grant in first.grants), *first.ranking):
+            job = snapshot.index[job_id]
+            team = self.team(job).name
+            has_room = counted.users[job.user] + job.min_gpus <= self.of_user(job)
+            if has_room and counted.teams[team] < of_team.get(team, 0):
+                counted.add(team, job.user, job.min_gpus)
+                ahead.add(job_id)
+        enough = {name for name, most in of_team.items() if counted.teams[name] >= most}
+        return {
+            job.id
+            for job in snapshot.queue
+            if job.id not in ahead and self.team(job).name in enough
+        }
+
+    def full(
+        self,
+        seen: Snapshot,
+        plan: Plan,
+        surplus: Collection[JobId],
+        pinned: Collection[JobId],
+    ) -> set[JobId]:
+        """Return the jobs not granted that have no room under the limits that `surplus` is beyond.
+
+        Pinned jobs are never among them.
+        """
+        held, teams, users = HeldGpus(), set[str](), set[str]()
+        for grant in plan.grants:
+            job = seen.index[grant.job]
+            if grant.job in surplus:
+                teams.add(self.team(job).name)
+                users.add(job.user)
+            else:
+                held.add(self.team(job).name, job.user, amount_of(grant))
+        limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
+        rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
+        user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
+        full = set(self.blocked)
+        of_cluster: dict[str, float] = {}
+        for job in (*seen.holding, *seen.queue):
+            room = of_cluster.get(job.virtual_cluster)
+            if room is None:
+                room = of_cluster[job.virtual_cluster] = rooms.get(self.team(job).name, inf)
+            if job.user in user_rooms:
+                room = min(room, user_rooms[job.user])
+            if (SHARE_EPS if is_shared else job.min_gpus) > room:
+                full.add(job.id)
+        return full.difference((grant.job for grant in plan.grants), pinned)
+
+    def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
+        """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.
+
+        The hidden jobs are asked in their order, those that hold GPUs first.
+        """
+        idle = len(snapshot.gpus) - len({gpu for grant in plan.grants for gpu in grant.gpus})
+        if not hidden or idle <= 0:
+            return set()
+        held = HeldGpus()
+        for grant in plan.grants:
+            job = snapshot.index[grant.job]
+            held.add(self.team(job).name, job.user, amount_of(grant))
+        idle -= self._kept(snapshot, plan, hidden, held, idle)
+        lent: set[JobId] = set()
+        for job in (*snapshot.holding, *snapshot.queue):
+            if job.id not in hidden or idle <= 0:
+                continue
+            team, size = self.team(job), len(snapshot.held.get(job.id, ())) or job.min_gpus
+            wanted = Grant(job.id, tuple(range(size)))
+            within = held.fits(team.name, team.limit, job.user, self.of_user(job), wanted)
+            if size <= idle and within:
+                idle -= size
+                held.add(team.name, job.user, size)
+                self.of_team[team.name] = max(self.of_team[team.name], held.teams[team.name])
+                lent.add(job.id)
+        return lent
+
+    def _kept(
+        self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId], held: HeldGpus, idle: int
+    ) -> int:
+        """Return the idle GPUs kept for teams with a gang that fits into their share, and not yet
+        into the idle GPUs."""
+        granted = {grant.job for grant in plan.grants}
+        kept: dict[str, int] = {}
+        for job in snapshot.queue:
+            team = self.team(job).name
+            left = int(self.of_team.get(team, 0) - held.teams[team])
+            waits = job.id not in granted and job.id not in hidden
+            if waits and idle < job.min_gpus <= left:
+                kept[team] = left
+        return min(idle, sum(kept.values()))
+
+
+class HeldGpus:
+    """The GPUs that each team and each user holds; parts of a GPU where policies share it."""
+
+    def __init__(self) -> None:
+        self.teams: dict[str, float] = defaultdict(float)
+        self.users: dict[str, float] = defaultdict(float)
+
+    def fits(self, team: str, most: float, user: str, of_user: float, grant: Grant) -> bool:
+        """Return whether the grant keeps both limits."""
+        amount = amount_of(grant) - SHARE_EPS
+        return self.teams[team] + amount <= most and self.users[user] + amount <= of_user
+
+    def add(self, team: str, user: str, amount: float) -> None:
+        """Count GPUs."""
+        self.teams[team] += amount
+        self.users[user] += amount
+
+
+def amount_of(grant: Grant) -> float:
+    """Return the GPUs of a grant, as parts where policies share them."""
+    return len(grant.gpus) * grant.share
+
+
+def _by_claim(
+    snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]
+) -> Iterator[tuple[Job, Grant]]:
+    """Yield the granted jobs: pinned ones, then those that keep their GPUs, then the others."""
+    order = sorted(
+        plan.grants,
+        key=lambda grant: (
+            grant.job not in pinned,
+            snapshot.held.get(grant.job) != grant.gpus,
+        ),
+    )
+    return ((snapshot.index[grant.job], grant) for grant in order)
