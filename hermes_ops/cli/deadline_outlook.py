@@ -70,7 +70,7 @@ def _judge(
         return LIKELY, f"budget.wall_clock_seconds ({wall_s:g}) ends the sweep before."
     parallel = _parallel(config, slots)
     if parallel is None:
-        return UNKNOWN, "the number of the pool's GPUs is not known, as Airflow does not answer."
+        return UNKNOWN, "the number of the pool's GPUs is not known: Airflow does not tell it."
     if parallel == 0:
         gpus = config.trial.gpu_range.least
         return UNLIKELY, f"a trial needs {gpus} GPUs and the pool has {slots}."

@@ -65,7 +65,10 @@ def rivals(lab: Any, harness: Any) -> Any:
 
     That of the first is a budget, that of the second a deadline.
     """
-    ends = {"light": {"budget": {"wall_clock_seconds": 25}}, "heavy": {"deadline": "25s"}}
+    ends: dict[str, Any] = {
+        "light": {"budget": {"wall_clock_seconds": 25}},
+        "heavy": {"deadline": "25s"},
+    }
     with lab.policy("hermes", guard_k=0), lab.sampled() as sampler:
         light, heavy = (
             lab.start(harness.stub(name, harness.alike(5), 1000, 0.3, weight=weight, **ends[name]))
