@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.pool_file import read_view
-from hermes_ops.core.amounts import figure
+from hermes_ops.core.amounts import duration, figure
+from hermes_ops.core.deadline import moment
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Explanation:
 
     The decisions are newest first, each as `decisions.jsonl` has it; `age_s`: of the standing.
     `ended`: the final state of one that has ended, and why, as far as MLflow tells.
+    `deadline`: when its sweep ends at the latest, empty without a deadline.
     `not_preemptible`: why it cannot be preempted now; empty where it can.
     `problems`: a line for each step that fails for it now, and one if the controller's rounds fail.
     """
@@ -118,6 +120,7 @@ class Explanation:
     ended: TrialEnd | None = None
     problems: Sequence[str] = ()
     not_preemptible: str = ""
+    deadline: str = ""
 
     @property
     def now(self) -> str:
@@ -174,6 +177,21 @@ def _user_line(user: Mapping[str, Any]) -> str:
     return f"User {user['user']}: {used} of {limit} GPU-hours of this {user['period']} used"
 
 
+def deadline_line(view: Mapping[str, Any] | None, sweep: str, now_s: float) -> str:
+    """Return the deadline of a sweep of the view and the time left; empty without one."""
+    at_s = ((view or {}).get("sweeps", {}).get(sweep) or {}).get("deadline_s")
+    if at_s is None:
+        return ""
+    left = f"in {duration(at_s - now_s)}" if at_s > now_s else "which has passed"
+    return f"Deadline of {sweep}: {moment(at_s)}, {left}"
+
+
+def deadline_lines(view: Mapping[str, Any] | None, now_s: float) -> list[str]:
+    """Return a line for each sweep of the view that has a deadline."""
+    sweeps = (view or {}).get("sweeps", {})
+    return [line for sweep in sweeps if (line := deadline_line(view, sweep, now_s))]
+
+
 def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     """Return the explanation of the trial SWEEP/NUMBER.
 
@@ -201,6 +219,7 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
         ended,
         tuple(problems),
         view.get("sweeps", {}).get(sweep, {}).get("not_preemptible", {}).get(str(number), ""),
+        deadline_line(view, sweep, time.time()),
     )
 
 

@@ -223,6 +223,7 @@ def explanation(connection: Connection, trial: str, last: int) -> str:
     lines = [
         explained.now,
         *_why(explained),
+        *([f"  {explained.deadline}"] if explained.deadline else []),
         *(f"  {line}" for line in explained.problems),
         "",
         f"Last decisions (of {len(explained.decisions)}):",

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from hermes_ops.airflow.explanation import problem_lines, trouble_line
+from hermes_ops.airflow.explanation import deadline_line, problem_lines, trouble_line
 from hermes_ops.cli.outcome import document, fetch_config, print_comparison, print_outcome
 from hermes_ops.cli.sweep_check import is_paused, slots_of
 from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES, SweepLocation, airflow_state
@@ -204,6 +204,8 @@ def live_table(view: Mapping[str, Any], sweep: str, width: int = 160) -> Group:
     total = max(1, facts["trials"])
     bar = ProgressBar(total=total, completed=facts["ended"], width=40)
     note = f"{facts['ended']}/{facts['trials']} trials ended, {waiting} not begun"
+    if line := deadline_line(view, sweep, time.time()):
+        note += f". {line}"
     if facts["closing"]:
         note += f" — ending: {facts['closing']}"
     problems = filter(None, [trouble_line(view), *problem_lines(view, sweep)])

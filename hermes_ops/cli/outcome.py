@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
 from hermes_ops.config import SweepConfig, parse
+from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import why_no_best
 from hermes_ops.core.summary import ENDED_STATES, alike, failure_lines
 from hermes_ops.errors import HermesError
@@ -89,6 +91,12 @@ def most_gpus(segments: Iterable[Segment]) -> int:
     return most
 
 
+def deadline_line(deadline: Mapping[str, Any]) -> str:
+    """Return the deadline of a sweep's document, and once it has ended whether it was kept."""
+    at = datetime.fromisoformat(deadline["at"]).timestamp()
+    return f"Deadline {DeadlineResult(at, deadline['kept']).words}"
+
+
 MOST_SETTINGS, LONGEST_SETTING = 20, 80
 
 
@@ -104,6 +112,8 @@ def print_outcome(connection: Connection, sweep: str, details: Mapping[str, Any]
         console.print(Text(f"Best: trial {best['number']} ({as_text(best['best'])}) {settings}"))
     elif details["state"] in ENDED_STATES:
         console.print(Text(why_no_best(details)))
+    if (deadline := details.get("deadline")) is not None:
+        console.print(Text(deadline_line(deadline)))
     console.print(
         f"{details['wall_seconds']:.0f} s, at most {details['max_slots_used']} of "
         f"{details['pool_slots']} GPUs in use at once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -184,7 +185,7 @@ def status(
     """
     from rich.console import Console
 
-    from hermes_ops.airflow.explanation import quota_lines
+    from hermes_ops.airflow.explanation import deadline_lines, quota_lines
     from hermes_ops.cli.storage_commands import disk_document, print_disk
     from hermes_ops.stack import lifecycle
 
@@ -197,7 +198,8 @@ def status(
         raise typer.Exit(_status_code(stack_status))
     if stack_status.programs and stack_status.record is not None:
         _print_status(stack_status)
-        for line in quota_lines(_view(settings.home, stack_status)):
+        view = _view(settings.home, stack_status)
+        for line in (*quota_lines(view), *deadline_lines(view, time.time())):
             typer.echo(line)
     elif stack_status.is_unsupervised:
         Console().print(_programs_table(stack_status.orphans))

@@ -206,6 +206,7 @@ class Estimate:
     high_gpu_s: float
     last_gpu_s: float
     """GPU-seconds that the newest of those sweeps used."""
+    gpu_s_per_epoch_quartiles: tuple[float, float, float]
 
     def render(self, script: str) -> str:
         """Return it as lines for a terminal."""
@@ -249,11 +250,12 @@ def estimate_cost(config: SweepConfig, earlier: Sequence[SweepCost]) -> Estimate
         gpu_s=gpu_s,
         high_gpu_s=high_gpu_s,
         last_gpu_s=earlier[0].gpu_s,
+        gpu_s_per_epoch_quartiles=(low, middle, high),
     )
 
 
-def estimate_text(config: SweepConfig, home: Path | None) -> str | None:
-    """Return the estimate as text; None if no MLflow is known, or it has no such sweep.
+def cost_estimate(config: SweepConfig, home: Path | None) -> Estimate | None:
+    """Return the estimate; None if no MLflow is known, or it has no such sweep.
 
     Raise HermesError if an MLflow is known and does not answer.
     """
@@ -266,8 +268,16 @@ def estimate_text(config: SweepConfig, home: Path | None) -> str | None:
     except StackError:
         return None
     script = script_of(config.trial.command)
-    result = estimate_cost(config, earlier_spending(tracker, config.name, _runs(script, config)))
-    return None if result is None else result.render(script)
+    return estimate_cost(config, earlier_spending(tracker, config.name, _runs(script, config)))
+
+
+def estimate_text(config: SweepConfig, home: Path | None) -> str | None:
+    """Return the estimate as text; None if no MLflow is known, or it has no such sweep.
+
+    Raise HermesError if an MLflow is known and does not answer.
+    """
+    estimate = cost_estimate(config, home)
+    return None if estimate is None else estimate.render(script_of(config.trial.command))
 
 
 def _runs(script: str, config: SweepConfig) -> Any:  # noqa: ANN401 - a predicate on sweep files

@@ -84,10 +84,11 @@ def run(
     from hermes_ops.airflow.folders import pod_file
     from hermes_ops.cli.connection import connect
     from hermes_ops.cli.sweep_check import collect_warnings
-    from hermes_ops.config import check_installation
+    from hermes_ops.config import check_installation, refuse_passed_deadline
 
     config = _load(file)
     check_installation(config, pod_file())
+    refuse_passed_deadline(config, time.time(), str(file))
     connection = connect(home)
     if config.pool != connection.pool:
         raise HermesError(
@@ -162,20 +163,27 @@ def check(
 ) -> None:
     """Check a sweep file: print the resolved config, the first trials, the greatest cost."""
     from hermes_ops.airflow.folders import pod_file
+    from hermes_ops.cli.deadline_outlook import current_outlook
     from hermes_ops.cli.sweep_check import collect_warnings, connect_if_possible, estimate_or_reason
-    from hermes_ops.config import check_installation, check_preview
+    from hermes_ops.config import check_installation, check_preview, refuse_passed_deadline
 
     config = _load(file)
     check_installation(config, pod_file())
-    warnings = collect_warnings(config, file, connect_if_possible(home))
+    refuse_passed_deadline(config, time.time(), str(file))
+    connection = connect_if_possible(home)
+    warnings = collect_warnings(config, file, connection)
+    outlook = current_outlook(config, home, connection)
     preview = check_preview(config)
     if as_json:
         document = {"config": json.loads(config.to_json()), **preview.document()}
+        document |= {} if outlook is None else {"deadline": outlook.document()}
         typer.echo(json.dumps({**document, "warnings": warnings.document()}))
     else:
         typer.echo(preview.render(), nl=False)
         if (estimate := estimate_or_reason(config, home)) is not None:
             typer.echo(f"\n{estimate}")
+        if outlook is not None:
+            typer.echo(f"\n{outlook.render()}")
     if strict:
         warnings.refuse()
     elif not as_json and (text := warnings.render()):
@@ -279,6 +287,12 @@ WallClock = Annotated[
         "--wall-clock-seconds", metavar="S", help="New budget.wall_clock_seconds, counted from now."
     ),
 ]
+NewDeadline = Annotated[
+    str | None,
+    typer.Option(
+        "--deadline", metavar="WHEN", help="New deadline: a time, or a duration from now."
+    ),
+]
 FailedTrials = Annotated[
     int | None,
     typer.Option("--failed-trials", metavar="N", help="New budget.failed_trials, in total."),
@@ -292,12 +306,13 @@ def extend(
     gpu_seconds: GpuSeconds = None,
     wall_clock_seconds: WallClock = None,
     failed_trials: FailedTrials = None,
+    deadline: NewDeadline = None,
     home: Home = None,
 ) -> None:
     """Add trials to a sweep that has ended; its search uses all results so far."""
     from hermes_ops.airflow.sweep.ended_sweep import BudgetChanges
 
-    more = BudgetChanges(gpu_seconds, wall_clock_seconds, failed_trials)
+    more = BudgetChanges(gpu_seconds, wall_clock_seconds, failed_trials, deadline)
     connection, place, ended = _find_ended(sweep, home)
     total = ended.extend(trials, more)
     record_action(connection, place, current_person(connection.airflow), f"extend by {trials}")
@@ -313,12 +328,13 @@ def resume(
     gpu_seconds: GpuSeconds = None,
     wall_clock_seconds: WallClock = None,
     failed_trials: FailedTrials = None,
+    deadline: NewDeadline = None,
     home: Home = None,
 ) -> None:
     """Resume a sweep that was stopped: its open trials continue from their checkpoints."""
     from hermes_ops.airflow.sweep.ended_sweep import BudgetChanges
 
-    more = BudgetChanges(gpu_seconds, wall_clock_seconds, failed_trials)
+    more = BudgetChanges(gpu_seconds, wall_clock_seconds, failed_trials, deadline)
     connection, place, ended = _find_ended(sweep, home)
     numbers = ended.resume(more, failed=failed)
     record_action(connection, place, current_person(connection.airflow), "resume")

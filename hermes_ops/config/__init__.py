@@ -1,5 +1,6 @@
 """The sweep file: its model, its validation, and the command and environment of each trial."""
 
+from hermes_ops.config.conditions import refuse_passed_deadline
 from hermes_ops.config.installation import (
     PodRules,
     check_installation,
@@ -56,6 +57,7 @@ __all__ = [
     "pod_defaults",
     "pod_rules",
     "pod_spec",
+    "refuse_passed_deadline",
     "render_command",
     "render_environment",
     "require_image_and_claim",

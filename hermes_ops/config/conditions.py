@@ -18,7 +18,8 @@ from hermes_ops.config.pod import RunIn
 from hermes_ops.config.problems import comma_separated, count, nearest, show
 from hermes_ops.config.render import left_out, pieces, variable
 from hermes_ops.config.worker_conditions import batch_violations, worker_violations
-from hermes_ops.errors import Problem
+from hermes_ops.core.deadline import Deadline
+from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.search.constraint import Constraint, UnknownNameError
 from hermes_ops.search.expression import ConstraintError
 from hermes_ops.search.feasible import Feasible, feasible_positions, most_combinations, witnesses
@@ -81,6 +82,7 @@ def violations(config: SweepConfig) -> Violations:
     view = ValidatedView(config)
     yield from _metrics(config)
     yield from _startup(config)
+    yield from _deadline(config)
     yield from _names(view)
     yield from _constraints(view)
     yield from _grid(view)
@@ -112,6 +114,23 @@ def _startup(config: SweepConfig) -> Violations:
     if startup > most:
         path = ("search", "startup_trials")
         yield _problem(path, f"{startup}", f"at most max_trials ({most})", f"write {most} or less")
+
+
+def _deadline(config: SweepConfig) -> Violations:
+    if config.deadline is None or config.schedule is None:
+        return
+    if Deadline.from_text(config.deadline).time_s is not None:
+        allowed = "a duration, as a sweep with a schedule is run many times"
+        yield _problem(("deadline",), show(config.deadline), allowed, "write for example 8h")
+
+
+def refuse_passed_deadline(config: SweepConfig, now_s: float, source: str) -> None:
+    """Raise ConfigError for a sweep that is to begin after its deadline."""
+    at_s = config.deadline_at_s(now_s)
+    if at_s is not None and at_s <= now_s:
+        found = f"{config.deadline}, which has passed"
+        fix = "write a later time, or a duration such as 8h"
+        raise ConfigError(source, (Problem("deadline", found, "a time to come", fix),))
 
 
 def _names(view: ValidatedView) -> Violations:

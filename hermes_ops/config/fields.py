@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from hermes_ops.core.deadline import Deadline
 from hermes_ops.references import mistake_in, names_in
 from hermes_ops.search.expression import ConstraintError, parse
 from hermes_ops.search.space import Value
@@ -19,6 +20,7 @@ GREATEST_INTEGER = 2**53  # beyond it a JSON reader may lose digits
 GREATEST_BOUND = 1e100  # beyond it the squares that TPE forms overflow
 SMALLEST_LOG_BOUND = 1e-100
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._\-]{0,63}$"
+MOST_DEADLINE = 100
 PARAMETER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.\-]{0,63}$"
 
 _GPUS = "remove it: a trial sees the GPUs of its lease; trial.gpus says how many"
@@ -151,6 +153,18 @@ def _cron(value: str) -> str:
     return value
 
 
+def _deadline(value: object) -> str:
+    allowed = "a time with its offset from UTC, or a duration with its units (d, h, m, s)"
+    fix = "write for example 2026-12-01T08:00:00+01:00, or a duration such as 8h or 1d 12h"
+    if not isinstance(value, str) or len(value) > MOST_DEADLINE:
+        raise refusal(allowed, fix)
+    try:
+        Deadline.from_text(_text(value))
+    except ValueError as error:
+        raise refusal(allowed, fix, f"{value!r} ({error})") from None
+    return value
+
+
 def _constraint(value: str) -> str:
     try:
         parse(value)
@@ -205,6 +219,9 @@ LogBound = Annotated[
 ]
 Number = Annotated[int | float, PlainValidator(_bound), WithJsonSchema({"type": "number"})]
 Cron = Annotated[Text, Field(max_length=100), AfterValidator(_cron)]
+DeadlineText = Annotated[
+    str, PlainValidator(_deadline), WithJsonSchema({"type": "string", "maxLength": MOST_DEADLINE})
+]
 MetricPattern = Annotated[Text, Field(max_length=1_000), AfterValidator(_metric_pattern)]
 OwnPattern = Annotated[Text, Field(max_length=1_000), AfterValidator(_own_pattern)]
 ConstraintText = Annotated[Text, AfterValidator(_constraint)]

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from hermes_ops.config.fields import (
     ConstraintText,
     Cron,
+    DeadlineText,
     EnvironmentName,
     EnvironmentValue,
     MetricPattern,
@@ -41,6 +42,7 @@ from hermes_ops.config.sections import (
     Nightly,
 )
 from hermes_ops.config.workers import BatchSpec, LearningRateScale, ResizePoint, Workers
+from hermes_ops.core.deadline import Deadline
 from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.search import ALGORITHMS, SAMPLERS, make_sampler
 from hermes_ops.search.constraint import Constraint
@@ -334,6 +336,11 @@ class SweepConfig(Model):
     """Airflow pool whose slots are the GPUs."""
     schedule: Annotated[Cron | None, Field(examples=["0 2 * * *"])] = None
     """Cron expression at which the sweep is run; null: when triggered."""
+    deadline: Annotated[
+        DeadlineText | None, Field(examples=["8h", "2026-12-01T08:00:00+01:00"])
+    ] = None
+    """Time at which the sweep ends, with its offset from UTC, or a duration from its start such as
+    8h or 1d 12h; the best value by then counts. null: none."""
     owner: Annotated[str | None, Field(min_length=1, max_length=250, examples=["ann"])] = None
     """Airflow user whose quota counts in scheduled runs; null: the DAG's owner. A run that a user
     has triggered is that user's."""
@@ -362,6 +369,10 @@ class SweepConfig(Model):
         goal = objective.sign * objective.target
         good = (v for v in values if isfinite(v) and objective.sign * v <= goal)
         return next(good, None)
+
+    def deadline_at_s(self, start_s: float) -> float | None:
+        """Return its deadline in Unix seconds if it begins at `start_s`; None without one."""
+        return None if self.deadline is None else Deadline.from_text(self.deadline).at_s(start_s)
 
     @property
     def trial_count(self) -> int:

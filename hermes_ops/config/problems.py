@@ -354,6 +354,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "python": ("interpreter", "python_path"),
     "max_failures": ("retries", "max_retries"),
     "max_epochs": ("epochs", "num_epochs", "n_epochs", "max_steps", "steps"),
+    "deadline": ("due", "due_date", "until", "end_time"),
     "wall_clock_seconds": ("timeout", "time", "max_time", "wall_clock", "time_limit"),
     "gpu_seconds": ("gpu_hours",),
     "max_parallel": ("parallelism", "parallel", "concurrency", "max_concurrent_trials"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
 
 KEPT = "kept"
@@ -170,6 +171,7 @@ class SweepSummary:
     max_slots_used: int | None = None
     metrics: tuple[SecondaryMetric, ...] = ()
     reason: str = ""  # why it ended before its last trial, or failed
+    deadline: DeadlineResult | None = None
 
     @property
     def best(self) -> TrialSummary | None:
@@ -193,6 +195,7 @@ class SweepSummary:
             "pool_slots": self.pool_slots,
             "max_slots_used": self.max_slots_used,
             **({"reason": self.reason} if self.reason else {}),
+            **({} if self.deadline is None else {"deadline": self.deadline.to_document()}),
         }
 
 

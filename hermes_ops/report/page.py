@@ -129,6 +129,8 @@ def _facts(summary: SweepSummary, background: Background) -> list[tuple[str, str
         (str(sum(t.preemptions for t in summary.trials)), "preemptions"),
         (f"{used} of {slots}", "slots used at most"),
     ]
+    if summary.deadline is not None:
+        facts.append((summary.deadline.words, "deadline"))
     if budget is not None:
         planned = budget.max_epochs * len(summary.trials)
         facts.append((f"{sum(t.steps for t in summary.trials)} of {planned}", "steps trained"))

@@ -188,7 +188,7 @@ def _job(history: SweepHistory, spent: _TimeSpent, trial: RecordedTrial, trained
         sweep=SweepId(history.sweep),
         weight=history.config.weight,
         preemptible=history.config.trial.preemptible,
-        deadline_s=history.config.budget.wall_clock_seconds,
+        deadline_s=_deadline_s(history),
         total_steps=history.config.budget.max_epochs,
         curve=trained.curve,
         configuration=tuple((trial.config or {}).items()),
@@ -196,6 +196,14 @@ def _job(history: SweepHistory, spent: _TimeSpent, trial: RecordedTrial, trained
         cut_short=is_cut_short(trial),
         starts=tuple(spent.starts_of(trial, trained)),
     )
+
+
+def _deadline_s(history: SweepHistory) -> float | None:
+    """Return when its deadline or its wall-clock budget ends the sweep, from its start."""
+    at_s = history.config.deadline_at_s(history.started_s)
+    own_s = None if at_s is None else at_s - history.started_s
+    ends = (own_s, history.config.budget.wall_clock_seconds)
+    return min((end_s for end_s in ends if end_s is not None), default=None)
 
 
 def is_cut_short(trial: RecordedTrial) -> bool:

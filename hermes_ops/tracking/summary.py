@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused
@@ -90,9 +91,23 @@ def collect(
         max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
         metrics=tuple(others),
         reason=next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), ""),
+        deadline=deadline_result(run),
     )
     segments = tuple(segment for trial in trials for segment in trial.segments)
     return CollectedSweep(summary, curves.points, segments, run, trials)
+
+
+DEADLINE_TAG = "hermes.deadline"
+"""Tag of a sweep's run: its deadline in Unix seconds."""
+
+
+def deadline_result(run: SweepRun) -> DeadlineResult | None:
+    """Return whether a sweep has kept its deadline, by its run's tags; None without one."""
+    at_s = _number(run.tags.get(DEADLINE_TAG))
+    if at_s is None:
+        return None
+    reason = next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), "")
+    return DeadlineResult.from_end(at_s, has_ended=run.state in RUN_STATUS, reason=reason)
 
 
 def _trial(

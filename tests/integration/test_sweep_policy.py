@@ -61,11 +61,17 @@ def test_fifo_runs_the_trials_in_order_without_preemption(lab: Any, harness: Any
 
 @pytest.fixture(scope="module")
 def rivals(lab: Any, harness: Any) -> Any:
-    """Two sweeps for two slots, the second three times as heavy, until their time is over."""
-    budget = {"wall_clock_seconds": 25}
+    """Two sweeps for two slots, the second three times as heavy, until their time is over.
+
+    That of the first is a budget, that of the second a deadline.
+    """
+    ends: dict[str, Any] = {
+        "light": {"budget": {"wall_clock_seconds": 25}},
+        "heavy": {"deadline": "25s"},
+    }
     with lab.policy("hermes", guard_k=0), lab.sampled() as sampler:
         light, heavy = (
-            lab.start(harness.stub(name, harness.alike(5), 1000, 0.3, weight=weight, budget=budget))
+            lab.start(harness.stub(name, harness.alike(5), 1000, 0.3, weight=weight, **ends[name]))
             for name, weight in (("light", 1.0), ("heavy", 3.0))
         )
         light.await_end()
@@ -101,14 +107,18 @@ def test_two_sweeps_together_never_use_more_than_the_pool(rivals: Any) -> None:
 
 
 def test_a_sweep_whose_time_is_over_ends_with_every_trial_final(rivals: Any) -> None:
-    for sweep in rivals[:2]:
-        assert "wall_clock_seconds" in sweep.parent["tags"]["hermes.closed"]
+    for sweep, end in zip(
+        rivals[:2], ("wall_clock_seconds", "its deadline has passed"), strict=True
+    ):
+        assert end in sweep.parent["tags"]["hermes.closed"]
         assert sweep.parent["tags"]["hermes.state"] == "cancelled"
         assert set(sweep.states().values()) == {"cancelled"}
         assert {t["state"] for (task, _), t in sweep.tasks().items() if task == "trial"} == {
             "skipped"
         }
-        assert {t["state"] for t in sweep.document()["trials"]} == {"cancelled"}
+        document = sweep.document()
+        assert {t["state"] for t in document["trials"]} == {"cancelled"}
+        assert document.get("deadline", {}).get("kept") is (False if sweep is rivals[1] else None)
 
 
 def test_max_parallel_bounds_the_trials_that_train_at_once(lab: Any, harness: Any) -> None:

@@ -131,7 +131,7 @@ class SweepFacts:
     sign: float
     total_steps: int | None
     preemptible: bool
-    deadline_s: float | None = None  # when its budget of wall-clock time ends it
+    deadline_s: float | None = None  # when its deadline or its wall-clock budget ends it
     nodes: tuple[str, ...] = ()  # on one of which all GPUs of a trial are; none: on any
     has_claims: bool = False  # these nodes have its checkpoints, so a trial stays on its node
     most_gpus: int | None = None

@@ -133,8 +133,14 @@ def _sweep(sweep: SweepState) -> dict[str, Any]:
             for t in sweep.trials
             if t.segment is not None and t.segment.advice and not t.has_ended
         },
+        **({} if (at_s := deadline_s(sweep)) is None else {"deadline_s": at_s}),
         **({"failures": lines} if (lines := failures(sweep)) else {}),
     }
+
+
+def deadline_s(sweep: SweepState) -> float | None:
+    """Return the sweep's deadline in Unix seconds; None without one."""
+    return sweep.spec.config.deadline_at_s(sweep.spec.facts.submitted_s)
 
 
 def failures(sweep: SweepState) -> list[str]:

@@ -177,8 +177,10 @@ def _with_batches(facts: SweepFacts, config: SweepConfig) -> SweepFacts:
 
 
 def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:
-    limit_s = config.budget.wall_clock_seconds
-    return None if limit_s is None else _began_s(record, run) + limit_s
+    """Return when the sweep ends at the latest: its deadline, or its budget of wall-clock time."""
+    began_s, limit_s = _began_s(record, run), config.budget.wall_clock_seconds
+    ends = [config.deadline_at_s(began_s), None if limit_s is None else began_s + limit_s]
+    return min((end_s for end_s in ends if end_s is not None), default=None)
 
 
 @dataclass(slots=True)

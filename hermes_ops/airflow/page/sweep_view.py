@@ -20,7 +20,7 @@ from hermes_ops.core.summary import TrialSummary, course
 from hermes_ops.report.table import format_cell
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
 from hermes_ops.tracking.runs import SWEEP
-from hermes_ops.tracking.summary import WHY_TAGS
+from hermes_ops.tracking.summary import WHY_TAGS, deadline_result
 
 MOST_CHUNKS = 5
 """The newest artifacts with decisions that are read where this machine has no log of them."""
@@ -33,12 +33,14 @@ class SweepView:
     """A sweep now; `progress` is None before it is planned and where MLflow does not answer.
 
     `ended_because` says why it ended before its last trial, `failures` why trials failed.
+    `deadline` is the time of it, and after the end whether it was kept; empty without one.
     """
 
     row: SweepRow
     progress: SweepProgress | None
     ended_because: str = ""
     failures: tuple[str, ...] = ()
+    deadline: str = ""
 
 
 def read_sweep_view(sources: PageSources, past: PastRun) -> SweepView:
@@ -63,7 +65,14 @@ def read_sweep_view(sources: PageSources, past: PastRun) -> SweepView:
     )
     tags = run.tags if run is not None else {}
     because = next((tags[tag] for tag in WHY_TAGS if tags.get(tag)), "")
-    return SweepView(row, progress, because, _failures(tags, pool_view))
+    deadline = deadline_result(run) if run is not None else None
+    return SweepView(
+        row,
+        progress,
+        because,
+        _failures(tags, pool_view),
+        "" if deadline is None else deadline.words,
+    )
 
 
 def decisions_of(sources: PageSources, past: PastRun, before: int | None) -> Decisions:
@@ -134,6 +143,7 @@ class SweepContents:
 
     row: SweepRow
     ended_because: str
+    deadline: str
     failures: Sequence[str]
     best: str
     states: str
@@ -161,6 +171,7 @@ def sweep_contents(
     return SweepContents(
         row=row,
         ended_because=reader.veiled(sweep_view.ended_because),
+        deadline=sweep_view.deadline,
         failures=[reader.veiled(line) for line in sweep_view.failures],
         best=_best(best),
         states=_states(trials, row.trials - len(trials)),

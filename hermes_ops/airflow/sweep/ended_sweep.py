@@ -12,6 +12,7 @@ record); it is not run, and the controller restores the state of its task.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.config import Algorithm, SweepConfig, check_installation, parse
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
+from hermes_ops.tracking.summary import DEADLINE_TAG
 from hermes_ops.trial.failure import Cause
 
 if TYPE_CHECKING:
@@ -60,11 +62,12 @@ TRIAL_END_TAGS = (
 
 @dataclass(frozen=True, slots=True)
 class BudgetChanges:
-    """New values of a sweep's budgets; None leaves one as it is."""
+    """New values of a sweep's budgets and its deadline; None leaves one as it is."""
 
     gpu_seconds: float | None = None
     wall_clock_seconds: float | None = None
     failed_trials: int | None = None
+    deadline: str | None = None
 
     def into(self, config: SweepConfig) -> SweepConfig:
         """Return the config with these budgets; ConfigError for one that is not allowed."""
@@ -72,6 +75,8 @@ class BudgetChanges:
         given = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
         document = json.loads(config.to_json())
         document["budget"] |= given
+        if self.deadline is not None:
+            document["deadline"] = self.deadline
         return parse(document, source="the new budget", base=None)
 
 
@@ -81,6 +86,12 @@ def with_trials(config: SweepConfig, trials: int) -> SweepConfig:
         return config
     search = config.search.model_copy(update={"max_trials": trials})
     return config.model_copy(update={"search": search})
+
+
+def deadline_tag(config: SweepConfig, start_s: float) -> dict[str, str]:
+    """Return the tag of a sweep's run that holds its deadline; none without one."""
+    at_s = config.deadline_at_s(start_s)
+    return {} if at_s is None else {DEADLINE_TAG: repr(at_s)}
 
 
 def report_of(plan: TaskKey) -> str:
@@ -195,8 +206,13 @@ class EndedSweep:
         return (max(finished or self.states),)
 
     def _refuse_spent(self, config: SweepConfig, trials_again: Sequence[int]) -> None:
-        """Raise HermesError where a budget would end the sweep again at once."""
-        budget = config.budget
+        """Raise HermesError where a budget or its deadline would end the sweep again at once."""
+        budget, now_s = config.budget, time.time()
+        deadline_s = config.deadline_at_s(now_s)
+        if deadline_s is not None and deadline_s <= now_s:
+            raise HermesError(
+                f"its deadline ({config.deadline}) has passed: give a later one with --deadline."
+            )
         used_gpu_s = sum(float(r.tags.get("hermes.gpu_seconds", 0)) for r in self.runs.values())
         if budget.gpu_seconds is not None and used_gpu_s >= budget.gpu_seconds:
             raise HermesError(
@@ -245,9 +261,9 @@ class EndedSweep:
         self.airflow.put_state(self.plan, CLOSE_KEY, {})
         self.airflow.put_state(self.plan, SWEEP_KEY, encode(record))
         parent = self.record.parent_run_id
-        tags = self._tags()
+        tags, renewed = self._tags(), deadline_tag(config, time.time())
         drop = [t for t in END_TAGS if t in tags]
-        self.tracker.reopen(parent, drop, {CONTINUED_TAG: self.ended_at})
+        self.tracker.reopen(parent, drop, {CONTINUED_TAG: self.ended_at, **renewed})
         self.tracker.artifacts.write(parent, "sweep.yaml", redact(config).to_yaml().encode())
 
     def _trial(self, number: int) -> TaskKey:

@@ -37,7 +37,7 @@ from hermes_ops.airflow.state_store import (
     refused_setting,
     write_record,
 )
-from hermes_ops.airflow.sweep.ended_sweep import with_trials
+from hermes_ops.airflow.sweep.ended_sweep import deadline_tag, with_trials
 from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.warm_start import NightlySweeps, add_warm_start
 from hermes_ops.airflow.trial.connections import Connections
@@ -60,6 +60,7 @@ from hermes_ops.config import (
     check_installation,
     parse,
     pod_defaults,
+    refuse_passed_deadline,
     require_image_and_claim,
     warnings_of,
 )
@@ -115,7 +116,8 @@ class PlanOperator(BaseOperator):
         if before is None:
             config = add_warm_start(config, tracker, self.log.info)
         sweep = sweep_of(self, context)
-        tags = {**self._tags(config), **(self._warn(config) if before is None else {})}
+        tags = {**self._tags(config), **deadline_tag(config, time.time())}
+        tags |= self._warn(config) if before is None else {}
         ref = tracker.ensure_sweep(config.name, sweep, redact(config).to_yaml(), tags)
         now_ms = int(time.time() * 1_000)
         tracker.views.save(ref, ComparedSweep.from_config(config), now_ms)
@@ -133,7 +135,7 @@ class PlanOperator(BaseOperator):
         )
         write_record(KeyValues(store.get, store.set, store.delete), SWEEP_KEY, encode(record))
         if before is not None:
-            self._remove_end(context, tracker, ref)
+            self._remove_end(context, tracker, ref, deadline_tag(config, time.time()))
         context["ti"].xcom_push(CONFIG_XCOM, json.loads(redact(config).to_json()))
         _push_addresses(context["ti"], ref)
         self.log.info("Sweep %s: %s trials", sweep, record.trials)
@@ -151,6 +153,7 @@ class PlanOperator(BaseOperator):
                 self.source.connection_variables(context),
             )
             check_installation(config, pod_file())
+            refuse_passed_deadline(config, time.time(), str(context["run_id"]))
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         except TemplateError as error:
@@ -188,11 +191,17 @@ class PlanOperator(BaseOperator):
             return before.templated
         return self.source.connection_variables(context)
 
-    def _remove_end(self, context: Mapping[str, Any], tracker: Tracker, ref: SweepRef) -> None:
+    def _remove_end(
+        self,
+        context: Mapping[str, Any],
+        tracker: Tracker,
+        ref: SweepRef,
+        renewed: Mapping[str, str],
+    ) -> None:
         """Remove an earlier end of the sweep: the plan was cleared, or is tried again."""
         LastingStore(context["task_state_store"]).set(CLOSE_KEY, {})
         tags = tracker.sweep(ref).tags
-        tracker.reopen(ref.parent_run_id, [t for t in END_TAGS if t in tags])
+        tracker.reopen(ref.parent_run_id, [t for t in END_TAGS if t in tags], renewed)
 
     def _warn(self, config: SweepConfig) -> dict[str, str]:
         """Log the sweep's warnings; return the tag that shows them to those who follow it."""

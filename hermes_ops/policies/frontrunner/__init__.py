@@ -8,12 +8,13 @@ The decision is made here, in these steps:
 4. `chance` turns the final losses into each trial's chance to end as the best; `forecast` adds the
    training time that is left.
 5. `index` values each trial by chance per second, and the GPUs go to the highest values.
+6. With a deadline before some trials' end, `deadline` forecasts what each reaches by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from statistics import median
@@ -36,6 +37,11 @@ from hermes_ops.core.model import (
     Term,
 )
 from hermes_ops.core.order import submission
+from hermes_ops.policies.frontrunner.deadline import (
+    forecast_by_deadline,
+    next_deadline_s,
+    time_left_s,
+)
 from hermes_ops.policies.frontrunner.forecast import Forecast, forecast_sweep
 from hermes_ops.policies.frontrunner.regression import Floats, normal_levels
 from hermes_ops.policies.frontrunner.table import CurveTable, is_over, judging_depths, tabulate
@@ -63,12 +69,16 @@ class Commitments:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """A trial's chance to end as the best, its training seconds left, its value and next goal."""
+    """A trial's chance to end as the best, its training seconds left, its value and next goal.
+
+    `reports`: False for a trial that can report nothing before the deadline of its sweep.
+    """
 
     chance: float
     left_s: float
     value: float
     goal: int
+    reports: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,10 @@ class Frontrunner:
     continue only if the loss there is low enough", of the chance that this finishes the best trial
     to its expected seconds. A trial that gets a GPU keeps it to the next depth, and at least as
     long as a stop and resume costs; after its last step to its end.
+
+    Where a sweep has a deadline (the earliest `Job.deadline_s`) before the end of some trial, its
+    trials are valued by what they reach by then, and none is started that can report nothing
+    before it. Ours; HyperSched's aim (Liaw et al., SoCC 2019): the best value at the deadline.
 
     `prior`: trials of earlier sweeps of the same space; those with complete curves are learnt
     from. Own rule, measured on recorded sweeps. A sweep of more than CONTENDERS trials compares its
@@ -111,10 +125,13 @@ class Frontrunner:
                 prospects |= compared
                 ranks = _ranks(compared)
                 waiting.sort(key=lambda j: (ranks.get(j.id, len(ranks)), submission(j)))
+                waiting = _in_time(snapshot, waiting, compared)
             queues[sweep] = SweepQueue(tuple(pinned[sweep]), tuple(waiting))
         ranked = [job.id for queue in queues.values() for job in queue.candidates]
         explain = _explanation(prospects, goals, ranked)
         plan = serve(snapshot, in_turn(queues), explain)
+        if not all(prospect.reports for prospect in prospects.values()):
+            plan = replace(plan, review_at_s=next_deadline_s(snapshot))
         return plan, _commit(snapshot, plan, goals, prospects, sweeps)
 
     def _prospects(self, snapshot: Snapshot, jobs: Sequence[Job]) -> dict[JobId, Prospect]:
@@ -123,6 +140,9 @@ class Frontrunner:
         forecast = forecast_sweep(curves)
         switch_s = usual_switch_s(jobs)
         costs = np.array([0.0 if job.id in snapshot.held else switch_s for job in compared])
+        left_s = time_left_s(jobs, snapshot.time_s)
+        by_deadline = forecast_by_deadline(curves, forecast, left_s, costs)
+        forecast = by_deadline.forecast
         values = index(forecast, curves, costs)
         return {
             job.id: Prospect(
@@ -130,6 +150,7 @@ class Frontrunner:
                 float(forecast.left_s[row, -1]),
                 float(values[row]),
                 next_goal(job, curves, forecast.left_s[row], switch_s),
+                bool(by_deadline.reports[row]),
             )
             for row, job in enumerate(compared)
             if not curves.over[row]
@@ -174,6 +195,23 @@ def _candidates(snapshot: Snapshot, jobs: Sequence[Job], pinned: Sequence[Job]) 
     pinned_ids = {job.id for job in pinned}
     preemptible = [job for job in holding(snapshot, jobs) if job.id not in pinned_ids]
     return [*preemptible, *queued(jobs, Phase.WAITING), *queued(jobs, Phase.PENDING)]
+
+
+def _in_time(
+    snapshot: Snapshot, waiting: Sequence[Job], compared: Mapping[JobId, Prospect]
+) -> list[Job]:
+    """Return the candidates without those that would report nothing before the deadline.
+
+    Those that hold GPUs stay. Of new trials that are not compared nothing else is known than of
+    those that are: where none of these can report, they cannot either.
+    """
+    late = {job for job, prospect in compared.items() if not prospect.reports}
+    if not late:
+        return list(waiting)
+    new = {job.id for job in waiting if job.phase is Phase.PENDING}
+    if not (new & compared.keys()) - late:
+        late |= new
+    return [job for job in waiting if job.id not in late or job.id in snapshot.held]
 
 
 def contenders(jobs: Sequence[Job]) -> list[Job]:
@@ -266,6 +304,9 @@ def _explanation(
             Term("seconds_left", prospect.left_s),
             Term("chance_per_second", prospect.value),
         )
+        if not is_granted and not prospect.reports:
+            text = "waits: it can report nothing before the deadline of its sweep"
+            return Reason(text, terms, runner_up, "a later deadline")
         time_left = short_duration(prospect.left_s)
         verb = ("runs" if job.holds_gpus else "starts") if is_granted else "waits"
         text = f"{verb}: best with chance {figure(prospect.chance)}, {time_left} from its end"

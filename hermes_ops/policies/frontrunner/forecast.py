@@ -57,10 +57,43 @@ def forecast_sweep(table: CurveTable) -> Forecast:
     Last, the chances are corrected by rank (`weigh_by_rank`).
     """
     count, stages = table.trial_count, len(table.depths)
-    if not table.seen[:, 0].any():
+    if not is_timed(table):
         uniform = np.where(table.over, 0.0, 1.0)
         steps = np.broadcast_to(np.array(table.depths, float), (count, stages))
         return Forecast(uniform / max(uniform.sum(), 1.0), steps, np.full((count, stages), 0.5))
+    estimates = estimate_sweep(table)
+    record = float(np.fmin.reduce(estimates.lowest[table.over], initial=np.inf))
+    chance, correlation = np.zeros(count), np.zeros((count, stages))
+    for probability, final_losses, pooled in estimates.scenarios:
+        chance += probability * chances(pooled.mean, pooled.sd, ~table.over, record)
+        correlation += probability * _correlation(table, final_losses, pooled)
+    chance = weigh_by_rank(chance, table.losses[:count], table.reached)
+    return Forecast(chance, np.cumsum(estimates.stage_s, axis=1), correlation)
+
+
+def is_timed(table: CurveTable) -> bool:
+    """Return whether a trial has been timed, so that `left_s` is in seconds, not in steps."""
+    return bool(table.seen[:, 0].any())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SweepEstimates:
+    """What the curves of a sweep say of N trials, before chances are drawn from it.
+
+    `stage_s[N, K]`: training seconds of each stage, 0 where it has been; `lowest[N]`: the lowest
+    loss so far (NaN before any); `scenarios`: the probability of each, its final losses by the
+    curves alone, and by all observations.
+    """
+
+    stage_s: Floats
+    lowest: Floats
+    scenarios: tuple[tuple[float, FinalLosses, LossForecast], ...]
+
+
+@lru_cache(maxsize=KEPT)
+def estimate_sweep(table: CurveTable) -> SweepEstimates:
+    """Return the estimates of a sweep of which a trial has been timed."""
+    count = table.trial_count
     pace = _pace(table)
     lengths = np.diff(np.array(table.depths, float), prepend=0.0)
     stage_s = np.where(table.seen[:count], 0.0, np.exp(pace[:count]) * lengths)
@@ -71,13 +104,9 @@ def forecast_sweep(table: CurveTable) -> Forecast:
     ]
     forecasts = pool_estimates(scenarios, gains, TrialSet(table.kernels, slowness, count))
     lowest = np.fmin.reduce(scaled[:count], axis=1)
-    record = float(np.fmin.reduce(lowest[table.over], initial=np.inf))
-    chance, correlation = np.zeros(count), np.zeros((count, stages))
-    for probability, final_losses, pooled in zip(probabilities, scenarios, forecasts, strict=True):
-        chance += probability * chances(pooled.mean, pooled.sd, ~table.over, record)
-        correlation += probability * _correlation(table, final_losses, pooled)
-    chance = weigh_by_rank(chance, table.losses[:count], table.reached)
-    return Forecast(chance, np.cumsum(stage_s, axis=1), correlation)
+    return SweepEstimates(
+        stage_s, lowest, tuple(zip(probabilities, scenarios, forecasts, strict=True))
+    )
 
 
 def _correlation(table: CurveTable, final_losses: FinalLosses, pooled: LossForecast) -> Floats:

@@ -106,13 +106,16 @@ class FinalLosses:
     `mean[M]` and `variance[M]` for each trial (NaN for one that has not begun);
     `variance_by_depth[K]`: the variance of the final loss for a trial whose loss is known up to
     each depth; `spread`: the standard deviation of all final losses, propagated from the first
-    losses through the stages.
+    losses through the stages. `path[M, K]`: the expected loss at each depth; `variance_to[K, K]`:
+    the variance of the loss at the first depth for a trial known up to the second.
     """
 
     mean: Floats
     variance: Floats
     variance_by_depth: Floats
     spread: float
+    path: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    variance_to: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 @dataclass(slots=True)
@@ -151,12 +154,14 @@ class StageRegressions:
     def final_losses(self) -> FinalLosses:
         """Follow the regressions from each trial's depth to its last step."""
         persistence = self._persistence()
-        variance_by_depth = self._variance_by_depth(persistence)
+        variance_to = self._variance_to(persistence)
+        variance_by_depth = variance_to[-1]
         reached = (~np.isnan(self.scaled)).sum(axis=1)
         lowest = np.fmin.reduce(self.scaled, axis=1)
         variance = np.where(reached > 0, variance_by_depth[np.maximum(reached, 1) - 1], np.nan)
-        mean = np.fmin(self._follow(persistence), lowest)
-        return FinalLosses(mean, variance, variance_by_depth, self.spread)
+        path = self._follow(persistence)
+        mean = np.fmin(path[:, -1], lowest)
+        return FinalLosses(mean, variance, variance_by_depth, self.spread, path, variance_to)
 
     def _ratio(self, stage: int) -> float:
         depths = self.table.depths
@@ -192,8 +197,9 @@ class StageRegressions:
         return float(np.clip(correlation, 0.0, 0.9))
 
     def _follow(self, persistence: float) -> Floats:
-        """Return the expected final loss of each trial; NaN for one that has not begun."""
+        """Return M x K: the expected loss at each depth; NaN for a trial that has not begun."""
         level = self.scaled[:, 0]
+        path = [level]
         slope, error = np.zeros_like(level), np.zeros_like(level)
         for stage in range(1, self.scaled.shape[1]):
             mean, ratio = self.fits[stage - 1].mean, self._ratio(stage)
@@ -207,15 +213,17 @@ class StageRegressions:
             residual = np.nan_to_num(self.residuals[:, stage])
             error = np.where(np.isnan(seen), error, residual)
             slope, level = (after - level) / ratio, after
-        return level
+            path.append(level)
+        return np.stack(path, axis=1)
 
-    def _variance_by_depth(self, persistence: float) -> Floats:
-        """Return the variance of the final loss from each depth.
+    def _variance_to(self, persistence: float) -> Floats:
+        """Return K x K: the variance of the loss at each depth, by the depth that is known.
 
         It is that of a linear process of (level, slope, error).
         """
         stages = self.scaled.shape[1]
         covariance = np.zeros((stages, 3, 3))
+        variance = np.zeros((stages, stages))
         for stage in range(1, stages):
             mean, noise = self.fits[stage - 1].mean, self.fits[stage - 1].noise
             ratio, carried = self._ratio(stage), persistence if stage > 2 else 0.0
@@ -226,7 +234,8 @@ class StageRegressions:
             innovation = independent_share * np.array([noise, noise / ratio, 1.0])
             added = np.outer(innovation, innovation)
             covariance[:stage] = transition @ covariance[:stage] @ transition.T + added
-        return covariance[:, 0, 0]
+            variance[stage] = covariance[:, 0, 0]
+        return variance
 
 
 def _prior(stage: int, depths: tuple[int, ...], noise: float, gain: float) -> RegressionPrior:

@@ -9,6 +9,7 @@ import pytest
 
 from hermes_ops.airflow.control.decisions import DecisionLog, decision
 from hermes_ops.airflow.control.pool_file import view_path
+from hermes_ops.airflow.explanation import deadline_lines
 from hermes_ops.cli.inspection_commands import explanation
 from hermes_ops.core.model import JobId, Reason, Term
 from hermes_ops.errors import HermesError, Unavailable
@@ -95,6 +96,18 @@ def test_a_trial_that_cannot_be_preempted_is_explained_with_the_reason() -> None
     view_path("gpus").write_text(json.dumps(view))
     text = explanation(connection(), TRIAL, 5)
     assert "  it cannot be preempted now: it writes no checkpoint" in text.splitlines()
+
+
+def test_the_deadline_of_its_sweep_is_said() -> None:
+    standing()
+    view = json.loads(view_path("gpus").read_text())
+    view["sweeps"] = {"digits-1": {"deadline_s": 60.0}}
+    view_path("gpus").write_text(json.dumps(view))
+    text = explanation(connection(), TRIAL, 5)
+    said = "Deadline of digits-1: 1970-01-01 00:01:00 UTC, which has passed"
+    assert f"  {said}" in text.splitlines()
+    assert deadline_lines(view, 0.0) == [said.replace("which has passed", "in 1 min 00 s")]
+    assert deadline_lines({"sweeps": {"digits-1": {}}}, 0.0) == []
 
 
 def test_a_trial_about_which_nothing_was_decided_says_so() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.records import SweepRecord, encode
-from hermes_ops.cli.outcome import document, most_gpus
+from hermes_ops.cli.outcome import deadline_line, document, most_gpus
 from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.core.summary import Segment
 from tests.unit.simulator.recorded_sweeps import Mlflow, config
@@ -43,6 +43,12 @@ class Airflow:
         assert task == TaskKey("mine", "1", "group.plan")
         facts = json.loads(config().to_json())
         return encode(SweepRecord(facts, 2, "group.trial", "parent", "1", "digits"))
+
+
+@pytest.mark.parametrize(("kept", "word"), [(None, ""), (True, ": kept"), (False, ": not kept")])
+def test_a_deadline_is_told_with_what_became_of_it(kept: bool | None, word: str) -> None:
+    at = {"at": "2026-12-01T07:00:00+00:00", "kept": kept}
+    assert deadline_line(at) == f"Deadline 2026-12-01 07:00:00 UTC{word}"
 
 
 @pytest.mark.parametrize(("seen", "told"), [(0, 1), (4, 4)])

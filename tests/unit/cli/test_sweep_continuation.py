@@ -57,6 +57,11 @@ def test_extending_says_how_many_trials_there_are_then(sweep: Sweep) -> None:
     assert sweep.told == [("extend", 5, BudgetChanges(wall_clock_seconds=60.0))]
 
 
+def test_a_new_deadline_goes_with_it(sweep: Sweep) -> None:
+    said("resume", "digits-1", "--deadline", "2h")
+    assert sweep.told == [("resume", BudgetChanges(deadline="2h"), False)]
+
+
 def test_in_a_group_of_a_dag_it_is_said_that_what_is_behind_it_stays_as_it_is(sweep: Sweep) -> None:
     assert "behind group in the DAG mine" in said("resume", "mine:group:run:1").replace("\n", " ")
     assert "behind" not in said("resume", "digits-1")

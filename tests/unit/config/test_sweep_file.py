@@ -17,6 +17,7 @@ from hermes_ops.config import (
     SweepConfig,
     load_file,
     parse,
+    refuse_passed_deadline,
     render_command,
     render_environment,
 )
@@ -559,3 +560,17 @@ def test_a_number_or_a_range_of_gpus_reads_back_the_same(
     found = config.trial.gpu_range
     assert (found.numbers, found.least, found.most) == (numbers, least, most)
     assert parse(json.loads(config.to_json()), "again", None) == config
+
+
+def test_a_time_that_has_passed_is_refused_when_the_sweep_is_to_begin() -> None:
+    config = parse(sweep(deadline="2026-12-01T08:00:00+01:00"), "test", None)
+    refuse_passed_deadline(config, 1_796_108_399.0, "test")
+    with pytest.raises(ConfigError, match="which has passed"):
+        refuse_passed_deadline(config, 1_796_108_400.0, "test")
+    refuse_passed_deadline(parse(sweep(deadline="1s"), "test", None), 1e12, "test")
+
+
+def test_a_sweep_with_a_schedule_has_a_duration_as_its_deadline() -> None:
+    parse(sweep(schedule="@daily", deadline="8h"), "test", None)
+    with pytest.raises(ConfigError, match="a duration, as a sweep with a schedule"):
+        parse(sweep(schedule="@daily", deadline="2026-12-01T08:00:00Z"), "test", None)

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from hermes_ops.config import parse
+from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, violations
 from hermes_ops.core.summary import TrialSummary
 from hermes_ops.report import Alternative, Background, BestSoFar, TrialEnding
 from hermes_ops.report.background import Improvement
 from hermes_ops.report.figures import measured_course
+from hermes_ops.report.page import _facts
 from tests.unit.report.sweeps import (
     BEGIN_S,
     EVIL,
@@ -265,3 +267,10 @@ def test_two_hundred_trials_of_a_hundred_steps_make_less_than_five_megabytes(
 
 def judged(table: Any, ranks: Any) -> tuple[Any, float]:
     return np.zeros((10, table.shape[1])), 0.5
+
+
+@pytest.mark.parametrize(("kept", "word"), [(True, "kept"), (False, "not kept")])
+def test_the_report_says_whether_the_deadline_was_kept(kept: bool, word: str) -> None:
+    facts = _facts(summary(trial(0, 0.5), deadline=DeadlineResult(60.0, kept)), Background())
+    assert (f"1970-01-01 00:01:00 UTC: {word}", "deadline") in facts
+    assert "deadline" not in [name for _, name in _facts(summary(trial(0, 0.5)), Background())]

@@ -1,8 +1,9 @@
 """Why a sweep ends before its last trial, and the end of sweeps that no trial's task will end.
 
-A sweep ends as its target is reached, its budget is spent, or its first trials fail in the same
-way; where its nightly rule is `replace`, as a newer night's sweep begins. The controller itself
-ends what is left of a sweep whose DAG run was deleted, or whose record is unreadable.
+A sweep ends as its target is reached, its budget is spent, its deadline has passed, or its first
+trials fail in the same way; where its nightly rule is `replace`, as a newer night's sweep begins.
+The controller itself ends what is left of a sweep whose DAG run was deleted, or whose record is
+unreadable.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.config.sections import Overlap
+from hermes_ops.core.deadline import missed
 from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.core.summary import alike
 from hermes_ops.errors import HermesError
@@ -52,7 +54,12 @@ def due_end(sweep: SweepState, now_s: float) -> CloseRecord | None:
         return unstartable
     if sweep.trials and all(t.has_ended for t in sweep.trials):
         return None
-    return reached_target(sweep, now_s) or failed_alike(sweep, now_s) or spent_budget(sweep, now_s)
+    return (
+        reached_target(sweep, now_s)
+        or failed_alike(sweep, now_s)
+        or passed_deadline(sweep, now_s)
+        or spent_budget(sweep, now_s)
+    )
 
 
 def cannot_start(sweep: SweepState, now_s: float) -> CloseRecord | None:
@@ -143,6 +150,15 @@ def spent_budget(sweep: SweepState, now_s: float) -> CloseRecord | None:
     if budget.gpu_seconds is not None and service_gpu_s(sweep, now_s) >= budget.gpu_seconds:
         return _spent(f"budget.gpu_seconds ({budget.gpu_seconds:g}) is spent", now_s)
     return None
+
+
+def passed_deadline(sweep: SweepState, now_s: float) -> CloseRecord | None:
+    """Return that the sweep ends at its deadline, and what is left undone; None before it."""
+    at_s = sweep.spec.config.deadline_at_s(sweep.spec.facts.submitted_s)
+    if at_s is None or now_s < at_s:
+        return None
+    begun = ((t.segment is not None and t.segment.segments > 0, t) for t in sweep.trials)
+    return _spent(missed(at_s, ((has_begun, t.has_ended) for has_begun, t in begun)), now_s)
 
 
 def service_gpu_s(sweep: SweepState, now_s: float) -> float:

@@ -447,6 +447,18 @@ def test_a_sweep_ends_when_its_wall_clock_is_spent() -> None:
     assert spent_budget(sweep_with(pending(0), budget=budget), 150.0) is not None
 
 
+def test_a_sweep_ends_at_its_deadline_and_says_what_is_left_undone() -> None:
+    world = sweep_with(running(0, 0, 1), pending(1), pending(2), deadline="100s")
+    assert due_end(world, 149.9) is None
+    end = due_end(world, 150.0)
+    assert end is not None
+    assert (end.state, end.tag) == ("cancelled", "hermes.closed")
+    assert end.reason == (
+        "its deadline has passed (1970-01-01 00:02:30 UTC): of 3 trials 0 had ended, "
+        "1 were stopped before their end, 2 had not begun"
+    )
+
+
 def test_the_segment_under_way_counts_against_the_gpu_budget() -> None:
     budget = {"gpu_seconds": 20}
     world = sweep_with(running(0, 0, 1), budget=budget)

@@ -152,6 +152,18 @@ def test_a_budget_of_wall_clock_time_is_the_trials_deadline() -> None:
 
 
 @pytest.mark.parametrize(
+    ("deadline", "expected_s"),
+    [("5m", 50.0 + 300.0), ("1h", 50.0 + 600.0), ("1970-01-01T00:02:00Z", 120.0)],
+)
+def test_the_trials_deadline_is_the_sweep_s_or_its_budget_s(
+    deadline: str, expected_s: float
+) -> None:
+    budget = {"wall_clock_seconds": 600.0}
+    (job,) = sweep_with(pending(0), budget=budget, deadline=deadline).jobs(1.0)
+    assert job.deadline_s == expected_s
+
+
+@pytest.mark.parametrize(
     ("triggered_by", "named", "dag_owners", "expected"),
     [
         ("ann", None, "airflow", "ann"),

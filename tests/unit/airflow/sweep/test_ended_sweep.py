@@ -66,6 +66,7 @@ class Services:
     gpu_seconds: float = 10.0
     cleared: list[Any] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=lambda: {CLOSED_TAG: "enough"})
+    parent_tags: dict[str, str] = field(default_factory=dict)
     reopened: dict[str, list[str]] = field(default_factory=dict)
     stored: dict[str, str] = field(default_factory=dict)
     xcoms: dict[str, Any] = field(default_factory=lambda: {NUMBERS_XCOM: [], CONFIG_XCOM: {}})
@@ -117,7 +118,9 @@ class Services:
     def reopen(self, run_id: str, drop: list[str], tags: dict[str, str] | None = None) -> None:
         assert not self.cleared, "the run has gone on before everything was written"
         self.reopened[run_id] = drop
-        assert (tags or {}) == ({"hermes.continued": ENDED} if run_id == "parent" else {})
+        others = {k: v for k, v in (tags or {}).items() if k != "hermes.deadline"}
+        assert others == ({"hermes.continued": ENDED} if run_id == "parent" else {})
+        self.parent_tags |= tags or {}
 
 
 def ended(states: dict[int, str], final: dict[int, str] | None = None, **changes: Any) -> Services:
@@ -253,6 +256,17 @@ def test_a_budget_that_is_spent_is_refused_before_anything_is_written(
     with pytest.raises(HermesError, match=fact):
         found(services).resume(BudgetChanges(), failed=False)
     assert (services.records, services.cleared) == (before, [])
+
+
+def test_a_deadline_that_has_passed_is_refused_until_there_is_a_later_one() -> None:
+    services = ended({0: "skipped", 1: "success"}, deadline="2020-01-01T00:00:00Z")
+    before = dict(services.records)
+    with pytest.raises(HermesError, match="--deadline"):
+        found(services).resume(BudgetChanges(), failed=False)
+    assert (services.records, services.cleared) == (before, [])
+    assert found(services).resume(BudgetChanges(deadline="2h"), failed=False) == (0,)
+    assert record_of(services).config["deadline"] == "2h"
+    assert float(services.parent_tags["hermes.deadline"]) > 1.7e9
 
 
 def test_a_spent_budget_may_be_raised() -> None:

@@ -53,7 +53,7 @@ class Mlflow:
     def sweep(self, ref: Any) -> Any:
         return SimpleNamespace(tags={CLOSED_TAG: "stopped by its user"})
 
-    def reopen(self, run_id: str, drop: Any) -> None:
+    def reopen(self, run_id: str, drop: Any, tags: Any) -> None:
         self.opened.append((run_id, *drop))
 
 
