@@ -13,14 +13,21 @@ from itertools import groupby
 from math import ceil
 from pathlib import Path
 
+from hermes_ops.errors import ConfigError, Problem
+
 SALT = "frontrunner split/"
 SHARE = 3
 KNOWN = ("lcbench_fashion_mnist", "lcbench_adult", "lcbench_sylvine", "nb301")
 
 
 def folder() -> Path:
-    """Return the folder of the tasks; HERMES_CURVE_TASKS names it."""
-    return Path(os.environ.get("HERMES_CURVE_TASKS", "../shared/data/curves/more"))
+    """Return the folder of the tasks, which HERMES_CURVE_TASKS names: they are not shipped."""
+    named = os.environ.get("HERMES_CURVE_TASKS")
+    if not named or not Path(named).is_dir():
+        fact = "nothing" if not named else f"{named}, which is no folder"
+        problem = Problem("HERMES_CURVE_TASKS", fact, "a folder of .npz files", "set the variable")
+        raise ConfigError("the recorded tasks", (problem,))
+    return Path(named)
 
 
 def tasks() -> tuple[str, ...]:
