@@ -218,7 +218,10 @@ def report(times_s: Mapping[Variant, Floats], names: Sequence[str], base: Varian
         if variant.policy in BASES:
             continue
         against = ((fifo, "FIFO"), (asha, "ASHA"), (times_s[base], "base"))
-        cells = ["{:.2f} ({:.2f}-{:.2f}) {}".format(*ratio(of, times), n) for of, n in against]
+        cells = []
+        for of, name in against:
+            mean, low, high = ratio(of, times)
+            cells.append(f"{mean:.2f} ({low:.2f}-{high:.2f}) {name}")
         yield f"{variant}: " + ", ".join(cells)
         by_task = [
             (

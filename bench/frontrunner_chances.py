@@ -128,10 +128,10 @@ def scores(
                 rows[None].append(state.uniform)
                 for variant in variants:
                     rows[variant].append(nats(variant, state))
-        for variant, values in rows.items():
-            found[variant].append(values)
+        for key, values in rows.items():
+            found[key].append(values)
         print(task, file=sys.stderr, flush=True)
-    return {variant: np.array(values) for variant, values in found.items()}
+    return {key: np.array(values) for key, values in found.items()}
 
 
 def main(arguments: Sequence[str]) -> int:

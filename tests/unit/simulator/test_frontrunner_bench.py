@@ -65,10 +65,10 @@ def test_a_simulation_until_the_best_trial_ends_takes_the_time_of_the_whole_one(
 
 
 def test_a_variant_sets_its_constants_only_while_it_is_applied() -> None:
-    variant = Variant.parse("frontrunner:forecast.RANKS=0.5:forecast.SIGNALS=[1, 2]")
+    variant = Variant.parse("frontrunner:forecast.RANKS=0.5:forecast.SIGNALS=[1, 2, 3]")
     before = forecast.RANKS, forecast.SIGNALS
     with variant.applied():
-        assert (forecast.RANKS, forecast.SIGNALS) == (0.5, (1, 2))
+        assert (forecast.RANKS, forecast.SIGNALS) == (0.5, (1, 2, 3))
     assert before == (forecast.RANKS, forecast.SIGNALS)
 
 
