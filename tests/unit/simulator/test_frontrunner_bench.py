@@ -1,0 +1,122 @@
+"""The measurements of `frontrunner` on recorded tasks: their split, states, variants, intervals."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import frontrunner as bench
+from bench.curve_tasks import KNOWN, folder, split
+from bench.frontrunner import Setting, Store, Variant, interval_of_mean, ratio, time_to_best_s
+from bench.frontrunner_chances import ABLATIONS, depths_of, nats, random_states, random_walk
+from hermes_ops.core.model import Gpu, Phase
+from hermes_ops.errors import ConfigError
+from hermes_ops.policies import make_policy
+from hermes_ops.policies.frontrunner import forecast
+from hermes_ops.policies.frontrunner.table import judging_depths
+from hermes_ops.simulator.curves import sample
+from hermes_ops.simulator.engine import simulate
+from hermes_ops.simulator.metrics import time_to_best_s as measured_time_to_best_s
+from tests.builders import job
+
+ROOT = Path(__file__).resolve().parents[3]
+TASK = KNOWN[2]
+
+
+def test_the_documentation_lists_the_split_that_the_rule_makes() -> None:
+    text = (ROOT / "docs/frontrunner.md").read_text("utf-8")
+    sides = [tuple(sorted(_names(text, side))) for side in (r"\* Training:", r"\* Validation:")]
+    assert [len(side) for side in sides] == [18, 10]
+    assert split(tuple(name for side in sides for name in side)) == tuple(sides)
+
+
+def _names(text: str, side: str) -> list[str]:
+    listed = re.search(rf"{side}(.*?)\.(?:\n| )", text, re.DOTALL)
+    assert listed is not None
+    names, family = [], ""
+    for word in re.findall(r"`?\w+`?", listed[1]):
+        if word.startswith("`"):
+            family = word.strip("`")
+        else:
+            names.append(family + word)
+    return names
+
+
+def test_a_task_of_another_family_moves_no_task_to_another_side() -> None:
+    before = split(("a_1", "a_2", "a_3"))
+    after = split(("a_1", "a_2", "a_3", "b_1", "b_2", "b_3"))
+    assert all(set(few) < set(many) for few, many in zip(before, after, strict=True))
+
+
+def test_a_missing_folder_of_tasks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HERMES_CURVE_TASKS", raising=False)
+    with pytest.raises(ConfigError, match="HERMES_CURVE_TASKS"):
+        folder()
+
+
+def test_a_simulation_until_the_best_trial_ends_takes_the_time_of_the_whole_one() -> None:
+    whole, _ = sample(bench.dataset(TASK), bench.TRIALS, 1)
+    gpus = tuple(Gpu(index, "node-0") for index in range(4))
+    run = simulate(whole, gpus, make_policy("fifo", {}))
+    assert time_to_best_s(Variant("fifo"), TASK, 1, Setting()) == measured_time_to_best_s(run)
+
+
+def test_a_variant_sets_its_constants_only_while_it_is_applied() -> None:
+    variant = Variant.parse("frontrunner:forecast.RANKS=0.5:forecast.SIGNALS=[1, 2, 3]")
+    before = forecast.RANKS, forecast.SIGNALS
+    with variant.applied():
+        assert (forecast.RANKS, forecast.SIGNALS) == (0.5, (1, 2, 3))
+    assert before == (forecast.RANKS, forecast.SIGNALS)
+
+
+def test_every_ablation_names_constants_that_exist() -> None:
+    for text in ABLATIONS.values():
+        with Variant.parse(text).applied():
+            pass
+
+
+def test_stored_times_are_not_simulated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    asked: list[int] = []
+
+    def counted(variant: Variant, task: str, seed: int, setting: Setting) -> float:
+        asked.append(seed)
+        return 1.0 + seed
+
+    monkeypatch.setattr(bench, "time_to_best_s", counted)
+    for seeds in (2, 3):
+        times_s = Store().times_s(Variant("fifo"), TASK, seeds, Setting())
+    assert (times_s.tolist(), asked) == ([1.0, 2.0, 3.0], [0, 1, 2])
+
+
+def test_the_interval_of_equal_ratios_is_the_ratio() -> None:
+    assert ratio(np.full((3, 4), 6.0), np.full((3, 4), 2.0)) == pytest.approx((3.0, 3.0, 3.0))
+
+
+def test_few_tasks_make_a_wide_interval_however_many_seeds_they_have() -> None:
+    values = np.repeat([[0.0], [1.0]], 500, axis=1)
+    mean, low, high = interval_of_mean(values)
+    assert (mean, low, high) == (0.5, 0.0, 1.0)
+
+
+def test_each_step_of_a_random_walk_trains_one_trial_and_the_best_never_ends() -> None:
+    losses = np.sort(np.random.default_rng(0).random((6, 4)), axis=1)[:, ::-1]
+    steps = np.array(random_walk(losses, 2, np.random.default_rng(1)))
+    assert (np.diff(steps.sum(axis=1)) == 1).all()
+    assert (steps[:, 2] < 4).all()
+
+
+def test_depths_are_those_at_which_the_policy_judges() -> None:
+    assert depths_of(51) == judging_depths([job(1, Phase.PENDING, total_steps=51)])
+
+
+def test_no_chance_is_scored_on_what_has_not_been_seen() -> None:
+    state = next(random_states(bench.dataset(TASK), 100, 1))
+    table = state.table
+    assert (table.seen.sum(axis=1) == table.reached).all()
+    assert 0.0 < nats(Variant("frontrunner"), state) < 10.0
