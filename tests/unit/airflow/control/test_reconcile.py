@@ -19,6 +19,7 @@ from hermes_ops.airflow.control.reconcile import (
     reconcile,
     stop_all,
     take_back,
+    withdraw_resizes,
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.records import CloseRecord
@@ -55,6 +56,7 @@ ENDED_BY: Mapping[TrialState, list[str]] = {
     S.STOPPING: ["StopSegment"],
     S.RELEASED: ["StopSegment"],
     S.UNATTENDED: ["RevokeLease"],
+    S.RESIZING: ["StopSegment"],
     S.LEAVING: ["EndIdleTrials"],
     S.WAITING: ["EndIdleTrials"],
     S.REVOKED_RUNNING: ["StopSegment"],
@@ -115,7 +117,8 @@ def test_touched_trials_are_restored_not_marked_once_the_sweep_has_its_new_ones(
 
 def test_a_shutdown_stops_what_trains_and_revokes_what_has_not_begun() -> None:
     found = stop_all([example(state) for state in TrialState])
-    assert names(found) == ["RevokeLease", "StopSegment", "RevokeLease"]
+    assert names(found) == ["RevokeLease", "StopSegment", "RevokeLease", "StopSegment"]
+    assert not any(command.resize for command in found if isinstance(command, StopSegment))
 
 
 @given(any_records())
@@ -125,7 +128,7 @@ def test_no_command_ends_a_trial_that_has_ended_or_takes_gpus_from_one_without(
     for command in end_trials((trial,), CLOSE):
         assert not trial.has_ended
         if isinstance(command, StopSegment):
-            assert trial.is_under_way
+            assert trial.is_under_way or trial.state is S.RESIZING
         elif isinstance(command, RevokeLease):
             assert trial.has_lease_in_force
         else:
@@ -153,3 +156,21 @@ def test_a_trial_leaves_its_gpus_by_its_stop_flag_once_its_segment_has_begun(
     state: TrialState, kind: type
 ) -> None:
     assert isinstance(take_back(example(state), "another trial converges faster"), kind)
+
+
+def test_a_process_that_is_resized_keeps_its_slots_and_a_pod_does_not() -> None:
+    process = example(S.RUNNING)
+    assert process.lease is not None
+    pod = replace(process, lease=replace(process.lease, pod={}))
+    for trial, resize, kept in ((process, True, True), (process, False, False), (pod, True, False)):
+        command = take_back(trial, "more GPUs are free", resize=resize)
+        assert isinstance(command, StopSegment)
+        assert command.resize is kept
+
+
+def test_a_task_that_keeps_its_slots_leaves_unless_it_gets_gpus() -> None:
+    trials = [example(state) for state in TrialState]
+    (withdrawn,) = withdraw_resizes(trials)
+    assert isinstance(withdrawn, StopSegment)
+    assert (withdrawn.trial.state, withdrawn.resize) == (S.RESIZING, False)
+    assert withdraw_resizes(trials, {0}) == ()
