@@ -30,8 +30,12 @@ POLL_S = 0.02
 FLAG_PERIOD_S = 1.0
 """Seconds between two requests for the stop flag when no wake file announces one."""
 STATUS_PERIOD_S = 0.5
-RESIZE_WAIT_S = 10.0
-"""Seconds that a task keeps its slots after a segment's end for the next lease of its trial."""
+RESIZE_WAIT_S = 30.0
+"""Seconds that a task keeps its slots after a segment's end for the next lease of its trial.
+
+That is the grace of a trial whose slots it may wait for. Nobody else can use its slots meanwhile: a
+task that gets no GPUs is told so.
+"""
 
 
 class RunningSegment(Protocol):
