@@ -29,7 +29,6 @@ from hermes_ops.airflow.control.faults import (
     results_of,
 )
 from hermes_ops.airflow.control.granting import Granting, opened
-from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.reconcile import (
     TAKE_BACK,
@@ -144,7 +143,9 @@ class Applier:
         granted = dict(zip(granting, results_of(list(granting.values())), strict=True))
         leases = {job: lease for job, lease in leases.items() if granted[job] is not None}
         revoked = {job for job, done in left.items() if done is not None and done.value}
-        self._withdraw_resizes(sweeps, {*leases, *slotless, *left}, snapshot.time_s)
+        kept = {*leases, *slotless, *left}
+        for sweep in sweeps.values():
+            self._executor.run(sweep, withdraw_resizes(sweep, kept), snapshot.time_s)
         self._rerank(sweeps, plan, leases, revoked)
         self.faults.end_round()
 
@@ -165,15 +166,6 @@ class Applier:
             if done is None or not done.value:
                 slotless.add(action.job)
         return frozenset(slotless)
-
-    def _withdraw_resizes(
-        self, sweeps: Mapping[str, SweepState], kept: Set[JobId], now_s: float
-    ) -> None:
-        """Have the tasks leave that wait in their slots and get no GPUs in this round."""
-        for sweep in sweeps.values():
-            if sweep.close is None:  # else they are told that it ends
-                stay = {t.number for t in sweep.trials if job_id(sweep.id, t.number) in kept}
-                self._executor.run(sweep, withdraw_resizes(sweep.trials, stay), now_s)
 
     def _describe_later(self, sweep: SweepState, snapshot: Snapshot) -> None:
         """Set the tags of a sweep's run while the round goes on."""

@@ -289,12 +289,16 @@ def take_back(
     return StopSegment(trial, reason, TAKE_BACK, resize=resize and is_process)
 
 
-def withdraw_resizes(
-    trials: Iterable[TrialRecords], kept: Set[int] = frozenset()
-) -> tuple[Command, ...]:
-    """Return what makes the tasks give their slots back that wait in them, but those `kept`."""
-    waiting = (t for t in trials if t.state is TrialState.RESIZING and t.number not in kept)
-    return tuple(StopSegment(trial, WITHDRAWN, TAKE_BACK) for trial in waiting)
+def withdraw_resizes(sweep: SweepState, kept: Set[JobId]) -> tuple[Command, ...]:
+    """Return what makes the tasks give their slots back that wait in them, but those `kept`.
+
+    A sweep that ends tells its tasks so.
+    """
+    if sweep.close is not None:
+        return ()
+    waiting = (t for t in sweep.trials if t.state is TrialState.RESIZING)
+    leaving = (t for t in waiting if job_id(sweep.id, t.number) not in kept)
+    return tuple(StopSegment(trial, WITHDRAWN, TAKE_BACK) for trial in leaving)
 
 
 def stop_all(trials: Iterable[TrialRecords]) -> tuple[Command, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.reconcile import (
     Command,
     EndIdleTrials,
@@ -23,7 +24,7 @@ from hermes_ops.airflow.control.reconcile import (
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.records import CloseRecord
-from tests.unit.airflow.builders import row
+from tests.unit.airflow.builders import row, sweep_with
 from tests.unit.airflow.control.trial_records import EXAMPLES, any_records
 
 S = TrialState
@@ -169,8 +170,9 @@ def test_a_process_that_is_resized_keeps_its_slots_and_a_pod_does_not() -> None:
 
 
 def test_a_task_that_keeps_its_slots_leaves_unless_it_gets_gpus() -> None:
-    trials = [example(state) for state in TrialState]
-    (withdrawn,) = withdraw_resizes(trials)
+    sweep = sweep_with(*(example(state) for state in TrialState))
+    (withdrawn,) = withdraw_resizes(sweep, set())
     assert isinstance(withdrawn, StopSegment)
     assert (withdrawn.trial.state, withdrawn.resize) == (S.RESIZING, False)
-    assert withdraw_resizes(trials, {0}) == ()
+    assert withdraw_resizes(sweep, {job_id(sweep.id, 0)}) == ()
+    assert withdraw_resizes(replace(sweep, close=CLOSE), set()) == ()
