@@ -152,19 +152,22 @@ class Applier:
     def _change_slots(
         self, sweeps: Mapping[str, SweepState], starts: Iterable[Start], held: Set[int]
     ) -> frozenset[JobId]:
-        """Give tasks that wait in their slots as many as their next lease needs, less before more.
+        """See to it that no task has fewer slots than its next lease needs, before that is written.
 
-        Return the jobs that get no lease now, as the pool has not so many slots open: they wait.
+        A task that waits in its slots gets as many, those that shrink first. One that waits for
+        slots, and still asks for those of an earlier lease, asks for more than there are until it
+        has its rank. Return the jobs that get no lease now: the pool has not so many slots open, or
+        Airflow has just started the task.
         """
         slotless: set[JobId] = set()
-        resized = [(a, *find(sweeps, a.job)) for a in starts if held.isdisjoint(a.gpus)]
-        resized = [entry for entry in resized if entry[2].is_resizing]
-        for action, sweep, trial in sorted(resized, key=_growth):
-            subject, slots = Subject(sweep.id, trial.number), slots_for(action.gpus)
-            change = self.metadata.change_slots
-            done = self.faults.attempt(subject, CHANGE_SLOTS, change, trial.row, slots)
-            if done is None or not done.value:
-                slotless.add(action.job)
+        due = [(a, *find(sweeps, a.job)) for a in starts if held.isdisjoint(a.gpus)]
+        for action, sweep, trial in sorted(due, key=_growth):
+            slots = slots_for(action.gpus)
+            if trial.is_resizing or trial.row.pool_slots < slots:
+                subject, change = Subject(sweep.id, trial.number), self._executor.change_slots
+                done = self.faults.attempt(subject, CHANGE_SLOTS, change, trial, slots)
+                if done is None or not done.value:
+                    slotless.add(action.job)
         return frozenset(slotless)
 
     def _describe_later(self, sweep: SweepState, snapshot: Snapshot) -> None:
@@ -356,9 +359,9 @@ def _with_batch(action: Action) -> Reason:
     return replace(action.reason, terms=(*action.reason.terms, Term("batch", action.batch)))
 
 
-def _growth(resized: tuple[Start, SweepState, TrialRecords]) -> tuple[int, JobId]:
+def _growth(start: tuple[Start, SweepState, TrialRecords]) -> tuple[int, JobId]:
     """Return by how many slots the task of a trial grows."""
-    action, _, trial = resized
+    action, _, trial = start
     return slots_for(action.gpus) - trial.row.pool_slots, action.job
 
 

@@ -174,9 +174,22 @@ class Executor:
             self._put(sweep, trial, LEASE_KEY, encode(replace(trial.lease, revoked=True)))
         return trial
 
-    def _hold_back(self, trial: TrialRecords) -> None:
-        """Have the task ask for more slots than the pool has, so that Airflow passes it over."""
-        self.metadata.rerank([TaskRank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)])
+    def change_slots(self, trial: TrialRecords, slots: int) -> bool:
+        """Give a task that waits in its slots that many; hold back one that waits for slots.
+
+        Return whether the next lease may be written.
+        """
+        if trial.is_resizing:
+            return self.metadata.change_slots(trial.row, slots)
+        return self._hold_back(trial)
+
+    def _hold_back(self, trial: TrialRecords) -> bool:
+        """Have the task ask for more slots than the pool has, so that Airflow passes it over.
+
+        Return whether it does: a task that has been queued meanwhile keeps its slots.
+        """
+        rank = TaskRank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)
+        return self.metadata.rerank([rank]) > 0
 
     def _close_segment(self, sweep: SweepState, trial: TrialRecords) -> TrialRecords:
         """Close the segment of a pod that was preempted; its task need take no slot for that."""

@@ -120,6 +120,15 @@ def test_a_task_for_which_the_pool_has_no_slots_open_gets_no_lease_and_waits() -
     assert kinds(outside) == [("slots", 1), ("slots", 0), ("hermes_lease", 1)]
 
 
+def test_a_task_that_still_asks_for_fewer_slots_is_held_back_before_its_larger_lease() -> None:
+    outside = Journal()
+    before = waiting(0)
+    world = sweep_with(replace(before, row=replace(before.row, pool_slots=1)))
+    carry_out(outside.applier(), world, start(0, 0, 1))
+    assert kinds(outside) == [("rank", 0), ("hermes_lease", 0), ("rank", 0)]
+    assert [c[3] for c in outside.of("rank")] == [HELD_POOL_SLOTS, 2]
+
+
 def test_a_task_that_keeps_its_slots_and_gets_no_gpus_is_told_to_leave() -> None:
     outside = Journal()
     world = sweep_with(resizing(0, 1, 0), starting(1, 0))

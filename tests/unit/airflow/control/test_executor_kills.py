@@ -129,12 +129,10 @@ class World(Journal):
 
     def _leave(self) -> None:
         """Give the slots back: with a final flag the trial ends."""
-        trial, segment = self.trial, self.trial.segment
-        kept = segment is not None and segment.resizing and trial.stop is not None
-        if segment is not None and kept and trial.stop is not None and trial.stop.final is not None:
-            self.change(segment=replace(segment, resizing=False, final=trial.stop.final))
-        elif segment is not None and kept:
-            self.change(segment=replace(segment, resizing=False))
+        segment, stop = self.trial.segment, self.trial.stop
+        if segment is not None and segment.resizing:
+            final = stop.final if stop is not None and stop.epoch == segment.epoch else None
+            self.change(segment=replace(segment, resizing=False, final=final))
         if self.trial.final is None:
             self.change_task(state="up_for_reschedule")
 

