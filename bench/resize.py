@@ -61,7 +61,7 @@ def _measured(*options: object) -> Figures:
 
 def _sweep(name: str, lasts: Path, trials: int) -> Figures:
     """Return a sweep of trials of 1 to 4 workers, each of which lasts while its file is there."""
-    config = stack.stub_sweep(name, trials, "--while", lasts, pause_s=0.1)
+    config = stack.stub_sweep(name, trials, "--while", lasts, pause_s=0.3)
     config["trial"]["command"][1] = "ranks.py"
     config["trial"].update(gpus={"min": 1, "max": SLOTS}, workers="one_per_gpu")
     config["trial"]["directory"] = str(SCRIPTS)
