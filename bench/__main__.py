@@ -30,6 +30,7 @@ BENCHMARKS = {
     "up": "bench.up:run",
     "switch": "bench.switch:run",
     "keras_switch": "bench.switch:run_keras",
+    "resize": "bench.resize:run",
     "ten_preemptions": "bench.preemptions:run",
     "overhead": "bench.overhead:run",
     "paper_table": "bench.paper:run",

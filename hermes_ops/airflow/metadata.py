@@ -1,9 +1,9 @@
 """Airflow's metadata tables: the ONE module that knows them. It selects, and it re-ranks.
 
-Reading is plain SELECT. The only write is `rerank`: `UPDATE task_instance SET priority_weight,
-pool_slots`, in one transaction under the scheduler's own critical-section lock, so that the
-scheduler never sees half a ranking (without the lock its SKIP LOCKED passes over rows that are
-being updated and a slot goes to the wrong trial). Everything else is written through Airflow's
+Reading is plain SELECT. The only writes are `rerank` and `change_slots`: `UPDATE task_instance SET
+priority_weight, pool_slots`, in one transaction under the scheduler's own critical-section lock, so
+that the scheduler never sees half a ranking (without the lock its SKIP LOCKED passes over rows that
+are being updated and a slot goes to the wrong trial). Everything else is written through Airflow's
 public REST interface (`client.py`).
 """
 
@@ -53,7 +53,7 @@ REQUIRED_COLUMNS = {
 _PIECES_IN_JSON = f'"{PIECES}"'
 
 RANKED_COLUMNS = ("priority_weight", "pool_slots")
-"""What `rerank` writes of `task_instance`: all that the controller's database role may update."""
+"""What is written of `task_instance`: all that the controller's database role may update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +490,39 @@ class Metadata:
                 return int(result.rowcount)
         except exc.OperationalError as error:
             raise Unavailable(f"Airflow's database did not take the ranking: {error}") from error
+
+    def change_slots(self, row: TaskInstanceRow, slots: int) -> bool:
+        """Give a running task instance another number of slots; return whether it has them now.
+
+        Fewer slots are always possible. More are refused unless the pool has them open, beside
+        what waits in the pool for slots and fits: SQLite has no lock against a scheduler that has
+        just counted the open slots for it.
+        """
+        from sqlalchemy import and_, column, exc, func, or_, select, table, update
+
+        own: list[Any] = [column("id", self._ti.c.id.type), column("state"), column("pool")]
+        ti = table("task_instance", *own, column("pool_slots"))  # as in `rerank`
+        other, pool = ti.alias("other"), self._pool.c
+        pool_size = select(pool.slots).where(pool.pool == row.pool).scalar_subquery()
+        waits = and_(other.c.state == "scheduled", other.c.pool_slots <= pool_size)
+        taken = (
+            select(func.coalesce(func.sum(other.c.pool_slots), 0))
+            .where(other.c.pool == row.pool, or_(other.c.state.in_(OCCUPYING), waits))
+            .scalar_subquery()
+        )
+        is_possible = or_(ti.c.pool_slots >= slots, pool_size - taken >= slots - ti.c.pool_slots)
+        statement = (
+            update(ti)
+            .where(ti.c.id == UUID(row.id), ti.c.pool == row.pool, ti.c.state == "running")
+            .where(is_possible)
+            .values(pool_slots=slots)
+        )
+        try:
+            with self.engine.begin() as connection:
+                self._lock(connection)
+                return bool(connection.execute(statement).rowcount)
+        except exc.OperationalError as error:
+            raise Unavailable(f"Airflow's database did not take the slots: {error}") from error
 
     def _lock(self, connection: Connection) -> None:
         from airflow.utils.db import DBLocks

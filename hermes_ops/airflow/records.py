@@ -166,12 +166,17 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class StopFlag:
-    """Stop the segment of lease `epoch`; `final` is the state that the trial ends in."""
+    """Stop the segment of lease `epoch`; `final` is the state that the trial ends in.
+
+    `resize`: the trial is to go on with other GPUs at once, so its task keeps its slots and waits
+    for the next lease. Without it such a task gives its slots back.
+    """
 
     epoch: int
     reason: str
     at_s: float
     final: str | None = None
+    resize: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,7 @@ class SegmentRecord:
     when that was not where its lease is for; the outcome is then `hosts.WRONG_HOST`.
     `without_space` is how often in a row a full disk has ended its segment before a new step.
     `failed_size` is the least number of workers with which it has failed, if several.
+    `resizing` is True while its task holds its slots after the segment's end, for the next lease.
     """
 
     epoch: int
@@ -223,6 +229,7 @@ class SegmentRecord:
     host: str = ""
     without_space: int = 0
     failed_size: int | None = None
+    resizing: bool = False
 
     @property
     def trains_since_s(self) -> float:

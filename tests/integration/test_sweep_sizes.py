@@ -47,6 +47,7 @@ def test_a_trial_shrinks_for_another_and_grows_again_when_that_has_ended(resized
     assert first.states() == second.states() == {0: "finished"}
     outcomes = [segment["outcome"] for segment in first.segments(0)]
     assert outcomes == ["preempted", "preempted", "finished"]
+    assert first.log("trial", 0).count("Trial 0 keeps its slots") == 2
 
 
 def test_the_pool_is_never_over_committed_by_a_resize(resized: Any) -> None:

@@ -71,6 +71,14 @@ def test_never_more_workers_live_than_there_are_slots(resized: Any) -> None:
     assert looking.alive() == []
 
 
+def test_no_resize_reschedules_a_task(resized: Any) -> None:
+    first, second, *_ = resized
+    log = first.log("trial", 0)
+    assert "Trial 0 waits" not in log
+    assert log.count("Trial 0 keeps its slots") == 2
+    assert "Trial 0 waits" not in second.log("trial", 0)
+
+
 def test_each_segment_has_a_worker_of_each_rank_that_sees_all_gpus(resized: Any) -> None:
     first, *_, looking, _ = resized
     mine = [fact for fact in looking.starts if fact["sweep"] == first.id]

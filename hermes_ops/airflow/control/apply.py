@@ -1,17 +1,17 @@
 """Turns decisions into leases, ranks and stop flags, and settles what needs no policy.
 
-The order of one application, as measured on Airflow 3.3.2: the victim's stop flag, because
-leaving its slot takes it longest; the lease of the trial that is to run; then the ranks, in one
-transaction under the scheduler's lock. A controller that is killed in between costs the time until
-the next one grants the free slot, never a slot too many. A trial that waits without a lease asks
-for more slots than any pool has, so Airflow passes it over; a trial that comes in without one all
-the same is sent away by its operator.
+The order of one application, as measured on Airflow 3.3.2: the victim's stop flag, because leaving
+its slot takes it longest; the slots of a task that keeps them for another size; the lease of the
+trial that is to run; then the ranks, in one transaction under the scheduler's lock. A controller
+that is killed in between costs the time until the next one grants the free slot, never a slot too
+many. A trial that waits without a lease asks for more slots than any pool has, so Airflow passes it
+over; a trial that comes in without one all the same is sent away by its operator.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,8 +37,10 @@ from hermes_ops.airflow.control.reconcile import (
     end_trials,
     ranks_of,
     reconcile,
+    slots_for,
     stop_all,
     take_back,
+    withdraw_resizes,
 )
 from hermes_ops.airflow.control.sweep_state import SweepState, find, find_sweep
 from hermes_ops.airflow.control.trial_state import TrialRecords
@@ -51,6 +53,7 @@ from hermes_ops.core.model import (
     Phase,
     Plan,
     Reason,
+    Resize,
     Snapshot,
     Start,
     Stop,
@@ -62,6 +65,7 @@ from hermes_ops.tracking import Tracker
 log = logging.getLogger(__name__)
 
 RANK = "rank its trials"
+CHANGE_SLOTS = "change its slots"
 
 
 @dataclass(slots=True)
@@ -114,6 +118,7 @@ class Applier:
             for a in self._recorded(snapshot, ends, ages_s)
         }
         starts = {a.job: a for a in actions if isinstance(a, Start)}
+        slotless: frozenset[JobId] = frozenset()
         asked: Mapping[JobId, Future[Lease]] = {}
         leases: dict[JobId, Lease] = {}
         granting: dict[JobId, Future[Done[TrialRecords] | None]] = {}
@@ -121,8 +126,11 @@ class Applier:
             asked = self._granting.ask(sweeps, starts.values(), snapshot)
             left = dict(zip(taking, results_of(list(taking.values())), strict=True))
             held = _gpus_of(sweeps, (a.job for a in ends if left.get(a.job) is None))
+            slotless = self._change_slots(sweeps, starts.values(), held)
             for job, lease in opened(asked, self.faults):  # each as soon as its run is there
-                if held.isdisjoint(lease.gpus) and self._recorded(snapshot, [starts[job]], ages_s):
+                if job in slotless or not held.isdisjoint(lease.gpus):
+                    continue
+                if self._recorded(snapshot, [starts[job]], ages_s):
                     leases[job] = lease
                     sweep, trial = find(sweeps, job)
                     command = GrantLease(trial, lease, GRANT)
@@ -135,8 +143,32 @@ class Applier:
         granted = dict(zip(granting, results_of(list(granting.values())), strict=True))
         leases = {job: lease for job, lease in leases.items() if granted[job] is not None}
         revoked = {job for job, done in left.items() if done is not None and done.value}
+        kept = {*leases, *slotless, *left}
+        for sweep in sweeps.values():
+            self._executor.run(sweep, withdraw_resizes(sweep, kept), snapshot.time_s)
         self._rerank(sweeps, plan, leases, revoked)
         self.faults.end_round()
+
+    def _change_slots(
+        self, sweeps: Mapping[str, SweepState], starts: Iterable[Start], held: Set[int]
+    ) -> frozenset[JobId]:
+        """See to it that no task has fewer slots than its next lease needs, before that is written.
+
+        A task that waits in its slots gets as many, those that shrink first. One that waits for
+        slots, and still asks for those of an earlier lease, asks for more than there are until it
+        has its rank. Return the jobs that get no lease now: the pool has not so many slots open, or
+        Airflow has just started the task.
+        """
+        slotless: set[JobId] = set()
+        due = [(a, *find(sweeps, a.job)) for a in starts if held.isdisjoint(a.gpus)]
+        for action, sweep, trial in sorted(due, key=_growth):
+            slots = slots_for(action.gpus)
+            if trial.is_resizing or trial.row.pool_slots < slots:
+                subject, change = Subject(sweep.id, trial.number), self._executor.change_slots
+                done = self.faults.attempt(subject, CHANGE_SLOTS, change, trial, slots)
+                if done is None or not done.value:
+                    slotless.add(action.job)
+        return frozenset(slotless)
 
     def _describe_later(self, sweep: SweepState, snapshot: Snapshot) -> None:
         """Set the tags of a sweep's run while the round goes on."""
@@ -168,7 +200,8 @@ class Applier:
                 subject, TAKE_BACK, self._executor.run, sweep, commands, now_s
             )
         else:
-            command = take_back(trial, action.reason.text)
+            resize = isinstance(action, Resize)
+            command = take_back(trial, action.reason.text, resize=resize)
             done = self._executor.attempt(sweep, command, now_s)
         return None if done is None else Done(trial.phase is Phase.STARTING)
 
@@ -324,6 +357,12 @@ def _with_batch(action: Action) -> Reason:
     if isinstance(action, Stop) or action.batch is None:
         return action.reason
     return replace(action.reason, terms=(*action.reason.terms, Term("batch", action.batch)))
+
+
+def _growth(start: tuple[Start, SweepState, TrialRecords]) -> tuple[int, JobId]:
+    """Return by how many slots the task of a trial grows."""
+    action, _, trial = start
+    return slots_for(action.gpus) - trial.row.pool_slots, action.job
 
 
 def _gpus_of(sweeps: Mapping[str, SweepState], jobs: Iterable[JobId]) -> set[int]:

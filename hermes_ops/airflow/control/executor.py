@@ -2,6 +2,8 @@
 
 * A stop flag is written as a file first, which the task may follow at once, then in Airflow's
   store: a task that misses the file finds the record.
+* The slots of a task that waits in them are those of its next lease before that is written: the
+  task may start with it at once.
 * A lease is out of the scheduler's reach (by its rank) before it is recorded as revoked: a trial
   whose revocation is on record can not be started by a rank that came before.
 * A final state is on record before the task is skipped or marked: whoever comes next, after a
@@ -141,16 +143,13 @@ class Executor:
         return after
 
     def _stop(self, sweep: SweepState, command: StopSegment, now_s: float) -> TrialRecords:
-        trial = command.trial
-        lease, flag = trial.lease, trial.stop
-        if lease is None or not trial.is_under_way:
+        trial, segment = command.trial, command.trial.segment
+        if segment is None or not (trial.is_under_way or trial.is_resizing):
             return trial
-        if flag is not None and flag.epoch == lease.epoch and flag.final == command.final:
+        flag = StopFlag(segment.epoch, command.reason, now_s, command.final, command.resize)
+        if trial.stop is not None and _demands_same(trial.stop, flag):
             return trial
-        flag, folder = (
-            StopFlag(lease.epoch, command.reason, now_s, command.final),
-            sweep.folder(trial),
-        )
+        folder = sweep.folder(trial)
         is_local = write_stop_flag(folder, flag, needed=trial.row.state == "deferred")
         if is_local:  # on this machine the trial need not wait for Airflow's record
             folder.wake_file().wake()
@@ -164,6 +163,8 @@ class Executor:
         self._put(sweep, trial, LEASE_KEY, encode(lease))
         if lease.pod is None:
             write_lease(sweep.folder(trial), lease)
+        if trial.is_resizing:  # its task waits for this lease
+            sweep.folder(trial).wake_file().wake()
         return trial
 
     def _revoke(self, sweep: SweepState, trial: TrialRecords) -> TrialRecords:
@@ -173,9 +174,22 @@ class Executor:
             self._put(sweep, trial, LEASE_KEY, encode(replace(trial.lease, revoked=True)))
         return trial
 
-    def _hold_back(self, trial: TrialRecords) -> None:
-        """Have the task ask for more slots than the pool has, so that Airflow passes it over."""
-        self.metadata.rerank([TaskRank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)])
+    def change_slots(self, trial: TrialRecords, slots: int) -> bool:
+        """Give a task that waits in its slots that many; hold back one that waits for slots.
+
+        Return whether the next lease may be written.
+        """
+        if trial.is_resizing:
+            return self.metadata.change_slots(trial.row, slots)
+        return self._hold_back(trial)
+
+    def _hold_back(self, trial: TrialRecords) -> bool:
+        """Have the task ask for more slots than the pool has, so that Airflow passes it over.
+
+        Return whether it does: a task that has been queued meanwhile keeps its slots.
+        """
+        rank = TaskRank(trial.row.id, WAITING_WEIGHT, HELD_POOL_SLOTS)
+        return self.metadata.rerank([rank]) > 0
 
     def _close_segment(self, sweep: SweepState, trial: TrialRecords) -> TrialRecords:
         """Close the segment of a pod that was preempted; its task need take no slot for that."""
@@ -286,6 +300,10 @@ def task_of(sweep: SweepState, trial: TrialRecords | None) -> TaskKey:
     if trial is None:
         return TaskKey(run.dag_id, run.run_id, run.plan_task)
     return TaskKey(run.dag_id, run.run_id, sweep.spec.record.trial_task, trial.number)
+
+
+def _demands_same(one: StopFlag, other: StopFlag) -> bool:
+    return (one.epoch, one.final, one.resize) == (other.epoch, other.final, other.resize)
 
 
 def closed_segment(trial: TrialRecords, folder: TrialFolder) -> SegmentRecord | None:

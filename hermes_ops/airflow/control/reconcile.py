@@ -10,7 +10,7 @@ see of the trials' tasks: their weight, and the slots that they ask for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from hermes_ops.airflow.control.cleanup.user_clear import ClearRequest, clear_request
@@ -33,12 +33,16 @@ CLOSE_SEGMENT, USER_CLEAR = "close its segment", "do what its task asks for"
 
 @dataclass(frozen=True, slots=True)
 class StopSegment:
-    """Write the stop flag of the running segment; `final` is the state that the trial ends in."""
+    """Write the stop flag of the running segment; `final` is the state that the trial ends in.
+
+    With `resize` the trial's task keeps its slots. A task that has kept them leaves without it.
+    """
 
     trial: TrialRecords
     reason: str
     step: str
     final: str | None = None
+    resize: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,7 @@ Command = TrialCommand | ForgetFaults | MarkTasks | RestoreTouched | EndIdleTria
 
 
 SHUTDOWN = "Hermes Ops is being shut down"
+WITHDRAWN = "its GPUs belong to other trials now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +276,38 @@ def end_trials(trials: Iterable[TrialRecords], close: CloseRecord) -> tuple[Comm
     return (*commands, EndIdleTrials(tuple(idle), close)) if idle else tuple(commands)
 
 
-def take_back(trial: TrialRecords, reason: str) -> StopSegment | RevokeLease:
-    """Return what makes a trial leave its GPUs."""
+def take_back(
+    trial: TrialRecords, reason: str, *, resize: bool = False
+) -> StopSegment | RevokeLease:
+    """Return what makes a trial leave its GPUs; to `resize` a process, without its slots.
+
+    A pod's task gives its slots back: its next pod has another size, and so has its task.
+    """
     if trial.phase is Phase.STARTING:
         return RevokeLease(trial, TAKE_BACK)
-    return StopSegment(trial, reason, TAKE_BACK)
+    is_process = trial.lease is not None and trial.lease.pod is None
+    return StopSegment(trial, reason, TAKE_BACK, resize=resize and is_process)
+
+
+def withdraw_resizes(sweep: SweepState, kept: Set[JobId]) -> tuple[Command, ...]:
+    """Return what makes the tasks give their slots back that wait in them, but those `kept`.
+
+    A sweep that ends tells its tasks so.
+    """
+    if sweep.close is not None:
+        return ()
+    waiting = (t for t in sweep.trials if t.state is TrialState.RESIZING)
+    leaving = (t for t in waiting if job_id(sweep.id, t.number) not in kept)
+    return tuple(StopSegment(trial, WITHDRAWN, TAKE_BACK) for trial in leaving)
 
 
 def stop_all(trials: Iterable[TrialRecords]) -> tuple[Command, ...]:
     """Return what stops each segment with its checkpoint and revokes the leases not begun."""
-    held = (t for t in trials if t.phase in (Phase.STARTING, Phase.RUNNING))
+    held = (
+        t
+        for t in trials
+        if t.phase in (Phase.STARTING, Phase.RUNNING) or t.state is TrialState.RESIZING
+    )
     return tuple(take_back(trial, SHUTDOWN) for trial in held)
 
 
@@ -304,7 +331,7 @@ def rank_of(trial: TrialRecords, lease: Lease | None, place: int | None) -> Task
     elif row.state in OCCUPYING:
         return None
     elif lease is not None:
-        weight, slots = ENDED_WEIGHT if trial.left else LEASED_WEIGHT, max(1, len(lease.gpus))
+        weight, slots = ENDED_WEIGHT if trial.left else LEASED_WEIGHT, slots_for(lease.gpus)
     elif trial.lease is None:
         weight, slots = UNOPENED_WEIGHT, HELD_POOL_SLOTS
     else:
@@ -312,6 +339,11 @@ def rank_of(trial: TrialRecords, lease: Lease | None, place: int | None) -> Task
         weight, slots = WAITING_WEIGHT - behind, HELD_POOL_SLOTS
     same = weight == row.priority_weight and slots == row.pool_slots
     return None if same else TaskRank(row.id, weight, slots)
+
+
+def slots_for(gpus: Collection[int]) -> int:
+    """Return the slots that the task of a trial on these GPUs holds."""
+    return max(1, len(gpus))
 
 
 def ranks_of(

@@ -55,6 +55,7 @@ class TrialState(Enum):
     UNATTENDED = "unattended"
     PREEMPTED = "preempted"
     CONCLUDING = "concluding"
+    RESIZING = "resizing"
     LEAVING = "leaving"
     WAITING = "waiting"
     REVOKED_RUNNING = "revoked_running"
@@ -98,6 +99,9 @@ STATES: Mapping[TrialState, StateInfo] = MappingProxyType({
     S.CONCLUDING: StateInfo(
         Phase.STOPPING, "Its pod has ended; its task waits for a slot to record how."
     ),
+    S.RESIZING: StateInfo(
+        Phase.WAITING, "Its segment has ended for another size; its task keeps its slots."
+    ),
     S.LEAVING: StateInfo(
         Phase.STOPPING, "Its lease is used up or revoked; its task has not come back to wait."
     ),
@@ -136,9 +140,9 @@ The controller treats such a trial as one without a lease, or with one that is u
 """
 
 UNDER_WAY = frozenset({
-    S.RUNNING, S.STOPPING, S.RELEASED, S.REVOKED_RUNNING, S.REVOKED_STOPPING,
+    S.RUNNING, S.STOPPING, S.RELEASED, S.RESIZING, S.REVOKED_RUNNING, S.REVOKED_STOPPING,
 })  # fmt: skip
-"""States of a trial that has not ended in which its segment is to be stopped by a stop flag."""
+"""States of a trial that has not ended in which its task is made to leave by a stop flag."""
 
 UNCLOSED = frozenset({S.PREEMPTED, S.REVOKED_PREEMPTED})
 """States in which the controller closes the segment."""
@@ -170,6 +174,11 @@ MOVES: tuple[Move, ...] = (
     Move(S.RUNNING, S.ENDING, TASK, "records the final state"),
     Move(S.RUNNING, S.UNATTENDED, AIRFLOW, "loses the task, or schedules it as its pod ended"),
     Move(S.STOPPING, S.LEAVING, TASK, "closes the segment"),
+    Move(S.STOPPING, S.RESIZING, TASK, "closes the segment, and keeps its slots"),
+    Move(S.RESIZING, S.GRANTED, CONTROLLER, "changes its slots, then grants the next lease"),
+    Move(S.RESIZING, S.LEAVING, CONTROLLER, "withdraws the resize, or its task waited too long"),
+    Move(S.RESIZING, S.ENDING, TASK, "records the final state"),
+    Move(S.RESIZING, S.WAITING, AIRFLOW, "loses the task"),
     Move(S.STOPPING, S.ENDING, TASK, "records the final state"),
     Move(S.STOPPING, S.RELEASED, TASK, "its pod writes the result preempted"),
     Move(S.STOPPING, S.UNATTENDED, AIRFLOW, "loses the task"),
@@ -288,6 +297,15 @@ class TrialRecords:
         return has_open_segment(self) and self.row.state in LIVE_STATES
 
     @property
+    def is_resizing(self) -> bool:
+        """Return whether its task runs without a segment, and waits in its slots for a lease."""
+        segment, stop = self.segment, self.stop
+        if segment is None or stop is None or self.row.state != "running":
+            return False
+        is_wanted = stop.resize and stop.epoch == segment.epoch
+        return is_wanted and segment.resizing and not segment.running
+
+    @property
     def is_told_to_stop(self) -> bool:
         """Return whether there is a stop flag for the segment of its lease."""
         lease, stop = self.lease, self.stop
@@ -325,7 +343,7 @@ def classify(trial: TrialRecords) -> TrialState:
         return _classify_revoked(trial) if lease.revoked else _classify_leased(trial)
     if trial.has_lease_in_force:
         return S.GRANTED
-    return S.WAITING if is_ready else S.LEAVING
+    return _classify_unleased(trial)
 
 
 def _classify_ended(trial: TrialRecords) -> TrialState:
@@ -352,6 +370,13 @@ def _classify_leased(trial: TrialRecords) -> TrialState:
     if not trial.left:
         return S.UNATTENDED
     return S.PREEMPTED if trial.left in PAUSED else S.CONCLUDING
+
+
+def _classify_unleased(trial: TrialRecords) -> TrialState:
+    """Return the state of a trial without a running segment, whose lease is used up or revoked."""
+    if trial.is_resizing:
+        return S.RESIZING
+    return S.WAITING if trial.row.state in READY_STATES else S.LEAVING
 
 
 def _classify_revoked(trial: TrialRecords) -> TrialState:

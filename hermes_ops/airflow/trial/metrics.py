@@ -66,12 +66,19 @@ class MetricFeed:
     _busy: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
     _is_size_logged: bool = False  # of the segment under way
+    _has_segment_ended: bool = False  # and its record is still to be sent
     _sender: MetricSender | None = None
 
     def start(self) -> None:
-        """Start sending in the background."""
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-        self._thread.start()
+        """Start sending in the background, or go on with it for the trial's next segment."""
+        self._is_size_logged = False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, daemon=True)
+            self._thread.start()
+
+    def end_segment(self) -> None:
+        """Send the record of the segment that has ended in the background; the feed goes on."""
+        self._has_segment_ended = True
 
     def pump_once(self, *, ended: bool = False) -> bool:
         """Send the new metrics, if MLflow answers; with `ended` also the segment's record.
@@ -148,7 +155,8 @@ class MetricFeed:
     def _loop(self) -> None:
         pause_s = self.look_s()
         while not self._stop.wait(pause_s):
-            pause_s = REST_S if self.pump_once() else self.look_s()
+            ended, self._has_segment_ended = self._has_segment_ended, False
+            pause_s = REST_S if self.pump_once(ended=ended) else self.look_s()
 
 
 def segment_facts(folder: TrialFolder) -> list[SegmentFact]:

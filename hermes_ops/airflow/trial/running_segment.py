@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from hermes_ops.airflow.folders import TrialFolder, WakeFile
-from hermes_ops.airflow.records import StopFlag
+from hermes_ops.airflow.records import Lease, StopFlag
 from hermes_ops.error_message import MOST_CHARACTERS, detail_message
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ POLL_S = 0.02
 FLAG_PERIOD_S = 1.0
 """Seconds between two requests for the stop flag when no wake file announces one."""
 STATUS_PERIOD_S = 0.5
+RESIZE_WAIT_S = 30.0
+"""Seconds that a task keeps its slots after a segment's end for the next lease of its trial.
+
+That is the grace of a trial whose slots it may wait for. Nobody else can use its slots meanwhile: a
+task that gets no GPUs is told so.
+"""
 
 
 class RunningSegment(Protocol):
@@ -107,6 +114,44 @@ def watch_segment(
             relayed_at = time.monotonic()
             if_airflow_answers(trial.relay, say)
     return flag, code
+
+
+class ResizedTrial(Protocol):
+    """A trial whose segment has ended for another size: its next lease, or that there is none."""
+
+    def wake_file(self) -> WakeFile:
+        """Return the file that is touched when there is a lease, or none to come."""
+
+    def next_lease(self) -> Lease | None:
+        """Return the lease with which the task goes on; None: none yet."""
+
+    def stop_flag(self) -> StopFlag | None:
+        """Return the stop flag of the segment that has ended."""
+
+
+def await_lease(
+    trial: ResizedTrial,
+    say: Callable[[str], None],
+    is_over: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lease | StopFlag | None:
+    """Return the next lease, the stop flag that ends the wait, or None if it has lasted too long.
+
+    It is also over once `is_over` says so.
+    """
+    until_s, asked_at_s = clock() + RESIZE_WAIT_S, -inf
+    wake_file = trial.wake_file()
+    while clock() < until_s and not is_over():
+        if wake_file.woken() or clock() - asked_at_s >= FLAG_PERIOD_S:
+            asked_at_s = clock()
+            if (lease := if_airflow_answers(trial.next_lease, say)) is not None:
+                return lease
+            flag = if_airflow_answers(trial.stop_flag, say)
+            if flag is not None and not flag.resize:
+                return flag
+        sleep(POLL_S)
+    return None
 
 
 def if_airflow_answers(call: Callable[[], T], say: Callable[[str], None]) -> T | None:

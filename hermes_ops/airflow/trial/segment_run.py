@@ -17,6 +17,7 @@ from hermes_ops.airflow.folders import (
     read_stop_flag,
 )
 from hermes_ops.airflow.records import (
+    LEASE_KEY,
     SEGMENT_KEY,
     STOP_KEY,
     Lease,
@@ -24,6 +25,7 @@ from hermes_ops.airflow.records import (
     StopFlag,
     decode,
     encode,
+    is_active,
 )
 from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
@@ -69,9 +71,17 @@ class SegmentRun:
 
     @classmethod
     def from_lease(
-        cls, store: TaskStore, lease: Lease, folder: TrialFolder, last: SegmentRecord | None
+        cls,
+        store: TaskStore,
+        lease: Lease,
+        folder: TrialFolder,
+        last: SegmentRecord | None,
+        feed: MetricFeed | None = None,
     ) -> SegmentRun:
-        """Return a run under this lease, after the segment `last`; nothing is written yet."""
+        """Return a run under this lease, after the segment `last`; nothing is written yet.
+
+        `feed` is that of the segment before, if it was in the same run of the task.
+        """
         before = last or SegmentRecord(0, False, 0.0)
         goes_on = lease.pod is not None and before.running and before.epoch == lease.epoch
         accounts = Accounts.from_segments(folder.segments())
@@ -94,8 +104,9 @@ class SegmentRun:
             service_gpu_s=accounts.service_gpu_s,
             segments=accounts.segments + 1,
             preemptions=accounts.preemptions,
+            resizing=False,
         )
-        return cls(store, lease, folder, _feed(lease, folder), record)
+        return cls(store, lease, folder, feed or _feed(lease, folder), record)
 
     @classmethod
     def from_ended(
@@ -127,6 +138,18 @@ class SegmentRun:
         flag = decode(StopFlag, read_record(self.store.get, STOP_KEY))
         return flag if flag is not None and flag.epoch == self.lease.epoch else None
 
+    def next_lease(self) -> Lease | None:
+        """Return the lease with which this task goes on once its segment has ended; None: none yet.
+
+        A trial that is to begin from scratch has other files and another run: it waits as others.
+        """
+        lease = decode(Lease, read_record(self.store.get, LEASE_KEY))
+        if lease is None or not is_active(lease, self.record):
+            return None
+        mine = self.lease
+        same = (lease.run_id, lease.anew, lease.pod) == (mine.run_id, mine.anew, mine.pod)
+        return lease if same else None
+
     def relay(self) -> None:
         """Record the trial's status, if it has changed."""
         status = self.folder.status()
@@ -156,11 +179,12 @@ class SegmentRun:
         failure: SegmentFailure | None = None,
         without_space: bool = False,
         incomplete: bool = False,
+        resizing: bool = False,
     ) -> None:
         """Record that the segment has ended and that the trial goes on later.
 
         One whose pods could not all start (`incomplete`) gets the GPUs of one node from then on, if
-        it takes so few.
+        it takes so few. With `resizing` its task keeps its slots until then.
         """
         times = self._times_without_space() if without_space else 0
         self._close(outcome)
@@ -173,15 +197,25 @@ class SegmentRun:
         if incomplete:
             most = max(map(len, self.lease.gpus_by_node.values()), default=0)
             self.record = with_failed_size(self.record, most + 1)
+        self.record = replace(self.record, resizing=resizing)
         self._write()
         controller_wake_file().wake()
-        defer(lambda: self.feed.pump_once(ended=True))
+        if resizing:
+            self.feed.end_segment()
+        else:
+            defer(lambda: self.feed.pump_once(ended=True))
+
+    def give_up_resize(self) -> None:
+        """Record that the task keeps its slots no longer."""
+        self.record = replace(self.record, resizing=False)
+        self._write()
+        controller_wake_file().wake()
 
     def end(self, ending: TrialOutcome) -> None:
         """Record that the trial has ended for good."""
         self._close(ending.state)
         reason = ending.reason[:REASON_CHARACTERS]
-        self.record = replace(self.record, final=ending.state, reason=reason)
+        self.record = replace(self.record, final=ending.state, reason=reason, resizing=False)
         self._write()
         controller_wake_file().wake()
         self.feed.finish(ending, self.record)

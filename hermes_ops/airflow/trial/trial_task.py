@@ -2,8 +2,9 @@
 
 A trial is one mapped task instance for its whole life. Each time Airflow gives it a slot it checks
 that it holds a lease, runs one segment, and leaves: finished, failed, ended early, or rescheduled
-(same try, same identity) to wait for its next lease. The task decides nothing; the controller
-does, through the records of `records.py`.
+(same try, same identity) to wait for its next lease. A segment that was stopped for another size is
+followed by the next one in the same run of the task, if its lease comes soon. The task decides
+nothing; the controller does, through the records of `records.py`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from hermes_ops.airflow.trial.links import RUN_XCOM, run_address
 from hermes_ops.airflow.trial.metrics import TrialOutcome, tracking_uri
 from hermes_ops.airflow.trial.running_segment import (
     RunningSegment,
+    await_lease,
     delete_log_copies,
     if_airflow_answers,
     pop_log_copies,
@@ -127,6 +129,7 @@ class TrialTask:
 
     operator: TrialOperator
     _segment: RunningSegment | None = None
+    _is_told_to_end: bool = False
 
     @property
     def number(self) -> int:
@@ -134,7 +137,7 @@ class TrialTask:
         return self.operator.number
 
     def run(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one segment, or reschedule; return the trial's summary when it has finished."""
+        """Run one segment, with resizes several; reschedule, or return the summary at the end."""
         store = LastingStore(context["task_state_store"])
         sweep = sweep_of(self.operator, context)
         folder = TrialFolder.from_sweep(sweep, self.number)
@@ -149,7 +152,9 @@ class TrialTask:
         try:
             if lease.pod is None and segment_run.result().get("outcome") == "finished":
                 return self.end(segment_run, TrialOutcome("finished"))  # an unseen result
-            return self._run_segment(segment_run, sweep, context)
+            while (summary := self._run_segment(segment_run, sweep, context)) is None:
+                segment_run = self._resized(segment_run)
+            return summary
         finally:
             if self._segment is not None:
                 self._segment.release()
@@ -173,6 +178,7 @@ class TrialTask:
 
     def stop(self) -> None:
         """Have the trial write a checkpoint and exit; `run` then leaves in order."""
+        self._is_told_to_end = True
         if self._segment is not None:
             self._segment.stop()
 
@@ -287,9 +293,28 @@ class TrialTask:
     def _enter_connections(self) -> None:
         Connections(self.operator.mlflow_conn_id, self.operator.storage_conn_id).enter()
 
+    def _resized(self, ended: SegmentRun) -> SegmentRun:
+        """Keep the slots until the next lease, and return its run; reschedule if none comes."""
+        say = self.operator.log.info
+        say("Trial %s keeps its slots until it has its next GPUs", self.number)
+        answer = await_lease(ended, say, lambda: self._is_told_to_end)
+        if isinstance(answer, StopFlag) and answer.final is not None:
+            self.end(ended, TrialOutcome(answer.final, answer.reason))
+        if not isinstance(answer, Lease):
+            ended.give_up_resize()
+        if answer is None and not self._is_told_to_end:
+            answer = ended.next_lease()  # a grant that came with the last moment
+        if not isinstance(answer, Lease):
+            self.reschedule("its next GPUs are not free yet" if answer is None else answer.reason)
+        self.check_host(ended.store, answer, ended.record)
+        return SegmentRun.from_lease(
+            ended.store, answer, ended.folder, ended.record, feed=ended.feed
+        )
+
     def _run_segment(
         self, segment_run: SegmentRun, sweep: str, context: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
+        """Run one segment; return None if the task keeps its slots for the next one."""
         ti = context["ti"]
         try:
             rendered = self._render_variables(segment_run, context)
@@ -314,7 +339,17 @@ class TrialTask:
         if code is None:
             self._defer(segment, segment_run.folder)
         segment.finish()
+        if code == PREEMPTED and not segment.trouble and self._may_keep_slots(segment_run, flag):
+            outcome = segment_run.result().get("outcome") or "preempted"
+            segment_run.pause(str(outcome), resizing=True)
+            return None
         return self.finish_segment(segment_run, flag, code, segment.trouble)
+
+    def _may_keep_slots(self, segment_run: SegmentRun, flag: StopFlag | None) -> bool:
+        """Return whether the segment was stopped for another size, and for nothing else."""
+        if flag is None or flag.final is not None or self._is_told_to_end:
+            return False
+        return flag.resize and segment_run.lease.pod is None
 
     def _defer(self, segment: RunningSegment, folder: TrialFolder) -> NoReturn:
         """Leave the segment to its trigger, and this process."""

@@ -63,8 +63,8 @@ def segment(epoch: int = 1, running: bool = True, **changes: Any) -> SegmentReco
     return SegmentRecord(epoch=epoch, running=running, **{"started_s": 100.0, **changes})
 
 
-def flag(epoch: int = 1, final: str | None = None) -> StopFlag:
-    return StopFlag(epoch, "another trial converges faster", 120.0, final)
+def flag(epoch: int = 1, final: str | None = None, *, resize: bool = False) -> StopFlag:
+    return StopFlag(epoch, "another trial converges faster", 120.0, final, resize)
 
 
 def pending(number: int) -> TrialRecords:
@@ -88,6 +88,13 @@ def waiting(number: int) -> TrialRecords:
 
 def starting(number: int, *gpus: int) -> TrialRecords:
     return TrialRecords(row(number), lease(gpus=gpus, run_id=f"run-{number}"), None, None)
+
+
+def resizing(number: int, slots: int, *gpus: int) -> TrialRecords:
+    """A trial whose task has kept its slots after a segment on these GPUs."""
+    own = lease(gpus=gpus, run_id=f"run-{number}")
+    ended = segment(running=False, ended_s=110.0, gpus=gpus, resizing=True)
+    return TrialRecords(row(number, "running", pool_slots=slots), own, flag(resize=True), ended)
 
 
 def sweep_file(budget: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -144,6 +151,9 @@ class FakeFeed:
     def pump_once(self, *, ended: bool = False) -> None:
         self.said.append("pump")
 
+    def end_segment(self) -> None:
+        self.said.append("end segment")
+
     def finish(self, ending: Any, record: SegmentRecord) -> None:
         self.said.append(ending)
 
@@ -157,6 +167,7 @@ class Journal:
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     mlflow_away: bool = False
+    most_slots: int = 1_000  # that a task may grow to
     refusal: Exception | None = None
     opened: dict[int, dict[str, Any]] = field(default_factory=dict)
     unwritten: dict[int, dict[str, Any]] = field(default_factory=dict)  # of what was opened
@@ -185,6 +196,10 @@ class Journal:
             number = UUID(rank.id).int - 1
             self.calls.append(("rank", number, rank.priority_weight, rank.pool_slots))
         return len(ranks)
+
+    def change_slots(self, row: TaskInstanceRow, slots: int) -> bool:
+        self.calls.append(("slots", row.number, slots))
+        return slots <= max(row.pool_slots, self.most_slots)
 
     # MLflow
 

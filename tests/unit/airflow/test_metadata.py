@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from hermes_ops.airflow.metadata import Metadata, PoolRow, StoredKey, TaskRank
 from hermes_ops.airflow.records import Lease, decode, encode
 from hermes_ops.airflow.state_store import divided
 from hermes_ops.errors import Unavailable, Unsupported
-from tests.unit.airflow.builders import SWEEP, lease, sweep_record, ti_id
+from tests.unit.airflow.builders import SWEEP, lease, row, sweep_record, ti_id
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -301,13 +302,58 @@ def test_a_deferred_task_may_change_its_weight_or_give_up_its_slots_and_have_no_
     assert [tuple(r) for r in rows] == [(7, 2), (1, 2), (7, 0), (1, 2)]
 
 
+def slots_of(engine: Engine) -> dict[int, int]:
+    own: Any = Metadata(engine)
+    with engine.connect() as connection:
+        rows = connection.execute(select(own._ti.c.map_index, own._ti.c.pool_slots)).all()
+    return {number: slots for number, slots in rows}
+
+
+@pytest.mark.parametrize(
+    ("others", "asked", "granted"),
+    [
+        ((), 4, True),
+        ((), 5, False),  # than the pool has
+        ((("running", 1), ("queued", 1)), 2, True),
+        ((("running", 1), ("queued", 1)), 3, False),
+        ((("deferred", 3),), 2, False),
+        ((("scheduled", 2),), 3, False),  # it may be queued at this very moment
+        ((("scheduled", 10_000), ("up_for_reschedule", 3), ("success", 3)), 4, True),
+        ((("running", 4),), 1, True),  # fewer or as many are always possible
+        ((("running", 4),), 0, True),
+    ],
+)
+def test_a_running_task_gets_more_slots_only_if_the_pool_has_them_open(
+    engine: Engine, others: tuple[tuple[str, int], ...], asked: int, granted: bool
+) -> None:
+    add_pool(engine, 4)
+    add_run(engine)
+    add_task(engine, 0, "running", pool_slots=1)
+    for number, (state, slots) in enumerate(others, start=1):
+        add_task(engine, number, state, pool_slots=slots)
+    add_task(engine, 9, "running", pool_slots=4, pool="another")
+    before = slots_of(engine)
+    assert Metadata(engine).change_slots(row(0, "running", pool="gpus"), asked) is granted
+    assert slots_of(engine) == {**before, 0: asked if granted else 1}
+
+
+@pytest.mark.parametrize("state", ["queued", "scheduled", "up_for_reschedule", "success"])
+def test_the_slots_of_a_task_that_does_not_run_are_left_alone(engine: Engine, state: str) -> None:
+    add_pool(engine, 4)
+    add_run(engine)
+    add_task(engine, 0, state, pool_slots=2)
+    assert not Metadata(engine).change_slots(row(0, "running", pool="gpus"), 1)
+    assert slots_of(engine) == {0: 2}
+
+
 def test_no_rank_asks_nothing_of_the_database(tmp_path: Path) -> None:
     assert Metadata(create_engine(f"sqlite:///{tmp_path}/no/such/file")).rerank([]) == 0
 
 
 def test_a_database_that_is_away_is_unavailable(tmp_path: Path) -> None:
     away = Metadata(create_engine(f"sqlite:///{tmp_path}/no/such/file"))
-    for ask in (away.sweeps, away.check, lambda: away.rerank([TaskRank(ti_id(0), 1, 1)])):
+    rerank = partial(away.rerank, [TaskRank(ti_id(0), 1, 1)])
+    for ask in (away.sweeps, away.check, rerank, partial(away.change_slots, row(0), 1)):
         with pytest.raises(Unavailable):
             ask()
 

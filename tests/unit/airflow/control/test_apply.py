@@ -28,6 +28,7 @@ from hermes_ops.core.model import (
     Phase,
     Plan,
     Reason,
+    Resize,
     Snapshot,
     Start,
     Stop,
@@ -39,6 +40,7 @@ from tests.unit.airflow.builders import (
     flag,
     lease,
     pending,
+    resizing,
     row,
     running,
     segment,
@@ -75,7 +77,7 @@ def kinds(outside: Journal) -> list[tuple[str, Any]]:
     """(what, trial) of each write to Airflow, in order; a put with its key."""
     return [
         (c[2] if c[0] == "put" else c[0], c[1])
-        for c in outside.of("put", "rank", "skip", "open")
+        for c in outside.of("put", "rank", "skip", "open", "slots")
     ]  # fmt: skip
 
 
@@ -90,6 +92,69 @@ def test_a_preemption_writes_the_stop_flag_then_the_lease_then_the_rank(requests
     assert (granted["epoch"], granted["gpus"], granted["revoked"]) == (2, [0], False)
     assert (told["epoch"], told["final"]) == (1, None)
     assert outside.of("rank") == [("rank", 1, LEASED_WEIGHT, 1)]
+
+
+def test_a_resize_tells_the_task_to_keep_its_slots_and_a_stop_does_not() -> None:
+    outside = Journal()
+    world = sweep_with(running(0, 0, 1), running(1, 2))
+    carry_out(outside.applier(), world, Resize(job(0), (0,), WHY), stop(1))
+    flags = {c[1]: c[3]["resize"] for c in outside.of("put") if c[2] == "hermes_stop"}
+    assert flags == {0: True, 1: False}
+
+
+def test_a_task_has_the_slots_of_its_next_lease_before_that_is_written_and_less_before_more() -> (
+    None
+):
+    outside = Journal()
+    world = sweep_with(resizing(0, 1, 0), resizing(1, 2, 1, 2), starting(2, 3))
+    carry_out(outside.applier(), world, start(0, 0, 2), start(1, 1))
+    changes = [("slots", 1), ("slots", 0), ("hermes_lease", 0), ("hermes_lease", 1)]
+    assert [k for k in kinds(outside) if k != ("rank", 2)] == changes
+    assert [c[1:] for c in outside.of("slots")] == [(1, 1), (0, 2)]
+
+
+def test_a_task_for_which_the_pool_has_no_slots_open_gets_no_lease_and_waits() -> None:
+    outside = Journal(most_slots=1)
+    world = sweep_with(resizing(0, 1, 0), resizing(1, 2, 1, 2))
+    carry_out(outside.applier(), world, start(0, 0, 2), start(1, 1))
+    assert kinds(outside) == [("slots", 1), ("slots", 0), ("hermes_lease", 1)]
+
+
+def test_a_task_that_still_asks_for_fewer_slots_is_held_back_before_its_larger_lease() -> None:
+    outside = Journal()
+    before = waiting(0)
+    world = sweep_with(replace(before, row=replace(before.row, pool_slots=1)))
+    carry_out(outside.applier(), world, start(0, 0, 1))
+    assert kinds(outside) == [("rank", 0), ("hermes_lease", 0), ("rank", 0)]
+    assert [c[3] for c in outside.of("rank")] == [HELD_POOL_SLOTS, 2]
+
+
+def test_a_task_that_keeps_its_slots_and_gets_no_gpus_is_told_to_leave() -> None:
+    outside = Journal()
+    world = sweep_with(resizing(0, 1, 0), starting(1, 0))
+    carry_out(outside.applier(), world)
+    assert [c[1:3] for c in outside.of("put")] == [(0, "hermes_stop")]
+    (told,) = (c[3] for c in outside.of("put"))
+    assert (told["epoch"], told["final"], told["resize"]) == (1, None, False)
+    assert outside.of("slots") == []
+
+
+def test_a_task_that_keeps_its_slots_ends_with_its_sweep() -> None:
+    outside = Journal()
+    world = sweep_with(resizing(0, 1, 0), close=CloseRecord("enough"))
+    applier = outside.applier()
+    applier.settle(world, NOW_S)
+    carry_out(applier, world)
+    (told,) = (c[3] for c in outside.of("put"))
+    assert (told["epoch"], told["final"], told["resize"]) == (1, "cancelled", False)
+
+
+def test_the_lease_of_a_task_that_waits_in_its_slots_wakes_it() -> None:
+    world = sweep_with(resizing(0, 1, 0))
+    wake_file = world.folder(world.trials[0]).wake_file()
+    world.folder(world.trials[0]).path.mkdir(parents=True)
+    carry_out(Journal().applier(), world, start(0, 0))
+    assert wake_file.woken()
 
 
 def test_lease_and_stop_flag_lie_beside_the_trials_folder_for_its_task() -> None:

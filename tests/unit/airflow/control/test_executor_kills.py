@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import IMPOSSIBLE, TrialRecords, TrialState
-from hermes_ops.airflow.metadata import TaskRank
+from hermes_ops.airflow.metadata import TaskInstanceRow, TaskRank
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,
@@ -87,6 +87,12 @@ class World(Journal):
             self.change_task(pool_slots=rank.pool_slots)
         return 1
 
+    def change_slots(self, row: TaskInstanceRow, slots: int) -> bool:
+        self._write()
+        if self.trial.row.state == "running":
+            self.change_task(pool_slots=slots)
+        return self.trial.row.state == "running"
+
     # What Airflow and the task do between two rounds
 
     def go_on(self) -> None:
@@ -107,14 +113,27 @@ class World(Journal):
         if segment is not None and trial.final is not None:
             self.change_task(state=TASK_STATES.get(trial.final, "skipped"))
         elif trial.is_under_way and segment is not None:
-            if trial.is_told_to_stop and trial.stop is not None:
+            if trial.is_told_to_stop and trial.stop is not None and trial.stop.resize:
+                self.change(segment=replace(segment, running=False, resizing=True))
+            elif trial.is_told_to_stop and trial.stop is not None:
                 self.change(segment=replace(segment, running=False, final=trial.stop.final))
                 self.change_task(
                     state="up_for_reschedule" if trial.stop.final is None else "skipped"
                 )
+        elif trial.state is TrialState.RESIZING:
+            pass  # it waits for its next lease
         elif lease is not None and trial.has_lease_in_force:
             self.change(segment=SegmentRecord(lease.epoch, running=True, started_s=1.0))
         else:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Give the slots back: with a final flag the trial ends."""
+        segment, stop = self.trial.segment, self.trial.stop
+        if segment is not None and segment.resizing:
+            final = stop.final if stop is not None and stop.epoch == segment.epoch else None
+            self.change(segment=replace(segment, resizing=False, final=final))
+        if self.trial.final is None:
             self.change_task(state="up_for_reschedule")
 
 

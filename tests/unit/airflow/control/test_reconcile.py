@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.reconcile import (
     Command,
     EndIdleTrials,
@@ -19,10 +20,11 @@ from hermes_ops.airflow.control.reconcile import (
     reconcile,
     stop_all,
     take_back,
+    withdraw_resizes,
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.records import CloseRecord
-from tests.unit.airflow.builders import row
+from tests.unit.airflow.builders import row, sweep_with
 from tests.unit.airflow.control.trial_records import EXAMPLES, any_records
 
 S = TrialState
@@ -55,6 +57,7 @@ ENDED_BY: Mapping[TrialState, list[str]] = {
     S.STOPPING: ["StopSegment"],
     S.RELEASED: ["StopSegment"],
     S.UNATTENDED: ["RevokeLease"],
+    S.RESIZING: ["StopSegment"],
     S.LEAVING: ["EndIdleTrials"],
     S.WAITING: ["EndIdleTrials"],
     S.REVOKED_RUNNING: ["StopSegment"],
@@ -115,7 +118,8 @@ def test_touched_trials_are_restored_not_marked_once_the_sweep_has_its_new_ones(
 
 def test_a_shutdown_stops_what_trains_and_revokes_what_has_not_begun() -> None:
     found = stop_all([example(state) for state in TrialState])
-    assert names(found) == ["RevokeLease", "StopSegment", "RevokeLease"]
+    assert names(found) == ["RevokeLease", "StopSegment", "RevokeLease", "StopSegment"]
+    assert not any(command.resize for command in found if isinstance(command, StopSegment))
 
 
 @given(any_records())
@@ -125,7 +129,7 @@ def test_no_command_ends_a_trial_that_has_ended_or_takes_gpus_from_one_without(
     for command in end_trials((trial,), CLOSE):
         assert not trial.has_ended
         if isinstance(command, StopSegment):
-            assert trial.is_under_way
+            assert trial.is_under_way or trial.state is S.RESIZING
         elif isinstance(command, RevokeLease):
             assert trial.has_lease_in_force
         else:
@@ -153,3 +157,22 @@ def test_a_trial_leaves_its_gpus_by_its_stop_flag_once_its_segment_has_begun(
     state: TrialState, kind: type
 ) -> None:
     assert isinstance(take_back(example(state), "another trial converges faster"), kind)
+
+
+def test_a_process_that_is_resized_keeps_its_slots_and_a_pod_does_not() -> None:
+    process = example(S.RUNNING)
+    assert process.lease is not None
+    pod = replace(process, lease=replace(process.lease, pod={}))
+    for trial, resize, kept in ((process, True, True), (process, False, False), (pod, True, False)):
+        command = take_back(trial, "more GPUs are free", resize=resize)
+        assert isinstance(command, StopSegment)
+        assert command.resize is kept
+
+
+def test_a_task_that_keeps_its_slots_leaves_unless_it_gets_gpus() -> None:
+    sweep = sweep_with(*(example(state) for state in TrialState))
+    (withdrawn,) = withdraw_resizes(sweep, set())
+    assert isinstance(withdrawn, StopSegment)
+    assert (withdrawn.trial.state, withdrawn.resize) == (S.RESIZING, False)
+    assert withdraw_resizes(sweep, {job_id(sweep.id, 0)}) == ()
+    assert withdraw_resizes(replace(sweep, close=CLOSE), set()) == ()

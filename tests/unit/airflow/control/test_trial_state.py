@@ -29,6 +29,7 @@ from tests.unit.airflow.control.trial_records import (
     is_live,
     is_open,
     is_told,
+    keeps_slots,
 )
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "architecture.md"
@@ -108,7 +109,8 @@ HOLDS: Mapping[TrialState, Callable[[TrialRecords], bool]] = {
     S.UNATTENDED: lambda t: has_no_task(t) and not t.left,
     S.PREEMPTED: lambda t: has_no_task(t) and t.left == PAUSED,
     S.CONCLUDING: lambda t: has_no_task(t) and t.left == OTHER_OUTCOME,
-    S.LEAVING: lambda t: is_spent(t) and not is_scheduled(t),
+    S.RESIZING: lambda t: is_spent(t) and keeps_slots(t),
+    S.LEAVING: lambda t: is_spent(t) and not is_scheduled(t) and not keeps_slots(t),
     S.WAITING: lambda t: is_spent(t) and is_scheduled(t) and t.left != PAUSED,
     S.REVOKED_RUNNING: lambda t: is_training(t) and is_revoked(t) and not is_told(t),
     S.REVOKED_STOPPING: lambda t: is_training(t) and is_revoked(t) and is_told(t),
@@ -134,7 +136,8 @@ def test_every_combination_of_records_has_exactly_one_state(trial: TrialRecords)
 
 @given(any_records())
 def test_the_phase_of_a_policy_follows_from_the_records(trial: TrialRecords) -> None:
-    expected = Phase.WAITING if is_scheduled(trial) else Phase.STOPPING
+    waits = is_scheduled(trial) or (keeps_slots(trial) and not is_ahead(trial))
+    expected = Phase.WAITING if waits else Phase.STOPPING
     if is_final(trial):
         expected = Phase.ENDED
     elif trial.lease is None:

@@ -22,13 +22,16 @@ WAITS = (None, "scheduled", "up_for_reschedule", "up_for_retry", "restarting")
 ROW_STATES = (*WAITS, *OCCUPYING, *FINAL_STATES)
 FINALS = (None, "finished", "failed", "stopped_early", "cancelled")
 LEASES = (None, *(lease(e, revoked=r) for e, r in product((1, 2), (False, True))))
-STOPS = (None, flag(1), flag(2), flag(2, "cancelled"))
+STOPS = (
+    None, flag(1), flag(2), flag(2, "cancelled"), flag(1, resize=True), flag(2, resize=True),
+)  # fmt: skip
 SEGMENTS: tuple[SegmentRecord | None, ...] = (
     None,
     *(
         segment(e, r, final=f, task=t)
         for e, r, f, t in product((1, 2, 3), (False, True), FINALS, ("", ti_id(0)))
     ),
+    *(segment(e, False, resizing=True) for e in (1, 2, 3)),
 )
 ROWS = st.builds(
     lambda state, slots: row(0, state, pool_slots=slots),
@@ -50,6 +53,13 @@ def is_live(t: TrialRecords) -> bool:
 
 def is_told(t: TrialRecords) -> bool:
     return t.lease is not None and t.stop is not None and t.stop.epoch == t.lease.epoch
+
+
+def keeps_slots(t: TrialRecords) -> bool:
+    """Return whether a live task has ended its segment for another size, and nothing since."""
+    if t.row.state != "running" or t.segment is None or t.stop is None:
+        return False
+    return t.segment.resizing and t.stop.resize and t.stop.epoch == t.segment.epoch
 
 
 def outcome_in_folder(t: TrialRecords) -> str:
@@ -77,6 +87,7 @@ def any_records(draw: Callable[[Any], Any]) -> TrialRecords:
 S = TrialState
 
 OPEN, OPEN_LEASE = segment(2), lease(2)
+KEPT = segment(2, False, resizing=True)
 
 ENDED_HERE = segment(2, False, final="failed", task=ti_id(0))
 
@@ -91,6 +102,7 @@ EXAMPLES: Mapping[
     S.UNATTENDED: ("up_for_retry", OPEN_LEASE, None, OPEN, ""),
     S.PREEMPTED: ("scheduled", OPEN_LEASE, flag(2), OPEN, PAUSED),
     S.CONCLUDING: ("scheduled", OPEN_LEASE, None, OPEN, OTHER_OUTCOME),
+    S.RESIZING: ("running", OPEN_LEASE, flag(2, resize=True), KEPT, ""),
     S.LEAVING: ("up_for_reschedule", OPEN_LEASE, flag(2), segment(2, False), ""),
     S.WAITING: ("scheduled", OPEN_LEASE, flag(2), segment(2, False), ""),
     S.REVOKED_RUNNING: ("running", lease(2, revoked=True), None, OPEN, ""),
