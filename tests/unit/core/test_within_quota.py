@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -230,10 +230,10 @@ def test_no_limit_is_passed_but_by_jobs_that_must_not_be_stopped(
     plan, _ = policy.decide(snapshot, policy.initial())
     check(snapshot, plan)
     stay = {j.id for j in snapshot.holding if snapshot.held.get(j.id) == plan.gpus_of(j.id)}
-    teams, users, fixed_teams, fixed_users = (Counter[str]() for _ in range(4))
+    teams, users, fixed_teams, fixed_users = (defaultdict[str, float](float) for _ in range(4))
     for grant in plan.grants:
         owner = snapshot.index[grant.job]
-        amount = len(grant.gpus)
+        amount = len(grant.gpus) * grant.share  # policies that share a GPU give parts of it
         teams[owner.virtual_cluster] += amount
         users[owner.user] += amount
         if grant.job in stay:
