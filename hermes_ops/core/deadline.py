@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 MOST_S = 1e9
+REPORT_S = 300.0
+"""Seconds after the end of the last trial within which a sweep has its report."""
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile("".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?){unit}\s*)?" for unit in _UNITS))
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\s?([+-]\d\d:\d\d|Z)")
@@ -40,7 +42,9 @@ class Deadline:
             raise ValueError("neither a time with its offset from UTC nor a duration")
         try:
             at = datetime.fromisoformat(text[:11] + text[11:].replace(" ", ""))
-            return cls(time_s=(at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds())
+            time_s = (at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+            moment(time_s)  # it is of the calendar in UTC, too
+            return cls(time_s=time_s)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"no time of a calendar: {error}") from None
 
@@ -80,9 +84,18 @@ class DeadlineResult:
     kept: bool | None
 
     @classmethod
-    def from_end(cls, at_s: float, *, has_ended: bool, reason: str) -> DeadlineResult:
-        """Return the result of a sweep from the reason of its end; empty if all trials ended."""
-        return cls(at_s, None if not has_ended else not reason.startswith(MISSED))
+    def from_end(
+        cls, at_s: float, *, has_ended: bool, reason: str, ended_s: float | None = None
+    ) -> DeadlineResult:
+        """Return the result of a sweep from the reason of its end; empty if all trials ended.
+
+        It is not kept either by trials that end long after it by themselves, as they do while no
+        controller runs: `ended_s` is when its report was written, if that is known.
+        """
+        if not has_ended:
+            return cls(at_s, None)
+        is_late = ended_s is not None and ended_s > at_s + REPORT_S
+        return cls(at_s, not (is_late or reason.startswith(MISSED)))
 
     @property
     def words(self) -> str:

@@ -107,7 +107,9 @@ def deadline_result(run: SweepRun) -> DeadlineResult | None:
     if at_s is None:
         return None
     reason = next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), "")
-    return DeadlineResult.from_end(at_s, has_ended=run.state in RUN_STATUS, reason=reason)
+    has_ended = run.state in RUN_STATUS
+    ended_s = None if run.ended_ms is None else run.ended_ms / 1_000
+    return DeadlineResult.from_end(at_s, has_ended=has_ended, reason=reason, ended_s=ended_s)
 
 
 def _trial(

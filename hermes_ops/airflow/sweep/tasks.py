@@ -116,7 +116,9 @@ class PlanOperator(BaseOperator):
         if before is None:
             config = add_warm_start(config, tracker, self.log.info)
         sweep = sweep_of(self, context)
-        tags = {**self._tags(config), **deadline_tag(config, time.time())}
+        planned_s = before.planned_s if before is not None else time.time()
+        deadline = deadline_tag(config, _began_s(context, planned_s))
+        tags = {**self._tags(config), **deadline}
         tags |= self._warn(config) if before is None else {}
         ref = tracker.ensure_sweep(config.name, sweep, redact(config).to_yaml(), tags)
         now_ms = int(time.time() * 1_000)
@@ -129,13 +131,13 @@ class PlanOperator(BaseOperator):
             experiment_id=ref.experiment_id,
             experiment=config.name,
             touched=before.touched if before is not None else (),
-            planned_s=before.planned_s if before is not None else time.time(),
+            planned_s=planned_s,
             nightly=self.nights is not None,
             templated=self._templated(context, before),
         )
         write_record(KeyValues(store.get, store.set, store.delete), SWEEP_KEY, encode(record))
         if before is not None:
-            self._remove_end(context, tracker, ref, deadline_tag(config, time.time()))
+            self._remove_end(context, tracker, ref, deadline)
         context["ti"].xcom_push(CONFIG_XCOM, json.loads(redact(config).to_json()))
         _push_addresses(context["ti"], ref)
         self.log.info("Sweep %s: %s trials", sweep, record.trials)
@@ -223,6 +225,12 @@ def _push_addresses(ti: Any, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's
     """Push the addresses of the links of the sweep's tasks."""
     ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
     ti.xcom_push(TRIALS_XCOM, comparison_address(tracking_uri(), ref))
+
+
+def _began_s(context: Mapping[str, Any], planned_s: float) -> float:
+    """Return when the sweep has begun: when it was planned, or its run was started again since."""
+    started = getattr(context.get("dag_run"), "start_date", None)
+    return planned_s if started is None else max(planned_s, started.timestamp())
 
 
 def _planned_config(before: SweepRecord, context: Mapping[str, Any]) -> SweepConfig:

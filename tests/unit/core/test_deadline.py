@@ -29,7 +29,8 @@ def test_a_time_is_the_same_whenever_the_sweep_begins(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", " ", "8", "h", "0s", "-1h", "1h 1d", "8 hours", "2026-12-01", "2026-12-01T08:00:00",
-     "2026-13-01T08:00:00Z", "2026-12-01T08:00:00+99:00", "99999999d", "soon"],
+     "2026-13-01T08:00:00Z", "2026-12-01T08:00:00+99:00", "9999-12-31T23:59:59-01:00", "99999999d",
+     "soon"],
 )  # fmt: skip
 def test_anything_else_is_no_deadline(text: str) -> None:
     with pytest.raises(ValueError, match=r"neither|seconds, not|no time"):
@@ -56,3 +57,9 @@ def test_a_sweep_that_another_reason_has_ended_has_kept_it(reason: str) -> None:
 def test_while_a_sweep_runs_nobody_knows() -> None:
     result = DeadlineResult.from_end(60.0, has_ended=False, reason="")
     assert (result.kept, result.words) == (None, "1970-01-01 00:01:00 UTC")
+
+
+def test_trials_that_end_long_after_it_by_themselves_have_not_kept_it() -> None:
+    for ended_s, kept in ((60.0, True), (100.0, True), (4_000.0, False)):
+        result = DeadlineResult.from_end(60.0, has_ended=True, reason="", ended_s=ended_s)
+        assert result.kept is kept

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -341,3 +342,19 @@ def test_a_secret_that_is_not_allowed_is_refused_when_the_sweep_is_planned(
     record = decode(SweepRecord, given["task_state_store"][SWEEP_KEY])
     assert record is not None
     assert record.config["trial"]["run_in"] == "pod"
+
+
+def test_a_duration_counts_from_the_first_plan_or_a_later_start_of_the_run(
+    mlflow: type[Mlflow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    given = context(sweep_file(deadline="8h"))
+    ends_s = []
+    for now_s, started_s in ((1_000.0, 990.0), (5_000.0, 990.0), (9_000.0, 8_999.0)):
+        monkeypatch.setattr(tasks.time, "time", lambda now_s=now_s: now_s)
+        start = datetime.fromtimestamp(started_s, UTC)
+        operator.execute(
+            {**given, "dag_run": SimpleNamespace(start_date=start, conf=given["params"])}
+        )
+        ends_s.append(float(mlflow.tags[-1]["hermes.deadline"]) - 8 * 3_600)
+    assert ends_s == [1_000.0, 1_000.0, 8_999.0]
