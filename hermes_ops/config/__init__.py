@@ -3,6 +3,7 @@
 from hermes_ops.config.conditions import refuse_passed_deadline
 from hermes_ops.config.installation import (
     PodRules,
+    check_gang_service,
     check_installation,
     check_pod,
     check_run_in,
@@ -44,6 +45,7 @@ __all__ = [
     "SweepConfig",
     "SweepWarning",
     "TrialSpec",
+    "check_gang_service",
     "check_installation",
     "check_pod",
     "check_preview",

@@ -134,6 +134,26 @@ def check_pod(spec: PodSpec, defaults: PodSpec, rules: PodRules | None, source: 
         raise NotAllowed(source, problems)
 
 
+def check_gang_service(
+    spec: PodSpec, defaults: PodSpec, rules: PodRules | None, source: str
+) -> None:
+    """Raise NotAllowed for another Service of trials on several nodes than the installation's.
+
+    For the plan of a sweep alone: the installation may change while the sweep goes on.
+    """
+    if rules is None or spec.gang_service in (None, defaults.gang_service):
+        return
+    named = defaults.gang_service
+    problem = Problem(
+        "trial.pod.gang_service",
+        str(spec.gang_service),
+        f"{named}, as the installation says" if named else "nothing: no trial on several nodes",
+        "remove trial.pod.gang_service; only the installation sets it (trials.severalNodes of the "
+        "chart)",
+    )
+    raise NotAllowed(source, (problem,))
+
+
 def _installation_only(spec: PodSpec, defaults: PodSpec) -> Iterator[Problem]:
     """Yield the fields that only the installation sets: trials' folders and workers' files."""
     for field in ("claim", "claim_folder", "template_file"):

@@ -1,8 +1,9 @@
 """The lifecycle of a segment on several nodes: a pod on each, all or none of them.
 
-The first pod owns the trial: its end is the segment's. The others only run workers. If one of them
-does not start in time, none may go on; if one is lost later, the others are stopped in order, and
-the trial goes on from its checkpoint.
+The first pod owns the trial: its end is the segment's. The others only run workers. If a pod does
+not start in time, none may go on; if one is lost later, the others are stopped in order, and the
+trial goes on from its checkpoint. A pod that ends by a mistake of the trial, as one that is out of
+memory, is a failure of the trial, whichever pod it is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hermes_ops.kubernetes.pod_segment import PodSegment
+from hermes_ops.kubernetes.pod_segment import FAILED, VANISHED, PodSegment
 
 INCOMPLETE = 256
 """Exit code of a segment whose pods have not all started, as in `hermes_ops.trial.outcome`."""
@@ -24,22 +25,30 @@ class GangStep(enum.Enum):
     WAIT = "wait"
     STOP = "stop"
     GIVE_UP = "give up"
+    FAIL = "fail"
 
 
 class PodState(NamedTuple):
-    """What is known of a pod that is not the first: `code` is None while its container runs."""
+    """What is known of a pod that is not the first: `code` is None while its container runs.
+
+    `is_mistake`: a mistake of the trial has ended it or keeps it from starting.
+    """
 
     has_started: bool
     code: int | None
     is_being_deleted: bool
+    is_mistake: bool = False
 
 
 def next_step(first_started: bool, others: Sequence[PodState]) -> GangStep:
     """Decide, while the first pod has not ended.
 
     A pod whose container has ended with 0 has been dismissed by the first one, which is about to
-    end. One that is lost before all have started leaves a gang that never was.
+    end. One that has ended by a mistake would do so again. One that is lost before all have started
+    leaves a gang that never was.
     """
+    if any(pod.is_mistake and pod.code is not None for pod in others):
+        return GangStep.FAIL
     lost = [pod for pod in others if pod.code not in (None, 0)]
     if lost and not (first_started and all(pod.has_started for pod in others)):
         return GangStep.GIVE_UP
@@ -59,7 +68,7 @@ class GangSegment:
     handed_over: bool = field(default=False, init=False)
     trouble: str = field(default="", init=False)
     _is_stopped: bool = False
-    _given_up: bool = False
+    _code: int | None = None  # whatever the first pod says from then on
 
     def start(self) -> None:
         """Start the clocks; the first poll creates or adopts the pods."""
@@ -68,9 +77,11 @@ class GangSegment:
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit code, or None when the segment still runs after that many seconds."""
-        if self._given_up:
-            return INCOMPLETE
+        if self._code is not None:
+            return self._code
         code = self.first.wait(0.0 if self._is_starting else seconds)
+        if code == VANISHED and not (self.first.has_started or self._is_stopped):
+            return self._give_up((self.first,))
         if code is not None:
             self.trouble = self.trouble or self.first.trouble
             return code
@@ -113,17 +124,28 @@ class GangSegment:
     def _take(self, step: GangStep) -> int | None:
         if step is GangStep.WAIT or self._is_stopped:
             return None
-        reasons = [f"{pod.name}: {pod.trouble}" for pod in self.others if pod.trouble]
         if step is GangStep.GIVE_UP:
-            self._given_up = True
-            why = "; ".join(reasons) or "one has ended"
-            self.trouble = f"not all of its {len(self._pods)} pods have started: {why}"
-            return INCOMPLETE
-        self.trouble = "; ".join(reasons) or "one of its pods is being deleted"
+            return self._give_up(self.others)
+        reasons = _reasons(self.others)
+        if step is GangStep.FAIL:
+            self._code, self.trouble = FAILED, reasons
+            return FAILED
+        self.trouble = reasons or "one of its pods is being deleted"
         self.emit(f"All pods of the trial are stopped: {self.trouble}")
         self.stop()
         return None
 
+    def _give_up(self, pods: Sequence[PodSegment]) -> int:
+        """End a segment that has never trained, for what has become of these pods."""
+        why = _reasons(pods) or "one has ended"
+        self._code = INCOMPLETE
+        self.trouble = f"not all of its {len(self._pods)} pods have started: {why}"
+        return INCOMPLETE
+
 
 def _state(pod: PodSegment) -> PodState:
-    return PodState(pod.has_started, pod.exit_code, pod.is_being_deleted)
+    return PodState(pod.has_started, pod.exit_code, pod.is_being_deleted, pod.is_mistake)
+
+
+def _reasons(pods: Sequence[PodSegment]) -> str:
+    return "; ".join(f"{pod.name}: {pod.trouble}" for pod in pods if pod.trouble)

@@ -74,6 +74,7 @@ class PodSegment:
     log_over: Callable[[], None] = lambda: None
     siblings: frozenset[str] = frozenset()
     trouble: str = ""
+    is_mistake: bool = False  # the trial's or its pod's settings: it would fail again
     _wake: threading.Event = field(default_factory=threading.Event)
     _log: LogFollower | None = None
     _uid: str | None = None
@@ -250,8 +251,10 @@ class PodSegment:
                 f"its pod was ended: {view.lost}: {view.message}",
             )
         elif view.ended_for == "OOMKilled":
+            self.is_mistake = True
             self.trouble = "out of memory: raise trial.pod.limits.memory or train in less"
         elif view.ended_for in ("StartError", "ContainerCannotRun"):
+            self.is_mistake = True
             self.trouble = f"its container cannot start: {view.message or 'is hermes-trial in it?'}"
         if view.gone_by_s is None:
             self._decide_exit_code()
@@ -292,6 +295,7 @@ class PodSegment:
     def _give_up(self, code: int, reason: str) -> None:
         if self._exit_code is None:
             self._exit_code, self.trouble = code, reason
+            self.is_mistake = code == FAILED
             self._grace_s = 0.0
 
     def _delete(self, view: PodView, grace_s: float) -> None:

@@ -1,5 +1,7 @@
 """The objects outside a pod that its manifest names, checked against the installation's rules.
 
+So are the labels by which network policies let pods of one trial reach each other.
+
 The pod that is sent to Kubernetes may hold more than the sweep and the installation have put into
 it, by the arguments of a DAG's operator or by a pod mutation hook.
 """
@@ -14,6 +16,7 @@ from typing import Any
 from hermes_ops.config import PodRules
 from hermes_ops.config.installation import forbidden_object
 from hermes_ops.errors import NotAllowed, Problem
+from hermes_ops.kubernetes.template import GANG, GANG_SERVICE
 
 Plain = Mapping[str, Any]
 
@@ -34,7 +37,10 @@ class Reference:
 
 
 def check_manifest(pod: Plain, planned: Plain, rules: PodRules | None) -> None:
-    """Raise NotAllowed for references that are neither in the planned pod nor allowed by rules."""
+    """Raise NotAllowed for references that are neither in the planned pod nor allowed by rules.
+
+    The labels that open the network between pods have to be the planned ones.
+    """
     if rules is None:
         return
     planned_references = {reference for _, reference in references(planned)}
@@ -44,6 +50,7 @@ def check_manifest(pod: Plain, planned: Plain, rules: PodRules | None) -> None:
         if reference not in planned_references
         and (reference.rule is None or not rules.allows(reference.rule, reference.name))
     ]
+    problems.extend(_label_problems(pod, planned))
     if problems:
         raise NotAllowed("the trial's pod", tuple(problems))
 
@@ -135,6 +142,23 @@ def _environment(
     for key, rule in ((secret, "secrets"), (config_map, "config_maps")):
         if source.get(key):
             yield f"{where}.{key}", Reference(rule, str(source[key].get("name")))
+
+
+def _label_problems(pod: Plain, planned: Plain) -> Iterator[Problem]:
+    found, expected = _labels(pod), _labels(planned)
+    for label in (GANG, GANG_SERVICE):
+        if found.get(label) != expected.get(label):
+            yield Problem(
+                f"metadata.labels.{label}",
+                str(found.get(label, "no label")),
+                f"{expected.get(label, 'no such label')}, as Hermes Ops has planned it",
+                "remove it from the operator's arguments or the pod mutation hook: network "
+                "policies let pods with the same value reach each other",
+            )
+
+
+def _labels(pod: Plain) -> Plain:
+    return (pod.get("metadata") or {}).get("labels") or {}
 
 
 def _problem(where: str, reference: Reference, rules: PodRules) -> Problem:

@@ -42,6 +42,10 @@ GANG = "hermes-ops/gang"
 No two trials hold a slot at the same time, so pods with the same value are of one trial: the
 network policies that let them reach each other are as many as there are slots.
 """
+GANG_SERVICE = "hermes-ops/gang-service"
+"""Label of the same pods with their headless Service: it tells installations with one namespace of
+trials apart, as the slots of each count from 0.
+"""
 MANAGED = {"app.kubernetes.io/managed-by": "hermes-ops"}
 LABEL_LENGTH = 63
 
@@ -63,7 +67,11 @@ class PodGang:
     @property
     def labels(self) -> dict[str, str]:
         """The labels by which the Service and the network policies find the pods."""
-        return {"app.kubernetes.io/component": "gang", GANG: str(self.slot)}
+        return {
+            "app.kubernetes.io/component": "gang",
+            GANG: str(self.slot),
+            GANG_SERVICE: self.service,
+        }
 
 
 @dataclass(frozen=True, slots=True)

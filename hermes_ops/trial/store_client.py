@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import socket
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 REQUEST_S = 5.0
-_TRIES = 3
+_TRIES = 5
+_PAUSE_S = 0.5
 _T = TypeVar("_T")
 
 
@@ -52,14 +54,15 @@ class StoreClient:
         return self._resolved
 
 
-def insist(ask: Callable[[], _T]) -> _T:
-    """Return the answer of `ask`, which is tried three times.
+def insist(ask: Callable[[], _T], sleep: Callable[[float], None] = time.sleep) -> _T:
+    """Return the answer of `ask`, which is tried five times with pauses in between.
 
+    A refused connection fails at once: without a pause all tries would be over in a moment.
     Raises: OSError without an answer to the last one.
     """
     for _ in range(_TRIES - 1):
         try:
             return ask()
         except OSError:
-            continue
+            sleep(_PAUSE_S)
     return ask()

@@ -78,6 +78,11 @@ labels:
   {{- include "hermes.labels" (list $root "trials") | nindent 2 }}
 {{- end -}}
 
+{{/* The Service by which the pods of a trial on several nodes find each other. */}}
+{{- define "hermes.gangService" -}}
+{{- default (printf "%s-gangs" (include "hermes.fullname" .)) .Values.trials.pod.gang_service -}}
+{{- end -}}
+
 {{/* The claim of the trials' folders in the trials' namespace. */}}
 {{- define "hermes.trialsClaim" -}}
 {{- if .Values.trials.pod.claim -}}

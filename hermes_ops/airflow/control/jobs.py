@@ -140,7 +140,7 @@ class SweepFacts:
     batch_parameter: str = ""
     least_processes: int = 1
     is_pod: bool = False  # the GPUs of a pod are of one node
-    may_span_nodes: bool = False  # as a pod on each node
+    may_span_nodes: bool = False  # as a pod on each node, where no node has GPUs enough
     user: str = ""
     virtual_cluster: str = ""
 
@@ -154,14 +154,17 @@ class SweepFacts:
 def on_one_node(facts: SweepFacts, nodes: tuple[str, ...]) -> SweepFacts:
     """Return the facts of a sweep whose trials are pods: each gets the GPUs of one node.
 
-    Those that may be a pod on each of several nodes stay as they are. `nodes` names the node of
-    each GPU. Sizes that no node has are left out. Where nothing is known of nodes, or none has the
-    least number of GPUs, the facts stay as they are.
+    Those that may be a pod on each of several nodes stay as they are where no node has their
+    largest number of GPUs; one whose largest number fits on a node stays on one. `nodes` names the
+    node of each GPU. Sizes that no node has are left out. Where nothing is known of nodes, or none
+    has the least number of GPUs, the facts stay as they are.
     """
     most = facts.most_gpus or facts.gpus
-    if not facts.is_pod or facts.may_span_nodes or most < 2:
+    if not facts.is_pod or most < 2:
         return facts
     counts = {n: c for n, c in Counter(nodes).items() if not facts.nodes or n in facts.nodes}
+    if facts.may_span_nodes and most > max(counts.values(), default=0):
+        return facts
     able = tuple(sorted(node for node, count in counts.items() if count >= facts.gpus))
     if not able:
         return facts

@@ -57,9 +57,11 @@ from hermes_ops.config import (
     PodSpec,
     RunIn,
     SweepConfig,
+    check_gang_service,
     check_installation,
     parse,
     pod_defaults,
+    pod_rules,
     refuse_passed_deadline,
     require_image_and_claim,
     warnings_of,
@@ -347,7 +349,9 @@ def check_pods(config: SweepConfig) -> SweepConfig:
     """
     own = config.trial.pod or PodSpec()
     try:
-        whole = require_image_and_claim(own.with_defaults(pod_defaults(pod_file())), config.name)
+        defaults = pod_defaults(pod_file())
+        check_gang_service(own, defaults, pod_rules(), config.name)
+        whole = require_image_and_claim(own.with_defaults(defaults), config.name)
         kept: dict[str, Any] = {}
         if whole.checkpoint_claims:
             _check_nodes(config, whole.checkpoint_claims)

@@ -181,15 +181,12 @@ def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside
 def test_pods_of_one_trial_on_several_nodes_reach_each_other_and_no_other_pod(
     render: Render,
 ) -> None:
-    objects = render({"pool": {"slots": 4}})
-    policies = {
-        o["metadata"]["name"]: o["spec"]
-        for o in objects
-        if o["kind"] == "NetworkPolicy" and "-gang-" in o["metadata"]["name"]
-    }
+    objects = render({"pool": {"slots": 4}, "trials": {"severalNodes": True}})
+    policies = gang_policies(objects)
     assert sorted(policies) == ["hermes-gang-0", "hermes-gang-1", "hermes-gang-2"]
     for name, policy in policies.items():
-        same = {"matchLabels": {"hermes-ops/gang": name.removeprefix("hermes-gang-")}}
+        same = {"matchLabels": {"hermes-ops/gang": name.removeprefix("hermes-gang-"),
+                                "hermes-ops/gang-service": "hermes-gangs"}}  # fmt: skip
         assert policy["podSelector"] == same
         assert policy["ingress"] == [{"from": [{"podSelector": same}]}]
         assert policy["egress"] == [{"to": [{"podSelector": same}]}]
@@ -199,8 +196,35 @@ def test_pods_of_one_trial_on_several_nodes_reach_each_other_and_no_other_pod(
     assert defaults.gang_service == "hermes-gangs"
 
 
-def test_without_trials_on_several_nodes_nothing_is_opened_for_them(render: Render) -> None:
-    objects = render({"trials": {"severalNodes": False}})
+def test_two_installations_with_one_namespace_of_trials_open_no_way_between_their_trials(
+    render: Render,
+) -> None:
+    values = {"pool": {"slots": 2}, "trials": {"severalNodes": True}}
+    own, other = (
+        gang_policies(render({**values, "fullnameOverride": name}))[f"{name}-gang-0"]["podSelector"]
+        for name in ("first", "second")
+    )
+    assert own["matchLabels"] != other["matchLabels"]
+
+
+def test_the_policies_are_for_the_service_that_the_defaults_of_trials_name(render: Render) -> None:
+    objects = render({"trials": {"severalNodes": True, "pod": {"gang_service": "mine"}}})
+    labels = gang_policies(objects)["hermes-gang-0"]["podSelector"]["matchLabels"]
+    assert labels["hermes-ops/gang-service"] == trials(objects)[0].gang_service == "mine"
+
+
+def gang_policies(objects: Objects) -> dict[str, Any]:
+    return {
+        o["metadata"]["name"]: o["spec"]
+        for o in objects
+        if o["kind"] == "NetworkPolicy" and "-gang-" in o["metadata"]["name"]
+    }
+
+
+def test_nothing_is_opened_for_trials_on_several_nodes_unless_that_is_wanted(
+    render: Render,
+) -> None:
+    objects = render()
     assert not [o for o in objects if "-gang" in o["metadata"]["name"]]
     assert trials(objects)[0].gang_service is None
 

@@ -15,6 +15,7 @@ GRACE_S, START_S = 30.0, 60.0
 STARTING, RUNNING = PodState(False, None, False), PodState(True, None, False)
 DISMISSED, LOST = PodState(True, 0, False), PodState(True, 70, False)
 NEVER, ENDING = PodState(False, 70, False), PodState(True, None, True)
+WRONG, KILLED = PodState(False, 1, False, True), PodState(True, 137, False, True)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,9 @@ NEVER, ENDING = PodState(False, 70, False), PodState(True, None, True)
         (True, [RUNNING, LOST], GangStep.STOP),
         (True, [RUNNING, ENDING], GangStep.STOP),
         (True, [RUNNING, PodState(True, 0, True)], GangStep.WAIT),
+        (True, [LOST, KILLED], GangStep.FAIL),
+        (False, [STARTING, WRONG], GangStep.FAIL),
+        (True, [RUNNING, PodState(True, None, False, True)], GangStep.WAIT),
     ],
 )
 def test_what_is_done_follows_from_the_states_of_the_pods(
@@ -117,6 +121,75 @@ def test_a_pod_that_does_not_start_in_time_keeps_the_others_from_training() -> N
     gang.pods.pods.clear()
     gang.segment.finish()
     assert gang.pods.made == ["g", "g-1"]
+
+
+def test_a_first_pod_that_does_not_start_in_time_is_no_trouble_of_the_others() -> None:
+    gang = Gang()
+    gang.look()
+    gang.change("g", message="0/2 nodes are available")
+    gang.change("g-1", phase="Running", started=True)
+    assert gang.look() is None
+    gang.now_s += START_S
+    assert [gang.look(), gang.look()] == [INCOMPLETE, INCOMPLETE]
+    assert gang.segment.trouble == (
+        "not all of its 2 pods have started: g: its pod did not start in time: "
+        "0/2 nodes are available"
+    )
+
+
+def test_a_gang_that_is_stopped_before_its_first_pod_has_started_is_not_incomplete() -> None:
+    gang = Gang()
+    gang.look()
+    gang.segment.stop()
+    gang.pods.pods.clear()
+    assert gang.look(2) == 70
+
+
+OUT_OF_MEMORY = {"phase": "Failed", "code": 137, "ended_for": "OOMKilled"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (OUT_OF_MEMORY, "out of memory"),
+        ({"phase": "Failed", "code": 128, "ended_for": "StartError"}, "cannot start"),
+        ({"phase": "Failed", "code": 127, "ended_for": "ContainerCannotRun"}, "cannot start"),
+    ],
+)
+def test_another_pod_that_ends_by_a_mistake_is_a_failure_of_the_trial(
+    facts: dict[str, Any], why: str
+) -> None:
+    gang = running()
+    gang.change("g-1", **facts)
+    assert [gang.look(), gang.look()] == [1, 1]
+    assert gang.segment.trouble.startswith("g-1: ")
+    assert why in gang.segment.trouble
+    assert gang.pods.deleted == []
+    gang.segment.stop()  # as it is finished
+    gang.look()
+    gang.segment.first.wait(0.0)
+    assert ("g", 30) in gang.pods.deleted  # with its grace
+
+
+def test_an_image_that_only_another_pod_cannot_pull_is_a_failure_of_the_trial() -> None:
+    gang = Gang()
+    gang.look()
+    gang.change("g", phase="Running", started=True)
+    gang.change("g-1", waits_for="ErrImagePull", message="no such image")
+    assert gang.look() is None
+    gang.now_s += START_S
+    assert gang.look() == 1
+    assert "g-1: ErrImagePull: no such image: correct trial.pod" in gang.segment.trouble
+
+
+def test_a_pod_that_runs_out_of_memory_while_all_are_stopped_fails_nothing() -> None:
+    gang = running()
+    gang.segment.stop()
+    gang.change("g-1", **OUT_OF_MEMORY)
+    assert gang.look(2) is None
+    gang.result = 75
+    gang.pods.pods.clear()
+    assert gang.look() == 75
 
 
 @pytest.mark.parametrize("facts", [{"gone_by_s": 2_000.0}, {"phase": "Failed", "code": 137}])

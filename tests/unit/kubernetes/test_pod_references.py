@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hermes_ops.config import PodRules, PodSpec
 from hermes_ops.errors import NotAllowed
-from hermes_ops.kubernetes import PodRequest, check_manifest, manifest
+from hermes_ops.kubernetes import PodGang, PodRequest, check_manifest, manifest
+from hermes_ops.kubernetes.template import GANG, GANG_SERVICE
 
 SPEC = PodSpec(image="trial:1", claim="home", namespace="trials", service_account="trials",
                secrets=("bucket",), pull_secrets=("registry",))  # fmt: skip
@@ -79,6 +81,40 @@ def test_another_namespace_than_the_planned_one_is_refused() -> None:
     pod["metadata"]["namespace"] = "kube-system"
     with pytest.raises(NotAllowed, match=r"metadata\.namespace: found kube-system"):
         check_manifest(pod, PLANNED, RULES)
+
+
+GANGED = manifest(SPEC, replace(FACTS, gang=PodGang("gangs", 2)))
+
+
+@pytest.mark.parametrize(
+    ("planned", "label", "value", "found", "allowed"),
+    [
+        (PLANNED, GANG, "0", "0", "no such label"),
+        (PLANNED, GANG_SERVICE, "gangs", "gangs", "no such label"),
+        (GANGED, GANG, "3", "3", "2"),
+        (GANGED, GANG_SERVICE, "other", "other", "gangs"),
+        (GANGED, GANG, None, "no label", "2"),
+    ],
+)
+def test_a_label_that_opens_the_network_to_pods_of_another_trial_is_refused(
+    planned: dict[str, Any], label: str, value: str | None, found: str, allowed: str
+) -> None:
+    check_manifest(planned, planned, RULES)
+    pod = copy.deepcopy(planned)
+    pod["metadata"]["labels"].pop(label, None)
+    pod["metadata"]["labels"] |= {} if value is None else {label: value}
+    with pytest.raises(NotAllowed) as caught:
+        check_manifest(pod, planned, RULES)
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.found) == (f"metadata.labels.{label}", found)
+    assert problem.allowed == f"{allowed}, as Hermes Ops has planned it"
+    check_manifest(pod, planned, None)
+
+
+def test_other_labels_may_be_added() -> None:
+    pod = copy.deepcopy(PLANNED)
+    pod["metadata"]["labels"]["team"] = "a"
+    check_manifest(pod, PLANNED, RULES)
 
 
 def test_a_folder_of_the_host_in_the_template_allows_no_other_one() -> None:

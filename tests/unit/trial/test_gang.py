@@ -25,7 +25,7 @@ from hermes_ops.trial.gang.messages import (
 )
 from hermes_ops.trial.group import StopAgreement, TrialRank
 from hermes_ops.trial.rendezvous import KeyValueStore, RendezvousServer
-from hermes_ops.trial.store_client import StoreClient
+from hermes_ops.trial.store_client import StoreClient, insist
 from hermes_ops.trial.worker_environment import gang_addresses, worker_environment
 
 SHARES = st.lists(st.integers(1, 8), min_size=2, max_size=5)
@@ -333,13 +333,29 @@ def test_ranks_on_several_nodes_agree_on_a_step_through_the_store(
 
 
 def test_a_rank_that_cannot_ask_goes_no_further_and_a_leader_tries_again(
-    server: RendezvousServer, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hermes_ops.trial.store_client._PAUSE_S", 0.0)
     gone = StopAgreement(TrialRank(1, 2, str(tmp_path), "localhost:1"))
     with pytest.raises(OSError, match="refused"):
         gone.is_due(False, 2)
     leader = StopAgreement(TrialRank(0, 2, str(tmp_path), "localhost:1"))
     assert [leader.is_due(True, 1) for _ in range(4)] == [False] * 4
+
+
+def test_a_store_that_refuses_connections_is_asked_again_for_two_seconds() -> None:
+    pauses: list[float] = []
+
+    def ask() -> float:
+        if sum(pauses) < 2.0:
+            raise AWAY
+        return sum(pauses)
+
+    assert insist(ask, pauses.append) == 2.0
+    pauses.clear()
+    with pytest.raises(OSError, match="refused"):
+        insist(lambda: StoreClient("localhost:1").get("a", "b"), pauses.append)
+    assert pauses == [0.5] * 4
 
 
 def test_a_store_without_room_is_an_error_and_a_value_that_is_absent_none(

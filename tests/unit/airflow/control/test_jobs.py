@@ -227,12 +227,26 @@ def test_with_claims_only_their_nodes_count_and_a_trial_stays_on_its_own() -> No
 
 
 @pytest.mark.parametrize(
+    ("gpus", "most", "able"),
+    [(1, 2, ("node-a", "node-b")), (2, None, ("node-a",))],
+)
+def test_a_trial_that_may_span_nodes_stays_on_one_where_its_largest_number_fits(
+    gpus: int, most: int | None, able: tuple[str, ...]
+) -> None:
+    facts = replace(PODS, may_span_nodes=True, gpus=gpus, most_gpus=most)
+    shown = job(running(0), on_one_node(facts, NODES), (), 130.0)
+    assert (shown.nodes, shown.min_gpus, shown.max_gpus) == (able, gpus, 2)
+
+
+@pytest.mark.parametrize(
     ("facts", "nodes"),
     [
         (replace(PODS, is_pod=False), NODES),
         (replace(PODS, most_gpus=None), NODES),
         (PODS, ()),
-        (replace(PODS, may_span_nodes=True), NODES),
+        (replace(PODS, may_span_nodes=True), NODES),  # no node has 4
+        (replace(PODS, may_span_nodes=True, gpus=3, most_gpus=None), NODES),
+        (replace(PODS, may_span_nodes=True, most_gpus=2), ()),
         (replace(PODS, gpus=3), NODES),  # the pod is pending, as Kubernetes says
     ],
 )

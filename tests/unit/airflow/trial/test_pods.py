@@ -117,6 +117,7 @@ def test_a_trial_on_several_nodes_has_a_pod_on_each_with_the_gpus_that_it_holds_
         assert facts.environment["CUDA_VISIBLE_DEVICES"] == "0"
         pod = manifest(spec, facts)
         assert pod["metadata"]["labels"]["hermes-ops/gang"] == "2"  # the lowest of its slots
+        assert pod["metadata"]["labels"]["hermes-ops/gang-service"] == "gangs"
         assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (facts.name, "gangs")
 
 
@@ -135,7 +136,7 @@ def test_any_other_trial_has_one_pod(service: str | None, changes: dict[str, Any
     assert (facts.gpus, facts.gang) == (2, None)
     assert not any(word.startswith("--gang") for word in facts.arguments)
     pod = manifest(spec, facts)
-    assert "hermes-ops/gang" not in pod["metadata"]["labels"]
+    assert not any(label.startswith("hermes-ops/gang") for label in pod["metadata"]["labels"])
     assert "subdomain" not in pod["spec"]
 
 
@@ -148,6 +149,28 @@ def test_the_service_of_trials_on_several_nodes_is_the_sweeps_own_from_its_plan_
     workers = plain.trial.model_copy(update={"workers": Workers.ONE_PER_GPU})
     planned = check_pods(plain.model_copy(update={"trial": workers}))
     assert planned.trial.pod == PodSpec(gang_service="gangs")
+
+
+@pytest.mark.parametrize(
+    ("default", "allowed"),
+    [("gang_service: gangs\n", "gangs, as the installation says"), ("", "nothing")],
+)
+def test_another_service_than_the_installations_is_refused_at_the_plan_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch, default: str, allowed: str
+) -> None:
+    (home / "pod.yaml").write_text(f"image: a\nclaim: trials\n{default}")
+    (home / "rules.yaml").write_text("{}\n")
+    own = pod_sweep({"gang_service": "mine"})
+    assert check_pods(own) is own  # without rules
+    monkeypatch.setenv("HERMES_POD_RULES", str(home / "rules.yaml"))
+    with pytest.raises(AirflowFailException) as caught:
+        check_pods(own)
+    said = str(caught.value)
+    assert f"trial.pod.gang_service: found mine; allowed: {allowed}" in said
+    assert "Fix: remove trial.pod.gang_service" in said
+    spec_of(lease(pod={"gang_service": "mine"}), HOOK)  # a sweep that was planned before goes on
+    if default:
+        check_pods(pod_sweep({"gang_service": "gangs"}))
 
 
 def test_a_segment_whose_pods_were_not_all_there_is_told_from_other_interruptions() -> None:
