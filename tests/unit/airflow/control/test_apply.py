@@ -178,6 +178,29 @@ def test_a_lease_that_has_not_begun_leaves_the_schedulers_reach_before_it_is_rev
     assert "hermes_stop" not in dict(kinds(outside))
 
 
+@pytest.mark.parametrize("state", ["running", "up_for_retry"])
+def test_a_resize_is_withdrawn_before_its_lease_is_revoked(state: str) -> None:
+    outside, before = Journal(), resizing(0, 4, 0)
+    task = replace(before.row, state=state)
+    trial = replace(before, row=task, lease=lease(epoch=2, gpus=(0, 1, 2, 3)))
+    world = sweep_with(trial)
+    carry_out(outside.applier(), world, stop(0))
+    writes = [c for c in outside.of("put", "rank") if c[0] == "put" or c[3] == HELD_POOL_SLOTS]
+    assert [c[2] for c in writes[1:3]] == ["hermes_stop", "hermes_lease"]
+    assert (writes[1][3]["epoch"], writes[1][3]["resize"]) == (1, False)
+    assert writes[2][3]["revoked"]
+    told = read_stop_flag(world.folder(trial), 1)
+    assert told is not None
+    assert not told.resize
+
+
+def test_a_trial_that_is_ended_while_it_is_resized_is_still_told_so() -> None:
+    outside, before = Journal(), resizing(0, 4, 0)
+    trial = replace(before, lease=lease(epoch=2), stop=flag(final="cancelled"))
+    carry_out(outside.applier(), sweep_with(trial), stop(0))
+    assert [c[2] for c in outside.of("put")] == ["hermes_lease"]
+
+
 def test_a_revoked_lease_is_never_ranked_as_leased_again() -> None:
     outside = Journal()
     carry_out(outside.applier(), sweep_with(starting(0, 0)), stop(0))
