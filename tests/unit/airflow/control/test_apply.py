@@ -33,6 +33,7 @@ from hermes_ops.core.model import (
     Start,
     Stop,
 )
+from hermes_ops.core.within_quota import EARLY
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,
@@ -120,13 +121,50 @@ def test_a_task_for_which_the_pool_has_no_slots_open_gets_no_lease_and_waits() -
     assert kinds(outside) == [("slots", 1), ("slots", 0), ("hermes_lease", 1)]
 
 
-def test_a_task_that_still_asks_for_fewer_slots_is_held_back_before_its_larger_lease() -> None:
+@pytest.mark.parametrize("asked", [1, 3])
+def test_a_task_that_still_asks_for_other_slots_is_held_back_before_its_lease(asked: int) -> None:
     outside = Journal()
     before = waiting(0)
-    world = sweep_with(replace(before, row=replace(before.row, pool_slots=1)))
+    world = sweep_with(replace(before, row=replace(before.row, pool_slots=asked)))
     carry_out(outside.applier(), world, start(0, 0, 1))
     assert kinds(outside) == [("rank", 0), ("hermes_lease", 0), ("rank", 0)]
     assert [c[3] for c in outside.of("rank")] == [HELD_POOL_SLOTS, 2]
+
+
+def test_a_task_that_keeps_its_slots_waits_for_gpus_that_another_trial_has_not_left() -> None:
+    outside = Journal()
+    world = sweep_with(resizing(0, 2, 0, 1), running(1, 2))
+    carry_out(outside.applier(), world, stop(1), start(0, 2))
+    assert kinds(outside) == [("hermes_stop", 1)]
+
+
+def test_a_resize_whose_grant_may_come_late_gets_no_second_lease_and_is_withdrawn() -> None:
+    class TimedOut(Journal):
+        is_back = False
+
+        def put_state(self, task: TaskKey, key: str, value: Any) -> None:
+            if not self.is_back:
+                raise Unavailable("Airflow did not answer in time")
+            super().put_state(task, key, value)
+
+    outside, world = TimedOut(), sweep_with(resizing(0, 1, 0))
+    applier = outside.applier()
+    with pytest.raises(Unavailable):
+        carry_out(applier, world, start(0, 0, 1))
+    outside.is_back = True
+    applier.faults.begin_round()
+    carry_out(applier, world, start(0, 0))
+    assert kinds(outside) == [("slots", 0), ("hermes_stop", 0)]
+    ((_, _, _, told),) = outside.of("put")
+    assert (told["epoch"], told["final"], told["resize"]) == (1, None, False)
+
+
+def test_a_resize_is_not_withdrawn_while_the_quota_has_it_wait_for_others_to_leave() -> None:
+    outside, world = Journal(), sweep_with(resizing(0, 1, 0), resizing(1, 1, 1))
+    snapshot = Snapshot(NOW_S, (Gpu(0), Gpu(1)), tuple(world.jobs(NOW_S)))
+    plan = Plan((), ranking=(job(0), job(1)), reasons={job(0): EARLY, job(1): WHY})
+    outside.applier().apply({SWEEP: world}, snapshot, plan, [], {SWEEP: 0.4})
+    assert kinds(outside) == [("hermes_stop", 1)]
 
 
 def test_a_task_that_keeps_its_slots_and_gets_no_gpus_is_told_to_leave() -> None:

@@ -113,15 +113,18 @@ class Pool(Journal):
             self._record(number, self.unrecorded.pop(number))
         elif number in self.live and segment is not None:
             if stop is not None and stop.epoch == segment.epoch:
-                del self.live[number]
-                self.change(number, segment=replace(segment, running=False, resizing=stop.resize))
-                if not stop.resize:
-                    self.change_task(number, state="up_for_reschedule")
+                self._close(number, segment, stop)
         elif trial.has_lease_in_force and trial.lease is not None:
             self._start(number, trial.lease, segment)
         elif is_impatient or trial.state is not S.RESIZING:
             if segment is not None:
                 self.change(number, segment=replace(segment, resizing=False))
+            self.change_task(number, state="up_for_reschedule")
+
+    def _close(self, number: int, segment: SegmentRecord, stop: StopFlag) -> None:
+        del self.live[number]
+        self.change(number, segment=replace(segment, running=False, resizing=stop.resize))
+        if not stop.resize:
             self.change_task(number, state="up_for_reschedule")
 
     def _start(self, number: int, own: Lease, before: SegmentRecord | None) -> None:
