@@ -223,7 +223,8 @@ class Metadata:
         )  # fmt: skip
         rows = self._all(query)
         running = {r[0] for r in rows}
-        self._joined = {run: records for run, records in self._joined.items() if run in running}
+        joined = tuple(self._joined.items())  # another thread may add to it meanwhile
+        self._joined = {run: records for run, records in joined if run in running}
         return tuple(
             RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
                    _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]),
@@ -494,9 +495,9 @@ class Metadata:
     def change_slots(self, row: TaskInstanceRow, slots: int) -> bool:
         """Give a running task instance another number of slots; return whether it has them now.
 
-        Fewer slots are always possible. More are refused unless the pool has them open, beside
-        what waits in the pool for slots and fits: SQLite has no lock against a scheduler that has
-        just counted the open slots for it.
+        Fewer slots are always possible. More are refused unless the pool has them open. On SQLite
+        what waits in the pool for slots and fits counts as if it had them: there is no lock against
+        a scheduler that has just counted the open slots for it.
         """
         from sqlalchemy import and_, column, exc, func, or_, select, table, update
 
@@ -504,10 +505,13 @@ class Metadata:
         ti = table("task_instance", *own, column("pool_slots"))  # as in `rerank`
         other, pool = ti.alias("other"), self._pool.c
         pool_size = select(pool.slots).where(pool.pool == row.pool).scalar_subquery()
-        waits = and_(other.c.state == "scheduled", other.c.pool_slots <= pool_size)
+        counts: Any = other.c.state.in_(OCCUPYING)
+        if self.engine.dialect.name == "sqlite":
+            waits = and_(other.c.state == "scheduled", other.c.pool_slots <= pool_size)
+            counts = or_(counts, waits)
         taken = (
             select(func.coalesce(func.sum(other.c.pool_slots), 0))
-            .where(other.c.pool == row.pool, or_(other.c.state.in_(OCCUPYING), waits))
+            .where(other.c.pool == row.pool, counts)
             .scalar_subquery()
         )
         is_possible = or_(ti.c.pool_slots >= slots, pool_size - taken >= slots - ti.c.pool_slots)

@@ -102,11 +102,13 @@ def _beyond(
 ) -> Iterator[tuple[JobId, Reason]]:
     """Yield the jobs of the sweeps beyond that number.
 
-    Sweeps that have begun come first, then by submission.
+    Sweeps that have begun come first, then by submission. One whose last trial is stopping, and
+    goes on later, counts as well.
     """
     begun = {job.sweep for job in snapshot.jobs if job.is_open and job.user == user}
+    others = (job for job in snapshot.others if job.user == user and job.is_open and job.resumes)
     order: dict[SweepId, tuple[bool, float, str]] = {}
-    for job in jobs:
+    for job in (*jobs, *others):
         place = (job.sweep not in begun, job.submitted_s, job.sweep)
         order[job.sweep] = min(order.get(job.sweep, place), place)
     beyond = set(sorted(order, key=order.__getitem__)[most:])

@@ -40,10 +40,11 @@ SHRINKINGS = 3
 MOST_DECISIONS = 40
 """How often a decision asks the policy at most; jobs beyond a limit start nothing after that."""
 
-_EARLY = Reason(
+EARLY = Reason(
     "waits until a job of its team or user has left its GPUs",
     would_change="that job leaving its GPUs",
 )
+"""Why a job that the policy starts does not start yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
         if held.fits(team.name, team.limit, job.user, of_user, grant):
             held.add(team.name, job.user, amount_of(grant))
         else:
-            early[job.id] = _EARLY
+            early[job.id] = EARLY
     if not early:
         return plan
     return replace(

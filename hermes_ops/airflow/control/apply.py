@@ -11,7 +11,7 @@ over; a trial that comes in without one all the same is sent away by its operato
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +29,7 @@ from hermes_ops.airflow.control.faults import (
     results_of,
 )
 from hermes_ops.airflow.control.granting import Granting, opened
+from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.reconcile import (
     TAKE_BACK,
@@ -43,10 +44,10 @@ from hermes_ops.airflow.control.reconcile import (
     withdraw_resizes,
 )
 from hermes_ops.airflow.control.sweep_state import SweepState, find, find_sweep
-from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.metadata import Metadata, TaskRank
-from hermes_ops.airflow.records import AIRFLOW_TAG, CloseRecord, Lease
+from hermes_ops.airflow.records import AIRFLOW_TAG, HELD_POOL_SLOTS, CloseRecord, Lease
 from hermes_ops.core.model import (
     Action,
     JobId,
@@ -59,6 +60,7 @@ from hermes_ops.core.model import (
     Stop,
     Term,
 )
+from hermes_ops.core.within_quota import EARLY
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 
@@ -117,7 +119,8 @@ class Applier:
             a.job: self.requests.submit(self._take_back, *find(sweeps, a.job), a, snapshot.time_s)
             for a in self._recorded(snapshot, ends, ages_s)
         }
-        starts = {a.job: a for a in actions if isinstance(a, Start)}
+        doubtful = frozenset(self._doubtful(sweeps))
+        starts = {a.job: a for a in actions if isinstance(a, Start) and a.job not in doubtful}
         slotless: frozenset[JobId] = frozenset()
         asked: Mapping[JobId, Future[Lease]] = {}
         leases: dict[JobId, Lease] = {}
@@ -143,7 +146,7 @@ class Applier:
         granted = dict(zip(granting, results_of(list(granting.values())), strict=True))
         leases = {job: lease for job, lease in leases.items() if granted[job] is not None}
         revoked = {job for job, done in left.items() if done is not None and done.value}
-        kept = {*leases, *slotless, *left}
+        kept = {*leases, *slotless, *left, *_early(sweeps, plan)}
         for sweep in sweeps.values():
             self._executor.run(sweep, withdraw_resizes(sweep, kept), snapshot.time_s)
         self._rerank(sweeps, plan, leases, revoked)
@@ -156,19 +159,34 @@ class Applier:
 
         A task that waits in its slots gets as many, those that shrink first. One that waits for
         slots, and still asks for those of an earlier lease, asks for more than there are until it
-        has its rank. Return the jobs that get no lease now: the pool has not so many slots open, or
-        Airflow has just started the task.
+        has its rank, whether those are fewer or more. Return the jobs that get no lease now: the
+        pool has not so many slots open, Airflow has just started the task, or a task that need not
+        wait for slots would have to wait for a GPU that another trial has not left yet.
         """
         slotless: set[JobId] = set()
+        in_use = _gpus_in_use(sweeps)
         due = [(a, *find(sweeps, a.job)) for a in starts if held.isdisjoint(a.gpus)]
         for action, sweep, trial in sorted(due, key=_growth):
             slots = slots_for(action.gpus)
-            if trial.is_resizing or trial.row.pool_slots < slots:
+            if trial.is_resizing and not in_use.isdisjoint(action.gpus):
+                slotless.add(action.job)
+            elif trial.is_resizing or trial.row.pool_slots not in (slots, HELD_POOL_SLOTS):
                 subject, change = Subject(sweep.id, trial.number), self._executor.change_slots
                 done = self.faults.attempt(subject, CHANGE_SLOTS, change, trial, slots)
                 if done is None or not done.value:
                     slotless.add(action.job)
         return frozenset(slotless)
+
+    def _doubtful(self, sweeps: Mapping[str, SweepState]) -> Iterator[JobId]:
+        """Yield the trials whose tasks wait in their slots after a grant that has failed.
+
+        That lease may be recorded late, and the task start with it: it gets no other one before it
+        has left.
+        """
+        for sweep in sweeps.values():
+            failing = self.faults.starting(sweep.id)
+            trials = (t for t in sweep.trials if t.number in failing and t.is_resizing)
+            yield from (job_id(sweep.id, t.number) for t in trials)
 
     def _describe_later(self, sweep: SweepState, snapshot: Snapshot) -> None:
         """Set the tags of a sweep's run while the round goes on."""
@@ -363,6 +381,20 @@ def _growth(start: tuple[Start, SweepState, TrialRecords]) -> tuple[int, JobId]:
     """Return by how many slots the task of a trial grows."""
     action, _, trial = start
     return slots_for(action.gpus) - trial.row.pool_slots, action.job
+
+
+def _early(sweeps: Mapping[str, SweepState], plan: Plan) -> Iterator[JobId]:
+    """Yield the resized trials that start once others have left their GPUs, by the quota."""
+    for sweep in sweeps.values():
+        waiting = (t for t in sweep.trials if t.state is TrialState.RESIZING)
+        jobs = (job_id(sweep.id, t.number) for t in waiting)
+        yield from (job for job in jobs if plan.reasons.get(job) == EARLY)
+
+
+def _gpus_in_use(sweeps: Mapping[str, SweepState]) -> set[int]:
+    """Return the GPUs of the segments under way, also of those that are stopping."""
+    trials = (t for sweep in sweeps.values() for t in sweep.trials if t.is_under_way)
+    return {gpu for t in trials if t.lease is not None for gpu in t.lease.gpus}
 
 
 def _gpus_of(sweeps: Mapping[str, SweepState], jobs: Iterable[JobId]) -> set[int]:

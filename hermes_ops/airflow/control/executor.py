@@ -6,6 +6,8 @@
   task may start with it at once.
 * A lease is out of the scheduler's reach (by its rank) before it is recorded as revoked: a trial
   whose revocation is on record can not be started by a rank that came before.
+* A resize is withdrawn before its lease is revoked: the task may have read that lease already, and
+  must not be taken for one that still waits in its slots.
 * A final state is on record before the task is skipped or marked: whoever comes next, after a
   kill in between too, knows what the trial became. The task is then marked in a later round.
 * MLflow comes before Airflow's records where a trial continues or restarts: while MLflow is away
@@ -27,6 +29,7 @@ from hermes_ops.airflow.control.faults import Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.reconcile import (
     END,
     WAITING_WEIGHT,
+    WITHDRAWN,
     CloseSegment,
     Command,
     ContinueTrial,
@@ -129,7 +132,7 @@ class Executor:
             case StopSegment():
                 after = self._stop(sweep, command, now_s)
             case RevokeLease():
-                after = self._revoke(sweep, command.trial)
+                after = self._revoke(sweep, command.trial, now_s)
             case GrantLease():
                 after = self._grant(sweep, command)
             case CloseSegment():
@@ -147,8 +150,13 @@ class Executor:
         if segment is None or not (trial.is_under_way or trial.is_resizing):
             return trial
         flag = StopFlag(segment.epoch, command.reason, now_s, command.final, command.resize)
+        self._write_flag(sweep, trial, flag)
+        return trial
+
+    def _write_flag(self, sweep: SweepState, trial: TrialRecords, flag: StopFlag) -> None:
+        """Write the stop flag, unless the one on record demands the same."""
         if trial.stop is not None and _demands_same(trial.stop, flag):
-            return trial
+            return
         folder = sweep.folder(trial)
         is_local = write_stop_flag(folder, flag, needed=trial.row.state == "deferred")
         if is_local:  # on this machine the trial need not wait for Airflow's record
@@ -156,7 +164,6 @@ class Executor:
         self._put(sweep, trial, STOP_KEY, encode(flag))
         if not is_local:
             folder.wake_file().wake()
-        return trial
 
     def _grant(self, sweep: SweepState, command: GrantLease) -> TrialRecords:
         trial, lease = command.trial, command.lease
@@ -167,10 +174,17 @@ class Executor:
             sweep.folder(trial).wake_file().wake()
         return trial
 
-    def _revoke(self, sweep: SweepState, trial: TrialRecords) -> TrialRecords:
-        """Take back a lease that has not begun: first out of the scheduler's reach."""
+    def _revoke(self, sweep: SweepState, trial: TrialRecords, now_s: float) -> TrialRecords:
+        """Take back a lease that has not begun: first out of the scheduler's reach.
+
+        A trial that is being resized is to have no other lease while its task may start with this
+        one, whatever state its task had when it was read: it gives its slots back.
+        """
         if trial.lease is not None:
             self._hold_back(trial)
+            segment, is_ending = trial.segment, trial.stop is not None and trial.stop.final
+            if segment is not None and segment.resizing and not is_ending:
+                self._write_flag(sweep, trial, StopFlag(segment.epoch, WITHDRAWN, now_s))
             self._put(sweep, trial, LEASE_KEY, encode(replace(trial.lease, revoked=True)))
         return trial
 

@@ -25,7 +25,7 @@ from hermes_ops.core.model import Policy
 from hermes_ops.core.options import GuardOptions
 from hermes_ops.core.quota import Quota
 from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.policies import compares_trials
 from hermes_ops.trial.files import write_json
 
@@ -105,6 +105,7 @@ class QuotaInForce:
     _was_read: bool = False
     _scaled_to: int | None = None
     _reading: Future[PastUse] | None = None
+    _is_unanswered: bool = False
 
     def refresh(self) -> bool:
         """Read the file if it has changed; return whether another quota is in force from now on.
@@ -154,7 +155,10 @@ class QuotaInForce:
         log.info("The pool's quota guarantees GPUs to these teams: %s%s", teams or "none", by)
 
     def _add_past_use(self) -> None:
-        """Add what the teams used before, once it has been read; nothing if it cannot be."""
+        """Add what the teams used before, once it has been read; nothing if it cannot be.
+
+        While Airflow's database does not answer, it is read again.
+        """
         if self._reading is None or self.quota is None or not self._reading.done():
             return
         reading, self._reading = self._reading, None
@@ -162,11 +166,24 @@ class QuotaInForce:
             past = reading.result()
             self.use = self.use.plus(past.teams, self.quota.half_life_s)
             self.time = self.time.plus(past.users)
+        except Unavailable as error:
+            self._read_again(error)
+            return
         except HermesError as error:
             log.warning("What the teams used before does not count: %s", error)
         except Exception:  # a record of another release: the quota holds without it
             log.exception("What the teams used before does not count")
-        self.time = replace(self.time, is_known=True)
+        self.time, self._is_unanswered = replace(self.time, is_known=True), False
+
+    def _read_again(self, error: Unavailable) -> None:
+        """Read what was used until now, and count from now on: nothing counts twice."""
+        if self.past_use is None or self.settings is None:
+            return
+        if not self._is_unanswered:
+            log.warning("What the teams used before is read again: %s", error)
+        self._is_unanswered = True
+        self.use, self.time = DecayedUse(), GpuTime(is_known=False)
+        self._reading = self.past_use(self.settings.quota)
 
     def enclose(
         self,

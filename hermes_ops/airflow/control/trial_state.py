@@ -166,6 +166,7 @@ MOVES: tuple[Move, ...] = (
     Move(S.PENDING, S.ENDED, CONTROLLER, "skips its task, as the sweep ends"),
     Move(S.GRANTED, S.RUNNING, TASK, "starts the segment"),
     Move(S.GRANTED, S.WAITING, CONTROLLER, "revokes the lease"),
+    Move(S.GRANTED, S.LEAVING, CONTROLLER, "withdraws the resize, then revokes the lease"),
     Move(S.GRANTED, S.REVOKED_RUNNING, TASK, "starts the segment while the lease is revoked"),
     Move(S.REVOKED_RUNNING, S.REVOKED_STOPPING, CONTROLLER, "writes the stop flag"),
     Move(S.REVOKED_STOPPING, S.LEAVING, TASK, "closes the segment"),

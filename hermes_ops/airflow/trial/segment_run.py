@@ -206,10 +206,11 @@ class SegmentRun:
             defer(lambda: self.feed.pump_once(ended=True))
 
     def give_up_resize(self) -> None:
-        """Record that the task keeps its slots no longer."""
+        """Record that the task keeps its slots no longer, and send what is there."""
         self.record = replace(self.record, resizing=False)
         self._write()
         controller_wake_file().wake()
+        defer(lambda: self.feed.pump_once(ended=True))
 
     def end(self, ending: TrialOutcome) -> None:
         """Record that the trial has ended for good."""

@@ -329,6 +329,8 @@ class TrialTask:
             segment_run.pause("infrastructure")
             self.reschedule(f"its folder cannot be written ({error}): {write_remedy(error)}")
         self._segment = segment
+        if self._is_told_to_end:  # before there was a segment to stop
+            segment.stop()
         say = self.operator.log.info
         if_airflow_answers(segment_run.opened, say)  # else written with the trial's next status
         lease = segment_run.lease

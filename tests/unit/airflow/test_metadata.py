@@ -5,15 +5,18 @@ import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import create_engine, event, insert, select, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Engine
 
 from hermes_ops.airflow.metadata import Metadata, PoolRow, StoredKey, TaskRank
@@ -302,6 +305,23 @@ def test_a_deferred_task_may_change_its_weight_or_give_up_its_slots_and_have_no_
     assert [tuple(r) for r in rows] == [(7, 2), (1, 2), (7, 0), (1, 2)]
 
 
+class RecordingEngine:
+    """A database of that kind; keeps the statements, with their values."""
+
+    def __init__(self, name: str) -> None:
+        self.dialect: Any = postgresql.dialect() if name == "postgresql" else sqlite.dialect()
+        self.executed: list[tuple[str, list[Any]]] = []
+
+    @contextmanager
+    def begin(self) -> Iterator[RecordingEngine]:
+        yield self
+
+    def execute(self, statement: Any, _: object = None) -> Any:
+        compiled = statement.compile(dialect=self.dialect)
+        self.executed.append((str(compiled), list(compiled.params.values())))
+        return SimpleNamespace(rowcount=1)
+
+
 def slots_of(engine: Engine) -> dict[int, int]:
     own: Any = Metadata(engine)
     with engine.connect() as connection:
@@ -335,6 +355,18 @@ def test_a_running_task_gets_more_slots_only_if_the_pool_has_them_open(
     before = slots_of(engine)
     assert Metadata(engine).change_slots(row(0, "running", pool="gpus"), asked) is granted
     assert slots_of(engine) == {**before, 0: asked if granted else 1}
+
+
+@pytest.mark.parametrize("name", ["postgresql", "sqlite"])
+def test_what_waits_counts_against_a_growing_task_only_where_the_scheduler_cannot_be_locked_out(
+    name: str,
+) -> None:
+    engine = RecordingEngine(name)
+    database: Any = engine
+    assert Metadata(database).change_slots(row(0, "running", pool="gpus"), 2)
+    can_lock = name == "postgresql"
+    assert ["advisory" in words for words, _ in engine.executed] == [True, False][not can_lock :]
+    assert ("scheduled" in engine.executed[-1][1]) is not can_lock
 
 
 @pytest.mark.parametrize("state", ["queued", "scheduled", "up_for_reschedule", "success"])
@@ -443,6 +475,22 @@ def test_pieces_are_read_once_for_each_head(engine: Engine) -> None:
     assert len(asked) == 2
     metadata.records(run)
     assert len(asked) == 3
+
+
+def test_another_thread_may_read_records_in_pieces_while_those_of_ended_sweeps_are_forgotten(
+    engine: Engine,
+) -> None:
+    metadata = Metadata(engine)
+
+    class Run(int):
+        def __hash__(self) -> int:
+            metadata._joined.setdefault(len(metadata._joined) + 10, {})
+            return super().__hash__()
+
+    metadata._joined = {Run(run): {} for run in (1, 2)}
+    add_run(engine)
+    add_record(engine, "hermes_sweep", sweep_record())
+    assert len(metadata.sweeps()) == 1
 
 
 def test_a_record_without_its_pieces_is_none_until_they_are_there(engine: Engine) -> None:

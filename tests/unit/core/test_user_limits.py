@@ -125,6 +125,16 @@ def test_a_user_has_no_more_sweeps_at_once_than_allowed_and_those_that_have_begu
     assert granted(plan) == [f"early-ann/{n}" for n in range(3)]
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_sweep_whose_only_open_trial_is_stopping_counts_if_that_trial_goes_on(
+    resumes: bool,
+) -> None:
+    one = Quota(user_budgets=(UserBudget("ann", sweeps=1),))
+    stopping = job("old-ann/0", Phase.STOPPING, user="ann", resumes=resumes)
+    plan, _ = decided(one, stopping, of_user("ann", 0, sweep="new"))
+    assert granted(plan) == ([] if resumes else ["new-ann/0"])
+
+
 def test_gpu_time_grows_by_what_is_held_and_begins_anew_with_the_day_and_the_month() -> None:
     end_s = month_end_s(NOON_S)
     held = GpuTime(held=(("ann", 2),), at_s=end_s - DAY_S - 10.0)

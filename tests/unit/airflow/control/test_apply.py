@@ -33,6 +33,7 @@ from hermes_ops.core.model import (
     Start,
     Stop,
 )
+from hermes_ops.core.within_quota import EARLY
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,
@@ -120,13 +121,50 @@ def test_a_task_for_which_the_pool_has_no_slots_open_gets_no_lease_and_waits() -
     assert kinds(outside) == [("slots", 1), ("slots", 0), ("hermes_lease", 1)]
 
 
-def test_a_task_that_still_asks_for_fewer_slots_is_held_back_before_its_larger_lease() -> None:
+@pytest.mark.parametrize("asked", [1, 3])
+def test_a_task_that_still_asks_for_other_slots_is_held_back_before_its_lease(asked: int) -> None:
     outside = Journal()
     before = waiting(0)
-    world = sweep_with(replace(before, row=replace(before.row, pool_slots=1)))
+    world = sweep_with(replace(before, row=replace(before.row, pool_slots=asked)))
     carry_out(outside.applier(), world, start(0, 0, 1))
     assert kinds(outside) == [("rank", 0), ("hermes_lease", 0), ("rank", 0)]
     assert [c[3] for c in outside.of("rank")] == [HELD_POOL_SLOTS, 2]
+
+
+def test_a_task_that_keeps_its_slots_waits_for_gpus_that_another_trial_has_not_left() -> None:
+    outside = Journal()
+    world = sweep_with(resizing(0, 2, 0, 1), running(1, 2))
+    carry_out(outside.applier(), world, stop(1), start(0, 2))
+    assert kinds(outside) == [("hermes_stop", 1)]
+
+
+def test_a_resize_whose_grant_may_come_late_gets_no_second_lease_and_is_withdrawn() -> None:
+    class TimedOut(Journal):
+        is_back = False
+
+        def put_state(self, task: TaskKey, key: str, value: Any) -> None:
+            if not self.is_back:
+                raise Unavailable("Airflow did not answer in time")
+            super().put_state(task, key, value)
+
+    outside, world = TimedOut(), sweep_with(resizing(0, 1, 0))
+    applier = outside.applier()
+    with pytest.raises(Unavailable):
+        carry_out(applier, world, start(0, 0, 1))
+    outside.is_back = True
+    applier.faults.begin_round()
+    carry_out(applier, world, start(0, 0))
+    assert kinds(outside) == [("slots", 0), ("hermes_stop", 0)]
+    ((_, _, _, told),) = outside.of("put")
+    assert (told["epoch"], told["final"], told["resize"]) == (1, None, False)
+
+
+def test_a_resize_is_not_withdrawn_while_the_quota_has_it_wait_for_others_to_leave() -> None:
+    outside, world = Journal(), sweep_with(resizing(0, 1, 0), resizing(1, 1, 1))
+    snapshot = Snapshot(NOW_S, (Gpu(0), Gpu(1)), tuple(world.jobs(NOW_S)))
+    plan = Plan((), ranking=(job(0), job(1)), reasons={job(0): EARLY, job(1): WHY})
+    outside.applier().apply({SWEEP: world}, snapshot, plan, [], {SWEEP: 0.4})
+    assert kinds(outside) == [("hermes_stop", 1)]
 
 
 def test_a_task_that_keeps_its_slots_and_gets_no_gpus_is_told_to_leave() -> None:
@@ -176,6 +214,29 @@ def test_a_lease_that_has_not_begun_leaves_the_schedulers_reach_before_it_is_rev
     assert outside.of("rank")[0] == ("rank", 0, WAITING_WEIGHT, HELD_POOL_SLOTS)
     assert outside.of("put")[0][3]["revoked"]
     assert "hermes_stop" not in dict(kinds(outside))
+
+
+@pytest.mark.parametrize("state", ["running", "up_for_retry"])
+def test_a_resize_is_withdrawn_before_its_lease_is_revoked(state: str) -> None:
+    outside, before = Journal(), resizing(0, 4, 0)
+    task = replace(before.row, state=state)
+    trial = replace(before, row=task, lease=lease(epoch=2, gpus=(0, 1, 2, 3)))
+    world = sweep_with(trial)
+    carry_out(outside.applier(), world, stop(0))
+    writes = [c for c in outside.of("put", "rank") if c[0] == "put" or c[3] == HELD_POOL_SLOTS]
+    assert [c[2] for c in writes[1:3]] == ["hermes_stop", "hermes_lease"]
+    assert (writes[1][3]["epoch"], writes[1][3]["resize"]) == (1, False)
+    assert writes[2][3]["revoked"]
+    told = read_stop_flag(world.folder(trial), 1)
+    assert told is not None
+    assert not told.resize
+
+
+def test_a_trial_that_is_ended_while_it_is_resized_is_still_told_so() -> None:
+    outside, before = Journal(), resizing(0, 4, 0)
+    trial = replace(before, lease=lease(epoch=2), stop=flag(final="cancelled"))
+    carry_out(outside.applier(), sweep_with(trial), stop(0))
+    assert [c[2] for c in outside.of("put")] == ["hermes_lease"]
 
 
 def test_a_revoked_lease_is_never_ranked_as_leased_again() -> None:

@@ -17,7 +17,7 @@ from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.options import GuardOptions
 from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
-from hermes_ops.errors import ConfigError, HermesError, Unavailable
+from hermes_ops.errors import ConfigError, HermesError, Refused, Unavailable
 from hermes_ops.policies import make_policy
 from tests.unit.airflow.control.controllers import Database, controller_of
 
@@ -201,10 +201,34 @@ def test_what_teams_have_used_before_counts_once_it_has_been_read(tmp_path: Path
     assert in_force.time.is_known
 
 
+def test_what_was_used_before_is_read_again_while_the_database_does_not_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings().write(tmp_path / "quota-gpus.json")
+    away = rejected(Unavailable("the database did not answer"))
+    reading: Future[PastUse] = Future()
+    answers = iter((away, away, away, reading))
+    in_force = QuotaInForce(tmp_path / "quota-gpus.json", lambda _: next(answers))
+    in_force.refresh()
+    for _ in range(2):
+        assert not in_force.time.is_known
+        own = DecayedUse((("vision", 1.0),), (("vision", 2),), 100.0)
+        counted = GpuTime((("ann", 1.0),), (("ann", 1.0),), (), 100.0, is_known=False)
+        in_force.release(QuotaMemory("memory", own, counted))
+        in_force.refresh()
+        assert (in_force.use, in_force.time) == (DecayedUse(), GpuTime(is_known=False))
+    used = GpuTime((("ann", 3.0),), (("ann", 4.0),), (), 100.0)
+    reading.set_result(PastUse(DecayedUse((("vision", 8.0),), (), 100.0), used))
+    in_force.refresh()
+    assert (in_force.time.month, in_force.time.is_known) == ((("ann", 4.0),), True)
+    assert in_force.use.gpu_s == (("vision", 8.0),)
+    assert sum("read again" in record.message for record in caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     "error",
     [
-        Unavailable("the database did not answer"),
+        Refused("the record is not as expected"),
         AttributeError("'str' object has no attribute 'get'"),
     ],
 )

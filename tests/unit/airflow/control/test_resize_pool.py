@@ -44,6 +44,7 @@ class Pool(Journal):
         default_factory=lambda: [pending(n) for n in range(TRIALS)]
     )
     live: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    unrecorded: dict[int, Lease] = field(default_factory=dict)  # of segments that have just started
     writes_left: int | None = None
     resized: int = 0
 
@@ -108,12 +109,11 @@ class Pool(Journal):
         segment, stop = trial.segment, trial.stop
         if trial.row.state != "running":
             return
-        if number in self.live and segment is not None:
+        if number in self.unrecorded:
+            self._record(number, self.unrecorded.pop(number))
+        elif number in self.live and segment is not None:
             if stop is not None and stop.epoch == segment.epoch:
-                del self.live[number]
-                self.change(number, segment=replace(segment, running=False, resizing=stop.resize))
-                if not stop.resize:
-                    self.change_task(number, state="up_for_reschedule")
+                self._close(number, segment, stop)
         elif trial.has_lease_in_force and trial.lease is not None:
             self._start(number, trial.lease, segment)
         elif is_impatient or trial.state is not S.RESIZING:
@@ -121,12 +121,20 @@ class Pool(Journal):
                 self.change(number, segment=replace(segment, resizing=False))
             self.change_task(number, state="up_for_reschedule")
 
+    def _close(self, number: int, segment: SegmentRecord, stop: StopFlag) -> None:
+        del self.live[number]
+        self.change(number, segment=replace(segment, running=False, resizing=stop.resize))
+        if not stop.resize:
+            self.change_task(number, state="up_for_reschedule")
+
     def _start(self, number: int, own: Lease, before: SegmentRecord | None) -> None:
-        """Start the segment, unless another trial is still on one of its GPUs."""
+        """Start the segment that is recorded next, unless another trial is on one of its GPUs."""
         if any(set(own.gpus) & set(gpus) for gpus in self.live.values()):
             return
         self.resized += before is not None and before.resizing
-        self.live[number] = own.gpus
+        self.live[number], self.unrecorded[number] = own.gpus, own
+
+    def _record(self, number: int, own: Lease) -> None:
         record = SegmentRecord(own.epoch, running=True, started_s=1.0, gpus=own.gpus)
         self.change(number, segment=record)
 
@@ -134,6 +142,7 @@ class Pool(Journal):
         """Kill a task's process, and with it its script; Airflow tries it again."""
         if self.trials_now[number].row.state == "running":
             self.live.pop(number, None)
+            self.unrecorded.pop(number, None)
             self.change_task(number, state="up_for_retry")
 
     def assert_sound(self) -> None:
@@ -238,10 +247,30 @@ def test_a_trial_is_resized_without_leaving_its_slots() -> None:
     pool = Pool(trials_now=[pending(0)])
     applier = pool.applier()
     for size in (1, 2, 4, 1):
-        for _ in range(4):
+        for _ in range(5):
             applier = decide(pool, applier, [size], 0)
             pool.run_task(0)
             pool.schedule()
             assert pool.trials_now[0].row.state in ("scheduled", "running")
         assert len(pool.live[0]) == size
     assert pool.resized == 3
+
+
+def test_a_lease_that_is_taken_back_as_its_task_reads_it_leaves_no_worker_without_a_slot() -> None:
+    """The pool shrinks between two rounds; the task then records what it has started."""
+    pool = Pool(trials_now=[pending(0)])
+    applier = pool.applier()
+    for size in (1, 1, 1, 4, 4):
+        applier = decide(pool, applier, [size], 0)
+        pool.schedule()
+        pool.run_task(0)
+    assert (pool.live, set(pool.unrecorded)) == ({0: (0, 1, 2, 3)}, {0})
+    for size in (0, 2):
+        applier = decide(pool, applier, [size], 0)
+        pool.assert_sound()
+    for _ in range(12):
+        pool.run_task(0)
+        pool.assert_sound()
+        applier = decide(pool, applier, [2], 0)
+        pool.schedule()
+    assert len(pool.live[0]) == 2

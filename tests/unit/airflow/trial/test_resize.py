@@ -21,7 +21,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.trial import trial_task
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.running_segment import RESIZE_WAIT_S, await_lease
-from hermes_ops.airflow.trial.segment_run import SegmentRun
+from hermes_ops.airflow.trial.segment_run import SegmentRun, run_pending
 from hermes_ops.airflow.trial.trial_task import TrialTask
 from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
@@ -130,6 +130,9 @@ def test_a_task_that_is_told_so_gives_its_slots_back(
     started, left = execute(store, monkeypatch)
     assert isinstance(left, AirflowRescheduleException)
     assert (len(started), store.record.resizing, store.record.final) == (1, False, None)
+    assert "pump" not in feed.said
+    run_pending()
+    assert feed.said.count("pump") == 1
 
 
 def test_a_task_that_waits_in_its_slots_ends_with_its_sweep(
@@ -155,6 +158,32 @@ def test_a_task_that_has_waited_too_long_leaves_unless_its_lease_came_with_the_l
     started, left = execute(store, monkeypatch)
     assert (len(started), isinstance(left, dict)) == ((2, True) if granted else (1, False))
     assert store.record.resizing is False
+
+
+def test_a_task_that_airflow_ends_as_its_next_segment_starts_stops_that_segment(
+    feed: FakeFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[int] = []
+
+    class Starting(Script):
+        def start(self) -> None:
+            super().start()
+            if self.own.epoch == 2:
+                operators[0].on_kill()
+
+        def stop(self) -> None:
+            stopped.append(self.own.epoch)
+
+    def of(operator: HermesTrialOperator, run: SegmentRun, *_: object) -> Script:
+        operators.append(operator)
+        return Starting(run.lease, run.folder)
+
+    operators: list[HermesTrialOperator] = []
+    monkeypatch.setattr(HermesTrialOperator, "segment", of)
+    ti: Any = type("Ti", (), {"xcom_push": lambda *_: None})()
+    context = {"task_state_store": ResizingStore(grant), "run_id": SWEEP, "ti": ti}
+    HermesTrialOperator(task_id="trial", number=0).execute(context)
+    assert stopped[-1] == 2
 
 
 def test_a_task_that_airflow_ends_does_not_wait_for_a_lease(
