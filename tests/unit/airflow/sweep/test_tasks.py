@@ -351,7 +351,7 @@ def test_a_duration_counts_from_the_first_plan_or_a_later_start_of_the_run(
     given = context(sweep_file(deadline="8h"))
     ends_s = []
     for now_s, started_s in ((1_000.0, 990.0), (5_000.0, 990.0), (9_000.0, 8_999.0)):
-        monkeypatch.setattr(tasks.time, "time", lambda now_s=now_s: now_s)
+        monkeypatch.setattr("time.time", lambda now_s=now_s: now_s)
         start = datetime.fromtimestamp(started_s, UTC)
         operator.execute(
             {**given, "dag_run": SimpleNamespace(start_date=start, conf=given["params"])}
