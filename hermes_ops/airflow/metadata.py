@@ -509,18 +509,11 @@ class Metadata:
         if self.engine.dialect.name == "sqlite":
             waits = and_(other.c.state == "scheduled", other.c.pool_slots <= pool_size)
             counts = or_(counts, waits)
-        taken = (
-            select(func.coalesce(func.sum(other.c.pool_slots), 0))
-            .where(other.c.pool == row.pool, counts)
-            .scalar_subquery()
-        )
+        total = func.coalesce(func.sum(other.c.pool_slots), 0)
+        taken = select(total).where(other.c.pool == row.pool, counts).scalar_subquery()
         is_possible = or_(ti.c.pool_slots >= slots, pool_size - taken >= slots - ti.c.pool_slots)
-        statement = (
-            update(ti)
-            .where(ti.c.id == UUID(row.id), ti.c.pool == row.pool, ti.c.state == "running")
-            .where(is_possible)
-            .values(pool_slots=slots)
-        )
+        is_its = (ti.c.id == UUID(row.id), ti.c.pool == row.pool, ti.c.state == "running")
+        statement = update(ti).where(*is_its, is_possible).values(pool_slots=slots)
         try:
             with self.engine.begin() as connection:
                 self._lock(connection)

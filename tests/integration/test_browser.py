@@ -141,9 +141,9 @@ def test_a_person_sees_who_trains_and_why_and_what_another_policy_would_do(
 ) -> None:
     _log_in(chromium, lab)
     _open_page(chromium)
-    running = _until(chromium, _has("#holders", rf"trial (\d) {sweep.id} running"))
+    running = _until(chromium, _has("#holders", rf"trial (\d) {sweep.id} user admin running"))
     trial = f"{sweep.id}/{running[1]}"
-    _until(chromium, _has("#queue", rf"trial \d {sweep.id} (pending|waiting)"))
+    _until(chromium, _has("#queue", rf"trial \d {sweep.id} user admin (pending|waiting)"))
     _until(chromium, _has("#decisions", r"start"))
     form = chromium.find_element(By.NAME, "trial")
     form.send_keys(trial)
