@@ -27,8 +27,12 @@ log = logging.getLogger(__name__)
 CURVE_PERIOD_S = 1.0
 """Seconds between two readings when nothing wakes the feed."""
 
-LEAST_S, READING_SHARE = 0.5, 0.1
-"""Readings are at least so far apart, and take at most this share of the time."""
+LEAST_S, READING_SHARE, MOST_PAUSE_S = 0.5, 0.1, 3.0
+"""Readings begin at least so far apart, and take at most this share of the time.
+
+But one that was slow, as on a busy machine, is followed by the next one after `MOST_PAUSE_S`: the
+policy and early stopping must not decide for long on curves that have grown since.
+"""
 
 
 @dataclass(slots=True)
@@ -131,7 +135,7 @@ class CurveFeed:
             except Exception:  # the thread must live; the next round tries again
                 log.exception("Reading curves failed")
             took_s = time.monotonic() - begun_s
-            self._pause(begun_s + CURVE_PERIOD_S, begun_s + max(LEAST_S, took_s / READING_SHARE))
+            self._pause(begun_s + CURVE_PERIOD_S, begun_s + woken_after_s(took_s))
 
     def _pause(self, due_s: float, woken_s: float) -> None:
         """Wait until the reading is due, or until `woken_s` once woken, on the monotonic clock."""
@@ -140,6 +144,11 @@ class CurveFeed:
             woken = woken or self._wake_file.woken()
             if time.monotonic() >= (woken_s if woken else due_s):
                 return
+
+
+def woken_after_s(took_s: float) -> float:
+    """Return the seconds from the begin of a reading, which took so long, to one that is woken."""
+    return max(LEAST_S, min(took_s / READING_SHARE, took_s + MOST_PAUSE_S))
 
 
 def _differ(new: SweepCurves, old: SweepCurves | None) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.control.feeds import CurveFeed
+from hermes_ops.airflow.control.feeds import CurveFeed, woken_after_s
 from hermes_ops.airflow.folders import metrics_wake_file
 from hermes_ops.errors import Unavailable
 from hermes_ops.tracking import CurveReader
@@ -164,3 +164,12 @@ def test_a_curve_that_a_reader_finds_unchanged_is_no_news(feed: CurveFeed) -> No
         feed.read_once()
         news.append(feed.has_news())
     assert news == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "after_s"), [(0.01, 0.5), (0.1, 1.0), (0.2, 2.0), (1.8, 4.8), (10.0, 13.0)]
+)
+def test_a_reading_that_was_slow_once_does_not_hide_new_values_for_long(
+    took_s: float, after_s: float
+) -> None:
+    assert woken_after_s(took_s) == pytest.approx(after_s)
