@@ -56,7 +56,8 @@ def reclaimed(
         return lab.start(harness.stub(name, harness.alike(trials), harness.LONG, 0.5, **options))
 
     told: dict[str, str] = {}
-    with lab.pool(4), lab.policy("fifo"), lab.sampled() as sampler:
+    # Without quanta the policy chooses freely; with them, those whose quantum is over first.
+    with lab.pool(4), lab.policy("fifo", guard_k=0), lab.sampled() as sampler:
         chosen = lab.hermes("pool", "quota", str(file))
         assert chosen.returncode == 0, chosen.stderr
         told["set"] = chosen.stdout
