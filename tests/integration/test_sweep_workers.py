@@ -127,7 +127,7 @@ def test_a_policy_chooses_the_batch_and_the_script_gets_a_workers_part_of_it(
     content = harness.workers("batch", harness.alike(1), log, lasts, batch=batch)
     content["trial"]["command"] += ["--batch-size", "{batch_size}"]
     content["search"]["space"]["batch_size"] = {"type": "choice", "values": [32]}
-    with lab.pool(SLOTS), lab.policy("saxena", guard_k=0):
+    with lab.pool(SLOTS), lab.policy("saxena"):  # within its quantum it keeps its batch
         sweep = lab.start(content)
         harness.await_(lambda: _sizes(sweep) == [4] and sweep.lines(0) > 3)
         lasts.unlink()
