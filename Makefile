@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 export UV_LINK_MODE := copy
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready
+setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready .venvs/workers/.ready
 
 # The one tool that pip installs is uv itself, by the hash that the lock has for it.
 .venv/.ready: requirements.lock pyproject.toml
@@ -35,12 +35,13 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --compile-bytecode -r $<
 	touch $@
 
-# Airflow's FAB auth manager, which nobody but a test needs, on top of the packages of .venv.
-.venvs/fab/.ready: requirements-fab.lock .venv/.ready
-	test -x .venvs/fab/bin/python || $(PYTHON) -m venv --without-pip .venvs/fab
-	$(UV) pip install --python .venvs/fab/bin/python --require-hashes --no-deps --compile-bytecode -r $<
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > .venvs/fab/lib/python3.11/site-packages/hermes.pth
+# Airflow's FAB auth manager, and its executors for workers on other machines, which nobody but tests
+# needs, each on top of the packages of .venv.
+.venvs/fab/.ready .venvs/workers/.ready: .venvs/%/.ready: requirements-%.lock .venv/.ready
+	test -x .venvs/$*/bin/python || $(PYTHON) -m venv --without-pip .venvs/$*
+	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --no-deps --compile-bytecode -r $<
+	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
+	  > .venvs/$*/lib/python3.11/site-packages/hermes.pth
 	touch $@
 
 # Horovod's wheel is compiled once (4 CPU minutes; g++) and kept by the version of TensorFlow: its

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hermes_ops.airflow.control.faults import Fault
@@ -45,6 +46,7 @@ def publish(
     faults: Sequence[Fault] = (),
     process_refusal: str = "",
     quota: QuotaInForce | None = None,
+    machines: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the view of this round."""
     core = None if quota is None else quota.quota
@@ -67,6 +69,7 @@ def publish(
         ],
         "problems": [_problem(f) for f in faults],
         **({"process_refusal": process_refusal} if process_refusal else {}),
+        **({"machines": machines} if machines else {}),
         **({} if core is None or quota is None else {"quota": _quota(snapshot, core, quota)}),
     }
     _write(pool, document)
