@@ -13,10 +13,11 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -33,6 +34,7 @@ PYTHON = ROOT / ".venvs" / "workers" / "bin" / "python"
 START_S = 300.0
 USER, PASSWORD = "admin", "its-password"
 OURS = ("AIRFLOW", "HERMES", "MLFLOW", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "CUDA")
+OPTIONS = MappingProxyType({"threshold": 3, "guard_k": 0, "guard_quanta": 1000})
 DAG_FILE = "from hermes_ops.airflow import sweep_dag\n\nsweep = sweep_dag()\n"
 PLUGIN_FILE = "from hermes_ops.airflow import HermesPlugin\n\n__all__ = ['HermesPlugin']\n"
 
@@ -129,11 +131,16 @@ def broker(port: int, password: str, folder: Path) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def machines_stack(
-    folder: Path, postgres: PostgresServer, machines: dict[str, int], executor: str
+    folder: Path,
+    postgres: PostgresServer,
+    machines: dict[str, int],
+    executor: str,
+    policy_options: Mapping[str, int] = OPTIONS,
 ) -> Iterator[MachinesStack]:
     """Start everything, the workers too, and end it with the block."""
     with contextlib.ExitStack() as running:
         stack = _prepared(folder, postgres, machines, executor, running)
+        stack.environment["HERMES_POLICY_OPTIONS"] = json.dumps(dict(policy_options))
         airflow = [PYTHON, "-m", "airflow"]
         for service in ("api-server", "scheduler", "dag-processor"):
             running.enter_context(child([*airflow, service], stack.environment))
@@ -186,7 +193,6 @@ def _prepared(
         "HERMES_AIRFLOW_USER": USER,
         "HERMES_AIRFLOW_PASSWORD_FILE": str(login),
         "HERMES_POLICY": "hermes",
-        "HERMES_POLICY_OPTIONS": json.dumps({"threshold": 3, "guard_k": 0, "guard_quanta": 1000}),
         "MLFLOW_TRACKING_URI": mlflow,
     }
     stack = MachinesStack(folder, url, mlflow, environment)
@@ -237,7 +243,7 @@ def _airflow(
         "celery": {
             "broker_url": f"{broker_url}/0",
             "result_backend": f"db+{database}",
-            "worker_enable_remote_control": "True",
+            "celery_config_options": "hermes_ops.airflow.celery_options.CELERY_CONFIG",
         },
         "edge": {"api_enabled": "True", "api_url": f"{url}/edge_worker/v1/rpcapi"},
         "api": {"port": url.rpartition(":")[2], "host": "127.0.0.1", "workers": "1",

@@ -20,7 +20,7 @@ from bench.postgres import PostgresServer
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
 
 SLOW_S = 600.0  # until a condition holds on a machine with many other tests
-EPOCHS = 2_000
+EPOCHS = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +74,13 @@ def slots(lab: Any) -> int:
 
 def started(lab: Any, harness: Any, name: str, trials: int, slow: Path) -> Any:
     """A sweep whose trials last until the file `slow` is removed."""
-    return lab.start(harness.stub(name, harness.alike(trials), EPOCHS, 0.3, slow_while=slow))
+    return lab.start(harness.stub(name, harness.alike(trials), EPOCHS, 0.5, slow_while=slow))
 
 
 def await_running(machines: MachinesStack, harness: Any, sweep: Any, trials: int) -> None:
     def have_trained() -> bool:
         shown = jobs(machines, sweep).values()
-        return sum(j["phase"] == "running" and j["step"] > 1 for j in shown) == trials
+        return len([j for j in shown if j["phase"] == "running" and j["step"] > 1]) == trials
 
     harness.await_(have_trained, SLOW_S)
 
@@ -110,7 +110,7 @@ def test_trials_that_are_preempted_go_on_on_their_machine_in_its_own_home(
     machines: MachinesStack, lab: Any, harness: Any, slow: Path, tmp_path: Path
 ) -> None:
     rates = [0.001, 0.002, 0.003, 1.0, 2.0]
-    sweep = lab.start(harness.stub("two", rates, EPOCHS, 0.3, slow_while=slow))
+    sweep = lab.start(harness.stub("two", rates, EPOCHS, 0.5, slow_while=slow))
     harness.await_(lambda: sum(j["preemptions"] for j in jobs(machines, sweep).values()), SLOW_S)
     slow.unlink()
     assert_finished_without_a_gap(lab, harness, sweep, tmp_path)

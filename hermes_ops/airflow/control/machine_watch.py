@@ -90,10 +90,11 @@ class MachineWatch:
             return {
                 name: Absence(self._last_s(name), self._reasons.get(name, ""))
                 for name in self.machines.names
-                if name not in self._seen_s or self._looked_s - self._seen_s[name] > SETTLE_S
+                if self._looked_s - self._last_s(name) > SETTLE_S
             }
 
     def _last_s(self, name: str) -> float:
+        """Return when a machine was seen last; one that was never seen counts from the start."""
         return self._seen_s.get(name, self._begun_s)
 
     def _log_changes(self) -> None:

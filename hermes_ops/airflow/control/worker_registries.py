@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.machine_watch import WorkerRegistry
@@ -74,15 +73,15 @@ def registry_of(engine: Engine) -> WorkerRegistry:
     """
     names = [path.rpartition(".")[2] for path in configured_executors()]
     if "CeleryExecutor" in names:
-        try:  # by its name: the provider is installed where Airflow uses it
-            utils = import_module("airflow.providers.celery.executors.celery_executor_utils")
+        try:
+            from airflow.providers.celery.executors.celery_executor_utils import app
         except ImportError as error:
             raise HermesError(
                 f"Celery cannot be imported where the controller runs ({error}): install "
                 "apache-airflow-providers-celery and a Celery that it works with, as for Airflow's "
                 "scheduler."
             ) from error
-        return CeleryWorkers(utils.app)
+        return CeleryWorkers(app)
     if "EdgeExecutor" in names:
         return EdgeWorkers(engine)
     raise HermesError(

@@ -44,6 +44,8 @@ from hermes_ops.airflow.trial.connections import Connections, rendered_variables
 from hermes_ops.airflow.trial.links import RUN_XCOM, run_address
 from hermes_ops.airflow.trial.metrics import TrialOutcome, tracking_uri
 from hermes_ops.airflow.trial.running_segment import (
+    FLAG_PERIOD_S,
+    REMOTE_FLAG_PERIOD_S,
     RunningSegment,
     await_lease,
     delete_log_copies,
@@ -344,7 +346,8 @@ class TrialTask:
         link = run_address(tracking_uri(), lease.experiment_id, lease.run_id)
         self.operator.run_link = link
         if_airflow_answers(lambda: ti.xcom_push(RUN_XCOM, link), say)
-        flag, code = watch_segment(segment, segment_run, say)
+        period_s = REMOTE_FLAG_PERIOD_S if lease.machine else FLAG_PERIOD_S
+        flag, code = watch_segment(segment, segment_run, say, flag_period_s=period_s)
         if code is None:
             self._defer(segment, segment_run.folder)
         segment.finish()

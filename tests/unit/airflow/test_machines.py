@@ -282,6 +282,20 @@ def test_a_machine_without_a_worker_is_away_once_that_has_settled_and_back_at_on
     assert watch.away() == {}
 
 
+def test_a_controller_that_has_just_started_takes_no_machine_for_lost_that_answers_late(
+    watch: MachineWatch, workers: FakeWorkers
+) -> None:
+    late = workers.queues.pop("gpu-b")
+    watch.look()
+    assert watch.away() == {}
+    workers.now_s += SETTLE_S + 0.1
+    watch.look()
+    assert set(watch.away()) == {"b"}
+    workers.queues["gpu-b"] = late
+    watch.look()
+    assert watch.away() == {}
+
+
 def test_while_the_broker_is_away_the_machines_are_what_they_were(
     watch: MachineWatch, workers: FakeWorkers
 ) -> None:
