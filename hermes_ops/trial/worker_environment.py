@@ -23,6 +23,9 @@ from hermes_ops.trial.group import (
 )
 from hermes_ops.trial.rendezvous import HOSTNAME, LOOPBACK
 
+_LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""On one machine, the network interface on which PyTorch's processes connect."""
+
 _GLOO_TIMEOUT_S = 300  # Horovod's default of 30 s is less than a busy machine may need to start all
 
 
@@ -88,7 +91,7 @@ def worker_environment(
     local_rank, local_size = str(place.local_rank), str(place.local_size)
     result = {
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        **({"HOROVOD_GLOO_IFACE": "lo"} if group.gang is None else {}),
+        **({"HOROVOD_GLOO_IFACE": "lo", **_LOOPBACK_ALONE} if group.gang is None else {}),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT_S),
         **environment,
         RANK_VARIABLE: str(rank),
@@ -105,17 +108,36 @@ def worker_environment(
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.first_host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(group.rendezvous_port),
-        "RANK": str(rank),
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": local_size,
-        "MASTER_ADDR": group.first_host,
-        "MASTER_PORT": str(group.master_port),
+        **_torchrun_variables(rank, group.size, place, (group.first_host, group.master_port)),
         **group.variables(rank),
     }
     if group.task_ports:
         result["TF_CONFIG"] = json.dumps(_tf_config(rank, group))
     return result
+
+
+def lone_worker_environment(environment: Mapping[str, str], port: int) -> dict[str, str]:
+    """Return the environment of the one worker of a trial that may have several: torchrun's.
+
+    A script for `torchrun` reads its variables on one GPU too. All else is as without workers:
+    Horovod's size is 1, and no group is there.
+    """
+    place = RankPlace(0, 0, 1, 0, 1)
+    own = _torchrun_variables(0, 1, place, (LOOPBACK, port))
+    return {**_LOOPBACK_ALONE, **environment, **own}
+
+
+def _torchrun_variables(
+    rank: int, size: int, place: RankPlace, master: tuple[str, int]
+) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+    }
 
 
 def _tf_config(rank: int, group: GroupAddresses) -> dict[str, object]:
