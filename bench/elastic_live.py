@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -105,9 +105,10 @@ def run() -> Figures:
         for contest in CONTESTS:
             own.hermes("policy", contest.policy)
             live[contest] = _measured(own, connection, contest)
-    speeds = _epoch_s(job for jobs in live.values() for job in jobs)
-    costs = {c: _costs(jobs, live.values()) for c, jobs in live.items()}
-    found = {c.name: _compared(c, jobs, speeds, costs[c]) for c, jobs in live.items()}
+        every = [job for jobs in live.values() for job in jobs]
+    speeds = epoch_seconds(every)
+    costs = {c: costs_of(jobs, every) for c, jobs in live.items()}
+    found = {c.name: compared(c, jobs, speeds, costs[c]) for c, jobs in live.items()}
     return {
         "policies": found,
         "jobs": JOBS,
@@ -181,21 +182,39 @@ def _ended_s(sweep: stack.Sweep) -> float | None:
 
 
 def _job(sweep: stack.Sweep, epochs: int, known_s: float) -> LiveJob:
-    segments, decisions, written = _segments(sweep), sweep.decisions(), stamps(sweep)
-    first_s = next(d["time_s"] for d in decisions if d["action"] == "start")
-    before_s = [first_s, *(s["end_s"] for s in segments[:-1])]
-    ended_s = _ended_s(sweep)
+    segments, ended_s = _segments(sweep), _ended_s(sweep)
     assert ended_s is not None
-    starts = tuple(
-        (since_s, segment["start_s"], stamp["line_s"], int(stamp["size"]))
-        for since_s, segment, stamp in zip(before_s, segments, written, strict=True)
+    resized_s = [d["time_s"] for d in sweep.decisions() if d["action"] == "resize"]
+    ends_s = [float(segment["end_s"]) for segment in segments]
+    stops = [(told, min(e for e in ends_s if e > told)) for told in resized_s if told < ends_s[-1]]
+    return LiveJob(
+        epochs,
+        known_s,
+        ended_s,
+        tuple(_starts(sweep, segments, {end for _, end in stops})),
+        tuple(end - told for told, end in stops),
+        tuple(_epochs_s(sweep, segments)),
     )
-    told_s = [d["time_s"] for d in decisions if d["action"] == "resize"]
-    stops = tuple(s["end_s"] - told for told, s in zip(told_s, segments[:-1], strict=False))
-    return LiveJob(epochs, known_s, ended_s, starts, stops, tuple(_epochs_s(sweep, segments)))
 
 
-def _epochs_s(sweep: stack.Sweep, segments: list[dict[str, Any]]) -> Iterable[tuple[int, float]]:
+def _starts(
+    sweep: stack.Sweep, segments: list[dict[str, Any]], resized_s: Set[float]
+) -> Iterator[tuple[float, float, float, int]]:
+    """Yield the start of each segment: of the first one, and of those after a resize."""
+    granted_s = [d["time_s"] for d in sweep.decisions() if d["action"] == "start"]
+    before_s = [granted_s[0], *(float(segment["end_s"]) for segment in segments[:-1])]
+    for since_s, segment in zip(before_s, segments, strict=True):
+        lines = (
+            stamp
+            for stamp in stamps(sweep)
+            if segment["start_s"] <= stamp["line_s"] <= segment["end_s"]
+        )
+        stamp = next(lines, None)
+        if stamp is not None and (since_s == granted_s[0] or since_s in resized_s):
+            yield since_s, segment["start_s"], stamp["line_s"], int(stamp["size"])
+
+
+def _epochs_s(sweep: stack.Sweep, segments: list[dict[str, Any]]) -> Iterator[tuple[int, float]]:
     """Yield the workers and the seconds of each epoch that began and ended in one segment."""
     points = [m["time_ms"] / 1e3 for m in read_lines(sweep.trial(0) / "metrics.jsonl")
               if m["name"] == "loss"]  # fmt: skip
@@ -226,7 +245,7 @@ class MeasuredTraining:
         return None
 
 
-def _epoch_s(jobs: Iterable[LiveJob]) -> dict[int, float]:
+def epoch_seconds(jobs: Iterable[LiveJob]) -> dict[int, float]:
     """Return the median seconds of an epoch by workers; of sizes not seen, those of the script."""
     seen = [pair for job in jobs for pair in job.epochs_s]
     by_size = {size: [s for workers, s in seen if workers == size] for size in SIZES}
@@ -237,12 +256,11 @@ SegmentCosts = tuple[Costs, float]
 """The costs of a segment after a resize, and by how much later a first one begins to train."""
 
 
-def _costs(jobs: tuple[LiveJob, ...], all_jobs: Iterable[tuple[LiveJob, ...]]) -> SegmentCosts:
+def costs_of(jobs: Sequence[LiveJob], every: Sequence[LiveJob]) -> SegmentCosts:
     """Return the usual costs of these jobs.
 
-    They are medians over the policy's own jobs; where none was resized, over those of all.
+    They are medians over the policy's own jobs; where none was resized, over `every` job.
     """
-    every = [job for of_policy in all_jobs for job in of_policy]
     again = [s for j in jobs for s in j.starts[1:]] or [s for j in every for s in j.starts[1:]]
     stops = [s for j in jobs for s in j.stops_s] or [s for j in every for s in j.stops_s]
     handover_s = median(start - since for since, start, _, _ in again) if again else 0.0
@@ -253,8 +271,8 @@ def _costs(jobs: tuple[LiveJob, ...], all_jobs: Iterable[tuple[LiveJob, ...]]) -
     return costs, max(0.0, firsts - handover_s)
 
 
-def _compared(
-    contest: Contest, jobs: tuple[LiveJob, ...], speeds: Mapping[int, float], cost: SegmentCosts
+def compared(
+    contest: Contest, jobs: Sequence[LiveJob], speeds: Mapping[int, float], cost: SegmentCosts
 ) -> Figures:
     """Return the measured and simulated completion of the jobs, and how far they are apart."""
     workload = _workload(contest, jobs, speeds, cost)
@@ -273,7 +291,7 @@ def _compared(
         "relative": round(theirs_s / ours_s - 1.0, 4),
         "measured_makespan_s": round(max(job.ended_s for job in jobs) - first_s, 2),
         "simulated_makespan_s": round(max(s.end_s for s in outcome.segments), 2),
-        "measured_resizes": sum(len(job.starts) - 1 for job in jobs),
+        "measured_resizes": sum(len(job.stops_s) for job in jobs),
         "simulated_resizes": sum(o.resizes + o.preemptions for o in outcome.outcomes),
         "first_lead_s": round(costs.handover_s + first_lead_s, 3),
         "resize_s": round(costs.checkpoint_s + costs.handover_s + costs.startup_s, 3),
@@ -281,7 +299,7 @@ def _compared(
 
 
 def _workload(
-    contest: Contest, jobs: tuple[LiveJob, ...], speeds: Mapping[int, float], cost: SegmentCosts
+    contest: Contest, jobs: Sequence[LiveJob], speeds: Mapping[int, float], cost: SegmentCosts
 ) -> Workload:
     costs, first_lead_s = cost
     first_s = min(job.known_s for job in jobs)

@@ -1,13 +1,15 @@
-"""Horovod training whose epochs are, by turns, with and without the look for an agreed stop.
+"""Horovod training whose steps are, by turns, with and without the look for an agreed stop.
 
-Rank 0 stamps the mean seconds of a step of each epoch, and whether that epoch had the agreement.
+Rank 0 stamps the median seconds of a step of each kind in each epoch, and of the look itself.
 """
 
 import argparse
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
@@ -26,16 +28,24 @@ keras.utils.set_random_seed(7)
 
 
 class Turns(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Lets every other epoch of a pair be without the agreement, and measures its steps."""
+    """Lets two of four steps be without the agreement, and measures each step and the agreement."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.began: list[tuple[float, bool]] = []  # of each step in this epoch: when, and its kind
+        self.looks_s: list[float] = []
         self.agrees = True
-        self.began_s: list[float] = []
         is_due, mark = HorovodRanks.is_stop_due, HorovodRanks.mark_step
 
         def is_due_in_turn(ranks: HorovodRanks, asked: bool) -> bool:
-            return self.agrees and is_due(ranks, asked)
+            self.agrees = len(self.began) % 4 in (0, 3)  # with, without, without, with
+            started_s = time.perf_counter()
+            self.began.append((started_s, self.agrees))
+            if not self.agrees:
+                return False
+            due = is_due(ranks, asked)
+            self.looks_s.append(time.perf_counter() - started_s)
+            return due
 
         def mark_in_turn(ranks: HorovodRanks) -> None:
             if self.agrees:
@@ -45,18 +55,19 @@ class Turns(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         HorovodRanks.mark_step = mark_in_turn  # type: ignore[assignment, method-assign]
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002
-        self.agrees = epoch % 4 in (0, 3)  # first in one pair, second in the next one
-        self.began_s = []
-
-    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:  # noqa: ARG002
-        self.began_s.append(time.perf_counter())
+        self.began, self.looks_s = [], []
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002
         if hvd.rank() == 0:
-            took_s = (self.began_s[-1] - self.began_s[0]) / (len(self.began_s) - 1)
-            stamp = {"epoch": epoch, "agrees": self.agrees, "step_s": took_s}
+            stamp = {"with_s": self.step_s(True), "without_s": self.step_s(False)}
+            stamp["look_s"] = median(self.looks_s)
             with (Path(os.environ["HERMES_TRIAL_DIR"]) / "stamps.jsonl").open("a") as file:
                 file.write(json.dumps(stamp) + "\n")
+
+    def step_s(self, agrees: bool) -> float:
+        """Return the median seconds of the epoch's steps of that kind."""
+        steps = pairwise(self.began)
+        return median(end_s - at_s for (at_s, kind), (end_s, _) in steps if kind is agrees)
 
 
 rng = np.random.RandomState(hvd.rank())

@@ -14,10 +14,10 @@ import pytest
 
 from hermes_ops.stack import processes
 
-pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(1800)]
 
 SLOTS, FEWER, TRIALS, EPOCHS = 4, 2, 8, 120
-WAIT_S = 240.0
+WAIT_S = 480.0
 SEARCH = {
     "algorithm": "tpe",
     "seed": 1,
@@ -126,7 +126,7 @@ def survived(
             crashes.kill_in_resize(FEWER, lambda: crashes.kill_program("scheduler"))
             crashes.kill_in_resize(SLOTS, crashes.kill_everything)
             crashes.lasts.unlink()
-            crashes.sweep.await_end(2 * WAIT_S)
+            crashes.sweep.await_end(WAIT_S)
             yield crashes
     finally:
         stopped = stack.down()

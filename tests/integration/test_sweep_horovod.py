@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(1500)]
 
 SLOTS, EPOCHS = 4, 600
-WAIT_S = 240.0  # a start of four workers on a busy machine
+WAIT_S = 480.0  # a start of four workers on a busy machine
 TRIALS, SHORT = 8, 25
 TPE = {
     "algorithm": "tpe",
@@ -36,10 +36,10 @@ def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
         harness.await_(lambda: first.sizes()[-1] == 2 and second.sizes() == [2], WAIT_S)
         harness.await_(lambda: second.lines(0) > 3 and len(looking.alive()) == SLOTS, WAIT_S)
         second_lasts.unlink()
-        second.await_end()
         harness.await_(lambda: first.sizes()[-1] == 4 and len(looking.alive()) == SLOTS, WAIT_S)
         first_lasts.unlink()
-        first.await_end()
+        for sweep in (first, second):
+            sweep.await_end(WAIT_S)
     return first, second, looking
 
 
@@ -92,7 +92,7 @@ def searched(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -
         harness.sampling(looking),
     ):
         sweep = lab.start(content)
-        sweep.await_end(2 * WAIT_S)
+        sweep.await_end(WAIT_S)
     return sweep, looking
 
 
