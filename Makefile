@@ -110,7 +110,7 @@ test-k8s-installation: setup
 demo: .venv/.ready
 	SLOTS=$(SLOTS) UP="$(UP)" examples/demo.sh
 
-bench: setup
+bench: setup horovod-env
 	$(BIN)/python -m bench
 
 # As for test-k8s: the cluster of KUBECONFIG, or one that HERMES_TEST_CLUSTER starts.
@@ -121,9 +121,10 @@ bench-k8s: setup
 compare: .venv/.ready
 	$(BIN)/python -m bench.comparison $(COMPARE)
 
-# Real sweeps under five policies beside their replays; at most 40 minutes.
+# Real sweeps under five policies beside their replays, then jobs that change their size beside
+# their simulation; at most 60 minutes.
 compare-live: setup
-	$(BIN)/python -m bench compare_live
+	$(BIN)/python -m bench compare_live compare_live_elastic
 
 # The documentation as a site: site/VERSION/index.html. A warning is an error.
 docs: .venvs/docs/.ready

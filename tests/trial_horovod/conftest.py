@@ -16,18 +16,13 @@ from typing import Any
 
 import pytest
 
+from bench import horovod_env
+from bench.horovod_env import PYTHON
+from tests.horovod_python import horovod_python
 from tests.standby_server import Taught
 
 ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("HERMES_TEST_HOROVOD_PYTHON", ROOT / ".venvs/horovod/bin/python"))
-VARIABLES = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_USE_LEGACY_KERAS": "1",
-}
+VARIABLES = {"CUDA_VISIBLE_DEVICES": "", **horovod_env.VARIABLES}
 
 
 IMPORTS = "numpy, tensorflow, tf_keras, horovod.tensorflow.keras"
@@ -102,13 +97,9 @@ Trials = Callable[[str], HorovodTrial]
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
     """A standby server that has imported what Horovod scripts import."""
-    if not PYTHON.exists():
-        message = f"no interpreter with Horovod at {PYTHON}: run make horovod-env"
-        if os.environ.get("HERMES_TEST_HOROVOD") == "required":
-            pytest.fail(message)
-        pytest.skip(message)
+    python = horovod_python()
     made = Taught(tmp_path_factory.mktemp("standby"))
-    server = made.teach(str(PYTHON), IMPORTS, VARIABLES)
+    server = made.teach(str(python), IMPORTS, VARIABLES)
     yield made
     server.close()
 

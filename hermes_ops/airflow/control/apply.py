@@ -85,6 +85,7 @@ class Applier:
     faults: FaultBarrier = field(default_factory=FaultBarrier)
     background: RequestPool = field(default_factory=RequestPool)  # for what no round waits for
     host: Host = field(default_factory=Host.here)
+    waits_for_slots: bool = False  # the last round's: nobody tells when they are open
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
     _describing: dict[str, Future[None]] = field(default_factory=dict)
     _granting: Granting = field(init=False)
@@ -143,6 +144,7 @@ class Applier:
         finally:
             begun: tuple[Future[Any], ...] = (*taking.values(), *asked.values(), *granting.values())
             wait(begun)
+        self.waits_for_slots = bool(slotless)
         granted = dict(zip(granting, results_of(list(granting.values())), strict=True))
         leases = {job: lease for job, lease in leases.items() if granted[job] is not None}
         revoked = {job for job, done in left.items() if done is not None and done.value}
@@ -293,6 +295,7 @@ class Applier:
 
     def stop_all(self, sweeps: Iterable[SweepState], now_s: float) -> None:
         """Stop every segment with its checkpoint and revoke the leases that have not begun."""
+        self.waits_for_slots = False
         for sweep in sweeps:
             self._executor.run(sweep, stop_all(sweep.trials), now_s)
         self.faults.end_round()
