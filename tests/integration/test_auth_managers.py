@@ -246,7 +246,7 @@ def test_airflow_permits_each_role_what_the_table_says(fab: Fab) -> None:
     assert table.keys() == rights_table.REQUESTS.keys()
     permitted: dict[str, dict[str, bool]] = {action: {} for action in table}
     for column, (user, dag) in COLUMNS.items():
-        with fab.rest(user) as client:
+        with contextlib.closing(fab.rest(user)) as client:
             for action in table:
                 permitted[action][column] = rights_table.is_permitted(client, action, dag)
     assert permitted == table
@@ -293,7 +293,7 @@ def test_a_team_stops_its_own_sweep(fab: Fab, of_teams: dict[str, str]) -> None:
 
 
 def test_the_page_shows_a_team_its_own_sweeps_alone(fab: Fab, of_teams: dict[str, str]) -> None:
-    with fab.rest("ann") as client:
+    with contextlib.closing(fab.rest("ann")) as client:
         listed = client.get("/hermes/sweeps")
         assert listed.status_code == 200, listed.text
         assert of_teams["ann"] in listed.text
