@@ -34,6 +34,12 @@ def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
     return ":".join(part for part in (dag_id, group, run_id) if part)
 
 
+def possible_dags(sweep: str) -> tuple[str, ...]:
+    """Return the DAGs that a sweep of that id may belong to: a run's id may have colons too."""
+    dag, colon, _ = sweep.partition(":")
+    return (MAIN_DAG, dag) if colon and dag and dag != MAIN_DAG else (MAIN_DAG,)
+
+
 def sweep_of(task: Any, context: Mapping[str, Any]) -> str:  # noqa: ANN401 - an operator
     """Return the id of the sweep that a running task is part of."""
     dag = task.get_dag()

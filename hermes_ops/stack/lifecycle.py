@@ -265,7 +265,7 @@ def _end_leftovers(
 def _start(
     settings: Settings, chosen: record.StackRecord, supervisor: SupervisorClient, say: Say
 ) -> None:
-    secrets = credentials.ensure(settings.layout)
+    secrets = credentials.ensure(settings.layout, settings.people)
     table = _configure(settings, chosen, secrets)
     migrations.record_versions(settings.layout)
     migrations.upgrade_mlflow(settings, programs.base_environment(chosen))
