@@ -30,15 +30,16 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 	touch $@
 
 # Keras 2, and Keras 3 on JAX, for the tests of scripts that bring an interpreter of their own; MkDocs.
+# Bytecode is left to the first import: tests import a part of these packages.
 .venvs/%/.ready: requirements-%.lock .venv/.ready
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
-	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --compile-bytecode -r $<
+	$(UV) pip install --python .venvs/$*/bin/python --require-hashes -r $<
 	touch $@
 
 # Airflow's FAB auth manager, which nobody but a test needs, on top of the packages of .venv.
 .venvs/fab/.ready: requirements-fab.lock .venv/.ready
 	test -x .venvs/fab/bin/python || $(PYTHON) -m venv --without-pip .venvs/fab
-	$(UV) pip install --python .venvs/fab/bin/python --require-hashes --no-deps --compile-bytecode -r $<
+	$(UV) pip install --python .venvs/fab/bin/python --require-hashes --no-deps -r $<
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > .venvs/fab/lib/python3.11/site-packages/hermes.pth
 	touch $@
@@ -54,14 +55,14 @@ $(HOROVOD)/.ready: requirements-horovod.lock .venv/.ready
 	test -x $(HOROVOD)/bin/python || $(PYTHON) -m venv $(HOROVOD)
 	awk '/^[a-z]/ {wanted = !/^horovod==/} wanted' $< > $(HOROVOD)/packages.lock
 	awk '/^[a-z]/ {wanted = /^horovod==/} wanted' $< > $(HOROVOD)/horovod.lock
-	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --require-hashes --compile-bytecode \
+	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --require-hashes \
 	  -r $(HOROVOD)/packages.lock
 	compgen -G "$(HOROVOD_WHEELS)/horovod-*.whl" >/dev/null || PATH="$$PWD/$(HOROVOD)/bin:$$PATH" \
 	  HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
 	  HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 nice $(HOROVOD)/bin/python -m pip wheel --quiet --no-deps \
 	  --require-hashes --no-build-isolation --no-cache-dir --wheel-dir "$(HOROVOD_WHEELS)" \
 	  -r $(HOROVOD)/horovod.lock
-	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --no-index --no-cache --compile-bytecode \
+	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --no-index --no-cache \
 	  "$(HOROVOD_WHEELS)"/horovod-*.whl
 	touch $@
 
