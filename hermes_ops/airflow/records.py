@@ -180,6 +180,15 @@ class StopFlag:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """The segment of lease `epoch` loses its GPUs at `at_s`, for the `reason`."""
+
+    epoch: int
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRecord:
     """The newest segment of a trial and its accounts over its whole life.
 
