@@ -191,6 +191,15 @@ class StopFlag(StoredRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Notice(StoredRecord):
+    """The segment of lease `epoch` loses its GPUs at `at_s`, for the `reason`."""
+
+    epoch: int
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRecord(StoredRecord):
     """The newest segment of a trial and its accounts over its whole life.
 

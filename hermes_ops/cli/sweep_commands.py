@@ -93,7 +93,7 @@ def run(
     """Start a sweep; a file that is not valid starts nothing."""
     from hermes_ops.airflow.folders import pod_file
     from hermes_ops.cli.connection import connect
-    from hermes_ops.cli.sweep_check import collect_warnings
+    from hermes_ops.cli.sweep_check import collect_warnings, refuse_class
     from hermes_ops.config import check_installation, refuse_passed_deadline
 
     config = _load(file)
@@ -105,6 +105,7 @@ def run(
             f"{file}: pool is {config.pool!r}, but this stack serves {connection.pool!r}: "
             f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
         )
+    refuse_class(config, file, connection)
     if dag != MAIN_DAG and connection.airflow.dag(dag) is None:
         raise HermesError(
             f"Airflow has no DAG {dag!r}: correct --dag (HERMES_DAG), or make it with `sweep_dag`."
@@ -179,13 +180,19 @@ def check(
     """Check a sweep file: print the resolved config, the first trials, the greatest cost."""
     from hermes_ops.airflow.folders import pod_file
     from hermes_ops.cli.deadline_outlook import current_outlook
-    from hermes_ops.cli.sweep_check import collect_warnings, connect_if_possible, estimate_or_reason
+    from hermes_ops.cli.sweep_check import (
+        collect_warnings,
+        connect_if_possible,
+        estimate_or_reason,
+        refuse_class,
+    )
     from hermes_ops.config import check_installation, check_preview, refuse_passed_deadline
 
     config = _load(file)
     check_installation(config, pod_file())
     refuse_passed_deadline(config, time.time(), str(file))
     connection = connect_if_possible(home)
+    refuse_class(config, file, connection)
     warnings = collect_warnings(config, file, connection)
     outlook = current_outlook(config, home, connection)
     preview = check_preview(config)

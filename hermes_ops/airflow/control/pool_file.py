@@ -51,6 +51,7 @@ def publish(
     core = None if quota is None else quota.quota
     borrowing = frozenset() if core is None else borrowing_jobs(snapshot, plan, core)
     order = {job: i + 1 for i, job in enumerate(plan.ranking)}
+    notices = dict(plan.notices)
     ended = {
         job_id(s, t.number): t.end_state for s, b in sweeps.items() for t in b.trials if t.has_ended
     }
@@ -63,6 +64,7 @@ def publish(
         "jobs": [
             _job(j, _sign(sweeps, j), plan.reasons.get(j.id), order.get(j.id))
             | ({"borrows": True} if j.id in borrowing else {})
+            | ({"notice_s": notices[j.id]} if j.id in notices else {})
             | _final(j, ended)
             for j in snapshot.jobs
         ],
@@ -199,6 +201,7 @@ def _job(job: Job, sign: float, reason: Reason | None, rank: int | None) -> dict
         "value": _number(sign * job.curve[-1].loss) if job.curve else None,
         "user": job.user,
         "team": job.virtual_cluster,
+        "class": job.priority_class,
         "preemptions": job.preemptions,
         "service_gpu_s": job.service_gpu_s,
         "rank": rank,

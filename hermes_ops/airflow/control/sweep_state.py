@@ -34,6 +34,7 @@ from hermes_ops.config import (
 )
 from hermes_ops.config.workers import Workers
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.priority_class import DEFAULT_CLASS, NIGHTLY_CLASS
 from hermes_ops.core.sizes import BatchRange
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.search.interface import Observation, Sampler
@@ -80,7 +81,7 @@ class SweepSpec:
         gpus = config.trial.gpu_range
         facts = SweepFacts(
             sweep=SweepId(run.sweep_id),
-            submitted_s=_began_s(record, run),
+            submitted_s=began_s(record, run),
             weight=config.weight,
             gpus=gpus.least,
             most_gpus=gpus.most if gpus.most > gpus.least else None,
@@ -94,6 +95,7 @@ class SweepSpec:
             is_pod=config.trial.run_in is RunIn.POD,
             may_span_nodes=_may_span_nodes(config),
             user=owner(run, config.owner),
+            priority_class=priority_class(run, record, config),
         )
         facts = _with_batches(facts, config)
         space = tuple(axes(config.search.to_space()))
@@ -146,7 +148,13 @@ def owner(run: RunRow, named: str | None) -> str:
     return run.triggered_by or named or run.dag_owners.partition(",")[0].strip()
 
 
-def _began_s(record: SweepRecord, run: RunRow) -> float:
+def priority_class(run: RunRow, record: SweepRecord, config: SweepConfig) -> str:
+    """Return the priority class of a sweep: its file's, else nightly for a scheduled night."""
+    is_scheduled = record.nightly and not run.triggered_by
+    return config.priority_class or (NIGHTLY_CLASS if is_scheduled else DEFAULT_CLASS)
+
+
+def began_s(record: SweepRecord, run: RunRow) -> float:
     """Return when the sweep was planned; if its run was restarted since, when that was."""
     return max(run.started_s, record.planned_s)
 
@@ -178,8 +186,8 @@ def _with_batches(facts: SweepFacts, config: SweepConfig) -> SweepFacts:
 
 def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:
     """Return when the sweep ends at the latest: its deadline, or its budget of wall-clock time."""
-    began_s, limit_s = _began_s(record, run), config.budget.wall_clock_seconds
-    ends = [config.deadline_at_s(began_s), None if limit_s is None else began_s + limit_s]
+    start_s, limit_s = began_s(record, run), config.budget.wall_clock_seconds
+    ends = [config.deadline_at_s(start_s), None if limit_s is None else start_s + limit_s]
     return min((end_s for end_s in ends if end_s is not None), default=None)
 
 

@@ -76,6 +76,18 @@ from hermes_ops.tracking.comparison import ComparedSweep
 from hermes_ops.trial.environment import InheritanceRule, why_missing
 
 
+def refuse_class(config: SweepConfig, context: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the user who has triggered the run may not use the sweep's class.
+
+    A run that nobody has triggered is the controller's to judge: it knows the owner.
+    """
+    from hermes_ops.airflow.control.quota_settings import refuse_class_in_pool
+
+    user = getattr(context.get("dag_run"), "triggering_user_name", None)
+    if user:
+        refuse_class_in_pool(config.pool, config.priority_class, user, str(context["run_id"]))
+
+
 class PlanOperator(BaseOperator):
     """Validates the sweep, opens it in MLflow, returns the trial numbers.
 
@@ -158,6 +170,7 @@ class PlanOperator(BaseOperator):
             )
             check_installation(config, pod_file())
             refuse_passed_deadline(config, time.time(), str(context["run_id"]))
+            refuse_class(config, context)
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
         except TemplateError as error:

@@ -132,6 +132,31 @@ def test_check_prints_one_document_with_the_warnings(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
+def test_a_class_that_the_user_may_not_use_starts_nothing(
+    capsys: pytest.CaptureFixture[str], command: str, tmp_path: Path
+) -> None:
+    quota = {"teams": [], "classes": [{"name": "interactive", "users": ["ann"]}]}
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "quota-gpus.json").write_text(json.dumps({"quota": quota}))
+    (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, "class": "interactive"}))
+    code, _, err = hermes(capsys, "sweep", command, "sweep.json")
+    assert (code, STARTED) == (1, [])
+    assert "class: found user me may not use the class 'interactive'; allowed: one of normal" in (
+        " ".join(err.split())
+    )
+
+
+def test_a_class_in_a_pool_without_a_quota_is_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, "class": "interactive"}))
+    code, out, _ = hermes(capsys, "sweep", "check", "sweep.json")
+    assert code == 0
+    assert "class" in numbered(out)
+    assert "the class has no effect" in out
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
 def test_strict_refuses_warnings_with_exit_code_2(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

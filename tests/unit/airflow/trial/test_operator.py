@@ -21,13 +21,14 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
 
 from hermes_ops.airflow import plugin
-from hermes_ops.airflow.folders import TrialFolder, write_lease
+from hermes_ops.airflow.folders import TrialFolder, write_lease, write_notice
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
     STOP_KEY,
     Lease,
+    Notice,
     SegmentRecord,
     decode,
     encode,
@@ -371,6 +372,30 @@ def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() 
     process: Any = Process(10, 75, controller)
     assert watch_segment(process, segment_run, print) == (flag(1, "cancelled"), 75)
     assert (process.stops, process.hurries) == (1, 1)
+
+
+def test_a_notice_and_its_end_are_lines_of_the_log_and_nothing_is_stopped() -> None:
+    segment_run, lines = visit_of(DictStore()), list[str]()
+
+    def controller(left: int) -> None:
+        if left == 8:
+            write_notice(segment_run.folder, Notice(1, "keeps its GPUs until 12:00:05 UTC", 9.0))
+        if left == 4:
+            write_notice(segment_run.folder, None)
+
+    process: Any = Process(10, 0, controller)
+    assert watch_segment(process, segment_run, lines.append) == (None, 0)
+    assert lines == [
+        "Notice: it keeps its GPUs until 12:00:05 UTC",
+        "It keeps its GPUs: nobody wants them back any more.",
+    ]
+    assert process.stops == 0
+
+
+def test_a_notice_of_an_earlier_lease_is_none() -> None:
+    segment_run = visit_of(DictStore(), epoch=2)
+    write_notice(segment_run.folder, Notice(1, "keeps its GPUs", 9.0))
+    assert segment_run.notice() == ""
 
 
 class AwayStore(DictStore):
