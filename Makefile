@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
+.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -47,23 +47,29 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 # Horovod's wheel is compiled once (4 CPU minutes; g++) and kept by the version of TensorFlow: its
 # name does not tell it, so pip's own cache would mix them up. HOROVOD_WHEELS may be kept elsewhere.
 HOROVOD := .venvs/horovod
-HOROVOD_WHEELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hermes-ops/horovod/tensorflow-$(shell sed -n 's/^tensorflow-cpu==\([^ ]*\).*/\1/p' requirements-horovod.lock)
+HOROVOD_LOCK := requirements-horovod.lock
+HOROVOD_WHEELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hermes-ops/horovod
+WHEELS = $(HOROVOD_WHEELS)/tensorflow-$(shell sed -n 's/^tensorflow-cpu==\([^ ]*\).*/\1/p' $(HOROVOD_LOCK))
 
 horovod-env: $(HOROVOD)/.ready
 
-$(HOROVOD)/.ready: requirements-horovod.lock .venv/.ready
+# The same with Keras 2: TensorFlow 2.15.
+horovod-env-keras2:
+	$(MAKE) horovod-env HOROVOD=.venvs/horovod-keras2 HOROVOD_LOCK=requirements-horovod-keras2.lock
+
+$(HOROVOD)/.ready: $(HOROVOD_LOCK) .venv/.ready
 	test -x $(HOROVOD)/bin/python || $(PYTHON) -m venv $(HOROVOD)
 	awk '/^[a-z]/ {wanted = !/^horovod==/} wanted' $< > $(HOROVOD)/packages.lock
 	awk '/^[a-z]/ {wanted = /^horovod==/} wanted' $< > $(HOROVOD)/horovod.lock
 	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --require-hashes \
 	  -r $(HOROVOD)/packages.lock
-	compgen -G "$(HOROVOD_WHEELS)/horovod-*.whl" >/dev/null || PATH="$$PWD/$(HOROVOD)/bin:$$PATH" \
+	compgen -G "$(WHEELS)/horovod-*.whl" >/dev/null || PATH="$$PWD/$(HOROVOD)/bin:$$PATH" \
 	  HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
 	  HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 nice $(HOROVOD)/bin/python -m pip wheel --quiet --no-deps \
-	  --require-hashes --no-build-isolation --no-cache-dir --wheel-dir "$(HOROVOD_WHEELS)" \
+	  --require-hashes --no-build-isolation --no-cache-dir --wheel-dir "$(WHEELS)" \
 	  -r $(HOROVOD)/horovod.lock
 	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --no-index --no-cache \
-	  "$(HOROVOD_WHEELS)"/horovod-*.whl
+	  "$(WHEELS)"/horovod-*.whl
 	touch $@
 
 check: .venv/.ready
@@ -141,6 +147,9 @@ lock: .venv/.ready
 	$(UV) pip compile --group horovod --generate-hashes --no-emit-index-url --no-header --no-annotate \
 	  --no-emit-package tensorflow --python-version 3.11 --upgrade --quiet \
 	  --output-file requirements-horovod.lock
+	$(UV) pip compile --group horovod-keras2 --generate-hashes --no-emit-index-url --no-header \
+	  --no-annotate --python-version 3.11 --upgrade --quiet \
+	  --output-file requirements-horovod-keras2.lock
 
 clean:
 	if [ -x $(BIN)/hermes ]; then $(BIN)/hermes down --home .hermes; fi

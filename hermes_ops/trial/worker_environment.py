@@ -1,8 +1,8 @@
 """What each worker of a trial finds in its environment: who it is, and where the others are.
 
 One contract for all: Hermes' own variables, Horovod's (Gloo as controller, without MPI and
-`horovodrun`), those of `torchrun`, and TF_CONFIG where it is asked for: strategies of TensorFlow
-react to its mere presence.
+`horovodrun`), those of `torchrun` and of `jax.distributed`, and TF_CONFIG where it is asked for:
+strategies of TensorFlow react to its mere presence.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class GroupAddresses(NamedTuple):
     def variables(self, rank: int) -> dict[str, str]:
         """Return the variables that a trial on one node does not have, or has otherwise."""
         if self.gang is None:
-            return {"HOROVOD_HOSTNAME": HOSTNAME}
+            store = f"{LOOPBACK}:{self.master_port}"
+            return {"HOROVOD_HOSTNAME": HOSTNAME, "JAX_COORDINATOR_BIND_ADDRESS": store}
         node = self.gang.place(rank).node
         return {
             "HOROVOD_HOSTNAME": scope_name(node),
@@ -109,6 +110,8 @@ def worker_environment(
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.first_host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(group.rendezvous_port),
         **_torchrun_variables(rank, group.size, place, (group.first_host, group.master_port)),
+        "JAX_COORDINATOR_ADDRESS": f"{group.first_host}:{group.master_port}",
+        "JAX_LOCAL_DEVICE_IDS": local_rank,
         **group.variables(rank),
     }
     if group.task_ports:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.trial_torch.conftest import PYTHON, ROOT, Device, TorchTrial
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 SAMPLES, STEPS = 1437, 23
 PREEMPTED = 75
@@ -136,7 +136,7 @@ def test_the_memory_of_a_preempted_trials_gpu_is_free_when_its_end_is_reported(
     assert any("ready" in line for line in process.stdout)
     assert used_mib() >= before_mib + 4096
     process.terminate()
-    process.wait()
+    process.communicate()
     assert used_mib() <= before_mib + 64
     assert trial.result["outcome"] == "interrupted", "it has no checkpoint"
 

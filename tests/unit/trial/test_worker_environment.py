@@ -49,7 +49,7 @@ def test_all_workers_see_all_gpus_of_the_trial_and_differ_by_their_ranks_alone()
     first, second = (worker_environment(own, rank, addresses(2)) for rank in range(2))
     assert first["CUDA_VISIBLE_DEVICES"] == second["CUDA_VISIBLE_DEVICES"] == "2,5"
     different = {name for name in first if first[name] != second[name]}
-    assert all(name.endswith("RANK") for name in different)
+    assert all(name.endswith("RANK") for name in different - {"JAX_LOCAL_DEVICE_IDS"})
     assert set(first) == set(second)
 
 
@@ -80,6 +80,16 @@ def test_a_worker_alone_differs_by_nothing_but_pytorchs_variables() -> None:
         "PATH", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME",
         "NCCL_SOCKET_IFNAME",
     }  # fmt: skip
+
+
+def test_jax_is_told_where_the_first_worker_is_and_to_take_the_gpu_of_its_rank() -> None:
+    found = worker_environment({"JAX_PLATFORMS": "cuda"}, 1, addresses(2))
+    assert {name: value for name, value in found.items() if name.startswith("JAX_")} == {
+        "JAX_PLATFORMS": "cuda",
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:40002",
+        "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:40002",
+        "JAX_LOCAL_DEVICE_IDS": "1",
+    }
 
 
 def test_tf_config_names_a_port_for_each_worker_and_this_one() -> None:
