@@ -174,7 +174,9 @@ class AirflowCluster:
         while not self._wake.wait(WAKE_POLL_S):
             if self._wake_file.woken() or self.clock() >= due_s:
                 break
-            if self.clock() >= rested_s and (self.applier.waits_for_slots or self.curves.has_news()):
+            if self.clock() >= rested_s and (
+                self.applier.waits_for_slots or self.curves.has_news()
+            ):
                 break
         self._wake.clear()
 
