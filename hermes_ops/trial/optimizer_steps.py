@@ -48,20 +48,19 @@ def patch(optimizer_module: ModuleType) -> None:
     register = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
     if group.is_distributed and register is not None:  # from PyTorch 2.0 on
         steps = CountedSteps(group)
-        is_compiling = _compilation_test()
 
         def after_step(optimizer: Any, *_: Any) -> None:
-            if not is_compiling():
+            if not _is_compiled():
                 steps.count(optimizer)
 
         register(after_step)
 
 
-def _compilation_test() -> Callable[[], bool]:
-    """Return what tells whether a step is only being compiled: PyTorch knows its result then."""
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
-    test: Callable[[], bool] = getattr(compiler, "is_compiling", lambda: False)
-    return test
+def _is_compiled() -> bool:
+    """Tell whether this step is only compiled, or part of what is: nothing can be done in it."""
+    compiler = getattr(sys.modules["torch"], "compiler", None)  # it is imported after optimizers
+    is_compiling: Callable[[], bool] | None = getattr(compiler, "is_compiling", None)
+    return is_compiling is not None and is_compiling()
 
 
 def _send_sigterm() -> None:
