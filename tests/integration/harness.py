@@ -257,7 +257,7 @@ def program(stack: Any, name: str) -> int:
 
 
 def kill_supervisor(home: Path, sweep: str) -> None:
-    """Kill the hermes-trial of a trial of that sweep: the one with the least process id."""
+    """Kill the hermes-trial of one trial of that sweep."""
     leaders = processes.leaders(processes.members(home))
     first, *_ = (m for m in leaders if m.process.environ()["HERMES_SWEEP"] == sweep)
     first.process.kill()
@@ -307,17 +307,21 @@ class Lab:
 
     def __init__(self, stack: Any, folder: Path) -> None:
         self.stack, self.home, self._folder = stack, stack.home, folder
-        user = (stack.home / "secrets" / "admin.password").read_text().strip()
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect to the stack; again where it has been started again, on other ports."""
+        user = (self.home / "secrets" / "admin.password").read_text().strip()
         self.airflow = httpx.Client(
-            base_url=stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
+            base_url=self.stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
         )
         answer = self.airflow.post("/auth/token", json={"username": "admin", "password": user})
         self.airflow.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
-        environment = stack.environment  # with a log-in if MLflow asks for one
+        environment = self.stack.environment  # with a log-in if MLflow asks for one
         names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         login = tuple(environment[name] for name in names if name in environment)
         self.mlflow = httpx.Client(
-            base_url=f"{stack.mlflow_url}/api/2.0/mlflow",
+            base_url=f"{self.stack.mlflow_url}/api/2.0/mlflow",
             timeout=60,
             trust_env=False,
             auth=login or None,
