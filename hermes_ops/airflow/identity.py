@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,15 @@ def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
     if dag_id == MAIN_DAG and not group:
         return run_id
     return ":".join(part for part in (dag_id, group, run_id) if part)
+
+
+_GENERATED = re.compile(r"[a-z_]+__\d{4}-\d\d-\d\dT")
+"""The beginning of the ids that Airflow makes for runs; their times have colons."""
+
+
+def may_be_of_another_dag(sweep: str) -> bool:
+    """Return whether a run of the main DAG has an id that a sweep of another DAG could have."""
+    return ":" in sweep and not _GENERATED.match(sweep)
 
 
 def possible_dags(sweep: str) -> tuple[str, ...]:

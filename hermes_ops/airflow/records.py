@@ -277,7 +277,8 @@ def decode(kind: type[R], value: object) -> R | None:
         document = json.loads(value) if isinstance(value, str) else value
         if not isinstance(document, Mapping):
             return None
-        record = _adapter(kind).validate_python(dict(document))
+        declared: Any = kind
+        record: R = _adapter(declared).validate_python(dict(document))
     except (ValueError, RecursionError):
         return None
     if isinstance(record, Lease) and (min(record.gpus, default=0) < 0 or _repeats(record.gpus)):
@@ -290,7 +291,7 @@ def _repeats(gpus: tuple[int, ...]) -> bool:
 
 
 @cache
-def _adapter(kind: type[R]) -> TypeAdapter[R]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - the class of a record
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

@@ -23,6 +23,7 @@ from hermes_ops.airflow.control.jobs import (
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
 from hermes_ops.config import (
@@ -382,7 +383,9 @@ class RunningSweeps:
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
         """Bring `specs` up to date; return those that run no more."""
-        runs = {r.sweep_id: r for r in metadata.sweeps()}
+        # The main DAG's come first: an id that two runs have is that of the other DAG's sweep.
+        ordered = sorted(metadata.sweeps(), key=lambda run: run.dag_id != MAIN_DAG)
+        runs = {run.sweep_id: run for run in ordered}
         unreadable: dict[str, RunRow] = {}
         for sweep_id, run in runs.items():
             spec = self.specs.get(sweep_id)

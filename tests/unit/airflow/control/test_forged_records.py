@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -104,3 +105,16 @@ def test_a_record_that_is_read_has_the_types_that_it_declares(records: dict[str,
         if found is not None:
             assert decode(kind, json.loads(json.dumps(encode(found)))) == found
             assert all(isinstance(gpu, int) for gpu in getattr(found, "gpus", ()))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_run_of_the_main_dag_does_not_take_the_place_of_another_dags_sweep(
+    *, is_first: bool
+) -> None:
+    own = replace(run_row(), dag_id="team", run_id="digits-1")
+    other = replace(run_row(), run_key=2, dag_id="hermes_sweep", run_id="team:digits-1")
+    assert own.sweep_id == other.sweep_id
+    runs = (other, own) if is_first else (own, other)
+    cluster = controller_of(Database(*runs), PolicySettings.file()).cluster
+    cluster.observe()
+    assert [s.spec.run for s in cluster.sweeps.values()] == [own]

@@ -120,8 +120,9 @@ def test_no_secret_of_a_sweep_is_in_the_dag_that_airflow_stores() -> None:
 def test_only_a_sweep_in_the_dags_file_takes_variables_from_connections() -> None:
     with DAG("mine") as dag:
         SweepTaskGroup("digits", sweep_file())
-    assert dag.get_task("digits.trial").partial_kwargs["renders_connections"] is True
-    triggered = sweep_dag("triggered").get_task("trial")
+    of_file: Any = dag.get_task("digits.trial")
+    triggered: Any = sweep_dag("triggered").get_task("trial")
+    assert of_file.partial_kwargs["renders_connections"] is True
     assert triggered.partial_kwargs["renders_connections"] is False
 
 
