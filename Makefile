@@ -1,8 +1,8 @@
-# make demo | test | test-unit | test-services | test-heavy | test-horovod | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-unit | test-services | test-heavy | test-horovod | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | compare-search | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
+.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live compare-search docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -36,12 +36,13 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 	$(UV) pip install --python .venvs/$*/bin/python --require-hashes -r $<
 	touch $@
 
-# Airflow's FAB auth manager, which nobody but a test needs, on top of the packages of .venv.
-.venvs/fab/.ready: requirements-fab.lock .venv/.ready
-	test -x .venvs/fab/bin/python || $(PYTHON) -m venv --without-pip .venvs/fab
-	$(UV) pip install --python .venvs/fab/bin/python --require-hashes --no-deps -r $<
+# On top of the packages of .venv: Airflow's FAB auth manager, which nobody but a test needs; Optuna
+# and Syne Tune, which nobody but a comparison needs.
+.venvs/fab/.ready .venvs/bench/.ready: .venvs/%/.ready: requirements-%.lock .venv/.ready
+	test -x .venvs/$*/bin/python || $(PYTHON) -m venv --without-pip .venvs/$*
+	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --no-deps -r $<
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > .venvs/fab/lib/python3.11/site-packages/hermes.pth
+	  > .venvs/$*/lib/python3.11/site-packages/hermes.pth
 	touch $@
 
 # Horovod's wheel is compiled once (4 CPU minutes; g++) and kept by the version of TensorFlow: its
@@ -132,6 +133,10 @@ compare: .venv/.ready
 # their simulation; at most 60 minutes.
 compare-live: setup
 	$(BIN)/python -m bench compare_live compare_live_elastic
+
+# Optuna's and Syne Tune's searches against ours, on recorded curves and one virtual clock.
+compare-search: .venvs/bench/.ready
+	.venvs/bench/bin/python -m bench.comparison search
 
 # The documentation as a site: site/VERSION/index.html. A warning is an error.
 docs: .venvs/docs/.ready
