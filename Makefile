@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 export UV_LINK_MODE := copy
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready
+setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready .venvs/workers/.ready
 
 # The one tool that pip installs is uv itself, by the hash that the lock has for it.
 .venv/.ready: requirements.lock pyproject.toml
@@ -36,12 +36,12 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 	$(UV) pip install --python .venvs/$*/bin/python --require-hashes -r $<
 	touch $@
 
-# On top of the packages of .venv: Airflow's FAB auth manager, which nobody but a test needs; Optuna
-# and Syne Tune, which nobody but a comparison needs.
-.venvs/fab/.ready .venvs/bench/.ready: .venvs/%/.ready: requirements-%.lock .venv/.ready
+# On top of the packages of .venv: Airflow's FAB auth manager, and its executors for workers on other
+# machines, which nobody but tests needs; Optuna and Syne Tune, which nobody but a comparison needs.
+.venvs/fab/.ready .venvs/workers/.ready .venvs/bench/.ready: .venvs/%/.ready: requirements-%.lock .venv/.ready
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv --without-pip .venvs/$*
 	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --no-deps -r $<
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
 	  > .venvs/$*/lib/python3.11/site-packages/hermes.pth
 	touch $@
 

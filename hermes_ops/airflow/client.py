@@ -319,6 +319,15 @@ class AirflowClient:
         body["pool"] = name  # all are checked, one is written: of the default pool not any
         self._call("PATCH", path, params={"update_mask": "include_deferred"}, json=body)
 
+    def resize_pool(self, name: str, slots: int) -> None:
+        """Give the pool that many slots; NotPermitted if Airflow does not let this user."""
+        path = f"/api/v2/pools/{quote(name, safe='')}"
+        found = self._call("GET", path)
+        if found["slots"] != slots:
+            body = {key: found[key] for key in ("description", "include_deferred")}
+            body |= {"pool": name, "slots": slots}
+            self._call("PATCH", path, params={"update_mask": "slots"}, json=body)
+
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """Return the DAG; None while Airflow has not parsed it."""
         return self._find(f"/api/v2/dags/{quote(dag_id)}")

@@ -121,6 +121,8 @@ class Lease(StoredRecord):
     `templated` are the variables of `environment` that the trial's task renders.
     `workspace`: "shared", or "copy" for a copy of the directory of the trial's own.
     `host` is the machine and the state folder that it is given for, `host_name` the machine's name.
+    `machine` is one of HERMES_MACHINES, which has a state folder of its own, and `local_gpus` are
+    the GPUs by their place there; empty in a pool without machines.
     `workers`: "one_process", or "one_per_gpu" for a process on each GPU, then with TF_CONFIG if
     `tf_config`. `most_gpus` is the largest number of GPUs that the trial may hold. `batch` are the
     samples of a step that the policy chose, None if it chose none; `samples` those that the trial
@@ -160,6 +162,8 @@ class Lease(StoredRecord):
     batch: int | None = None
     samples: int | None = None
     gpu_nodes: tuple[str, ...] = ()
+    machine: str = ""
+    local_gpus: tuple[int, ...] = ()
 
     @property
     def gpus_by_node(self) -> dict[str, tuple[int, ...]]:

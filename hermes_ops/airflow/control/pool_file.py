@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.folders import home
@@ -43,6 +44,7 @@ def publish(
     faults: Sequence[Fault] = (),
     process_refusal: str = "",
     quota: QuotaInForce | None = None,
+    machines: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the view of this round."""
     from hermes_ops.airflow.control.jobs import job_id
@@ -70,6 +72,7 @@ def publish(
         ],
         "problems": [_problem(f) for f in faults],
         **({"process_refusal": process_refusal} if process_refusal else {}),
+        **({"machines": machines} if machines else {}),
         **({} if core is None or quota is None else {"quota": _quota(snapshot, core, quota)}),
     }
     _write(pool, document)
