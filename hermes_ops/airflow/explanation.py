@@ -12,12 +12,14 @@ from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.deadline import moment
+from hermes_ops.core.priority_class import DEFAULT_CLASS
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
 
-MOST_LINES = 10
+MOST_LINES, MOST_QUEUED = 10, 20
+_IN_POOL = ("starting", "running", "waiting", "pending")
 
 SILENT_S = 120.0
 """Age of a view after which its controller makes no rounds."""
@@ -162,14 +164,21 @@ class Explanation:
 
 
 def ownership(job: Mapping[str, Any]) -> str:
-    """Return the owner of a job of the view, the owner's team, and whether it borrows its GPUs.
+    """Return the owner of a job of the view, its team and class, and whether it borrows its GPUs.
 
-    Empty where the view has no owner.
+    Empty where the view has no owner. The normal class is left out.
     """
-    user, team = job.get("user") or "", job.get("team") or ""
+    user, team, of_class = (job.get(key) or "" for key in ("user", "team", "class"))
     words = [*([f"user {user}"] if user else []), *([f"team {team}"] if team else [])]
+    words += [f"class {of_class}"] if of_class not in ("", DEFAULT_CLASS) else []
     words += ["its GPUs are borrowed"] if job.get("borrows") else []
     return ", ".join(words)
+
+
+def notice_lines(view: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each trial that loses its GPUs to another team soon."""
+    jobs = (view or {}).get("jobs", ())
+    return [f"Notice: {job['id']} {job['reason']}" for job in jobs if job.get("notice_s")]
 
 
 def quota_lines(view: Mapping[str, Any] | None) -> list[str]:
@@ -180,6 +189,47 @@ def quota_lines(view: Mapping[str, Any] | None) -> list[str]:
     quota = (view or {}).get("quota") or {}
     teams = [_team_line(team) for team in quota.get("teams", ())]
     return [*teams, *(_user_line(user) for user in quota.get("users", ()))]
+
+
+def queue_document(view: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the trials that hold GPUs of a pool with a quota, then those that wait, by rank.
+
+    Each has its owner, team, class and whether its GPUs are borrowed; none without a quota.
+    """
+    if not (view or {}).get("quota"):
+        return []
+    jobs = [job for job in (view or {}).get("jobs", ()) if job["phase"] in _IN_POOL]
+    jobs.sort(key=lambda job: (not job["gpus"], job["rank"] is None, job["rank"] or 0))
+    return [
+        {
+            "trial": job["id"],
+            "state": job["phase"],
+            "rank": job["rank"],
+            "gpus": job["gpus"],
+            "user": job.get("user") or "",
+            "team": job.get("team") or "",
+            "class": job.get("class") or DEFAULT_CLASS,
+            "borrowed": bool(job.get("borrows")),
+            "notice_until_s": job.get("notice_s"),
+        }
+        for job in jobs
+    ]
+
+
+def queue_lines(view: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each trial of `queue_document`, at most twenty, and one for the others."""
+    rows = queue_document(view)
+    lines = [_queue_line(row) for row in rows[:MOST_QUEUED]]
+    rest = len(rows) - MOST_QUEUED
+    return [*lines, f"and {rest} more trials"] if rest > 0 else lines
+
+
+def _queue_line(row: Mapping[str, Any]) -> str:
+    rank = f" at rank {row['rank']}" if row["rank"] else ""
+    place = on_gpus(row["gpus"]) or rank
+    whose = ", ".join(f"{kind} {row[kind]}" for kind in ("user", "team", "class") if row[kind])
+    loan = "" if not row["gpus"] else ", borrowed" if row["borrowed"] else ", own"
+    return f"{row['trial']} {row['state']}{place}: {whose}{loan}"
 
 
 def scaling_line(view: Mapping[str, Any] | None) -> str:

@@ -375,10 +375,13 @@ class Metadata:
         cached = of_run.get((place, key))
         if cached is not None and cached[0] == head:
             return cached[1]
-        record = self._joined_record(run_key, place, key, _parsed(head))
+        try:
+            record = self._joined_record(run_key, place, key, _parsed(head))
+            text = json.dumps(record)
+        except RecursionError:  # somebody has written it
+            record = None
         if record is None:  # a writer is at work, or somebody has deleted a piece
             return "null"
-        text = json.dumps(record)
         of_run[place, key] = (head, text)
         return text
 
@@ -569,7 +572,7 @@ def _parsed(text: str) -> dict[str, Any]:
     """Return the JSON object, the same one for the same text; empty where it is none."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

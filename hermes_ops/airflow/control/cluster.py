@@ -52,7 +52,8 @@ SET_SLOTS = "set its slots"
 UPLOAD = "send its decisions to MLflow"
 
 CURVE_SHARE = 0.2
-"""Rounds that only a changed curve calls for take at most this share of the time."""
+"""Rounds that only a changed curve, or a trial that waits for slots, calls for take at most this
+share of the time."""
 
 VIEW_SHARE, QUICK_VIEW_S = 0.05, 0.05
 """A view that takes longer than that to write is written so seldom that it takes this share."""
@@ -169,8 +170,8 @@ class AirflowCluster:
     def wait(self, until_s: float | None) -> None:
         """Send decisions that are done, then sleep until the next round is due.
 
-        That is after a second, or earlier if woken, or if a curve has changed and the
-        last round was short enough.
+        That is after a second, or earlier if woken, or if the last round was short enough and a
+        curve has changed or a trial waits for slots that a task is about to leave.
         """
         self._do_what_nobody_waits_for()
         now = self.clock()
@@ -179,7 +180,9 @@ class AirflowCluster:
         while not self._wake.wait(WAKE_POLL_S):
             if self._wake_file.woken() or self.clock() >= due_s:
                 break
-            if self.clock() >= rested_s and self.curves.has_news():
+            if self.clock() >= rested_s and (
+                self.applier.waits_for_slots or self.curves.has_news()
+            ):
                 break
         self._wake.clear()
 

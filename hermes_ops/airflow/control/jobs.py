@@ -121,7 +121,7 @@ class SweepFacts:
     one, `sizes` the numbers in between that it takes, none if it takes all. `batch_range` are the
     batches of a step, of which `batch_parameter` is the part of each of `least_processes` on the
     least number of GPUs. `user` is the sweep's owner, `virtual_cluster` the owner's team by the
-    pool's quota, empty without any.
+    pool's quota, empty without any. `priority_class` is empty for the normal one.
     """
 
     sweep: SweepId
@@ -143,6 +143,7 @@ class SweepFacts:
     may_span_nodes: bool = False  # as a pod on each node, where no node has GPUs enough
     user: str = ""
     virtual_cluster: str = ""
+    priority_class: str = ""
 
     @property
     def is_sized(self) -> bool:
@@ -221,6 +222,7 @@ def job(
         weight=facts.weight,
         user=facts.user,
         virtual_cluster=facts.virtual_cluster,
+        priority_class=facts.priority_class,
         total_steps=facts.total_steps,
         deadline_s=facts.deadline_s,
         configuration=chosen,

@@ -23,6 +23,7 @@ from hermes_ops.airflow.control.jobs import (
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.machines import Machines
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
@@ -35,6 +36,7 @@ from hermes_ops.config import (
 )
 from hermes_ops.config.workers import Workers
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.priority_class import DEFAULT_CLASS, NIGHTLY_CLASS
 from hermes_ops.core.sizes import BatchRange
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.search.interface import Observation, Sampler
@@ -81,7 +83,7 @@ class SweepSpec:
         gpus = config.trial.gpu_range
         facts = SweepFacts(
             sweep=SweepId(run.sweep_id),
-            submitted_s=_began_s(record, run),
+            submitted_s=began_s(record, run),
             weight=config.weight,
             gpus=gpus.least,
             most_gpus=gpus.most if gpus.most > gpus.least else None,
@@ -95,6 +97,7 @@ class SweepSpec:
             is_on_one_node=config.trial.run_in is RunIn.POD,
             may_span_nodes=_may_span_nodes(config),
             user=owner(run, config.owner),
+            priority_class=priority_class(run, record, config),
         )
         facts = _with_batches(facts, config)
         space = tuple(axes(config.search.to_space()))
@@ -161,7 +164,13 @@ def owner(run: RunRow, named: str | None) -> str:
     return run.triggered_by or named or run.dag_owners.partition(",")[0].strip()
 
 
-def _began_s(record: SweepRecord, run: RunRow) -> float:
+def priority_class(run: RunRow, record: SweepRecord, config: SweepConfig) -> str:
+    """Return the priority class of a sweep: its file's, else nightly for a scheduled night."""
+    is_scheduled = record.nightly and not run.triggered_by
+    return config.priority_class or (NIGHTLY_CLASS if is_scheduled else DEFAULT_CLASS)
+
+
+def began_s(record: SweepRecord, run: RunRow) -> float:
     """Return when the sweep was planned; if its run was restarted since, when that was."""
     return max(run.started_s, record.planned_s)
 
@@ -193,8 +202,8 @@ def _with_batches(facts: SweepFacts, config: SweepConfig) -> SweepFacts:
 
 def _deadline_s(config: SweepConfig, record: SweepRecord, run: RunRow) -> float | None:
     """Return when the sweep ends at the latest: its deadline, or its budget of wall-clock time."""
-    began_s, limit_s = _began_s(record, run), config.budget.wall_clock_seconds
-    ends = [config.deadline_at_s(began_s), None if limit_s is None else began_s + limit_s]
+    start_s, limit_s = began_s(record, run), config.budget.wall_clock_seconds
+    ends = [config.deadline_at_s(start_s), None if limit_s is None else start_s + limit_s]
     return min((end_s for end_s in ends if end_s is not None), default=None)
 
 
@@ -390,7 +399,9 @@ class RunningSweeps:
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
         """Bring `specs` up to date; return those that run no more."""
-        runs = {r.sweep_id: r for r in metadata.sweeps()}
+        # The main DAG's come first: an id that two runs have is that of the other DAG's sweep.
+        ordered = sorted(metadata.sweeps(), key=lambda run: run.dag_id != MAIN_DAG)
+        runs = {run.sweep_id: run for run in ordered}
         unreadable: dict[str, RunRow] = {}
         for sweep_id, run in runs.items():
             spec = self.specs.get(sweep_id)

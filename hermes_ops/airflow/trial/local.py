@@ -24,7 +24,7 @@ from typing import IO, Any
 from hermes_ops.airflow.folders import TrialFolder, home, read_lease
 from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.machines import on_this_machine
-from hermes_ops.airflow.records import Lease
+from hermes_ops.airflow.records import ONE_PER_GPU, Lease
 from hermes_ops.config.pod import RUN_IN_VARIABLE, RunIn
 from hermes_ops.errors import HermesError
 from hermes_ops.moved_paths import MovedPaths
@@ -108,6 +108,8 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
     if lease.worker_count > 1:
         options += ["--workers", str(lease.worker_count)]
         options += ["--tf-config"] if lease.tf_config else []
+    elif lease.workers == ONE_PER_GPU:
+        options += ["--torchrun"]
     optional = {
         "--time-limit": lease.time_limit_s,
         "--max-epochs": lease.max_epochs,

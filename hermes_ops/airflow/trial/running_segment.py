@@ -32,6 +32,7 @@ FLAG_PERIOD_S = 1.0
 REMOTE_FLAG_PERIOD_S = 0.5
 """The same on a machine that sees no wake file of the controller: a switch waits for it."""
 STATUS_PERIOD_S = 0.5
+WITHDRAWN = "It keeps its GPUs: nobody wants them back any more."
 RESIZE_WAIT_S = 30.0
 """Seconds that a task keeps its slots after a segment's end for the next lease of its trial.
 
@@ -85,6 +86,9 @@ class WatchedTrial(Protocol):
     def stop_flag(self) -> StopFlag | None:
         """Return the stop flag of the segment's lease; None without one."""
 
+    def notice(self) -> str:
+        """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
+
     def relay(self) -> None:
         """Pass on the trial's status."""
 
@@ -103,6 +107,7 @@ def watch_segment(
     The code is None where it was given up or handed over before: it still runs then.
     """
     flag: StopFlag | None = None
+    notice = ""
     relayed_at = asked_at = 0.0
     wake_file = trial.wake_file()
     while (code := segment.wait(poll_s())) is None and not (segment.handed_over or given_up()):
@@ -113,6 +118,9 @@ def watch_segment(
             if newest is not None and newest != flag:
                 _obey(segment, newest, say if flag is None else None)
                 flag = newest
+            if flag is None and (now := trial.notice()) != notice:
+                say(now or WITHDRAWN)
+                notice = now
         if time.monotonic() - relayed_at >= STATUS_PERIOD_S:
             relayed_at = time.monotonic()
             if_airflow_answers(trial.relay, say)

@@ -54,7 +54,7 @@ from hermes_ops.airflow.trial.running_segment import (
     watch_segment,
 )
 from hermes_ops.airflow.trial.segment_run import SegmentFailure, SegmentRun
-from hermes_ops.errors import HermesError, NotAllowed
+from hermes_ops.errors import HermesError, NotAllowed, Problem
 from hermes_ops.trial.disk_space import write_remedy
 from hermes_ops.trial.failure import Cause
 from hermes_ops.trial.outcome import FINISHED, INCOMPLETE, INFRASTRUCTURE, PREEMPTED
@@ -101,6 +101,8 @@ def trial_defaults() -> dict[str, Any]:
 class TrialOperator(Protocol):
     """The operator that Airflow runs for a trial; it decides where a segment runs.
 
+    `renders_connections` says whether the sweep is in the DAG's file, which alone may name
+    connections: whoever may edit the task can write its lease.
     `run_link` is the address of the trial's run in MLflow, once this process has pushed it.
     `resume` is the method that Airflow calls when a deferred task goes on.
     """
@@ -108,6 +110,7 @@ class TrialOperator(Protocol):
     number: int
     mlflow_conn_id: str | None
     storage_conn_id: str | None
+    renders_connections: bool
     operator_extra_links: Collection[BaseOperatorLink]
     run_link: str
 
@@ -375,6 +378,14 @@ class TrialTask:
         lease = segment_run.lease
         if not lease.templated:
             return segment_run
+        if not self.operator.renders_connections:
+            problem = Problem(
+                "trial.environment",
+                f"{', '.join(lease.templated)} from connections",
+                "connections in a sweep of the DAG's own file",
+                "write the sweep into the DAG's file",
+            )
+            raise NotAllowed("the trial's lease", (problem,))
 
         def render(text: str) -> str:
             return str(self.operator.render_template(text, context))
