@@ -162,9 +162,9 @@ class Job:
     @property
     def switch_s(self) -> float | None:
         """Seconds that one stop and resume cost, None before anything was measured."""
-        parts = (self.checkpoint_s, self.restore_s, self.startup_s)
-        measured = [p for p in parts if p is not None]
-        return sum(measured) if measured else None
+        if self.checkpoint_s is None and self.restore_s is None and self.startup_s is None:
+            return None
+        return (self.checkpoint_s or 0.0) + (self.restore_s or 0.0) + (self.startup_s or 0.0)
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 
 from hermes_ops.core.model import SHARE_EPS, Grant, Job, JobId, Plan, Reason, Snapshot
@@ -27,6 +28,18 @@ class QuotaSurplus:
         return bool(self.jobs or self.most_gpus)
 
 
+class _TeamNames(dict[str, str]):
+    """The name of the team of each virtual cluster, looked up once."""
+
+    def __init__(self, quota: Quota) -> None:
+        super().__init__()
+        self._quota = quota
+
+    def __missing__(self, virtual_cluster: str) -> str:
+        name = self[virtual_cluster] = self._quota.team_of(virtual_cluster).name
+        return name
+
+
 class QuotaLimits:
     """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent."""
 
@@ -36,6 +49,7 @@ class QuotaLimits:
         self.quota, self.blocked = quota, blocked  # blocked jobs may hold nothing now
         self.of_team: dict[str, float] = dict(shares)
         self.of_job: dict[JobId, int] = {}  # the GPUs of jobs that would take too many
+        self._names = _TeamNames(quota)
 
     def team(self, job: Job) -> TeamQuota:
         """Return the job's team."""
@@ -88,7 +102,7 @@ class QuotaLimits:
         held = HeldGpus()
         surplus = QuotaSurplus(set(), {})
         for job, grant in _by_claim(snapshot, plan, pinned):
-            team, of_user = self.team(job).name, self.of_user(job)
+            team, of_user = self._names[job.virtual_cluster], self.of_user(job)
             of_team = self.of_team.get(team, 0)
             if held.fits(team, of_team, job.user, of_user, grant) or job.id in pinned:
                 held.add(team, job.user, amount_of(grant))
@@ -108,20 +122,22 @@ class QuotaLimits:
         That order is the grants, then the ranking. Before them are jobs that need `AHEAD` times
         their team's share, each within its user's limit. None of a team with fewer.
         """
-        ahead, counted = set[JobId](), HeldGpus()
+        ahead, counted, names = set[JobId](), HeldGpus(), self._names
         of_team = {name: AHEAD * share for name, share in self.of_team.items()}
-        for job_id in (*(grant.job for grant in first.grants), *first.ranking):
-            job = snapshot.index[job_id]
-            team = self.team(job).name
-            has_room = counted.users[job.user] + job.min_gpus <= self.of_user(job)
-            if has_room and counted.teams[team] < of_team.get(team, 0):
+        of_teams, of_users, jobs = counted.teams, counted.users, snapshot.index
+        for job_id in chain([grant.job for grant in first.grants], first.ranking):
+            job = jobs[job_id]
+            team = names[job.virtual_cluster]
+            if of_teams[team] >= of_team.get(team, 0):
+                continue
+            if of_users[job.user] + job.min_gpus <= self.of_user(job):
                 counted.add(team, job.user, job.min_gpus)
                 ahead.add(job_id)
-        enough = {name for name, most in of_team.items() if counted.teams[name] >= most}
+        enough = {name for name, most in of_team.items() if of_teams[name] >= most}
         return {
             job.id
             for job in snapshot.queue
-            if job.id not in ahead and self.team(job).name in enough
+            if names[job.virtual_cluster] in enough and job.id not in ahead
         }
 
     def full(
@@ -146,13 +162,10 @@ class QuotaLimits:
         limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
         rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
         user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
-        full = set(self.blocked)
-        of_cluster: dict[str, float] = {}
-        for job in (*seen.holding, *seen.queue):
-            room = of_cluster.get(job.virtual_cluster)
-            if room is None:
-                room = of_cluster[job.virtual_cluster] = rooms.get(self.team(job).name, inf)
-            if job.user in user_rooms:
+        full, names = set(self.blocked), self._names
+        for job in chain(seen.holding, seen.queue):
+            room = rooms.get(names[job.virtual_cluster], inf)
+            if user_rooms and job.user in user_rooms:
                 room = min(room, user_rooms[job.user])
             if (SHARE_EPS if is_shared else job.min_gpus) > room:
                 full.add(job.id)
@@ -228,11 +241,9 @@ def _by_claim(
     snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]
 ) -> Iterator[tuple[Job, Grant]]:
     """Yield the granted jobs: pinned ones, then those that keep their GPUs, then the others."""
-    order = sorted(
-        plan.grants,
-        key=lambda grant: (
-            grant.job not in pinned,
-            snapshot.held.get(grant.job) != grant.gpus,
-        ),
-    )
-    return ((snapshot.index[grant.job], grant) for grant in order)
+    held, jobs = snapshot.held, snapshot.index
+    lines: tuple[list[Grant], ...] = ([], [], [], [])
+    for grant in plan.grants:
+        keeps_gpus = held.get(grant.job) == grant.gpus
+        lines[2 * (grant.job not in pinned) + (not keeps_gpus)].append(grant)
+    return ((jobs[grant.job], grant) for grant in chain(*lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.model import Job, JobId, Snapshot
@@ -106,8 +106,8 @@ def team_shares(
 def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dict[str, _Demand]:
     demands: dict[str, _Demand] = {}
     of_cluster: dict[str, _Demand] = {}
-    gpus = len(snapshot.gpus)
-    for job in (*snapshot.holding, *snapshot.queue):
+    gpus, holding = len(snapshot.gpus), len(snapshot.holding)
+    for place, job in enumerate(chain(snapshot.holding, snapshot.queue)):
         demand = of_cluster.get(job.virtual_cluster)
         if demand is None:
             team = quota.team_of(job.virtual_cluster)
@@ -117,7 +117,7 @@ def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dic
             demand.pinned += len(job.gpus_held)
         elif job.min_gpus == job.max_gpus <= gpus:
             demand.sizes.append(job.min_gpus)
-            demand.held += job.holds_gpus
+            demand.held += place < holding
         else:
             demand.want(job, gpus)
     for demand in demands.values():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from math import inf
 from typing import Generic, TypeVar
 
@@ -229,8 +230,9 @@ def _ranked(snapshot: Snapshot, plan: Plan, first: Plan, hidden: Collection[JobI
     """Return the plan with the hidden waiting jobs last, in the order of the first plan."""
     if not hidden:
         return plan
-    order = (*(grant.job for grant in first.grants), *first.ranking)
-    waiting = (job for job in order if job in hidden and not snapshot.index[job].holds_gpus)
+    order = chain([grant.job for grant in first.grants], first.ranking)
+    holding = {job.id for job in snapshot.holding}
+    waiting = [job for job in order if job in hidden and job not in holding]
     return replace(plan, ranking=(*plan.ranking, *dict.fromkeys(waiting)))
 
 
@@ -279,7 +281,7 @@ class _Why:
     def reasons(self, hidden: Collection[JobId]) -> Mapping[JobId, Reason]:
         """Return the reasons of the hidden jobs, each made on demand."""
         takers = {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
-        owed, held = self._owed_teams(), HeldGpus()
+        owed, held = {team.name: team for team in self._owed_teams()}, HeldGpus()
         for grant in self.plan.grants:
             job = self.snapshot.index[grant.job]
             held.add(self.limits.team(job).name, job.user, amount_of(grant))
@@ -291,7 +293,7 @@ class _Why:
         job_id: JobId,
         *,
         takers: Mapping[int, JobId],
-        owed: Sequence[TeamQuota],
+        owed: Mapping[str, TeamQuota],
         of_users: Mapping[str, float],
     ) -> Reason:
         if job_id in self.limits.blocked:
@@ -310,7 +312,7 @@ class _Why:
         if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
             return Reason(f"{_verb(job)}: {now}", terms, would_change=change)
-        if other in owed:
+        if other.name in owed:
             text = f"preempted because {_name(other)} wants its guaranteed GPUs back"
             change = f"{_name(other)} leaving its guaranteed GPUs idle"
         else:
@@ -319,17 +321,18 @@ class _Why:
         return Reason(f"{text}; {now}", terms, runner_up=taker, would_change=change)
 
     def _preemptor(
-        self, team: TeamQuota, taker: JobId | None, owed: Sequence[TeamQuota]
+        self, team: TeamQuota, taker: JobId | None, owed: Mapping[str, TeamQuota]
     ) -> TeamQuota | None:
         """Return the team for which a job of `team` is stopped: the one that takes its GPUs.
 
         Where those go to a team that is not owed any, the first that is; None: no other team.
         """
         taking = None if taker is None else self.limits.team(self.snapshot.index[taker])
-        reclaiming = [other for other in owed if other.name != team.name]
-        if taking in reclaiming or not reclaiming:
-            return None if taking is None or taking.name == team.name else taking
-        return reclaiming[0]
+        if taking is not None and taking.name == team.name:
+            taking = None
+        if taking is not None and taking.name in owed:
+            return taking
+        return next((owing for owing in owed.values() if owing.name != team.name), taking)
 
     def _owed_teams(self) -> list[TeamQuota]:
         """Return the teams that hold less than their jobs may have of the guaranteed GPUs."""
