@@ -17,9 +17,11 @@ from typing import TypeVar
 from hermes_ops.core.grant_overrides import StarvedJobs, override_grants
 from hermes_ops.core.model import (
     OPEN_PHASES,
+    DeferredReasons,
     Grant,
     Job,
     JobId,
+    JobIds,
     LazyReasons,
     Phase,
     Plan,
@@ -132,10 +134,13 @@ class Aging(Wrapper[M]):
             if not turn.serve(job):
                 break
         new = override_grants(snapshot, plan, turn.served, turn.reserved)
-        waited_s = {job.id: snapshot.time_s - _waits_since(job) for job in overdue}
-        reasons = served_reasons(snapshot, plan, new, waited_s, turn.served)
-        new = replace(new, reasons=overlay(plan.reasons, reasons))
-        return _review(new, min(next_due, min(protected.values(), default=inf))), memory
+
+        def reasons() -> Mapping[JobId, Reason]:
+            waited_s = {job.id: snapshot.time_s - _waits_since(job) for job in overdue}
+            return served_reasons(snapshot, plan, new, waited_s, turn.served)
+
+        explained = replace(new, reasons=overlay(plan.reasons, DeferredReasons(reasons)))
+        return _review(explained, min(next_due, min(protected.values(), default=inf))), memory
 
     def _overdue(self, snapshot: Snapshot, plan: Plan) -> tuple[list[Job], float]:
         """Return the starved jobs in order, and when the next one becomes starved."""
@@ -261,11 +266,18 @@ class Quantum:
         if not (0 <= self.k < inf and 0 <= self.default_switch_s < inf):
             raise ValueError("k and default_switch_s are finite and not negative")
 
-    def ends_s(self, snapshot: Snapshot) -> dict[JobId, float]:
+    def ends_s(self, snapshot: Snapshot) -> Mapping[JobId, float]:
         """Return when the quantum of each job that it still protects ends.
 
         A job without a known start begins its quantum now.
         """
+        derived = snapshot.derived
+        if self not in derived:
+            derived[self] = self._ends_s(snapshot)
+        ends: Mapping[JobId, float] = derived[self]
+        return ends
+
+    def _ends_s(self, snapshot: Snapshot) -> dict[JobId, float]:
         held = snapshot.held
         ends: dict[JobId, float] = {}
         largest: dict[SweepId, float] | None = None
@@ -321,7 +333,7 @@ class QuantumReasons:
 
     def reasons(self) -> Mapping[JobId, Reason]:
         """Return a reason for each job of the plan's reasons, and each protected one."""
-        return LazyReasons(dict.fromkeys((*self.around.reasons, *self.ends_s)), self._explain)
+        return LazyReasons(JobIds(self.around.reasons, self.ends_s), self._explain)
 
     @cached_property
     def _wanted(self) -> Plan:

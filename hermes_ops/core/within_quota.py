@@ -286,7 +286,7 @@ class _Why:
             job = self.snapshot.index[grant.job]
             held.add(self.limits.team(job).name, job.user, amount_of(grant))
         explain = partial(self._reason, takers=takers, owed=owed, of_users=held.users)
-        return LazyReasons(dict.fromkeys(hidden), explain)
+        return LazyReasons(hidden, explain)
 
     def _reason(
         self,
