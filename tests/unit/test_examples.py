@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -47,11 +47,11 @@ def test_the_script_of_an_example_takes_every_argument_that_its_sweep_passes(pat
 def test_the_teams_of_the_public_trace_are_guaranteed_gpus_by_the_gpu_time_of_their_jobs() -> None:
     quota = load_quota(ROOT / "examples" / "philly_teams.yaml", 400)
     guaranteed = {team.name: team.guaranteed for team in quota.teams}
-    asked_gpu_s = Counter[str]()
+    asked_gpu_s: dict[str, float] = defaultdict(float)
     for work in read_trace(ROOT / "examples" / "traces" / "philly_82k.csv.gz").jobs:
         asked_gpu_s[work.virtual_cluster] += work.gpus * work.seconds
     assert sum(guaranteed.values()) == 400
     assert guaranteed.keys() == asked_gpu_s.keys()
     for team, gpus in guaranteed.items():
-        by_size = 385 * asked_gpu_s[team] / asked_gpu_s.total()
+        by_size = 385 * asked_gpu_s[team] / sum(asked_gpu_s.values())
         assert gpus - 1 == pytest.approx(by_size, abs=1)
