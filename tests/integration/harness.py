@@ -274,8 +274,13 @@ class Lab:
         )
         answer = self.airflow.post("/auth/token", json={"username": "admin", "password": user})
         self.airflow.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+        login = tuple(stack.environment.get(name, "") for name in names)
         self.mlflow = httpx.Client(
-            base_url=f"{stack.mlflow_url}/api/2.0/mlflow", timeout=60, trust_env=False
+            base_url=f"{stack.mlflow_url}/api/2.0/mlflow",
+            timeout=60,
+            trust_env=False,
+            auth=login if all(login) else None,
         )
 
     def close(self) -> None:
