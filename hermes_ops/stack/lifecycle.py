@@ -268,7 +268,7 @@ def _start(
 ) -> None:
     from hermes_ops.stack import migrations
 
-    secrets = credentials.ensure(settings.layout)
+    secrets = credentials.ensure(settings.layout, settings.people)
     table = _configure(settings, chosen, secrets)
     migrations.record_versions(settings.layout)
     migrations.upgrade_mlflow(settings, programs.base_environment(chosen))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.folders import home
@@ -43,6 +44,7 @@ def publish(
     faults: Sequence[Fault] = (),
     process_refusal: str = "",
     quota: QuotaInForce | None = None,
+    machines: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the view of this round."""
     from hermes_ops.airflow.control.jobs import job_id
@@ -51,6 +53,7 @@ def publish(
     core = None if quota is None else quota.quota
     borrowing = frozenset() if core is None else borrowing_jobs(snapshot, plan, core)
     order = {job: i + 1 for i, job in enumerate(plan.ranking)}
+    notices = dict(plan.notices)
     ended = {
         job_id(s, t.number): t.end_state for s, b in sweeps.items() for t in b.trials if t.has_ended
     }
@@ -63,11 +66,13 @@ def publish(
         "jobs": [
             _job(j, _sign(sweeps, j), plan.reasons.get(j.id), order.get(j.id))
             | ({"borrows": True} if j.id in borrowing else {})
+            | ({"notice_s": notices[j.id]} if j.id in notices else {})
             | _final(j, ended)
             for j in snapshot.jobs
         ],
         "problems": [_problem(f) for f in faults],
         **({"process_refusal": process_refusal} if process_refusal else {}),
+        **({"machines": machines} if machines else {}),
         **({} if core is None or quota is None else {"quota": _quota(snapshot, core, quota)}),
     }
     _write(pool, document)
@@ -199,6 +204,7 @@ def _job(job: Job, sign: float, reason: Reason | None, rank: int | None) -> dict
         "value": _number(sign * job.curve[-1].loss) if job.curve else None,
         "user": job.user,
         "team": job.virtual_cluster,
+        "class": job.priority_class,
         "preemptions": job.preemptions,
         "service_gpu_s": job.service_gpu_s,
         "rank": rank,
