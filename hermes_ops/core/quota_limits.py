@@ -173,16 +173,15 @@ class QuotaLimits:
 
         Pinned jobs are never among them.
         """
-        held, teams, users = HeldGpus(), set[Account](), set[str]()
+        held, teams, users = HeldGpus(), set[str](), set[str]()
         for grant in plan.grants:
             job = seen.index[grant.job]
             if grant.job in surplus:
-                teams.add(self.account(job))
+                teams.add(self.team(job).name)
                 users.add(job.user)
             else:
-                held.add(self.account(job), job.user, amount_of(grant))
+                held.add(self.team(job).name, job.user, amount_of(grant), self.account(job))
         limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
-        rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
         user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
         full = set(self.blocked)
         of_cluster: dict[Account, float] = {}
@@ -191,12 +190,24 @@ class QuotaLimits:
             key = accounts.get(job.id, job.virtual_cluster) if accounts else job.virtual_cluster
             room = of_cluster.get(key)
             if room is None:
-                room = of_cluster[key] = rooms.get(self.account(job), inf)
+                is_full = self.team(job).name in teams
+                room = of_cluster[key] = self._room(job, held) if is_full else inf
             if user_rooms and job.user in user_rooms:
                 room = min(room, user_rooms[job.user])
             if (SHARE_EPS if is_shared else job.min_gpus) > room:
                 full.add(job.id)
         return full.difference((grant.job for grant in plan.grants), pinned)
+
+    def _room(self, job: Job, held: HeldGpus) -> float:
+        """Return what is left for the job under the limit of its account.
+
+        Nothing is where the team has nothing left. What a team has left may be less than a gang
+        needs which goes first once jobs of lower priorities have gone: it is not full for that.
+        """
+        team, account = self.team(job).name, self.account(job)
+        if self.of_team.get(team, 0) <= held.teams[team]:
+            return 0
+        return self.of_team.get(account, 0) - held.teams[account]
 
     def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
         """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.

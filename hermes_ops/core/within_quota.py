@@ -26,7 +26,7 @@ from hermes_ops.core.model import (
     Term,
     overlay,
 )
-from hermes_ops.core.priority_class import refused_jobs
+from hermes_ops.core.priority_class import named_classes, refused_jobs
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.quota_limits import HeldGpus, QuotaLimits, amount_of
 from hermes_ops.core.reclaim_notice import Notices, ReclaimNotice
@@ -115,9 +115,14 @@ class WithinQuota(Generic[M]):
         budgets = quota.budget_of_user
         time = memory.time.advance(snapshot, budgets) if budgets else memory.time
         blocked = blocked_jobs(snapshot, budgets, time)
-        blocked.update(refused_jobs(snapshot, quota.class_by_name))
+        named = named_classes(snapshot)
+        blocked.update(refused_jobs(snapshot, quota.class_by_name, named))
         pinned = self._pinned(snapshot)
-        limits = _limits(snapshot, quota, use, pinned, blocked)
+        able = _QuotaView(snapshot, shows_hidden=False).without(blocked.keys() - pinned)
+        priority_of = job_priorities(able, quota, named)
+        shares = team_shares(able, quota, use, pinned, priority_of)
+        classes = class_shares(able, quota, priority_of, shares, pinned)
+        limits = QuotaLimits(quota, shares, blocked, classes)
         notice = ReclaimNotice(quota.reclaim_notice_s)
         notices = notice.wanted(snapshot, quota, memory.notices, limits.of_team)
         leaving = {job for job, _ in notices}
@@ -187,21 +192,6 @@ class WithinQuota(Generic[M]):
         plan = _ended(snapshot, replace(plan, grants=grants), first)
         hidden.difference_update(plan.ends)
         return _ranked(snapshot, plan, first, hidden), after, hidden
-
-
-def _limits(
-    snapshot: Snapshot,
-    quota: Quota,
-    use: DecayedUse,
-    pinned: Collection[JobId],
-    blocked: Mapping[JobId, Reason],
-) -> QuotaLimits:
-    """Return what teams, priorities and users may hold; blocked jobs want nothing."""
-    able = _QuotaView(snapshot, shows_hidden=False).without(blocked.keys() - pinned)
-    priorities = job_priorities(able, quota)
-    shares = team_shares(able, quota, use, pinned, priorities)
-    classes = class_shares(able, quota, priorities, shares, pinned)
-    return QuotaLimits(quota, shares, blocked, classes)
 
 
 @dataclass(frozen=True, slots=True)
