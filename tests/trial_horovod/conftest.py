@@ -1,5 +1,8 @@
 """Trials of several workers, in the environment that `make horovod-env` builds.
 
+HERMES_TEST_HOROVOD_PYTHON names another interpreter, such as that of `make horovod-env-keras2`;
+with HERMES_TEST_HOROVOD_KERAS=keras the scripts import its Keras 2 in place of tf_keras.
+
 The workers are forks of a standby interpreter, as under `hermes up`: TensorFlow and Horovod are
 imported once.
 """
@@ -22,10 +25,15 @@ from tests.horovod_python import horovod_python
 from tests.standby_server import Taught
 
 ROOT = Path(__file__).parents[2]
-VARIABLES = {"CUDA_VISIBLE_DEVICES": "", **horovod_env.VARIABLES}
+KERAS = os.environ.get("HERMES_TEST_HOROVOD_KERAS", "tf_keras")
+VARIABLES = {
+    **horovod_env.VARIABLES,
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_USE_LEGACY_KERAS": "1" if KERAS == "tf_keras" else "0",
+}
 
 
-IMPORTS = "numpy, tensorflow, tf_keras, horovod.tensorflow.keras"
+IMPORTS = f"numpy, tensorflow, {KERAS}, horovod.tensorflow.keras"
 
 
 class HorovodTrial:
@@ -33,7 +41,8 @@ class HorovodTrial:
 
     def __init__(self, base: Path, script: str, taught: Taught | None) -> None:
         base.mkdir(parents=True, exist_ok=True)
-        self.folder, self.text, self.taught = base / "trial", script, taught
+        self.folder, self.taught = base / "trial", taught
+        self.text = script.replace("import tf_keras as keras", f"import {KERAS} as keras")
         self.script = base / "train.py" if taught is None else taught.script
         self.output = ""
         self.segments = 0
