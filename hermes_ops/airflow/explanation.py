@@ -12,12 +12,14 @@ from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.deadline import moment
+from hermes_ops.core.priority_class import DEFAULT_CLASS
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
 
-MOST_LINES = 10
+MOST_LINES, MOST_QUEUED = 10, 20
+_IN_POOL = ("starting", "running", "waiting", "pending")
 
 SILENT_S = 120.0
 """Age of a view after which its controller makes no rounds."""
@@ -40,6 +42,30 @@ def silence_line(view: Mapping[str, Any] | None, now_s: float) -> str:
         return ""
     since = _clock(view["time_s"])
     return f"The controller has made no round since {since}: see its log."
+
+
+def absence_line(view: Mapping[str, Any] | None, job: Mapping[str, Any] | None) -> str:
+    """Return that the machine of a trial is away, since when and why; empty while it is not.
+
+    A trial that may go on elsewhere has no such machine.
+    """
+    nodes = (job or {}).get("nodes") or ()
+    machines = (view or {}).get("machines") or {}
+    away = [name for name in nodes if "away_since_s" in machines.get(name, {})]
+    if (job or {}).get("phase") == "ended" or not away or len(away) < len(nodes):
+        return ""
+    return "Its machine is away: " + "; ".join(_absence(n, machines[n]) for n in away)
+
+
+def away_lines(view: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each machine of the pool that is away."""
+    machines = (view or {}).get("machines") or {}
+    away = ((name, machine) for name, machine in machines.items() if "away_since_s" in machine)
+    return [f"The machine is away: {_absence(name, machine)}" for name, machine in away]
+
+
+def _absence(name: str, machine: Mapping[str, Any]) -> str:
+    return f"{name} since {_clock(machine['away_since_s'])}, as {machine['reason']}"
 
 
 def problem_lines(
@@ -138,14 +164,21 @@ class Explanation:
 
 
 def ownership(job: Mapping[str, Any]) -> str:
-    """Return the owner of a job of the view, the owner's team, and whether it borrows its GPUs.
+    """Return the owner of a job of the view, its team and class, and whether it borrows its GPUs.
 
-    Empty where the view has no owner.
+    Empty where the view has no owner. The normal class is left out.
     """
-    user, team = job.get("user") or "", job.get("team") or ""
+    user, team, of_class = (job.get(key) or "" for key in ("user", "team", "class"))
     words = [*([f"user {user}"] if user else []), *([f"team {team}"] if team else [])]
+    words += [f"class {of_class}"] if of_class not in ("", DEFAULT_CLASS) else []
     words += ["its GPUs are borrowed"] if job.get("borrows") else []
     return ", ".join(words)
+
+
+def notice_lines(view: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each trial that loses its GPUs to another team soon."""
+    jobs = (view or {}).get("jobs", ())
+    return [f"Notice: {job['id']} {job['reason']}" for job in jobs if job.get("notice_s")]
 
 
 def quota_lines(view: Mapping[str, Any] | None) -> list[str]:
@@ -156,6 +189,47 @@ def quota_lines(view: Mapping[str, Any] | None) -> list[str]:
     quota = (view or {}).get("quota") or {}
     teams = [_team_line(team) for team in quota.get("teams", ())]
     return [*teams, *(_user_line(user) for user in quota.get("users", ()))]
+
+
+def queue_document(view: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the trials that hold GPUs of a pool with a quota, then those that wait, by rank.
+
+    Each has its owner, team, class and whether its GPUs are borrowed; none without a quota.
+    """
+    if not (view or {}).get("quota"):
+        return []
+    jobs = [job for job in (view or {}).get("jobs", ()) if job["phase"] in _IN_POOL]
+    jobs.sort(key=lambda job: (not job["gpus"], job["rank"] is None, job["rank"] or 0))
+    return [
+        {
+            "trial": job["id"],
+            "state": job["phase"],
+            "rank": job["rank"],
+            "gpus": job["gpus"],
+            "user": job.get("user") or "",
+            "team": job.get("team") or "",
+            "class": job.get("class") or DEFAULT_CLASS,
+            "borrowed": bool(job.get("borrows")),
+            "notice_until_s": job.get("notice_s"),
+        }
+        for job in jobs
+    ]
+
+
+def queue_lines(view: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each trial of `queue_document`, at most twenty, and one for the others."""
+    rows = queue_document(view)
+    lines = [_queue_line(row) for row in rows[:MOST_QUEUED]]
+    rest = len(rows) - MOST_QUEUED
+    return [*lines, f"and {rest} more trials"] if rest > 0 else lines
+
+
+def _queue_line(row: Mapping[str, Any]) -> str:
+    rank = f" at rank {row['rank']}" if row["rank"] else ""
+    place = on_gpus(row["gpus"]) or rank
+    whose = ", ".join(f"{kind} {row[kind]}" for kind in ("user", "team", "class") if row[kind])
+    loan = "" if not row["gpus"] else ", borrowed" if row["borrowed"] else ", own"
+    return f"{row['trial']} {row['state']}{place}: {whose}{loan}"
 
 
 def scaling_line(view: Mapping[str, Any] | None) -> str:
@@ -204,7 +278,10 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
     over = job is None or job["phase"] == "ended"
     ended = trial_end(tracker, sweep, number) if over else None
-    problems = [*filter(None, [trouble_line(view)]), *problem_lines(view, sweep, number)]
+    problems = [
+        *filter(None, [trouble_line(view), absence_line(view, job)]),
+        *problem_lines(view, sweep, number),
+    ]
     if job is None and not found and ended is None and not problems:
         raise HermesError(
             f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."

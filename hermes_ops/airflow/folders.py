@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes_ops.airflow.records import Lease, StopFlag, decode, encode
+from hermes_ops.airflow.records import Lease, Notice, StopFlag, decode, encode
 from hermes_ops.confined_folder import (
     DOCUMENT_BYTES,
     ConfinedFolder,
@@ -27,7 +27,7 @@ from hermes_ops.trial.locks import BusyError, lock_file
 # same machine or volume reads them before Airflow's store has answered. The triggerer, which may
 # hold the trial's pod, cannot reach that store at all. A lease from here prestarts a process, no
 # more: the script begins once Airflow's record says the same.
-R = TypeVar("R", Lease, StopFlag)
+R = TypeVar("R", Lease, StopFlag, Notice)
 
 
 def home() -> Path:
@@ -114,6 +114,11 @@ class TrialFolder:
     def stop_flag(self) -> Path:
         """The local record of its stop flag, next to the folder: its pod does not see it."""
         return self.path.with_name(f"{self.path.name}.stop.json")
+
+    @property
+    def notice(self) -> Path:
+        """The notice that it loses its GPUs, next to the folder: its pod does not see it."""
+        return self.path.with_name(f"{self.path.name}.notice.json")
 
     @property
     def lease(self) -> Path:
@@ -304,6 +309,22 @@ def read_stop_flag(folder: TrialFolder, epoch: int) -> StopFlag | None:
     return flag if flag is not None and flag.epoch == epoch else None
 
 
+def write_notice(folder: TrialFolder, notice: Notice | None) -> None:
+    """Try to write the notice, or to withdraw it, and tell the trial's task."""
+    with contextlib.suppress(OSError):
+        if notice is None:
+            folder.notice.unlink(missing_ok=True)
+        else:
+            _write_record(folder.notice, notice, mode=0o644)
+        folder.wake_file().wake()
+
+
+def read_notice(folder: TrialFolder, epoch: int) -> Notice | None:
+    """Return the notice of the lease with that epoch; None without one."""
+    notice = _read_record(Notice, folder.notice)
+    return notice if notice is not None and notice.epoch == epoch else None
+
+
 def write_lease(folder: TrialFolder, lease: Lease) -> None:
     """Try to write the lease; only the owner may read it, as it holds variables."""
     with contextlib.suppress(OSError):
@@ -315,7 +336,7 @@ def read_lease(folder: TrialFolder) -> Lease | None:
     return _read_record(Lease, folder.lease)
 
 
-def _write_record(path: Path, record: Lease | StopFlag, *, mode: int) -> None:
+def _write_record(path: Path, record: Lease | StopFlag | Notice, *, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(encode(record)).encode(), mode=mode)
 

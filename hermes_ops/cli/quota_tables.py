@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hermes_ops.config.pool_quota import OthersSpec, PoolQuota, UserSpec
+    from hermes_ops.core.priority_class import PriorityClass
 
 _TEAMS = (
     TableColumn("team"),
@@ -28,14 +29,32 @@ _USERS = (
     TableColumn("a month", right=True),
 )
 
+_CLASSES = (
+    TableColumn("class"),
+    TableColumn("priority", right=True),
+    TableColumn("who may use it", wraps=True),
+)
+
 
 def quota_tables(quota: PoolQuota, width: int) -> Iterator[RenderableType]:
-    """Yield a table of the teams, and one of the users with limits if there are any."""
+    """Yield tables of the teams, of the users with limits, and of the classes.
+
+    The classes are shown where the file says something of them.
+    """
     rows = [_team(team.name, team, ", ".join(team.users)) for team in quota.teams]
     rows.append(_team("others", quota.others, "everybody else"))
     yield fit_table("", _TEAMS, rows, width)
     if quota.users:
         yield fit_table("", _USERS, map(_user, quota.users), width)
+    if quota.classes:
+        yield fit_table("", _CLASSES, map(_class, quota.quota().classes), width)
+
+
+def _class(each: PriorityClass) -> TableRow:
+    groups = (("team", each.teams), ("user", each.users))
+    who = ", ".join(f"{kind} {name}" for kind, names in groups for name in sorted(names or ()))
+    is_open = each.teams is None and each.users is None
+    return TableRow((each.name, str(each.priority), "everybody" if is_open else who or "nobody"))
 
 
 def _user(user: UserSpec) -> TableRow:

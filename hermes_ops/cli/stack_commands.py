@@ -185,7 +185,12 @@ def status(
     """
     from rich.console import Console
 
-    from hermes_ops.airflow.explanation import deadline_lines, quota_lines
+    from hermes_ops.airflow.explanation import (
+        deadline_lines,
+        notice_lines,
+        queue_lines,
+        quota_lines,
+    )
     from hermes_ops.cli.storage_commands import disk_document, print_disk
     from hermes_ops.stack import lifecycle
 
@@ -199,7 +204,8 @@ def status(
     if stack_status.programs and stack_status.record is not None:
         _print_status(stack_status)
         view = _view(settings.home, stack_status)
-        for line in (*quota_lines(view), *deadline_lines(view, time.time())):
+        quota = (*quota_lines(view), *notice_lines(view), *queue_lines(view))
+        for line in (*quota, *deadline_lines(view, time.time())):
             typer.echo(line)
     elif stack_status.is_unsupervised:
         Console().print(_programs_table(stack_status.orphans))
@@ -219,6 +225,8 @@ def _status_code(stack_status: StackStatus) -> int:
 
 
 def _document(settings: Settings, stack_status: StackStatus) -> dict[str, object]:
+    from hermes_ops.airflow.explanation import queue_document
+
     view = _view(settings.home, stack_status)
     return {
         "home": str(settings.home),
@@ -229,6 +237,7 @@ def _document(settings: Settings, stack_status: StackStatus) -> dict[str, object
         "disks": [{**disk._asdict(), "folder": str(disk.folder)} for disk in stack_status.disks],
         "problems": _problem_lines(settings.home, stack_status),
         **({"quota": quota} if (quota := (view or {}).get("quota")) else {}),
+        **({"queue": queue} if (queue := queue_document(view)) else {}),
     }
 
 

@@ -84,8 +84,42 @@ def collect_warnings(
     environ = os.environ if is_here(connection.airflow_url) else None
     warnings = warnings_of(config, pool_slots=slots, environ=environ)
     warnings = (*warnings, *workspace_warnings(config, environ), *reference_warnings(config))
-    warnings = (*warnings, *executor_warnings(config))
+    warnings = (*warnings, *executor_warnings(config), *class_warnings(config))
     return WarningList(file, (*warnings, *([_pause_warning(dag_id)] if paused and dag_id else ())))
+
+
+def refuse_class(config: SweepConfig, file: Path, connection: Connection | None) -> None:
+    """Raise ConfigError if the person may not start a sweep of this class in the pool.
+
+    Without Airflow, or while it does not answer, nobody knows who that is.
+    """
+    from hermes_ops.airflow.control.quota_settings import refuse_class_in_pool
+
+    if connection is not None and (user := user_or_none(connection.airflow)) is not None:
+        refuse_class_in_pool(config.pool, config.priority_class, user, str(file))
+
+
+def user_or_none(airflow: AirflowClient) -> str | None:
+    """Return the Airflow user who is logged in; None while Airflow does not answer."""
+    try:
+        return airflow.user_name()
+    except HermesError:
+        return None
+
+
+def class_warnings(config: SweepConfig) -> tuple[SweepWarning, ...]:
+    """Return the warning on a class in a pool without a quota."""
+    from hermes_ops.airflow.control.quota_settings import QuotaSettings
+
+    try:
+        has_none = QuotaSettings.of_pool(config.pool) is None
+    except HermesError:
+        return ()
+    if config.priority_class is None or not has_none:
+        return ()
+    found = f"{config.priority_class}, and the pool {config.pool} has no quota"
+    fix = "set a quota with `hermes pool quota FILE`, or remove the key"
+    return (SweepWarning(("class",), found, "the class has no effect", fix),)
 
 
 def executor_warnings(config: SweepConfig) -> tuple[SweepWarning, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.cli import inspection_commands
 from hermes_ops.cli.completion import complete_sweeps, complete_trials
 from hermes_ops.cli.connection import Home, current_person, record_action
@@ -77,13 +78,22 @@ def run(
         bool, typer.Option("--follow", help="Show the trials until the sweep has ended.")
     ] = False,
     strict: Strict = False,
+    dag: Annotated[
+        str,
+        typer.Option(
+            "--dag",
+            envvar="HERMES_DAG",
+            metavar="ID",
+            help="The DAG of the sweep, one that `sweep_dag` has made.",
+        ),
+    ] = MAIN_DAG,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Start a sweep; a file that is not valid starts nothing."""
     from hermes_ops.airflow.folders import pod_file
     from hermes_ops.cli.connection import connect
-    from hermes_ops.cli.sweep_check import collect_warnings
+    from hermes_ops.cli.sweep_check import collect_warnings, refuse_class
     from hermes_ops.config import check_installation, refuse_passed_deadline
 
     config = _load(file)
@@ -95,15 +105,21 @@ def run(
             f"{file}: pool is {config.pool!r}, but this stack serves {connection.pool!r}: "
             f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
         )
-    sweep = new_sweep_id(config.name)
-    place = SweepLocation.in_main_dag(sweep)
+    refuse_class(config, file, connection)
+    if dag != MAIN_DAG and connection.airflow.dag(dag) is None:
+        raise HermesError(
+            f"Airflow has no DAG {dag!r}: correct --dag (HERMES_DAG), or make it with `sweep_dag`."
+        )
+    place = SweepLocation.of_run(dag, new_sweep_id(config.name))
+    sweep = place.sweep
     warnings = collect_warnings(config, file, connection, place.dag_id)
     if strict:
         warnings.refuse()
     note = f"started by {current_person(connection.airflow)}"
-    connection.airflow.trigger(place.dag_id, sweep, json.loads(config.to_json()), note)
+    connection.airflow.trigger(place.dag_id, place.run_id, json.loads(config.to_json()), note)
     typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
-    typer.echo(f"Airflow  {connection.airflow_url}/dags/{place.dag_id}/runs/{sweep}", err=as_json)
+    page = f"{connection.airflow_url}/dags/{place.dag_id}/runs/{place.run_id}"
+    typer.echo(f"Airflow  {page}", err=as_json)
     if text := warnings.render():
         typer.echo(text, err=True)
     if follow or as_json:
@@ -164,13 +180,19 @@ def check(
     """Check a sweep file: print the resolved config, the first trials, the greatest cost."""
     from hermes_ops.airflow.folders import pod_file
     from hermes_ops.cli.deadline_outlook import current_outlook
-    from hermes_ops.cli.sweep_check import collect_warnings, connect_if_possible, estimate_or_reason
+    from hermes_ops.cli.sweep_check import (
+        collect_warnings,
+        connect_if_possible,
+        estimate_or_reason,
+        refuse_class,
+    )
     from hermes_ops.config import check_installation, check_preview, refuse_passed_deadline
 
     config = _load(file)
     check_installation(config, pod_file())
     refuse_passed_deadline(config, time.time(), str(file))
     connection = connect_if_possible(home)
+    refuse_class(config, file, connection)
     warnings = collect_warnings(config, file, connection)
     outlook = current_outlook(config, home, connection)
     preview = check_preview(config)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hermes_ops.cli.connection import Home
+from hermes_ops.core.usage_table import COLUMNS, PRICE, csv_text, key_text, number_text
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
     from hermes_ops.tracking.runs import SweepRun
 
 MOST_SWEEPS = 1_000
-COLUMNS = {
-    "trials": "trials", "gpu_seconds": "GPU-s", "trained_gpu_seconds": "trained",
-    "lost_gpu_seconds": "lost", "borrowed_gpu_seconds": "borrowed", "lent_gpu_seconds": "lent",
-    "waiting_seconds": "waiting, s", "preemptions": "preempted", "preemptions_caused": "caused",
-}  # fmt: skip
-"""The figures of a row, and their heads in the table."""
-PRICE = {"price": "price"}
-UNKNOWN = {"user": "unknown", "team": "none"}
 
 
 def register(app: typer.Typer) -> None:
@@ -66,7 +57,7 @@ def usage(
     if as_json:
         typer.echo(json.dumps({"by": by, "since": since, "usage": rows}))
     elif as_csv:
-        typer.echo(_csv(by, rows, COLUMNS if rate is None else COLUMNS | PRICE), nl=False)
+        typer.echo(csv_text(by, rows, COLUMNS if rate is None else COLUMNS | PRICE), nl=False)
     else:
         _print(by, rows, COLUMNS if rate is None else COLUMNS | PRICE)
 
@@ -75,7 +66,7 @@ def _pool_quota(connection: Connection) -> PoolQuota | None:
     """Return the quota of the pool, None without one."""
     from hermes_ops.airflow.control.quota_settings import QuotaSettings
 
-    settings = QuotaSettings.load(QuotaSettings.file(connection.pool))
+    settings = QuotaSettings.of_pool(connection.pool)
     return None if settings is None else settings.quota
 
 
@@ -146,15 +137,6 @@ def _owner_of_untriggered(connection: Connection, place: SweepLocation) -> str:
     return str(sorted(names)[0])
 
 
-def _csv(by: str, rows: Sequence[Figures], columns: Mapping[str, str]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow((by, *columns))
-    for row in rows:
-        writer.writerow((row["key"], *(row[name] for name in columns)))
-    return out.getvalue()
-
-
 def _print(by: str, rows: Sequence[Figures], heads: Mapping[str, str]) -> None:
     from rich.console import Console
 
@@ -165,17 +147,8 @@ def _print(by: str, rows: Sequence[Figures], heads: Mapping[str, str]) -> None:
         return
     columns = (TableColumn(by), *(TableColumn(head, right=True) for head in heads.values()))
     cells = [
-        TableRow(
-            (str(row["key"]) or UNKNOWN.get(by, ""), *(_number(name, row[name]) for name in heads))
-        )
+        TableRow((key_text(by, row), *(number_text(name, row[name]) for name in heads)))
         for row in rows
     ]
     console = Console()
     print_whole(console, fit_table("", columns, cells, console.width))
-
-
-def _number(name: str, value: str | float | None) -> str:
-    """Return a figure for the table: prices with cents, nothing where there is none."""
-    if value is None or isinstance(value, str):
-        return ""
-    return f"{value:,.2f}" if name in PRICE else f"{value:,.0f}"

@@ -247,5 +247,6 @@ class Model(BaseModel):
         strict=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
+        serialize_by_alias=True,
         hide_input_in_errors=True,
     )

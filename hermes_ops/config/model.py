@@ -332,6 +332,9 @@ class SweepConfig(Model):
         EarlyStopRule.NONE
     )
     """none, median or asha."""
+    priority_class: Annotated[Name | None, Field(alias="class", examples=["interactive"])] = None
+    """Priority class in the quota of the pool: interactive, normal, nightly or one of its own;
+    null: nightly in scheduled runs of a nightly DAG, else normal."""
     pool: Annotated[Name, Field(examples=["gpus"])] = "gpus"
     """Airflow pool whose slots are the GPUs."""
     schedule: Annotated[Cron | None, Field(examples=["0 2 * * *"])] = None

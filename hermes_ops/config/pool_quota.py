@@ -11,9 +11,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hermes_ops.config.fields import Model
+from hermes_ops.config.fields import Model, Name
 from hermes_ops.config.files import Document, KeyPath, dotted, read_document
-from hermes_ops.config.problems import translate_errors, with_line
+from hermes_ops.config.problems import nearest, translate_errors, with_line
+from hermes_ops.core.priority_class import (
+    BUILT_IN_CLASSES,
+    DEFAULT_CLASS,
+    PriorityClass,
+    class_refusal,
+)
 from hermes_ops.core.quota import HALF_LIFE_S, Quota, TeamQuota, UserBudget
 from hermes_ops.errors import ConfigError, Problem
 
@@ -70,6 +76,24 @@ class UserSpec(Model):
         return any(limit is not None for limit in limits)
 
 
+class ClassSpec(Model):
+    """A priority class: which trials of a team go first, and who may use it."""
+
+    name: Annotated[Name, Field(examples=["gold"])]
+    """interactive, normal, nightly, or a name of your own, as sweep files write it."""
+    priority: Annotated[int | None, Field(ge=-1_000_000, le=1_000_000, examples=[50])] = None
+    """Trials of a higher one go before those of a lower one of the same team; null: what a built-in
+    class has, interactive 100, normal 0, nightly -100."""
+    teams: Annotated[tuple[TeamName, ...] | None, Field(strict=False, max_length=_MOST_NAMES)] = (
+        None
+    )
+    """The teams whose users may use it; null, without users: everybody."""
+    users: Annotated[tuple[PersonName, ...] | None, Field(strict=False, max_length=_MOST_NAMES)] = (
+        None
+    )
+    """Users who may use it, whatever their team; null, without teams: everybody."""
+
+
 class PoolQuota(Model):
     """The teams of a pool, the limits of users, and how long past use counts."""
 
@@ -82,6 +106,10 @@ class PoolQuota(Model):
     """Limits of single users."""
     others: OthersSpec = OthersSpec()
     """What users of no team may hold together."""
+    classes: Annotated[tuple[ClassSpec, ...], Field(strict=False, max_length=_MOST_NAMES)] = ()
+    """Priority classes beyond the built-in ones, and who may use which."""
+    reclaim_notice_seconds: Annotated[float, Field(ge=0, le=86_400, examples=[30])] = 0.0
+    """Seconds that a trial keeps borrowed GPUs, and is told so, once another team wants them."""
     half_life_hours: Annotated[float, Field(gt=0, le=1e6)] = HALF_LIFE_S / _HOUR_S
     """Hours after which past use counts half among borrowers."""
 
@@ -101,6 +129,8 @@ class PoolQuota(Model):
             _core(self.others, ""),
             self.half_life_hours * _HOUR_S,
             tuple(_budget(user) for user in self.users if user.has_budget),
+            _classes(self.classes),
+            self.reclaim_notice_seconds,
         )
 
 
@@ -109,6 +139,7 @@ SECTIONS: dict[KeyPath, type[BaseModel]] = {
     ("teams",): TeamSpec,
     ("users",): UserSpec,
     ("others",): OthersSpec,
+    ("classes",): ClassSpec,
 }
 
 
@@ -125,6 +156,15 @@ def load_quota(path: str | os.PathLike[str], gpus: int | None = None) -> PoolQuo
 def parse_quota(data: object, source: str) -> PoolQuota:
     """Return the quota in plain data that `load_quota` has accepted before, else ConfigError."""
     return _checked(Document(data), source, source, None)
+
+
+def refuse_class(quota: PoolQuota, name: str | None, user: str, source: str) -> None:
+    """Raise ConfigError if that user may not start a sweep of that class; None: of the default."""
+    classes, team = quota.quota().class_by_name, quota.team_of_user.get(user, "")
+    refusal = class_refusal(classes, name or DEFAULT_CLASS, user, team)
+    if refusal is not None:
+        problem = Problem("class", refusal.found, refusal.allowed, refusal.remedy)
+        raise ConfigError(source, (problem,))
 
 
 def _checked(document: Document, source: str, name: str, gpus: int | None) -> PoolQuota:
@@ -153,6 +193,23 @@ def _budget(user: UserSpec) -> UserBudget:
     )
 
 
+_BUILT_IN = {each.name: each for each in BUILT_IN_CLASSES}
+
+
+def _classes(specs: tuple[ClassSpec, ...]) -> tuple[PriorityClass, ...]:
+    """Return the built-in classes as the file changes them, and its own; the highest first."""
+    of_name = dict(_BUILT_IN)
+    for spec in specs:
+        known = of_name.get(spec.name, PriorityClass(spec.name))
+        of_name[spec.name] = PriorityClass(
+            spec.name,
+            known.priority if spec.priority is None else spec.priority,
+            None if spec.teams is None else frozenset(spec.teams),
+            None if spec.users is None else frozenset(spec.users),
+        )
+    return tuple(sorted(of_name.values(), key=lambda each: (-each.priority, each.name)))
+
+
 def _seconds(hours: float | None) -> float | None:
     return None if hours is None else hours * _HOUR_S
 
@@ -160,6 +217,8 @@ def _seconds(hours: float | None) -> float | None:
 def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPath, Problem]]:
     yield from _twice("teams", [team.name for team in quota.teams])
     yield from _twice("users", [user.name for user in quota.users])
+    yield from _twice("classes", [each.name for each in quota.classes])
+    yield from _class_problems(quota)
     teams: dict[str, str] = {}
     for index, team in enumerate(quota.teams):
         for place, user in enumerate(team.users):
@@ -176,6 +235,27 @@ def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPat
             "teams", f"{promised} guaranteed GPUs", f"at most {gpus}, which the pool has", fix
         )
         yield ("teams",), problem
+
+
+def _class_problems(quota: PoolQuota) -> Iterator[tuple[KeyPath, Problem]]:
+    """Yield own classes without a priority, and teams that the file does not have."""
+    names = [team.name for team in quota.teams]
+    for index, each in enumerate(quota.classes):
+        if each.priority is None and each.name not in _BUILT_IN:
+            path: KeyPath = ("classes", index, "priority")
+            built_in = ", ".join(f"{name} {known.priority}" for name, known in _BUILT_IN.items())
+            allowed = f"a whole number; the built-in classes have {built_in}"
+            fix = "write one, or the name of a built-in class"
+            yield path, Problem(dotted(path), f"nothing, for the class {each.name!r}", allowed, fix)
+        for place, team in enumerate(each.teams or ()):
+            if team not in names:
+                path = ("classes", index, "teams", place)
+                meant = nearest(team, names)
+                fix = f"did you mean {meant}?" if meant else "add the team, or remove the name"
+                allowed = (
+                    f"one of the teams {', '.join(names)}" if names else "no team, without any"
+                )
+                yield path, Problem(dotted(path), f"the unknown team {team!r}", allowed, fix)
 
 
 def _twice(section: str, names: list[str]) -> Iterator[tuple[KeyPath, Problem]]:

@@ -245,14 +245,19 @@ def _remedy(error: ErrorDetails, path: KeyPath) -> str:
 
 def _field(error: ErrorDetails, sections: Sections) -> FieldInfo | None:
     path, section = _split_location(error["loc"], sections) if error["loc"] else ((), None)
-    return None if section is None else section.model_fields.get(str(path[-1]))
+    return None if section is None else fields_by_key(section).get(str(path[-1]))
+
+
+def fields_by_key(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a section by their keys in the file."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
 def _unknown_problem(
     path: KeyPath, error: ErrorDetails, holder: object, sections: Sections
 ) -> Problem:
     section = _split_location(error["loc"], sections)[1]
-    keys = () if section is None else tuple(section.model_fields)
+    keys = () if section is None else tuple(fields_by_key(section))
     key = str(path[-1])
     of_type = section in PARAMETERS.values() and isinstance(holder, Mapping)
     fix = _unknown_of_parameter(key, holder) if of_type and isinstance(holder, Mapping) else ""
@@ -325,7 +330,7 @@ def _examples_of(section: type[BaseModel]) -> list[object]:
     """Return the keys that a section requires, with examples; none if one of them has none."""
     kind = get_args(field.annotation) if (field := section.model_fields.get("type")) else ()
     needed = {"type": kind[0]} if kind else {}
-    for name, field in section.model_fields.items():
+    for name, field in fields_by_key(section).items():
         if field.is_required() and name not in needed:
             if not field.examples:
                 return []
@@ -414,7 +419,7 @@ def _remedy_of_kind(kind: str, path: KeyPath, given: object) -> str:
 def _place_of_key(key: str, path: KeyPath, sections: Mapping[KeyPath, type[BaseModel]]) -> str:
     """Return where an unknown key belongs if another section has it; else an empty text."""
     for holder, section in sections.items():
-        meant = nearest(key, section.model_fields) if holder != path[:-1] else ""
+        meant = nearest(key, fields_by_key(section)) if holder != path[:-1] else ""
         exact = meant == key or key.lower() in SYNONYMS.get(meant, ())
         if exact and "pod" not in holder:
             return f"write it as {dotted((*holder, meant))}"

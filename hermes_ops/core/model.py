@@ -75,6 +75,7 @@ class Job:
     weight: float = 1.0
     user: str = ""
     virtual_cluster: str = ""
+    priority_class: str = ""  # of the pool's quota; empty: normal
     model_name: str | None = None
     tensor_skew: float | None = None
     total_steps: int | None = None
@@ -409,7 +410,8 @@ class Plan:
     `grants` is the whole target allocation: a job that runs and has no grant is to be stopped.
     `ends` are jobs to be ended early, for good. `ranking` orders the waiting jobs, first served
     first (shown to users; its head is enough). `review_at_s`: ask again then even if nothing
-    happens. `reasons` holds one entry for each job that the plan speaks of.
+    happens. `reasons` holds one entry for each job that the plan speaks of. `notices` are granted
+    jobs that lose their GPUs soon, each with the time.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -417,6 +419,7 @@ class Plan:
     ranking: tuple[JobId, ...] = ()
     review_at_s: float | None = None
     reasons: Mapping[JobId, Reason] = field(default_factory=dict)
+    notices: tuple[tuple[JobId, float], ...] = ()
 
     def gpus_of(self, job: JobId) -> tuple[int, ...]:
         """Return the GPUs that the plan gives to a job; empty when none."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 
+from hermes_ops.core.priority_class import BUILT_IN_CLASSES, DEFAULT_CLASS, PriorityClass
+
 HALF_LIFE_S = 7 * 86_400.0
 """Seconds after which past use counts half, as in Slurm's default of seven days."""
 
@@ -63,8 +65,9 @@ class Quota:
     """The quotas of a pool. A job of no team named here belongs to `others`.
 
     `user_limits` are the GPUs that a user may hold at once, `user_budgets` its other limits;
-    `half_life_s` (above 0) is the time
-    after which past use of borrowed and own GPUs counts half.
+    `half_life_s` (above 0) is the time after which past use of borrowed and own GPUs counts half.
+    `classes` say which jobs of a team go first. A job keeps borrowed GPUs for `reclaim_notice_s`
+    seconds once another team wants them.
     """
 
     teams: tuple[TeamQuota, ...] = ()
@@ -72,6 +75,8 @@ class Quota:
     others: TeamQuota = TeamQuota("")
     half_life_s: float = HALF_LIFE_S
     user_budgets: tuple[UserBudget, ...] = ()
+    classes: tuple[PriorityClass, ...] = BUILT_IN_CLASSES
+    reclaim_notice_s: float = 0.0
 
     def __post_init__(self) -> None:
         names = [team.name for team in self.everyone]
@@ -79,6 +84,10 @@ class Quota:
             raise ValueError("each team has a name of its own")
         if any(limit < 0 for _, limit in self.user_limits):
             raise ValueError("the limit of a user is a whole number from 0")
+        if len(self.class_by_name) < len(self.classes) or DEFAULT_CLASS not in self.class_by_name:
+            raise ValueError(f"each class has its own name, and {DEFAULT_CLASS} is one of them")
+        if not 0 <= self.reclaim_notice_s < inf:
+            raise ValueError("reclaim_notice_s is a finite number from 0")
         if not 0 < self.half_life_s < inf:
             raise ValueError("half_life_s is a finite number above 0")
 
@@ -86,6 +95,17 @@ class Quota:
     def by_name(self) -> Mapping[str, TeamQuota]:
         """The teams by name, without the others."""
         return {team.name: team for team in self.teams}
+
+    @cached_property
+    def class_by_name(self) -> Mapping[str, PriorityClass]:
+        """The classes by name."""
+        return {each.name: each for each in self.classes}
+
+    @cached_property
+    def priorities(self) -> Mapping[str, int]:
+        """The priority of each class; the default one also by the empty name."""
+        of_name = {each.name: each.priority for each in self.classes}
+        return {"": of_name[DEFAULT_CLASS], **of_name}
 
     @property
     def everyone(self) -> tuple[TeamQuota, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
+from hermes_ops.core.class_shares import NO_CLASSES, Account, ClassShares
 from hermes_ops.core.model import SHARE_EPS, Grant, Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.quota import Quota, TeamQuota
 
@@ -28,18 +29,33 @@ class QuotaSurplus:
 
 
 class QuotaLimits:
-    """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent."""
+    """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent.
+
+    In a team with jobs of several priorities the jobs of each have a limit (`Account`) as well.
+    """
 
     def __init__(
-        self, quota: Quota, shares: Mapping[str, int], blocked: Mapping[JobId, Reason] = _NONE
+        self,
+        quota: Quota,
+        shares: Mapping[str, int],
+        blocked: Mapping[JobId, Reason] = _NONE,
+        classes: ClassShares = NO_CLASSES,
     ) -> None:
         self.quota, self.blocked = quota, blocked  # blocked jobs may hold nothing now
-        self.of_team: dict[str, float] = dict(shares)
+        self.classes = classes
+        self.of_team: dict[Account, float] = dict(classes.most_gpus)
+        self.of_team.update(shares)
         self.of_job: dict[JobId, int] = {}  # the GPUs of jobs that would take too many
 
     def team(self, job: Job) -> TeamQuota:
         """Return the job's team."""
         return self.quota.team_of(job.virtual_cluster)
+
+    def account(self, job: Job) -> Account:
+        """Return what the job's GPUs count for."""
+        accounts = self.classes.account_of
+        account = accounts.get(job.id) if accounts else None
+        return self.team(job).name if account is None else account
 
     def of_user(self, job: Job) -> float:
         """Return the GPUs that its user may hold, as far as this job is concerned."""
@@ -68,7 +84,7 @@ class QuotaLimits:
         )
 
     def _smaller(self, job: Job, gpus: int) -> Job:
-        limits = (self.of_team.get(self.team(job).name, 0), self.of_user(job))
+        limits = (self.of_team.get(self.account(job), 0), self.of_user(job))
         most = int(min(*limits, self.of_job.get(job.id, inf)))
         if not max(job.min_gpus, len(job.gpus_held)) <= most < min(job.max_gpus, gpus):
             return job
@@ -87,17 +103,21 @@ class QuotaLimits:
         """
         held = HeldGpus()
         surplus = QuotaSurplus(set(), {})
-        for job, grant in _by_claim(snapshot, plan, pinned):
+        for job, grant in _by_claim(snapshot, plan, pinned, self.classes.priority_of):
             team, of_user = self.team(job).name, self.of_user(job)
+            account = self.account(job) if self.classes.account_of else team
             of_team = self.of_team.get(team, 0)
+            if account is not team:
+                left_of_class = self.of_team[account] - held.teams[account]
+                of_team = min(of_team, held.teams[team] + left_of_class)
             if held.fits(team, of_team, job.user, of_user, grant) or job.id in pinned:
-                held.add(team, job.user, amount_of(grant))
+                held.add(team, job.user, amount_of(grant), account)
                 continue
             left = min(of_team - held.teams[team], of_user - held.users[job.user])
             sizes = job.sizes_up_to(int(left)) if shrinks and job.max_gpus > job.min_gpus else ()
             if sizes and sizes[-1] >= len(job.gpus_held):
                 surplus.most_gpus[job.id] = sizes[-1]
-                held.add(team, job.user, sizes[-1])
+                held.add(team, job.user, sizes[-1], account)
             else:
                 surplus.jobs.add(job.id)
         return surplus
@@ -112,16 +132,14 @@ class QuotaLimits:
         of_team = {name: AHEAD * share for name, share in self.of_team.items()}
         for job_id in (*(grant.job for grant in first.grants), *first.ranking):
             job = snapshot.index[job_id]
-            team = self.team(job).name
+            team = self.account(job)
             has_room = counted.users[job.user] + job.min_gpus <= self.of_user(job)
             if has_room and counted.teams[team] < of_team.get(team, 0):
                 counted.add(team, job.user, job.min_gpus)
                 ahead.add(job_id)
         enough = {name for name, most in of_team.items() if counted.teams[name] >= most}
         return {
-            job.id
-            for job in snapshot.queue
-            if job.id not in ahead and self.team(job).name in enough
+            job.id for job in snapshot.queue if job.id not in ahead and self.account(job) in enough
         }
 
     def full(
@@ -135,23 +153,25 @@ class QuotaLimits:
 
         Pinned jobs are never among them.
         """
-        held, teams, users = HeldGpus(), set[str](), set[str]()
+        held, teams, users = HeldGpus(), set[Account](), set[str]()
         for grant in plan.grants:
             job = seen.index[grant.job]
             if grant.job in surplus:
-                teams.add(self.team(job).name)
+                teams.add(self.account(job))
                 users.add(job.user)
             else:
-                held.add(self.team(job).name, job.user, amount_of(grant))
+                held.add(self.account(job), job.user, amount_of(grant))
         limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
         rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
         user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
         full = set(self.blocked)
-        of_cluster: dict[str, float] = {}
+        of_cluster: dict[Account, float] = {}
+        accounts = self.classes.account_of
         for job in (*seen.holding, *seen.queue):
-            room = of_cluster.get(job.virtual_cluster)
+            key = accounts.get(job.id, job.virtual_cluster) if accounts else job.virtual_cluster
+            room = of_cluster.get(key)
             if room is None:
-                room = of_cluster[job.virtual_cluster] = rooms.get(self.team(job).name, inf)
+                room = of_cluster[key] = rooms.get(self.account(job), inf)
             if job.user in user_rooms:
                 room = min(room, user_rooms[job.user])
             if (SHARE_EPS if is_shared else job.min_gpus) > room:
@@ -169,21 +189,37 @@ class QuotaLimits:
         held = HeldGpus()
         for grant in plan.grants:
             job = snapshot.index[grant.job]
-            held.add(self.team(job).name, job.user, amount_of(grant))
+            held.add(self.team(job).name, job.user, amount_of(grant), self.account(job))
         idle -= self._kept(snapshot, plan, hidden, held, idle)
         lent: set[JobId] = set()
-        for job in (*snapshot.holding, *snapshot.queue):
-            if job.id not in hidden or idle <= 0:
-                continue
+        for job, most in self._borrowers(snapshot, hidden):
+            if idle <= 0:
+                break
             team, size = self.team(job), len(snapshot.held.get(job.id, ())) or job.min_gpus
             wanted = Grant(job.id, tuple(range(size)))
-            within = held.fits(team.name, team.limit, job.user, self.of_user(job), wanted)
-            if size <= idle and within:
+            within = held.fits(team.name, most, job.user, self.of_user(job), wanted)
+            if size <= idle and within and job.id not in lent:
                 idle -= size
-                held.add(team.name, job.user, size)
-                self.of_team[team.name] = max(self.of_team[team.name], held.teams[team.name])
+                account = self.account(job)
+                held.add(team.name, job.user, size, account)
+                for key in (team.name, account):
+                    self.of_team[key] = max(self.of_team[key], held.teams[key])
                 lent.add(job.id)
         return lent
+
+    def _borrowers(
+        self, snapshot: Snapshot, hidden: Collection[JobId]
+    ) -> Iterator[tuple[Job, float]]:
+        """Yield the hidden jobs in the order in which idle GPUs are lent, each with a limit.
+
+        That is the limit of its team. Where jobs have several priorities, those that lower ones
+        leave within the share of their team come first, and then the higher ones.
+        """
+        jobs = [job for job in (*snapshot.holding, *snapshot.queue) if job.id in hidden]
+        if self.classes.account_of:
+            jobs = self.classes.by_priority(jobs)
+            yield from ((job, self.of_team.get(self.team(job).name, 0)) for job in jobs)
+        yield from ((job, self.team(job).limit) for job in jobs)
 
     def _kept(
         self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId], held: HeldGpus, idle: int
@@ -191,13 +227,13 @@ class QuotaLimits:
         """Return the idle GPUs kept for teams with a gang that fits into their share, and not yet
         into the idle GPUs."""
         granted = {grant.job for grant in plan.grants}
-        kept: dict[str, int] = {}
+        kept: dict[Account, int] = {}
         for job in snapshot.queue:
-            team = self.team(job).name
-            left = int(self.of_team.get(team, 0) - held.teams[team])
+            account = self.account(job)
+            left = int(self.of_team.get(account, 0) - held.teams[account])
             waits = job.id not in granted and job.id not in hidden
             if waits and idle < job.min_gpus <= left:
-                kept[team] = left
+                kept[account] = left
         return min(idle, sum(kept.values()))
 
 
@@ -205,18 +241,20 @@ class HeldGpus:
     """The GPUs that each team and each user holds; parts of a GPU where policies share it."""
 
     def __init__(self) -> None:
-        self.teams: dict[str, float] = defaultdict(float)
+        self.teams: dict[Account, float] = defaultdict(float)
         self.users: dict[str, float] = defaultdict(float)
 
-    def fits(self, team: str, most: float, user: str, of_user: float, grant: Grant) -> bool:
+    def fits(self, team: Account, most: float, user: str, of_user: float, grant: Grant) -> bool:
         """Return whether the grant keeps both limits."""
         amount = amount_of(grant) - SHARE_EPS
         return self.teams[team] + amount <= most and self.users[user] + amount <= of_user
 
-    def add(self, team: str, user: str, amount: float) -> None:
-        """Count GPUs."""
+    def add(self, team: Account, user: str, amount: float, account: Account | None = None) -> None:
+        """Count GPUs of a team and a user; for the account as well, if that is not the team."""
         self.teams[team] += amount
         self.users[user] += amount
+        if account is not None and account != team:
+            self.teams[account] += amount
 
 
 def amount_of(grant: Grant) -> float:
@@ -225,9 +263,15 @@ def amount_of(grant: Grant) -> float:
 
 
 def _by_claim(
-    snapshot: Snapshot, plan: Plan, pinned: Collection[JobId]
+    snapshot: Snapshot,
+    plan: Plan,
+    pinned: Collection[JobId],
+    priority_of: Mapping[JobId, int],
 ) -> Iterator[tuple[Job, Grant]]:
-    """Yield the granted jobs: pinned ones, then those that keep their GPUs, then the others."""
+    """Yield the granted jobs: pinned ones, then those that keep their GPUs, then the others.
+
+    With priorities, those of a higher one come before both that keep their GPUs and that do not.
+    """
     order = sorted(
         plan.grants,
         key=lambda grant: (
@@ -235,4 +279,6 @@ def _by_claim(
             snapshot.held.get(grant.job) != grant.gpus,
         ),
     )
+    if priority_of:
+        order.sort(key=lambda grant: (grant.job not in pinned, -priority_of.get(grant.job, 0)))
     return ((snapshot.index[grant.job], grant) for grant in order)

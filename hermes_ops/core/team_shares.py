@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from operator import itemgetter
 
 from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.model import Job, JobId, Snapshot
@@ -25,6 +26,8 @@ class _Demand:
     sizes: list[int] = field(default_factory=list)  # of its other jobs: needed one by one
     held: int = 0  # of `sizes`, the first ones, which its jobs hold now
     growth: list[int] = field(default_factory=list)  # what jobs may take beyond that, part by part
+    priorities: list[int] = field(default_factory=list)  # of `sizes`, where jobs have several
+    holding: list[bool] = field(default_factory=list)  # likewise: whether a job holds them now
     given: int = 0
     spare: int = 0  # given, but less than its next job needs
     next: int = 0  # the first of `sizes` that is not covered yet
@@ -57,7 +60,29 @@ class _Demand:
     @property
     def has_next_held(self) -> bool:
         """True where the next GPUs that it lacks are held by a job of its own."""
+        if self.priorities:
+            return self.next < len(self.holding) and self.holding[self.next]
         return self.next < self.held
+
+    @property
+    def next_priority(self) -> int:
+        """The priority of the job that lacks them; 0 where all jobs have the same one."""
+        return self.priorities[self.next] if self.next < len(self.priorities) else 0
+
+    def order(self, priority_of: Mapping[JobId, int], jobs: Sequence[Job], gpus: int) -> None:
+        """Put what jobs want into the order of their priorities; those that hold GPUs first."""
+        parts: list[tuple[int, bool, int]] = []
+        growth: list[tuple[int, int]] = []
+        for job in jobs:
+            each, priority = _Demand(self.quota), priority_of[job.id]
+            each.want(job, gpus)
+            parts += [(-priority, not each.held, size) for size in each.sizes]
+            growth += [(-priority, size) for size in each.growth]
+        parts.sort(key=itemgetter(0, 1))
+        growth.sort(key=itemgetter(0))
+        self.sizes, self.growth = [size for *_, size in parts], [size for _, size in growth]
+        self.holding = [not waits for _, waits, _ in parts]
+        self.priorities = [-rank for rank, *_ in (*parts, *growth)]
 
     def next_need(self) -> int | None:
         """Cover jobs with the spare GPUs; return what the next one lacks, None without any."""
@@ -77,6 +102,7 @@ def team_shares(
     quota: Quota,
     use: DecayedUse,
     pinned: Collection[JobId],
+    priority_of: Mapping[JobId, int] | None = None,
 ) -> dict[str, int]:
     """Return the GPUs that each team with jobs may hold; more than the pool only if pinned.
 
@@ -89,8 +115,14 @@ def team_shares(
     decide, and jobs would take turns without end. A gang that is first in line and fits once pinned
     jobs of others have left gets all that is left: smaller jobs cannot keep it waiting. A team that
     has jobs alone may hold all GPUs up to its limit.
+
+    With `priority_of`, the priority of each job, a team's jobs want GPUs in the order of their
+    priorities, and of two teams that borrow alike the one whose next job has the higher one comes
+    first, also where the other's holds the GPUs.
     """
     demands = _demands(snapshot, quota, pinned)
+    if priority_of and len(demands) > 1:
+        _order(demands, snapshot, quota, pinned, priority_of)
     if len(demands) == 1:
         [(name, alone)] = demands.items()
         return {name: max(alone.pinned, int(min(alone.quota.limit, len(snapshot.gpus))))}
@@ -125,22 +157,40 @@ def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dic
     return demands
 
 
+def _order(
+    demands: Mapping[str, _Demand],
+    snapshot: Snapshot,
+    quota: Quota,
+    pinned: Collection[JobId],
+    priority_of: Mapping[JobId, int],
+) -> None:
+    """Put what each team wants into the order of its jobs' priorities."""
+    jobs: dict[str, list[Job]] = {name: [] for name in demands}
+    for job in (*snapshot.holding, *snapshot.queue):
+        if job.id not in pinned:
+            jobs[quota.team_of(job.virtual_cluster).name].append(job)
+    for name, demand in demands.items():
+        demand.order(priority_of, jobs[name], len(snapshot.gpus))
+        demand.sizes += demand.growth
+
+
 def _lend(
     demands: Mapping[str, _Demand], factors: Mapping[str, float], rest: int, overdrawn: int
 ) -> None:
-    def place(name: str) -> tuple[float, float, str] | None:
+    def place(name: str) -> tuple[float, int, float, str] | None:
         demand, factor = demands[name], factors[name]
         if (need := demand.next_need()) is None:
             return None
         lent: float = max(0, demand.given - demand.quota.guaranteed)
+        rank = -demand.next_priority
         if demand.has_next_held:
-            return max(lent / STAY, lent - need / 2) / factor, -STAY * factor, name
-        return lent / factor, -factor, name
+            return max(lent / STAY, lent - need / 2) / factor, rank, -STAY * factor, name
+        return lent / factor, rank, -factor, name
 
     line = [found for name in demands if (found := place(name)) is not None]
     heapify(line)
     while line and rest > 0:
-        name = heappop(line)[2]
+        name = heappop(line)[3]
         demand = demands[name]
         need = demand.next_need() or 0
         if demand.given + need > demand.quota.limit or need > rest + overdrawn:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Generic, TypeVar
 
+from hermes_ops.core.class_shares import class_shares, job_priorities
 from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.guards import Quantum
@@ -24,8 +25,10 @@ from hermes_ops.core.model import (
     Term,
     overlay,
 )
+from hermes_ops.core.priority_class import refused_jobs
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.quota_limits import HeldGpus, QuotaLimits, amount_of
+from hermes_ops.core.reclaim_notice import Notices, ReclaimNotice
 from hermes_ops.core.team_shares import team_shares
 from hermes_ops.core.user_limits import blocked_jobs, review_s
 
@@ -49,11 +52,15 @@ EARLY = Reason(
 
 @dataclass(frozen=True, slots=True)
 class QuotaMemory(Generic[M]):
-    """The inner policy's memory, and what each team and each limited user has used."""
+    """The inner policy's memory, and what each team and each limited user has used.
+
+    `notices`: the jobs that keep borrowed GPUs a little longer, and since when.
+    """
 
     inner: M
     use: DecayedUse
     time: GpuTime = field(default_factory=GpuTime)
+    notices: Notices = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +114,26 @@ class WithinQuota(Generic[M]):
         budgets = quota.budget_of_user
         time = memory.time.advance(snapshot, budgets) if budgets else memory.time
         blocked = blocked_jobs(snapshot, budgets, time)
+        blocked.update(refused_jobs(snapshot, quota.class_by_name))
         pinned = self._pinned(snapshot)
-        able = _QuotaView(snapshot, shows_hidden=False).without(blocked.keys() - pinned)
-        limits = QuotaLimits(quota, team_shares(able, quota, use, pinned), blocked)
-        plan, inner, hidden = self._within(snapshot, memory.inner, limits, pinned)
+        limits = _limits(snapshot, quota, use, pinned, blocked)
+        notice = ReclaimNotice(quota.reclaim_notice_s)
+        notices = notice.wanted(snapshot, quota, memory.notices, limits.of_team)
+        leaving = {job for job, _ in notices}
+        plan, inner, hidden = self._within(snapshot, memory.inner, limits, pinned, leaving)
+        if quota.reclaim_notice_s:
+            owing = hidden - blocked.keys()
+            notices = notice.given(snapshot, quota, plan, notices, owing)
         plan = _without_early(snapshot, plan, quota)
-        if budgets:
+        if blocked:
             hidden |= blocked.keys() - {grant.job for grant in plan.grants}.union(plan.ends)
+        if budgets:
             plan = _reviewed(plan, review_s(snapshot, budgets, time))
         if hidden:
             reasons = _Why(snapshot, plan, limits).reasons(hidden)
             plan = replace(plan, reasons=overlay(plan.reasons, reasons))
-        return plan, QuotaMemory(inner, use, time)
+        plan = notice.with_kept(snapshot, plan, notice.kept(snapshot, notices))
+        return plan, QuotaMemory(inner, use, time, notices)
 
     def _pinned(self, snapshot: Snapshot) -> set[JobId]:
         """Return the jobs that keep their GPUs: not preemptible, or within their quantum."""
@@ -128,13 +143,21 @@ class WithinQuota(Generic[M]):
         return pinned & snapshot.retained.keys()
 
     def _within(
-        self, snapshot: Snapshot, memory: M, limits: QuotaLimits, pinned: Collection[JobId]
+        self,
+        snapshot: Snapshot,
+        memory: M,
+        limits: QuotaLimits,
+        pinned: Collection[JobId],
+        leaving: Set[JobId] = frozenset(),
     ) -> tuple[Plan, M, set[JobId]]:
-        """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them."""
+        """Ask the inner policy until its plan keeps the limits and leaves no GPU idle for them.
+
+        Jobs that are `leaving` get GPUs only if those would be idle.
+        """
         view = _QuotaView(snapshot, self.compares)
         lendings, shrinkings, seen = LENDINGS, SHRINKINGS, limits.resized(snapshot)
         plan, after = self.policy.decide(seen, memory)
-        first, hidden = plan, limits.blocked.keys() - pinned
+        first, hidden = plan, {*limits.blocked, *leaving}.difference(pinned)
         always = frozenset(hidden)
         if hidden:
             seen = limits.resized(view.without(hidden))
@@ -163,6 +186,21 @@ class WithinQuota(Generic[M]):
         plan = _ended(snapshot, replace(plan, grants=grants), first)
         hidden.difference_update(plan.ends)
         return _ranked(snapshot, plan, first, hidden), after, hidden
+
+
+def _limits(
+    snapshot: Snapshot,
+    quota: Quota,
+    use: DecayedUse,
+    pinned: Collection[JobId],
+    blocked: Mapping[JobId, Reason],
+) -> QuotaLimits:
+    """Return what teams, priorities and users may hold; blocked jobs want nothing."""
+    able = _QuotaView(snapshot, shows_hidden=False).without(blocked.keys() - pinned)
+    priorities = job_priorities(able, quota)
+    shares = team_shares(able, quota, use, pinned, priorities)
+    classes = class_shares(able, quota, priorities, shares, pinned)
+    return QuotaLimits(quota, shares, blocked, classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +344,8 @@ class _Why:
             change = "a trial of the user leaving its GPUs, or a higher limit"
             return Reason(f"{_verb(job)}: {text}", terms, would_change=change)
         taker = next((takers[gpu] for gpu in job.gpus_held if gpu in takers), None)
+        if (above := self._higher(job, taker)) is not None:
+            return replace(above, terms=terms)
         other = self._preemptor(team, taker, owed) if job.holds_gpus else None
         if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
@@ -317,6 +357,26 @@ class _Why:
             text = f"preempted because {_name(other)} now gets its share of the GPUs that are lent"
             change = f"{_name(other)} leaving GPUs idle"
         return Reason(f"{text}; {now}", terms, runner_up=taker, would_change=change)
+
+    def _higher(self, job: Job, taker: JobId | None) -> Reason | None:
+        """Return the reason if a higher class of its own team keeps the job from its GPUs."""
+        accounts, priority_of = self.limits.classes.account_of, self.limits.classes.priority_of
+        account, team = accounts.get(job.id), self.limits.team(job)
+        if account is None:
+            return None
+        change = "jobs of a higher class of its team ending"
+        if job.holds_gpus:
+            index = self.snapshot.index
+            if taker is None or self.limits.team(index[taker]) != team:
+                return None
+            if priority_of[taker] <= priority_of[job.id]:
+                return None
+            text = f"preempted because {taker} of {_name(team)} is of a higher class"
+            return Reason(text, runner_up=taker, would_change=change)
+        if self.limits.of_team[account] >= self.limits.of_team.get(team.name, 0):
+            return None
+        text = f"waits: trials of a higher class of {_name(team)} go first"
+        return Reason(text, would_change=change)
 
     def _preemptor(
         self, team: TeamQuota, taker: JobId | None, owed: Sequence[TeamQuota]

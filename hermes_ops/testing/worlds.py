@@ -159,6 +159,7 @@ def jobs(draw: st.DrawFn, number: int, shares: tuple[float, ...]) -> Job:
         weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
         user=draw(st.sampled_from(["", "ann", "bob"])),
         virtual_cluster=draw(st.sampled_from(["", "vision", "speech"])),
+        priority_class=draw(st.sampled_from(["", "", "interactive", "nightly"])),
         model_name=draw(st.sampled_from([None, "vgg16", "resnet50"])),
         tensor_skew=draw(st.sampled_from([None, 0.1, 9.0])),
         total_steps=draw(st.sampled_from([None, 6, 9])),

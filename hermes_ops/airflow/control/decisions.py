@@ -34,7 +34,7 @@ TAIL_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice about one trial: `action` is start, stop, end, resize or wait."""
+    """One choice about one trial: `action` is start, stop, end, resize, notice or wait."""
 
     time_s: float
     sweep: str

@@ -17,13 +17,14 @@ from typing import Any
 from hermes_ops.airflow.control.past_use import PastUse
 from hermes_ops.airflow.control.policy_settings import read_object
 from hermes_ops.airflow.folders import home
-from hermes_ops.config.pool_quota import PoolQuota, parse_quota
+from hermes_ops.config.pool_quota import PoolQuota, parse_quota, refuse_class
 from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.guards import Quantum
 from hermes_ops.core.model import Policy
 from hermes_ops.core.options import GuardOptions
 from hermes_ops.core.quota import Quota
+from hermes_ops.core.reclaim_notice import Notices
 from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.policies import compares_trials
@@ -66,6 +67,11 @@ class QuotaSettings:
             at_s = 0.0
         return cls(quota, str(value.get("by") or ""), float(at_s))
 
+    @classmethod
+    def of_pool(cls, pool: str) -> QuotaSettings | None:
+        """Return the settings of that pool in this home, as `load` does."""
+        return cls.load(cls.file(pool))
+
     @staticmethod
     def file(pool: str) -> Path:
         """Return the path of the quota of that pool in this home."""
@@ -87,6 +93,20 @@ class QuotaSettings:
         return {"quota": self.quota.model_dump(mode="json"), "by": self.by, "at_s": self.at_s}
 
 
+def refuse_class_in_pool(pool: str, name: str | None, user: str, source: str) -> None:
+    """Raise ConfigError if the quota of the pool does not let that user start such a sweep.
+
+    Without a quota each class is allowed. While the quota is malformed nobody is refused here: the
+    controller keeps the one in force.
+    """
+    try:
+        settings = QuotaSettings.of_pool(pool)
+    except HermesError:
+        return
+    if settings is not None:
+        refuse_class(settings.quota, name, user, source)
+
+
 @dataclass(slots=True)
 class QuotaInForce:
     """The quota that a controller keeps, and what the teams have used.
@@ -99,6 +119,7 @@ class QuotaInForce:
     past_use: Callable[[PoolQuota], Future[PastUse]] | None = None
     use: DecayedUse = field(default_factory=DecayedUse)
     time: GpuTime = field(default_factory=GpuTime)
+    notices: Notices = ()
     settings: QuotaSettings | None = None
     quota: Quota | None = None
     _version: tuple[int, int, int] | None = None
@@ -140,7 +161,7 @@ class QuotaInForce:
         return {} if self.settings is None else self.settings.quota.team_of_user
 
     def _adopt(self, settings: QuotaSettings | None) -> None:
-        self.settings, self._scaled_to = settings, None
+        self.settings, self._scaled_to, self.notices = settings, None, ()
         if settings is None:
             self.quota, self.use, self.time = None, DecayedUse(), GpuTime()
             self._reading = None
@@ -197,13 +218,13 @@ class QuotaInForce:
         quantum = Quantum(guards.k, guards.default_switch_s)
         compares = compares_trials(policy.name)
         within = WithinQuota(policy, self.quota, quantum, compares=compares)
-        return within, QuotaMemory(memory, self.use, self.time)
+        return within, QuotaMemory(memory, self.use, self.time, self.notices)
 
     def release(self, memory: Any) -> Any:  # noqa: ANN401 - any policy's memory
-        """Keep the use in a memory of `enclose` after a decision; return the policy's own part."""
+        """Keep what a memory of `enclose` has of teams; return the policy's own part."""
         if not isinstance(memory, QuotaMemory):
             return memory
-        self.use, self.time = memory.use, memory.time
+        self.use, self.time, self.notices = memory.use, memory.time, memory.notices
         return memory.inner
 
     def scaling(self, gpus: int) -> str:

@@ -5,6 +5,7 @@ In its HTML everything is escaped, and no other origin is loaded.
 
 from __future__ import annotations
 
+import json
 import logging
 from base64 import b64encode
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
@@ -30,8 +31,11 @@ from hermes_ops.airflow.page.access import ENTRY, Reader, dag_reader, readable_p
 from hermes_ops.airflow.page.history import NEWEST_ROWS, history
 from hermes_ops.airflow.page.pool_view import PageSources, decision_row, pool_contents
 from hermes_ops.airflow.page.sweep_view import decisions_of, read_sweep_view, sweep_contents
+from hermes_ops.airflow.page.usage_view import UsageQuery, UsageTable
 from hermes_ops.airflow.page.what_if import current_choice, what_if
 from hermes_ops.core.amounts import duration
+from hermes_ops.core.usage import BY
+from hermes_ops.core.usage_table import csv_text, key_text, number_text
 from hermes_ops.errors import HermesError, Unavailable, Unsupported
 from hermes_ops.policies import live_policies
 
@@ -105,6 +109,10 @@ SweepName = Annotated[str, Query(max_length=512)]
 PageNumber = Annotated[int, Query(ge=1, le=1_000_000)]
 FilePlace = Annotated[int | None, Query(ge=1, le=2**53)]
 PolicyName = Annotated[str, Query(max_length=64)]
+UsageKey = Annotated[Literal["user", "team", "sweep", "day"], Query()]
+UsageDays = Annotated[int, Query(ge=1, le=366)]
+UsageForm = Annotated[Literal["html", "csv", "json"], Query()]
+PERIODS_DAYS = (1, 7, 30, 92, 366)
 
 
 def create_app(open_sources: Callable[[], PageSources] = PageSources.from_airflow) -> FastAPI:
@@ -122,6 +130,7 @@ def create_app(open_sources: Callable[[], PageSources] = PageSources.from_airflo
     app.add_api_route("/sweeps", sweeps_page, response_class=HTMLResponse)
     app.add_api_route("/sweep", sweep_page, response_class=HTMLResponse)
     app.add_api_route("/explain", explain_page, response_class=HTMLResponse)
+    app.add_api_route("/usage", usage_page, response_class=HTMLResponse)
     app.add_api_route("/what-if", what_if_page, response_class=HTMLResponse)
     for error in (StarletteHTTPException, RequestValidationError, HermesError):
         app.add_exception_handler(error, _failed)
@@ -244,6 +253,57 @@ def explain_page(
         decisions=[decision_row(d, reader) for d in explanation.decisions[:200]],
         now_s=sources.clock(),
     )
+
+
+def usage_page(
+    sources: SourcesDep,
+    reader: ReaderDep,
+    pools: PoolsDep,
+    *,
+    pool: PoolName = None,
+    by: UsageKey = "user",
+    days: UsageDays = 30,
+    form: UsageForm = "html",
+) -> Response:
+    """Show who used how much of a pool, of the sweeps that the user may see; also as CSV, JSON."""
+    chosen = _chosen(pools, pool)
+    if chosen is None:
+        raise HTTPException(404, "There is no pool that you may read.")
+    dags = sources.metadata.sweep_dags()
+    readable = frozenset(dag for dag in dags if reader.reads_dag(dag))
+    query = UsageQuery(chosen, days, by, readable, len(readable) == len(dags))
+    table, trouble = sources.usage.get(query)
+    if form != "html":
+        if table is None:
+            raise HTTPException(503, trouble or "It is being read: ask again in a moment.")
+        return _usage_file(table, form)
+    return draw(
+        "usage",
+        pools=pools,
+        pool=chosen,
+        query=query,
+        table=table,
+        trouble=trouble,
+        now_s=sources.clock(),
+        keys=BY,
+        periods=PERIODS_DAYS,
+        key_text=key_text,
+        number_text=number_text,
+    )
+
+
+def _usage_file(table: UsageTable, form: str) -> Response:
+    """Return the table as a file to keep."""
+    by = table.query.by
+    if form == "csv":
+        text, kind = csv_text(by, table.rows, table.columns), "text/csv; charset=utf-8"
+    else:
+        shown = [{"key": r["key"], **{name: r[name] for name in table.columns}} for r in table.rows]
+        document = {"by": by, "days": table.query.days, "read_s": table.read_s, "usage": shown}
+        text, kind = json.dumps(document), "application/json"
+    name = f"usage-by-{by}-{table.query.days}-days.{form}"
+    disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text, media_type=kind, headers=_headers() | disposition)
 
 
 def what_if_page(

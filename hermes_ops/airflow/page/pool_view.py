@@ -21,6 +21,8 @@ from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.explanation import (
     UNDECIDED,
+    away_lines,
+    notice_lines,
     ownership,
     problem_lines,
     quota_lines,
@@ -31,6 +33,7 @@ from hermes_ops.airflow.explanation import (
 from hermes_ops.airflow.metadata import Metadata, PoolRow
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.progress import ProgressCache
+from hermes_ops.airflow.page.usage_view import DEFAULT_POOL, UsageReader
 from hermes_ops.airflow.records import SweepRecord, decode
 from hermes_ops.core.model import QUEUED_PHASES
 from hermes_ops.errors import HermesError
@@ -42,7 +45,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DEFAULT_POOL = "gpus"
 SILENCE_S = 10.0
 """Seconds without requests for optional data after MLflow did not answer."""
 FRESH_S = 1.0
@@ -73,12 +75,16 @@ class PageSources:
     open_tracker: Callable[[], Tracker]
     clock: Callable[[], float] = time.time
     progress: ProgressCache = field(default_factory=ProgressCache)
+    usage: UsageReader = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sweeps: dict[str, RunningSweeps] = field(default_factory=dict)
     _quotas: dict[str, QuotaInForce] = field(default_factory=dict)
     _pool_views: dict[str, PoolView] = field(default_factory=dict)
     _tracker: Tracker | None = None
     _silent_until_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.usage = UsageReader(self.metadata, lambda: self.tracker, self.clock)
 
     @classmethod
     def from_airflow(cls) -> PageSources:
@@ -191,6 +197,7 @@ class PoolContents:
     unseen_sweeps: int
     decisions: Sequence[Mapping[str, Any]]
     teams: Sequence[str] = ()  # a line each: what it holds
+    notices: Sequence[str] = ()  # likewise: the trials that lose their GPUs soon
     problems: Sequence[str] = ()  # rounds that fail, and what fails of sweeps that are seen
 
     @property
@@ -225,6 +232,7 @@ def pool_contents(
         unseen_sweeps=len(pool_view.sweep_states) - len(seen),
         decisions=last_decisions(decisions, reader),
         teams=quota_lines(pool_view.view),
+        notices=[reader.veiled(line) for line in notice_lines(pool_view.view)],
         problems=_problems(pool_view.view, [sweep for sweep, _ in seen]),
     )
 
@@ -232,7 +240,7 @@ def pool_contents(
 def _problems(view: Mapping[str, Any], sweeps: Iterable[str]) -> list[str]:
     """Return the failing rounds, and the failing steps of these sweeps, each once."""
     lines = (line for sweep in sweeps for line in problem_lines(view, sweep))
-    whole = (trouble_line(view), scaling_line(view))
+    whole = (trouble_line(view), scaling_line(view), *away_lines(view))
     return [line for line in dict.fromkeys([*whole, *lines]) if line]
 
 

@@ -12,8 +12,9 @@ from hermes_ops.airflow.control.decisions import read_before
 from hermes_ops.airflow.metadata import PastRun
 from hermes_ops.airflow.page.access import Reader
 from hermes_ops.airflow.page.history import SweepRow, sweep_row
-from hermes_ops.airflow.page.pool_view import DEFAULT_POOL, PageSources, PoolView, decision_row
+from hermes_ops.airflow.page.pool_view import PageSources, PoolView, decision_row
 from hermes_ops.airflow.page.progress import LiveSweep, SweepProgress, read_progress
+from hermes_ops.airflow.page.usage_view import DEFAULT_POOL
 from hermes_ops.airflow.records import FAILURES_TAG, SweepRecord, decode
 from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.summary import TrialSummary, course

@@ -19,7 +19,13 @@ from typing import Any
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from hermes_ops.airflow.folders import TrialFolder, WakeFile, controller_wake_file, read_stop_flag
+from hermes_ops.airflow.folders import (
+    TrialFolder,
+    WakeFile,
+    controller_wake_file,
+    read_notice,
+    read_stop_flag,
+)
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.records import StopFlag
 from hermes_ops.airflow.trial.connections import URI, mlflow_variables
@@ -100,6 +106,11 @@ class HeldPod:
     def stop_flag(self) -> StopFlag | None:
         """Return the stop flag of its lease."""
         return read_stop_flag(self.folder, self.epoch)
+
+    def notice(self) -> str:
+        """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
+        notice = read_notice(self.folder, self.epoch)
+        return "" if notice is None else f"Notice: it {notice.reason}"
 
     def relay(self) -> None:
         """Do nothing: the controller reads the trial's status itself."""

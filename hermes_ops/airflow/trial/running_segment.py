@@ -29,7 +29,10 @@ POLL_S = 0.02
 """Seconds between two checks of a running segment; its exit is noticed at once."""
 FLAG_PERIOD_S = 1.0
 """Seconds between two requests for the stop flag when no wake file announces one."""
+REMOTE_FLAG_PERIOD_S = 0.5
+"""The same on a machine that sees no wake file of the controller: a switch waits for it."""
 STATUS_PERIOD_S = 0.5
+WITHDRAWN = "It keeps its GPUs: nobody wants them back any more."
 RESIZE_WAIT_S = 30.0
 """Seconds that a task keeps its slots after a segment's end for the next lease of its trial.
 
@@ -83,6 +86,9 @@ class WatchedTrial(Protocol):
     def stop_flag(self) -> StopFlag | None:
         """Return the stop flag of the segment's lease; None without one."""
 
+    def notice(self) -> str:
+        """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
+
     def relay(self) -> None:
         """Pass on the trial's status."""
 
@@ -94,22 +100,27 @@ def watch_segment(
     *,
     poll_s: Callable[[], float] = lambda: POLL_S,
     given_up: Callable[[], bool] = lambda: False,
+    flag_period_s: float = FLAG_PERIOD_S,
 ) -> tuple[StopFlag | None, int | None]:
     """Supervise the segment; return its stop flag, and its exit code once it has exited.
 
     The code is None where it was given up or handed over before: it still runs then.
     """
     flag: StopFlag | None = None
+    notice = ""
     relayed_at = asked_at = 0.0
     wake_file = trial.wake_file()
     while (code := segment.wait(poll_s())) is None and not (segment.handed_over or given_up()):
-        if wake_file.woken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
+        if wake_file.woken() or time.monotonic() - asked_at >= flag_period_s:
             asked_at = time.monotonic()
             final = flag is not None and flag.final is not None
             newest = flag if final else if_airflow_answers(trial.stop_flag, say)
             if newest is not None and newest != flag:
                 _obey(segment, newest, say if flag is None else None)
                 flag = newest
+            if flag is None and (now := trial.notice()) != notice:
+                say(now or WITHDRAWN)
+                notice = now
         if time.monotonic() - relayed_at >= STATUS_PERIOD_S:
             relayed_at = time.monotonic()
             if_airflow_answers(trial.relay, say)

@@ -14,6 +14,7 @@ from hermes_ops.airflow.folders import (
     WakeFile,
     all_ended,
     controller_wake_file,
+    read_notice,
     read_stop_flag,
 )
 from hermes_ops.airflow.records import (
@@ -149,6 +150,11 @@ class SegmentRun:
         mine = self.lease
         same = (lease.run_id, lease.anew, lease.pod) == (mine.run_id, mine.anew, mine.pod)
         return lease if same else None
+
+    def notice(self) -> str:
+        """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
+        notice = read_notice(self.folder, self.lease.epoch)
+        return "" if notice is None else f"Notice: it {notice.reason}"
 
     def relay(self) -> None:
         """Record the trial's status, if it has changed."""

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_ops.config.pool_quota import PoolQuota, load_quota
+from hermes_ops.config.pool_quota import PoolQuota, load_quota, refuse_class
+from hermes_ops.core.priority_class import PriorityClass
 from hermes_ops.core.quota import TeamQuota, UserBudget
 from hermes_ops.errors import ConfigError
 
@@ -56,6 +57,20 @@ def test_a_quota_file_becomes_the_quota_of_the_core(tmp_path: Path) -> None:
             "quota.yaml:2 users[0].gpu_hours_per_day",
             "number",
         ),
+        ("teams: []\nclasses: [{name: gold}]", "quota.yaml:2 classes[0].priority", "100, normal"),
+        (
+            "teams: [{name: vision}]\nclasses: [{name: nightly, teams: [vison]}]",
+            "quota.yaml:2 classes[0].teams[0]",
+            "did you mean vision?",
+        ),
+        (
+            "teams: []\nclasses: [{name: normal}, {name: normal}]",
+            "classes[1].name",
+            "each name once",
+        ),
+        ("teams: []\nclasses: [{name: a b, priority: 1}]", "classes[0].name", "name: a-b"),
+        ("teams: []\nclasses: [{name: a, priority: .nan}]", "classes[0].priority", "whole number"),
+        ("teams: []\nreclaim_notice_seconds: -1", "reclaim_notice_seconds", "0 or more"),
         ("- 1", "", "mapping"),
     ],
 )
@@ -68,6 +83,53 @@ def test_a_mistake_is_named_with_its_line_and_the_remedy(
     assert where in message
     assert words in message
     assert "Fix: " in message
+
+
+def test_the_file_adds_classes_and_says_who_may_use_the_built_in_ones(tmp_path: Path) -> None:
+    read = load(
+        tmp_path,
+        "teams: [{name: vision, users: [ann]}]\n"
+        "classes:\n"
+        "  - {name: gold, priority: 50, teams: [vision]}\n"
+        "  - {name: interactive, users: [eve]}\n"
+        "  - {name: nightly, priority: -5}\n"
+        "reclaim_notice_seconds: 30",
+    )
+    assert read.quota().classes == (
+        PriorityClass("interactive", 100, users=frozenset({"eve"})),
+        PriorityClass("gold", 50, teams=frozenset({"vision"})),
+        PriorityClass("normal", 0),
+        PriorityClass("nightly", -5),
+    )
+    assert read.quota().reclaim_notice_s == 30.0
+    assert read.quota().priorities == {
+        "": 0, "interactive": 100, "gold": 50, "normal": 0, "nightly": -5
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "user", "words"),
+    [
+        ("gold", "ann", "user ann of team vision may not use the class 'gold'"),
+        ("gold", "bob", "user bob may not use the class 'gold'"),
+        ("golden", "eve", "has no class 'golden'; allowed: one of gold, interactive, normal"),
+    ],
+)
+def test_a_class_that_a_user_may_not_use_is_refused_with_those_that_he_may(
+    tmp_path: Path, name: str, user: str, words: str
+) -> None:
+    quota = load(
+        tmp_path,
+        "teams: [{name: vision, users: [ann]}]\n"
+        "classes: [{name: gold, priority: 500, users: [eve]}]",
+    )
+    refuse_class(quota, "gold", "eve", "sweep.yaml")
+    refuse_class(quota, None, user, "sweep.yaml")
+    with pytest.raises(ConfigError) as refused:
+        refuse_class(quota, name, user, "sweep.yaml")
+    assert words in str(refused.value)
+    assert "class: found" in str(refused.value)
+    assert "Fix: name one of those" in str(refused.value)
 
 
 def test_guarantees_are_not_compared_with_a_pool_of_unknown_size(tmp_path: Path) -> None:

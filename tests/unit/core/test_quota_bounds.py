@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,12 +33,16 @@ class Watched(Wrapper[Any]):
     def __init__(self, policy: Policy[Any]) -> None:
         object.__setattr__(self, "policy", policy)
         object.__setattr__(self, "seen", [])
+        object.__setattr__(self, "plans", [])
 
     seen: list[Snapshot]
+    plans: list[Plan]
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:
         self.seen.append(snapshot)
-        return self.policy.decide(snapshot, memory)
+        plan, memory = self.policy.decide(snapshot, memory)
+        self.plans.append(plan)
+        return plan, memory
 
 
 def shortfalls(seen: list[Snapshot], quota: Quota) -> Iterator[float]:
@@ -80,7 +85,8 @@ def assert_bounded(policy: Policy[Any], cluster: VirtualCluster, quota: Quota) -
     within = guarded(policy, k=K, default_switch_s=SWITCH_S)
     watched = Watched(WithinQuota(within, quota, Quantum(K, SWITCH_S)))
     play(watched, cluster, until_s=150.0)
-    assert max(shortfalls(watched.seen, quota), default=0.0) <= BOUND_S
+    bound_s = BOUND_S + quota.reclaim_notice_s
+    assert max(shortfalls(watched.seen, quota), default=0.0) <= bound_s
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -90,6 +96,36 @@ def test_no_team_waits_longer_for_a_guaranteed_gpu_than_a_quantum_and_a_switch(
     name: str, drawn: tuple[VirtualCluster, Quota]
 ) -> None:
     assert_bounded(make_policy(name, {}), *drawn)
+
+
+@pytest.mark.parametrize("name", ["fifo", "2d-las", "fair"])
+@given(drawn=shared_clusters(), notice_s=st.sampled_from([1.0, 7.0, 30.0]))
+@settings(max_examples=8, deadline=None)
+def test_a_notice_lengthens_that_wait_by_no_more_than_itself(
+    name: str, drawn: tuple[VirtualCluster, Quota], notice_s: float
+) -> None:
+    cluster, quota = drawn
+    assert_bounded(make_policy(name, {}), cluster, replace(quota, reclaim_notice_s=notice_s))
+
+
+@given(drawn=shared_clusters(), notice_s=st.sampled_from([1.0, 7.0, 30.0]))
+@settings(max_examples=12, deadline=None)
+def test_no_trial_loses_borrowed_gpus_before_its_notice_is_over(
+    drawn: tuple[VirtualCluster, Quota], notice_s: float
+) -> None:
+    """The policy itself stops no trial: each stop is a reclaim."""
+    cluster, quota = drawn
+    within = WithinQuota(make_policy("fifo", {}), replace(quota, reclaim_notice_s=notice_s))
+    watched = Watched(within)
+    play(watched, cluster, until_s=150.0)
+    ends: dict[JobId, float] = {}
+    for snapshot, plan in zip(watched.seen, watched.plans, strict=True):
+        for stopped in snapshot.held.keys() - {grant.job for grant in plan.grants}:
+            assert snapshot.time_s >= ends[stopped]
+        noticed = dict(plan.notices)
+        assert all(end_s > snapshot.time_s for end_s in noticed.values())
+        assert all(plan.gpus_of(job) for job in noticed)
+        ends = {job: noticed.get(job, end_s) for job, end_s in (ends | noticed).items()}
 
 
 @given(drawn=shared_clusters())

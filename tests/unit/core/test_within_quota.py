@@ -171,11 +171,14 @@ def test_scaled_guarantees_add_up_to_at_most_the_pool(given_gpus: list[int], gpu
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
-def test_with_one_team_and_no_limit_the_plan_is_the_inner_policys(
+def test_with_one_team_one_class_and_no_limit_the_plan_is_the_inner_policys(
     name: str, data: st.DataObject
 ) -> None:
     policy = built(name, "guarded")
     snapshot, memory = data.draw(histories(name, policy))
+    one_class = data.draw(st.sampled_from(["", "nightly"]))
+    jobs = tuple(replace(each, priority_class=one_class) for each in snapshot.jobs)
+    snapshot = replace(snapshot, jobs=jobs)
     limitless = WithinQuota(policy, Quota(others=TeamQuota("", 5)))
     plan, _ = limitless.decide(snapshot, replace(limitless.initial(), inner=memory))
     expected, _ = policy.decide(snapshot, memory)

@@ -12,11 +12,12 @@ from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.reconcile import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.folders import read_lease, read_stop_flag
+from hermes_ops.airflow.folders import TrialFolder, read_lease, read_notice, read_stop_flag
 from hermes_ops.airflow.records import (
     FAILED_TAG,
     HELD_POOL_SLOTS,
     CloseRecord,
+    Notice,
     StopFlag,
     encode,
 )
@@ -95,6 +96,20 @@ def test_a_preemption_writes_the_stop_flag_then_the_lease_then_the_rank(requests
     assert outside.of("rank") == [("rank", 1, LEASED_WEIGHT, 1)]
 
 
+def test_a_notice_is_written_once_for_the_lease_and_the_log_and_withdrawn_when_it_is_over() -> None:
+    applier, world = Journal().applier(1), sweep_with(running(0, 0))
+    snapshot = Snapshot(NOW_S, (Gpu(0),), tuple(world.jobs(NOW_S)))
+    reason = {job(0): Reason("keeps its GPUs until 12:00:05 UTC")}
+    told = Plan((Grant(job(0), (0,)),), reasons=reason, notices=((job(0), 230.0),))
+    folder = TrialFolder.from_sweep(SWEEP, 0)
+    for _ in range(2):
+        applier.apply({SWEEP: world}, snapshot, told, (), {SWEEP: 0.4})
+    assert read_notice(folder, 1) == Notice(1, "keeps its GPUs until 12:00:05 UTC", 230.0)
+    assert [(d["action"], d["trial"]) for d in read_local(SWEEP)] == [("notice", 0)]
+    applier.apply({SWEEP: world}, snapshot, replace(told, notices=()), (), {SWEEP: 0.4})
+    assert read_notice(folder, 1) is None
+
+
 def test_a_resize_tells_the_task_to_keep_its_slots_and_a_stop_does_not() -> None:
     outside = Journal()
     world = sweep_with(running(0, 0, 1), running(1, 2))
@@ -117,8 +132,20 @@ def test_a_task_has_the_slots_of_its_next_lease_before_that_is_written_and_less_
 def test_a_task_for_which_the_pool_has_no_slots_open_gets_no_lease_and_waits() -> None:
     outside = Journal(most_slots=1)
     world = sweep_with(resizing(0, 1, 0), resizing(1, 2, 1, 2))
-    carry_out(outside.applier(), world, start(0, 0, 2), start(1, 1))
+    applier = outside.applier()
+    carry_out(applier, world, start(0, 0, 2), start(1, 1))
     assert kinds(outside) == [("slots", 1), ("slots", 0), ("hermes_lease", 1)]
+    assert applier.waits_for_slots
+    outside.most_slots = 3
+    carry_out(applier, world, start(0, 0, 2))
+    assert not applier.waits_for_slots
+
+
+def test_a_pool_that_is_shut_down_waits_for_no_slots() -> None:
+    applier, world = Journal(most_slots=1).applier(), sweep_with(resizing(0, 1, 0))
+    carry_out(applier, world, start(0, 0, 2))
+    applier.stop_all([world], NOW_S)
+    assert not applier.waits_for_slots
 
 
 @pytest.mark.parametrize("asked", [1, 3])

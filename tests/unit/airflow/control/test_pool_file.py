@@ -10,7 +10,14 @@ import pytest
 from hermes_ops.airflow.control.pool_file import publish, read_view, view_path
 from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.explanation import ownership, quota_lines, scaling_line
+from hermes_ops.airflow.explanation import (
+    notice_lines,
+    ownership,
+    queue_document,
+    queue_lines,
+    quota_lines,
+    scaling_line,
+)
 from hermes_ops.config.pool_quota import parse_quota
 from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Term
@@ -123,6 +130,31 @@ def test_a_view_has_the_owner_of_each_trial_and_what_each_team_holds(tmp_path: P
         "Team speech: 0 GPUs held, 0 of them borrowed; 1 guaranteed; 0 trials wait",
     ]
     assert "scaled to vision 0, speech 1, others 0" in scaling_line(view)
+
+
+def test_a_view_has_the_class_of_each_trial_and_who_has_notice_until_when(tmp_path: Path) -> None:
+    quota = QuotaInForce(tmp_path / "quota-gpus.json")
+    data = {"teams": [{"name": "vision", "users": ["ann"]}]}
+    QuotaSettings(parse_quota(data, "test")).write(quota.path)
+    quota.refresh()
+    world = sweep_with(running(0, 0), waiting(1), pending(2))
+    facts = replace(world.spec.facts, user="ann", priority_class="nightly")
+    world.spec = replace(world.spec, facts=facts).in_team("vision")
+    held, waits = JobId(f"{SWEEP}/0"), JobId(f"{SWEEP}/1")
+    reasons = {held: Reason("keeps its GPUs until 00:00:09 UTC, then is preempted: team b")}
+    plan = Plan((Grant(held, (0,)),), ranking=(waits,), reasons=reasons, notices=((held, 9.0),))
+    snapshot = Snapshot(7.0, (Gpu(0),), tuple(world.jobs(110.0)))
+    publish("gpus", snapshot, plan, {SWEEP: world}, "p", quota=quota)
+    view = read_view("gpus")
+    assert notice_lines(view) == [
+        f"Notice: {SWEEP}/0 keeps its GPUs until 00:00:09 UTC, then is preempted: team b"
+    ]
+    assert queue_lines(view) == [
+        f"{SWEEP}/0 running on GPU 0: user ann, team vision, class nightly, borrowed",
+        f"{SWEEP}/1 waiting at rank 1: user ann, team vision, class nightly",
+        f"{SWEEP}/2 pending: user ann, team vision, class nightly",
+    ]
+    assert [row["notice_until_s"] for row in queue_document(view)] == [9.0, None, None]
 
 
 def test_a_view_says_how_much_of_their_gpu_hours_users_have_used(tmp_path: Path) -> None:

@@ -180,6 +180,26 @@ def test_a_sweep_is_its_triggering_users_and_else_its_files_or_its_dags(
     assert owner(run, named) == expected
 
 
+@pytest.mark.parametrize(
+    ("nightly", "triggered_by", "named", "expected"),
+    [
+        (False, "ann", None, "normal"),
+        (True, "", None, "nightly"),
+        (True, "", "interactive", "interactive"),
+        (True, "ann", None, "normal"),
+        (False, "", "gold", "gold"),
+    ],
+)
+def test_a_scheduled_night_is_of_the_class_nightly_unless_its_file_says_another(
+    nightly: bool, triggered_by: str, named: str | None, expected: str
+) -> None:
+    row = run_row(**{"class": named})
+    run = replace(row, triggered_by=triggered_by, sweep={**row.sweep, "nightly": nightly})
+    spec = SweepSpec.from_run(run)
+    assert spec is not None
+    assert spec.facts.priority_class == expected
+
+
 def test_trials_change_their_team_with_the_quota_in_force() -> None:
     runs = (replace(run_row(), triggered_by="ann"),)
     metadata: Any = Tables({}, row(0))

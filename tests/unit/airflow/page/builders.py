@@ -58,6 +58,11 @@ class Database:
     def past_sweeps(self, dags: Any, most: int, skip: int = 0) -> tuple[PastRun, ...]:
         return tuple([p for p in self._past() if p.run.dag_id in dags][skip : skip + most])
 
+    def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
+        if self.away:
+            raise Unavailable("host db.internal refused the user airflow")
+        return tuple(p for p in self._past() if p.ended_s is None or p.ended_s >= since_s)[:most]
+
     def sweep(self, sweep: str) -> PastRun | None:
         return next((p for p in self._past() if p.run.sweep_id == sweep), None)
 

@@ -30,7 +30,10 @@ from tests.unit.airflow.page.builders import (
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/sweeps", "/sweep?sweep=x", "/explain?trial=x/1", "/what-if?policy=fifo", "/else"],
+    [
+        *("/", "/sweeps", "/sweep?sweep=x", "/explain?trial=x/1", "/what-if?policy=fifo", "/else"),
+        *("/usage", "/usage?form=csv"),
+    ],
 )
 def test_nobody_gets_more_than_the_way_to_the_login(get: Get, path: str) -> None:
     decide("start", "it converges")
@@ -42,7 +45,10 @@ def test_nobody_gets_more_than_the_way_to_the_login(get: Get, path: str) -> None
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/sweeps", f"/sweep?sweep={SWEEP}", f"/explain?trial={SWEEP}/0", "/what-if?policy=fifo"],
+    [
+        *("/", "/sweeps", f"/sweep?sweep={SWEEP}", f"/explain?trial={SWEEP}/0"),
+        *("/what-if?policy=fifo", "/usage", "/usage?form=json"),
+    ],
 )
 def test_a_user_who_may_read_no_dag_is_refused(get: Get, path: str) -> None:
     decide("start", "it converges")

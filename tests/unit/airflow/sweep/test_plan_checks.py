@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from hermes_ops.airflow.sweep.tasks import refuse_missing
+from hermes_ops.airflow.control.quota_settings import QuotaSettings
+from hermes_ops.airflow.sweep.tasks import refuse_class, refuse_missing
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.config.model import EXAMPLE
+from hermes_ops.config.pool_quota import parse_quota
+from hermes_ops.errors import ConfigError
 
 
 def sweep(**trial: Any) -> SweepConfig:
@@ -24,6 +28,20 @@ def test_the_plan_refuses_references_to_what_trials_of_its_worker_do_not_have() 
     assert "trial.environment.A" in text
     assert "--trial-environment AWS_KEY" in text
     assert "trial.environment.B" in text
+
+
+def test_the_plan_refuses_a_class_that_whoever_triggered_it_may_not_use() -> None:
+    data = {"teams": [], "classes": [{"name": "interactive", "users": ["ann"]}]}
+    QuotaSettings(parse_quota(data, "test")).write(QuotaSettings.file("gpus"))
+    config = parse({**EXAMPLE, "class": "interactive"}, "test", None)
+
+    def context(user: str | None) -> dict[str, Any]:
+        return {"run_id": "digits-1", "dag_run": SimpleNamespace(triggering_user_name=user)}
+
+    refuse_class(config, context("ann"))
+    refuse_class(config, context(None))
+    with pytest.raises(ConfigError, match="user bob may not use the class 'interactive'"):
+        refuse_class(config, context("bob"))
 
 
 @pytest.mark.parametrize(

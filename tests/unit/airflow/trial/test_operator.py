@@ -21,13 +21,14 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
 
 from hermes_ops.airflow import plugin
-from hermes_ops.airflow.folders import TrialFolder, write_lease
+from hermes_ops.airflow.folders import TrialFolder, write_lease, write_notice
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
     STOP_KEY,
     Lease,
+    Notice,
     SegmentRecord,
     decode,
     encode,
@@ -40,7 +41,7 @@ from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.running_segment import watch_segment
 from hermes_ops.airflow.trial.segment_run import MOST_WITHOUT_SPACE, SegmentRun
 from hermes_ops.airflow.trial.trial_task import TrialTask
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, NotAllowed
 from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
@@ -49,6 +50,7 @@ class Operator:
 
     number = 0
     mlflow_conn_id = storage_conn_id = None
+    renders_connections = False
     operator_extra_links: Any = (MlflowRunLink(),)
     run_link = ""
     log = logging.getLogger("task")
@@ -372,6 +374,30 @@ def test_a_stop_flag_reaches_the_process_once_and_a_final_one_after_it_counts() 
     assert (process.stops, process.hurries) == (1, 1)
 
 
+def test_a_notice_and_its_end_are_lines_of_the_log_and_nothing_is_stopped() -> None:
+    segment_run, lines = visit_of(DictStore()), list[str]()
+
+    def controller(left: int) -> None:
+        if left == 8:
+            write_notice(segment_run.folder, Notice(1, "keeps its GPUs until 12:00:05 UTC", 9.0))
+        if left == 4:
+            write_notice(segment_run.folder, None)
+
+    process: Any = Process(10, 0, controller)
+    assert watch_segment(process, segment_run, lines.append) == (None, 0)
+    assert lines == [
+        "Notice: it keeps its GPUs until 12:00:05 UTC",
+        "It keeps its GPUs: nobody wants them back any more.",
+    ]
+    assert process.stops == 0
+
+
+def test_a_notice_of_an_earlier_lease_is_none() -> None:
+    segment_run = visit_of(DictStore(), epoch=2)
+    write_notice(segment_run.folder, Notice(1, "keeps its GPUs", 9.0))
+    assert segment_run.notice() == ""
+
+
 class AwayStore(DictStore):
     """A state store behind an API server that does not answer for a while."""
 
@@ -607,8 +633,18 @@ def test_airflow_has_a_trials_process_made_ready_before_it_reads_the_dag(
     assert not TrialFolder.from_sweep(SWEEP, 0).path.exists()
 
 
+def test_a_lease_takes_no_connection_into_a_sweep_that_is_not_in_the_dags_file() -> None:
+    segment_run = visit_of(DictStore())
+    own = {"MINE": "{{ conn.of_another_team.password }}"}
+    segment_run.lease = replace(segment_run.lease, environment=own, templated=("MINE",))
+    with pytest.raises(NotAllowed, match="MINE from connections"):  # nothing renders it
+        task_of(Operator())._render_variables(segment_run, {})
+
+
 def test_a_trial_renders_what_comes_from_a_connection_and_no_record_has_it() -> None:
     class Renders(Operator):
+        renders_connections = True
+
         def render_template(self, text: str, context: dict[str, str]) -> str:
             return context[text]
 

@@ -1,0 +1,89 @@
+"""Priority classes of sweeps: which jobs of a team go first, and who may use a class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hermes_ops.core.model import Job, JobId, Reason, Snapshot
+
+DEFAULT_CLASS, NIGHTLY_CLASS = "normal", "nightly"
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """A class: jobs of a higher `priority` go before those of a lower one of the same team.
+
+    `teams` and `users` may use it; all may where both are None.
+    """
+
+    name: str
+    priority: int = 0
+    teams: frozenset[str] | None = None
+    users: frozenset[str] | None = None
+
+    def allows(self, user: str, team: str) -> bool:
+        """Return whether that user of that team may use it."""
+        if self.teams is None and self.users is None:
+            return True
+        return user in (self.users or ()) or (bool(team) and team in (self.teams or ()))
+
+
+BUILT_IN_CLASSES = (
+    PriorityClass("interactive", 100),
+    PriorityClass(DEFAULT_CLASS, 0),
+    PriorityClass(NIGHTLY_CLASS, -100),
+)
+"""The classes that each quota has unless it says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRefusal:
+    """Why a sweep may not use its class: `found`, what is `allowed`, and the remedy."""
+
+    found: str
+    allowed: str
+    remedy: str
+
+
+def class_refusal(
+    classes: Mapping[str, PriorityClass], name: str, user: str, team: str
+) -> ClassRefusal | None:
+    """Return why that user of that team may not use the class of that name; None if it may."""
+    own = [each for each in classes if classes[each].allows(user, team)]
+    allowed = f"one of {', '.join(own)}" if own else "none of the classes of the quota"
+    if (found := classes.get(name)) is None:
+        return ClassRefusal(f"the pool's quota has no class {name!r}", allowed, _remedy(own))
+    if found.allows(user, team):
+        return None
+    whose = f"user {user} of team {team}" if team else f"user {user}"
+    return ClassRefusal(f"{whose} may not use the class {name!r}", allowed, _remedy(own))
+
+
+def _remedy(own: list[str]) -> str:
+    if own:
+        return "name one of those, or ask an administrator of the quota"
+    return "ask an administrator of the quota for a class"
+
+
+def refused_jobs(
+    snapshot: Snapshot, classes: Mapping[str, PriorityClass]
+) -> Iterator[tuple[JobId, Reason]]:
+    """Yield the jobs whose user may not use their class, each with the reason."""
+    refusals: dict[tuple[str, str, str], ClassRefusal | None] = {}
+    is_open = all(each.allows("", "") for each in classes.values())
+    for job in (*snapshot.holding, *snapshot.queue):
+        name = job.priority_class
+        if is_open and (not name or name in classes):
+            continue
+        key = name or DEFAULT_CLASS, job.user, job.virtual_cluster
+        if key not in refusals:
+            refusals[key] = class_refusal(classes, *key)
+        if (refusal := refusals[key]) is not None:
+            yield job.id, _refused(job, refusal)
+
+
+def _refused(job: Job, refusal: ClassRefusal) -> Reason:
+    verb = "stops" if job.holds_gpus else "waits"
+    text = f"{verb}: {refusal.found}; allowed is {refusal.allowed}"
+    return Reason(text, would_change="a sweep of another class, or another quota")

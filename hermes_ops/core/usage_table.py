@@ -1,0 +1,44 @@
+"""The figures of `hermes usage` as columns: the same for a terminal, a page and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hermes_ops.core.usage import Figures
+
+COLUMNS = {
+    "trials": "trials", "gpu_seconds": "GPU-s", "trained_gpu_seconds": "trained",
+    "lost_gpu_seconds": "lost", "borrowed_gpu_seconds": "borrowed", "lent_gpu_seconds": "lent",
+    "waiting_seconds": "waiting, s", "preemptions": "preempted", "preemptions_caused": "caused",
+}  # fmt: skip
+"""The figures of a row, and their heads in the table."""
+OF_ALL = ("borrowed_gpu_seconds", "lent_gpu_seconds", "preemptions_caused")
+"""The figures that follow from the sweeps of all users together."""
+PRICE = {"price": "price"}
+UNKNOWN = {"user": "unknown", "team": "none"}
+
+
+def csv_text(by: str, rows: Sequence[Figures], columns: Mapping[str, str]) -> str:
+    """Return the rows as CSV, with a line of heads."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow((by, *columns))
+    for row in rows:
+        writer.writerow((row["key"], *(row[name] for name in columns)))
+    return out.getvalue()
+
+
+def key_text(by: str, row: Figures) -> str:
+    """Return whose row it is, in a word where nobody is known."""
+    return str(row["key"]) or UNKNOWN.get(by, "")
+
+
+def number_text(name: str, value: str | float | None) -> str:
+    """Return a figure for the table: prices with cents, nothing where there is none."""
+    if value is None or isinstance(value, str):
+        return ""
+    return f"{value:,.2f}" if name in PRICE else f"{value:,.0f}"
