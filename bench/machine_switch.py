@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import postgres, stack, switch
-from bench.machines import MachinesStack, machines_stack
+from bench.machines import CELERY, MachinesStack, machines_stack
 from bench.measure import QUICK, Figures, NotMeasuredError, read_lines
 from hermes_ops.trial.checkpoint_store.store import safe_name
 
@@ -76,7 +76,7 @@ def _stack(options: dict[str, int]) -> Iterator[MachinesStack]:
     with (
         tempfile.TemporaryDirectory(prefix="hermes-machines-", ignore_cleanup_errors=True) as name,
         postgres.server() as server,
-        machines_stack(Path(name), server, MACHINES, "CeleryExecutor", options) as own,
+        machines_stack(Path(name), server, MACHINES, CELERY, "hermes", options) as own,
     ):
         yield own
 

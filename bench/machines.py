@@ -32,9 +32,11 @@ from hermes_ops.trial.checkpoint_store.store import safe_name
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venvs" / "workers" / "bin" / "python"
 START_S = 300.0
+CELERY = "CeleryExecutor"
+EDGE = "airflow.providers.edge3.executors.EdgeExecutor"
 USER, PASSWORD = "admin", "its-password"
 OURS = ("AIRFLOW", "HERMES", "MLFLOW", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "CUDA")
-OPTIONS = MappingProxyType({"threshold": 3, "guard_k": 0, "guard_quanta": 1000})
+NO_OPTIONS: Mapping[str, int] = MappingProxyType({})
 DAG_FILE = "from hermes_ops.airflow import sweep_dag\n\nsweep = sweep_dag()\n"
 PLUGIN_FILE = "from hermes_ops.airflow import HermesPlugin\n\n__all__ = ['HermesPlugin']\n"
 
@@ -135,11 +137,13 @@ def machines_stack(
     postgres: PostgresServer,
     machines: dict[str, int],
     executor: str,
-    policy_options: Mapping[str, int] = OPTIONS,
+    policy: str = "fifo",
+    policy_options: Mapping[str, int] = NO_OPTIONS,
 ) -> Iterator[MachinesStack]:
     """Start everything, the workers too, and end it with the block."""
     with contextlib.ExitStack() as running:
         stack = _prepared(folder, postgres, machines, executor, running)
+        stack.environment["HERMES_POLICY"] = policy
         stack.environment["HERMES_POLICY_OPTIONS"] = json.dumps(dict(policy_options))
         airflow = [PYTHON, "-m", "airflow"]
         for service in ("api-server", "scheduler", "dag-processor"):
@@ -148,7 +152,10 @@ def machines_stack(
         port = stack.mlflow_url.rpartition(":")[2]
         server = [sys.executable, "-m", "mlflow", "server", "--port", port, *store]
         artifacts = ["--artifacts-destination", folder / "artifacts"]
-        running.enter_context(child([*server, *artifacts], _strange_environment()))
+        without_jobs = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight processes less
+        running.enter_context(
+            child([*server, *artifacts], {**_strange_environment(), **without_jobs})
+        )
         for page in (f"{stack.mlflow_url}/health", f"{stack.airflow_url}/api/v2/version"):
             await_(partial(_answers, page), START_S, f"{page} answers", 0.3)
         for worker in stack.workers.values():
@@ -192,7 +199,6 @@ def _prepared(
         "HERMES_AIRFLOW_URL": url,
         "HERMES_AIRFLOW_USER": USER,
         "HERMES_AIRFLOW_PASSWORD_FILE": str(login),
-        "HERMES_POLICY": "hermes",
         "MLFLOW_TRACKING_URI": mlflow,
     }
     stack = MachinesStack(folder, url, mlflow, environment)
@@ -213,7 +219,7 @@ def _worker(
     home = stack.folder / name
     home.mkdir(exist_ok=True)
     environment = {**stack.environment, "AIRFLOW_HOME": str(home), **own}
-    if executor == "CeleryExecutor":
+    if executor == CELERY:
         command = ["celery", "worker", "--queues", queue, "--concurrency", tasks]
         command += ["--celery-hostname", f"{name}@machine", "--skip-serve-logs"]
         command += ["--pid", home / "worker.pid", "--without-mingle", "--without-gossip"]
@@ -245,7 +251,12 @@ def _airflow(
             "result_backend": f"db+{database}",
             "celery_config_options": "hermes_ops.airflow.celery_options.CELERY_CONFIG",
         },
-        "edge": {"api_enabled": "True", "api_url": f"{url}/edge_worker/v1/rpcapi"},
+        "edge": {
+            "api_enabled": "True",
+            "api_url": f"{url}/edge_worker/v1/rpcapi",
+            "heartbeat_interval": "2",
+            "job_poll_interval": "1",
+        },
         "api": {"port": url.rpartition(":")[2], "host": "127.0.0.1", "workers": "1",
                 "base_url": url, "secret_key": secrets.token_hex(16)},
         "api_auth": {"jwt_secret": secrets.token_hex(32)},

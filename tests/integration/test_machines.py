@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from bench.machines import PYTHON, MachinesStack, Worker, machines_stack
+from bench.machines import CELERY, PYTHON, MachinesStack, Worker, machines_stack
 from bench.postgres import PostgresServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
@@ -32,7 +33,7 @@ def machines(
     if missing and not os.environ.get("CI"):
         pytest.skip(f"not installed: {', '.join(missing)} (see .ci/run and the Makefile)")
     folder = tmp_path_factory.mktemp("machines")
-    with machines_stack(folder, postgres, {"a": 1, "b": 2}, "CeleryExecutor") as running:
+    with machines_stack(folder, postgres, {"a": 1, "b": 2}, CELERY) as running:
         yield running
 
 
@@ -106,21 +107,6 @@ def worker_b(machines: MachinesStack, lab: Any, harness: Any) -> Iterator[Worker
     harness.await_(lambda: not is_away(machines, "b") and slots(lab) == 3, SLOW_S)
 
 
-def test_trials_that_are_preempted_go_on_on_their_machine_in_its_own_home(
-    machines: MachinesStack, lab: Any, harness: Any, slow: Path, tmp_path: Path
-) -> None:
-    rates = [0.001, 0.002, 0.003, 1.0, 2.0]
-    sweep = lab.start(harness.stub("two", rates, EPOCHS, 0.5, slow_while=slow))
-    harness.await_(lambda: sum(j["preemptions"] for j in jobs(machines, sweep).values()), SLOW_S)
-    slow.unlink()
-    assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
-    places = {n: trained_on(machines, sweep, n) for n in range(len(rates))}
-    assert {len(names) for names in places.values()} == {1}
-    assert {names[0] for names in places.values()} == {"a", "b"}
-    queues = {n: sweep.tasks()["trial", n]["queue"] for n in places}
-    assert queues == {n: f"gpu-{names[0]}" for n, names in places.items()}
-
-
 def test_a_machine_that_dies_gives_its_trials_back_when_it_returns(
     machines: MachinesStack,
     lab: Any,
@@ -146,7 +132,7 @@ def test_a_machine_that_dies_gives_its_trials_back_when_it_returns(
     assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
 
 
-def test_a_task_that_was_queued_on_a_machine_that_died_starts_once_it_is_back(
+def test_a_trial_whose_worker_is_killed_before_it_has_begun_starts_once_the_machine_is_back(
     machines: MachinesStack,
     lab: Any,
     harness: Any,
@@ -154,16 +140,17 @@ def test_a_task_that_was_queued_on_a_machine_that_died_starts_once_it_is_back(
     tmp_path: Path,
     worker_b: Worker,
 ) -> None:
+    for child in psutil.Process(worker_b.pid).children(recursive=True):
+        child.suspend()  # the worker takes tasks, and none of them begins
+    sweep = started(lab, harness, "queued", 3, slow)
+
+    def queued() -> list[int]:
+        tasks = sweep.tasks().items()
+        return [n for (_, n), t in tasks if t["queue"] == "gpu-b" and t["state"] == "queued"]
+
+    harness.await_(lambda: len(queued()) == 2, SLOW_S)
     worker_b.kill()
-    sweep = started(lab, harness, "queued", 3, slow)  # before anybody has noticed
-
-    def state_of_queued() -> list[str]:
-        tasks = [t for (name, n), t in sweep.tasks().items() if name == "trial" and n >= 0]
-        return [t["state"] for t in tasks if t["queue"] == "gpu-b"]
-
     harness.await_(lambda: is_away(machines, "b"), SLOW_S)
-    await_running(machines, harness, sweep, 1)
-    assert "running" not in state_of_queued()
     worker_b.start()
     await_running(machines, harness, sweep, 3)
     slow.unlink()
@@ -214,3 +201,21 @@ def test_a_worker_of_another_machine_refuses_the_lease_and_the_trial_is_queued_a
     await_running(machines, harness, sweep, 3)
     slow.unlink()
     assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
+
+
+def test_trials_that_are_preempted_go_on_on_their_machine_in_its_own_home(
+    machines: MachinesStack, lab: Any, harness: Any, slow: Path, tmp_path: Path
+) -> None:
+    rates = [0.001, 0.002, 0.003, 1.0, 2.0]
+    with lab.policy("hermes", threshold=3, guard_k=0, guard_quanta=1000):
+        sweep = lab.start(harness.stub("two", rates, EPOCHS, 0.5, slow_while=slow))
+        harness.await_(
+            lambda: any(j["preemptions"] for j in jobs(machines, sweep).values()), SLOW_S
+        )
+        slow.unlink()
+        assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
+    places = {n: trained_on(machines, sweep, n) for n in range(len(rates))}
+    assert {len(names) for names in places.values()} == {1}
+    assert {names[0] for names in places.values()} == {"a", "b"}
+    queues = {n: sweep.tasks()["trial", n]["queue"] for n in places}
+    assert queues == {n: f"gpu-{names[0]}" for n, names in places.items()}

@@ -47,6 +47,8 @@ is due."""
 
 START_TRIALS = "start trials"
 
+SET_SLOTS = "set its slots"
+
 UPLOAD = "send its decisions to MLflow"
 
 CURVE_SHARE = 0.2
@@ -93,7 +95,7 @@ class AirflowCluster:
     def adopt_quota(self, quota: QuotaInForce) -> None:
         """Put sweeps into the teams of this quota from now on, and show it."""
         self.quota = quota
-        self._running.assign_teams(quota.team_of_user)
+        self._running.assign_teams(quota.team_of_user, quota.team_of_airflow_team)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""
@@ -107,11 +109,6 @@ class AirflowCluster:
             self.applier.close(sweep, replaced_by_newer(now))
         for sweep in self.sweeps.values():
             self.faults.attempt(Subject(sweep.id), "settle it", self.applier.settle, sweep, now)
-        trials = (t for sweep in self.sweeps.values() for t in sweep.trials)
-        self.faults.isolate(
-            Subject(THE_POOL), "set its slots", self.machines.follow,
-            self.pool, self.applier.client, trials, now,
-        )  # fmt: skip
         with self.metadata.single_connection():
             snapshot = pool_snapshot(
                 self.pool, self.metadata, self.sweeps, now,
@@ -191,6 +188,10 @@ class AirflowCluster:
 
     def _do_what_nobody_waits_for(self) -> None:
         pool, call = Subject(THE_POOL), self.faults.isolate
+        if self.machines.machines.of_slot:
+            trials = [t for sweep in self.sweeps.values() for t in sweep.trials]
+            follow, client = self.machines.follow, self.applier.client
+            self._later(SET_SLOTS, THE_POOL, follow, self.pool, client, trials, self.clock())
         call(pool, "write params", self.applier.complete)
         for sweep in self.sweeps.values():
             run_id = sweep.spec.record.parent_run_id

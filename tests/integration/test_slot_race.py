@@ -7,7 +7,7 @@ Airflow fails a task whose late "success" event meets it scheduled again; the de
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,21 @@ pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(90
 
 TRIALS, PAUSE_S = 8, 0.25
 LEAST_PREEMPTIONS = 30
+EAGER = {"guard_k": 0, "guard_quanta": 3, "threshold": 4}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def contested(
-    request: pytest.FixtureRequest, own_stack: Any, harness: Any, tmp_path: Path
-) -> Iterator[Any]:
-    """A sweep of equal trials, after its end; they took turns as fast as Airflow allows.
+def contested(lab: Any, harness: Any, folder: Path) -> Any:
+    """Return a sweep of equal trials that took turns as fast as Airflow allows, after its end.
 
     The trials train until they have been preempted often enough, however fast the machine is.
     """
-    options = ["--policy", "hermes"]
-    for option in ("guard_k=0", "guard_quanta=3", "threshold=4"):
-        options += ["--policy-option", option]
-    if request.param == "postgresql":
-        options += ["--airflow-db", request.getfixturevalue("postgres").url("race")]
-    started = own_stack.up(*options)
-    assert started.returncode == 0, started.stderr
-    lab = harness.Lab(own_stack, tmp_path)
-    try:
-        slow = harness.slow_file(tmp_path)
-        rates = harness.alike(TRIALS)
+    slow, rates = harness.slow_file(folder), harness.alike(TRIALS)
+    with lab.policy("hermes", **EAGER):
         sweep = lab.start(harness.stub("race", rates, harness.LONG, PAUSE_S, slow_while=slow))
         harness.await_(lambda: len(preempted(sweep)) >= LEAST_PREEMPTIONS, 600)
         slow.unlink()
         sweep.await_end()
-        yield sweep
-    finally:
-        lab.close()
+    return sweep
 
 
 def preempted(sweep: Any) -> list[dict[str, Any]]:
@@ -53,10 +40,23 @@ def preempted(sweep: Any) -> list[dict[str, Any]]:
     return [segment for segment in segments if segment.get("outcome") == "preempted"]
 
 
-def test_no_preemption_fails_a_task_or_costs_a_try(contested: Any, harness: Any) -> None:
-    trials = {n: t for (task, n), t in contested.tasks().items() if task == "trial"}
+def assert_no_try_is_lost(sweep: Any, harness: Any) -> None:
+    trials = {n: t for (task, n), t in sweep.tasks().items() if task == "trial"}
     assert Counter(t["state"] for t in trials.values()) == {"success": TRIALS}
     assert {t["try_number"] for t in trials.values()} == {1}
-    assert len(preempted(contested)) >= LEAST_PREEMPTIONS
+    assert len(preempted(sweep)) >= LEAST_PREEMPTIONS
     for number in trials:
-        assert [step for step, _ in contested.curve(number)] == list(range(1, harness.LONG + 1))
+        assert [step for step, _ in sweep.curve(number)] == list(range(1, harness.LONG + 1))
+
+
+def test_no_preemption_fails_a_task_or_costs_a_try_on_sqlite(
+    lab: Any, harness: Any, tmp_path: Path
+) -> None:
+    assert_no_try_is_lost(contested(lab, harness, tmp_path), harness)
+
+
+def test_no_preemption_fails_a_task_or_costs_a_try_on_postgresql(
+    killed: Any, harness: Any, tmp_path: Path
+) -> None:
+    with closing(harness.Lab(killed.stack, tmp_path)) as lab:
+        assert_no_try_is_lost(contested(lab, harness, tmp_path), harness)
