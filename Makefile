@@ -1,8 +1,8 @@
-# make demo | test | test-unit | test-services | test-heavy | test-horovod | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-unit | test-services | test-heavy | test-horovod | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | compare-search | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env test-k8s test-k8s-installation demo bench bench-k8s compare compare-live docs lock clean
+.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live compare-search docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 export UV_LINK_MODE := copy
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready
+setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready .venvs/workers/.ready
 
 # The one tool that pip installs is uv itself, by the hash that the lock has for it.
 .venv/.ready: requirements.lock pyproject.toml
@@ -30,39 +30,47 @@ setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.rea
 	touch $@
 
 # Keras 2, and Keras 3 on JAX, for the tests of scripts that bring an interpreter of their own; MkDocs.
+# Bytecode is left to the first import: tests import a part of these packages.
 .venvs/%/.ready: requirements-%.lock .venv/.ready
 	test -x .venvs/$*/bin/python || $(PYTHON) -m venv .venvs/$*
-	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --compile-bytecode -r $<
+	$(UV) pip install --python .venvs/$*/bin/python --require-hashes -r $<
 	touch $@
 
-# Airflow's FAB auth manager, which nobody but a test needs, on top of the packages of .venv.
-.venvs/fab/.ready: requirements-fab.lock .venv/.ready
-	test -x .venvs/fab/bin/python || $(PYTHON) -m venv --without-pip .venvs/fab
-	$(UV) pip install --python .venvs/fab/bin/python --require-hashes --no-deps --compile-bytecode -r $<
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > .venvs/fab/lib/python3.11/site-packages/hermes.pth
+# On top of the packages of .venv: Airflow's FAB auth manager, and its executors for workers on other
+# machines, which nobody but tests needs; Optuna and Syne Tune, which nobody but a comparison needs.
+.venvs/fab/.ready .venvs/workers/.ready .venvs/bench/.ready: .venvs/%/.ready: requirements-%.lock .venv/.ready
+	test -x .venvs/$*/bin/python || $(PYTHON) -m venv --without-pip .venvs/$*
+	$(UV) pip install --python .venvs/$*/bin/python --require-hashes --no-deps -r $<
+	$(BIN)/python -c 'import os, sysconfig; print(sysconfig.get_path("purelib"), os.getcwd(), sep="\n")' \
+	  > .venvs/$*/lib/python3.11/site-packages/hermes.pth
 	touch $@
 
 # Horovod's wheel is compiled once (4 CPU minutes; g++) and kept by the version of TensorFlow: its
 # name does not tell it, so pip's own cache would mix them up. HOROVOD_WHEELS may be kept elsewhere.
 HOROVOD := .venvs/horovod
-HOROVOD_WHEELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hermes-ops/horovod/tensorflow-$(shell sed -n 's/^tensorflow-cpu==\([^ ]*\).*/\1/p' requirements-horovod.lock)
+HOROVOD_LOCK := requirements-horovod.lock
+HOROVOD_WHEELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hermes-ops/horovod
+WHEELS = $(HOROVOD_WHEELS)/tensorflow-$(shell sed -n 's/^tensorflow-cpu==\([^ ]*\).*/\1/p' $(HOROVOD_LOCK))
 
 horovod-env: $(HOROVOD)/.ready
 
-$(HOROVOD)/.ready: requirements-horovod.lock .venv/.ready
+# The same with Keras 2: TensorFlow 2.15.
+horovod-env-keras2:
+	$(MAKE) horovod-env HOROVOD=.venvs/horovod-keras2 HOROVOD_LOCK=requirements-horovod-keras2.lock
+
+$(HOROVOD)/.ready: $(HOROVOD_LOCK) .venv/.ready
 	test -x $(HOROVOD)/bin/python || $(PYTHON) -m venv $(HOROVOD)
 	awk '/^[a-z]/ {wanted = !/^horovod==/} wanted' $< > $(HOROVOD)/packages.lock
 	awk '/^[a-z]/ {wanted = /^horovod==/} wanted' $< > $(HOROVOD)/horovod.lock
-	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --require-hashes --compile-bytecode \
+	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --require-hashes \
 	  -r $(HOROVOD)/packages.lock
-	compgen -G "$(HOROVOD_WHEELS)/horovod-*.whl" >/dev/null || PATH="$$PWD/$(HOROVOD)/bin:$$PATH" \
+	compgen -G "$(WHEELS)/horovod-*.whl" >/dev/null || PATH="$$PWD/$(HOROVOD)/bin:$$PATH" \
 	  HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
 	  HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 nice $(HOROVOD)/bin/python -m pip wheel --quiet --no-deps \
-	  --require-hashes --no-build-isolation --no-cache-dir --wheel-dir "$(HOROVOD_WHEELS)" \
+	  --require-hashes --no-build-isolation --no-cache-dir --wheel-dir "$(WHEELS)" \
 	  -r $(HOROVOD)/horovod.lock
-	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --no-index --no-cache --compile-bytecode \
-	  "$(HOROVOD_WHEELS)"/horovod-*.whl
+	$(UV) pip install --python $(HOROVOD)/bin/python --no-deps --no-index --no-cache \
+	  "$(WHEELS)"/horovod-*.whl
 	touch $@
 
 check: .venv/.ready
@@ -110,7 +118,7 @@ test-k8s-installation: setup
 demo: .venv/.ready
 	SLOTS=$(SLOTS) UP="$(UP)" examples/demo.sh
 
-bench: setup
+bench: setup horovod-env
 	$(BIN)/python -m bench
 
 # As for test-k8s: the cluster of KUBECONFIG, or one that HERMES_TEST_CLUSTER starts.
@@ -121,9 +129,14 @@ bench-k8s: setup
 compare: .venv/.ready
 	$(BIN)/python -m bench.comparison $(COMPARE)
 
-# Real sweeps under five policies beside their replays; at most 40 minutes.
+# Real sweeps under five policies beside their replays, then jobs that change their size beside
+# their simulation; at most 60 minutes.
 compare-live: setup
-	$(BIN)/python -m bench compare_live
+	$(BIN)/python -m bench compare_live compare_live_elastic
+
+# Optuna's and Syne Tune's searches against ours, on recorded curves and one virtual clock.
+compare-search: .venvs/bench/.ready
+	.venvs/bench/bin/python -m bench.comparison search
 
 # The documentation as a site: site/VERSION/index.html. A warning is an error.
 docs: .venvs/docs/.ready
@@ -139,6 +152,9 @@ lock: .venv/.ready
 	$(UV) pip compile --group horovod --generate-hashes --no-emit-index-url --no-header --no-annotate \
 	  --no-emit-package tensorflow --python-version 3.11 --upgrade --quiet \
 	  --output-file requirements-horovod.lock
+	$(UV) pip compile --group horovod-keras2 --generate-hashes --no-emit-index-url --no-header \
+	  --no-annotate --python-version 3.11 --upgrade --quiet \
+	  --output-file requirements-horovod-keras2.lock
 
 clean:
 	if [ -x $(BIN)/hermes ]; then $(BIN)/hermes down --home .hermes; fi

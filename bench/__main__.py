@@ -31,6 +31,8 @@ BENCHMARKS = {
     "switch": "bench.switch:run",
     "keras_switch": "bench.switch:run_keras",
     "resize": "bench.resize:run",
+    "agree_overhead": "bench.agree_overhead:run",
+    "capes_table2": "bench.capes_table2:run",
     "ten_preemptions": "bench.preemptions:run",
     "overhead": "bench.overhead:run",
     "paper_table": "bench.paper:run",
@@ -39,6 +41,8 @@ BENCHMARKS = {
 }
 BY_NAME_ONLY = {
     "compare_live": "bench.compare_live:run",
+    "compare_live_elastic": "bench.elastic_live:run",
+    "machine_switch": "bench.machine_switch:run",
     "pod_switch": "bench.pod_switch:run",
     "pod_driver": "bench.pod_driver:run",
 }

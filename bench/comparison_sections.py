@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from bench.comparison_case import ComparisonCase, Reuse
 from bench.comparison_sizes import sizes
+from bench.search_race import search
 from hermes_ops.simulator.comparison import Comparison, Interval, ratio_interval
 from hermes_ops.simulator.tables import cell, markdown
 
@@ -380,6 +381,7 @@ SECTIONS: Mapping[str, Callable[[Reuse], str]] = {
     "switches": switches,
     "guards": guards,
     "priors": priors,
+    "search": search,
     "sizes": sizes,
     "reached": reached,
 }

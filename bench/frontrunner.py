@@ -2,7 +2,8 @@
 
 `python -m bench.frontrunner` prints, for each variant, how many times sooner than FIFO and than
 pausing ASHA: the geometric mean, its interval by bootstrap over tasks and seeds, and each task.
-64 trials, 4 GPUs. Figures are stored in bench/results/frontrunner by program, data and setting.
+64 trials, 4 GPUs. With several `--switch-cost` or `--epoch-seconds` it prints a table, a row for
+each pair. Figures are stored in bench/results/frontrunner by program, data and setting.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from hashlib import sha256
+from itertools import product
 from math import exp
 from pathlib import Path
 from time import process_time
@@ -54,9 +56,16 @@ class Setting:
     epoch_s: float | None = None
     prior_sweeps: int = 0
 
+    @property
+    def epoch_text(self) -> str:
+        """The length of an epoch, for people."""
+        return "recorded" if self.epoch_s is None else f"{self.epoch_s:g} s"
+
     def __str__(self) -> str:
-        epoch = "recorded" if self.epoch_s is None else f"{self.epoch_s:g} s"
-        return f"switch {self.switch_s:g} s, epochs {epoch}, earlier sweeps {self.prior_sweeps}"
+        return (
+            f"switch {self.switch_s:g} s, epochs {self.epoch_text}, "
+            f"earlier sweeps {self.prior_sweeps}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +244,29 @@ def report(times_s: Mapping[Variant, Floats], names: Sequence[str], base: Varian
         yield f"    ASHA/FIFO by task: {worst}"
 
 
+def grid(
+    variant: Variant, names: Sequence[str], seeds: int, settings: Sequence[Setting]
+) -> Iterator[str]:
+    """Yield the lines of a table of settings: a variant against FIFO and ASHA in each."""
+    yield f"| switch | epoch | {variant} over FIFO | over ASHA | tasks below ASHA |"
+    yield "|---|---|---|---|---|"
+    bases = [Variant(name) for name in BASES]
+    for setting in settings:
+        times_s = table_s([*bases, variant], names, seeds, setting)
+        fifo, asha, own = (times_s[each] for each in (*bases, variant))
+        cells = [f"{setting.switch_s:g} s", setting.epoch_text]
+        for base in (fifo, asha):
+            mean, low, high = ratio(base, own)
+            cells.append(f"{mean:.2f} ({low:.2f} to {high:.2f})")
+        by_task = np.exp(np.log(asha / own).mean(axis=1))
+        lost = [f"{names[k]} {by_task[k]:.2f}" for k in np.argsort(by_task) if by_task[k] < 1]
+        yield f"| {' | '.join([*cells, ', '.join(lost) or 'none'])} |"
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Compute what is not stored, and print the table."""
     parser = argparse.ArgumentParser(prog="bench.frontrunner", description=__doc__)
@@ -242,16 +274,23 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--side", choices=("training", "validation", "known"), default="training")
     parser.add_argument("--tasks", help="names, separated by commas, in place of a side")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--switch-seconds", type=float, default=0.0)
-    parser.add_argument("--epoch-seconds", type=float)
+    parser.add_argument("--switch-cost", type=_numbers, default=(0.0,), metavar="SECONDS[,...]")
+    parser.add_argument("--epoch-seconds", type=_numbers, default=(None,), metavar="SECONDS[,...]")
     parser.add_argument("--prior-sweeps", type=int, default=0)
     parser.add_argument("--base", default="frontrunner")
     asked = parser.parse_args(arguments)
     training, validation = split(tasks())
     sides = {"training": training, "validation": validation, "known": KNOWN}
     names = tuple(asked.tasks.split(",")) if asked.tasks else sides[asked.side]
-    setting = Setting(asked.switch_seconds, asked.epoch_seconds, asked.prior_sweeps)
     base = Variant.parse(asked.base)
+    setting, *others = settings = [
+        Setting(switch_s, epoch_s, asked.prior_sweeps)
+        for switch_s, epoch_s in product(asked.switch_cost, asked.epoch_seconds)
+    ]
+    if others:
+        for variant in map(Variant.parse, asked.variants):
+            print("\n".join(grid(variant, names, asked.seeds, settings)))
+        return 0
     variants = [Variant(name) for name in BASES]
     variants += [v for v in (base, *map(Variant.parse, asked.variants)) if v not in variants]
     times_s = table_s(list(dict.fromkeys(variants)), names, asked.seeds, setting)

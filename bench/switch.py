@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from bench import postgres, stack
 from bench.measure import QUICK, ROOT, SCRIPTS, Figures, NotMeasuredError, figures, read_lines
@@ -24,6 +25,16 @@ IN_TURN = ("guard_quanta=1",)
 # Nor is there a quantum: a trial makes way as soon as it has shown something. With one, as users
 # have it, the next standby interpreter has time to be ready.
 RESTLESS = ("guard_k=0", *IN_TURN)
+
+
+class MeasuredSweep(Protocol):
+    """A sweep whose decisions and whose trials' folders can be read."""
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return the controller's decisions."""
+
+    def trial(self, number: int) -> Path:
+        """Return the folder of a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +134,12 @@ def _measured(
         return split([_switch(sweep, course, turn) for turn in turns(sweep)], course)
 
 
-def stops(sweep: stack.Sweep) -> list[dict[str, Any]]:
+def stops(sweep: MeasuredSweep) -> list[dict[str, Any]]:
     """Return the decisions to preempt."""
     return [d for d in sweep.decisions() if d["action"] == "stop"]
 
 
-def turns(sweep: stack.Sweep) -> list[Turn]:
+def turns(sweep: MeasuredSweep) -> list[Turn]:
     """Return each stop with the start that takes its GPU in the same round."""
     rounds: dict[float, list[dict[str, Any]]] = {}
     for entry in sweep.decisions():
@@ -167,7 +178,7 @@ def flag_seen_s(sweep: stack.Sweep, turn: Turn) -> float | None:
     return stack.first_after(sweep.task_log(turn.victim), "It is to stop", turn.decided_s)
 
 
-def trial_exit_s(sweep: stack.Sweep, turn: Turn) -> float | None:
+def trial_exit_s(sweep: MeasuredSweep, turn: Turn) -> float | None:
     """Return when the victim's script had checkpointed and ended."""
     return first_line(sweep, turn.victim, "segments.jsonl", "end_s", turn.decided_s)
 
@@ -177,12 +188,14 @@ def next_task_s(sweep: stack.Sweep, turn: Turn) -> float | None:
     return stack.first_after(sweep.task_log(turn.follower), "::group::Pre Execute", turn.decided_s)
 
 
-def next_begins_s(sweep: stack.Sweep, turn: Turn) -> float | None:
+def next_begins_s(sweep: MeasuredSweep, turn: Turn) -> float | None:
     """Return when the follower's `hermes-trial` started its segment."""
     return first_line(sweep, turn.follower, "segments.jsonl", "start_s", turn.decided_s)
 
 
-def first_line(sweep: stack.Sweep, trial: int, file: str, key: str, after_s: float) -> float | None:
+def first_line(
+    sweep: MeasuredSweep, trial: int, file: str, key: str, after_s: float
+) -> float | None:
     """Return the first value of that key after a moment in a trial's file of JSON lines."""
     found = (line.get(key, 0.0) for line in read_lines(sweep.trial(trial) / file))
     return next((time_s for time_s in found if time_s > after_s), None)

@@ -59,6 +59,7 @@ def main():
         optimizer.load_state_dict(state["optimizer"])
         order.set_state(state["order"].cpu())
         torch.set_rng_state(state["random"].cpu())
+        torch.cuda.set_rng_state_all([random.cpu() for random in state["random_gpu"]])
         epoch = state["epoch"]
     while epoch < arguments.epochs:
         model.train()
@@ -74,7 +75,8 @@ def main():
         accuracy = (scores.argmax(1) == y_test).float().mean().item()
         print(f"epoch={epoch} val_loss={loss:.6f} val_accuracy={accuracy:.4f}", flush=True)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-        save(path, state | {"order": order.get_state(), "random": torch.get_rng_state()})
+        state |= {"order": order.get_state(), "random": torch.get_rng_state()}
+        save(path, state | {"random_gpu": torch.cuda.get_rng_state_all()})
 
 
 if __name__ == "__main__":

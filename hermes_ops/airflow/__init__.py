@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from hermes_ops.airflow.sweep.dag import sweep as sweep
     from hermes_ops.airflow.sweep.dag import sweep_asset as sweep_asset
     from hermes_ops.airflow.sweep.dag import sweep_dag as sweep_dag
+    from hermes_ops.airflow.sweep.machine_cleanup import (
+        machine_cleanup_dag as machine_cleanup_dag,
+    )
     from hermes_ops.airflow.sweep.nightly_dags import nightly_dags as nightly_dags
     from hermes_ops.airflow.sweep.nightly_dags import refuse_broken as refuse_broken
 
 _PUBLIC = {
     "HermesPlugin": "plugin",
     "SweepTaskGroup": "sweep.dag",
+    "machine_cleanup_dag": "sweep.machine_cleanup",
     "nightly_dags": "sweep.nightly_dags",
     "prune_dag": "prune.dag",
     "refuse_broken": "sweep.nightly_dags",
@@ -30,8 +34,8 @@ _PUBLIC = {
 }
 """Where each public name is defined; `sweep` is the package of that name, which can be called."""
 
-__all__ = ["HermesPlugin", "SweepTaskGroup", "nightly_dags", "prune_dag", "refuse_broken", "sweep",
-           "sweep_asset", "sweep_dag"]  # fmt: skip
+__all__ = ["HermesPlugin", "SweepTaskGroup", "machine_cleanup_dag", "nightly_dags", "prune_dag",
+           "refuse_broken", "sweep", "sweep_asset", "sweep_dag"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the public names

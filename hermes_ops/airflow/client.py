@@ -28,6 +28,9 @@ from hermes_ops.retry import (
 ENDED_RUN = ("success", "failed")
 """States of a DAG run that has ended."""
 
+_NO_RUN = "hermes_prune_may_delete_runs"
+"""Id of a DAG run that nobody starts: a request to delete it tells whether that is permitted."""
+
 _WRONG_PASSWORD = (httpx.codes.BAD_REQUEST, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 
@@ -261,6 +264,28 @@ class AirflowClient:
         self._call("DELETE", _run(dag_id, run_id), missing_ok=True)
         return True
 
+    def may_delete_runs(self, dag_id: str) -> bool:
+        """Return whether Airflow lets this user delete runs of the DAG.
+
+        It is asked to delete one that is not there: it checks the right before it looks for the
+        run. Its audit log has the request.
+        """
+        try:
+            self._call("DELETE", _run(dag_id, _NO_RUN), missing_ok=True)
+        except NotPermitted:
+            return False
+        return True
+
+    def confirm_edit(self, task: TaskKey) -> None:
+        """Clear the task without effect: raise NotPermitted if Airflow does not let this user."""
+        body = {
+            "dry_run": True,
+            "dag_run_id": task.run_id,
+            "task_ids": [task.task_id],
+            "only_failed": False,
+        }
+        self._call("POST", f"/api/v2/dags/{quote(task.dag_id)}/clearTaskInstances", json=body)
+
     def delete_state(self, task: TaskKey, key: str) -> None:
         """Delete one value of the task state store; none may be there."""
         self._state_store(task).delete(key)
@@ -293,6 +318,15 @@ class AirflowClient:
         body = {key: found[key] for key in ("slots", "description", "include_deferred")}
         body["pool"] = name  # all are checked, one is written: of the default pool not any
         self._call("PATCH", path, params={"update_mask": "include_deferred"}, json=body)
+
+    def resize_pool(self, name: str, slots: int) -> None:
+        """Give the pool that many slots; NotPermitted if Airflow does not let this user."""
+        path = f"/api/v2/pools/{quote(name, safe='')}"
+        found = self._call("GET", path)
+        if found["slots"] != slots:
+            body = {key: found[key] for key in ("description", "include_deferred")}
+            body |= {"pool": name, "slots": slots}
+            self._call("PATCH", path, params={"update_mask": "slots"}, json=body)
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """Return the DAG; None while Airflow has not parsed it."""
@@ -412,11 +446,15 @@ def _raise_for(response: httpx.Response) -> None:
     said = response_message(response.content, response.request.content) or response.reason_phrase
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise Unavailable(f"Airflow answered {response.status_code}: {said}")
-    refused = NotPermitted if response.status_code == httpx.codes.FORBIDDEN else HermesError
-    raise refused(
+    refusal = (
         f"Airflow refused {response.request.method} {response.request.url.path} "
         f"({response.status_code}): {said}"
     )
+    if response.status_code == httpx.codes.FORBIDDEN:
+        raise NotPermitted(
+            f"{refusal}. This Airflow user lacks the right: ask an administrator of Airflow for it."
+        )
+    raise HermesError(refusal)
 
 
 def _document(response: httpx.Response) -> Any:  # noqa: ANN401 - a JSON document

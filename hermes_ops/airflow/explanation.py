@@ -44,6 +44,30 @@ def silence_line(view: Mapping[str, Any] | None, now_s: float) -> str:
     return f"The controller has made no round since {since}: see its log."
 
 
+def absence_line(view: Mapping[str, Any] | None, job: Mapping[str, Any] | None) -> str:
+    """Return that the machine of a trial is away, since when and why; empty while it is not.
+
+    A trial that may go on elsewhere has no such machine.
+    """
+    nodes = (job or {}).get("nodes") or ()
+    machines = (view or {}).get("machines") or {}
+    away = [name for name in nodes if "away_since_s" in machines.get(name, {})]
+    if (job or {}).get("phase") == "ended" or not away or len(away) < len(nodes):
+        return ""
+    return "Its machine is away: " + "; ".join(_absence(n, machines[n]) for n in away)
+
+
+def away_lines(view: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each machine of the pool that is away."""
+    machines = (view or {}).get("machines") or {}
+    away = ((name, machine) for name, machine in machines.items() if "away_since_s" in machine)
+    return [f"The machine is away: {_absence(name, machine)}" for name, machine in away]
+
+
+def _absence(name: str, machine: Mapping[str, Any]) -> str:
+    return f"{name} since {_clock(machine['away_since_s'])}, as {machine['reason']}"
+
+
 def problem_lines(
     view: Mapping[str, Any] | None, sweep: str | None = None, trial: int | None = None
 ) -> list[str]:
@@ -254,7 +278,10 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
     over = job is None or job["phase"] == "ended"
     ended = trial_end(tracker, sweep, number) if over else None
-    problems = [*filter(None, [trouble_line(view)]), *problem_lines(view, sweep, number)]
+    problems = [
+        *filter(None, [trouble_line(view), absence_line(view, job)]),
+        *problem_lines(view, sweep, number),
+    ]
     if job is None and not found and ended is None and not problems:
         raise HermesError(
             f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."

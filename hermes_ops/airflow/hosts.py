@@ -130,18 +130,16 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 ONE_MACHINE = Gpu(0).node
 
 
-def node_names() -> tuple[str, ...]:
+def node_names(variable: str = NODES_VARIABLE) -> tuple[str, ...]:
     """Return the node of each slot by index, empty where the variable is not set.
 
     Raises HermesError for a variable of another form.
     """
     names: list[str] = []
-    for part in filter(None, os.environ.get(NODES_VARIABLE, "").split(",")):
+    for part in filter(None, os.environ.get(variable, "").split(",")):
         name, _, count = part.strip().rpartition("=")
         if not NODE_NAME.fullmatch(name) or not count.isdigit():
-            raise HermesError(
-                f"{NODES_VARIABLE}: {part!r} is not NODE=GPUS, as in node-a=2: correct it."
-            )
+            raise HermesError(f"{variable}: {part!r} is not NODE=GPUS, as in node-a=2: correct it.")
         names += [name] * int(count)
     return tuple(names)
 
@@ -167,8 +165,8 @@ REMOTE_EXECUTORS = ("CeleryExecutor", "KubernetesExecutor", "EdgeExecutor", "Aws
 """By the name of the class: importing them needs packages and takes time."""
 
 REMEDY = (
-    "write `run_in: pod`, or have LocalExecutor run the sweep's tasks, "
-    "with the scheduler and the controller on the machine of the GPUs"
+    "write `run_in: pod`, or have LocalExecutor run the sweep's tasks, with the scheduler and the "
+    "controller on the machine of the GPUs, or name the machines of the GPUs in HERMES_MACHINES"
 )
 
 
@@ -197,6 +195,11 @@ def configured_refusal() -> str:
     if not isinstance(source, tuple) or source[1] == "default":
         return ""
     return process_refusal(None, "")
+
+
+def configured_executors() -> tuple[str, ...]:
+    """Return the paths of the classes of all executors in Airflow's configuration."""
+    return tuple(str(name.module_path) for name in _configured())
 
 
 def _name_of(asked: str | None) -> str | None:

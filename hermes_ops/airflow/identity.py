@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,21 @@ def sweep_id(dag_id: str, run_id: str, task_id: str) -> str:
     if dag_id == MAIN_DAG and not group:
         return run_id
     return ":".join(part for part in (dag_id, group, run_id) if part)
+
+
+_GENERATED = re.compile(r"[a-z_]+__\d{4}-\d\d-\d\dT")
+"""The beginning of the ids that Airflow makes for runs; their times have colons."""
+
+
+def may_be_of_another_dag(sweep: str) -> bool:
+    """Return whether a run of the main DAG has an id that a sweep of another DAG could have."""
+    return ":" in sweep and not _GENERATED.match(sweep)
+
+
+def possible_dags(sweep: str) -> tuple[str, ...]:
+    """Return the DAGs that a sweep of that id may belong to: a run's id may have colons too."""
+    dag, colon, _ = sweep.partition(":")
+    return (MAIN_DAG, dag) if colon and dag and dag != MAIN_DAG else (MAIN_DAG,)
 
 
 def sweep_of(task: Any, context: Mapping[str, Any]) -> str:  # noqa: ANN401 - an operator

@@ -1,10 +1,10 @@
 """Airflow's metadata tables: the ONE module that knows them. It selects, and it re-ranks.
 
 Reading is plain SELECT. The only writes are `rerank` and `change_slots`: `UPDATE task_instance SET
-priority_weight, pool_slots`, in one transaction under the scheduler's own critical-section lock, so
-that the scheduler never sees half a ranking (without the lock its SKIP LOCKED passes over rows that
-are being updated and a slot goes to the wrong trial). Everything else is written through Airflow's
-public REST interface (`client.py`).
+priority_weight, pool_slots, queue`, in one transaction under the scheduler's own critical-section
+lock, so that the scheduler never sees half a ranking (without the lock its SKIP LOCKED passes over
+rows that are being updated and a slot goes to the wrong trial). Everything else is written through
+Airflow's public REST interface (`client.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from uuid import UUID
 from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY
 from hermes_ops.airflow.state_store import PIECES, joined, piece_keys
+from hermes_ops.airflow.version import check_version
 from hermes_ops.errors import Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -28,15 +29,12 @@ if TYPE_CHECKING:
 
     from sqlalchemy.engine import Connection, Engine
 
-SUPPORTED = ((3, 3, 2), (3, 4, 0))
-"""Airflow versions: at least the first, below the second."""
-
 OCCUPYING = ("running", "queued", "deferred")
 """States in which a task holds slots; `deferred` in pools that say so, as ours do."""
 REQUIRED_COLUMNS = {
     "task_instance": {
         "id", "dag_id", "run_id", "task_id", "map_index", "state", "pool", "pool_slots",
-        "priority_weight", "try_number", "queued_dttm", "start_date",
+        "priority_weight", "try_number", "queued_dttm", "start_date", "queue",
     },
     "dag_run": {
         "id", "dag_id", "run_id", "state", "start_date", "end_date", "queued_at",
@@ -52,7 +50,7 @@ REQUIRED_COLUMNS = {
 
 _PIECES_IN_JSON = f'"{PIECES}"'
 
-RANKED_COLUMNS = ("priority_weight", "pool_slots")
+RANKED_COLUMNS = ("priority_weight", "pool_slots", "queue")
 """What is written of `task_instance`: all that the controller's database role may update."""
 
 
@@ -105,6 +103,7 @@ class TaskInstanceRow:
     priority_weight: int
     try_number: int
     note: str = ""
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +127,12 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskRank:
-    """What one task instance is to have."""
+    """What one task instance is to have; without a queue it keeps its own."""
 
     id: str
     priority_weight: int
     pool_slots: int
-
-
-def check_version() -> None:
-    """Refuse an Airflow of another version (Unsupported)."""
-    from airflow import __version__
-
-    version = tuple(int(p) for p in __version__.split(".")[:3] if p.isdigit())
-    if not SUPPORTED[0] <= version < SUPPORTED[1]:
-        raise Unsupported(
-            f"Airflow {__version__} is not supported: Hermes Ops needs >=3.3.2,<3.4. "
-            "Install one of those, or a release of hermes-ops made for yours."
-        )
+    queue: str | None = None
 
 
 class _SharedConnection(threading.local):
@@ -387,10 +375,13 @@ class Metadata:
         cached = of_run.get((place, key))
         if cached is not None and cached[0] == head:
             return cached[1]
-        record = self._joined_record(run_key, place, key, _parsed(head))
+        try:
+            record = self._joined_record(run_key, place, key, _parsed(head))
+            text = json.dumps(record)
+        except RecursionError:  # somebody has written it
+            record = None
         if record is None:  # a writer is at work, or somebody has deleted a piece
             return "null"
-        text = json.dumps(record)
         of_run[place, key] = (head, text)
         return text
 
@@ -411,7 +402,7 @@ class Metadata:
         ti, note = self._ti.c, self._note.c
         return (
             select(cast(ti.id, String), ti.map_index, ti.state, ti.pool, ti.pool_slots,
-                   ti.priority_weight, ti.try_number, note.content)
+                   ti.priority_weight, ti.try_number, note.content, ti.queue)
             .outerjoin(self._note, note.ti_id == ti.id)
             .where(ti.dag_id == bindparam("dag"), ti.run_id == bindparam("run"))
             .where(ti.task_id == bindparam("task"), ti.map_index >= 0)
@@ -465,32 +456,40 @@ class Metadata:
         A task instance that has been queued or runs meanwhile is left alone: its slots count. One
         that is deferred keeps its slots, and so has its weight changed alone, or gives them up.
         """
-        from sqlalchemy import and_, bindparam, column, exc, or_, table, update
+        from sqlalchemy import exc
 
-        rows = [
-            {"b_id": UUID(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
-            for r in ranks
-        ]
-        if not rows:
+        by_kind: dict[bool, list[dict[str, Any]]] = {}  # of those without a queue it is not written
+        for r in ranks:
+            row = {"b_id": UUID(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
+            routed = {} if r.queue is None else {"b_queue": r.queue}
+            by_kind.setdefault(bool(routed), []).append(row | routed)
+        if not by_kind:
             return 0
+        try:
+            with self.engine.begin() as connection:
+                self._lock(connection)
+                results = [connection.execute(self._rank(k), rows) for k, rows in by_kind.items()]
+                return sum(int(result.rowcount) for result in results)
+        except exc.OperationalError as error:
+            raise Unavailable(f"Airflow's database did not take the ranking: {error}") from error
+
+    def _rank(self, is_routed: bool) -> Any:  # noqa: ANN401 - a SQLAlchemy update
+        from sqlalchemy import and_, bindparam, column, or_, table, update
+
         # Not Airflow's own table object: that would set `updated_at` too.
         own: list[Any] = [column("id", self._ti.c.id.type), column("state")]
         ti = table("task_instance", *own, *map(column, RANKED_COLUMNS))
         no_more = or_(ti.c.pool_slots == bindparam("b_slots"), bindparam("b_slots") == 0)
         lighter = and_(ti.c.state == "deferred", no_more)
-        statement = (
+        names = {"priority_weight": "b_weight", "pool_slots": "b_slots"}
+        names |= {"queue": "b_queue"} if is_routed else {}
+        values: dict[str, Any] = {own: bindparam(name) for own, name in names.items()}
+        return (
             update(ti)
             .where(ti.c.id == bindparam("b_id"))
             .where(ti.c.state.is_(None) | and_(*(ti.c.state != s for s in OCCUPYING)) | lighter)
-            .values(priority_weight=bindparam("b_weight"), pool_slots=bindparam("b_slots"))
+            .values(values)
         )
-        try:
-            with self.engine.begin() as connection:
-                self._lock(connection)
-                result = connection.execute(statement, rows)
-                return int(result.rowcount)
-        except exc.OperationalError as error:
-            raise Unavailable(f"Airflow's database did not take the ranking: {error}") from error
 
     def change_slots(self, row: TaskInstanceRow, slots: int) -> bool:
         """Give a running task instance another number of slots; return whether it has them now.
@@ -561,10 +560,10 @@ class Metadata:
 @lru_cache(maxsize=65_536)
 def _trial_row(run_key: int, columns: tuple[Any, ...]) -> TaskInstanceRow:
     """Return the row; of a task that has not changed it is the same object in each round."""
-    task, number, state, pool, slots, weight, tries, note = columns
+    task, number, state, pool, slots, weight, tries, note, queue = columns
     identity = str(UUID(task))  # SQLite has it without hyphens
     return TaskInstanceRow(
-        identity, run_key, number, state, pool, slots, weight or 0, tries, note or ""
+        identity, run_key, number, state, pool, slots, weight or 0, tries, note or "", queue or ""
     )
 
 
@@ -573,7 +572,7 @@ def _parsed(text: str) -> dict[str, Any]:
     """Return the JSON object, the same one for the same text; empty where it is none."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

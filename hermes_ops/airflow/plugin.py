@@ -58,7 +58,11 @@ def on_starting(component: object) -> None:
     program = sys.argv[1:2]  # the component does not know yet what it is
     if program not in (["scheduler"], ["dag-processor"]):
         return
-    pods = program == ["scheduler"] and pod_file().exists()
+    preload(pods=program == ["scheduler"] and pod_file().exists())
+
+
+def preload(*, pods: bool) -> None:
+    """Import what a task's process needs, for those that are forked from this one."""
     for name in (*NEEDED, POD_MODULE) if pods else NEEDED:
         try:
             importlib.import_module(name)

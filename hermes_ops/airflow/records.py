@@ -17,8 +17,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict, TypeAdapter
 
 SWEEP_KEY = "hermes_sweep"
 CLOSE_KEY = "hermes_close"
@@ -64,8 +68,15 @@ ONE_PER_GPU = "one_per_gpu"
 R = TypeVar("R")
 
 
+class StoredRecord:
+    """A record in the state store: `decode` checks the types of its fields."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = {"allow_inf_nan": False}
+
+
 @dataclass(frozen=True, slots=True)
-class SweepRecord:
+class SweepRecord(StoredRecord):
     """A planned sweep: `config` is the resolved sweep file, `trial_task` the mapped task's id.
 
     `touched` are ended trials whose tasks were cleared so that Airflow adds those that are missing.
@@ -85,7 +96,7 @@ class SweepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseRecord:
+class CloseRecord(StoredRecord):
     """The sweep ends now: `state` is what its open trials become, `reason` what users read.
 
     `tag` is the tag of its MLflow run that says so: CLOSED_TAG, REACHED_TAG where its end is a
@@ -99,7 +110,7 @@ class CloseRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(StoredRecord):
     """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1.
 
     `pod` is the sweep's section `trial.pod`, as far as it says something; None for a process.
@@ -110,6 +121,8 @@ class Lease:
     `templated` are the variables of `environment` that the trial's task renders.
     `workspace`: "shared", or "copy" for a copy of the directory of the trial's own.
     `host` is the machine and the state folder that it is given for, `host_name` the machine's name.
+    `machine` is one of HERMES_MACHINES, which has a state folder of its own, and `local_gpus` are
+    the GPUs by their place there; empty in a pool without machines.
     `workers`: "one_process", or "one_per_gpu" for a process on each GPU, then with TF_CONFIG if
     `tf_config`. `most_gpus` is the largest number of GPUs that the trial may hold. `batch` are the
     samples of a step that the policy chose, None if it chose none; `samples` those that the trial
@@ -149,6 +162,8 @@ class Lease:
     batch: int | None = None
     samples: int | None = None
     gpu_nodes: tuple[str, ...] = ()
+    machine: str = ""
+    local_gpus: tuple[int, ...] = ()
 
     @property
     def gpus_by_node(self) -> dict[str, tuple[int, ...]]:
@@ -165,7 +180,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class StopFlag:
+class StopFlag(StoredRecord):
     """Stop the segment of lease `epoch`; `final` is the state that the trial ends in.
 
     `resize`: the trial is to go on with other GPUs at once, so its task keeps its slots and waits
@@ -180,7 +195,7 @@ class StopFlag:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(StoredRecord):
     """The segment of lease `epoch` loses its GPUs at `at_s`, for the `reason`."""
 
     epoch: int
@@ -189,7 +204,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRecord:
+class SegmentRecord(StoredRecord):
     """The newest segment of a trial and its accounts over its whole life.
 
     `running` is False once the segment has ended; `spans` are (start, end) of the training in all
@@ -258,27 +273,37 @@ def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records 
 def decode(kind: type[R], value: object) -> R | None:
     """Return the record in a stored value or its JSON; None where it is absent or malformed.
 
-    Unknown keys are ignored, so that records of a newer release can be read.
+    Unknown keys are ignored, so that records of a newer release can be read. Whoever may edit a
+    task in Airflow can write its records: a value of another type, or a number that is not finite,
+    is malformed, and so is a lease of GPUs that no pool has.
     """
     try:
         document = json.loads(value) if isinstance(value, str) else value
         if not isinstance(document, Mapping):
             return None
-        names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-        return kind(**{k: _tuples(v) for k, v in document.items() if k in names})
-    except (TypeError, ValueError):
+        declared: Any = kind
+        record: R = _adapter(declared).validate_python(dict(document))
+    except (ValueError, RecursionError):
         return None
+    if isinstance(record, Lease) and (min(record.gpus, default=0) < 0 or _repeats(record.gpus)):
+        return None
+    return record
+
+
+def _repeats(gpus: tuple[int, ...]) -> bool:
+    return len(set(gpus)) < len(gpus)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - the class of a record
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def _lists(value: object) -> object:
     if isinstance(value, tuple | list):
         return [_lists(v) for v in value]
-    return value
-
-
-def _tuples(value: object) -> object:
-    if isinstance(value, list):
-        return tuple(_tuples(v) for v in value)
     return value
 
 

@@ -89,6 +89,12 @@ WHOLE_CHARACTERS = 16_384
 PIECE_CHARACTERS = 60_000
 """The most in one piece."""
 
+MOST_PIECES = 4_000
+"""The most pieces of a record that are read: whoever may edit a task can write any number."""
+
+MOST_FIELD_BYTES = 256 * 2**20
+"""The most that a field in pieces may be when it is unpacked."""
+
 PIECES = "pieces"
 """The field of a head that names what lies in pieces: field -> [digest, number of pieces]."""
 
@@ -161,10 +167,10 @@ def joined(key: str, head: object, read: Read) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = dict(head)  # type: ignore[call-overload]  # it may be anything
         index = record.pop(PIECES, {})
-        for name, (digest, count) in index.items():
+        for name, (digest, count) in _confirm(index).items():
             texts = [read(_piece_key(key, digest, n)) for n in range(count)]
             record[name] = _unpacked("".join(texts))  # type: ignore[arg-type]  # None: missing
-    except (TypeError, ValueError, AttributeError, zlib.error):
+    except (TypeError, ValueError, AttributeError, RecursionError, zlib.error):
         return None
     return record
 
@@ -179,10 +185,17 @@ def piece_keys(key: str, head: object) -> set[str]:
     if not is_head(head):
         return set()
     try:
-        named = dict(head)[PIECES].values()  # type: ignore[call-overload]  # it is a mapping
+        named = _confirm(dict(head)[PIECES]).values()  # type: ignore[call-overload]  # a mapping
         return {_piece_key(key, digest, n) for digest, count in named for n in range(count)}
     except (TypeError, ValueError, AttributeError):  # what a store holds may be anything
         return set()
+
+
+def _confirm(index: Mapping[str, tuple[str, int]]) -> Mapping[str, tuple[str, int]]:
+    """Return digest and number of pieces of each field; ValueError for more than are read."""
+    if sum(count for _, count in index.values()) > MOST_PIECES:
+        raise ValueError(f"more than {MOST_PIECES} pieces")
+    return index
 
 
 def _piece_key(key: str, digest: str, number: int) -> str:
@@ -195,4 +208,8 @@ def _packed(value: object) -> str:
 
 
 def _unpacked(text: str) -> object:
-    return json.loads(zlib.decompress(base64.b64decode(text)).decode(errors="surrogatepass"))
+    unpacking = zlib.decompressobj()
+    content = unpacking.decompress(base64.b64decode(text), MOST_FIELD_BYTES)
+    if not unpacking.eof:
+        raise ValueError("it is cut off, or larger than any field")
+    return json.loads(content.decode(errors="surrogatepass"))

@@ -14,7 +14,12 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from hermes_ops.airflow.explanation import deadline_line, problem_lines, trouble_line
+from hermes_ops.airflow.explanation import (
+    away_lines,
+    deadline_line,
+    problem_lines,
+    trouble_line,
+)
 from hermes_ops.cli.outcome import document, fetch_config, print_comparison, print_outcome
 from hermes_ops.cli.sweep_check import is_paused, slots_of
 from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES, SweepLocation, airflow_state
@@ -116,7 +121,7 @@ def new_lines(view: Mapping[str, Any], sweep: str, printed: dict[str, str]) -> l
     """
     line = progress_line(view, sweep)
     failures = view["sweeps"][sweep].get("failures", ())
-    problems = filter(None, [trouble_line(view), *problem_lines(view, sweep)])
+    problems = filter(None, [trouble_line(view), *away_lines(view), *problem_lines(view, sweep)])
     failed = {normalised(words): words for words in (*failures, *problems)}
     fresh = [line] if printed.get(_PROGRESS) != line else []
     fresh += [words for key, words in failed.items() if key not in printed]
@@ -208,7 +213,7 @@ def live_table(view: Mapping[str, Any], sweep: str, width: int = 160) -> Group:
         note += f". {line}"
     if facts["closing"]:
         note += f" — ending: {facts['closing']}"
-    problems = filter(None, [trouble_line(view), *problem_lines(view, sweep)])
+    problems = filter(None, [trouble_line(view), *away_lines(view), *problem_lines(view, sweep)])
     failed = (Text(line, style="red") for line in (*facts.get("failures", ()), *problems))
     return Group(shown, bar, Text(f" {note}"), *failed)  # the bar ends without a line's end
 

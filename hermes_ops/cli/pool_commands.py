@@ -138,7 +138,7 @@ def policy(
     ] = None,
     home: Home = None,
 ) -> None:
-    """Show or change the pool's policy while it runs."""
+    """Show the pool's policy, or change it while it runs, as an administrator."""
     from hermes_ops.airflow.control.policy_settings import PolicySettings
     from hermes_ops.cli.connection import connect
     from hermes_ops.core.options import parse_options
@@ -156,7 +156,7 @@ def policy(
         return
     choice = PolicySettings(name, dict(parse_options(option)))
     choice.build()
-    by = str(current_person(connection.airflow))
+    by = str(current_person(_administrator(connection, "policy")))
     replace(choice, by=by, at_s=time.time()).write(path)
     typer.echo(f"The pool {connection.pool} is scheduled by {name} from now on.")
 
@@ -183,7 +183,7 @@ def quota(
     if file is not None:
         _set_quota(connection, path, file)
     elif remove:
-        by = str(current_person(_administrator(connection)))
+        by = str(current_person(_administrator(connection, "quota")))
         QuotaSettings.remove(path, by, time.time())
         typer.echo(f"The pool {connection.pool} has no quota from now on.")
     else:
@@ -202,7 +202,7 @@ def _set_quota(connection: Connection, path: Path, file: Path) -> None:
             f"Airflow has no pool {connection.pool!r}: create it, or name another in HERMES_POOL."
         )
     spec = load_quota(file, row["slots"])
-    by = str(current_person(_administrator(connection)))
+    by = str(current_person(_administrator(connection, "quota")))
     QuotaSettings(spec, by, time.time()).write(path)
     promised = sum(team.guaranteed for team in (*spec.teams, spec.others))
     typer.echo(
@@ -211,8 +211,8 @@ def _set_quota(connection: Connection, path: Path, file: Path) -> None:
     )
 
 
-def _administrator(connection: Connection) -> AirflowClient:
-    """Return a client whose user may edit the pool; HermesError if this person has none.
+def _administrator(connection: Connection, setting: str) -> AirflowClient:
+    """Return a client whose user may edit the pool, hence this setting of it; else HermesError.
 
     On the machine of `hermes up` the command line logs in as a user of few rights; who may read
     the password of its administrator, which is in the state folder, is the administrator. No other
@@ -236,7 +236,7 @@ def _administrator(connection: Connection) -> AirflowClient:
         user = current_person(connection.airflow).airflow_user
         raise HermesError(
             f"The Airflow user {user} may not edit the pool {connection.pool}, so neither its "
-            "quota: nothing was changed. Ask an administrator of Airflow."
+            f"{setting}: nothing was changed. Ask an administrator of Airflow."
         ) from error
 
 

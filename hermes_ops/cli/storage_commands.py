@@ -20,7 +20,7 @@ from hermes_ops.errors import HermesError, StackError
 from hermes_ops.trial.disk_space import as_text, disks_of
 
 if TYPE_CHECKING:
-    from hermes_ops.airflow.prune.candidates import PruneRules
+    from hermes_ops.airflow.prune.candidates import DeletionRights, PruneRules
     from hermes_ops.airflow.prune.removal import PruneEntry, Removal
     from hermes_ops.cli.connection import Connection
     from hermes_ops.cli.tables import TableRow
@@ -209,6 +209,7 @@ def _find(
 ) -> _Candidates:
     from hermes_ops.airflow.disk_usage import artifact_folders, sum_bytes
     from hermes_ops.airflow.prune.candidates import (
+        DeletionRights,
         candidates,
         entry_of,
         is_gone,
@@ -218,8 +219,9 @@ def _find(
     from hermes_ops.airflow.prune.removal import log_folder
 
     airflow, tracker, home = connection.airflow, connection.tracker, removal.home
-    result = _Candidates(removal.journal.entries())
-    begun = {entry.sweep for entry in result.unfinished}
+    rights = DeletionRights(airflow)
+    result = _find_unfinished(removal, rights)
+    begun = {*result.kept, *(entry.sweep for entry in result.unfinished)}
     registered = tracker.deletion.registered()
     before_s = rules.now_s - rules.older_than_s
     artifacts = artifact_folders(home)
@@ -227,8 +229,9 @@ def _find(
         if candidate.sweep in begun:
             continue
         verdict = judge(candidate.age, rules)
-        if not verdict.goes:
-            result.kept[candidate.sweep] = verdict.reason
+        dag_id = "" if candidate.plan is None else candidate.plan.dag_id
+        if reason := verdict.reason or rights.refusal(candidate.sweep, dag_id):
+            result.kept[candidate.sweep] = reason
             continue
         runs = tracker.deletion.runs_of(candidate.sweep)
         spared = spared_runs(runs, candidate, registered, best=keep_best)
@@ -242,6 +245,17 @@ def _find(
         result.bytes_of[entry.sweep] = sum_bytes(places)
         if spared:
             result.notes[entry.sweep] = _note(spared, registered)
+    return result
+
+
+def _find_unfinished(removal: Removal, rights: DeletionRights) -> _Candidates:
+    """Return the removals that were interrupted, without those that this user may not complete."""
+    result = _Candidates()
+    for entry in removal.journal.entries():
+        if refusal := rights.refusal(entry.sweep, entry.dag_id):
+            result.kept[entry.sweep] = refusal
+        else:
+            result.unfinished.append(entry)
     return result
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.cli import inspection_commands
 from hermes_ops.cli.completion import complete_sweeps, complete_trials
 from hermes_ops.cli.connection import Home, current_person, record_action
@@ -77,6 +78,15 @@ def run(
         bool, typer.Option("--follow", help="Show the trials until the sweep has ended.")
     ] = False,
     strict: Strict = False,
+    dag: Annotated[
+        str,
+        typer.Option(
+            "--dag",
+            envvar="HERMES_DAG",
+            metavar="ID",
+            help="The DAG of the sweep, one that `sweep_dag` has made.",
+        ),
+    ] = MAIN_DAG,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -96,15 +106,20 @@ def run(
             f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
         )
     refuse_class(config, file, connection)
-    sweep = new_sweep_id(config.name)
-    place = SweepLocation.in_main_dag(sweep)
+    if dag != MAIN_DAG and connection.airflow.dag(dag) is None:
+        raise HermesError(
+            f"Airflow has no DAG {dag!r}: correct --dag (HERMES_DAG), or make it with `sweep_dag`."
+        )
+    place = SweepLocation.of_run(dag, new_sweep_id(config.name))
+    sweep = place.sweep
     warnings = collect_warnings(config, file, connection, place.dag_id)
     if strict:
         warnings.refuse()
     note = f"started by {current_person(connection.airflow)}"
-    connection.airflow.trigger(place.dag_id, sweep, json.loads(config.to_json()), note)
+    connection.airflow.trigger(place.dag_id, place.run_id, json.loads(config.to_json()), note)
     typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
-    typer.echo(f"Airflow  {connection.airflow_url}/dags/{place.dag_id}/runs/{sweep}", err=as_json)
+    page = f"{connection.airflow_url}/dags/{place.dag_id}/runs/{place.run_id}"
+    typer.echo(f"Airflow  {page}", err=as_json)
     if text := warnings.render():
         typer.echo(text, err=True)
     if follow or as_json:

@@ -15,7 +15,7 @@ from hermes_ops.airflow.identity import (
     in_group,
     sweep_id,
 )
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, NotPermitted
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient, TaskKey
@@ -60,8 +60,13 @@ class SweepLocation:
 
     @classmethod
     def in_main_dag(cls, sweep: str) -> SweepLocation:
-        """Return where `hermes sweep run` starts a sweep of that id."""
+        """Return where a sweep of that id is in the DAG `hermes_sweep`."""
         return cls(sweep, MAIN_DAG, sweep)
+
+    @classmethod
+    def of_run(cls, dag_id: str, run_id: str) -> SweepLocation:
+        """Return where the sweep is that is the whole of a DAG run."""
+        return cls(sweep_id(dag_id, run_id, PLAN_TASK), dag_id, run_id)
 
     @property
     def plan(self) -> TaskKey:
@@ -104,20 +109,27 @@ class ListedSweep:
 def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
     """Return the location of the sweep; raise HermesError if Airflow has none of that id.
 
-    Of one of the newest sweeps a unique beginning of the id is enough.
+    Of one of the newest sweeps a unique beginning of the id is enough. NotPermitted if it may be in
+    a DAG that Airflow does not show to this user.
     """
+    refusal: NotPermitted | None = None
     for place in possible_places(sweep):
-        if _is_there(airflow, place):
-            return place
+        try:
+            if _is_there(airflow, place):
+                return place
+        except NotPermitted as error:
+            refusal = error
     rows = newest(airflow, MOST_BEGINNINGS) if _OF_AN_ID.fullmatch(sweep) else ()
     begun = matching_ids(sweep, (row.sweep for row in rows))
     if len(begun) == 1:
-        return next(p for p in possible_places(begun[0]) if _is_there(airflow, p))
+        return locate(airflow, begun[0])
     if begun:
         shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
         raise SeveralSweepsError(
             f"{sweep!r} is the beginning of {len(begun)} sweeps: {shown}: write more of the id."
         )
+    if refusal is not None:
+        raise refusal
     if inside := _sweeps_of_run(airflow, sweep):
         raise HermesError(
             f"{sweep!r} is a DAG run that holds the sweeps {', '.join(inside)}: name one of them."
@@ -129,7 +141,7 @@ def locate_or_explain(connection: Connection, sweep: str) -> SweepLocation:
     """Return the location of the sweep as `locate`; the error tells if Airflow has lost it."""
     try:
         return locate(connection.airflow, sweep)
-    except SeveralSweepsError:
+    except (SeveralSweepsError, NotPermitted):
         raise
     except HermesError:
         if (lost := _lost(connection.tracker, sweep)) is not None:
@@ -158,7 +170,7 @@ def full_id(airflow: AirflowClient, sweep: str) -> str:
     """Return the id of the sweep that begins so; the text itself if there is none."""
     try:
         return locate(airflow, sweep).sweep
-    except SeveralSweepsError:
+    except (SeveralSweepsError, NotPermitted):
         raise
     except HermesError:  # the caller reports what is not known; Airflow may be away
         return sweep

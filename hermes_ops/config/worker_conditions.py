@@ -28,6 +28,7 @@ OF_LAUNCHER = frozenset(
     | {f"HOROVOD_{name}{kind}" for name in ("", "LOCAL_", "CROSS_") for kind in ("RANK", "SIZE")}
     | {"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME"}
     | {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"}
+    | {"JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS"}
 )
 """Variables by which a worker knows its place among the others."""
 

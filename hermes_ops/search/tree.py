@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, product
 from math import prod
-from typing import Any, cast
+from operator import itemgetter
+from typing import cast
 
 from hermes_ops.search.space import ChoiceParameter, Config, Discrete, SearchParameter, Space, Value
 
@@ -128,36 +129,41 @@ class Combinations:
         self._space = space
         all_branches = list(branches(space))
         self._branches = [flat for _, flat in all_branches]
-        sizes = (prod(p.cardinality or 0 for _, p in flat) for flat in self._branches)
+        self._ascending = [_by_name(flat) for flat in self._branches]
+        sizes = (prod(axis.cardinality for _, axis in ascending) for ascending in self._ascending)
         self._starts = list(accumulate(sizes, initial=0))
         self._places = {signature: place for place, (signature, _) in enumerate(all_branches)}
 
     def __iter__(self) -> Iterator[Config]:
         """Yield all combinations; the parameters of each are in no order."""
-        for flat in self._branches:
-            yield from _grid(flat)
+        for ascending in self._ascending:
+            names = [name for name, _ in ascending]
+            for values in product(*(_values(axis) for _, axis in ascending)):
+                yield dict(zip(names, values, strict=True))
 
     def at(self, position: int) -> Config:
         """Return the combination at that position, its parameters in the order of the space."""
         place = bisect_right(self._starts, position) - 1
-        flat = self._branches[place]
-        drawn = _grid(flat)[position - self._starts[place]]
-        return {name: drawn[name] for name, _ in flat}
+        position -= self._starts[place]
+        drawn: Config = {}
+        for name, axis in reversed(self._ascending[place]):
+            position, index = divmod(position, axis.cardinality)
+            drawn[name] = axis.at(index)
+        return {name: drawn[name] for name, _ in self._branches[place]}
 
     def position(self, config: Config) -> int:
         """Return the position of a combination."""
         place = self._places[signature_of(self._space, config)]
         position = 0
-        for name, parameter in sorted(self._branches[place], key=lambda item: item[0]):
-            axis = cast(Discrete, parameter)
+        for name, axis in self._ascending[place]:
             position = position * axis.cardinality + axis.index_of(config[name])
         return self._starts[place] + position
 
 
-def _grid(flat: Space) -> Any:  # noqa: ANN401 - scikit-learn is untyped
-    from sklearn.model_selection import ParameterGrid
-
-    return ParameterGrid({name: _values(cast(Discrete, parameter)) for name, parameter in flat})
+def _by_name(flat: Space) -> list[tuple[str, Discrete]]:
+    """Return the parameters of a finite flat space, their names ascending."""
+    parameters = ((name, cast(Discrete, parameter)) for name, parameter in flat)
+    return sorted(parameters, key=itemgetter(0))
 
 
 def _values(parameter: Discrete) -> list[Value]:

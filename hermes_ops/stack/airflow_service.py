@@ -72,6 +72,7 @@ def _section(name: str, values: dict[str, str]) -> str:
 def _core(
     settings: Settings, secrets: Credentials, slots: int, airflow_port: int
 ) -> dict[str, str]:
+    roles = {ADMIN_USER: "admin", CONTROLLER_USER: "user", **settings.people}
     return {
         "executor": "LocalExecutor",
         "dags_folder": str(shared_folder("dags")),
@@ -88,7 +89,7 @@ def _core(
         "hostname_callable": "socket.gethostname",  # no name server is asked
         "xcom_backend": "hermes_ops.airflow.trial.links.StandingXCom",
         "min_serialized_dag_update_interval": "5",
-        "simple_auth_manager_users": f"{ADMIN_USER}:admin,{CONTROLLER_USER}:user",
+        "simple_auth_manager_users": ",".join(f"{name}:{role}" for name, role in roles.items()),
         "simple_auth_manager_passwords_file": str(passwords_file(settings.layout)),
     }
 

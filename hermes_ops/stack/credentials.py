@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hermes_ops.stack.layout import Layout, write_private
 
 ADMIN_USER = "admin"
 CONTROLLER_USER = "hermes-controller"
+OWN_USERS = (ADMIN_USER, CONTROLLER_USER)
+"""Users of Airflow that every stack has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,13 +46,22 @@ def admin_password_file(layout: Layout) -> Path:
     return layout.secrets / "admin.password"
 
 
+def person_password_file(layout: Layout, name: str) -> Path:
+    """Return the file that holds the password of a further user of Airflow, nothing else."""
+    return layout.secrets / f"user-{name}.password"
+
+
 def mlflow_password_file(layout: Layout) -> Path:
     """Return the file that holds MLflow's admin password, nothing else."""
     return layout.secrets / "mlflow-admin.password"
 
 
-def ensure(layout: Layout) -> Credentials:
-    """Return the stack's secrets, making those that are not there yet."""
+def ensure(layout: Layout, people: Iterable[str] = ()) -> Credentials:
+    """Return the stack's secrets, making those that are not there yet.
+
+    `people` are further users of Airflow; without a password of theirs Airflow would make one and
+    print it into its log.
+    """
     fernet_file = layout.secrets / "airflow-fernet.key"
     if not fernet_file.exists():
         write_private(fernet_file, base64.urlsafe_b64encode(os.urandom(32)).decode())
@@ -63,6 +75,7 @@ def ensure(layout: Layout) -> Credentials:
         mlflow_session_key=_secret(layout.secrets / "mlflow-session.key", 32),
     )
     users = {
+        **{name: _secret(person_password_file(layout, name), 12) for name in people},
         ADMIN_USER: credentials.admin_password,
         CONTROLLER_USER: credentials.controller_password,
     }

@@ -23,7 +23,6 @@ from hermes_ops.stack import (
     airflow_service,
     credentials,
     health,
-    migrations,
     preflight,
     processes,
     programs,
@@ -203,6 +202,8 @@ def _refuse_if_running(layout: Layout, supervisor: SupervisorClient) -> None:
 
 def _check(settings: Settings, say: Say) -> int:
     """Return the pool's slots; raise before anything is ended or started if `up` cannot go on."""
+    from hermes_ops.stack import migrations  # imports SQLAlchemy, which no other command needs
+
     migrations.refuse_newer(
         migrations.recorded_versions(settings.layout), f"The state folder {settings.home}"
     )
@@ -265,7 +266,9 @@ def _end_leftovers(
 def _start(
     settings: Settings, chosen: record.StackRecord, supervisor: SupervisorClient, say: Say
 ) -> None:
-    secrets = credentials.ensure(settings.layout)
+    from hermes_ops.stack import migrations
+
+    secrets = credentials.ensure(settings.layout, settings.people)
     table = _configure(settings, chosen, secrets)
     migrations.record_versions(settings.layout)
     migrations.upgrade_mlflow(settings, programs.base_environment(chosen))

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -15,10 +16,16 @@ from pydantic_core import ErrorDetails
 from hermes_ops.core.options import OptionValue, parse_options, split_options
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.references import is_reserved
+from hermes_ops.stack.credentials import OWN_USERS
 from hermes_ops.stack.layout import Layout, absolute
 from hermes_ops.trial.environment import PATTERN, split_names
 
 AUTOMATIC_PORT = 0
+
+Role = Literal["viewer", "user", "op", "admin"]
+"""What a person may do in Airflow, as its simple auth manager names it."""
+
+UserName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
 class Settings(BaseModel):
@@ -44,6 +51,7 @@ class Settings(BaseModel):
     drain_timeout_s: float = Field(default=40.0, ge=0)
     hang_timeout_s: float = Field(default=120.0, ge=0)
     airflow: dict[str, dict[str, str]] = Field(default_factory=dict)
+    people: dict[UserName, Role] = Field(default_factory=dict)
 
     @field_validator("airflow_db", "mlflow_db")
     @classmethod
@@ -69,6 +77,14 @@ class Settings(BaseModel):
             if is_reserved(name):
                 raise ValueError(f"{name!r}: variables of the services reach no trial")
         return names
+
+    @field_validator("people")
+    @classmethod
+    def _not_ours(cls, people: dict[str, Role]) -> dict[str, Role]:
+        for name in OWN_USERS:
+            if name in people:
+                raise ValueError(f"{name!r} is a user of every stack: give people other names")
+        return people
 
     @property
     def layout(self) -> Layout:
@@ -109,7 +125,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name in Settings.model_fields:
         value = environ.get(f"HERMES_{name.upper()}")
-        if value is None or name in {"home", "airflow"}:
+        if value is None or name in {"home", "airflow", "people"}:
             continue
         values[name] = _parse(name, value)
     return values

@@ -260,6 +260,8 @@ def _watch(
         return absent
     variables = environment(options, folder, token, os.environ)
     try:
+        if options.torchrun and places is None:
+            variables = _lone_worker(variables)
         child = _start(options, supervisor, variables, reaper, places)
     except OSError as error:
         if places is not None:
@@ -281,6 +283,15 @@ def _open_meeting_places(options: SegmentOptions, folder: Folder) -> MeetingPlac
     from hermes_ops.trial.group_start import open_meeting_places  # with an HTTP server
 
     return open_meeting_places(options, folder)
+
+
+def _lone_worker(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the one worker; its port stays reserved as long as we live."""
+    from hermes_ops.trial.ports import reserve_ports
+    from hermes_ops.trial.worker_environment import lone_worker_environment
+
+    (port,) = reserve_ports(1)
+    return lone_worker_environment(variables, port.number)
 
 
 def _await_nodes(

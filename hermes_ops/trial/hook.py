@@ -1,4 +1,4 @@
-"""Installed at the start of the user's interpreter: patches Keras and MLflow once imported.
+"""Installed at the start of the user's interpreter: patches what it knows once that is imported.
 
 Nothing is imported here that the script does not import itself, and at the start as good as
 nothing: the GPU waits for it in every segment.
@@ -20,6 +20,7 @@ _KERAS_3 = "keras.src.backend.tensorflow.trainer"
 _KERAS_3_ELSEWHERE = ("keras.src.backend.jax.trainer", "keras.src.backend.torch.trainer")
 _KERAS_2 = ("keras.src.engine.training", "keras.engine.training", "tf_keras.src.engine.training")
 _HOROVOD_KERAS = "horovod.tensorflow.keras"
+_TORCH_OPTIMIZER = "torch.optim.optimizer"
 _MLFLOW_CLIENT = "mlflow.tracking._tracking_service.client"
 _MLFLOW_FLUENT = "mlflow.tracking.fluent"
 
@@ -41,6 +42,7 @@ def install() -> None:
         _KERAS_3: _patch_keras_3,
         _MLFLOW_CLIENT: _patch_mlflow_client,
         _MLFLOW_FLUENT: _patch_mlflow_fluent,
+        _TORCH_OPTIMIZER: _patch_torch_optimizer,
         _HOROVOD_KERAS: lambda _: None,  # it is imported in a way of its own
     }
     targets.update(dict.fromkeys(_KERAS_2, _patch_keras_2))
@@ -111,6 +113,12 @@ def _patch_keras_2(training: ModuleType) -> None:
     from hermes_ops.trial.keras.keras2 import patch
 
     patch(training)
+
+
+def _patch_torch_optimizer(optimizer: ModuleType) -> None:
+    from hermes_ops.trial.optimizer_steps import patch
+
+    patch(optimizer)
 
 
 def _patch_mlflow_client(client: ModuleType) -> None:

@@ -1,8 +1,8 @@
 """What each worker of a trial finds in its environment: who it is, and where the others are.
 
 One contract for all: Hermes' own variables, Horovod's (Gloo as controller, without MPI and
-`horovodrun`), those of `torchrun`, and TF_CONFIG where it is asked for: strategies of TensorFlow
-react to its mere presence.
+`horovodrun`), those of `torchrun` and of `jax.distributed`, and TF_CONFIG where it is asked for:
+strategies of TensorFlow react to its mere presence.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from hermes_ops.trial.group import (
     STORE_VARIABLE,
 )
 from hermes_ops.trial.rendezvous import HOSTNAME, LOOPBACK
+
+_LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""On one machine, the network interface on which PyTorch's processes connect."""
 
 _GLOO_TIMEOUT_S = 300  # Horovod's default of 30 s is less than a busy machine may need to start all
 
@@ -61,7 +64,8 @@ class GroupAddresses(NamedTuple):
     def variables(self, rank: int) -> dict[str, str]:
         """Return the variables that a trial on one node does not have, or has otherwise."""
         if self.gang is None:
-            return {"HOROVOD_HOSTNAME": HOSTNAME}
+            store = f"{LOOPBACK}:{self.master_port}"
+            return {"HOROVOD_HOSTNAME": HOSTNAME, "JAX_COORDINATOR_BIND_ADDRESS": store}
         node = self.gang.place(rank).node
         return {
             "HOROVOD_HOSTNAME": scope_name(node),
@@ -88,7 +92,7 @@ def worker_environment(
     local_rank, local_size = str(place.local_rank), str(place.local_size)
     result = {
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        **({"HOROVOD_GLOO_IFACE": "lo"} if group.gang is None else {}),
+        **({"HOROVOD_GLOO_IFACE": "lo", **_LOOPBACK_ALONE} if group.gang is None else {}),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT_S),
         **environment,
         RANK_VARIABLE: str(rank),
@@ -105,17 +109,38 @@ def worker_environment(
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.first_host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(group.rendezvous_port),
-        "RANK": str(rank),
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": local_size,
-        "MASTER_ADDR": group.first_host,
-        "MASTER_PORT": str(group.master_port),
+        **_torchrun_variables(rank, group.size, place, (group.first_host, group.master_port)),
+        "JAX_COORDINATOR_ADDRESS": f"{group.first_host}:{group.master_port}",
+        "JAX_LOCAL_DEVICE_IDS": local_rank,
         **group.variables(rank),
     }
     if group.task_ports:
         result["TF_CONFIG"] = json.dumps(_tf_config(rank, group))
     return result
+
+
+def lone_worker_environment(environment: Mapping[str, str], port: int) -> dict[str, str]:
+    """Return the environment of the one worker of a trial that may have several: torchrun's.
+
+    A script for `torchrun` reads its variables on one GPU too. All else is as without workers:
+    Horovod's size is 1, and no group is there.
+    """
+    place = RankPlace(0, 0, 1, 0, 1)
+    own = _torchrun_variables(0, 1, place, (LOOPBACK, port))
+    return {**_LOOPBACK_ALONE, **environment, **own}
+
+
+def _torchrun_variables(
+    rank: int, size: int, place: RankPlace, master: tuple[str, int]
+) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+    }
 
 
 def _tf_config(rank: int, group: GroupAddresses) -> dict[str, object]:

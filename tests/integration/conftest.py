@@ -26,6 +26,11 @@ DOWN_TIMEOUT_S = 120
 # core for as long as a stack runs. Tests wait for events, not for the shortest hand-over.
 CALM = '[airflow.scheduler]\nscheduler_idle_sleep_time = "0.5"\n'
 
+PEOPLE = '[people]\nvera = "viewer"\numa = "user"\nulf = "user"\nolga = "op"\n'
+TESTS = Path(__file__).parent
+FOLDERS = (TESTS / "dags", TESTS.parents[1] / "examples" / "own_dag")
+DAGS = tuple(part for folder in FOLDERS for part in ("--dags", str(folder)))
+
 # A background job of a shell is started with SIGINT ignored, and so would be all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -57,9 +62,9 @@ class Stack:
         return run_hermes(*arguments, home=self.home, timeout_s=timeout_s, folder=folder)
 
     def up(self, *options: str, slots: int = 2) -> subprocess.CompletedProcess[str]:
-        """Start the stack; without settings of its own it has a calm scheduler."""
+        """Start the stack; without settings of its own it has a calm scheduler, and people."""
         with contextlib.suppress(FileExistsError), (self.home / "hermes.toml").open("x") as file:
-            file.write(CALM)
+            file.write(CALM + PEOPLE)
         free = ("--airflow-port", "0", "--mlflow-port", "0")
         arguments = ("up", "--slots", str(slots), *free, *options)
         return self.hermes(*arguments, timeout_s=UP_TIMEOUT_S)
@@ -94,9 +99,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield Stack(Path(running))
         return
     shared = Stack(tmp_path_factory.mktemp("stack"))
-    tests = Path(__file__).parent
-    folders = (tests / "dags", tests.parents[1] / "examples" / "own_dag")
-    started = shared.up(*(part for f in folders for part in ("--dags", str(f))))
+    started = shared.up(*DAGS)
     assert started.returncode == 0, started.stdout + started.stderr
     try:
         yield shared

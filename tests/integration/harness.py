@@ -21,8 +21,10 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import psutil
 
+from bench.horovod_env import VARIABLES
 from hermes_ops.stack import processes
 from hermes_ops.trial.checkpoint_store.store import safe_name
+from tests.horovod_python import horovod_python
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DAG = "/api/v2/dags/hermes_sweep/dagRuns"
@@ -86,6 +88,21 @@ def workers(name: str, rates: list[float], log: Path, slow_while: Path, **trial:
     content = stub(name, rates, LONG, 1.0, slow_while=slow_while, trial=facts)
     content["trial"]["command"][1] = "workers.py"
     return content
+
+
+def horovod(name: str, log: Path, slow_while: Path, epochs: int, **changes: Any) -> Any:
+    """A sweep of scripts/horovod_train.py of 1 to 4 workers, which list themselves in `log`."""
+    options = ["--rate", "{rate}", "--epochs", str(epochs), "--slow-while", str(slow_while)]
+    options += ["--pause", str(changes.pop("pause", 4.0))]
+    trial = {
+        "gpus": {"min": 1, "max": 4},
+        "workers": "one_per_gpu",
+        "python": str(horovod_python()),
+        "environment": {"WORKERS_LOG": str(log), **VARIABLES},
+    }
+    budget = {"max_epochs": epochs, **changes.pop("budget", {})}
+    script, space = "horovod_train.py", {"rate": [0.002]}
+    return config(name, space, script, *options, trial=trial, budget=budget, **changes)
 
 
 def slow_file(folder: Path) -> Path:
@@ -191,6 +208,21 @@ class WorkerSampler:
         facts = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
         return sorted(facts, key=lambda fact: float(fact["time_s"]))
 
+    def groups(self, sweep: str) -> list[list[dict[str, Any]]]:
+        """Return the workers of each segment of a sweep of one trial that all have started."""
+        mine = [fact for fact in self.starts if fact["sweep"] == sweep]
+        found = []
+        while mine:
+            size = int(mine[0]["size"])
+            group, mine = mine[:size], mine[size:]
+            found.append(group)
+        return found
+
+    def batches(self, worker: Mapping[str, Any]) -> int:
+        """Return how many batches a worker of scripts/horovod_train.py has trained."""
+        file = self.folder / f"{worker['pid']}-{worker['rank']}.batches"
+        return int(file.read_text())
+
 
 def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
     """Sweep/number and GPUs of each live trial of this home."""
@@ -222,6 +254,13 @@ def program(stack: Any, name: str) -> int:
     """Return the process id of one of the stack's programs."""
     document = json.loads(stack.hermes("status", "--json").stdout)
     return next(int(p["pid"]) for p in document["programs"] if p["name"] == name)
+
+
+def kill_supervisor(home: Path, sweep: str) -> None:
+    """Kill the hermes-trial of one trial of that sweep."""
+    leaders = processes.leaders(processes.members(home))
+    first, *_ = (m for m in leaders if m.process.environ()["HERMES_SWEEP"] == sweep)
+    first.process.kill()
 
 
 class Patient(httpx.HTTPTransport):
@@ -268,14 +307,24 @@ class Lab:
 
     def __init__(self, stack: Any, folder: Path) -> None:
         self.stack, self.home, self._folder = stack, stack.home, folder
-        user = (stack.home / "secrets" / "admin.password").read_text().strip()
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect to the stack; again where it has been started again, on other ports."""
+        user = (self.home / "secrets" / "admin.password").read_text().strip()
         self.airflow = httpx.Client(
-            base_url=stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
+            base_url=self.stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
         )
         answer = self.airflow.post("/auth/token", json={"username": "admin", "password": user})
         self.airflow.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        environment = self.stack.environment  # with a log-in if MLflow asks for one
+        names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+        login = tuple(environment[name] for name in names if name in environment)
         self.mlflow = httpx.Client(
-            base_url=f"{stack.mlflow_url}/api/2.0/mlflow", timeout=60, trust_env=False
+            base_url=f"{self.stack.mlflow_url}/api/2.0/mlflow",
+            timeout=60,
+            trust_env=False,
+            auth=login or None,
         )
 
     def close(self) -> None:
@@ -311,13 +360,14 @@ class Lab:
     @contextlib.contextmanager
     def pool(self, slots: int) -> Iterator[None]:
         """The pool with another number of slots for a while."""
-        self._resize(slots)
+        self.resize_pool(slots)
         try:
             yield
         finally:
-            self._resize(2)
+            self.resize_pool(2)
 
-    def _resize(self, slots: int) -> None:
+    def resize_pool(self, slots: int) -> None:
+        """Give the pool that many slots."""
         body = {"pool": "gpus", "slots": slots, "include_deferred": True}
         answer = self.airflow.patch("/api/v2/pools/gpus", json=body)
         assert answer.status_code == 200, answer.text
@@ -435,6 +485,10 @@ class Sweep:
             found.setdefault(part["epoch"], {}).update(part)
         return [found[epoch] for epoch in sorted(found)]
 
+    def sizes(self, number: int = 0) -> list[int]:
+        """Return the GPUs of each segment of a trial so far."""
+        return [len(segment["gpus"]) for segment in self.segments(number)]
+
     def lines(self, number: int) -> int:
         """How many metrics the trial has reported until now."""
         file = self.folder / "trials" / str(number) / "metrics.jsonl"
@@ -451,3 +505,24 @@ class Sweep:
                 if member.process.environ().get("HERMES_SWEEP") == self.id:
                     found.append(member.trial)
         return found
+
+
+def resized_by_another(lab: Lab, folder: Path) -> tuple[Sweep, Sweep, Sampler]:
+    """Run a trial alone on two GPUs, and a second one that comes and ends while the first lasts."""
+    lasts = slow_file(folder), slow_file(folder)
+
+    def start(name: str, slow_while: Path) -> Sweep:
+        trial = {"gpus": {"min": 1, "max": 2}}
+        return lab.start(stub(name, alike(1), LONG, 0.5, slow_while=slow_while, trial=trial))
+
+    with lab.policy("elastic-fifo", guard_k=0), lab.sampled() as sampler:
+        first = start("wide", lasts[0])
+        await_(lambda: first.sizes() == [2])
+        second = start("late", lasts[1])
+        await_(lambda: first.sizes()[-1] == 1 and second.sizes() == [1])
+        lasts[1].unlink()
+        second.await_end()
+        await_(lambda: first.sizes()[-1] == 2)
+        lasts[0].unlink()
+        first.await_end()
+    return first, second, sampler

@@ -19,11 +19,6 @@ SLOTS = 4
 UP = ("--slots", str(SLOTS), "--policy", "doubling", "--policy-option", "guard_k=0")
 
 
-def _sizes(sweep: Any) -> list[int]:
-    """Return the GPUs of each segment of the sweep's only trial so far."""
-    return [len(segment["gpus"]) for segment in sweep.segments(0)]
-
-
 def _resizes(sweep: Any) -> int:
     return sum(decision["action"] == "resize" for decision in sweep.decisions())
 
@@ -57,16 +52,13 @@ class Kills:
 
     def trains(self, sweep: Any, size: int) -> None:
         """Wait until the trial of a sweep trains on that many GPUs."""
-        self.harness.await_(lambda: _sizes(sweep)[-1:] == [size])
+        self.harness.await_(lambda: sweep.sizes()[-1:] == [size])
         seen = sweep.lines(0)
         self.harness.await_(lambda: sweep.lines(0) >= seen + 3)
 
     def kill_supervisor(self) -> None:
         """Kill hermes-trial of the first trial."""
-        leaders = processes.leaders(processes.members(self.stack.home))
-        sweep = self.sweeps[0].id
-        (first,) = (m for m in leaders if m.process.environ()["HERMES_SWEEP"] == sweep)
-        first.process.kill()
+        self.harness.kill_supervisor(self.stack.home, self.sweeps[0].id)
 
     def kill_everything(self) -> None:
         """Kill the whole stack with its trials, and start it again."""
@@ -132,7 +124,7 @@ def survived(
 def test_every_trial_finishes_and_has_had_the_sizes_that_the_policy_says(survived: Any) -> None:
     kills, *_ = survived
     assert [sweep.states() for sweep in kills.sweeps] == [{0: "finished"}] * 3
-    assert {2, 4} <= set(_sizes(kills.sweeps[0]))
+    assert {2, 4} <= set(kills.sweeps[0].sizes())
 
 
 def test_no_step_is_lost_or_stored_twice(survived: Any, harness: Any, tmp_path: Path) -> None:

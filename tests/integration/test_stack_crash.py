@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -113,6 +114,18 @@ def test_mlflow_asks_to_log_in_when_it_is_told_to(killed: CrashedStack) -> None:
     body = {"max_results": 1}
     assert httpx.post(url, json=body, trust_env=False).status_code == 401
     assert httpx.post(url, json=body, auth=login, trust_env=False).status_code == 200
+
+
+def test_a_trial_is_resized_in_its_task_on_postgresql(
+    killed: CrashedStack, harness: Any, tmp_path: Path
+) -> None:
+    with contextlib.closing(harness.Lab(killed.stack, tmp_path)) as lab:
+        first, second, sampler = harness.resized_by_another(lab, tmp_path)
+        assert (first.sizes(), second.sizes()) == ([2, 1, 2], [1])
+        assert first.states() == second.states() == {0: "finished"}
+        log = first.log("trial", 0)
+    assert (log.count("Trial 0 keeps its slots"), log.count("Trial 0 waits")) == (2, 0)
+    assert (sampler.most, sampler.doubly_held) == (2, [])
 
 
 def test_a_killed_component_comes_back_and_its_orphans_end_and_so_does_one_that_hangs(

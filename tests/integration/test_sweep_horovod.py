@@ -1,50 +1,23 @@
-"""Horovod trials under a policy that sizes them, on a real scheduler."""
+"""Horovod trials under policies that size them, on a real scheduler."""
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(1500)]
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("HERMES_TEST_HOROVOD_PYTHON", ROOT / ".venvs/horovod/bin/python"))
 SLOTS, EPOCHS = 4, 600
-WAIT_S = 240.0  # a start of four workers on a busy machine
-VARIABLES = {
-    "TF_USE_LEGACY_KERAS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
+WAIT_S = 480.0  # a start of four workers on a busy machine
+TRIALS, SHORT = 8, 25
+TPE = {
+    "algorithm": "tpe",
+    "seed": 1,
+    "max_trials": TRIALS,
+    "space": {"rate": {"type": "loguniform", "low": 0.0002, "high": 0.01}},
 }
-
-
-def _sweep(harness: Any, name: str, log: Path, slow_while: Path) -> Any:
-    """Return a sweep of one Horovod trial of 1 to 4 workers."""
-    options = ["--rate", "{rate}", "--epochs", str(EPOCHS), "--slow-while", str(slow_while)]
-    trial = {
-        "gpus": {"min": 1, "max": SLOTS},
-        "workers": "one_per_gpu",
-        "python": str(PYTHON),
-        "environment": {"WORKERS_LOG": str(log), **VARIABLES},
-    }
-    return harness.config(
-        name,
-        {"rate": [0.002]},
-        "horovod_train.py",
-        *options,
-        trial=trial,
-        budget={"max_epochs": EPOCHS},
-    )
-
-
-def _sizes(sweep: Any) -> list[int]:
-    return [len(segment["gpus"]) for segment in sweep.segments(0)]
 
 
 @pytest.fixture(scope="module")
@@ -53,31 +26,26 @@ def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
     Once the first is let go on its own it may change its size again: its epochs are short then.
     """
-    if not PYTHON.exists():
-        message = f"no interpreter with Horovod at {PYTHON}: run make horovod-env"
-        if os.environ.get("HERMES_TEST_HOROVOD") == "required":
-            pytest.fail(message)
-        pytest.skip(message)
     folder, log = tmp_path_factory.mktemp("resized"), tmp_path_factory.mktemp("workers")
     first_lasts, second_lasts = harness.slow_file(folder), harness.slow_file(folder)
     looking = harness.WorkerSampler(log)
     with lab.pool(SLOTS), lab.policy("doubling", guard_k=0), harness.sampling(looking):
-        first = lab.start(_sweep(harness, "alone", log, first_lasts))
-        harness.await_(lambda: _sizes(first) == [4] and first.lines(0) > 3, WAIT_S)
-        second = lab.start(_sweep(harness, "joins", log, second_lasts))
-        harness.await_(lambda: _sizes(first)[-1] == 2 and _sizes(second) == [2], WAIT_S)
+        first = lab.start(harness.horovod("alone", log, first_lasts, EPOCHS))
+        harness.await_(lambda: first.sizes() == [4] and first.lines(0) > 3, WAIT_S)
+        second = lab.start(harness.horovod("joins", log, second_lasts, EPOCHS))
+        harness.await_(lambda: first.sizes()[-1] == 2 and second.sizes() == [2], WAIT_S)
         harness.await_(lambda: second.lines(0) > 3 and len(looking.alive()) == SLOTS, WAIT_S)
         second_lasts.unlink()
-        second.await_end()
-        harness.await_(lambda: _sizes(first)[-1] == 4 and len(looking.alive()) == SLOTS, WAIT_S)
+        harness.await_(lambda: first.sizes()[-1] == 4 and len(looking.alive()) == SLOTS, WAIT_S)
         first_lasts.unlink()
-        first.await_end()
+        for sweep in (first, second):
+            sweep.await_end(WAIT_S)
     return first, second, looking
 
 
 def test_horovod_trials_shrink_for_each_other_and_grow_again(resized: Any) -> None:
     first, second, looking = resized
-    assert (_sizes(first)[:3], _sizes(second)[0]) == ([4, 2, 4], 2)
+    assert (first.sizes()[:3], second.sizes()[0]) == ([4, 2, 4], 2)
     assert first.states() == second.states() == {0: "finished"}
     assert {s["outcome"] for s in first.segments(0)[:-1]} == {"preempted"}
     assert looking.most == SLOTS
@@ -85,12 +53,21 @@ def test_horovod_trials_shrink_for_each_other_and_grow_again(resized: Any) -> No
 
 def test_each_segment_has_a_rank_for_each_of_its_gpus(resized: Any) -> None:
     first, second, looking = resized
-    expected = sorted([*_sizes(first), *_sizes(second)])
-    sizes = [fact["size"] for fact in looking.starts if fact["rank"] == 0]
-    assert sorted(sizes) == expected
-    for size in set(expected):
-        ranks = [fact["rank"] for fact in looking.starts if fact["size"] == size]
-        assert sorted(ranks) == sorted([*range(size)] * expected.count(size))
+    for sweep in (first, second):
+        groups = looking.groups(sweep.id)
+        assert [len(group) for group in groups] == sweep.sizes()
+        for group in groups:
+            assert {worker["size"] for worker in group} == {len(group)}
+            assert sorted(worker["rank"] for worker in group) == [*range(len(group))]
+
+
+def test_all_ranks_leave_each_segment_after_the_same_batch(resized: Any) -> None:
+    first, second, looking = resized
+    for sweep in (first, second):
+        for group in looking.groups(sweep.id):
+            batches = {looking.batches(worker) for worker in group}
+            assert len(batches) == 1
+            assert batches != {0}
 
 
 def test_the_curve_goes_on_without_a_jump(resized: Any) -> None:
@@ -100,3 +77,36 @@ def test_the_curve_goes_on_without_a_jump(resized: Any) -> None:
         assert [step for step, _ in curve] == list(range(1, EPOCHS + 1))
         assert all(after <= 1.05 * before + 1e-6 for (_, before), (_, after) in pairwise(curve))
         assert curve[-1][1] < 0.1 * curve[0][1]
+
+
+@pytest.fixture(scope="module")
+def searched(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A search for the best of eight Horovod trials under the elastic policy for sweeps."""
+    log = tmp_path_factory.mktemp("workers")
+    lasts = harness.slow_file(tmp_path_factory.mktemp("searched"))
+    looking = harness.WorkerSampler(log)
+    content = harness.horovod("search", log, lasts, SHORT, pause=0.5, search=TPE)
+    with (
+        lab.pool(SLOTS),
+        lab.policy("elastic-frontrunner", guard_k=0),
+        harness.sampling(looking),
+    ):
+        sweep = lab.start(content)
+        sweep.await_end(WAIT_S)
+    return sweep, looking
+
+
+def test_a_search_whose_trials_change_their_size_finds_the_best_of_them(searched: Any) -> None:
+    sweep, _ = searched
+    assert sweep.states() == dict.fromkeys(range(TRIALS), "finished")
+    assert sum(decision["action"] == "resize" for decision in sweep.decisions()) >= 3
+    lowest = {number: min(loss for _, loss in sweep.curve(number)) for number in range(TRIALS)}
+    best = sweep.document()["best"]
+    assert best["number"] == min(lowest, key=lambda number: lowest[number])
+
+
+def test_never_more_workers_of_a_search_live_than_there_are_slots(searched: Any) -> None:
+    sweep, looking = searched
+    assert looking.most == SLOTS
+    assert looking.alive() == []
+    assert {size for number in range(TRIALS) for size in sweep.sizes(number)} > {1}

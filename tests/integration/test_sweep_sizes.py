@@ -12,38 +12,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 RANGE = {"min": 1, "max": 2}
 
 
-def _sizes(sweep: Any) -> list[int]:
-    """Return the GPUs of each segment of the sweep's only trial so far."""
-    return [len(segment["gpus"]) for segment in sweep.segments(0)]
-
-
 @pytest.fixture(scope="module")
 def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A trial alone on two GPUs, and a second one that comes and goes while the first one lasts."""
-    folder = tmp_path_factory.mktemp("resized")
-    first_lasts, second_lasts = harness.slow_file(folder), harness.slow_file(folder)
-
-    def start(name: str, slow_while: Any) -> Any:
-        rates, trial = harness.alike(1), {"gpus": RANGE}
-        options = {"slow_while": slow_while, "trial": trial}
-        return lab.start(harness.stub(name, rates, harness.LONG, 0.5, **options))
-
-    with lab.policy("elastic-fifo", guard_k=0), lab.sampled() as sampler:
-        first = start("wide", first_lasts)
-        harness.await_(lambda: _sizes(first) == [2])
-        second = start("late", second_lasts)
-        harness.await_(lambda: _sizes(first)[-1] == 1 and _sizes(second) == [1])
-        second_lasts.unlink()
-        second.await_end()
-        harness.await_(lambda: _sizes(first)[-1] == 2)
-        first_lasts.unlink()
-        first.await_end()
-    return first, second, sampler
+    return harness.resized_by_another(lab, tmp_path_factory.mktemp("resized"))
 
 
 def test_a_trial_shrinks_for_another_and_grows_again_when_that_has_ended(resized: Any) -> None:
     first, second, _ = resized
-    assert (_sizes(first), _sizes(second)) == ([2, 1, 2], [1])
+    assert (first.sizes(), second.sizes()) == ([2, 1, 2], [1])
     assert first.states() == second.states() == {0: "finished"}
     outcomes = [segment["outcome"] for segment in first.segments(0)]
     assert outcomes == ["preempted", "preempted", "finished"]
@@ -79,4 +56,4 @@ def test_the_decisions_and_the_document_say_the_sizes(resized: Any, lab: Any) ->
 def test_a_policy_of_one_size_gives_the_least(lab: Any, harness: Any) -> None:
     with lab.policy("fifo"):
         sweep = lab.run(harness.stub("least", harness.alike(1), 3, 0.0, trial={"gpus": RANGE}))
-    assert _sizes(sweep) == [1]
+    assert sweep.sizes() == [1]

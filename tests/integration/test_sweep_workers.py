@@ -12,11 +12,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 SLOTS = 4
 
 
-def _sizes(sweep: Any) -> list[int]:
-    """Return the GPUs of each segment of the sweep's only trial so far."""
-    return [len(segment["gpus"]) for segment in sweep.segments(0)]
-
-
 def _slots(sweep: Any) -> int:
     """Return the slots that the trial's task has in Airflow."""
     return int(sweep.tasks()["trial", 0]["pool_slots"])
@@ -40,15 +35,15 @@ def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
         harness.sampling(looking),
     ):
         first = start("alone", first_lasts)
-        harness.await_(lambda: _sizes(first) == [4] and first.lines(0) > 3)
+        harness.await_(lambda: first.sizes() == [4] and first.lines(0) > 3)
         slots.append(_slots(first))
         second = start("joins", second_lasts)
-        harness.await_(lambda: _sizes(first)[-1] == 2 and _sizes(second) == [2])
+        harness.await_(lambda: first.sizes()[-1] == 2 and second.sizes() == [2])
         harness.await_(lambda: second.lines(0) > 3 and len(looking.alive()) == SLOTS)
         slots.append(_slots(first) + _slots(second))
         second_lasts.unlink()
         second.await_end()
-        harness.await_(lambda: _sizes(first)[-1] == 4 and len(looking.alive()) == SLOTS)
+        harness.await_(lambda: first.sizes()[-1] == 4 and len(looking.alive()) == SLOTS)
         first_lasts.unlink()
         first.await_end()
     return first, second, sampler, looking, slots
@@ -58,7 +53,7 @@ def test_a_trial_gives_workers_to_another_one_and_has_them_again_when_that_ends(
     resized: Any,
 ) -> None:
     first, second, *_, slots = resized
-    assert (_sizes(first), _sizes(second)) == ([4, 2, 4], [2])
+    assert (first.sizes(), second.sizes()) == ([4, 2, 4], [2])
     assert first.states() == second.states() == {0: "finished"}
     assert [s["outcome"] for s in first.segments(0)] == ["preempted", "preempted", "finished"]
     assert slots == [SLOTS, SLOTS]
@@ -129,7 +124,7 @@ def test_a_policy_chooses_the_batch_and_the_script_gets_a_workers_part_of_it(
     content["search"]["space"]["batch_size"] = {"type": "choice", "values": [32]}
     with lab.pool(SLOTS), lab.policy("saxena"):  # within its quantum it keeps its batch
         sweep = lab.start(content)
-        harness.await_(lambda: _sizes(sweep) == [4] and sweep.lines(0) > 3)
+        harness.await_(lambda: sweep.sizes() == [4] and sweep.lines(0) > 3)
         lasts.unlink()
         sweep.await_end()
     assert [fact["batch"] for fact in looking.starts] == [32 // SLOTS] * SLOTS  # its own is 32

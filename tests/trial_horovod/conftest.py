@@ -1,5 +1,8 @@
 """Trials of several workers, in the environment that `make horovod-env` builds.
 
+HERMES_TEST_HOROVOD_PYTHON names another interpreter, such as that of `make horovod-env-keras2`;
+with HERMES_TEST_HOROVOD_KERAS=keras the scripts import its Keras 2 in place of tf_keras.
+
 The workers are forks of a standby interpreter, as under `hermes up`: TensorFlow and Horovod are
 imported once.
 """
@@ -16,21 +19,21 @@ from typing import Any
 
 import pytest
 
+from bench import horovod_env
+from bench.horovod_env import PYTHON
+from tests.horovod_python import horovod_python
 from tests.standby_server import Taught
 
 ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("HERMES_TEST_HOROVOD_PYTHON", ROOT / ".venvs/horovod/bin/python"))
+KERAS = os.environ.get("HERMES_TEST_HOROVOD_KERAS", "tf_keras")
 VARIABLES = {
+    **horovod_env.VARIABLES,
     "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_USE_LEGACY_KERAS": "1",
+    "TF_USE_LEGACY_KERAS": "1" if KERAS == "tf_keras" else "0",
 }
 
 
-IMPORTS = "numpy, tensorflow, tf_keras, horovod.tensorflow.keras"
+IMPORTS = f"numpy, tensorflow, {KERAS}, horovod.tensorflow.keras"
 
 
 class HorovodTrial:
@@ -38,7 +41,8 @@ class HorovodTrial:
 
     def __init__(self, base: Path, script: str, taught: Taught | None) -> None:
         base.mkdir(parents=True, exist_ok=True)
-        self.folder, self.text, self.taught = base / "trial", script, taught
+        self.folder, self.taught = base / "trial", taught
+        self.text = script.replace("import tf_keras as keras", f"import {KERAS} as keras")
         self.script = base / "train.py" if taught is None else taught.script
         self.output = ""
         self.segments = 0
@@ -102,13 +106,9 @@ Trials = Callable[[str], HorovodTrial]
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
     """A standby server that has imported what Horovod scripts import."""
-    if not PYTHON.exists():
-        message = f"no interpreter with Horovod at {PYTHON}: run make horovod-env"
-        if os.environ.get("HERMES_TEST_HOROVOD") == "required":
-            pytest.fail(message)
-        pytest.skip(message)
+    python = horovod_python()
     made = Taught(tmp_path_factory.mktemp("standby"))
-    server = made.teach(str(PYTHON), IMPORTS, VARIABLES)
+    server = made.teach(str(python), IMPORTS, VARIABLES)
     yield made
     server.close()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.trial_horovod.conftest import HorovodTrial, Trials
+from tests.trial_horovod.conftest import KERAS, HorovodTrial, Trials
 
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600)]
 
@@ -198,6 +198,7 @@ def test_an_optimizer_that_is_not_horovods_fails_at_once(trials: Trials) -> None
     assert "2 copies would train apart" in trial.result["reason"]
 
 
+@pytest.mark.skipif(KERAS == "keras", reason="there is Keras 2 alone")
 def test_keras_3_with_horovod_is_refused_with_the_reason(plain_trials: Trials) -> None:
     trial = plain_trials(scripts.KERAS_3)
     assert trial.segment(2, TF_USE_LEGACY_KERAS="0") not in (0, 75)

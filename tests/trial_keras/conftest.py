@@ -25,7 +25,12 @@ TORCH = os.environ.get("HERMES_TEST_KERAS_TORCH_PYTHON")
 
 IMPORTS = "numpy, tensorflow, keras"
 # Without thread pools an interpreter can be forked after its imports.
-VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+# Scripts train on the CPU, or on the GPU that HERMES_TEST_GPU names.
+VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": os.environ.get("HERMES_TEST_GPU", ""),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
 
 
 @dataclass(frozen=True)

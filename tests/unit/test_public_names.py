@@ -47,6 +47,18 @@ def test_importing_the_package_loads_no_airflow(code: str) -> None:
     assert not {"airflow", "mlflow", "numpy", "pydantic"} & loaded(code)
 
 
+@pytest.mark.parametrize("command", ["status", "explain a/0", "sweep list"])
+def test_a_command_that_looks_at_a_stack_loads_no_policy_and_no_database(command: str) -> None:
+    code = f"""
+import contextlib, sys
+from hermes_ops.cli import main
+sys.argv = ["hermes", *{command.split()}, "--home", "/nowhere"]
+with contextlib.suppress(SystemExit):
+    main()
+"""
+    assert not {"airflow", "mlflow", "scipy", "sklearn", "sqlalchemy"} & loaded(code)
+
+
 @pytest.mark.parametrize("before", ["", "import hermes_ops.airflow.sweep.dag\n"])
 def test_every_public_name_is_what_it_was_whatever_has_been_imported(before: str) -> None:
     code = before + "\n".join([

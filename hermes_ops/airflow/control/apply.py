@@ -47,6 +47,7 @@ from hermes_ops.airflow.control.sweep_state import SweepState, find, find_sweep
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.folders import write_notice
 from hermes_ops.airflow.hosts import Host
+from hermes_ops.airflow.machines import Machines, queue_of
 from hermes_ops.airflow.metadata import Metadata, TaskRank
 from hermes_ops.airflow.records import AIRFLOW_TAG, HELD_POOL_SLOTS, CloseRecord, Lease, Notice
 from hermes_ops.core.model import (
@@ -86,6 +87,8 @@ class Applier:
     faults: FaultBarrier = field(default_factory=FaultBarrier)
     background: RequestPool = field(default_factory=RequestPool)  # for what no round waits for
     host: Host = field(default_factory=Host.here)
+    waits_for_slots: bool = False  # the last round's: nobody tells when they are open
+    machines: Machines = field(default_factory=Machines)
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
     _describing: dict[str, Future[None]] = field(default_factory=dict)
     _notices: dict[JobId, float] = field(default_factory=dict)
@@ -94,8 +97,9 @@ class Applier:
 
     def __post_init__(self) -> None:
         self._granting = Granting(
-            self.tracker, self.requests, self._tags, self.faults, self.background, host=self.host
-        )
+            self.tracker, self.requests, self._tags, self.faults, self.background,
+            host=self.host, machines=self.machines,
+        )  # fmt: skip
         self._executor = Executor(
             self.client,
             self.metadata,
@@ -145,6 +149,7 @@ class Applier:
         finally:
             begun: tuple[Future[Any], ...] = (*taking.values(), *asked.values(), *granting.values())
             wait(begun)
+        self.waits_for_slots = bool(slotless)
         granted = dict(zip(granting, results_of(list(granting.values())), strict=True))
         leases = {job: lease for job, lease in leases.items() if granted[job] is not None}
         revoked = {job for job, done in left.items() if done is not None and done.value}
@@ -197,12 +202,23 @@ class Applier:
             slots = slots_for(action.gpus)
             if trial.is_resizing and not in_use.isdisjoint(action.gpus):
                 slotless.add(action.job)
-            elif trial.is_resizing or trial.row.pool_slots not in (slots, HELD_POOL_SLOTS):
+            elif trial.is_resizing or self._may_start_wrongly(trial, action.gpus):
                 subject, change = Subject(sweep.id, trial.number), self._executor.change_slots
                 done = self.faults.attempt(subject, CHANGE_SLOTS, change, trial, slots)
                 if done is None or not done.value:
                     slotless.add(action.job)
         return frozenset(slotless)
+
+    def _may_start_wrongly(self, trial: TrialRecords, gpus: tuple[int, ...]) -> bool:
+        """Return whether a task that waits still asks for the slots or the queue of another lease.
+
+        Then the new lease must not be on record before it has its new rank.
+        """
+        if trial.row.pool_slots == HELD_POOL_SLOTS:
+            return False
+        of_slot = self.machines.of_slot
+        queue = queue_of(of_slot[gpus[0]]) if of_slot else trial.row.queue
+        return (trial.row.pool_slots, trial.row.queue) != (slots_for(gpus), queue)
 
     def _doubtful(self, sweeps: Mapping[str, SweepState]) -> Iterator[JobId]:
         """Yield the trials whose tasks wait in their slots after a grant that has failed.
@@ -320,6 +336,7 @@ class Applier:
 
     def stop_all(self, sweeps: Iterable[SweepState], now_s: float) -> None:
         """Stop every segment with its checkpoint and revoke the leases that have not begun."""
+        self.waits_for_slots = False
         for sweep in sweeps:
             self._executor.run(sweep, stop_all(sweep.trials), now_s)
         self.faults.end_round()

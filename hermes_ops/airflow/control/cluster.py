@@ -24,6 +24,7 @@ from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import THE_POOL, Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.pool_file import publish
+from hermes_ops.airflow.control.pool_machines import PoolMachines
 from hermes_ops.airflow.control.quota_settings import QuotaInForce
 from hermes_ops.airflow.control.sweep_state import (
     RunningSweeps,
@@ -49,7 +50,8 @@ START_TRIALS = "start trials"
 UPLOAD = "send its decisions to MLflow"
 
 CURVE_SHARE = 0.2
-"""Rounds that only a changed curve calls for take at most this share of the time."""
+"""Rounds that only a changed curve, or a trial that waits for slots, calls for take at most this
+share of the time."""
 
 VIEW_SHARE, QUICK_VIEW_S = 0.05, 0.05
 """A view that takes longer than that to write is written so seldom that it takes this share."""
@@ -71,6 +73,7 @@ class AirflowCluster:
     process_refusal: str = ""  # why its Airflow cannot run trials as processes, as far as known
     sweeps: dict[str, SweepState] = field(default_factory=dict)
     quota: QuotaInForce | None = None  # that the policy keeps, if there is one
+    machines: PoolMachines = field(default_factory=PoolMachines)
     _running: RunningSweeps = field(init=False)
     _janitor: Janitor = field(default_factory=Janitor)
     _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
@@ -83,7 +86,7 @@ class AirflowCluster:
     _observed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._running = RunningSweeps(self.pool, self.faults)
+        self._running = RunningSweeps(self.pool, self.faults, self.machines.machines)
         self._state_retention = StateRetention(self.metadata, self.applier.client)
         self._plan_value_retention = PlanValueRetention(self.applier.client)
 
@@ -96,6 +99,7 @@ class AirflowCluster:
         """Read everything, settle what needs no policy, and return the policy's facts."""
         now = self._observed_s = self.clock()
         self.faults.begin_round()
+        self.machines.refresh()
         with self.metadata.single_connection():
             self._read_sweeps()
         self._end_unreadable(now)
@@ -103,11 +107,16 @@ class AirflowCluster:
             self.applier.close(sweep, replaced_by_newer(now))
         for sweep in self.sweeps.values():
             self.faults.attempt(Subject(sweep.id), "settle it", self.applier.settle, sweep, now)
+        trials = (t for sweep in self.sweeps.values() for t in sweep.trials)
+        self.faults.isolate(
+            Subject(THE_POOL), "set its slots", self.machines.follow,
+            self.pool, self.applier.client, trials, now,
+        )  # fmt: skip
         with self.metadata.single_connection():
-            jobs = self._jobs(now)
             snapshot = pool_snapshot(
-                self.pool, self.metadata, self.sweeps, now, nodes=self.nodes, jobs=jobs
-            )
+                self.pool, self.metadata, self.sweeps, now,
+                nodes=self.nodes, jobs=self._jobs(now), lendable=self.machines.lendable,
+            )  # fmt: skip
         return Snapshot(now, (), ()) if self.draining else snapshot
 
     @property
@@ -156,6 +165,7 @@ class AirflowCluster:
             Subject(THE_POOL), "write the pool's view", publish,
             self.pool, snapshot, plan, self.sweeps, self.applier.policy_name,
             faults=self.faults.faults, process_refusal=self.process_refusal, quota=self.quota,
+            machines=self.machines.view(),
         )  # fmt: skip
         took_s = self.clock() - begun_s
         self._view_due_s = begun_s + took_s / VIEW_SHARE if took_s > QUICK_VIEW_S else 0.0
@@ -163,8 +173,8 @@ class AirflowCluster:
     def wait(self, until_s: float | None) -> None:
         """Send decisions that are done, then sleep until the next round is due.
 
-        That is after a second, or earlier if woken, or if a curve has changed and the
-        last round was short enough.
+        That is after a second, or earlier if woken, or if the last round was short enough and a
+        curve has changed or a trial waits for slots that a task is about to leave.
         """
         self._do_what_nobody_waits_for()
         now = self.clock()
@@ -173,7 +183,9 @@ class AirflowCluster:
         while not self._wake.wait(WAKE_POLL_S):
             if self._wake_file.woken() or self.clock() >= due_s:
                 break
-            if self.clock() >= rested_s and self.curves.has_news():
+            if self.clock() >= rested_s and (
+                self.applier.waits_for_slots or self.curves.has_news()
+            ):
                 break
         self._wake.clear()
 
@@ -214,6 +226,7 @@ class AirflowCluster:
             self.decisions.upload(sweep.id, sweep.spec.record.parent_run_id, force=True)
         self.applier.release()
         self.curves.close()
+        self.machines.close()
         if self.priors is not None:
             self.priors.close()
         self.applier.client.close()

@@ -32,14 +32,18 @@ from hermes_ops.airflow.control.cluster import AirflowCluster
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
+from hermes_ops.airflow.control.machine_watch import MachineWatch
 from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
 from hermes_ops.airflow.control.past_use import PastUse, past_use
 from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
 from hermes_ops.airflow.control.pool_file import publish_trouble
+from hermes_ops.airflow.control.pool_machines import PoolMachines
 from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
+from hermes_ops.airflow.control.worker_registries import registry_of
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.hosts import REMEDY, configured_refusal, mark_home, node_names
+from hermes_ops.airflow.machines import Machines
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.state_store import refused_setting
 from hermes_ops.airflow.trial.metrics import tracking_uri
@@ -321,16 +325,19 @@ def build(pool: str) -> Controller:
     monitor = Monitor(pool)
     monitor.follow(curves.newest_s)
     monitor.watch_disk(home())
+    machines = _pool_machines(metadata)
     requests = RequestPool(1 if metadata.engine.dialect.name == "sqlite" else CONCURRENT_REQUESTS)
     applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor, requests,
-                      background=RequestPool(1, in_background=True), host=mark_home())  # fmt: skip
+                      background=RequestPool(1, in_background=True), host=mark_home(),
+                      machines=machines.machines)  # fmt: skip
     priors = PriorFeed(tracker)
-    refusal = configured_refusal()
+    refusal = "" if machines.machines.of_slot else configured_refusal()
     if refusal:
         log.warning("Sweeps with `run_in: process` are refused: %s. For those: %s", refusal, REMEDY)
     cluster = AirflowCluster(
-        pool, metadata, curves, applier, decisions, priors=priors, nodes=node_names(),
-        process_refusal=refusal,
+        pool, metadata, curves, applier, decisions, priors=priors,
+        nodes=machines.machines.of_slot or node_names(), process_refusal=refusal,
+        machines=machines,
     )  # fmt: skip
     leadership = Leadership(metadata.engine, pool)
     controller = Controller(cluster, leadership, PolicySettings.file(), monitor=monitor)
@@ -339,6 +346,16 @@ def build(pool: str) -> Controller:
     curves.start()
     threading.Thread(target=_warm, daemon=True).start()
     return controller
+
+
+def _pool_machines(metadata: Metadata) -> PoolMachines:
+    """Return the machines that the environment names, and begin to watch their workers."""
+    machines = Machines.from_environment()
+    if not machines.of_slot:
+        return PoolMachines()
+    watch = MachineWatch(machines, registry_of(metadata.engine))
+    watch.start()
+    return PoolMachines(machines, watch)
 
 
 def _warm() -> None:

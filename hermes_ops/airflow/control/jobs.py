@@ -133,13 +133,13 @@ class SweepFacts:
     preemptible: bool
     deadline_s: float | None = None  # when its deadline or its wall-clock budget ends it
     nodes: tuple[str, ...] = ()  # on one of which all GPUs of a trial are; none: on any
-    has_claims: bool = False  # these nodes have its checkpoints, so a trial stays on its node
+    stays_on_node: bool = False  # its node alone has its checkpoints
     most_gpus: int | None = None
     sizes: tuple[int, ...] = ()
     batch_range: BatchRange | None = None
     batch_parameter: str = ""
     least_processes: int = 1
-    is_pod: bool = False  # the GPUs of a pod are of one node
+    is_on_one_node: bool = False  # the GPUs of a trial are all of one node: a pod's, a machine's
     may_span_nodes: bool = False  # as a pod on each node, where no node has GPUs enough
     user: str = ""
     virtual_cluster: str = ""
@@ -153,7 +153,7 @@ class SweepFacts:
 
 @lru_cache(maxsize=256)
 def on_one_node(facts: SweepFacts, nodes: tuple[str, ...]) -> SweepFacts:
-    """Return the facts of a sweep whose trials are pods: each gets the GPUs of one node.
+    """Return the facts of a sweep whose trials each get the GPUs of one node.
 
     Those that may be a pod on each of several nodes stay as they are where no node has their
     largest number of GPUs; one whose largest number fits on a node stays on one. `nodes` names the
@@ -161,7 +161,7 @@ def on_one_node(facts: SweepFacts, nodes: tuple[str, ...]) -> SweepFacts:
     has the least number of GPUs, the facts stay as they are.
     """
     most = facts.most_gpus or facts.gpus
-    if not facts.is_pod or most < 2:
+    if not facts.is_on_one_node or most < 2:
         return facts
     counts = {n: c for n, c in Counter(nodes).items() if not facts.nodes or n in facts.nodes}
     if facts.may_span_nodes and most > max(counts.values(), default=0):
@@ -264,7 +264,7 @@ def _sizes_below(facts: SweepFacts, failed_size: int | None) -> tuple[int, tuple
 
 def _nodes(trial: TrialRecords, facts: SweepFacts) -> tuple[str, ...]:
     """Return where it may run: with checkpoints on its node's own claim, where it ran before."""
-    if not facts.has_claims or trial.lease is None or len(trial.lease.nodes) != 1:
+    if not facts.stays_on_node or trial.lease is None or len(trial.lease.nodes) != 1:
         return facts.nodes
     has_begun = trial.segment is not None and trial.segment.segments > 0
     return trial.lease.nodes if has_begun else facts.nodes

@@ -12,19 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from hermes_ops.airflow.control.faults import Fault
-from hermes_ops.airflow.control.jobs import job_id
-from hermes_ops.airflow.control.quota_settings import QuotaInForce
-from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import home
-from hermes_ops.core.loans import borrowing_jobs, team_holdings
-from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
-from hermes_ops.core.quota import Quota
-from hermes_ops.core.summary import failure_lines
-from hermes_ops.core.user_limits import gpu_time_limits
 from hermes_ops.trial.files import replace_file
+
+if TYPE_CHECKING:  # a command that reads the view needs nothing of what the controller imports
+    from hermes_ops.airflow.control.faults import Fault
+    from hermes_ops.airflow.control.quota_settings import QuotaInForce
+    from hermes_ops.airflow.control.sweep_state import SweepState
+    from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
+    from hermes_ops.core.quota import Quota
 
 MOST_TRIED_AGAIN = 3
 """Trials that failed and are tried again, of which the view says why."""
@@ -45,8 +44,12 @@ def publish(
     faults: Sequence[Fault] = (),
     process_refusal: str = "",
     quota: QuotaInForce | None = None,
+    machines: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the view of this round."""
+    from hermes_ops.airflow.control.jobs import job_id
+    from hermes_ops.core.loans import borrowing_jobs
+
     core = None if quota is None else quota.quota
     borrowing = frozenset() if core is None else borrowing_jobs(snapshot, plan, core)
     order = {job: i + 1 for i, job in enumerate(plan.ranking)}
@@ -69,12 +72,16 @@ def publish(
         ],
         "problems": [_problem(f) for f in faults],
         **({"process_refusal": process_refusal} if process_refusal else {}),
+        **({"machines": machines} if machines else {}),
         **({} if core is None or quota is None else {"quota": _quota(snapshot, core, quota)}),
     }
     _write(pool, document)
 
 
 def _quota(snapshot: Snapshot, core: Quota, quota: QuotaInForce) -> dict[str, Any]:
+    from hermes_ops.core.loans import team_holdings
+    from hermes_ops.core.user_limits import gpu_time_limits
+
     teams = [asdict(holding) for holding in team_holdings(snapshot, core)]
     users = [
         {
@@ -147,6 +154,8 @@ def deadline_s(sweep: SweepState) -> float | None:
 
 def failures(sweep: SweepState) -> list[str]:
     """Return why trials have failed, a line for each way, also those that are tried again."""
+    from hermes_ops.core.summary import failure_lines
+
     segments = [(t, t.segment) for t in sweep.trials if t.segment is not None]
     lines = failure_lines((t.number, segment.reason) for t, segment in segments if t.has_failed)
     again = [(t, segment) for t, segment in segments if segment.failures and not t.has_ended]

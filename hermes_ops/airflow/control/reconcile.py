@@ -23,6 +23,7 @@ from hermes_ops.airflow.control.trial_state import (
     TrialState,
     is_on_wrong_host,
 )
+from hermes_ops.airflow.machines import queue_of
 from hermes_ops.airflow.metadata import OCCUPYING, TaskRank
 from hermes_ops.airflow.records import HELD_POOL_SLOTS, CloseRecord, Lease
 from hermes_ops.core.model import JobId, Phase
@@ -337,8 +338,9 @@ def rank_of(trial: TrialRecords, lease: Lease | None, place: int | None) -> Task
     else:
         behind = place if place is not None else WAITING_WEIGHT // 2
         weight, slots = WAITING_WEIGHT - behind, HELD_POOL_SLOTS
+    queue = queue_of(lease.machine) if lease is not None and lease.machine else None
     same = weight == row.priority_weight and slots == row.pool_slots
-    return None if same else TaskRank(row.id, weight, slots)
+    return None if same and queue in (None, row.queue) else TaskRank(row.id, weight, slots, queue)
 
 
 def slots_for(gpus: Collection[int]) -> int:

@@ -7,7 +7,7 @@ read, never written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -23,6 +23,8 @@ from hermes_ops.airflow.control.jobs import (
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.identity import MAIN_DAG
+from hermes_ops.airflow.machines import Machines
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
 from hermes_ops.config import (
@@ -91,8 +93,8 @@ class SweepSpec:
             preemptible=config.trial.preemptible,
             deadline_s=_deadline_s(config, record, run),
             nodes=_claimed_nodes(config),
-            has_claims=bool(_claimed_nodes(config)),
-            is_pod=config.trial.run_in is RunIn.POD,
+            stays_on_node=bool(_claimed_nodes(config)),
+            is_on_one_node=config.trial.run_in is RunIn.POD,
             may_span_nodes=_may_span_nodes(config),
             user=owner(run, config.owner),
             priority_class=priority_class(run, record, config),
@@ -107,6 +109,20 @@ class SweepSpec:
             return self
         facts = replace(self.facts, virtual_cluster=team)
         return replace(self, facts=facts, cache=TrialCache())
+
+    def on_machines(self, names: tuple[str, ...]) -> SweepSpec:
+        """Return it as a sweep whose trials train on one of these machines, each with its own disk.
+
+        A trial stays where it began unless its checkpoints are in an object store as well.
+        """
+        is_single = (self.facts.most_gpus or self.facts.gpus) < 2
+        facts = replace(
+            self.facts,
+            is_on_one_node=True,
+            stays_on_node=self.config.checkpoints.store is None,
+            nodes=() if is_single else tuple(sorted(names)),
+        )
+        return replace(self, facts=facts)
 
     @property
     def ref(self) -> SweepRef:
@@ -366,6 +382,7 @@ class RunningSweeps:
 
     pool: str
     faults: FaultBarrier = field(default_factory=FaultBarrier)
+    machines: Machines = field(default_factory=Machines)
     specs: dict[str, SweepSpec] = field(default_factory=dict)
     unreadable: dict[str, RunRow] = field(default_factory=dict)
     _teams: Mapping[str, str] = field(default_factory=dict)
@@ -382,7 +399,9 @@ class RunningSweeps:
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
         """Bring `specs` up to date; return those that run no more."""
-        runs = {r.sweep_id: r for r in metadata.sweeps()}
+        # The main DAG's come first: an id that two runs have is that of the other DAG's sweep.
+        ordered = sorted(metadata.sweeps(), key=lambda run: run.dag_id != MAIN_DAG)
+        runs = {run.sweep_id: run for run in ordered}
         unreadable: dict[str, RunRow] = {}
         for sweep_id, run in runs.items():
             spec = self.specs.get(sweep_id)
@@ -392,7 +411,8 @@ class RunningSweeps:
             if read is None:
                 unreadable[sweep_id] = run
             elif read.value is not None and read.value.config.pool == self.pool:
-                self.specs[sweep_id] = self._in_team(read.value)
+                names, spec = self.machines.names, read.value
+                self.specs[sweep_id] = self._in_team(spec.on_machines(names) if names else spec)
             else:
                 self._not_ours[sweep_id] = run.sweep
         for sweep_id in unreadable.keys() - self.unreadable.keys():
@@ -425,10 +445,12 @@ def pool_snapshot(
     *,
     nodes: Sequence[str] = (),
     jobs: tuple[Job, ...] | None = None,
+    lendable: Collection[int] | None = None,
 ) -> Snapshot:
     """Return the facts on which a policy decides; raises HermesError when Airflow has no such pool.
 
-    `jobs` are the trials of the sweeps, where they have been built.
+    `jobs` are the trials of the sweeps, where they have been built, `lendable` the slots whose
+    GPUs may be granted, None for all.
     """
     if jobs is None:
         jobs = tuple(j for b in sweeps.values() for j in b.jobs(now_s))
@@ -437,7 +459,7 @@ def pool_snapshot(
     if row is None:
         raise HermesError(missing_pool(pool))
     held = [g for j in jobs for g in j.gpus_held]
-    return Snapshot(now_s, usable_gpus(row, held, nodes), jobs)
+    return Snapshot(now_s, usable_gpus(row, held, nodes, lendable), jobs)
 
 
 def missing_pool(pool: str) -> str:
@@ -448,14 +470,21 @@ def missing_pool(pool: str) -> str:
     )
 
 
-def usable_gpus(pool: PoolRow, held: Sequence[int], nodes: Sequence[str] = ()) -> tuple[Gpu, ...]:
-    """Return the GPUs that trials may use: the pool's, less as many as other tasks occupy.
+def usable_gpus(
+    pool: PoolRow,
+    held: Sequence[int],
+    nodes: Sequence[str] = (),
+    lendable: Collection[int] | None = None,
+) -> tuple[Gpu, ...]:
+    """Return the GPUs that trials may use: those lendable, less as many as other tasks occupy.
 
     Tasks that are not trials name no GPU, so those that our trials hold are kept before free ones.
-    `nodes` names the node of each slot, as far as it goes.
+    `nodes` names the node of each slot, as far as it goes. Without `lendable`, all of the pool's
+    are.
     """
-    capacity = max(0, pool.slots - pool.foreign_slots)
-    mine = sorted({g for g in held if g < pool.slots})
-    free = [g for g in range(pool.slots) if g not in mine]
+    able = range(pool.slots) if lendable is None else sorted(lendable)
+    capacity = max(0, min(len(able), pool.slots) - pool.foreign_slots)
+    mine = sorted({g for g in held if g in able})
+    free = [g for g in able if g not in mine]
     usable = sorted((mine + free)[:capacity])
     return tuple(Gpu(i, nodes[i]) if i < len(nodes) else Gpu(i) for i in usable)

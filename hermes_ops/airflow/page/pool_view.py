@@ -21,6 +21,7 @@ from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.explanation import (
     UNDECIDED,
+    away_lines,
     notice_lines,
     ownership,
     problem_lines,
@@ -239,7 +240,7 @@ def pool_contents(
 def _problems(view: Mapping[str, Any], sweeps: Iterable[str]) -> list[str]:
     """Return the failing rounds, and the failing steps of these sweeps, each once."""
     lines = (line for sweep in sweeps for line in problem_lines(view, sweep))
-    whole = (trouble_line(view), scaling_line(view))
+    whole = (trouble_line(view), scaling_line(view), *away_lines(view))
     return [line for line in dict.fromkeys([*whole, *lines]) if line]
 
 

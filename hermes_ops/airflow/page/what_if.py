@@ -90,7 +90,11 @@ def _what_if(sources: PageSources, pool: str, name: str, reader: Reader) -> What
         s: replace(b, curves=_curves(sources, b)) for s, b in pool_view.sweep_states.items()
     }
     prior = _prior(sources, sweep_states) if takes_prior(name) else ()
-    snapshot = pool_snapshot(pool, sources.metadata, sweep_states, sources.clock())
+    view = pool_view.view  # of a pool with machines it alone tells whose GPUs there are
+    lendable = view.get("gpus") if view.get("machines") else None
+    snapshot = pool_snapshot(
+        pool, sources.metadata, sweep_states, sources.clock(), lendable=lendable
+    )
     plan = decide(choice, sweep_states, snapshot, prior or (), pool_view.quota)
     changes = _changes(snapshot, plan, reader)
     return WhatIf(

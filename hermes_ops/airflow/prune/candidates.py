@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import ENDED_RUN, TaskKey
 from hermes_ops.airflow.control.cleanup.janitor import keep_note, kept_until_s
-from hermes_ops.airflow.identity import group_of, sweep_id
+from hermes_ops.airflow.identity import group_of, possible_dags, sweep_id
 from hermes_ops.airflow.prune.removal import PruneEntry
 from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 from hermes_ops.config import RunIn, SweepConfig, parse
@@ -112,6 +112,27 @@ def _day(moment_s: float) -> str:
         return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d")
     except (ValueError, OverflowError, OSError):  # no calendar goes that far
         return "a day far off"
+
+
+@dataclass(slots=True)
+class DeletionRights:
+    """What Airflow lets this user delete; it is asked once for each DAG."""
+
+    airflow: AirflowClient
+    _permitted: dict[str, bool] = field(default_factory=dict)
+
+    def refusal(self, sweep: str, dag_id: str = "") -> str:
+        """Return why the user may not remove a sweep; empty if he may.
+
+        A sweep that Airflow does not show, as its runs are deleted or this user may not see them,
+        may belong to any DAG that its id can mean: without `dag_id` he needs the right on all.
+        """
+        for dag in (dag_id,) if dag_id else possible_dags(sweep):
+            if dag not in self._permitted:
+                self._permitted[dag] = self.airflow.may_delete_runs(dag)
+            if not self._permitted[dag]:
+                return f"Airflow does not let this user delete runs of the DAG {dag}"
+        return ""
 
 
 PLANNER = "PlanOperator"

@@ -2,6 +2,7 @@
 
 All records are written while its DAG run is in a final state, when nothing reads them. The tasks
 are cleared last, which restarts the run; a call that is interrupted before that may be repeated.
+Nothing is written, in MLflow neither, where Airflow does not let this user clear its tasks.
 Trials that have finished keep task, run and result.
 
 Airflow updates the length of a mapped task only when one of its instances is about to be scheduled.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.config import Algorithm, SweepConfig, check_installation, parse
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, NotPermitted
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.summary import DEADLINE_TAG
 from hermes_ops.trial.failure import Cause
@@ -158,6 +160,7 @@ class EndedSweep:
         grown = self._without_reached(more.into(with_trials(config, total)))
         check_installation(grown, pod_file())
         self._refuse_spent(grown, trials_again=())
+        self.airflow.confirm_edit(self.plan)
         touched = self._to_touch()
         self._reopen(grown, touched)
         self._clear([self.plan.task_id, (self.record.trial_task, touched[0]), report_of(self.plan)])
@@ -175,13 +178,15 @@ class EndedSweep:
         config = self._without_reached(more.into(self.config))
         check_installation(config, pod_file())
         self._refuse_spent(config, trials_again=tuple(going_on))
+        self.airflow.confirm_edit(self.plan)
+        with suppress(NotPermitted):  # without the right on XComs: the controller restores them
+            restore_plan_values(self.airflow, self.plan, self.record, self.sweep)
         for number, segment in going_on.items():
             if segment is not None:
                 again = replace(segment, running=False, final=None, failures=0)
                 self.airflow.put_state(self._trial(number), SEGMENT_KEY, encode(again))
             if (run := self.runs.get(number)) is not None:
                 self.tracker.reopen(run.run_id, [t for t in TRIAL_END_TAGS if t in run.tags])
-        restore_plan_values(self.airflow, self.plan, self.record, self.sweep)
         self._reopen(config, ())
         tasks = [(self.record.trial_task, number) for number in going_on]
         self._clear([*tasks, report_of(self.plan)])

@@ -104,11 +104,13 @@ class SweepSource:
             raise ConfigError(source, (problem,))
         return config
 
-    def connection_variables(self, context: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the variables of the script that come from connections: trials render them.
+    @property
+    def may_name_connections(self) -> bool:
+        """Whether variables of the script may come from connections: in the DAG's file alone."""
+        return isinstance(self.data, Mapping)
 
-        Only a sweep in the DAG's file may name connections.
-        """
+    def connection_variables(self, context: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the variables of the script that come from connections: trials render them."""
         if not isinstance(self.data, Mapping):
             return ()
         return connection_variables(pull_xcoms(self.data, context))

@@ -18,7 +18,8 @@ from hermes_ops.airflow import open_secrets
 from hermes_ops.airflow.control.cleanup.janitor import check_store
 from hermes_ops.airflow.folders import pod_file
 from hermes_ops.airflow.hosts import NODES_VARIABLE, REMEDY, node_names, process_refusal
-from hermes_ops.airflow.identity import sweep_of
+from hermes_ops.airflow.identity import MAIN_DAG, group_of, may_be_of_another_dag, sweep_of
+from hermes_ops.airflow.machines import MACHINES_VARIABLE, WITH_QUEUES, Machines
 from hermes_ops.airflow.open_secrets import redact
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
@@ -118,6 +119,7 @@ class PlanOperator(BaseOperator):
         """Refuse a bad configuration before anything starts; safe to repeat."""
         if (refused := refused_setting()) is not None:
             raise AirflowFailException(refused)
+        self._check_run_id(str(context["run_id"]))
         store = LastingStore(context["task_state_store"])
         before = decode(SweepRecord, read_record(store.get, SWEEP_KEY))
         config = self._read(context) if before is None else _planned_config(before, context)
@@ -157,6 +159,19 @@ class PlanOperator(BaseOperator):
         self.log.info("Sweep %s: %s trials", sweep, record.trials)
         return list(range(record.trials))
 
+    def _check_run_id(self, run_id: str) -> None:
+        """Refuse a run of the main DAG whose sweep would have the id of another DAG's sweep."""
+        dag = self.get_dag()
+        is_whole_run = not group_of(str(self.task_id))
+        if dag is None or dag.dag_id != MAIN_DAG or not is_whole_run:
+            return
+        if may_be_of_another_dag(run_id):
+            raise AirflowFailException(
+                f"the run's id: found {run_id!r}, which may be the id of a sweep of the DAG "
+                f"{run_id.partition(':')[0]}; allowed: an id without colons. Fix: start it with "
+                "another id."
+            )
+
     def _read(self, context: Mapping[str, Any]) -> SweepConfig:
         def render(text: str) -> str:
             return str(self.render_template(text, context))  # type: ignore[arg-type]
@@ -191,16 +206,35 @@ class PlanOperator(BaseOperator):
 
     def _check_executor(self, config: SweepConfig) -> None:
         """Fail the plan of trials that would be processes on machines without the pool's GPUs."""
-        if config.trial.run_in is not RunIn.PROCESS:
-            return
-        dag = self.get_dag()
-        trial = dag.get_task(self.trial_task) if dag is not None else None
-        refusal = process_refusal(getattr(trial, "executor", None), self.executor)
-        if refusal:
+        is_pod = config.trial.run_in is not RunIn.PROCESS
+        if Machines.from_environment().of_slot:
+            self._check_machines(is_pod=is_pod)
+        elif not is_pod and (refusal := self._refusal()):
             raise AirflowFailException(
                 f"trial.run_in: found process, and {refusal}; allowed: pod, or process with "
                 f"LocalExecutor on one machine. Fix: {REMEDY}."
             )
+
+    def _check_machines(self, *, is_pod: bool) -> None:
+        """Fail the plan of trials that no worker of the pool's machines would take."""
+        if is_pod:
+            raise AirflowFailException(
+                f"trial.run_in: found pod; allowed: process, as {MACHINES_VARIABLE} is set. "
+                "Fix: write `run_in: process`."
+            )
+        found = self._refusal().partition(" ")[0]
+        if found not in WITH_QUEUES:
+            raise AirflowFailException(
+                f"{MACHINES_VARIABLE} is set, and the trials' tasks are run by "
+                f"{found or 'an executor that stays on its machine'}; allowed: "
+                f"{' or '.join(WITH_QUEUES)}. Fix: set [core] executor."
+            )
+
+    def _refusal(self) -> str:
+        """Return why the trials' executor cannot run processes on one machine; empty if it can."""
+        dag = self.get_dag()
+        trial = dag.get_task(self.trial_task) if dag is not None else None
+        return process_refusal(getattr(trial, "executor", None), self.executor)
 
     def _templated(self, context: Mapping[str, Any], before: SweepRecord | None) -> tuple[str, ...]:
         """Return the variables that trials render: those of the DAG's file as it was planned."""

@@ -23,7 +23,8 @@ from typing import IO, Any
 
 from hermes_ops.airflow.folders import TrialFolder, home, read_lease
 from hermes_ops.airflow.identity import sweep_id
-from hermes_ops.airflow.records import Lease
+from hermes_ops.airflow.machines import on_this_machine
+from hermes_ops.airflow.records import ONE_PER_GPU, Lease
 from hermes_ops.config.pod import RUN_IN_VARIABLE, RunIn
 from hermes_ops.errors import HermesError
 from hermes_ops.moved_paths import MovedPaths
@@ -107,6 +108,8 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
     if lease.worker_count > 1:
         options += ["--workers", str(lease.worker_count)]
         options += ["--tf-config"] if lease.tf_config else []
+    elif lease.workers == ONE_PER_GPU:
+        options += ["--torchrun"]
     optional = {
         "--time-limit": lease.time_limit_s,
         "--max-epochs": lease.max_epochs,
@@ -180,8 +183,12 @@ class LocalSegment:
     _killed_code: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Replace the lease's paths by those of this host: a restore may have moved them."""
-        self.lease = located(self.lease, MovedPaths.load(home()))
+        """Replace the lease's paths by those of this host, and its GPUs by their indices here.
+
+        A restore may have moved the paths.
+        """
+        here = located(self.lease, MovedPaths.load(home()))
+        self.lease = on_this_machine(here, os.environ)
 
     def prepare(self) -> None:
         """Launch the process, which touches nothing before `start`; `start` reports any error."""

@@ -77,6 +77,7 @@ class HermesPodTrialOperator(KubernetesPodOperator):
     operator_extra_links: Collection[BaseOperatorLink] = (MlflowRunLink(),)
     run_link: str = ""
     storage_conn_id: str | None = None
+    renders_connections: bool = False
 
     def __init__(
         self,

@@ -29,6 +29,8 @@ POLL_S = 0.02
 """Seconds between two checks of a running segment; its exit is noticed at once."""
 FLAG_PERIOD_S = 1.0
 """Seconds between two requests for the stop flag when no wake file announces one."""
+REMOTE_FLAG_PERIOD_S = 0.5
+"""The same on a machine that sees no wake file of the controller: a switch waits for it."""
 STATUS_PERIOD_S = 0.5
 WITHDRAWN = "It keeps its GPUs: nobody wants them back any more."
 RESIZE_WAIT_S = 30.0
@@ -98,6 +100,7 @@ def watch_segment(
     *,
     poll_s: Callable[[], float] = lambda: POLL_S,
     given_up: Callable[[], bool] = lambda: False,
+    flag_period_s: float = FLAG_PERIOD_S,
 ) -> tuple[StopFlag | None, int | None]:
     """Supervise the segment; return its stop flag, and its exit code once it has exited.
 
@@ -108,7 +111,7 @@ def watch_segment(
     relayed_at = asked_at = 0.0
     wake_file = trial.wake_file()
     while (code := segment.wait(poll_s())) is None and not (segment.handed_over or given_up()):
-        if wake_file.woken() or time.monotonic() - asked_at >= FLAG_PERIOD_S:
+        if wake_file.woken() or time.monotonic() - asked_at >= flag_period_s:
             asked_at = time.monotonic()
             final = flag is not None and flag.final is not None
             newest = flag if final else if_airflow_answers(trial.stop_flag, say)

@@ -9,6 +9,7 @@ nothing; the controller does, through the records of `records.py`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from airflow.sdk.exceptions import (
 from hermes_ops.airflow.folders import TrialFolder, controller_wake_file
 from hermes_ops.airflow.hosts import WRONG_HOST, Host
 from hermes_ops.airflow.identity import sweep_of
+from hermes_ops.airflow.machines import mismatch, note_sweep
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,
@@ -42,6 +44,8 @@ from hermes_ops.airflow.trial.connections import Connections, rendered_variables
 from hermes_ops.airflow.trial.links import RUN_XCOM, run_address
 from hermes_ops.airflow.trial.metrics import TrialOutcome, tracking_uri
 from hermes_ops.airflow.trial.running_segment import (
+    FLAG_PERIOD_S,
+    REMOTE_FLAG_PERIOD_S,
     RunningSegment,
     await_lease,
     delete_log_copies,
@@ -50,7 +54,7 @@ from hermes_ops.airflow.trial.running_segment import (
     watch_segment,
 )
 from hermes_ops.airflow.trial.segment_run import SegmentFailure, SegmentRun
-from hermes_ops.errors import HermesError, NotAllowed
+from hermes_ops.errors import HermesError, NotAllowed, Problem
 from hermes_ops.trial.disk_space import write_remedy
 from hermes_ops.trial.failure import Cause
 from hermes_ops.trial.outcome import FINISHED, INCOMPLETE, INFRASTRUCTURE, PREEMPTED
@@ -97,6 +101,8 @@ def trial_defaults() -> dict[str, Any]:
 class TrialOperator(Protocol):
     """The operator that Airflow runs for a trial; it decides where a segment runs.
 
+    `renders_connections` says whether the sweep is in the DAG's file, which alone may name
+    connections: whoever may edit the task can write its lease.
     `run_link` is the address of the trial's run in MLflow, once this process has pushed it.
     `resume` is the method that Airflow calls when a deferred task goes on.
     """
@@ -104,6 +110,7 @@ class TrialOperator(Protocol):
     number: int
     mlflow_conn_id: str | None
     storage_conn_id: str | None
+    renders_connections: bool
     operator_extra_links: Collection[BaseOperatorLink]
     run_link: str
 
@@ -146,6 +153,8 @@ class TrialTask:
             return self.exit_task(TrialOutcome(last.final, "it had ended before"))
         lease = self.admit(store, last)
         self.check_host(store, lease, last)
+        if lease.machine:
+            note_sweep(sweep)
         self._enter_connections()
         self.restart_from_scratch(folder, lease, last)
         segment_run = SegmentRun.from_lease(store, lease, folder, last)
@@ -203,7 +212,10 @@ class TrialTask:
         The controller decides what becomes of the trial: it may have moved since the grant.
         """
         here = Host.here()
-        reason = here.mismatch(lease.host, lease.host_name, is_pod=lease.pod is not None)
+        if lease.machine:
+            reason = mismatch(lease, os.environ)
+        else:
+            reason = here.mismatch(lease.host, lease.host_name, is_pod=lease.pod is not None)
         if reason:
             before = last or SegmentRecord(0, running=False, started_s=time.time(), segments=0)
             self.leave_host(store, replace(before, epoch=lease.epoch), reason, here.id)
@@ -337,7 +349,8 @@ class TrialTask:
         link = run_address(tracking_uri(), lease.experiment_id, lease.run_id)
         self.operator.run_link = link
         if_airflow_answers(lambda: ti.xcom_push(RUN_XCOM, link), say)
-        flag, code = watch_segment(segment, segment_run, say)
+        period_s = REMOTE_FLAG_PERIOD_S if lease.machine else FLAG_PERIOD_S
+        flag, code = watch_segment(segment, segment_run, say, flag_period_s=period_s)
         if code is None:
             self._defer(segment, segment_run.folder)
         segment.finish()
@@ -365,6 +378,14 @@ class TrialTask:
         lease = segment_run.lease
         if not lease.templated:
             return segment_run
+        if not self.operator.renders_connections:
+            problem = Problem(
+                "trial.environment",
+                f"{', '.join(lease.templated)} from connections",
+                "connections in a sweep of the DAG's own file",
+                "write the sweep into the DAG's file",
+            )
+            raise NotAllowed("the trial's lease", (problem,))
 
         def render(text: str) -> str:
             return str(self.operator.render_template(text, context))

@@ -5,16 +5,16 @@ A size of a trial is worth what it adds to the trial's chance to end as the best
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nlargest
-from math import log2
+from math import inf, log2
 
 import numpy as np
 
 from hermes_ops.core.amounts import figure, short_duration
-from hermes_ops.core.model import Job, JobId, PastTrial, Plan, Reason, Snapshot, SweepId, Term
+from hermes_ops.core.model import Job, JobId, PastTrial, Phase, Plan, Reason, SweepId, Term
 from hermes_ops.core.order import by_submission, submission
 from hermes_ops.policies.elastic_frontrunner.trial_speeds import (
     SearchMemory,
@@ -31,12 +31,13 @@ from hermes_ops.policies.frontrunner import (
     pinned_jobs,
     usual_switch_s,
 )
-from hermes_ops.policies.frontrunner.forecast import Floats, forecast_sweep
+from hermes_ops.policies.frontrunner.deadline import forecast_by_deadline, time_left_s
+from hermes_ops.policies.frontrunner.forecast import Floats, Forecast, forecast_sweep
 from hermes_ops.policies.frontrunner.table import CurveTable, is_over, tabulate
 from hermes_ops.policies.toolbox.answer import Explain
 from hermes_ops.policies.toolbox.knapsack import knapsack, option_table
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
-from hermes_ops.policies.toolbox.sweep_queues import by_sweep
+from hermes_ops.policies.toolbox.sweep_queues import searches
 from hermes_ops.policies.toolbox.whole_nodes import node_size, size_options
 
 _FALLS_BACK = "a trial ahead of it falling back, or more free GPUs"
@@ -50,27 +51,12 @@ TIE = 1e-6
 """Relative: of trials with equal weights the one with the greater index comes first."""
 
 
-def searches(snapshot: Snapshot) -> dict[SweepId, list[Job]]:
-    """Return the trials of each sweep that searches for the best one, ended ones too.
-
-    Those are jobs with hyper-parameters and without the name of a model; a trial that has none yet
-    belongs to the others of its sweep.
-    """
-    if not any(job.configuration and job.model_name is None for job in snapshot.jobs):
-        return {}
-    found = {}
-    for sweep, jobs in by_sweep(snapshot).items():
-        trials = [job for job in jobs if job.model_name is None]
-        if any(job.configuration for job in trials):
-            found[sweep] = trials
-    return found
-
-
 class Indices:
     """The index of each trial of a table by the seconds that it pays before it trains."""
 
-    def __init__(self, curves: CurveTable) -> None:
-        self.curves, self.forecast = curves, forecast_sweep(curves)
+    def __init__(self, curves: CurveTable, forecast: Forecast | None = None) -> None:
+        self.curves = curves
+        self.forecast = forecast_sweep(curves) if forecast is None else forecast
         self._known: dict[float, list[float]] = {}
 
     def after(self, cost_s: float) -> list[float]:
@@ -104,6 +90,7 @@ class TrialSearch:
     switch_s: float
     each: int
     weights: Mapping[JobId, tuple[float, float]]
+    late: frozenset[JobId] = frozenset()  # without GPUs, and report nothing before the deadline
 
     @classmethod
     def from_trials(
@@ -122,8 +109,11 @@ class TrialSearch:
         compared = [at_one_size(j, stretches.get(j.id, ()), speeds) for j in contenders(jobs)]
         curves = tabulate(compared, prior)
         rows = {job.id: row for row, job in enumerate(compared) if not curves.over[row]}
-        indices, switch_s = _indices(curves), usual_switch_s(jobs)
+        switch_s = usual_switch_s(jobs)
+        indices, in_time = _by_deadline(problem, compared, curves, speeds, switch_s)
         held = {job.id for job in open_jobs if problem.held(job)}
+        silent = {job for job, row in rows.items() if not in_time[row]}
+        late = _late(open_jobs, held, rows, silent)
         now = {
             job.id: indices.after(0.0 if job.id in held else switch_s)[rows[job.id]]
             for job in by_submission(open_jobs)
@@ -133,7 +123,7 @@ class TrialSearch:
         weights = _weights(now, chance, _exponent(speeds, open_jobs))
         return cls(
             problem, jobs, open_jobs, frozenset(pinned), speeds, indices, rows,
-            switch_s, node_size(problem), {job: (weights[job], now[job]) for job in now},
+            switch_s, node_size(problem), {job: (weights[job], now[job]) for job in now}, late,
         )  # fmt: skip
 
     def value(self, job: Job, size: int) -> float:
@@ -179,7 +169,7 @@ class TrialSearch:
         Of trials without GPUs those are for each size the best as many as there are GPUs.
         """
         holding = [job for job in self.open if self.problem.held(job)]
-        idle = [job for job in self.open if not self.problem.held(job)]
+        idle = [j for j in self.open if not self.problem.held(j) and j.id not in self.late]
         if len(idle) > gpus:
             best: set[JobId] = set()
             for size in {size for job in idle for size in self._options(job)}:
@@ -217,6 +207,49 @@ class TrialSearch:
             return None
         left_s = self.indices.forecast.left_s[row]
         return next_goal(job, self.indices.curves, left_s, self.switch_s)
+
+
+def _by_deadline(
+    problem: SizingProblem,
+    jobs: Sequence[Job],
+    curves: CurveTable,
+    speeds: TrialSpeeds,
+    switch_s: float,
+) -> tuple[Indices, Sequence[bool]]:
+    """Return the indices of these trials, and whether each reports before their deadline.
+
+    As `frontrunner` has them, but a trial reaches as much more by then as it is faster on the GPUs
+    that it holds, else on its least number.
+    """
+    left_s = time_left_s(jobs, problem.snapshot.time_s)
+    if left_s == inf:
+        return _indices(curves), [True] * len(jobs)
+    held = [problem.held(job) for job in jobs]
+    speed = np.array(
+        [speeds.speed(own or job.min_gpus) for own, job in zip(held, jobs, strict=True)]
+    )
+    switches_s = np.array([0.0 if own else switch_s for own in held])
+    slower_s = left_s * (1.0 - speed)  # of the time left: negative where it is faster
+    found = forecast_by_deadline(curves, forecast_sweep(curves), left_s, slower_s + switches_s)
+    return Indices(curves, found.forecast), found.reports.tolist()
+
+
+def _late(
+    jobs: Sequence[Job],
+    held: Collection[JobId],
+    compared: Collection[JobId],
+    silent: Collection[JobId],
+) -> frozenset[JobId]:
+    """Return the trials that are not to start: those without GPUs that would report nothing.
+
+    `silent` are those of the compared ones. Of new trials that are not compared no more is known
+    than of those that are.
+    """
+    if not silent:
+        return frozenset()
+    new = {job.id for job in jobs if job.phase is Phase.PENDING}
+    is_hopeless = new.intersection(compared) <= set(silent)
+    return frozenset(silent).union(new if is_hopeless else ()).difference(held)
 
 
 def _levelled(values: Floats) -> Floats:
@@ -390,6 +423,9 @@ def _reason(search: TrialSearch, job: Job, size: int, on: bool, runner_up: JobId
     place = f" on {size} GPUs" if size > 1 else ""
     change = "what it shows next" if on else _FALLS_BACK
     forecast = search.forecast(job)
+    if job.id in search.late:
+        text = "waits: it can report nothing before the deadline of its sweep"
+        return Reason(text, (), runner_up, "a later deadline")
     if forecast is None:
         return Reason(f"{verb}{place}: not compared now", (), runner_up, change)
     chance, left_s, chance_per_s = forecast

@@ -33,6 +33,22 @@ def by_sweep(snapshot: Snapshot) -> dict[SweepId, list[Job]]:
     return sweeps
 
 
+def searches(snapshot: Snapshot) -> dict[SweepId, list[Job]]:
+    """Return the trials of each sweep that searches for the best one, ended ones too.
+
+    Those are jobs with hyper-parameters and without the name of a model; a trial that has none yet
+    belongs to the others of its sweep.
+    """
+    if not any(job.configuration and job.model_name is None for job in snapshot.jobs):
+        return {}
+    found = {}
+    for sweep, jobs in by_sweep(snapshot).items():
+        trials = [job for job in jobs if job.model_name is None]
+        if any(job.configuration for job in trials):
+            found[sweep] = trials
+    return found
+
+
 def holding(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Job]:
     """Return the jobs that have GPUs and can keep them."""
     return [job for job in jobs if job.id in snapshot.held]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from hermes_ops.trial.outcome import FINISHED, PREEMPTED
@@ -138,9 +138,18 @@ class WorkerProcesses:
 
     def signal(self, number: int) -> None:
         """Send a signal to all workers."""
+        self.note_stop()
+        self.signal_ranks(number, self._running)
+
+    def signal_ranks(self, number: int, ranks: Iterable[int]) -> None:
+        """Send a signal to those of these workers that run."""
+        for rank in ranks:
+            if rank in self._running:
+                self._running[rank].signal(number)
+
+    def note_stop(self) -> None:
+        """Take note that the workers are told to stop, in whatever way."""
         self._told_to_stop = True
-        for child in self._running.values():
-            child.signal(number)
 
     def kill(self) -> None:
         """Send SIGKILL to all workers; all that they have started ends with them."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hermes_ops.trial.optimizer_steps import asked_path, mark_path
 from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentOutcome
 from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.supervisor.group_watchdog import GroupWatchdog, why_stuck
 
 _LOOK_S = 1.0
+_SHARE_TO_AGREE = 0.5  # of the grace; after it they have what is left to write a checkpoint
 
 
 class GroupSupervision:
@@ -34,6 +37,7 @@ class GroupSupervision:
         self._start_timeout_s = start_timeout_s
         self._look_at_s = 0.0
         self._tails_at_stop: dict[int, list[str]] = {}
+        self._signal_at_s: float | None = None
 
     def why_stuck(self, step: int, now_s: float) -> str | None:
         """Return why the group is to be ended, by what its workers show once a second."""
@@ -56,6 +60,31 @@ class GroupSupervision:
     def note_stop(self) -> None:
         """Remember what the workers have said when they are told to stop."""
         self._tails_at_stop = {n: log.tail for n, log in enumerate(self.workers.logs, start=1)}
+
+    def ask_to_stop(self, now_s: float, grace_s: float) -> bool:
+        """Have all ranks get SIGTERM after the same step; False if they cannot.
+
+        Those that have not got it after half of the grace, because no steps are made, get it then.
+        """
+        if len(self._ranks_in_steps()) < self.workers.size:
+            return False
+        try:
+            asked_path(self._folder).touch()
+        except OSError:
+            return False
+        self.workers.note_stop()
+        self._signal_at_s = now_s + grace_s * _SHARE_TO_AGREE
+        return True
+
+    def signal_late(self, now_s: float) -> None:
+        """Send SIGTERM to the ranks that have not come to the step after which they leave."""
+        if self._signal_at_s is not None and now_s >= self._signal_at_s:
+            self._signal_at_s = None
+            self.workers.signal_ranks(signal.SIGTERM, self._ranks_in_steps())
+
+    def _ranks_in_steps(self) -> list[int]:
+        """Return the ranks that leave after a named step, and have not had SIGTERM."""
+        return [n for n in range(self.workers.size) if mark_path(self._folder, n).exists()]
 
     def tail(self, first: list[str]) -> list[str]:
         """Return the last lines of the worker that failed first; `first`: those of rank 0."""

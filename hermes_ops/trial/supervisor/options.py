@@ -26,7 +26,8 @@ class SegmentOptions(NamedTuple):
     on a volume of this node's own. `on_word`: touch nothing before a byte has come on standard
     input. `workers`: processes of the command; above 1 they get ranks. `tf_config`: and TF_CONFIG.
     `start_timeout_s`: from the first worker that trains until all of them do. `gang`: the nodes of
-    the workers where there are several; they wait `gang_timeout_s` for each other.
+    the workers where there are several; they wait `gang_timeout_s` for each other. `torchrun`: one
+    worker alone has torchrun's variables too.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class SegmentOptions(NamedTuple):
     start_timeout_s: float = 600.0
     gang: Gang | None = None
     gang_timeout_s: float = 600.0
+    torchrun: bool = False
 
     @property
     def secondary(self) -> frozenset[str]:
@@ -108,6 +110,7 @@ def parse(arguments: Sequence[str] | None = None) -> SegmentOptions:
         start_timeout_s=parsed.start_timeout,
         gang=gang,
         gang_timeout_s=parsed.gang_timeout,
+        torchrun=parsed.torchrun,
     )
 
 
@@ -162,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--checkpoints-on", metavar="NODE", help="they are on its own volume")
     parser.add_argument("--workers", type=int, default=1, metavar="K", help="processes, with ranks")
+    parser.add_argument("--torchrun", action="store_true", help="its variables for 1 worker too")
     parser.add_argument("--tf-config", action="store_true", help="set TF_CONFIG for each worker")
     parser.add_argument(
         "--start-timeout", type=float, default=600.0, metavar="S", help="until all workers train"

@@ -530,16 +530,25 @@ class ScriptSupervisor:
         now_s = time.monotonic()
         if self._kill_at_s is None and (ended or self._stop_requests):
             self._tail_at_stop = self._output.tail
-            if self.group is not None:
-                self.group.note_stop()
-            child.signal(signal.SIGTERM)
+            self._tell_to_stop(child, now_s, is_at_once=ended)
             grace_s = self._options.grace_s
             self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)
             self._stop_seen = self._stop_requests
         if self._kill_at_s is None:
             return
+        if self.group is not None:
+            self.group.signal_late(now_s)
         if now_s >= self._kill_at_s or self._stop_requests > max(1, self._stop_seen):
             child.kill()
+
+    def _tell_to_stop(self, child: Child, now_s: float, is_at_once: bool) -> None:
+        """Send SIGTERM; where several workers can agree on the step after which all get it, ask."""
+        group = self.group
+        if group is not None:
+            group.note_stop()
+            if not is_at_once and group.ask_to_stop(now_s, self._options.grace_s):
+                return
+        child.signal(signal.SIGTERM)
 
     def _judge_time(self, running_s: float, limit_s: float | None) -> None:
         """End a script that is over its time: as failed, or as finished after its last epoch."""

@@ -367,3 +367,30 @@ def test_a_user_without_the_right_is_told_apart_from_another_refusal(tmp_path: P
         with pytest.raises(HermesError, match=f"({code})") as raised:
             client_of(Airflow(status(code)), tmp_path).confirm_pool_edit("gpus")
         assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(("code", "permitted"), [(404, True), (403, False)])
+def test_whether_runs_may_be_deleted_is_asked_of_a_run_that_is_not_there(
+    tmp_path: Path, code: int, permitted: bool
+) -> None:
+    airflow = Airflow(status(code))
+    assert client_of(airflow, tmp_path).may_delete_runs("hermes_sweep") is permitted
+    (asked,) = airflow.requests
+    assert (asked.method, asked.url.path) == (
+        "DELETE",
+        "/api/v2/dags/hermes_sweep/dagRuns/hermes_prune_may_delete_runs",
+    )
+
+
+def test_the_right_to_edit_a_run_is_asked_for_without_an_edit(tmp_path: Path) -> None:
+    airflow = Airflow(ok({"task_instances": [], "total_entries": 0}))
+    client_of(airflow, tmp_path).confirm_edit(TaskKey("hermes_sweep", "r", "plan"))
+    (asked,) = airflow.requests
+    assert asked.url.path == "/api/v2/dags/hermes_sweep/clearTaskInstances"
+    assert json.loads(asked.content)["dry_run"] is True
+
+
+def test_a_refusal_says_who_can_help(tmp_path: Path) -> None:
+    client = client_of(Airflow(status(403)), tmp_path)
+    with pytest.raises(NotPermitted, match="lacks the right: ask an administrator of Airflow"):
+        client.put_state(TASK, "hermes_close", {})

@@ -19,6 +19,7 @@ from hermes_ops.airflow.sweep.dag import SweepTaskGroup, sweep, sweep_dag
 from hermes_ops.airflow.sweep.nightly_dags import nightly_dags
 from hermes_ops.airflow.sweep.tasks import PlanOperator
 from hermes_ops.core.model import Gpu, Plan, Snapshot
+from hermes_ops.errors import HermesError
 from tests.unit.airflow.builders import SWEEP, DictStore, sweep_file
 
 CELERY = "airflow.providers.celery.executors.celery_executor.CeleryExecutor"
@@ -177,6 +178,42 @@ def test_a_sweep_of_processes_is_refused_however_it_comes_in(
     assert said.startswith("trial.run_in: found process, and ")
     assert "LocalExecutor on one machine" in said
     assert "`run_in: pod`" in said
+
+
+@pytest.mark.parametrize(
+    ("configuration", "trial", "reason"),
+    [
+        ("LocalExecutor", {}, "an executor that stays on its machine"),
+        ("KubernetesExecutor", {}, "run by KubernetesExecutor"),
+        ("CeleryExecutor", {"run_in": "pod"}, "found pod; allowed: process"),
+    ],
+)
+def test_a_sweep_that_no_worker_of_the_machines_would_take_is_refused(
+    configure: Callable[[str], None],
+    configuration: str,
+    trial: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HERMES_MACHINES", "a=1,b=2")
+    monkeypatch.setattr("hermes_ops.airflow.sweep.tasks.check_pods", lambda config: config)
+    configure(configuration)
+    file = sweep_file()
+    plan: Any = sweep_dag().get_task("plan")
+    with pytest.raises(AirflowFailException, match=reason):
+        planned(plan, {**file, "trial": {**file["trial"], **trial}})
+
+
+@pytest.mark.parametrize("executor", [CELERY, "airflow.providers.edge3.executors.EdgeExecutor"])
+def test_processes_are_allowed_on_machines_that_are_named(
+    configure: Callable[[str], None], executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_MACHINES", "a=1,b=2")
+    configure(executor)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    plan: Any = sweep_dag().get_task("plan")
+    with pytest.raises(HermesError, match="MLFLOW_TRACKING_URI is not set"):  # what comes next
+        planned(plan, sweep_file())
 
 
 def test_the_controllers_view_says_that_processes_are_refused() -> None:

@@ -9,7 +9,7 @@ def test_the_role_may_read_six_tables_and_update_two_columns() -> None:
         'GRANT USAGE ON SCHEMA public TO "hermes"',
         "GRANT SELECT ON dag, dag_run, slot_pool, task_instance, task_instance_note, "
         'task_state_store TO "hermes"',
-        'GRANT UPDATE (priority_weight, pool_slots) ON task_instance TO "hermes"',
+        'GRANT UPDATE (priority_weight, pool_slots, queue) ON task_instance TO "hermes"',
     ]
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hermes_ops.airflow.identity import sweep_id, sweep_of
+import pytest
+
+from hermes_ops.airflow.identity import may_be_of_another_dag, sweep_id, sweep_of
 
 RUN = "scheduled__2026-01-01T02:00:00+00:00"
 
@@ -17,6 +19,18 @@ def test_sweeps_of_one_run_id_in_several_dags_and_groups_have_ids_of_their_own()
               ("hermes_sweep", "x.plan")]  # fmt: skip
     assert len({sweep_id(dag, RUN, task) for dag, task in places}) == len(places)
     assert sweep_id("a", RUN, "x.y.plan") == f"a:x.y:{RUN}"
+
+
+@pytest.mark.parametrize("run", [RUN, "manual__2026-01-01T02:00:00+00:00_a1", "digits-1", "a"])
+def test_ids_of_runs_that_airflow_or_the_command_line_make_are_no_sweeps_of_other_dags(
+    run: str,
+) -> None:
+    assert not may_be_of_another_dag(run)
+
+
+@pytest.mark.parametrize("run", ["team:digits-1", "team:group:digits-1", f"team:{RUN}", ":"])
+def test_a_run_of_the_main_dag_may_not_take_the_id_of_another_dags_sweep(run: str) -> None:
+    assert may_be_of_another_dag(run)
 
 
 def test_the_tasks_of_a_sweep_agree_on_its_id() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.airflow import state_store
 from hermes_ops.airflow.records import LEASE_KEY, Lease, SegmentRecord, SweepRecord, decode, encode
-from hermes_ops.airflow.state_store import KeyValues, read_record, write_record
+from hermes_ops.airflow.state_store import KeyValues, piece_keys, read_record, write_record
 from tests.unit.airflow.builders import lease, segment, sweep_file
 
 LIMIT = 65_535  # Airflow's, of the JSON of one value
@@ -156,6 +157,23 @@ def test_a_record_with_a_damaged_piece_is_none(damage: object) -> None:
     else:
         store.values[piece] = json.dumps(damage)
     assert read_record(store.read, LEASE_KEY) is None
+
+
+def test_a_head_that_names_more_pieces_than_any_record_has_is_none_and_reads_none() -> None:
+    for index in ({"config": ["x", 10**12]}, {str(n): ["x", 999] for n in range(5_000)}):
+        head = {"pieces": index}
+        store = Store({LEASE_KEY: json.dumps(head)})
+        assert piece_keys(LEASE_KEY, head) == set()
+        assert read_record(store.read, LEASE_KEY) is None
+
+
+def test_a_field_that_unpacks_to_more_than_any_has_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    write_record(store.own, LEASE_KEY, records("a"))
+    monkeypatch.setattr(state_store, "MOST_FIELD_BYTES", 100_000)
+    assert read_record(store.read, LEASE_KEY) is None
+    monkeypatch.setattr(state_store, "MOST_FIELD_BYTES", 100_000_000)
+    assert read_record(store.read, LEASE_KEY) == records("a")
 
 
 @pytest.mark.parametrize("head", [{"pieces": 3}, {"pieces": {"config": 1}}, {"pieces": None}, []])

@@ -56,6 +56,26 @@ def test_what_is_no_record_is_none(value: object) -> None:
     assert decode(Lease, value) is None
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"epoch": "one"},
+        {"granted_s": float("nan")},
+        {"granted_s": float("inf")},
+        {"gpus": [-1]},
+        {"gpus": [0, 0]},
+        {"gpus": ["a"]},
+        {"gpus": 1},
+        {"config": []},
+        {"command": [1]},
+        {"environment": {"A": 1}},
+    ],
+)
+def test_a_lease_with_a_value_of_another_kind_is_none(changed: dict[str, object]) -> None:
+    assert decode(Lease, encode(lease())) == lease()
+    assert decode(Lease, {**encode(lease()), **changed}) is None
+
+
 def test_a_sweep_record_keeps_its_configuration() -> None:
     found = decode(SweepRecord, sweep_record())
     assert found is not None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes_ops.airflow.client import TaskKey
+from hermes_ops.errors import NotPermitted
 
 
 class Airflow:
@@ -16,14 +17,22 @@ class Airflow:
         self.put: list[tuple[Any, ...]] = []
         self.notes: list[tuple[Any, ...]] = []
         self.cleared: list[tuple[Any, ...]] = []
+        self.hidden: set[str] = set()
+        """DAGs that Airflow does not show to the user."""
 
     def dag_run(self, dag: str, run: str) -> Any:
+        self._refuse(dag)
         return next((self._run(r) for r in self.runs if r[:2] == (dag, run)), None)
 
     def dag_runs(self, dags: list[str]) -> Any:
         return [self._run(r) for r in self.runs if r[0] in dags]
 
+    def _refuse(self, dag: str) -> None:
+        if dag in self.hidden:
+            raise NotPermitted(f"Airflow refused GET /api/v2/dags/{dag} (403): Forbidden")
+
     def task_instance(self, task: TaskKey) -> Any:
+        self._refuse(task.dag_id)
         found = (t for t in self._tasks() if _key(t) == (task.dag_id, task.run_id, task.task_id))
         return next(found, None)
 
@@ -57,6 +66,7 @@ class Airflow:
         return [
             {"dag_id": dag, "dag_run_id": run, "task_id": task, "state": state, **dates}
             for dag, run, _, tasks in self.runs
+            if dag not in self.hidden
             for task, state in tasks.items()
         ]
 

@@ -242,6 +242,19 @@ def test_a_good_policy_is_written_for_a_home_that_is_not_there_yet(
     assert "by an@laptop, Airflow user anna.\n" in Said(capsys, "policy").out
 
 
+def test_a_user_who_may_not_edit_the_pool_changes_no_policy(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path
+) -> None:
+    airflow.may_edit = False
+    line = Said(capsys, "policy", "fifo").line
+    assert line == (
+        "hermes: The Airflow user anna may not edit the pool gpus, so neither its policy: nothing "
+        "was changed. Ask an administrator of Airflow."
+    )
+    assert not (home / "policy.json").exists()
+    assert "There are: " in Said(capsys, "policy").out  # everybody may read it
+
+
 def test_a_report_is_not_written_over_a_file(
     capsys: pytest.CaptureFixture[str], airflow: Airflow, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_ops import cli
+from hermes_ops.airflow.client import AirflowClient
 from hermes_ops.stack.layout import Layout
 from hermes_ops.stack.record import StackRecord, save
 
@@ -37,6 +38,7 @@ def test_a_file_that_cannot_be_written_is_one_line_with_its_place_and_the_remedy
 
     monkeypatch.setenv("HERMES_HOME", str(tmp_path))
     monkeypatch.setattr("hermes_ops.trial.files.os.replace", fails)
+    monkeypatch.setattr(AirflowClient, "confirm_pool_edit", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["hermes", "policy", "fifo"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

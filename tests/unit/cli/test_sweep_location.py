@@ -21,11 +21,12 @@ from hermes_ops.cli.sweep_location import (
     ListedSweep,
     SweepLocation,
     airflow_state,
+    full_id,
     locate,
     locate_or_explain,
     newest,
 )
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import HermesError, NotPermitted, Unavailable
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
 from tests.unit.cli.airflow_runs import Airflow
 
@@ -75,6 +76,26 @@ def test_every_sweep_is_found_by_the_id_that_it_has(dag: str, group: str, run: s
 def test_what_is_not_there_is_said_with_the_command_that_lists(sweep: str) -> None:
     with pytest.raises(HermesError, match=r"there is no sweep .*`hermes sweep list` shows them"):
         locate(an_airflow(), sweep)
+
+
+def test_who_sees_only_the_dag_of_the_team_finds_its_sweeps() -> None:
+    airflow = an_airflow()
+    airflow.hidden = {MAIN_DAG, "mine"}
+    place = SweepLocation(f"nightly_digits:{NIGHT}", "nightly_digits", NIGHT)
+    assert locate(airflow, place.sweep) == place
+    assert locate(airflow, "nightly_dig") == place
+
+
+@pytest.mark.parametrize("sweep", ["digits-1", "mine:first:manual:2"])
+def test_the_sweep_of_a_dag_that_airflow_hides_is_refused_not_unknown(sweep: str) -> None:
+    airflow = an_airflow()
+    airflow.hidden = {MAIN_DAG, "mine"}
+    for find in (locate, full_id):
+        with pytest.raises(NotPermitted, match="403"):
+            find(airflow, sweep)
+    reached: Any = SimpleNamespace(airflow=airflow, tracker=None)  # MLflow is not asked
+    with pytest.raises(NotPermitted, match="403"):
+        locate_or_explain(reached, sweep)
 
 
 def test_a_run_with_sweeps_in_groups_is_told_their_names() -> None:

@@ -49,8 +49,8 @@ class Airflow:
             raise Unavailable("Airflow did not answer")
         return {"name": name, "slots": self.slots}
 
-    def dag(self, dag_id: str) -> dict[str, Any]:
-        return {"is_paused": self.paused}
+    def dag(self, dag_id: str) -> dict[str, Any] | None:
+        return None if dag_id == "nowhere" else {"is_paused": self.paused}
 
     def user_name(self) -> str:
         return self.credentials.user
@@ -185,6 +185,29 @@ def test_run_says_the_warnings_and_starts(
     assert (code, numbered(err), len(STARTED)) == (0, [*WHERE, "Airflow"], 1)
     assert "the DAG hermes_sweep is paused" in err
     assert "has started" in out
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_run_starts_the_sweep_in_the_dag_that_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, by_variable: bool
+) -> None:
+    if by_variable:
+        monkeypatch.setenv("HERMES_DAG", "vision_sweep")
+    named = () if by_variable else ("--dag", "vision_sweep")
+    code, out, _ = hermes(capsys, "sweep", "run", "sweep.json", *named)
+    (run,) = STARTED
+    assert code == 0
+    assert f"Sweep vision_sweep:{run} has started" in out
+    assert f"/dags/vision_sweep/runs/{run}\n" in out
+    assert f"hermes sweep watch vision_sweep:{run}" in out
+
+
+def test_run_starts_nothing_in_a_dag_that_is_not_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = hermes(capsys, "sweep", "run", "sweep.json", "--dag", "nowhere")
+    assert (code, STARTED) == (1, [])
+    assert "Airflow has no DAG 'nowhere'" in err
 
 
 def test_an_airflow_that_is_away_leaves_what_the_file_says(

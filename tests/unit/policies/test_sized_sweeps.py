@@ -109,6 +109,39 @@ def test_with_one_size_trials_run_exactly_as_under_frontrunner(gpus: str, seed: 
     assert segments[0] == segments[1]
 
 
+def test_no_trial_starts_that_can_report_nothing_before_the_deadline() -> None:
+    """Ten seconds an epoch: 9 s are too few for one that waits, and enough for none."""
+    runs = trial(0, curve=losses(0.2, 6), phase=Phase.RUNNING, gpus_held=(0,), steps_at_start=5)
+    waits = [trial(n, curve=losses(0.1 + n / 10, 5), step_times=measured()) for n in (1, 2)]
+    new = trial(9, phase=Phase.PENDING)
+
+    def started(left_s: float | None) -> set[str]:
+        deadline_s = None if left_s is None else 1_000.0 + left_s
+        jobs = [replace(job, deadline_s=deadline_s) for job in (runs, *waits, new)]
+        return set(sizes(decide(*jobs))) - {"s/0"}
+
+    assert started(None)
+    assert started(500.0) == started(None)
+    assert started(9.0) == set()
+
+
+def test_near_the_deadline_the_value_that_is_reached_by_then_counts() -> None:
+    """The slow one ends lower, and the quick one is lower at the deadline."""
+    deadline_s = 1_000.0 + 45.0
+    done = [trial(n, curve=losses(0.4, EPOCHS), phase=Phase.ENDED) for n in (7, 8)]
+    slow_curve = tuple(replace(point, seconds=5 * point.seconds) for point in losses(0.05, 4))
+    slow, quick = (
+        trial(1, curve=slow_curve, max_gpus=1),
+        trial(2, curve=losses(0.15, 4), max_gpus=1),
+    )
+
+    def first(deadline: float | None) -> set[str]:
+        jobs = [replace(job, deadline_s=deadline) for job in (*done, slow, quick)]
+        return set(sizes(decide(*jobs, gpus=1)))
+
+    assert first(deadline_s) == {"s/2"}
+
+
 def test_sweeps_and_other_jobs_have_equal_shares() -> None:
     trials = [trial(n, curve=losses(1.0, 5), step_times=measured()) for n in range(8)]
     plain = [trial(n, "jobs", model_name="net", configuration=()) for n in range(8)]

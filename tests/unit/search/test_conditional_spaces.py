@@ -206,6 +206,14 @@ def test_a_grid_is_each_value_with_what_it_brings_exactly_once(space: Space) -> 
     assert [dict(c) for c in combinations] == found
 
 
+def test_the_combinations_of_a_flat_space_are_in_the_order_of_scikit_learn() -> None:
+    from sklearn.model_selection import ParameterGrid
+
+    space: Space = (("b", Integer(1, 2)), ("c", Integer(3, 5)), ("a", Quantised(0, 0.2, 0.1)))
+    values = {"a": [0.0, 0.1, 0.2], "b": [1, 2], "c": [3, 4, 5]}
+    assert list(Combinations(space)) == list(ParameterGrid(values))
+
+
 @settings(max_examples=60, deadline=None)
 @given(spaces(), st.randoms(use_true_random=False))
 def test_a_configuration_survives_the_way_to_quantiles_and_back(space: Space, rng: Any) -> None:

@@ -95,6 +95,24 @@ def test_stored_times_are_not_simulated_again(
     assert (times_s.tolist(), asked) == ([1.0, 2.0, 3.0], [0, 1, 2])
 
 
+def test_the_table_of_settings_names_the_tasks_on_which_asha_is_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    times_s = {"fifo": 8.0, "asha": 3.0, "frontrunner": 2.0}
+
+    def simulated(variant: Variant, task: str, seed: int, setting: Setting) -> float:
+        lost = task == TASK and setting.switch_s > 0 and variant.policy == "frontrunner"
+        return 6.0 if lost else times_s[variant.policy]
+
+    monkeypatch.setattr(bench, "time_to_best_s", simulated)
+    settings = [Setting(switch_s, 10.0) for switch_s in (0.0, 3.0)]
+    _, _, *rows = bench.grid(Variant("frontrunner"), (TASK, KNOWN[1]), 2, settings)
+    free, costly = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
+    assert free == ["0 s", "10 s", "4.00 (4.00 to 4.00)", "1.50 (1.50 to 1.50)", "none"]
+    assert costly[-1] == f"{TASK} 0.50"
+
+
 def test_the_interval_of_equal_ratios_is_the_ratio() -> None:
     assert ratio(np.full((3, 4), 6.0), np.full((3, 4), 2.0)) == pytest.approx((3.0, 3.0, 3.0))
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from airflow.sdk.bases.xcom import BaseXCom
 
+from hermes_ops.errors import ConfigError
 from hermes_ops.stack import airflow_service, credentials, programs
 from hermes_ops.stack.layout import Layout, shared_folder
 from hermes_ops.stack.record import StackRecord
@@ -104,6 +105,34 @@ def test_secrets_are_made_once_and_only_their_owner_reads_them(tmp_path: Path) -
     assert first.admin_password != first.controller_password
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert first.admin_password not in repr(first)
+
+
+def test_people_have_roles_in_airflow_and_passwords_that_airflow_need_not_print(
+    tmp_path: Path,
+) -> None:
+    people = {"ann": "user", "vera": "viewer"}
+    settings = _settings(tmp_path, people=people)
+    secrets = credentials.ensure(settings.layout, settings.people)
+    parsed = configparser.ConfigParser()
+    parsed.read_string(airflow_service.render(settings, secrets, 2, 8080))
+    users = parsed["core"]["simple_auth_manager_users"]
+    assert users == "admin:admin,hermes-controller:user,ann:user,vera:viewer"
+    file = credentials.person_password_file(settings.layout, "ann")
+    passwords = json.loads(credentials.passwords_file(settings.layout).read_text())
+    assert passwords.keys() == {"admin", "hermes-controller", "ann", "vera"}
+    assert passwords["ann"] == file.read_text() != passwords["vera"]
+    credentials.ensure(settings.layout, settings.people)  # the next start
+    assert json.loads(credentials.passwords_file(settings.layout).read_text()) == passwords
+
+
+@pytest.mark.parametrize(
+    "people",
+    [{"ann": "boss"}, {"admin": "admin"}, {"hermes-controller": "op"}, {"a:admin": "user"},
+     {"a,b": "user"}, {"../x": "user"}, {"": "user"}],
+)  # fmt: skip
+def test_people_with_other_roles_or_names_are_refused(tmp_path: Path, people: object) -> None:
+    with pytest.raises(ConfigError, match="people"):
+        _settings(tmp_path, people=people)
 
 
 def test_no_program_has_a_secret_on_its_command_line(tmp_path: Path) -> None:

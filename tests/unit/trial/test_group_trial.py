@@ -214,6 +214,66 @@ def test_an_error_of_another_worker_after_the_stop_is_told(trial: GroupTrial) ->
     )
 
 
+def test_workers_that_make_steps_are_asked_and_not_told_before_half_of_the_grace(
+    trial: GroupTrial,
+) -> None:
+    trial.write(
+        "import signal",
+        "asked = os.path.join(group, 'asked')",
+        "def stop(*_): print('told, asked:', os.path.exists(asked), flush=True); sys.exit(75)",
+        "signal.signal(signal.SIGTERM, stop)",
+        "mark(f'{rank}.steps')",
+        "barrier()",
+        "print('ready', flush=True)",
+        "while not os.path.exists(asked): time.sleep(0.01)",
+        "if rank == 1: os.remove(os.path.join(group, '1.steps')); sys.exit(75)",
+        "time.sleep(600)",
+    )
+    process = trial.start("--grace", "2")
+    says(process, b"ready")
+    process.terminate()
+    output = output_of(process).read()
+    assert process.wait(60) == 75
+    assert output == b"told, asked: True\n"
+    assert "told" not in trial.log(1), "it has left by itself"
+
+
+def test_a_worker_that_makes_no_steps_has_all_told_at_once(trial: GroupTrial) -> None:
+    trial.write(
+        "import signal",
+        "def stop(*_): print('asked:', os.listdir(group), flush=True); sys.exit(75)",
+        "signal.signal(signal.SIGTERM, stop)",
+        "if rank == 0: mark('0.steps')",
+        "barrier()",
+        "print('ready', flush=True)",
+        "time.sleep(600)",
+    )
+    process = trial.start()
+    says(process, b"ready")
+    process.terminate()
+    assert output_of(process).read() == b"asked: ['0.steps']\n"
+    assert process.wait(60) == 75
+
+
+def test_a_worker_alone_has_the_variables_of_torchrun_where_it_may_have_others(
+    trial: GroupTrial,
+) -> None:
+    trial.write(
+        "import socket",
+        "names = 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR'.split()",
+        "print([os.environ[name] for name in names])",
+        "own = 'HOROVOD', 'HERMES_SIZE', 'HERMES_GROUP'",
+        "print([name for name in os.environ if name.startswith(own)])",
+        "socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT']))).close()",
+        "print('loss=1')",
+        meets=False,
+    )
+    trial.script.write_text("import os\n" + trial.script.read_text())
+    code, output = trial.run("--torchrun", workers=1)
+    assert (code, output) == (0, b"['0', '1', '0', '1', '127.0.0.1']\n[]\nloss=1\n")
+    assert not (trial.folder / "group").exists()
+
+
 def test_workers_that_ignore_the_stop_are_all_killed_after_the_grace(trial: GroupTrial) -> None:
     trial.write(
         "import signal",

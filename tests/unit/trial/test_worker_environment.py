@@ -16,6 +16,7 @@ from hermes_ops.trial.ports import port_range, reserve_ports
 from hermes_ops.trial.worker_environment import (
     GroupAddresses,
     empty_group_folder,
+    lone_worker_environment,
     worker_environment,
 )
 
@@ -48,7 +49,7 @@ def test_all_workers_see_all_gpus_of_the_trial_and_differ_by_their_ranks_alone()
     first, second = (worker_environment(own, rank, addresses(2)) for rank in range(2))
     assert first["CUDA_VISIBLE_DEVICES"] == second["CUDA_VISIBLE_DEVICES"] == "2,5"
     different = {name for name in first if first[name] != second[name]}
-    assert all(name.endswith("RANK") for name in different)
+    assert all(name.endswith("RANK") for name in different - {"JAX_LOCAL_DEVICE_IDS"})
     assert set(first) == set(second)
 
 
@@ -59,6 +60,36 @@ def test_the_user_says_how_horovod_works_and_hermes_who_is_who() -> None:
     assert found["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "77"
     assert found["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert found["HOROVOD_CONTROLLER"] == "gloo"
+
+
+def test_pytorch_on_one_machine_connects_by_loopback_unless_told_otherwise() -> None:
+    names = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+    for found in (worker_environment({}, 1, addresses(2)), lone_worker_environment({}, 40_003)):
+        assert [found[name] for name in names] == ["lo", "lo"]
+    own = {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert lone_worker_environment(own, 40_003)["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert worker_environment(own, 0, addresses(2))["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
+def test_a_worker_alone_differs_by_nothing_but_pytorchs_variables() -> None:
+    found = lone_worker_environment({"PATH": "/bin", "RANK": "3"}, 40_003)
+    assert (found.pop("RANK"), found.pop("WORLD_SIZE"), found.pop("MASTER_PORT")) == (
+        "0", "1", "40003",
+    )  # fmt: skip
+    assert set(found) == {
+        "PATH", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+    }  # fmt: skip
+
+
+def test_jax_is_told_where_the_first_worker_is_and_to_take_the_gpu_of_its_rank() -> None:
+    found = worker_environment({"JAX_PLATFORMS": "cuda"}, 1, addresses(2))
+    assert {name: value for name, value in found.items() if name.startswith("JAX_")} == {
+        "JAX_PLATFORMS": "cuda",
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:40002",
+        "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:40002",
+        "JAX_LOCAL_DEVICE_IDS": "1",
+    }
 
 
 def test_tf_config_names_a_port_for_each_worker_and_this_one() -> None:

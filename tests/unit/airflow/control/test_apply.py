@@ -132,8 +132,20 @@ def test_a_task_has_the_slots_of_its_next_lease_before_that_is_written_and_less_
 def test_a_task_for_which_the_pool_has_no_slots_open_gets_no_lease_and_waits() -> None:
     outside = Journal(most_slots=1)
     world = sweep_with(resizing(0, 1, 0), resizing(1, 2, 1, 2))
-    carry_out(outside.applier(), world, start(0, 0, 2), start(1, 1))
+    applier = outside.applier()
+    carry_out(applier, world, start(0, 0, 2), start(1, 1))
     assert kinds(outside) == [("slots", 1), ("slots", 0), ("hermes_lease", 1)]
+    assert applier.waits_for_slots
+    outside.most_slots = 3
+    carry_out(applier, world, start(0, 0, 2))
+    assert not applier.waits_for_slots
+
+
+def test_a_pool_that_is_shut_down_waits_for_no_slots() -> None:
+    applier, world = Journal(most_slots=1).applier(), sweep_with(resizing(0, 1, 0))
+    carry_out(applier, world, start(0, 0, 2))
+    applier.stop_all([world], NOW_S)
+    assert not applier.waits_for_slots
 
 
 @pytest.mark.parametrize("asked", [1, 3])

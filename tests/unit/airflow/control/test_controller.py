@@ -224,16 +224,12 @@ def test_a_bad_policy_file_leaves_the_policy_in_force_and_is_said_once(
 
 
 @pytest.mark.parametrize(
-    ("round_s", "news", "rested_s"),
-    [
-        (0.1, False, 1.0),  # nothing new: the period
-        (0.1, True, 0.4),  # a changed curve, once the round is a fifth of the time
-        (0.01, True, 0.05),
-        (0.9, True, 1.0),  # a long round is not repeated sooner for a curve
-    ],
+    ("round_s", "rested_s"),
+    [(0.1, 0.4), (0.01, 0.05), (0.9, 1.0)],  # once the round is a fifth of the time, or the period
 )
-def test_a_changed_curve_ends_the_wait_when_the_round_was_short(
-    round_s: float, news: bool, rested_s: float
+@pytest.mark.parametrize("reason", ["", "a changed curve", "slots"])
+def test_a_changed_curve_or_slots_that_are_not_open_end_the_wait_when_the_round_was_short(
+    round_s: float, rested_s: float, reason: str
 ) -> None:
     cluster, now_s = controller_of(Database(), PolicySettings.file()).cluster, 100.0
 
@@ -243,11 +239,12 @@ def test_a_changed_curve_ends_the_wait_when_the_round_was_short(
         return False
 
     event: Any = SimpleNamespace(wait=wait, clear=list)
-    curves: Any = SimpleNamespace(has_news=lambda: news)
+    curves: Any = SimpleNamespace(has_news=lambda: reason == "a changed curve")
+    cluster.applier.waits_for_slots = reason == "slots"
     cluster._wake, cluster.curves, cluster.clock = event, curves, lambda: now_s
     cluster._observed_s = now_s - round_s
     cluster.wait(None)
-    assert now_s - 100.0 == pytest.approx(rested_s, abs=0.051)
+    assert now_s - 100.0 == pytest.approx(rested_s if reason else 1.0, abs=0.051)
 
 
 def test_the_first_policy_must_be_a_good_one() -> None:

@@ -206,7 +206,7 @@ def test_a_policy_sees_the_batches_of_a_trial_and_the_one_that_it_holds() -> Non
     assert (plain.batch_range, plain.requested_batch) == (None, None)
 
 
-PODS = replace(FACTS, most_gpus=4, is_pod=True)
+PODS = replace(FACTS, most_gpus=4, is_on_one_node=True)
 NODES = ("node-a", "node-a", "node-b")
 
 
@@ -218,12 +218,12 @@ def test_a_pod_gets_the_gpus_of_one_node_and_no_more_than_a_node_has() -> None:
 
 
 def test_with_claims_only_their_nodes_count_and_a_trial_stays_on_its_own() -> None:
-    facts = on_one_node(replace(PODS, nodes=("node-b",), has_claims=True), NODES)
+    facts = on_one_node(replace(PODS, nodes=("node-b",), stays_on_node=True), NODES)
     assert (facts.nodes, facts.most_gpus) == (("node-b",), None)
     begun = TrialRecords(row(0), lease(nodes=("node-b",)), None, segment(running=False))
     two = replace(facts, nodes=("node-a", "node-b"))
     assert job(begun, two, (), 130.0).nodes == ("node-b",)
-    assert job(begun, replace(two, has_claims=False), (), 130.0).nodes == ("node-a", "node-b")
+    assert job(begun, replace(two, stays_on_node=False), (), 130.0).nodes == ("node-a", "node-b")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_trial_that_may_span_nodes_stays_on_one_where_its_largest_number_fits(
 @pytest.mark.parametrize(
     ("facts", "nodes"),
     [
-        (replace(PODS, is_pod=False), NODES),
+        (replace(PODS, is_on_one_node=False), NODES),
         (replace(PODS, most_gpus=None), NODES),
         (PODS, ()),
         (replace(PODS, may_span_nodes=True), NODES),  # no node has 4

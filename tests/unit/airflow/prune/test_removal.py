@@ -49,6 +49,9 @@ class World:
     steps: int = 0
     dies_at: int | None = None
     seen: list[tuple[bool, int]] = field(default_factory=list)
+    hidden: set[str] = field(default_factory=set)  # sweeps that Airflow does not show
+    forbidden: set[str] = field(default_factory=set)  # DAGs whose runs may not be deleted
+    asked: list[str] = field(default_factory=list)
 
     @property
     def deletion(self) -> Any:
@@ -88,7 +91,7 @@ class World:
     # Airflow
 
     def all_made_by(self, operator: str) -> Any:
-        for sweep in self.states:
+        for sweep in self.states.keys() - self.hidden:
             yield {"dag_id": "hermes_sweep", "dag_run_id": sweep, "task_id": "plan",
                    "start_date": OLD}  # fmt: skip
 
@@ -98,6 +101,10 @@ class World:
 
     def get_state(self, task: TaskKey, key: str) -> Any:
         return self.records.get(task.run_id)
+
+    def may_delete_runs(self, dag_id: str) -> bool:
+        self.asked.append(dag_id)
+        return dag_id not in self.forbidden
 
     def delete_dag_run(self, dag_id: str, run_id: str) -> bool:
         self.step()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from hermes_ops.airflow.sweep.ended_sweep import (
     with_trials,
 )
 from hermes_ops.config import parse
-from hermes_ops.errors import ConfigError, HermesError, Unavailable
+from hermes_ops.errors import ConfigError, HermesError, NotPermitted, Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,
     Journal,
@@ -71,6 +72,8 @@ class Services:
     stored: dict[str, str] = field(default_factory=dict)
     xcoms: dict[str, Any] = field(default_factory=lambda: {NUMBERS_XCOM: [], CONFIG_XCOM: {}})
     renewed: list[str] = field(default_factory=list)
+    may_edit: bool = True
+    may_write_xcoms: bool = True
 
     @property
     def artifacts(self) -> Any:
@@ -93,8 +96,15 @@ class Services:
         assert not self.cleared, "the run has gone on before everything was written"
         self.records[task.task_id, task.map_index, key] = value
 
+    def confirm_edit(self, task: Any) -> None:
+        assert task.task_id.rpartition(".")[2] == PLAN.task_id
+        if not self.may_edit:
+            raise NotPermitted("Airflow refused it (403): Forbidden")
+
     def xcom(self, task: Any, key: str) -> Any:
         assert task == PLAN
+        if not self.may_write_xcoms:
+            raise NotPermitted("Airflow refused it (403): Forbidden")
         return self.xcoms.get(key)
 
     def add_xcom(self, task: Any, key: str, value: Any) -> None:
@@ -399,3 +409,30 @@ def test_a_sweep_of_processes_is_not_continued_where_trials_are_pods(
     with pytest.raises(ConfigError, match="run_in: found process; allowed: pod"):
         found(services).extend(2, BudgetChanges())
     assert (services.cleared, services.records) == ([], before)
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda sweep: sweep.extend(1, BudgetChanges()),
+        lambda sweep: sweep.resume(BudgetChanges(), failed=False),
+    ],
+    ids=["extend", "resume"],
+)
+def test_who_may_not_clear_its_tasks_changes_nothing_of_a_sweep_in_mlflow_neither(
+    go_on: Callable[[EndedSweep], object],
+) -> None:
+    services = ended({0: "success", 1: "skipped"}, {1: "cancelled"})
+    services.may_edit = False
+    before = dict(services.records)
+    with pytest.raises(NotPermitted):
+        go_on(found(services))
+    assert services.records == before
+    assert (services.reopened, services.stored, services.cleared) == ({}, {}, [])
+
+
+def test_who_may_clear_tasks_but_write_no_xcoms_resumes_a_sweep() -> None:
+    services = ended({0: "success", 1: "skipped"}, {1: "cancelled"})
+    services.may_write_xcoms = False
+    assert found(services).resume(BudgetChanges(), failed=False) == (1,)
+    assert services.cleared == [("trial", 1), "report"]

@@ -117,6 +117,15 @@ def test_no_secret_of_a_sweep_is_in_the_dag_that_airflow_stores() -> None:
     assert "digits.trial" in stored
 
 
+def test_only_a_sweep_in_the_dags_file_takes_variables_from_connections() -> None:
+    with DAG("mine") as dag:
+        SweepTaskGroup("digits", sweep_file())
+    of_file: Any = dag.get_task("digits.trial")
+    triggered: Any = sweep_dag("triggered").get_task("trial")
+    assert of_file.partial_kwargs["renders_connections"] is True
+    assert triggered.partial_kwargs["renders_connections"] is False
+
+
 def test_a_bad_sweep_is_refused_when_the_file_is_read_but_not_at_a_tasks_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,7 +20,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.sweep import tasks
-from hermes_ops.airflow.sweep.dag import sweep_asset
+from hermes_ops.airflow.sweep.dag import sweep_asset, sweep_dag
 from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
 from hermes_ops.config import parse
@@ -97,6 +97,27 @@ def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlfl
     given["params"] = sweep_file(name="other")
     assert operator.execute(given) == list(range(8))  # a second try changes nothing
     assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "run_id", "refused"),
+    [
+        ("hermes_sweep", "team:digits-1", True),
+        ("hermes_sweep", "manual__2026-01-01T02:00:00+00:00", False),
+        ("team", "team:digits-1", False),
+    ],
+)
+def test_a_run_of_the_main_dag_that_takes_the_id_of_another_dags_sweep_is_not_planned(
+    mlflow: type[Mlflow], dag_id: str, run_id: str, *, refused: bool
+) -> None:
+    operator: Any = sweep_dag(dag_id).get_task("plan")
+    given = {**context(sweep_file()), "run_id": run_id}
+    if refused:
+        with pytest.raises(AirflowFailException, match="a sweep of the DAG team; allowed"):
+            operator.execute(given)
+    else:
+        operator.execute(given)
+    assert (SWEEP_KEY in given["task_state_store"], bool(mlflow.opened)) == (not refused,) * 2
 
 
 def test_a_plan_that_was_cleared_opens_a_sweep_again_that_had_been_stopped(

@@ -41,7 +41,7 @@ from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.running_segment import watch_segment
 from hermes_ops.airflow.trial.segment_run import MOST_WITHOUT_SPACE, SegmentRun
 from hermes_ops.airflow.trial.trial_task import TrialTask
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, NotAllowed
 from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
@@ -50,6 +50,7 @@ class Operator:
 
     number = 0
     mlflow_conn_id = storage_conn_id = None
+    renders_connections = False
     operator_extra_links: Any = (MlflowRunLink(),)
     run_link = ""
     log = logging.getLogger("task")
@@ -632,8 +633,18 @@ def test_airflow_has_a_trials_process_made_ready_before_it_reads_the_dag(
     assert not TrialFolder.from_sweep(SWEEP, 0).path.exists()
 
 
+def test_a_lease_takes_no_connection_into_a_sweep_that_is_not_in_the_dags_file() -> None:
+    segment_run = visit_of(DictStore())
+    own = {"MINE": "{{ conn.of_another_team.password }}"}
+    segment_run.lease = replace(segment_run.lease, environment=own, templated=("MINE",))
+    with pytest.raises(NotAllowed, match="MINE from connections"):  # nothing renders it
+        task_of(Operator())._render_variables(segment_run, {})
+
+
 def test_a_trial_renders_what_comes_from_a_connection_and_no_record_has_it() -> None:
     class Renders(Operator):
+        renders_connections = True
+
         def render_template(self, text: str, context: dict[str, str]) -> str:
             return context[text]
 

@@ -1,0 +1,21 @@
+"""The interpreter with Horovod that tests run their scripts in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.horovod_env import interpreter
+from bench.measure import NotMeasuredError
+
+
+def horovod_python() -> Path:
+    """Return the interpreter; skip the test, or fail it where Horovod is required, without one."""
+    try:
+        return interpreter()
+    except NotMeasuredError as error:
+        if os.environ.get("HERMES_TEST_HOROVOD") == "required":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
