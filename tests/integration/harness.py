@@ -268,15 +268,20 @@ class Lab:
 
     def __init__(self, stack: Any, folder: Path) -> None:
         self.stack, self.home, self._folder = stack, stack.home, folder
-        user = (stack.home / "secrets" / "admin.password").read_text().strip()
-        self.airflow = httpx.Client(
-            base_url=stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
-        )
-        answer = self.airflow.post("/auth/token", json={"username": "admin", "password": user})
-        self.airflow.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        self.airflow = self.logged_in("admin")
         self.mlflow = httpx.Client(
             base_url=f"{stack.mlflow_url}/api/2.0/mlflow", timeout=60, trust_env=False
         )
+
+    def logged_in(self, user: str) -> httpx.Client:
+        """Airflow's REST interface as that user of the stack reaches it."""
+        password = (self.home / "secrets" / f"{user}.password").read_text().strip()
+        client = httpx.Client(
+            base_url=self.stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
+        )
+        answer = client.post("/auth/token", json={"username": user, "password": password})
+        client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        return client
 
     def close(self) -> None:
         self.airflow.close()
