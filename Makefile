@@ -88,13 +88,14 @@ else
 	$(BIN)/pytest -m "not heavy and not k8s and not horovod" $(PYTEST)
 endif
 
-# Laws over many drawn worlds take twice as long where their lines are counted.
-LAWS := $(addprefix tests/unit/,core/test_guard_bounds.py core/test_quota_bounds.py \
-  policies/test_contract_within_quota.py policies/test_elastic_choices.py policies/test_policy_contract.py)
+# Tests of properties, over many drawn worlds, take more than twice as long where their lines are
+# counted. They are not counted, nor are other tests over many worlds (the mark `law`).
+DRAWN := hypothesis or law
 
 test-unit: setup
-	{ $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" tests/unit $(LAWS:%=--ignore=%) && \
-	  $(BIN)/coverage report --format=total && $(BIN)/pytest $(LAWS); } 2>&1 | sed -u 's/^/unit      /'
+	{ $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s and not ($(DRAWN))" tests/unit && \
+	  $(BIN)/coverage report --format=total && \
+	  $(BIN)/pytest -m "not heavy and not k8s and ($(DRAWN))" tests/unit; } 2>&1 | sed -u 's/^/unit      /'
 
 test-services: setup
 	$(BIN)/pytest -m "not heavy and not k8s and not horovod" --ignore tests/unit --durations=10 2>&1 | \

@@ -20,13 +20,15 @@ from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 
-from hermes_ops.cli.simulation_options import SimulationOptions, contenders, gpus_of
+from hermes_ops.cli.simulation_options import WITHIN, SimulationOptions, contenders, gpus_of
 from hermes_ops.policies import POLICIES
 from hermes_ops.simulator.comparison import Comparison, PolicyResult, compare, workers
 from hermes_ops.simulator.metrics import Metrics
 from hermes_ops.simulator.oracle import OracleBest
+from hermes_ops.simulator.team_results import TeamResult
 
 ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
 KEPT = Path(__file__).parent / "results" / "comparison"
 JOBS = int(os.environ.get("HERMES_COMPARE_JOBS", "0")) or None
 
@@ -61,6 +63,7 @@ class ComparisonCase:
     prior_sweeps: int | None = None
     switch_seconds: float = 0.0
     guards: bool = False
+    teams: str = ""  # a quota file of examples/
 
     @property
     def command(self) -> str:
@@ -68,6 +71,8 @@ class ComparisonCase:
         kind = "trace" if self.file.startswith("traces/") else "curves"
         words = ["hermes compare", f"--{kind} examples/{self.file}"]
         words.append(f"--nodes {self.gpus}" if "x" in self.gpus else f"--gpus {self.gpus}")
+        if self.teams:
+            words.append(f"--teams examples/{self.teams}")
         words.append(f"--policies {','.join(self.policies)}")
         words += [f"--policy-option {option}" for option in self.options]
         if kind == "curves":
@@ -83,7 +88,7 @@ class ComparisonCase:
 
     def known(self) -> ComparisonCase:
         """Return the case without the policies that do not exist (yet)."""
-        there = tuple(p for p in self.policies if p in POLICIES or p == OracleBest.name)
+        there = tuple(p for p in self.policies if _bare(p) in POLICIES or p == OracleBest.name)
         options = tuple(o for o in self.options if o.partition(".")[0] in there)
         return replace(self, policies=there, options=options)
 
@@ -97,7 +102,7 @@ class ComparisonCase:
         options = tuple(o for o in self.options if o.startswith(f"{policy}."))
         alone = replace(self, policies=(policy,), options=options)
         kept = KEPT / f"{sha256(alone.command.encode()).hexdigest()[:16]}.json"
-        program = version(policy, data() / self.file)
+        program = version(_bare(policy), data() / self.file, self._quota_file)
         found = _read(kept, program if reuse is Reuse.SAME else None)
         if found is None and reuse is Reuse.KEPT:
             raise FiguresMissing(alone.command)
@@ -108,6 +113,10 @@ class ComparisonCase:
             print(f"{monotonic() - began_s:7.1f} s  {alone.command}", file=sys.stderr, flush=True)
         return found
 
+    @property
+    def _quota_file(self) -> Path | None:
+        return EXAMPLES / self.teams if self.teams else None
+
     def _computed(self, policy: str) -> Comparison:
         path, trace = data() / self.file, self.file.startswith("traces/")
         asked = SimulationOptions(
@@ -116,12 +125,19 @@ class ComparisonCase:
             good=self.good,
             prior_sweeps=self.prior_sweeps,
             switch_seconds=self.switch_seconds,
+            teams=self._quota_file,
         )
         wide = "x" in self.gpus
         pool = gpus_of(None if wide else int(self.gpus), self.gpus if wide else None)
-        chosen = contenders(policy, self.options, guards=self.guards)
+        quota = None if self._quota_file is None else asked.pool_quota(len(pool)).quota()
+        chosen = contenders(policy, self.options, guards=self.guards, quota=quota)
         several = _workers() if self.seeds > 1 and JOBS != 1 else None
         return compare(asked.task(), pool, chosen, range(self.seeds), jobs=JOBS, pool=several)
+
+
+def _bare(policy: str) -> str:
+    """Return the name in POLICIES of a policy that may decide within a quota."""
+    return policy.removesuffix(WITHIN)
 
 
 @cache
@@ -141,6 +157,7 @@ def _write(path: Path, found: Comparison, command: str, program: str) -> None:
             "seed": r.seed,
             "metrics": asdict(r.metrics),
             "completions_s": r.completions_s[:5],
+            "teams": [asdict(team) for team in r.teams],
         }
         for r in found.results
     ]
@@ -157,7 +174,14 @@ def _read(path: Path, program: str | None) -> Comparison | None:
     if not facts or program not in (None, facts.get("version")):
         return None
     results = tuple(
-        PolicyResult(r["policy"], r["seed"], Metrics(**r["metrics"]), tuple(r["completions_s"]), ())
+        PolicyResult(
+            r["policy"],
+            r["seed"],
+            Metrics(**r["metrics"]),
+            tuple(r["completions_s"]),
+            (),
+            teams=tuple(TeamResult(**team) for team in r.get("teams", ())),
+        )
         for r in facts["results"]
     )
     seeds, policies = tuple(facts["seeds"]), tuple(facts["policies"])
@@ -168,12 +192,12 @@ TABLE = "hermes_ops.policies"  # names every policy: what one imports says more
 
 
 @cache
-def version(policy: str, data: Path) -> str:
+def version(policy: str, data: Path, quota: Path | None = None) -> str:
     """Return a digest of the data and of all modules on which a policy's figures depend.
 
     Comments and layout do not count; a policy that POLICIES has not (a bound) is the simulator's.
     """
-    digest = sha256(data.read_bytes())
+    digest = sha256(data.read_bytes() + (b"" if quota is None else quota.read_bytes()))
     start = [compare.__module__]
     if policy in POLICIES:
         start.append(POLICIES[policy].__module__)

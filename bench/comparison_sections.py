@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from bench.comparison_case import ComparisonCase, Reuse
 from bench.comparison_sizes import sizes
+from bench.comparison_teams import teams
 from bench.search_race import search
 from hermes_ops.simulator.comparison import Comparison, Interval, ratio_interval
 from hermes_ops.simulator.tables import cell, markdown
@@ -373,6 +374,7 @@ def _quoted(line: str) -> str:
 
 SECTIONS: Mapping[str, Callable[[Reuse], str]] = {
     "traces": traces,
+    "teams": teams,
     "three_jobs": three_jobs,
     "limits": limits,
     "best": best,

@@ -32,13 +32,15 @@ class Peer(Protocol):
 class OptunaPeer:
     """A study of Optuna with its TPE, told which trials run (`constant_liar`), and a pruner."""
 
-    def __init__(self, names: Sequence[str], seed: int, pruner: Any) -> None:  # noqa: ANN401
+    def __init__(self, first: Sequence[Config], seed: int, pruner: Any) -> None:  # noqa: ANN401
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler, pruner=pruner, study_name=f"race-{seed}")
-        self._names, self._trials = names, list[Any]()
+        for config in first:
+            self._study.enqueue_trial(dict(config))
+        self._names, self._trials = tuple(first[0]), list[Any]()
 
     def next_trial(self) -> tuple[int, Config]:
         """Ask for a new trial."""
@@ -64,18 +66,19 @@ class OptunaPeer:
 class SyneTunePeer:
     """Syne Tune's ASHA, its variant that stops trials, with one of its searchers."""
 
-    def __init__(self, searcher: str, names: Sequence[str], epochs: int, seed: int) -> None:
+    def __init__(self, searcher: str, first: Sequence[Config], epochs: int, seed: int) -> None:
         from syne_tune.config_space import uniform
         from syne_tune.optimizer.schedulers.asha import AsynchronousSuccessiveHalving
 
         self._scheduler = AsynchronousSuccessiveHalving(
-            {name: uniform(0.0, 1.0) for name in names},
+            {name: uniform(0.0, 1.0) for name in first[0]},
             "loss",
             searcher=searcher,
             time_attr="epoch",
             max_t=epochs,
             reduction_factor=REDUCTION,
             random_seed=seed,
+            searcher_kwargs={"points_to_evaluate": [dict(config) for config in first]},
         )
         self._trials: list[Any] = []
 
@@ -99,7 +102,7 @@ class SyneTunePeer:
         return decision == "CONTINUE"
 
 
-def _optuna(pruner: str, names: Sequence[str], epochs: int, seed: int) -> Peer:
+def _optuna(pruner: str, first: Sequence[Config], epochs: int, seed: int) -> Peer:
     import optuna
 
     if pruner == "hyperband":
@@ -108,10 +111,10 @@ def _optuna(pruner: str, names: Sequence[str], epochs: int, seed: int) -> Peer:
         chosen = optuna.pruners.MedianPruner()
     else:
         chosen = optuna.pruners.NopPruner()
-    return OptunaPeer(names, seed, chosen)
+    return OptunaPeer(first, seed, chosen)
 
 
-PEERS: dict[str, tuple[str, Callable[[Sequence[str], int, int], Peer]]] = {
+PEERS: dict[str, tuple[str, Callable[[Sequence[Config], int, int], Peer]]] = {
     "Optuna TPE": ("optuna", partial(_optuna, "none")),
     "Optuna TPE + Hyperband": ("optuna", partial(_optuna, "hyperband")),
     "Optuna TPE + median": ("optuna", partial(_optuna, "median")),
@@ -132,7 +135,7 @@ def installed() -> tuple[str, ...]:
     return tuple(entrant for entrant in PEERS if release(entrant))
 
 
-def make(entrant: str, names: Sequence[str], epochs: int, seed: int) -> Peer:
-    """Return an entrant; `names`: of the hyper-parameters, each in [0, 1]."""
+def make(entrant: str, first: Sequence[Config], epochs: int, seed: int) -> Peer:
+    """Return an entrant that begins with these configurations, each value in [0, 1]."""
     logging.getLogger("syne_tune").setLevel(logging.ERROR)
-    return PEERS[entrant][1](names, epochs, seed)
+    return PEERS[entrant][1](first, epochs, seed)

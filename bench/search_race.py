@@ -141,10 +141,9 @@ class SearchCluster(VirtualCluster):
 def ours_s(entrant: str, table: SurrogateTable, seed: int) -> float:
     """Return the seconds until a policy and a sampler of ours have shown the target."""
     policy_name, _, search = entrant.partition(" + ")
-    feasible = Feasible(tuple((name, Uniform(0.0, 1.0)) for name in table.names))
-    sampler: Sampler = RandomSampler(feasible, seed)
+    sampler: Sampler = RandomSampler(_space(table), seed)
     if search == "tpe":
-        sampler = TpeSampler(feasible, seed, STARTUP_TRIALS)
+        sampler = TpeSampler(_space(table), seed, STARTUP_TRIALS)
     cluster = SearchCluster(table, sampler)
     policy: Policy[Any] = make_policy(policy_name, {})
     run(
@@ -228,7 +227,13 @@ def race(entrant: str, names: Sequence[str], seeds: int, reuse: Reuse) -> Race:
 def _time_s(entrant: str, table: SurrogateTable, seed: int) -> float:
     if entrant in OURS:
         return ours_s(entrant, table, seed)
-    return peer_s(search_peers.make(entrant, table.names, table.curves.epochs, seed), table)
+    draw = RandomSampler(_space(table), seed)
+    first = [draw.ask(number, ()) for number in range(STARTUP_TRIALS)]
+    return peer_s(search_peers.make(entrant, first, table.curves.epochs, seed), table)
+
+
+def _space(table: SurrogateTable) -> Feasible:
+    return Feasible(tuple((name, Uniform(0.0, 1.0)) for name in table.names))
 
 
 def report(races: Sequence[Race], names: Sequence[str]) -> str:
@@ -267,16 +272,16 @@ trial has shown a loss that one in {BEST_OF} recorded configurations reaches; {r
 
 The same for all: the recorded curves, {GPUS} GPUs, {TRIALS} configurations at most, {SEEDS} seeds,
 one virtual clock on which suggesting, deciding and pausing take no time, and the space: each
-hyper-parameter is a number from 0 to 1, the rank of its value among the recorded ones. A suggestion
+hyper-parameter is a number from 0 to 1, the rank of its value among the recorded ones. The first
+{STARTUP_TRIALS} configurations of a seed are the same, drawn at random. A suggestion
 trains along the curve of the nearest recorded configuration that the sweep has not had yet. A run
 is given up once the GPUs could have trained {TRIALS} usual configurations to the end; it counts
 with that time (`in time`: the share of the others).
 
 Different: ours pause trials and may resume them; Optuna's pruners and Syne Tune's ASHA (its variant
 without pauses) end them and suggest others. Optuna and Syne Tune have their defaults, Optuna's TPE
-with `constant_liar`, Hyperband and ASHA with rungs of 1, 3, 9, ... epochs. Searches other than
-random ones begin with {STARTUP_TRIALS} random configurations. Before it begins, `frontrunner` does
-not know a trial's configuration here.
+with `constant_liar`, Hyperband and ASHA with rungs of 1, 3, 9, ... epochs. Before it begins,
+`frontrunner` does not know a trial's configuration here.
 
 ```sh
 {COMMAND}

@@ -1,4 +1,4 @@
-"""The controller's role in Airflow's PostgreSQL: it reads six tables and re-ranks, no more.
+"""The controller's role in Airflow's PostgreSQL: it reads seven tables and re-ranks, no more.
 
     python -m hermes_ops.airflow.grants give ROLE    # as the owner of Airflow's tables
     python -m hermes_ops.airflow.grants await        # as the role: ends once it may work
@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hermes_ops.airflow.dag_teams import TEAM_TABLES
 from hermes_ops.airflow.metadata import RANKED_COLUMNS, REQUIRED_COLUMNS
 from hermes_ops.errors import HermesError, Unavailable
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
+
+READ_TABLES = tuple(sorted({*REQUIRED_COLUMNS, *TEAM_TABLES}))
 
 WAIT_S = 600.0
 PERIOD_S = 2.0
@@ -28,7 +31,7 @@ PERIOD_S = 2.0
 def statements(role: str) -> tuple[str, ...]:
     """Return the SQL that gives `role` exactly the rights that the controller needs."""
     name = '"' + role.replace('"', '""') + '"'
-    tables = ", ".join(sorted(REQUIRED_COLUMNS))
+    tables = ", ".join(READ_TABLES)
     return (
         f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {name}",
         f"GRANT USAGE ON SCHEMA public TO {name}",
@@ -58,7 +61,7 @@ def is_ready(engine: Engine) -> bool:
     """Return whether the engine's role has all rights that the controller needs."""
     from sqlalchemy import exc, text
 
-    wanted = [("SELECT", table, "") for table in sorted(REQUIRED_COLUMNS)]
+    wanted = [("SELECT", table, "") for table in READ_TABLES]
     wanted += [("UPDATE", "task_instance", column) for column in RANKED_COLUMNS]
     try:
         with engine.connect() as connection:

@@ -272,7 +272,8 @@ def contenders(
     """Return the policies of `--policies`, each with its parameters; ConfigError if one is wrong.
 
     `pairs`: the parameters, as `POLICY.NAME=VALUE`; before them those that are `published`. A
-    policy with +quota at the end of its name decides within `quota`.
+    policy with +quota at the end of its name decides within `quota`; any other that guarantees GPUs
+    to queues by itself guarantees those of `quota`.
     """
     from hermes_ops.simulator.comparison import Contender
 
@@ -291,6 +292,7 @@ def contenders(
             allowed = f"POLICY.NAME=VALUE with one of {', '.join(names)}"
             raise option_error("--policy-option", repr(key), allowed, "name the policy first")
         parameters[policy][name] = value
+    capacities = () if quota is None else quota.capacities
     return tuple(
         Contender(
             name.removesuffix(WITHIN),
@@ -298,6 +300,7 @@ def contenders(
             guards,
             name,
             quota if name.endswith(WITHIN) else None,
+            capacities,
         )
         for name in names
     )

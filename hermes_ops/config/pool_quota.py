@@ -29,6 +29,7 @@ _MOST_NAMES = 10_000
 
 PersonName = Annotated[str, Field(min_length=1, max_length=250, examples=["ann"])]
 TeamName = Annotated[str, Field(min_length=1, max_length=250, examples=["vision"])]
+AirflowTeam = Annotated[str, Field(min_length=1, max_length=50, examples=["vision"])]
 GpuCount = Annotated[int, Field(ge=0, le=_MOST_GPUS, examples=[4])]
 SweepCount = Annotated[int, Field(ge=0, le=1_000_000, examples=[2])]
 GpuHours = Annotated[float, Field(ge=0, le=1e9, examples=[100.0])]
@@ -53,6 +54,8 @@ class TeamSpec(OthersSpec):
     """Its name; jobs of a trace name it in the column vc."""
     users: Annotated[tuple[PersonName, ...], Field(strict=False, max_length=_MOST_NAMES)] = ()
     """The users whose sweeps are the team's."""
+    airflow_team: AirflowTeam | None = None
+    """The team of Airflow, with core.multi_team, whose DAGs' sweeps are the team's."""
 
 
 class UserSpec(Model):
@@ -120,6 +123,16 @@ class PoolQuota(Model):
     def team_of_user(self) -> Mapping[str, str]:
         """The team of each user that a team lists."""
         return {user: team.name for team in self.teams for user in team.users}
+
+    @cached_property
+    def team_of_airflow_team(self) -> Mapping[str, str]:
+        """The team for each of Airflow's teams that is named."""
+        return {team.airflow_team: team.name for team in self.teams if team.airflow_team}
+
+    def team_of(self, user: str, airflow_team: str) -> str:
+        """Return the team of a sweep: that of its DAG in Airflow, else that of its owner."""
+        of_dag = self.team_of_airflow_team.get(airflow_team)
+        return of_dag or self.team_of_user.get(user, "")
 
     def quota(self) -> Quota:
         """Return the quotas as the core has them."""
@@ -228,6 +241,7 @@ def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPat
                 fix = f"remove {user} from one of the teams"
                 yield path, Problem(dotted(path), found, "each user in one team", fix)
             teams.setdefault(user, team.name)
+    yield from _airflow_teams_twice(quota.teams)
     promised = sum(team.guaranteed for team in quota.teams) + quota.others.guaranteed
     if gpus is not None and promised > gpus:
         fix = "guarantee fewer GPUs, or enlarge the pool"
@@ -235,6 +249,18 @@ def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPat
             "teams", f"{promised} guaranteed GPUs", f"at most {gpus}, which the pool has", fix
         )
         yield ("teams",), problem
+
+
+def _airflow_teams_twice(teams: tuple[TeamSpec, ...]) -> Iterator[tuple[KeyPath, Problem]]:
+    owner: dict[str, str] = {}
+    for index, team in enumerate(teams):
+        if team.airflow_team in owner:
+            path: KeyPath = ("teams", index, "airflow_team")
+            found = f"{team.airflow_team!r}, which is {owner[team.airflow_team]}'s already"
+            fix = "remove it from one of the teams"
+            yield path, Problem(dotted(path), found, "each of Airflow's teams once", fix)
+        if team.airflow_team is not None:
+            owner.setdefault(team.airflow_team, team.name)
 
 
 def _class_problems(quota: PoolQuota) -> Iterator[tuple[KeyPath, Problem]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 
 from hermes_ops.core.model import Job, JobId, Snapshot
@@ -34,12 +35,15 @@ class ClassShares:
 NO_CLASSES = ClassShares()
 
 
-def job_priorities(snapshot: Snapshot, quota: Quota) -> dict[JobId, int]:
-    """Return the priority of each job that holds GPUs or waits; none if all have the same one."""
-    priorities, jobs = quota.priorities, (*snapshot.holding, *snapshot.queue)
-    named = {job.priority_class for job in jobs}
+def job_priorities(snapshot: Snapshot, quota: Quota, named: Set[str]) -> dict[JobId, int]:
+    """Return the priority of each job that holds GPUs or waits; none if all have the same one.
+
+    `named` are the classes of all jobs.
+    """
+    priorities = quota.priorities
     if len({priorities.get(name, 0) for name in named}) < 2:
         return {}
+    jobs = chain(snapshot.holding, snapshot.queue)
     return {job.id: priorities.get(job.priority_class, 0) for job in jobs}
 
 
@@ -58,13 +62,9 @@ def class_shares(
     """
     if not priority_of:
         return NO_CLASSES
-    teams: dict[str, dict[int, list[Job]]] = defaultdict(lambda: defaultdict(list))
-    for job in (*snapshot.holding, *snapshot.queue):
-        team = quota.team_of(job.virtual_cluster).name
-        teams[team][priority_of[job.id]].append(job)
     account_of: dict[JobId, Account] = {}
     most_gpus: dict[Account, int] = {}
-    for team, by_priority in teams.items():
+    for team, by_priority in _by_team(snapshot, quota, priority_of).items():
         if len(by_priority) < 2:
             continue
         room = _Room(of_team.get(team, 0), quota.limit_of_user)
@@ -75,6 +75,21 @@ def class_shares(
             most_gpus[account] = max(held, room.left)
             room.fill(jobs, pinned, len(snapshot.gpus))
     return ClassShares(priority_of, account_of, most_gpus)
+
+
+def _by_team(
+    snapshot: Snapshot, quota: Quota, priority_of: Mapping[JobId, int]
+) -> Mapping[str, Mapping[int, list[Job]]]:
+    """Return the jobs that hold GPUs or wait, by their team and their priority."""
+    teams: dict[str, dict[int, list[Job]]] = defaultdict(lambda: defaultdict(list))
+    of_cluster: dict[str, dict[int, list[Job]]] = {}
+    for job in chain(snapshot.holding, snapshot.queue):
+        by_priority = of_cluster.get(job.virtual_cluster)
+        if by_priority is None:
+            by_priority = teams[quota.team_of(job.virtual_cluster).name]
+            of_cluster[job.virtual_cluster] = by_priority
+        by_priority[priority_of[job.id]].append(job)
+    return teams
 
 
 class _Room:
@@ -91,10 +106,10 @@ class _Room:
             if job.id in pinned:
                 self._take(job.user, len(job.gpus_held))
         for job in jobs:
-            size = next(iter(job.sizes_up_to(gpus)), None)
             if self.left <= 0:
                 return
-            if job.id in pinned or size is None or size > self.left:
+            size = job.sizes[0] if job.sizes else job.min_gpus
+            if job.id in pinned or size > min(self.left, gpus):
                 continue
             if self._users[job.user] + size <= self._limits.get(job.user, inf):
                 self._take(job.user, size)

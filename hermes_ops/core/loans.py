@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from hermes_ops.core.model import JobId, Plan, Snapshot
+from hermes_ops.core.model import Grant, JobId, Plan, Snapshot
 from hermes_ops.core.quota import Quota
 
 
@@ -28,11 +28,17 @@ class TeamHolding:
 def borrowing_jobs(snapshot: Snapshot, plan: Plan, quota: Quota) -> frozenset[JobId]:
     """Return the granted jobs that hold borrowed GPUs: beyond their team's guarantee.
 
-    The jobs of a team use its guaranteed GPUs in the order of the plan's grants.
+    The jobs of a team use its guaranteed GPUs in the order of their priority classes, then of the
+    plan's grants.
     """
     quota = quota.scaled(len(snapshot.gpus))
     used, borrowing = Counter[str](), set[JobId]()
-    for grant in plan.grants:
+    priorities, index = quota.priorities, snapshot.index
+
+    def rank(grant: Grant) -> int:
+        return -priorities.get(index[grant.job].priority_class, 0)
+
+    for grant in sorted(plan.grants, key=rank):
         team = quota.team_of(snapshot.index[grant.job].virtual_cluster)
         used[team.name] += len(grant.gpus)
         if used[team.name] > team.guaranteed:

@@ -163,9 +163,9 @@ class Job:
     @property
     def switch_s(self) -> float | None:
         """Seconds that one stop and resume cost, None before anything was measured."""
-        parts = (self.checkpoint_s, self.restore_s, self.startup_s)
-        measured = [p for p in parts if p is not None]
-        return sum(measured) if measured else None
+        if self.checkpoint_s is None and self.restore_s is None and self.startup_s is None:
+            return None
+        return (self.checkpoint_s or 0.0) + (self.restore_s or 0.0) + (self.startup_s or 0.0)
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -280,6 +280,11 @@ class Snapshot:
         return frozenset(free)
 
     @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What wrappers have derived from this snapshot, by the rule: several ask for the same."""
+        return {}
+
+    @cached_property
     def node_of(self) -> Mapping[int, str]:
         """The node of each GPU, by the GPU's index."""
         return {gpu.index: gpu.node for gpu in self.gpus}
@@ -372,7 +377,7 @@ class Grant:
 class LazyReasons(Mapping[JobId, "Reason"]):
     """The reasons of the keys of `ids`, each made on demand: most are never read."""
 
-    def __init__(self, ids: Mapping[JobId, object], explain: Callable[[JobId], Reason]) -> None:
+    def __init__(self, ids: Collection[JobId], explain: Callable[[JobId], Reason]) -> None:
         self._ids, self._explain = ids, explain
 
     def __getitem__(self, job: JobId) -> Reason:
@@ -394,13 +399,55 @@ class LazyReasons(Mapping[JobId, "Reason"]):
         return len(self._ids)
 
 
+class DeferredReasons(Mapping[JobId, "Reason"]):
+    """Reasons that are put together when the first of them is read, if any is."""
+
+    def __init__(self, make: Callable[[], Mapping[JobId, Reason]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[JobId, Reason]:
+        return self._make()
+
+    def __getitem__(self, job: JobId) -> Reason:
+        return self._made[job]
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._made
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+class JobIds(Collection[JobId]):
+    """The ids of two collections, each once, in their order.
+
+    They are put together when they are listed: of thousands of reasons few are asked for.
+    """
+
+    def __init__(self, first: Collection[JobId], second: Collection[JobId]) -> None:
+        self._first, self._second = first, second
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._second or job in self._first
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(dict.fromkeys(chain(self._first, self._second)))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys(chain(self._first, self._second)))
+
+
 def overlay(base: Mapping[JobId, Reason], over: Mapping[JobId, Reason]) -> Mapping[JobId, Reason]:
     """Return `base` with the entries of `over` in their place, nothing evaluated."""
 
     def reason(job: JobId) -> Reason:
         return over[job] if job in over else base[job]
 
-    return LazyReasons(dict.fromkeys(chain(base, over)), reason)
+    return LazyReasons(JobIds(base, over), reason)
 
 
 @dataclass(frozen=True, slots=True)

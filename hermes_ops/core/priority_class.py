@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 
 from hermes_ops.core.model import Job, JobId, Reason, Snapshot
 
 DEFAULT_CLASS, NIGHTLY_CLASS = "normal", "nightly"
+_CLASS = attrgetter("priority_class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,24 @@ def _remedy(own: list[str]) -> str:
     return "ask an administrator of the quota for a class"
 
 
+def named_classes(snapshot: Snapshot) -> set[str]:
+    """Return the names of the classes of the jobs that hold GPUs or wait; empty: the default."""
+    return set(map(_CLASS, chain(snapshot.holding, snapshot.queue)))
+
+
 def refused_jobs(
-    snapshot: Snapshot, classes: Mapping[str, PriorityClass]
+    snapshot: Snapshot, classes: Mapping[str, PriorityClass], named: Set[str]
 ) -> Iterator[tuple[JobId, Reason]]:
-    """Yield the jobs whose user may not use their class, each with the reason."""
+    """Yield the jobs whose user may not use their class, each with the reason.
+
+    `named` are the classes of all jobs.
+    """
+    is_open = all(each.teams is None and each.users is None for each in classes.values())
+    if is_open and classes.keys() >= named - {""}:
+        return
     refusals: dict[tuple[str, str, str], ClassRefusal | None] = {}
-    is_open = all(each.allows("", "") for each in classes.values())
-    for job in (*snapshot.holding, *snapshot.queue):
-        name = job.priority_class
-        if is_open and (not name or name in classes):
-            continue
-        key = name or DEFAULT_CLASS, job.user, job.virtual_cluster
+    for job in chain(snapshot.holding, snapshot.queue):
+        key = job.priority_class or DEFAULT_CLASS, job.user, job.virtual_cluster
         if key not in refusals:
             refusals[key] = class_refusal(classes, *key)
         if (refusal := refusals[key]) is not None:

@@ -132,6 +132,11 @@ class Quota:
         """Whether a team or a user may hold a limited number of GPUs alone."""
         return bool(self.user_limits) or any(team.borrow is not None for team in self.everyone)
 
+    @property
+    def capacities(self) -> tuple[tuple[str, float], ...]:
+        """The GPUs that are guaranteed to each team, above 0: next to nothing in place of none."""
+        return tuple((team.name, max(float(team.guaranteed), 1e-3)) for team in self.teams)
+
     def team_of(self, virtual_cluster: str) -> TeamQuota:
         """Return the team of that name; `others` for an unknown one."""
         return self.by_name.get(virtual_cluster, self.others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 
 from hermes_ops.core.class_shares import NO_CLASSES, Account, ClassShares
@@ -28,6 +29,18 @@ class QuotaSurplus:
         return bool(self.jobs or self.most_gpus)
 
 
+class _TeamNames(dict[str, str]):
+    """The name of the team of each virtual cluster, looked up once."""
+
+    def __init__(self, quota: Quota) -> None:
+        super().__init__()
+        self._quota = quota
+
+    def __missing__(self, virtual_cluster: str) -> str:
+        name = self[virtual_cluster] = self._quota.team_of(virtual_cluster).name
+        return name
+
+
 class QuotaLimits:
     """The GPUs that teams and users may hold; those of teams grow as idle GPUs are lent.
 
@@ -46,6 +59,7 @@ class QuotaLimits:
         self.of_team: dict[Account, float] = dict(classes.most_gpus)
         self.of_team.update(shares)
         self.of_job: dict[JobId, int] = {}  # the GPUs of jobs that would take too many
+        self._names = _TeamNames(quota)
 
     def team(self, job: Job) -> TeamQuota:
         """Return the job's team."""
@@ -55,7 +69,7 @@ class QuotaLimits:
         """Return what the job's GPUs count for."""
         accounts = self.classes.account_of
         account = accounts.get(job.id) if accounts else None
-        return self.team(job).name if account is None else account
+        return self._names[job.virtual_cluster] if account is None else account
 
     def of_user(self, job: Job) -> float:
         """Return the GPUs that its user may hold, as far as this job is concerned."""
@@ -104,7 +118,7 @@ class QuotaLimits:
         held = HeldGpus()
         surplus = QuotaSurplus(set(), {})
         for job, grant in _by_claim(snapshot, plan, pinned, self.classes.priority_of):
-            team, of_user = self.team(job).name, self.of_user(job)
+            team, of_user = self._names[job.virtual_cluster], self.of_user(job)
             account = self.account(job) if self.classes.account_of else team
             of_team = self.of_team.get(team, 0)
             if account is not team:
@@ -128,18 +142,24 @@ class QuotaLimits:
         That order is the grants, then the ranking. Before them are jobs that need `AHEAD` times
         their team's share, each within its user's limit. None of a team with fewer.
         """
-        ahead, counted = set[JobId](), HeldGpus()
+        ahead, counted, names = set[JobId](), HeldGpus(), self._names
         of_team = {name: AHEAD * share for name, share in self.of_team.items()}
-        for job_id in (*(grant.job for grant in first.grants), *first.ranking):
-            job = snapshot.index[job_id]
-            team = self.account(job)
-            has_room = counted.users[job.user] + job.min_gpus <= self.of_user(job)
-            if has_room and counted.teams[team] < of_team.get(team, 0):
+        of_teams, of_users, jobs = counted.teams, counted.users, snapshot.index
+        account_of = self.classes.account_of
+        for job_id in chain([grant.job for grant in first.grants], first.ranking):
+            job = jobs[job_id]
+            team = self.account(job) if account_of else names[job.virtual_cluster]
+            if of_teams[team] >= of_team.get(team, 0):
+                continue
+            if of_users[job.user] + job.min_gpus <= self.of_user(job):
                 counted.add(team, job.user, job.min_gpus)
                 ahead.add(job_id)
-        enough = {name for name, most in of_team.items() if counted.teams[name] >= most}
+        enough = {name for name, most in of_team.items() if of_teams[name] >= most}
         return {
-            job.id for job in snapshot.queue if job.id not in ahead and self.account(job) in enough
+            job.id
+            for job in snapshot.queue
+            if (self.account(job) if account_of else names[job.virtual_cluster]) in enough
+            and job.id not in ahead
         }
 
     def full(
@@ -153,30 +173,41 @@ class QuotaLimits:
 
         Pinned jobs are never among them.
         """
-        held, teams, users = HeldGpus(), set[Account](), set[str]()
+        held, teams, users = HeldGpus(), set[str](), set[str]()
         for grant in plan.grants:
             job = seen.index[grant.job]
             if grant.job in surplus:
-                teams.add(self.account(job))
+                teams.add(self.team(job).name)
                 users.add(job.user)
             else:
-                held.add(self.account(job), job.user, amount_of(grant))
+                held.add(self.team(job).name, job.user, amount_of(grant), self.account(job))
         limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
-        rooms = {team: self.of_team.get(team, 0) - held.teams[team] for team in teams}
         user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
         full = set(self.blocked)
         of_cluster: dict[Account, float] = {}
         accounts = self.classes.account_of
-        for job in (*seen.holding, *seen.queue):
+        for job in chain(seen.holding, seen.queue):
             key = accounts.get(job.id, job.virtual_cluster) if accounts else job.virtual_cluster
             room = of_cluster.get(key)
             if room is None:
-                room = of_cluster[key] = rooms.get(self.account(job), inf)
-            if job.user in user_rooms:
+                is_full = self.team(job).name in teams
+                room = of_cluster[key] = self._room(job, held) if is_full else inf
+            if user_rooms and job.user in user_rooms:
                 room = min(room, user_rooms[job.user])
             if (SHARE_EPS if is_shared else job.min_gpus) > room:
                 full.add(job.id)
         return full.difference((grant.job for grant in plan.grants), pinned)
+
+    def _room(self, job: Job, held: HeldGpus) -> float:
+        """Return what is left for the job under the limit of its account.
+
+        Nothing is where the team has nothing left. What a team has left may be less than a gang
+        needs which goes first once jobs of lower priorities have gone: it is not full for that.
+        """
+        team, account = self.team(job).name, self.account(job)
+        if self.of_team.get(team, 0) <= held.teams[team]:
+            return 0
+        return self.of_team.get(account, 0) - held.teams[account]
 
     def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
         """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.
@@ -272,13 +303,12 @@ def _by_claim(
 
     With priorities, those of a higher one come before both that keep their GPUs and that do not.
     """
-    order = sorted(
-        plan.grants,
-        key=lambda grant: (
-            grant.job not in pinned,
-            snapshot.held.get(grant.job) != grant.gpus,
-        ),
-    )
+    held, jobs = snapshot.held, snapshot.index
+    lines: tuple[list[Grant], ...] = ([], [], [], [])
+    for grant in plan.grants:
+        keeps_gpus = held.get(grant.job) == grant.gpus
+        lines[2 * (grant.job not in pinned) + (not keeps_gpus)].append(grant)
+    order = list(chain(*lines))
     if priority_of:
         order.sort(key=lambda grant: (grant.job not in pinned, -priority_of.get(grant.job, 0)))
-    return ((snapshot.index[grant.job], grant) for grant in order)
+    return ((jobs[grant.job], grant) for grant in order)

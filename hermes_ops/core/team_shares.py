@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 
 from hermes_ops.core.decayed_use import DecayedUse
@@ -15,6 +15,10 @@ from hermes_ops.core.quota import Quota, TeamQuota
 STAY = 1.2
 """How many times as much, for its factor, a team may borrow as another before its jobs that hold
 lent GPUs leave them; at most half of what such a job holds."""
+
+
+_Want = tuple[int, bool, int]
+"""GPUs that a job wants: its priority, the highest least; whether it waits; how many."""
 
 
 @dataclass(slots=True)
@@ -69,20 +73,14 @@ class _Demand:
         """The priority of the job that lacks them; 0 where all jobs have the same one."""
         return self.priorities[self.next] if self.next < len(self.priorities) else 0
 
-    def order(self, priority_of: Mapping[JobId, int], jobs: Sequence[Job], gpus: int) -> None:
-        """Put what jobs want into the order of their priorities; those that hold GPUs first."""
-        parts: list[tuple[int, bool, int]] = []
-        growth: list[tuple[int, int]] = []
-        for job in jobs:
-            each, priority = _Demand(self.quota), priority_of[job.id]
-            each.want(job, gpus)
-            parts += [(-priority, not each.held, size) for size in each.sizes]
-            growth += [(-priority, size) for size in each.growth]
-        parts.sort(key=itemgetter(0, 1))
+    def order(self, wanted: list[_Want], growth: list[_Want]) -> None:
+        """Take what jobs want in the order of their priorities; who holds GPUs comes first."""
+        wanted.sort(key=itemgetter(0, 1))
         growth.sort(key=itemgetter(0))
-        self.sizes, self.growth = [size for *_, size in parts], [size for _, size in growth]
+        parts = (*wanted, *growth)
+        self.sizes, self.growth = [size for *_, size in parts], []
         self.holding = [not waits for _, waits, _ in parts]
-        self.priorities = [-rank for rank, *_ in (*parts, *growth)]
+        self.priorities = [-rank for rank, *_ in parts]
 
     def next_need(self) -> int | None:
         """Cover jobs with the spare GPUs; return what the next one lacks, None without any."""
@@ -138,8 +136,8 @@ def team_shares(
 def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dict[str, _Demand]:
     demands: dict[str, _Demand] = {}
     of_cluster: dict[str, _Demand] = {}
-    gpus = len(snapshot.gpus)
-    for job in (*snapshot.holding, *snapshot.queue):
+    gpus, holding = len(snapshot.gpus), len(snapshot.holding)
+    for place, job in enumerate(chain(snapshot.holding, snapshot.queue)):
         demand = of_cluster.get(job.virtual_cluster)
         if demand is None:
             team = quota.team_of(job.virtual_cluster)
@@ -149,7 +147,7 @@ def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dic
             demand.pinned += len(job.gpus_held)
         elif job.min_gpus == job.max_gpus <= gpus:
             demand.sizes.append(job.min_gpus)
-            demand.held += job.holds_gpus
+            demand.held += place < holding
         else:
             demand.want(job, gpus)
     for demand in demands.values():
@@ -165,13 +163,26 @@ def _order(
     priority_of: Mapping[JobId, int],
 ) -> None:
     """Put what each team wants into the order of its jobs' priorities."""
-    jobs: dict[str, list[Job]] = {name: [] for name in demands}
+    gpus = len(snapshot.gpus)
+    wanted: dict[str, tuple[list[_Want], list[_Want]]] = {name: ([], []) for name in demands}
+    of_cluster: dict[str, tuple[list[_Want], list[_Want]]] = {}
     for job in (*snapshot.holding, *snapshot.queue):
-        if job.id not in pinned:
-            jobs[quota.team_of(job.virtual_cluster).name].append(job)
+        if job.id in pinned:
+            continue
+        lists = of_cluster.get(job.virtual_cluster)
+        if lists is None:
+            lists = wanted[quota.team_of(job.virtual_cluster).name]
+            of_cluster[job.virtual_cluster] = lists
+        rank, waits = -priority_of[job.id], not job.holds_gpus
+        if job.min_gpus == job.max_gpus <= gpus:
+            lists[0].append((rank, waits, job.min_gpus))
+            continue
+        parts = _Demand(quota.others)
+        parts.want(job, gpus)
+        lists[0].extend((rank, waits, size) for size in parts.sizes)
+        lists[1].extend((rank, True, size) for size in parts.growth)
     for name, demand in demands.items():
-        demand.order(priority_of, jobs[name], len(snapshot.gpus))
-        demand.sizes += demand.growth
+        demand.order(*wanted[name])
 
 
 def _lend(

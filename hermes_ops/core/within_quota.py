@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from math import inf
 from typing import Generic, TypeVar
 
@@ -25,7 +26,7 @@ from hermes_ops.core.model import (
     Term,
     overlay,
 )
-from hermes_ops.core.priority_class import refused_jobs
+from hermes_ops.core.priority_class import named_classes, refused_jobs
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.quota_limits import HeldGpus, QuotaLimits, amount_of
 from hermes_ops.core.reclaim_notice import Notices, ReclaimNotice
@@ -114,9 +115,14 @@ class WithinQuota(Generic[M]):
         budgets = quota.budget_of_user
         time = memory.time.advance(snapshot, budgets) if budgets else memory.time
         blocked = blocked_jobs(snapshot, budgets, time)
-        blocked.update(refused_jobs(snapshot, quota.class_by_name))
+        named = named_classes(snapshot)
+        blocked.update(refused_jobs(snapshot, quota.class_by_name, named))
         pinned = self._pinned(snapshot)
-        limits = _limits(snapshot, quota, use, pinned, blocked)
+        able = _QuotaView(snapshot, shows_hidden=False).without(blocked.keys() - pinned)
+        priority_of = job_priorities(able, quota, named)
+        shares = team_shares(able, quota, use, pinned, priority_of)
+        classes = class_shares(able, quota, priority_of, shares, pinned)
+        limits = QuotaLimits(quota, shares, blocked, classes)
         notice = ReclaimNotice(quota.reclaim_notice_s)
         notices = notice.wanted(snapshot, quota, memory.notices, limits.of_team)
         leaving = {job for job, _ in notices}
@@ -188,21 +194,6 @@ class WithinQuota(Generic[M]):
         return _ranked(snapshot, plan, first, hidden), after, hidden
 
 
-def _limits(
-    snapshot: Snapshot,
-    quota: Quota,
-    use: DecayedUse,
-    pinned: Collection[JobId],
-    blocked: Mapping[JobId, Reason],
-) -> QuotaLimits:
-    """Return what teams, priorities and users may hold; blocked jobs want nothing."""
-    able = _QuotaView(snapshot, shows_hidden=False).without(blocked.keys() - pinned)
-    priorities = job_priorities(able, quota)
-    shares = team_shares(able, quota, use, pinned, priorities)
-    classes = class_shares(able, quota, priorities, shares, pinned)
-    return QuotaLimits(quota, shares, blocked, classes)
-
-
 @dataclass(frozen=True, slots=True)
 class _QuotaView:
     """What the policy sees of the snapshot.
@@ -267,8 +258,9 @@ def _ranked(snapshot: Snapshot, plan: Plan, first: Plan, hidden: Collection[JobI
     """Return the plan with the hidden waiting jobs last, in the order of the first plan."""
     if not hidden:
         return plan
-    order = (*(grant.job for grant in first.grants), *first.ranking)
-    waiting = (job for job in order if job in hidden and not snapshot.index[job].holds_gpus)
+    order = chain([grant.job for grant in first.grants], first.ranking)
+    holding = {job.id for job in snapshot.holding}
+    waiting = [job for job in order if job in hidden and job not in holding]
     return replace(plan, ranking=(*plan.ranking, *dict.fromkeys(waiting)))
 
 
@@ -317,19 +309,19 @@ class _Why:
     def reasons(self, hidden: Collection[JobId]) -> Mapping[JobId, Reason]:
         """Return the reasons of the hidden jobs, each made on demand."""
         takers = {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
-        owed, held = self._owed_teams(), HeldGpus()
+        owed, held = {team.name: team for team in self._owed_teams()}, HeldGpus()
         for grant in self.plan.grants:
             job = self.snapshot.index[grant.job]
             held.add(self.limits.team(job).name, job.user, amount_of(grant))
         explain = partial(self._reason, takers=takers, owed=owed, of_users=held.users)
-        return LazyReasons(dict.fromkeys(hidden), explain)
+        return LazyReasons(hidden, explain)
 
     def _reason(
         self,
         job_id: JobId,
         *,
         takers: Mapping[int, JobId],
-        owed: Sequence[TeamQuota],
+        owed: Mapping[str, TeamQuota],
         of_users: Mapping[str, float],
     ) -> Reason:
         if job_id in self.limits.blocked:
@@ -350,7 +342,7 @@ class _Why:
         if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
             return Reason(f"{_verb(job)}: {now}", terms, would_change=change)
-        if other in owed:
+        if other.name in owed:
             text = f"preempted because {_name(other)} wants its guaranteed GPUs back"
             change = f"{_name(other)} leaving its guaranteed GPUs idle"
         else:
@@ -379,17 +371,18 @@ class _Why:
         return Reason(text, would_change=change)
 
     def _preemptor(
-        self, team: TeamQuota, taker: JobId | None, owed: Sequence[TeamQuota]
+        self, team: TeamQuota, taker: JobId | None, owed: Mapping[str, TeamQuota]
     ) -> TeamQuota | None:
         """Return the team for which a job of `team` is stopped: the one that takes its GPUs.
 
         Where those go to a team that is not owed any, the first that is; None: no other team.
         """
         taking = None if taker is None else self.limits.team(self.snapshot.index[taker])
-        reclaiming = [other for other in owed if other.name != team.name]
-        if taking in reclaiming or not reclaiming:
-            return None if taking is None or taking.name == team.name else taking
-        return reclaiming[0]
+        if taking is not None and taking.name == team.name:
+            taking = None
+        if taking is not None and taking.name in owed:
+            return taking
+        return next((owing for owing in owed.values() if owing.name != team.name), taking)
 
     def _owed_teams(self) -> list[TeamQuota]:
         """Return the teams that hold less than their jobs may have of the guaranteed GPUs."""

@@ -44,6 +44,7 @@ class Contender:
 
     The guards' own options (`guard_k` ...) are among the parameters, and errors without guards.
     `label` is its name in tables, in place of the policy's. It decides within `quota`, if given.
+    `capacities` are the GPUs of each queue for a policy that guarantees them by itself.
     """
 
     policy: str
@@ -51,6 +52,7 @@ class Contender:
     guards: bool = False
     label: str = ""
     quota: Quota | None = None
+    capacities: tuple[tuple[str, float], ...] = ()
 
     @property
     def name(self) -> str:
@@ -71,6 +73,8 @@ class Contender:
         lengths_s = ((work.alone_s, work.gpus) for work in draw.workload.jobs)
         sizes_gpu_s = tuple(alone_s * gpus for alone_s, gpus in lengths_s if alone_s is not None)
         knowledge = {"oracle": future, "prior": draw.prior, "sizes_gpu_s": sizes_gpu_s}
+        if self.capacities:
+            knowledge["capacities"] = self.capacities
         options = dict(self.parameters)
         guards = GuardOptions.parse(options if self.guards else {})
         own = without_guards(options) if self.guards else options

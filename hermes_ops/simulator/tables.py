@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from hermes_ops.simulator.comparison import Comparison, Interval
+from hermes_ops.simulator.comparison import Comparison, Interval, PolicyResult
 from hermes_ops.simulator.metrics import Metrics, fairness
 from hermes_ops.simulator.team_results import jain_index
 from hermes_ops.simulator.workload import SimulationRun
@@ -90,7 +90,8 @@ def _teams(comparison: Comparison) -> dict[str, object]:
 def team_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header, and a row a team: its mean waiting in seconds under each policy.
 
-    Below them Jain's index over the teams' mean finish-time fairness; no rows without teams.
+    Below them Jain's index over the teams' mean finish-time fairness, the fairness of all jobs, and
+    the utilisation; no rows without teams.
     """
     every = [comparison.results_of(policy)[0].teams for policy in comparison.policies]
     header = ("team", "jobs", *(f"{policy}: waiting, s" for policy in comparison.policies))
@@ -103,13 +104,25 @@ def team_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, 
         for same in zip(*every, strict=True)
     ]
     if rows:
-        indices = [
-            jain_index([r.fairness_mean for r in results if r.fairness_mean is not None])
-            for results in every
-        ]
-        cells = ("–" if index is None else number(index) for index in indices)
-        rows.append(("Jain's index of fairness", "", *cells))
+        rows += _fairness_rows([comparison.results_of(policy)[0] for policy in comparison.policies])
     return header, rows
+
+
+def _fairness_rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
+    """Return the rows on how fairly and how fully each policy used the GPUs."""
+    figures: dict[str, list[float | None]] = {
+        "Jain's index of fairness": [
+            jain_index([t.fairness_mean for t in r.teams if t.fairness_mean is not None])
+            for r in results
+        ],
+        "fairness, median": [r.metrics.fairness_median for r in results],
+        "fairness, p99": [r.metrics.fairness_p99 for r in results],
+        "utilisation": [r.metrics.utilisation for r in results],
+    }
+    return [
+        (name, "", *("–" if value is None else number(value) for value in values))
+        for name, values in figures.items()
+    ]
 
 
 def _by_number(comparison: Comparison) -> Mapping[str, Mapping[str, float | None]]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,13 +18,21 @@ import pytest
 
 from bench.measure import NotMeasuredError
 from bench.postgres import PostgresServer, server
+from hermes_ops.stack import processes
+from hermes_ops.stack.preflight import free_port
 
 HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 360
 DOWN_TIMEOUT_S = 120
 # Airflow's scheduler looks for work ten times a second under `hermes up`, which costs a fifth of a
-# core for as long as a stack runs. Tests wait for events, not for the shortest hand-over.
-CALM = '[airflow.scheduler]\nscheduler_idle_sleep_time = "0.5"\n'
+# core for as long as a stack runs. Tests wait for events, not for the shortest hand-over. A file of
+# DAGs is read again each half a minute, and at once when it has changed: here only then.
+CALM = """\
+[airflow.scheduler]
+scheduler_idle_sleep_time = "0.5"
+[airflow.dag_processor]
+min_file_process_interval = "3600"
+"""
 
 PEOPLE = '[people]\nvera = "viewer"\numa = "user"\nulf = "user"\nolga = "op"\n'
 TESTS = Path(__file__).parent
@@ -106,6 +114,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     finally:
         stopped = shared.down()
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert processes.members(shared.home) == []
 
 
 @pytest.fixture(scope="session")
@@ -153,3 +162,47 @@ def postgres() -> Iterator[PostgresServer]:
                 pytest.fail(f"{error} (.ci/run installs them)")
             pytest.skip(str(error))
         yield running
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Two ports that were free when the stack was first started."""
+
+    airflow: int = field(default_factory=free_port)
+    mlflow: int = field(default_factory=free_port)
+
+
+@dataclass(frozen=True)
+class CrashedStack:
+    """A stack on PostgreSQL, with fixed ports and MLflow's log-in, that tests kill in turn."""
+
+    stack: Stack
+    options: tuple[str, ...]
+    ports: Ports
+
+    def up(self) -> None:
+        """Start what does not run."""
+        started = self.stack.up(*self.options)
+        assert started.returncode == 0, started.stderr
+
+
+@pytest.fixture(scope="session")
+def crashed(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> Iterator[CrashedStack]:
+    """A stack on PostgreSQL that several tests kill; it may not run when one of them begins."""
+    stack, ports = Stack(tmp_path_factory.mktemp("crashed")), Ports()
+    stack.home.joinpath("hermes.toml").write_text(f"hang_timeout_s = 90\n{CALM}")
+    options = ["--airflow-port", str(ports.airflow), "--mlflow-port", str(ports.mlflow)]
+    for option, name in (("--airflow-db", "both_airflow"), ("--mlflow-db", "both_mlflow")):
+        options += [option, postgres.url(name)]
+    yield CrashedStack(stack, (*options, "--mlflow-auth"), ports)
+    stack.down()
+
+
+@pytest.fixture
+def killed(crashed: CrashedStack) -> CrashedStack:
+    """The same stack, started if the test before has left it down."""
+    if crashed.stack.hermes("status").returncode != 0:
+        crashed.up()
+    return crashed

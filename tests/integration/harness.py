@@ -311,12 +311,7 @@ class Lab:
 
     def connect(self) -> None:
         """Connect to the stack; again where it has been started again, on other ports."""
-        user = (self.home / "secrets" / "admin.password").read_text().strip()
-        self.airflow = httpx.Client(
-            base_url=self.stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
-        )
-        answer = self.airflow.post("/auth/token", json={"username": "admin", "password": user})
-        self.airflow.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        self.airflow = self.logged_in("admin")
         environment = self.stack.environment  # with a log-in if MLflow asks for one
         names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         login = tuple(environment[name] for name in names if name in environment)
@@ -326,6 +321,16 @@ class Lab:
             trust_env=False,
             auth=login or None,
         )
+
+    def logged_in(self, user: str) -> httpx.Client:
+        """Airflow's REST interface as that user of the stack reaches it."""
+        password = (self.home / "secrets" / f"{user}.password").read_text().strip()
+        client = httpx.Client(
+            base_url=self.stack.airflow_url, timeout=60, trust_env=False, transport=Patient()
+        )
+        answer = client.post("/auth/token", json={"username": user, "password": password})
+        client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        return client
 
     def close(self) -> None:
         self.airflow.close()

@@ -201,9 +201,10 @@ def airflow(
     store = ["--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--workers", "1"]
     server = [installed / "mlflow", "server", "--port", str(mlflow_port), *store]
     services = [("airflow", s) for s in ("api-server", "scheduler", "dag-processor", "triggerer")]
+    without_jobs = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight processes less
     with contextlib.ExitStack() as stack:
         artifacts = ["--artifacts-destination", home / "artifacts"]
-        stack.enter_context(child([*server, *artifacts], kept))
+        stack.enter_context(child([*server, *artifacts], {**kept, **without_jobs}))
         running = [stack.enter_context(found.child(*service)) for service in services]
         harness.await_(lambda: answers(f"{url}/api/v2/version"), START_S)
         harness.await_(lambda: answers(f"{mlflow}/health"), START_S)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import CALM
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "package"
 SWEEP = {
@@ -51,6 +53,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A stack in whose environment the package is installed."""
     place = tmp_path_factory.mktemp("stack") / "home"
+    place.mkdir()
+    (place / "hermes.toml").write_text(CALM)
     ports = ("--airflow-port", "0", "--mlflow-port", "0")
     up = _hermes(site, "up", "--home", place, "--slots", "1", *ports)
     assert up.returncode == 0, up.stderr

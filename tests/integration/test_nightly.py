@@ -14,6 +14,9 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
+DAGS = Path(__file__).parent / "dags"
+
+
 def runs(dag: str) -> str:
     return f"/api/v2/dags/{dag}/dagRuns"
 
@@ -65,19 +68,24 @@ def test_a_broken_file_is_an_import_error_that_names_it_and_takes_no_other_down(
     (files / "broken.json").write_text(json.dumps({**good, "colour": "red"}))
 
     def errors() -> Any:
+        (DAGS / "nightly_check.py").touch()  # read again by the DAG processor, as it has changed
         found = lab.airflow.get("/api/v2/importErrors").json()["import_errors"]
         return [e["stack_trace"] for e in found if e["filename"] == "nightly_check.py"]
 
-    (error,) = harness.await_(errors, timeout_s=120.0)
+    (error,) = harness.await_(errors, timeout_s=120.0, period_s=1.0)
     assert "colour" in error
     assert "broken.json" in error
+
+    def is_there(dag: str) -> bool:
+        (DAGS / "nightly.py").touch()
+        return bool(lab.airflow.get(f"/api/v2/dags/{dag}").status_code == 200)
+
     for dag in ("nightly_good", "nightly_skip", "nightly_replace", "nightly_example"):
-        path = f"/api/v2/dags/{dag}"
-        harness.await_(lambda path=path: lab.airflow.get(path).status_code == 200)
+        harness.await_(lambda dag=dag: is_there(dag), period_s=1.0)
     assert lab.airflow.get("/api/v2/dags/nightly_example").json()["is_paused"]
     assert lab.airflow.get("/api/v2/dags/nightly_broken").status_code == 404
     (files / "broken.json").unlink()
-    harness.await_(lambda: not errors(), timeout_s=120.0)
+    harness.await_(lambda: not errors(), timeout_s=120.0, period_s=1.0)
 
 
 def test_a_night_begins_with_the_best_of_the_last_one_and_reports_it(

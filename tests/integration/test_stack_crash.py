@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,7 @@ import psutil
 import pytest
 
 from hermes_ops.stack import processes
-from hermes_ops.stack.preflight import free_port
-from tests.integration.conftest import CALM
+from tests.integration.conftest import CrashedStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -52,50 +49,6 @@ def _kill_everything(home: Path) -> None:
     for process in killed:
         process.kill()
     psutil.wait_procs(killed, timeout=10)
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Two ports that were free when the stack was first started."""
-
-    airflow: int = field(default_factory=free_port)
-    mlflow: int = field(default_factory=free_port)
-
-
-@dataclass(frozen=True)
-class CrashedStack:
-    """A stack on PostgreSQL, with fixed ports and MLflow's log-in, that tests kill in turn."""
-
-    stack: Any
-    options: tuple[str, ...]
-    ports: Ports
-
-    def up(self) -> None:
-        """Start what does not run."""
-        started = self.stack.up(*self.options)
-        assert started.returncode == 0, started.stderr
-
-
-@pytest.fixture(scope="module")
-def crashed(
-    tmp_path_factory: pytest.TempPathFactory, stack_at: Callable[[Path], Any], postgres: Any
-) -> Iterator[CrashedStack]:
-    """A stack for all tests of this module that kill one; it may not run when a test begins."""
-    stack, ports = stack_at(tmp_path_factory.mktemp("crashed")), Ports()
-    stack.home.joinpath("hermes.toml").write_text(f"hang_timeout_s = 90\n{CALM}")
-    options = ["--airflow-port", str(ports.airflow), "--mlflow-port", str(ports.mlflow)]
-    for option, name in (("--airflow-db", "both_airflow"), ("--mlflow-db", "both_mlflow")):
-        options += [option, postgres.url(name)]
-    yield CrashedStack(stack, (*options, "--mlflow-auth"), ports)
-    stack.down()
-
-
-@pytest.fixture
-def killed(crashed: CrashedStack) -> CrashedStack:
-    """The same stack, started if the test before has left it down."""
-    if crashed.stack.hermes("status").returncode != 0:
-        crashed.up()
-    return crashed
 
 
 def test_both_services_run_on_postgresql(killed: CrashedStack) -> None:
@@ -164,14 +117,22 @@ def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
     assert not before & after
 
 
-def test_after_a_sigkill_of_everything_up_needs_no_cleaning(killed: CrashedStack) -> None:
+def test_after_a_sigkill_of_everything_up_needs_no_cleaning_and_sigint_stops_it_in_the_foreground(
+    killed: CrashedStack,
+) -> None:
     stack = killed.stack
     _kill_everything(stack.home)
     (stack.home / "drain").touch()
-    killed.up()
-    assert not (stack.home / "drain").exists()
-    assert stack.hermes("status").returncode == 0
-    assert stack.down().returncode == 0
+    command = [str(HERMES), "up", "--foreground", "--home", str(stack.home), "--slots", "2"]
+    with subprocess.Popen([*command, *killed.options], stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        assert any("Ctrl-C" in line for line in up.stdout)
+        assert not (stack.home / "drain").exists()
+        assert stack.hermes("status").returncode == 0
+        up.send_signal(signal.SIGINT)
+        rest = up.stdout.read()
+    assert up.returncode == 0
+    assert "no process is left" in rest
     assert processes.members(stack.home) == []
 
 
@@ -186,19 +147,6 @@ def test_a_start_that_is_interrupted_leaves_no_process(
     starting.send_signal(number)
     starting.communicate(timeout=100)
     assert starting.returncode == 130
-    assert processes.members(own_stack.home) == []
-
-
-def test_foreground_stops_everything_on_sigint(own_stack: Any) -> None:
-    command = [str(HERMES), "up", "--foreground", "--home", str(own_stack.home), "--slots", "1"]
-    command += ["--airflow-port", "0", "--mlflow-port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as staying:
-        assert staying.stdout is not None
-        assert any("Ctrl-C" in line for line in staying.stdout)
-        staying.send_signal(signal.SIGINT)
-        rest = staying.stdout.read()
-    assert staying.returncode == 0
-    assert "no process is left" in rest
     assert processes.members(own_stack.home) == []
 
 

@@ -59,19 +59,6 @@ def test_fifo_runs_the_trials_in_order_without_preemption(lab: Any, harness: Any
     assert lab.hermes("policy").stdout.startswith("frontrunner")
 
 
-def test_under_themis_a_small_sweep_takes_turns_with_a_large_one(lab: Any, harness: Any) -> None:
-    """One slot, leases of 4 s: by its trials alone the small sweep would wait for all others."""
-    with lab.pool(1), lab.policy("themis", lease_s=4, guard_k=0):
-        large = lab.start(harness.stub("large", harness.alike(4), 20, 0.2))
-        small = lab.start(harness.stub("small", harness.alike(1), 5, 0.2))
-        small.await_end()
-        large.await_end()
-    assert set(small.states().values()) == set(large.states().values()) == {"finished"}
-    assert max(large.segments(n)[-1]["end_s"] for n in range(4)) > small.segments(0)[-1]["end_s"]
-    reasons = [d["reason"] for d in large.decisions() + small.decisions()]
-    assert any("times its time on its share of the GPUs" in reason for reason in reasons)
-
-
 @pytest.fixture(scope="module")
 def rivals(lab: Any, harness: Any) -> Any:
     """Two sweeps for two slots, the second three times as heavy, until their time is over.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -25,10 +24,7 @@ TEAMS = {
 @pytest.fixture(scope="module")
 def as_owner(lab: Any) -> Any:
     """Airflow's REST interface as the second user reaches it."""
-    password = (lab.home / "secrets" / "hermes-controller.password").read_text().strip()
-    client = httpx.Client(base_url=lab.stack.airflow_url, timeout=60, trust_env=False)
-    answer = client.post("/auth/token", json={"username": OWNER, "password": password})
-    client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+    client = lab.logged_in(OWNER)
     yield client
     client.close()
 

@@ -108,12 +108,16 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return whole
 
 
-@pytest.mark.parametrize("at", ["TERM:0:1:3", "KILL:0:3:2", "TERM:0:3:7"])
+NEW_PROCESS = "TERM:0:1:3"
+
+
+@pytest.mark.parametrize("at", [NEW_PROCESS, "KILL:0:3:2", "TERM:0:3:7"])
 def test_a_stopped_and_resumed_trial_has_the_same_curve(
     tmp_path: Path, interpreter: Interpreter, whole_run: Whole, at: str
 ) -> None:
     whole = whole_run(interpreter, scripts.ONE)
-    run = Run(tmp_path, "run", interpreter.plain, scripts.ONE)
+    started = interpreter.plain if at == NEW_PROCESS else interpreter
+    run = Run(tmp_path, "run", started, scripts.ONE)
     code = run.segment(at)
     assert code == 75 if at.startswith("TERM") else code not in (0, 75), run.output
     assert run.segment() == 0, run.output

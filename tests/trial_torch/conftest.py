@@ -55,9 +55,10 @@ class TorchTrial:
         self.segments += 1
         own = ["--dir", str(self.folder), "--epoch", str(self.segments), "--objective", "val_loss"]
         own += ["--workers", str(workers)] if workers > 1 else ["--torchrun"]
+        inherited = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         return subprocess.Popen(
             [sys.executable, "-m", "hermes_ops.trial", *own, *options, "--", PYTHON, *command],
-            env={**os.environ, **self.device.variables, **variables},
+            env={**inherited, **self.device.variables, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

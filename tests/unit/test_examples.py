@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from hermes_ops.config import load_file
+from hermes_ops.config.pool_quota import load_quota
+from hermes_ops.simulator.traces import read_trace
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "examples").glob("*/*.yaml"))
@@ -39,3 +42,16 @@ def test_the_script_of_an_example_takes_every_argument_that_its_sweep_passes(pat
     assert options <= options_of(path.parent / Path(script).name)
     trained = max(words.index(o) for o in ("--epochs", "--rounds") if o in words)
     assert words[trained + 1] == str(config.budget.max_epochs)
+
+
+def test_the_teams_of_the_public_trace_are_guaranteed_gpus_by_the_gpu_time_of_their_jobs() -> None:
+    quota = load_quota(ROOT / "examples" / "philly_teams.yaml", 400)
+    guaranteed = {team.name: team.guaranteed for team in quota.teams}
+    asked_gpu_s: dict[str, float] = defaultdict(float)
+    for work in read_trace(ROOT / "examples" / "traces" / "philly_82k.csv.gz").jobs:
+        asked_gpu_s[work.virtual_cluster] += work.gpus * work.seconds
+    assert sum(guaranteed.values()) == 400
+    assert guaranteed.keys() == asked_gpu_s.keys()
+    for team, gpus in guaranteed.items():
+        by_size = 385 * asked_gpu_s[team] / sum(asked_gpu_s.values())
+        assert gpus - 1 == pytest.approx(by_size, abs=1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hermes_ops.airflow.control.sweep_state import owner
+from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.metadata import Metadata, RunRow
 from hermes_ops.airflow.records import SegmentRecord, SweepRecord, decode
 from hermes_ops.config.pool_quota import PoolQuota
@@ -35,11 +36,18 @@ def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> P
     since_s = max(0.0, now_s - HALF_LIVES * half_life_s)
     if core.limits_gpu_time:
         since_s = min(since_s, month_start_s(now_s))
+    airflow_team_of = dag_teams(metadata.engine) if quota.team_of_airflow_team else {}
     with metadata.single_connection():
         sweeps = metadata.sweeps_since(since_s, MOST_SWEEPS)
-        spans = [span for past in sweeps for span in _spans(metadata, past.run, pool, now_s)]
-    team_of = quota.team_of_user
-    by_team = ((team_of.get(user, ""), start, end, gpus) for user, start, end, gpus in spans)
+        of_runs = [
+            (past.run.dag_id, list(_spans(metadata, past.run, pool, now_s))) for past in sweeps
+        ]
+    spans = [span for _, found in of_runs for span in found]
+    by_team = (
+        (quota.team_of(user, airflow_team_of.get(dag, "")), start, end, gpus)
+        for dag, found in of_runs
+        for user, start, end, gpus in found
+    )
     return PastUse(
         DecayedUse.from_spans(by_team, half_life_s, now_s),
         GpuTime.from_spans((span for span in spans if span[0] in budgets), now_s),

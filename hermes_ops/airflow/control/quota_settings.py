@@ -16,6 +16,7 @@ from typing import Any
 
 from hermes_ops.airflow.control.past_use import PastUse
 from hermes_ops.airflow.control.policy_settings import read_object
+from hermes_ops.airflow.dag_teams import is_multi_team
 from hermes_ops.airflow.folders import home
 from hermes_ops.config.pool_quota import PoolQuota, parse_quota, refuse_class
 from hermes_ops.core.decayed_use import DecayedUse
@@ -33,6 +34,11 @@ from hermes_ops.trial.files import write_json
 log = logging.getLogger("hermes.controller")
 
 _RESTORE = "Set it again with `hermes pool quota FILE`, or remove it with --remove."
+
+_NO_TEAMS = (
+    "The pool's quota names teams of Airflow, which has none: their `airflow_team` does not count. "
+    "Set `core.multi_team`, or list the users of the teams."
+)
 
 _LATEST_S = 1e11  # in the year 5138: a later time is none
 
@@ -160,6 +166,11 @@ class QuotaInForce:
         """The team of each user that a team lists; empty without a quota."""
         return {} if self.settings is None else self.settings.quota.team_of_user
 
+    @property
+    def team_of_airflow_team(self) -> Mapping[str, str]:
+        """The team for each of Airflow's teams that the quota names; empty without a quota."""
+        return {} if self.settings is None else self.settings.quota.team_of_airflow_team
+
     def _adopt(self, settings: QuotaSettings | None) -> None:
         self.settings, self._scaled_to, self.notices = settings, None, ()
         if settings is None:
@@ -172,6 +183,8 @@ class QuotaInForce:
         self.time = GpuTime(is_known=self._reading is None)
         self._add_past_use()
         teams = ", ".join(f"{team.name} {team.guaranteed}" for team in self.quota.teams)
+        if settings.quota.team_of_airflow_team and not is_multi_team():
+            log.warning("%s", _NO_TEAMS)
         by = f", set by {settings.by}" if settings.by else ""
         log.info("The pool's quota guarantees GPUs to these teams: %s%s", teams or "none", by)
 

@@ -22,6 +22,7 @@ from hermes_ops.airflow.control.jobs import (
     on_one_node,
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.machines import Machines
@@ -386,22 +387,39 @@ class RunningSweeps:
     specs: dict[str, SweepSpec] = field(default_factory=dict)
     unreadable: dict[str, RunRow] = field(default_factory=dict)
     _teams: Mapping[str, str] = field(default_factory=dict)
+    _teams_of_airflow: Mapping[str, str] = field(default_factory=dict)
+    _airflow_team_of: Mapping[str, str] = field(default_factory=dict)  # by DAG
     _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def assign_teams(self, teams: Mapping[str, str]) -> None:
-        """Put each sweep into the team of its owner: `teams` by user, none for other users."""
-        self._teams = teams
+    def assign_teams(self, teams: Mapping[str, str], of_airflow: Mapping[str, str] = _NONE) -> None:
+        """Put each sweep into its team: that of its DAG, else that of its owner, else none.
+
+        `teams` by user, and `of_airflow` by Airflow's team of the DAG.
+        """
+        self._teams, self._teams_of_airflow = teams, of_airflow
+        self._put_into_teams()
+
+    def _put_into_teams(self) -> None:
         for sweep_id, spec in self.specs.items():
             self.specs[sweep_id] = self._in_team(spec)
 
     def _in_team(self, spec: SweepSpec) -> SweepSpec:
-        return spec.in_team(self._teams.get(spec.facts.user, ""))
+        of_dag = self._teams_of_airflow.get(self._airflow_team_of.get(spec.run.dag_id, ""))
+        return spec.in_team(of_dag or self._teams.get(spec.facts.user, ""))
+
+    def _read_airflow_teams(self, metadata: Metadata) -> None:
+        """Read which DAG is of which of Airflow's teams, where the quota names some."""
+        found = dag_teams(metadata.engine) if self._teams_of_airflow else _NONE
+        if found != self._airflow_team_of:
+            self._airflow_team_of = found
+            self._put_into_teams()
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
         """Bring `specs` up to date; return those that run no more."""
         # The main DAG's come first: an id that two runs have is that of the other DAG's sweep.
         ordered = sorted(metadata.sweeps(), key=lambda run: run.dag_id != MAIN_DAG)
         runs = {run.sweep_id: run for run in ordered}
+        self._read_airflow_teams(metadata)
         unreadable: dict[str, RunRow] = {}
         for sweep_id, run in runs.items():
             spec = self.specs.get(sweep_id)

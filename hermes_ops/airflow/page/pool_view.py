@@ -141,7 +141,7 @@ class PageSources:
         quota = self._quotas.setdefault(pool, QuotaInForce(QuotaSettings.file(pool)))
         with suppress(HermesError):  # a malformed quota: the controller reports it
             if quota.refresh():
-                running.assign_teams(quota.team_of_user)
+                running.assign_teams(quota.team_of_user, quota.team_of_airflow_team)
         running.refresh(self.metadata)
         sweep_states = {s: SweepState.fetch(p, self.metadata, {}) for s, p in running.specs.items()}
         specs = running.specs.values()

@@ -36,6 +36,8 @@ from hermes_ops.policies.toolbox.fill import fill
 from hermes_ops.policies.toolbox.parameter_checks import one_of, positive
 from hermes_ops.policies.toolbox.sweep_queues import searches, serve
 
+__all__ = ["Themis", "ThemisMemory", "predicted_left_s"]
+
 FORMS = ("auto", "offers", "fluid", "simple", "filter")
 APPS = ("sweep", "user")
 SLACK = 1e-6  # of a lease: times of the driver's clock are rounded

@@ -120,6 +120,10 @@ class MultilevelQueues:
         attained = self.attained_gpu_s(job) + SLACK_GPU_S
         return bisect_right(self.limits, attained)
 
+    def _first_level_of(self, job: Job) -> int:
+        """Return the same of a job that has not been promoted."""
+        return bisect_right(self.limits, job.attained_gpu_s(self.snapshot.time_s) + SLACK_GPU_S)
+
     def _in_order(self, crossings: list[Crossing]) -> list[Crossing]:
         index = self.snapshot.index
         if self._in_time:
@@ -128,15 +132,23 @@ class MultilevelQueues:
 
     def _leave(self, gone: list[Crossing]) -> None:
         """Put jobs that lost their GPUs first in their queue; drop those that ended."""
-        for _, level, job_id in reversed(gone):
-            job = self.snapshot.index.get(job_id)
-            ended = job is None or job.phase is Phase.ENDED
-            if ended:
-                self._drop(level, job_id)
+        of_level: dict[int, list[JobId]] = {}
+        for _, level, job_id in gone:
+            of_level.setdefault(level, []).append(job_id)
+        for level, job_ids in of_level.items():
+            ended = {job_id for job_id in job_ids if self._has_ended(job_id)}
+            runs = set(self.runs[level])
+            stopped = [job_id for job_id in job_ids if job_id in runs and job_id not in ended]
+            out = ended.union(stopped)
+            self.runs[level] = tuple([job for job in self.runs[level] if job not in out])
+            waits = [job for job in self.waits[level] if job not in out]
+            self.waits[level] = (*stopped, *waits)
+            for job_id in ended:
                 self.clocks.pop(job_id, None)
-            elif job_id in self.runs[level]:
-                self._drop(level, job_id)
-                self.waits[level] = (job_id, *self.waits[level])
+
+    def _has_ended(self, job_id: JobId) -> bool:
+        job = self.snapshot.index.get(job_id)
+        return job is None or job.phase is Phase.ENDED
 
     def _drop(self, level: int, job: JobId) -> None:
         """Remove the job from the queue."""
@@ -175,8 +187,9 @@ class MultilevelQueues:
             queues[:] = [tuple(job for job in queue if job in ids) for queue in queues]
         queued = set(chain(*self.runs, *self.waits))
         added: list[list[JobId]] = [[] for _ in self.waits]
-        for job in by_submission(job for job in alive if job.id not in queued):
-            added[self.level_of(job)].append(job.id)
+        level_of = self.level_of if self.clocks else self._first_level_of
+        for job in by_submission([job for job in alive if job.id not in queued]):
+            added[level_of(job)].append(job.id)
         self.waits = [queue + tuple(more) for queue, more in zip(self.waits, added, strict=True)]
         self.clocks = {job: clock for job, clock in self.clocks.items() if job in ids}
         self._newest_s = max((job.submitted_s for job in alive), default=self._newest_s)

@@ -3,12 +3,12 @@ from __future__ import annotations
 from hermes_ops.airflow import grants
 
 
-def test_the_role_may_read_six_tables_and_update_two_columns() -> None:
+def test_the_role_may_read_seven_tables_and_update_two_columns() -> None:
     said = grants.statements("hermes")
     assert [s for s in said if s.startswith("GRANT")] == [
         'GRANT USAGE ON SCHEMA public TO "hermes"',
-        "GRANT SELECT ON dag, dag_run, slot_pool, task_instance, task_instance_note, "
-        'task_state_store TO "hermes"',
+        "GRANT SELECT ON dag, dag_bundle_team, dag_run, slot_pool, task_instance, "
+        'task_instance_note, task_state_store TO "hermes"',
         'GRANT UPDATE (priority_weight, pool_slots, queue) ON task_instance TO "hermes"',
     ]
 

@@ -37,6 +37,12 @@ def test_a_quota_file_becomes_the_quota_of_the_core(tmp_path: Path) -> None:
     assert read.team_of_user == {"ann": "vision", "bob": "vision"}
 
 
+def test_a_team_of_airflow_counts_before_the_owner_of_a_sweep(tmp_path: Path) -> None:
+    read = load(tmp_path, "teams: [{name: a, airflow_team: x}, {name: b, users: [ann]}]")
+    assert [read.team_of("ann", team) for team in ("x", "y", "")] == ["a", "b", "b"]
+    assert read.team_of("bob", "y") == ""
+
+
 @pytest.mark.parametrize(
     ("text", "where", "words"),
     [
@@ -49,6 +55,11 @@ def test_a_quota_file_becomes_the_quota_of_the_core(tmp_path: Path) -> None:
         ("team: []", "team", "did you mean teams?"),
         ("teams: [{name: a}, {name: a}]", "teams[1].name", "each name once"),
         ("teams: [{name: a, users: [x]}, {name: b, users: [x]}]", "teams[1].users[0]", "in 'a'"),
+        (
+            "teams: [{name: a, airflow_team: x}, {name: b, airflow_team: x}]",
+            "teams[1].airflow_team",
+            "each of Airflow's teams once",
+        ),
         ("teams: [{name: a, guaranteed: 17}]", "teams", "at most 16, which the pool has"),
         ("teams: []\nusers: [{name: x, gpus: 1.5}]", "quota.yaml:2 users[0].gpus", "whole number"),
         ("teams: []\nusers: [{name: x, sweeps: -1}]", "users[0].sweeps", "0 or more"),

@@ -24,6 +24,8 @@ from tests.unit.core.virtual_cluster import (
     play,
 )
 
+pytestmark = pytest.mark.law
+
 K, QUANTA = 3.0, 2
 
 

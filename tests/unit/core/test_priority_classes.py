@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Job, JobId, Phase, Plan
+from hermes_ops.core.loans import borrowing_jobs
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan
 from hermes_ops.core.plan import check
 from hermes_ops.core.priority_class import BUILT_IN_CLASSES, PriorityClass, class_refusal
 from hermes_ops.core.quota import Quota, TeamQuota
@@ -209,3 +210,10 @@ def test_a_plan_within_classes_is_possible_in_any_world(name: str, data: st.Data
     snapshot = data.draw(snapshots(name))
     plan, _ = within.decide(snapshot, within.initial())
     check(snapshot, plan)
+
+
+def test_the_lower_class_of_a_team_is_the_one_that_borrows() -> None:
+    jobs = of("a", 0, "nightly", gpu=0), of("a", 1, "interactive", gpu=1)
+    plan = Plan((Grant(JobId("a/0"), (0,)), Grant(JobId("a/1"), (1,))))
+    quota = Quota((TeamQuota("a", 1),))
+    assert borrowing_jobs(world(*jobs, gpus=2), plan, quota) == {"a/0"}

@@ -19,6 +19,8 @@ from hermes_ops.policies import make_policy
 from tests.unit.core.contrary import Contrary
 from tests.unit.core.virtual_cluster import LOOK_EACH_S, SWITCH_S, Trial, VirtualCluster, play
 
+pytestmark = pytest.mark.law
+
 K = 3.0
 BOUND_S = (K + 1) * SWITCH_S + 2 * LOOK_EACH_S
 """The longest quantum; the cluster looks once for the stop, and once for the start."""

@@ -14,6 +14,8 @@ from hermes_ops.policies import compares_trials
 from hermes_ops.testing.policy_contract import assert_sound
 from hermes_ops.testing.worlds import QUOTA, built
 
+pytestmark = pytest.mark.law
+
 NAMES = ("pollux", "ones", "saxena", "elastic-frontrunner", "asha", "hyperband")
 LIMITED = replace(QUOTA, user_budgets=(UserBudget("ann", sweeps=1), UserBudget("bob", None, 0.0)))
 

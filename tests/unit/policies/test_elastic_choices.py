@@ -16,6 +16,8 @@ from hermes_ops.policies.elastic_frontrunner.kinds import Progress, learn_kinds
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from tests.builders import curve
 
+pytestmark = pytest.mark.law
+
 NOW_S = 1_000.0
 RANGES = (None, BatchRange(32, 4096, 16, 256), BatchRange(64, 512))
 MEASURED = (StepTime(1, 1.0, 1, 64, 0.9), StepTime(4, 1.4, 1, 64, 0.9), StepTime(8, 1.9, 2, 64))

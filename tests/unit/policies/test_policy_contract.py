@@ -20,6 +20,8 @@ from hermes_ops.policies import (
 )
 from hermes_ops.testing import PolicyContract
 
+pytestmark = pytest.mark.law
+
 each_name = pytest.mark.parametrize("name", POLICIES)
 
 

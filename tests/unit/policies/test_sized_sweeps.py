@@ -97,6 +97,7 @@ def test_a_trial_within_its_slice_keeps_a_gpu_although_others_have_more_chance()
     assert sizes(decide(slow, *others))["s/9"] == 1
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("gpus", ["1", "3"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_with_one_size_trials_run_exactly_as_under_frontrunner(gpus: str, seed: int) -> None:

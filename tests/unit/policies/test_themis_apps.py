@@ -24,7 +24,8 @@ LAST_S, NEXT_S = 119.0, 121.0  # before and after the end of the first lease
 
 def of_sweep(name: str, *losses: float, **facts: Any) -> Job:
     """Return a trial with a configuration, submitted at 0, of 10 steps of 2 s."""
-    return trial(name, *losses, **({"configuration": RATE, "total_steps": 10} | facts))
+    defaults: dict[str, Any] = {"configuration": RATE, "total_steps": 10}
+    return trial(name, *losses, **(defaults | facts))
 
 
 def many(sweep: str, number: int, **facts: Any) -> list[Job]:
@@ -58,8 +59,8 @@ def test_trials_that_ended_early_shorten_what_is_expected_of_the_others() -> Non
         for n, steps in enumerate((2, 4))
     ]
     left = predicted_seconds([*ended, of_sweep("a/8"), of_sweep("a/9", 1, 1, 1)], 0.0, 60.0)
-    assert left["a/8"] == pytest.approx(2 * (2 + 4 + 10) / 3)
-    assert left["a/9"] == pytest.approx(2 * (1 + 7) / 2)
+    assert left[JobId("a/8")] == pytest.approx(2 * (2 + 4 + 10) / 3)
+    assert left[JobId("a/9")] == pytest.approx(2 * (1 + 7) / 2)
 
 
 @given(st.lists(st.integers(0, 12), max_size=9), st.integers(0, 10))

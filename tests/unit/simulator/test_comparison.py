@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.cli.simulation_options import contenders
 from hermes_ops.core.guards import guarded
 from hermes_ops.core.model import JobId, PastTrial, Point
+from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import POLICIES
 from hermes_ops.policies.fifo import Fifo
 from hermes_ops.policies.hermes import Hermes
+from hermes_ops.policies.yarn_cs import YarnCs
 from hermes_ops.simulator import comparison as module
 from hermes_ops.simulator.comparison import (
     Comparison,
@@ -36,6 +39,7 @@ from hermes_ops.simulator.workload_source import (
     TraceSource,
 )
 
+QUOTA = Quota((TeamQuota("a", 3), TeamQuota("b")))
 FIFO, ASHA, BOUND = Contender("fifo"), Contender("asha"), Contender("oracle-best")
 
 
@@ -228,3 +232,13 @@ def test_numbers_read_well() -> None:
     assert cell(None) == "–"
     assert cell(Interval(2.0, 2.0, 2.0)) == "2.00"
     assert cell(Interval(2.0, 1.0, 3.0)) == "2.00 (1.00–3.00)"
+
+
+def test_yarn_cs_guarantees_its_queues_what_the_quota_guarantees_to_teams() -> None:
+    capacities = (("a", 3.0), ("b", 0.001))
+    (bare,) = contenders("yarn-cs", None, guards=False, quota=QUOTA)
+    assert bare.make(DrawnWorkload(Workload("w", ()))) == YarnCs(capacities=capacities)
+    (own,) = contenders("yarn-cs", ['yarn-cs.capacities={"a": 1}'], guards=False, quota=QUOTA)
+    assert own.make(DrawnWorkload(Workload("w", ()))) == YarnCs(capacities=(("a", 1.0),))
+    (without,) = contenders("yarn-cs", None, guards=False)
+    assert without.make(DrawnWorkload(Workload("w", ()))) == YarnCs()

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench import comparison, comparison_case
+from bench import comparison, comparison_case, comparison_teams
 from bench.comparison_case import ComparisonCase, FiguresMissing, Reuse, version
 from bench.comparison_sections import _off, _quoted, pooled, three_jobs
 from bench.comparison_sizes import ElasticCase
+from bench.comparison_teams import PHILLY, teams
 from hermes_ops.core.model import Gpu
 from hermes_ops.simulator.comparison import Comparison, Contender, compare
 from hermes_ops.simulator.workload_source import WorkloadSource
@@ -186,3 +187,29 @@ def test_figures_of_elastic_jobs_are_kept_by_their_command_and_are_missing_befor
     file.write_text(file.read_text().replace('"mean": 31', '"mean": 99'))
     assert case.document(Reuse.SAME)["policies"]["fifo"]["makespan_seconds"]["mean"] > 99_000
     assert case.document(Reuse.KEPT) == case.document(Reuse.SAME)
+
+
+def test_the_table_of_teams_has_the_waiting_and_the_fairness_of_each_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs: within quotas the short job takes that of its team back from a long one."""
+    (tmp_path / "traces").mkdir()
+    header = "job_id,submit_time_s,num_gpus,duration_s,vc\n"
+    rows = "a,0,1,100,ee9e8c\nb,0,1,100,ee9e8c\nc,1,1,10,7f04ca\n"
+    (tmp_path / "traces" / "two.csv").write_text(header + rows)
+    monkeypatch.setenv("HERMES_DATA", str(tmp_path))
+    policies = ("fifo", "yarn-cs", "fifo+quota", "2d-las+quota")
+    small = replace(PHILLY, file="traces/two.csv", gpus="170", policies=policies)
+    (tmp_path / "teams.yaml").write_text(
+        "teams: [{name: ee9e8c, guaranteed: 1}, {name: 7f04ca, guaranteed: 1}]"
+    )
+    monkeypatch.setattr(comparison_case, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(comparison_teams, "PHILLY", replace(small, gpus="2", teams="teams.yaml"))
+    text = teams(Reuse.SAME)
+    assert (
+        "hermes compare --trace examples/traces/two.csv --gpus 2 --teams examples/teams.yaml "
+        "--policies fifo,yarn-cs,fifo+quota,2d-las+quota"
+    ) in text
+    assert "| ee9e8c | 2 | 0 | 0 | 5.00 | 5.00 |" in text
+    assert "| 7f04ca | 1 | 99.00 | 99.00 | 0 | 0 |" in text
+    assert teams(Reuse.KEPT) == text

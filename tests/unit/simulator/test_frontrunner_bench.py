@@ -12,6 +12,7 @@ from bench import frontrunner as bench
 from bench.curve_tasks import KNOWN, folder, split
 from bench.frontrunner import Setting, Store, Variant, interval_of_mean, ratio, time_to_best_s
 from bench.frontrunner_chances import ABLATIONS, depths_of, nats, random_states, random_walk
+from bench.frontrunner_ranks import trials_ahead
 from hermes_ops.core.model import Gpu, Phase
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import make_policy
@@ -132,6 +133,15 @@ def test_each_step_of_a_random_walk_trains_one_trial_and_the_best_never_ends() -
 
 def test_depths_are_those_at_which_the_policy_judges() -> None:
     assert depths_of(51) == judging_depths([job(1, Phase.PENDING, total_steps=51)])
+
+
+def test_nobody_is_ahead_of_the_best_trial_at_the_end() -> None:
+    curves = bench.dataset(TASK)
+    depths = depths_of(curves.epochs)
+    ahead = trials_ahead(curves, depths, 5)
+    assert ahead.shape == (5, len(depths))
+    assert not ahead[:, -1].any()
+    assert ahead[:, 0].any()
 
 
 def test_no_chance_is_scored_on_what_has_not_been_seen() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_ops.trial.ports import ReservedPort, reserve_ports
-from tests.unit.trial.test_group_trial import GroupTrial, says, wait_for
+from tests.unit.trial.test_group_trial import STEPS, GroupTrial, last_steps, says, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -97,6 +97,18 @@ def test_a_stop_of_any_node_preempts_the_trial_on_all(trial: GangTrial, told: li
         nodes[number].send_signal(signal.SIGTERM)
     assert trial.end(*nodes) == [75, 0]
     assert trial.result["outcome"] == "preempted"
+
+
+@pytest.mark.parametrize("told", [0, 1], ids=["first", "other"])
+def test_workers_on_all_nodes_get_sigterm_after_the_same_step(trial: GangTrial, told: int) -> None:
+    trial.write(STEPS)
+    nodes = trial.nodes()
+    says(nodes[0], b"epoch=20")
+    nodes[told].send_signal(signal.SIGTERM)
+    assert trial.end(*nodes) == [75, 0]
+    assert trial.result["outcome"] == "preempted"
+    assert len(last_steps(trial)) == 3
+    assert len(set(last_steps(trial))) == 1
 
 
 def test_a_worker_that_fails_on_another_node_is_named_with_its_last_lines(

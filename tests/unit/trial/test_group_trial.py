@@ -46,6 +46,28 @@ def mark(name):
 barrier()
 """
 
+STEPS = """
+import signal, types
+from hermes_ops.trial.group import TrialRank
+from hermes_ops.trial.optimizer_steps import CountedSteps
+sys.modules["torch.distributed"] = types.SimpleNamespace(
+    is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: size)
+class Optimizer: param_groups = ()
+steps, optimizer = CountedSteps(TrialRank.from_environment(os.environ)), Optimizer()
+made, told = 0, []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+while not told:
+    barrier()
+    made += 1
+    if rank == 0:
+        print(f"epoch={made} loss=1", flush=True)
+    steps.count(optimizer)
+if rank == 0:
+    open(os.path.join(os.environ["HERMES_CHECKPOINT_DIR"], "state"), "w").close()
+mark(f"left-{rank}-after-{made}")
+sys.exit(75)
+"""
+
 
 class GroupTrial(SupervisedTrial):
     """Runs hermes-trial with workers of one script, which meet before its own lines."""
@@ -236,6 +258,22 @@ def test_workers_that_make_steps_are_asked_and_not_told_before_half_of_the_grace
     assert process.wait(60) == 75
     assert output == b"told, asked: True\n"
     assert "told" not in trial.log(1), "it has left by itself"
+
+
+def last_steps(trial: GroupTrial) -> list[str]:
+    """Return after which step each rank has left."""
+    return [path.name.split("-after-")[1] for path in (trial.folder / "group").glob("left-*")]
+
+
+def test_all_workers_get_sigterm_after_the_same_step(trial: GroupTrial) -> None:
+    trial.write(STEPS)
+    process = trial.start(workers=3)
+    says(process, b"epoch=20")
+    process.terminate()
+    assert process.wait(60) == 75
+    assert trial.result["outcome"] == "preempted"
+    assert len(last_steps(trial)) == 3
+    assert len(set(last_steps(trial))) == 1
 
 
 def test_a_worker_that_makes_no_steps_has_all_told_at_once(trial: GroupTrial) -> None:

@@ -1,0 +1,45 @@
+"""Airflow's own teams (`core.multi_team`): which team each DAG belongs to, by its bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hermes_ops.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+
+TEAM_TABLES = ("dag_bundle_team",)
+"""What is read here beside the tables of `metadata`."""
+
+
+def is_multi_team() -> bool:
+    """Return whether this Airflow is configured to have teams."""
+    from airflow.configuration import conf
+
+    return bool(conf.getboolean("core", "multi_team", fallback=False))
+
+
+def dag_teams(engine: Engine) -> Mapping[str, str]:
+    """Return Airflow's team of each DAG that has one; none where Airflow has no teams.
+
+    A DAG has the team of its bundle, at most one: as `DagModel.get_team_name`, for all DAGs in one
+    query. Raise Unavailable while the database does not answer, or does not allow to read it.
+    """
+    if not is_multi_team():
+        return {}
+    from airflow.models.dag import DagModel
+    from airflow.models.team import dag_bundle_team_association_table as bundle_team
+    from sqlalchemy import exc, select
+
+    dag = DagModel.__table__.c
+    query = select(dag.dag_id, bundle_team.c.team_name).join(
+        bundle_team, bundle_team.c.dag_bundle_name == dag.bundle_name
+    )
+    try:
+        with engine.connect() as connection:
+            return {dag_id: team for dag_id, team in connection.execute(query)}
+    except (exc.OperationalError, exc.ProgrammingError) as error:
+        raise Unavailable(f"Airflow's teams of DAGs cannot be read: {error}") from error
