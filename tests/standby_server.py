@@ -92,8 +92,12 @@ class Taught:
         self.script.write_text(f"import {imports}\nprint('loss=1')\n")
         command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(self.place / "teacher")]
         command += ["--epoch", "1", *self.options, "--", python, str(self.script)]
-        subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
-        server.await_ready()
+        try:
+            subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
+            server.await_ready()
+        except BaseException:  # nobody else knows of the server yet
+            server.close()
+            raise
         return server
 
 
