@@ -59,7 +59,7 @@ def main():
         optimizer.load_state_dict(state["optimizer"])
         order.set_state(state["order"].cpu())
         torch.set_rng_state(state["random"].cpu())
-        torch.cuda.set_rng_state_all([random.cpu() for random in state["random_gpu"]])
+        torch.cuda.set_rng_state_all([random.cpu() for random in state.get("random_gpu", [])])
         epoch = state["epoch"]
     while epoch < arguments.epochs:
         model.train()

@@ -1,7 +1,7 @@
 """Train a small network on handwritten digits with DistributedDataParallel, on any number of GPUs.
 
 An ordinary script for `torchrun --nproc-per-node 2 train.py`. The batch size is that of all
-processes together, so the curve is the same on any number of them. Rank 0 writes a checkpoint
+processes together, so the curve hardly depends on their number. Rank 0 writes a checkpoint
 after each epoch, and all do what SIGTERM asks for: they leave after the step that they are in. The
 next start, with as many processes or with others, goes on in the middle of the epoch and sees each
 sample of it once.

@@ -65,6 +65,9 @@ HELD_POOL_SLOTS = 10_000
 ONE_PER_GPU = "one_per_gpu"
 """What a lease's `workers` are where each GPU has a process; as `trial.workers` has it."""
 
+MOST_MACHINE_CHARACTERS = 200
+"""The most in the name of a machine: Airflow's column for a queue has 256 characters."""
+
 R = TypeVar("R")
 
 
@@ -285,13 +288,13 @@ def decode(kind: type[R], value: object) -> R | None:
         record: R = _adapter(declared).validate_python(dict(document))
     except (ValueError, RecursionError):
         return None
-    if isinstance(record, Lease) and (min(record.gpus, default=0) < 0 or _repeats(record.gpus)):
-        return None
-    return record
+    return None if isinstance(record, Lease) and _is_impossible(record) else record
 
 
-def _repeats(gpus: tuple[int, ...]) -> bool:
-    return len(set(gpus)) < len(gpus)
+def _is_impossible(lease: Lease) -> bool:
+    """Tell whether no pool has these GPUs, or no machine that name: its queue is written."""
+    has_no_gpus = min(lease.gpus, default=0) < 0 or len(set(lease.gpus)) < len(lease.gpus)
+    return has_no_gpus or len(lease.machine) > MOST_MACHINE_CHARACTERS
 
 
 @cache

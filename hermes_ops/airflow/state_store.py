@@ -92,8 +92,11 @@ PIECE_CHARACTERS = 60_000
 MOST_PIECES = 4_000
 """The most pieces of a record that are read: whoever may edit a task can write any number."""
 
-MOST_FIELD_BYTES = 256 * 2**20
-"""The most that a field in pieces may be when it is unpacked."""
+MOST_FIELDS = 64
+"""The most fields of a record that are read from pieces."""
+
+MOST_BYTES = 256 * 2**20
+"""The most that the fields in pieces of a record may be together when they are unpacked."""
 
 PIECES = "pieces"
 """The field of a head that names what lies in pieces: field -> [digest, number of pieces]."""
@@ -166,10 +169,12 @@ def joined(key: str, head: object, read: Read) -> dict[str, Any] | None:
     """Return the record of a head; None if a piece is missing or damaged."""
     try:
         record: dict[str, Any] = dict(head)  # type: ignore[call-overload]  # it may be anything
-        index = record.pop(PIECES, {})
+        index, left = record.pop(PIECES, {}), MOST_BYTES
         for name, (digest, count) in _confirm(index).items():
             texts = [read(_piece_key(key, digest, n)) for n in range(count)]
-            record[name] = _unpacked("".join(texts))  # type: ignore[arg-type]  # None: missing
+            content = _unpacked("".join(texts), left)  # type: ignore[arg-type]  # None: missing
+            left -= len(content)
+            record[name] = json.loads(content.decode(errors="surrogatepass"))
     except (TypeError, ValueError, AttributeError, RecursionError, zlib.error):
         return None
     return record
@@ -193,8 +198,9 @@ def piece_keys(key: str, head: object) -> set[str]:
 
 def _confirm(index: Mapping[str, tuple[str, int]]) -> Mapping[str, tuple[str, int]]:
     """Return digest and number of pieces of each field; ValueError for more than are read."""
-    if sum(count for _, count in index.values()) > MOST_PIECES:
-        raise ValueError(f"more than {MOST_PIECES} pieces")
+    counts = [count for _, count in index.values()]
+    if len(counts) > MOST_FIELDS or min(counts, default=1) < 1 or sum(counts) > MOST_PIECES:
+        raise ValueError(f"more than {MOST_PIECES} pieces, or none, or of {MOST_FIELDS} fields")
     return index
 
 
@@ -207,9 +213,9 @@ def _packed(value: object) -> str:
     return base64.b64encode(zlib.compress(text.encode(errors="surrogatepass"))).decode()
 
 
-def _unpacked(text: str) -> object:
+def _unpacked(text: str, most_bytes: int) -> bytes:
     unpacking = zlib.decompressobj()
-    content = unpacking.decompress(base64.b64decode(text), MOST_FIELD_BYTES)
+    content = unpacking.decompress(base64.b64decode(text), max(1, most_bytes))
     if not unpacking.eof:
-        raise ValueError("it is cut off, or larger than any field")
-    return json.loads(content.decode(errors="surrogatepass"))
+        raise ValueError("it is cut off, or larger than a record may be")
+    return content

@@ -84,7 +84,9 @@ def collect_warnings(
     environ = os.environ if is_here(connection.airflow_url) else None
     warnings = warnings_of(config, pool_slots=slots, environ=environ)
     warnings = (*warnings, *workspace_warnings(config, environ), *reference_warnings(config))
-    warnings = (*warnings, *executor_warnings(config), *class_warnings(config))
+    warnings = (*warnings, *executor_warnings(config))
+    if environ is not None:  # the quota is in the state folder of that machine
+        warnings = (*warnings, *class_warnings(config))
     return WarningList(file, (*warnings, *([_pause_warning(dag_id)] if paused and dag_id else ())))
 
 

@@ -121,9 +121,9 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
             refusal = error
     rows = newest(airflow, MOST_BEGINNINGS) if _OF_AN_ID.fullmatch(sweep) else ()
     begun = matching_ids(sweep, (row.sweep for row in rows))
-    if len(begun) == 1:
+    if len(begun) == 1 and begun[0] != sweep:
         return locate(airflow, begun[0])
-    if begun:
+    if len(begun) > 1:
         shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
         raise SeveralSweepsError(
             f"{sweep!r} is the beginning of {len(begun)} sweeps: {shown}: write more of the id."

@@ -172,10 +172,17 @@ def parse_quota(data: object, source: str) -> PoolQuota:
 
 
 def refuse_class(quota: PoolQuota, name: str | None, user: str, source: str) -> None:
-    """Raise ConfigError if that user may not start a sweep of that class; None: of the default."""
+    """Raise ConfigError if that user may not start a sweep of that class; None: of the default.
+
+    Where a team is one of Airflow's, the sweep may become that team's by its DAG, which the
+    controller alone knows: what such a team allows is not refused.
+    """
     classes, team = quota.quota().class_by_name, quota.team_of_user.get(user, "")
-    refusal = class_refusal(classes, name or DEFAULT_CLASS, user, team)
-    if refusal is not None:
+    refusal, *others = (
+        class_refusal(classes, name or DEFAULT_CLASS, user, each)
+        for each in (team, *quota.team_of_airflow_team.values())
+    )
+    if refusal is not None and None not in others:
         problem = Problem("class", refusal.found, refusal.allowed, refusal.remedy)
         raise ConfigError(source, (problem,))
 

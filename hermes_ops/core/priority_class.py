@@ -59,7 +59,8 @@ def class_refusal(
         return ClassRefusal(f"the pool's quota has no class {name!r}", allowed, _remedy(own))
     if found.allows(user, team):
         return None
-    whose = f"user {user} of team {team}" if team else f"user {user}"
+    who = f"user {user}" if user else "a job without a user"
+    whose = f"{who} of team {team}" if team else who
     return ClassRefusal(f"{whose} may not use the class {name!r}", allowed, _remedy(own))
 
 

@@ -65,19 +65,24 @@ class ReclaimNotice:
         Whatever is beyond the limit of a team or a user has no notice.
         """
         granted = {grant.job for grant in plan.grants}.union(plan.ends)
-        losing, since = _losing_teams(snapshot, quota, plan), dict(notices)
+        lost, since = _lost_gpus(snapshot, quota, plan), dict(notices)
         of_users, limits = Counter[str](), quota.limit_of_user
         for job in snapshot.holding:
             of_users[job.user] += len(job.gpus_held)
-        losers = (
-            job.id
+        losers = sorted(
+            (since.get(job.id, snapshot.time_s), job.id)
             for job in snapshot.holding
             if job.id in hidden and job.id in snapshot.retained and job.id not in granted
-            if quota.team_of(job.virtual_cluster).name in losing
             if of_users[job.user] <= limits.get(job.user, inf)
         )
-        found = ((job, since.get(job, snapshot.time_s)) for job in losers)
-        return tuple(sorted(found, key=lambda notice: (notice[1], notice[0])))
+        found: list[tuple[JobId, float]] = []
+        for since_s, job_id in losers:
+            job = snapshot.index[job_id]
+            team = quota.team_of(job.virtual_cluster).name
+            if lost[team] > 0:  # further ones leave for jobs of their own team
+                lost[team] -= len(job.gpus_held)
+                found.append((job_id, since_s))
+        return tuple(found)
 
     def kept(self, snapshot: Snapshot, notices: Notices) -> dict[JobId, float]:
         """Return the jobs whose notice is not over, each with the time at which it is."""
@@ -132,18 +137,20 @@ def _in_turn(snapshot: Snapshot, wanted: Plan, plan: Plan) -> Plan:
     return replace(plan, grants=(*kept, *(starts[g.job] for g in order if g.job in starts)))
 
 
-def _losing_teams(snapshot: Snapshot, quota: Quota, plan: Plan) -> set[str]:
-    """Return the teams that hold more than is guaranteed to them, and less by the plan."""
+def _lost_gpus(snapshot: Snapshot, quota: Quota, plan: Plan) -> Counter[str]:
+    """Return how many GPUs each team loses by the plan that holds more than its guarantee."""
     now, then = Counter[str](), Counter[str]()
     for job in snapshot.holding:
         now[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
     for grant in plan.grants:
         then[quota.team_of(snapshot.index[grant.job].virtual_cluster).name] += len(grant.gpus)
-    return {
-        team.name
-        for team in quota.everyone
-        if then[team.name] < now[team.name] and team.guaranteed < now[team.name] <= team.limit
-    }
+    return Counter(
+        {
+            team.name: now[team.name] - then[team.name]
+            for team in quota.everyone
+            if then[team.name] < now[team.name] and team.guaranteed < now[team.name] <= team.limit
+        }
+    )
 
 
 def clock(time_s: float) -> str:

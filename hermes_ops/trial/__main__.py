@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hermes_ops.trial.checkpoint_store.download import DownloadResult
     from hermes_ops.trial.gang.layout import Gang
     from hermes_ops.trial.group_start import MeetingPlaces
+    from hermes_ops.trial.ports import ReservedPort
 
 _GPU_WAIT_S = 10.0
 _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
@@ -261,7 +262,7 @@ def _watch(
     variables = environment(options, folder, token, os.environ)
     try:
         if options.torchrun and places is None:
-            variables = _lone_worker(variables)
+            variables, _port = _lone_worker(variables)  # it is reserved while we hold it
         child = _start(options, supervisor, variables, reaper, places)
     except OSError as error:
         if places is not None:
@@ -285,13 +286,13 @@ def _open_meeting_places(options: SegmentOptions, folder: Folder) -> MeetingPlac
     return open_meeting_places(options, folder)
 
 
-def _lone_worker(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the one worker; its port stays reserved as long as we live."""
+def _lone_worker(variables: Mapping[str, str]) -> tuple[dict[str, str], ReservedPort]:
+    """Return the environment of the one worker, and its port, reserved while it is held."""
     from hermes_ops.trial.ports import reserve_ports
     from hermes_ops.trial.worker_environment import lone_worker_environment
 
     (port,) = reserve_ports(1)
-    return lone_worker_environment(variables, port.number)
+    return lone_worker_environment(variables, port.number), port
 
 
 def _await_nodes(

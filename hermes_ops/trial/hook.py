@@ -200,6 +200,10 @@ _IMPORT_PREFIXES = (
     "TF_", "KERAS_", "XLA_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "JAX_",
     "TORCH_", "NCCL_", "NVIDIA_", "CUDA_", "LC_",
 )  # fmt: skip
+_NOT_OF_IMPORTS = (  # the segment's own, which differ from one to the next
+    "CUDA_VISIBLE_DEVICES", "TF_CONFIG", "NCCL_SOCKET_IFNAME", "JAX_COORDINATOR_ADDRESS",
+    "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS",
+)  # fmt: skip
 _IMPORT_NAMES = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR")
 
 
@@ -210,6 +214,6 @@ def import_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], .
             (name, value)
             for name, value in environment.items()
             if (name.startswith(_IMPORT_PREFIXES) or name in _IMPORT_NAMES)
-            and name not in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG")
+            and name not in _NOT_OF_IMPORTS
         )
     )

@@ -25,8 +25,11 @@ from typing import Any
 
 from hermes_ops.trial.group import StopAgreement, TrialRank, stop_margin
 
-STEPS_IN_FLIGHT = 8
-"""Steps that the processor may be ahead of the GPU: no more, or ranks could be further apart."""
+STEPS_IN_FLIGHT = 2
+"""Steps that the processor may be ahead of the GPU: no more, or ranks could be further apart.
+
+Two keep the GPU busy; with more, ranks of slow steps come to the named one too late.
+"""
 
 _MOST_OTHER_STEPS = 100
 _ASKED = "asked"

@@ -95,7 +95,7 @@ def test_without_a_log_in_airflow_permits_nothing(lab: Any) -> None:
             assert rights.send(nobody, action, "hermes_sweep").status_code == 401
 
 
-@pytest.mark.parametrize("path", ["", "sweeps", "sweep", "explain", "what-if"])
+@pytest.mark.parametrize("path", ["", "sweeps", "sweep", "explain", "what-if", "usage"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 def test_no_address_of_the_page_takes_a_change(person: Any, method: str, path: str) -> None:
     answer = person("admin").rest.request(method, f"/hermes/{path}")

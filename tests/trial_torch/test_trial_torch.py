@@ -44,7 +44,8 @@ def test_a_trial_that_changes_its_size_sees_each_sample_once_and_goes_on_with_it
         pytest.skip("one GPU is one process with NCCL")
     cut = TorchTrial(tmp_path, device)
     assert cut.segment(2, stop_at="1:30") == PREEMPTED, cut.output
-    assert cut.segment(1, stop_at="0:30") == PREEMPTED, cut.output
+    # Alone it ends one epoch, whose last sample two processes leave out: the curve is a little off.
+    assert cut.segment(1, stop_at="0:14") == PREEMPTED, cut.output
     assert cut.segment(2) == 0, cut.output
     with_two, alone, with_two_again = cut.steps(0)
     assert cut.steps(1) == [with_two, with_two_again]

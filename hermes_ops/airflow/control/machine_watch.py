@@ -2,7 +2,8 @@
 
 A machine counts while exactly one worker takes its queue. It is away once that has not been seen
 for `SETTLE_S`: a worker that restarts, or answers late, costs no trial its GPUs. While nobody
-answers for the executor, what was seen last holds: a broker that is away says nothing of a machine.
+answers for the executor, what was seen last holds: a broker that is away says nothing of a machine,
+and workers take up to `RECONNECT_S` to come back to it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 10.0
 PERIOD_S = 2.0
+
+RECONNECT_S = 40.0
+"""Seconds that workers may take to come back to a broker that was away, as they pause meanwhile."""
 
 
 class WorkerRegistry(Protocol):
@@ -67,10 +71,13 @@ class MachineWatch:
                 log.warning("The workers are not known now: %s", error)
             self._complaint = str(error)
             return
-        self._complaint = ""
         now_s = self.clock()
         with self._lock:
-            self._looked_s = now_s
+            if self._complaint and self._looked_s is not None:
+                for name in self.machines.names:
+                    if name not in self._away:
+                        self._seen_s[name] = now_s + RECONNECT_S - SETTLE_S
+            self._complaint, self._looked_s = "", now_s
             for name in self.machines.names:
                 reason = trouble_of(name, takers.get(queue_of(name), ()))
                 if reason:

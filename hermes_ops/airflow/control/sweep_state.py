@@ -156,13 +156,14 @@ class SweepSpec:
             return {}
 
 
-def owner(run: RunRow, named: str | None) -> str:
+def owner(run: RunRow, named: object) -> str:
     """Return the user whose sweep a run is: the one who triggered it.
 
     A run that nobody triggered belongs to the owner `named` in its sweep file, which is a file of
     the DAGs' folder then, else to the first owner of its DAG.
     """
-    return run.triggered_by or named or run.dag_owners.partition(",")[0].strip()
+    own = named if isinstance(named, str) else ""  # a record may hold anything
+    return run.triggered_by or own or run.dag_owners.partition(",")[0].strip()
 
 
 def priority_class(run: RunRow, record: SweepRecord, config: SweepConfig) -> str:

@@ -30,6 +30,7 @@ from hermes_ops.airflow.explanation import (
     short,
     trouble_line,
 )
+from hermes_ops.airflow.machines import Machines
 from hermes_ops.airflow.metadata import Metadata, PoolRow
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.progress import ProgressCache
@@ -137,7 +138,9 @@ class PageSources:
             return known
 
     def _read_pool(self, pool: str) -> PoolView:
-        running = self._sweeps.setdefault(pool, RunningSweeps(pool))
+        running = self._sweeps.setdefault(
+            pool, RunningSweeps(pool, machines=Machines.from_environment())
+        )
         quota = self._quotas.setdefault(pool, QuotaInForce(QuotaSettings.file(pool)))
         with suppress(HermesError):  # a malformed quota: the controller reports it
             if quota.refresh():

@@ -36,6 +36,8 @@ FRESH_S, FRESH_SHARE = 60.0, 20.0
 PATIENCE_S = 1.0
 """Seconds that a request waits for a first reading."""
 MOST_TABLES = 64
+MOST_UNDER_WAY = 8
+"""Readings that may be under way or wait for their turn."""
 
 Segments = tuple[tuple["Segment", ...], ...]
 
@@ -80,7 +82,8 @@ class UsageReader:
     _tables: dict[UsageQuery, tuple[UsageTable, float]] = field(default_factory=dict)
     _under_way: dict[UsageQuery, threading.Event] = field(default_factory=dict)
     _troubles: dict[UsageQuery, str] = field(default_factory=dict)
-    _ended: dict[str, Segments] = field(default_factory=dict)  # of ended sweeps, by MLflow run
+    # Of ended sweeps, by MLflow run and the time of the end: a sweep may be resumed.
+    _ended: dict[tuple[str, float], Segments] = field(default_factory=dict)
 
     def get(self, query: UsageQuery) -> tuple[UsageTable | None, str]:
         """Return the newest table, None while there is none, and why the last reading failed.
@@ -91,6 +94,8 @@ class UsageReader:
             table, until_s = self._tables.get(query, (None, 0.0))
             reading = self._under_way.get(query)
             if reading is None and (table is None or self.clock() > until_s):
+                if len(self._under_way) >= MOST_UNDER_WAY:
+                    return table, "Too much is being read now: ask again in a minute."
                 reading = self._under_way[query] = threading.Event()
                 threading.Thread(target=self._read, args=(query, reading), daemon=True).start()
         if table is None and reading is not None:
@@ -152,16 +157,17 @@ class UsageReader:
         submitted_s, team = began_s(record, run), teams.get(user, "")
         return [
             TrialUse(run.sweep_id, user, team, submitted_s, segments, pool)
-            for segments in self._segments(ref, has_ended=past.ended_s is not None)
+            for segments in self._segments(ref, past.ended_s)
         ]
 
-    def _segments(self, ref: SweepRef, *, has_ended: bool) -> Segments:
-        """Return the segments of each trial; those of an ended sweep are read once."""
-        if has_ended and ref.parent_run_id in self._ended:
-            return self._ended[ref.parent_run_id]
+    def _segments(self, ref: SweepRef, ended_s: float | None) -> Segments:
+        """Return the segments of each trial; those of an ended sweep are read once for its end."""
+        key = None if ended_s is None else (ref.parent_run_id, ended_s)
+        if key is not None and key in self._ended:
+            return self._ended[key]
         found = tuple(trial.segments for trial in self.tracker().trials(ref))
-        if has_ended and all(s.end_s is not None for trial in found for s in trial):
-            self._ended[ref.parent_run_id] = found
+        if key is not None and all(s.end_s is not None for trial in found for s in trial):
+            self._ended[key] = found
             while len(self._ended) > MOST_SWEEPS:
                 del self._ended[next(iter(self._ended))]
         return found

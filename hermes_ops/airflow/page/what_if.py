@@ -11,6 +11,7 @@ from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.quota_settings import QuotaInForce
 from hermes_ops.airflow.control.sweep_state import pool_snapshot
 from hermes_ops.airflow.explanation import UNDECIDED
+from hermes_ops.airflow.machines import Machines
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.pool_view import PageSources, score
 from hermes_ops.config.sweep_rules import with_sweep_rules
@@ -93,7 +94,12 @@ def _what_if(sources: PageSources, pool: str, name: str, reader: Reader) -> What
     view = pool_view.view  # of a pool with machines it alone tells whose GPUs there are
     lendable = view.get("gpus") if view.get("machines") else None
     snapshot = pool_snapshot(
-        pool, sources.metadata, sweep_states, sources.clock(), lendable=lendable
+        pool,
+        sources.metadata,
+        sweep_states,
+        sources.clock(),
+        nodes=Machines.from_environment().of_slot,
+        lendable=lendable,
     )
     plan = decide(choice, sweep_states, snapshot, prior or (), pool_view.quota)
     changes = _changes(snapshot, plan, reader)

@@ -112,7 +112,7 @@ def sweep_tasks(
         pool=source.pool,
         mlflow_conn_id=connections.mlflow,
         storage_conn_id=connections.storage,
-        renders_connections=source.may_name_connections,
+        connection_templates=source.connection_templates,
         **{**trial_defaults(), "execution_timeout": None, "trigger_rule": TriggerRule.ALL_SUCCESS},
     ).expand(number=plan.output)
     report = ReportOperator(

@@ -7,6 +7,7 @@ been kept long enough. What has ended, and how, it reads from MLflow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -52,7 +53,7 @@ def clean_up(tracker: Tracker, now_s: float) -> list[str]:
             has_ended = _free_if_ended(tracker, sweep, now_s, freed)
         except Unavailable:
             raise
-        except HermesError as error:
+        except (HermesError, yaml.YAMLError) as error:
             log.warning("The checkpoints of %s stay: %s", sweep, error)
             has_ended = isinstance(error, Refused)
         if not has_ended:
@@ -73,9 +74,11 @@ def noted_sweeps() -> Iterator[str]:
 def _free_if_ended(tracker: Tracker, sweep: str, now_s: float, freed: list[str]) -> bool:
     """Free what an ended sweep does not need; return whether it has ended."""
     ref = require_sweep(tracker, sweep)
-    if tracker.sweep(ref).state not in RUN_STATUS:
-        return False
     folder = sweep_folder(sweep)
+    if tracker.sweep(ref).state not in RUN_STATUS:
+        with contextlib.suppress(OSError):
+            (folder / KEEP_FILE).unlink(missing_ok=True)  # it goes on: its end sets a new time
+        return False
     if (folder / KEEP_FILE).exists() or not any(folder.glob("trials/*/checkpoints")):
         return True
     document = yaml.safe_load(tracker.artifacts.fetch(ref.parent_run_id, "sweep.yaml"))

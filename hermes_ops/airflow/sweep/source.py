@@ -105,9 +105,17 @@ class SweepSource:
         return config
 
     @property
-    def may_name_connections(self) -> bool:
-        """Whether variables of the script may come from connections: in the DAG's file alone."""
-        return isinstance(self.data, Mapping)
+    def connection_templates(self) -> tuple[str, ...]:
+        """The templates that the DAG's file has in variables of the script that name connections.
+
+        Trials render no others, whatever their leases and the XComs of other tasks say.
+        """
+        if not isinstance(self.data, Mapping):
+            return ()
+        names = connection_variables(self.data)  # an XCom is no text
+        environment = self.data["trial"]["environment"] if names else {}
+        values = (str(environment.get(name, "")) for name in names)
+        return tuple(dict.fromkeys(text for value in values for text in EXPRESSION.findall(value)))
 
     def connection_variables(self, context: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the variables of the script that come from connections: trials render them."""

@@ -23,8 +23,8 @@ class HermesTrialOperator(BaseOperator):
     :param pool: the Airflow pool whose slots are the GPUs
     :param mlflow_conn_id: the connection that leads to MLflow, instead of its variables
     :param storage_conn_id: the connection whose access to storage the script gets
-    :param renders_connections: whether the DAG's file has the sweep, whose variables may then come
-        from connections
+    :param connection_templates: the templates in variables of the script, from the DAG's file, that
+        name connections; no others are rendered
     """
 
     operator_extra_links: Collection[BaseOperatorLink] = (MlflowRunLink(),)
@@ -36,7 +36,7 @@ class HermesTrialOperator(BaseOperator):
         number: int,
         mlflow_conn_id: str | None = None,
         storage_conn_id: str | None = None,
-        renders_connections: bool = False,
+        connection_templates: Collection[str] = (),
         **kwargs: Any,  # noqa: ANN401 - Airflow's own
     ) -> None:
         super().__init__(**{**trial_defaults(), **kwargs})
@@ -44,7 +44,7 @@ class HermesTrialOperator(BaseOperator):
         self.number = number
         self.mlflow_conn_id = mlflow_conn_id
         self.storage_conn_id = storage_conn_id
-        self.renders_connections = renders_connections
+        self.connection_templates = connection_templates
 
     @cached_property
     def trial_task(self) -> TrialTask:

@@ -72,24 +72,27 @@ class HermesPodTrialOperator(KubernetesPodOperator):
     :param number: the trial's number in its sweep, from 0
     :param pool: the Airflow pool whose slots are the GPUs
     :param mlflow_conn_id: the connection that leads to MLflow, instead of its variables
+    :param connection_templates: the templates in variables of the script, from the DAG's file, that
+        name connections; no others are rendered
     """
 
     operator_extra_links: Collection[BaseOperatorLink] = (MlflowRunLink(),)
     run_link: str = ""
     storage_conn_id: str | None = None
-    renders_connections: bool = False
 
     def __init__(
         self,
         *,
         number: int,
         mlflow_conn_id: str | None = None,
+        connection_templates: Collection[str] = (),
         **kwargs: Any,  # noqa: ANN401 - Airflow's own
     ) -> None:
         ours = {"on_kill_action": "keep_pod", "deferrable": False, "random_name_suffix": False}
         super().__init__(**{**trial_defaults(), **ours, **kwargs})
         self.number = number
         self.mlflow_conn_id = mlflow_conn_id
+        self.connection_templates = connection_templates
 
     @cached_property
     def trial_task(self) -> TrialTask:

@@ -40,7 +40,7 @@ from hermes_ops.airflow.records import (
     is_active,
 )
 from hermes_ops.airflow.state_store import LastingStore, TaskStore, read_record
-from hermes_ops.airflow.trial.connections import Connections, rendered_variables
+from hermes_ops.airflow.trial.connections import EXPRESSION, Connections, rendered_variables
 from hermes_ops.airflow.trial.links import RUN_XCOM, run_address
 from hermes_ops.airflow.trial.metrics import TrialOutcome, tracking_uri
 from hermes_ops.airflow.trial.running_segment import (
@@ -101,8 +101,8 @@ def trial_defaults() -> dict[str, Any]:
 class TrialOperator(Protocol):
     """The operator that Airflow runs for a trial; it decides where a segment runs.
 
-    `renders_connections` says whether the sweep is in the DAG's file, which alone may name
-    connections: whoever may edit the task can write its lease.
+    `connection_templates` are the templates of connections in the DAG's file, which alone may name
+    them: whoever may edit the task can write its lease.
     `run_link` is the address of the trial's run in MLflow, once this process has pushed it.
     `resume` is the method that Airflow calls when a deferred task goes on.
     """
@@ -110,7 +110,7 @@ class TrialOperator(Protocol):
     number: int
     mlflow_conn_id: str | None
     storage_conn_id: str | None
-    renders_connections: bool
+    connection_templates: Collection[str]
     operator_extra_links: Collection[BaseOperatorLink]
     run_link: str
 
@@ -203,6 +203,9 @@ class TrialTask:
     ) -> None:
         """Empty the folder of a trial that begins from scratch; reschedule while it is in use."""
         is_first = last is None or last.epoch < lease.anew
+        if lease.machine:  # it may have begun from scratch elsewhere, and left an old folder here
+            epochs = [s["epoch"] for s in folder.segments() if isinstance(s.get("epoch"), int)]
+            is_first = is_first or max(epochs, default=lease.epoch) < lease.anew
         if lease.anew and is_first and not folder.empty():
             self.reschedule("it begins from scratch once its last segment has left its folder")
 
@@ -378,12 +381,14 @@ class TrialTask:
         lease = segment_run.lease
         if not lease.templated:
             return segment_run
-        if not self.operator.renders_connections:
+        values = (lease.environment.get(name, "") for name in lease.templated)
+        named = {text for value in values for text in EXPRESSION.findall(value)}
+        if not named <= set(self.operator.connection_templates):
             problem = Problem(
                 "trial.environment",
                 f"{', '.join(lease.templated)} from connections",
-                "connections in a sweep of the DAG's own file",
-                "write the sweep into the DAG's file",
+                "connections that the DAG's own file names",
+                "write the template into the sweep in the DAG's file",
             )
             raise NotAllowed("the trial's lease", (problem,))
 

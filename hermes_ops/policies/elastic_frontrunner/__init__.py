@@ -24,6 +24,7 @@ from hermes_ops.policies.elastic_frontrunner.choices import (
 from hermes_ops.policies.elastic_frontrunner.finish_guard import FinishGuard, Paces, with_crowd
 from hermes_ops.policies.elastic_frontrunner.kinds import Kind, Knowledge, Progress, learn_kinds
 from hermes_ops.policies.elastic_frontrunner.sized_sweeps import SizedSweeps
+from hermes_ops.policies.frontrunner.deadline import next_deadline_s
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 
@@ -104,6 +105,9 @@ class ElasticFrontrunner:
         by_job = {choice.job.id: choice for choice in choices.of_jobs}
         after = self._progress(snapshot, grants, choices, by_job, before)
         review_s = _review_s(snapshot, grants, kinds, after)
+        if any(search.late for search in sweeps.sweeps.values()):
+            times_s = (review_s, next_deadline_s(snapshot))
+            review_s = min((at_s for at_s in times_s if at_s is not None), default=None)
         explain = sweeps.explanation(sizes, trials, _explanation(choices, by_job, sizes, guard))
         plan = problem.plan(grants, explain, chain(trials, waiting), review_s)
         search = sweeps.after(plan, memory.search)

@@ -424,7 +424,7 @@ def _reason(search: TrialSearch, job: Job, size: int, on: bool, runner_up: JobId
     change = "what it shows next" if on else _FALLS_BACK
     forecast = search.forecast(job)
     if job.id in search.late:
-        text = "waits: it can report nothing before the deadline of its sweep"
+        text = "waits: on its least GPUs it can report nothing before the deadline of its sweep"
         return Reason(text, (), runner_up, "a later deadline")
     if forecast is None:
         return Reason(f"{verb}{place}: not compared now", (), runner_up, change)

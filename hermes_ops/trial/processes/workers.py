@@ -127,6 +127,11 @@ class WorkerProcesses:
         return None
 
     @property
+    def all_run(self) -> bool:
+        """Tell whether no worker has ended."""
+        return len(self._running) == self.size
+
+    @property
     def code(self) -> int:
         """Return the exit code of the group, once all have ended."""
         return group_code(self._ends, self.failure)

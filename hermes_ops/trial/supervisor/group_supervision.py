@@ -66,7 +66,7 @@ class GroupSupervision:
 
         Those that have not got it after half of the grace, because no steps are made, get it then.
         """
-        if len(self._ranks_in_steps()) < self.workers.size:
+        if not self.workers.all_run or len(self._ranks_in_steps()) < self.workers.size:
             return False
         try:
             asked_path(self._folder).touch()
@@ -76,11 +76,18 @@ class GroupSupervision:
         self._signal_at_s = now_s + grace_s * _SHARE_TO_AGREE
         return True
 
-    def signal_late(self, now_s: float) -> None:
-        """Send SIGTERM to the ranks that have not come to the step after which they leave."""
-        if self._signal_at_s is not None and now_s >= self._signal_at_s:
-            self._signal_at_s = None
-            self.workers.signal_ranks(signal.SIGTERM, self._ranks_in_steps())
+    def signal_late(self, now_s: float, is_at_once: bool = False) -> bool:
+        """Send SIGTERM to the ranks that have not come to the step after which they leave.
+
+        `is_at_once`: they are given no more time for it. On several nodes the signal reaches all
+        ranks of the other nodes, also those that have left after that step. Return whether it was
+        sent.
+        """
+        if self._signal_at_s is None or (now_s < self._signal_at_s and not is_at_once):
+            return False
+        self._signal_at_s = None
+        self.workers.signal_ranks(signal.SIGTERM, self._ranks_in_steps())
+        return True
 
     def _ranks_in_steps(self) -> list[int]:
         """Return the ranks that leave after a named step, and have not had SIGTERM."""

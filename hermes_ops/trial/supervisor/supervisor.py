@@ -536,9 +536,11 @@ class ScriptSupervisor:
             self._stop_seen = self._stop_requests
         if self._kill_at_s is None:
             return
-        if self.group is not None:
-            self.group.signal_late(now_s)
-        if now_s >= self._kill_at_s or self._stop_requests > max(1, self._stop_seen):
+        is_hurried = self._stop_requests > max(1, self._stop_seen)
+        if self.group is not None and self.group.signal_late(now_s, is_hurried) and is_hurried:
+            self._stop_seen, is_hurried = self._stop_requests, False
+            self._kill_at_s = min(self._kill_at_s, now_s + _FAILED_GRACE_S)
+        if now_s >= self._kill_at_s or is_hurried:
             child.kill()
 
     def _tell_to_stop(self, child: Child, now_s: float, is_at_once: bool) -> None:

@@ -11,7 +11,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
 from sqlalchemy import create_engine, text
 
-from hermes_ops.airflow.control.machine_watch import SETTLE_S, Absence, MachineWatch, trouble_of
+from hermes_ops.airflow.control.machine_watch import (
+    RECONNECT_S,
+    SETTLE_S,
+    Absence,
+    MachineWatch,
+    trouble_of,
+)
 from hermes_ops.airflow.control.pool_machines import RECHECK_S, PoolMachines
 from hermes_ops.airflow.control.reconcile import rank_of
 from hermes_ops.airflow.control.sweep_state import SweepState, usable_gpus
@@ -303,6 +309,22 @@ def test_while_the_broker_is_away_the_machines_are_what_they_were(
     workers.is_away, workers.now_s = True, workers.now_s + 10 * SETTLE_S
     watch.look()
     assert watch.away() == {}
+
+
+def test_workers_have_time_to_come_back_to_a_broker_that_was_away(
+    watch: MachineWatch, workers: FakeWorkers
+) -> None:
+    watch.look()
+    workers.is_away, workers.now_s = True, workers.now_s + 10 * SETTLE_S
+    watch.look()
+    workers.is_away, workers.queues = False, {}
+    watch.look()
+    workers.now_s += RECONNECT_S
+    watch.look()
+    assert watch.away() == {}
+    workers.now_s += 0.1
+    watch.look()
+    assert set(watch.away()) == {"a", "b"}
 
 
 def test_two_workers_of_one_machine_s_name_are_none() -> None:

@@ -160,7 +160,13 @@ def test_a_record_with_a_damaged_piece_is_none(damage: object) -> None:
 
 
 def test_a_head_that_names_more_pieces_than_any_record_has_is_none_and_reads_none() -> None:
-    for index in ({"config": ["x", 10**12]}, {str(n): ["x", 999] for n in range(5_000)}):
+    indices: list[dict[str, list[object]]] = [
+        {"config": ["x", 10**12]},
+        {"config": ["x", 10**9], "more": ["x", -(10**9)]},
+        {str(n): ["x", 1] for n in range(100)},
+        {str(n): ["x", 999] for n in range(5_000)},
+    ]
+    for index in indices:
         head = {"pieces": index}
         store = Store({LEASE_KEY: json.dumps(head)})
         assert piece_keys(LEASE_KEY, head) == set()
@@ -170,9 +176,9 @@ def test_a_head_that_names_more_pieces_than_any_record_has_is_none_and_reads_non
 def test_a_field_that_unpacks_to_more_than_any_has_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     write_record(store.own, LEASE_KEY, records("a"))
-    monkeypatch.setattr(state_store, "MOST_FIELD_BYTES", 100_000)
+    monkeypatch.setattr(state_store, "MOST_BYTES", 100_000)
     assert read_record(store.read, LEASE_KEY) is None
-    monkeypatch.setattr(state_store, "MOST_FIELD_BYTES", 100_000_000)
+    monkeypatch.setattr(state_store, "MOST_BYTES", 100_000_000)
     assert read_record(store.read, LEASE_KEY) == records("a")
 
 

@@ -69,6 +69,7 @@ def test_what_is_no_record_is_none(value: object) -> None:
         {"config": []},
         {"command": [1]},
         {"environment": {"A": 1}},
+        {"machine": "m" * 201},
     ],
 )
 def test_a_lease_with_a_value_of_another_kind_is_none(changed: dict[str, object]) -> None:

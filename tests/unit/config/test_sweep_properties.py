@@ -58,6 +58,7 @@ TREES = st.recursive(
 VALID: dict[str, Any] = {
     "name": "digits",
     "owner": "ann",
+    "class": "normal",
     "deadline": "1d 12h",
     "objective": {"metric": "val_loss", "direction": "minimize", "target": None},
     "metrics": [

@@ -108,3 +108,23 @@ def test_a_higher_class_of_the_same_team_gives_no_notice() -> None:
     plan, _ = decided(100.0, *BORROWED[:2], *others, high)
     assert held(plan) == ["a/0", "a/9", "b/0", "b/1"]
     assert plan.notices == ()
+
+
+def test_a_notice_is_not_renewed_while_trials_of_its_team_leave_for_a_higher_class() -> None:
+    """Two trials leave: one for its own team's higher class, at once, and one with notice."""
+    nightly = [replace(each, priority_class="nightly") for each in (*BORROWED, of("b", 0))]
+    high = [of("a", n, priority_class="interactive") for n in (8, 9)]
+    plan, memory = decided(100.0, *nightly, high[0])
+    assert len(held(plan)) == 4
+    assert {"a/8", "b/0"} & set(held(plan))
+    (notice,) = plan.notices
+    assert notice[1] == 130.0
+    of_plan = {grant.job: grant.gpus for grant in plan.grants}
+    later = [
+        replace(each, phase=Phase.RUNNING, gpus_held=of_plan[each.id], started_s=0.0)
+        if each.id in of_plan
+        else replace(each, phase=Phase.PENDING, gpus_held=(), started_s=None)
+        for each in (*nightly, high[0])
+    ]
+    plan, _ = decided(110.0, *later, high[1], memory=memory)
+    assert dict(plan.notices)[notice[0]] == 130.0

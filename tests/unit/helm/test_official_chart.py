@@ -41,6 +41,8 @@ OPTIONAL = {
     "HERMES_NODES",  # claims of nodes
     "HERMES_HOST",  # processes on machines without a name of their own
     "HERMES_TRIAL_ENVIRONMENT",  # processes
+    "HERMES_MACHINE",  # machines without Kubernetes
+    "HERMES_MACHINES",
 }
 
 

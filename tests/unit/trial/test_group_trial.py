@@ -251,7 +251,7 @@ def test_workers_that_make_steps_are_asked_and_not_told_before_half_of_the_grace
         "if rank == 1: os.remove(os.path.join(group, '1.steps')); sys.exit(75)",
         "time.sleep(600)",
     )
-    process = trial.start("--grace", "2")
+    process = trial.start("--grace", "12")
     says(process, b"ready")
     process.terminate()
     output = output_of(process).read()

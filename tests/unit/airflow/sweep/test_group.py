@@ -117,13 +117,13 @@ def test_no_secret_of_a_sweep_is_in_the_dag_that_airflow_stores() -> None:
     assert "digits.trial" in stored
 
 
-def test_only_a_sweep_in_the_dags_file_takes_variables_from_connections() -> None:
+def test_trials_render_the_templates_of_connections_that_the_dags_file_has_and_no_others() -> None:
     with DAG("mine") as dag:
-        SweepTaskGroup("digits", sweep_file())
+        SweepTaskGroup("digits", secret_file())
     of_file: Any = dag.get_task("digits.trial")
     triggered: Any = sweep_dag("triggered").get_task("trial")
-    assert of_file.partial_kwargs["renders_connections"] is True
-    assert triggered.partial_kwargs["renders_connections"] is False
+    assert of_file.partial_kwargs["connection_templates"] == ("{{ conn.db.password }}",)
+    assert triggered.partial_kwargs["connection_templates"] == ()
 
 
 def test_a_bad_sweep_is_refused_when_the_file_is_read_but_not_at_a_tasks_start(

@@ -50,7 +50,7 @@ class Operator:
 
     number = 0
     mlflow_conn_id = storage_conn_id = None
-    renders_connections = False
+    connection_templates: tuple[str, ...] = ()
     operator_extra_links: Any = (MlflowRunLink(),)
     run_link = ""
     log = logging.getLogger("task")
@@ -640,10 +640,16 @@ def test_a_lease_takes_no_connection_into_a_sweep_that_is_not_in_the_dags_file()
     with pytest.raises(NotAllowed, match="MINE from connections"):  # nothing renders it
         task_of(Operator())._render_variables(segment_run, {})
 
+    class OfAnother(Operator):
+        connection_templates = ("{{ conn.our_own.password }}",)
+
+    with pytest.raises(NotAllowed, match="MINE from connections"):
+        task_of(OfAnother())._render_variables(segment_run, {})
+
 
 def test_a_trial_renders_what_comes_from_a_connection_and_no_record_has_it() -> None:
     class Renders(Operator):
-        renders_connections = True
+        connection_templates = ("{{ conn.db.password }}",)
 
         def render_template(self, text: str, context: dict[str, str]) -> str:
             return context[text]

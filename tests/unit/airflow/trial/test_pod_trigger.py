@@ -291,7 +291,7 @@ class Operator:
     number = 0
     task_id = "trial"
     mlflow_conn_id = storage_conn_id = None
-    renders_connections = False
+    connection_templates = ()
     operator_extra_links = ()
     run_link = ""
     log = logging.getLogger("task")
