@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +63,9 @@ def shortfalls(seen: list[Snapshot], quota: Quota) -> Iterator[float]:
 
 
 @st.composite
-def shared_clusters(draw: st.DrawFn) -> tuple[VirtualCluster, Quota]:
+def shared_clusters(
+    draw: st.DrawFn, classes: Sequence[str] = ("", "", "interactive", "nightly")
+) -> tuple[VirtualCluster, Quota]:
     """A pool of jobs of one GPU that come at any time, and the quota of their teams."""
     gpus = draw(st.integers(2, 4))
     own = draw(st.integers(0, gpus))
@@ -77,6 +79,7 @@ def shared_clusters(draw: st.DrawFn) -> tuple[VirtualCluster, Quota]:
             draw(st.sampled_from([0.0, 20.0, 45.0])),
             Phase.PENDING,
             virtual_cluster=team,
+            priority_class=draw(st.sampled_from(classes)),
         )
         fall = draw(st.sampled_from([0.01, 0.1, 1.0]))
         trials.append(Trial(job, draw(st.sampled_from([1.0, 4.0])), draw(st.integers(3, 40)), fall))
@@ -110,7 +113,7 @@ def test_a_notice_lengthens_that_wait_by_no_more_than_itself(
     assert_bounded(make_policy(name, {}), cluster, replace(quota, reclaim_notice_s=notice_s))
 
 
-@given(drawn=shared_clusters(), notice_s=st.sampled_from([1.0, 7.0, 30.0]))
+@given(drawn=shared_clusters(classes=[""]), notice_s=st.sampled_from([1.0, 7.0, 30.0]))
 @settings(max_examples=12, deadline=None)
 def test_no_trial_loses_borrowed_gpus_before_its_notice_is_over(
     drawn: tuple[VirtualCluster, Quota], notice_s: float
