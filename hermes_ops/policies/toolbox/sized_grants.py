@@ -109,7 +109,7 @@ class SizingProblem:
             grants = self.grants(sizes, batches)
             missing = sizes.keys() - {grant.job for grant in grants} - stopping
             if missing <= without:
-                return self._with_idle(grants)
+                return self.with_idle(grants)
             without |= missing
 
     def _idle(self, nodes: FreeNodes, granted: set[JobId]) -> Iterator[Grant]:
@@ -120,7 +120,7 @@ class SizingProblem:
                 nodes.take(now.gpus)
                 yield now
 
-    def _with_idle(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+    def with_idle(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
         """Return the grants and those of running jobs without one whose GPUs nobody gets."""
         nodes = FreeNodes(self.snapshot)
         for grant in grants:
