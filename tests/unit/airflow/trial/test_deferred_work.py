@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,13 +8,6 @@ from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
 
 from hermes_ops.airflow import plugin
 from hermes_ops.airflow.trial import segment_run
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_pending() -> Iterator[None]:
-    segment_run.run_pending()
-    yield
-    segment_run.run_pending()
 
 
 def test_what_a_task_leaves_for_later_is_done_once_when_airflow_says_that_it_has_left() -> None:
