@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hermes_ops.errors import Unavailable
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
-
+    from hermes_ops.airflow.metadata import Metadata
+    from hermes_ops.config.pool_quota import PoolQuota
 
 TEAM_TABLES = ("dag_bundle_team",)
 """What is read here beside the tables of `metadata`."""
@@ -22,13 +22,14 @@ def is_multi_team() -> bool:
     return bool(conf.getboolean("core", "multi_team", fallback=False))
 
 
-def dag_teams(engine: Engine) -> Mapping[str, str]:
-    """Return Airflow's team of each DAG that has one; none where Airflow has no teams.
+def dag_teams(metadata: Metadata, quota: PoolQuota) -> Mapping[str, str]:
+    """Return Airflow's team of each DAG that has one; none where the quota names no such team.
 
     A DAG has the team of its bundle, at most one: as `DagModel.get_team_name`, for all DAGs in one
-    query. Raise Unavailable while the database does not answer, or does not allow to read it.
+    query. Without `core.multi_team` no DAG has one. Raise Unavailable while the database does not
+    answer, or does not allow to read it.
     """
-    if not is_multi_team():
+    if not quota.team_of_airflow_team or not is_multi_team():
         return {}
     from airflow.models.dag import DagModel
     from airflow.models.team import dag_bundle_team_association_table as bundle_team
@@ -39,7 +40,7 @@ def dag_teams(engine: Engine) -> Mapping[str, str]:
         bundle_team, bundle_team.c.dag_bundle_name == dag.bundle_name
     )
     try:
-        with engine.connect() as connection:
+        with metadata.engine.connect() as connection:
             return {dag_id: team for dag_id, team in connection.execute(query)}
     except (exc.OperationalError, exc.ProgrammingError) as error:
         raise Unavailable(f"Airflow's teams of DAGs cannot be read: {error}") from error

@@ -319,10 +319,10 @@ def write_notice(folder: TrialFolder, notice: Notice | None) -> None:
         folder.wake_file().wake()
 
 
-def read_notice(folder: TrialFolder, epoch: int) -> Notice | None:
-    """Return the notice of the lease with that epoch; None without one."""
+def notice_text(folder: TrialFolder, epoch: int) -> str:
+    """Return why and until when the trial keeps its GPUs; empty where that lease has no notice."""
     notice = _read_record(Notice, folder.notice)
-    return notice if notice is not None and notice.epoch == epoch else None
+    return f"Notice: it {notice.reason}" if notice is not None and notice.epoch == epoch else ""
 
 
 def write_lease(folder: TrialFolder, lease: Lease) -> None:

@@ -171,7 +171,13 @@ REMEDY = (
 
 
 def process_refusal(trial_executor: str | None, plan_executor: str | None = None) -> str:
-    """Return why trials cannot be processes of the tasks of this executor; empty where they can.
+    """Return why trials cannot be processes of the tasks of this executor; empty where they can."""
+    name = remote_executor(trial_executor, plan_executor)
+    return f"{name} runs the trials' tasks, on any of its workers" if name else ""
+
+
+def remote_executor(trial_executor: str | None, plan_executor: str | None = None) -> str:
+    """Return the class of the executor that runs trials' tasks on other machines; else empty.
 
     :param trial_executor: `executor` of the trials' task; None for the default one
     :param plan_executor: that of the task which asks; it is not asked for by another process
@@ -181,7 +187,7 @@ def process_refusal(trial_executor: str | None, plan_executor: str | None = None
         name = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor"
     if name is None or _is_local(name):
         return ""
-    return f"{name.rpartition('.')[2]} runs the trials' tasks, on any of its workers"
+    return name.rpartition(".")[2]
 
 
 def configured_refusal() -> str:

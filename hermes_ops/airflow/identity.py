@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 MAIN_DAG = "hermes_sweep"
 """The DAG of `hermes sweep run`: its sweeps are called after their DAG runs."""
@@ -44,10 +44,26 @@ def may_be_of_another_dag(sweep: str) -> bool:
     return ":" in sweep and not _GENERATED.match(sweep)
 
 
-def possible_dags(sweep: str) -> tuple[str, ...]:
-    """Return the DAGs that a sweep of that id may belong to: a run's id may have colons too."""
-    dag, colon, _ = sweep.partition(":")
-    return (MAIN_DAG, dag) if colon and dag and dag != MAIN_DAG else (MAIN_DAG,)
+class SweepPlace(NamedTuple):
+    """A sweep's DAG, its DAG run, and its task group there; none where it is all of the run."""
+
+    dag_id: str
+    run_id: str
+    group: str = ""
+
+
+def possible_places(sweep: str) -> Iterator[SweepPlace]:
+    """Yield where the sweep of an id can be: the id is `RUN`, `DAG:RUN` or `DAG:GROUP:RUN`.
+
+    A run's id may have colons, the others have none.
+    """
+    yield SweepPlace(MAIN_DAG, sweep)
+    dag, _, rest = sweep.partition(":")
+    if dag and rest:
+        yield SweepPlace(dag, rest)
+        group, _, run = rest.partition(":")
+        if group and run:
+            yield SweepPlace(dag, run, group)
 
 
 def sweep_of(task: Any, context: Mapping[str, Any]) -> str:  # noqa: ANN401 - an operator

@@ -43,13 +43,13 @@ def queue_of(machine: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class MachineSlots:
     """The machine of each slot of a pool, by the slot's index; none where it has no machines."""
 
     of_slot: tuple[str, ...] = ()
 
     @classmethod
-    def from_environment(cls) -> Machines:
+    def from_environment(cls) -> MachineSlots:
         """Return the machines of HERMES_MACHINES; HermesError for another form."""
         named = node_names(MACHINES_VARIABLE)
         if named and os.environ.get(NODES_VARIABLE):

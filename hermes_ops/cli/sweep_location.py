@@ -13,6 +13,7 @@ from hermes_ops.airflow.identity import (
     REPORT_TASK,
     group_of,
     in_group,
+    possible_places,
     sweep_id,
 )
 from hermes_ops.errors import HermesError, NotPermitted
@@ -113,7 +114,7 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
     a DAG that Airflow does not show to this user.
     """
     refusal: NotPermitted | None = None
-    for place in possible_places(sweep):
+    for place in possible_locations(sweep):
         try:
             if _is_there(airflow, place):
                 return place
@@ -222,18 +223,9 @@ def _to_row(
     )
 
 
-def possible_places(sweep: str) -> Iterator[SweepLocation]:
-    """Yield the locations that an id can mean: `RUN`, `DAG:RUN` and `DAG:GROUP:RUN`.
-
-    A run's id may have colons, the others have none.
-    """
-    yield SweepLocation.in_main_dag(sweep)
-    dag, colon, rest = sweep.partition(":")
-    if colon:
-        yield SweepLocation(sweep, dag, rest)
-        group, colon, run = rest.partition(":")
-        if colon:
-            yield SweepLocation(sweep, dag, run, group)
+def possible_locations(sweep: str) -> Iterator[SweepLocation]:
+    """Yield the locations that an id can mean."""
+    return (SweepLocation(sweep, *place) for place in possible_places(sweep))
 
 
 def _is_there(airflow: AirflowClient, place: SweepLocation) -> bool:

@@ -108,9 +108,9 @@ def _sweeps(connection: Connection, since_s: float) -> dict[str, SweepRun]:
 
 def owners(connection: Connection, sweeps: Collection[str]) -> dict[str, str]:
     """Return the owner of each sweep that Airflow still has: as the controller sees it."""
-    from hermes_ops.cli.sweep_location import possible_places
+    from hermes_ops.cli.sweep_location import possible_locations
 
-    places = {sweep: tuple(possible_places(sweep)) for sweep in sweeps}
+    places = {sweep: tuple(possible_locations(sweep)) for sweep in sweeps}
     dags = sorted({place.dag_id for several in places.values() for place in several})
     runs = {
         (run["dag_id"], run["dag_run_id"]): run.get("triggering_user_name") or ""

@@ -147,6 +147,9 @@ class PoolQuota(Model):
         )
 
 
+WITHOUT_TEAMS = PoolQuota(teams=())
+"""What a pool without a quota file has."""
+
 SECTIONS: dict[KeyPath, type[BaseModel]] = {
     (): PoolQuota,
     ("teams",): TeamSpec,

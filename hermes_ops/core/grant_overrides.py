@@ -19,10 +19,8 @@ class FreeCapacity:
 
     def fits(self, grant: Grant) -> bool:
         """Return whether each GPU of the grant has its share left."""
-        needed, gpus = grant.share - SHARE_EPS, grant.gpus
-        if len(gpus) == 1:
-            return self._left[gpus[0]] >= needed
-        return all(self._left[gpu] >= needed for gpu in gpus)
+        needed = grant.share - SHARE_EPS
+        return all(self._left[gpu] >= needed for gpu in grant.gpus)
 
     def reserve(self, grant: Grant) -> None:
         """Reserve the grant's share of its GPUs."""
@@ -107,9 +105,7 @@ class StarvedJobs:
         """
         grant = self._granted.get(job.id)
         if grant is None or not self._room.fits(grant):
-            available = self._available
-            if job.nodes:
-                available = set(usable(self._snapshot, job, available))
+            available = usable(self._snapshot, job, self._available)
             if job.min_gpus > len(available):
                 return self._reserve(job, available)
             grant = Grant(job.id, self._draw(job.min_gpus, available))

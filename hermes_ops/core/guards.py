@@ -152,8 +152,7 @@ class Aging(Wrapper[M]):
         patience_s, next_due = self._patience_s(snapshot, (*waiting, *leaving)), inf
         overdue: list[Job] = []
         for job in waiting:
-            since_s = job.waiting_since_s  # as `_waits_since`: 10,000 times in a decision
-            due_s = (job.submitted_s if since_s is None else since_s) + patience_s
+            due_s = _waits_since(job) + patience_s
             if due_s <= snapshot.time_s:
                 overdue.append(job)
             elif due_s < next_due:
@@ -163,8 +162,7 @@ class Aging(Wrapper[M]):
 
     def _patience_s(self, snapshot: Snapshot, waiting: Sequence[Job]) -> float:
         quantum_s = self._quantum_s(snapshot)
-        slices_s = map(_slice_s, waiting)
-        rounds_s = [slice_s if slice_s > quantum_s else quantum_s for slice_s in slices_s]
+        rounds_s = [max(quantum_s, _slice_s(job)) for job in waiting]
         total_gpu_s = fsum(map(mul, (job.min_gpus for job in waiting), rounds_s))  # in any order
         fixed = sum(len(job.gpus_held) for job in snapshot.holding if not job.preemptible)
         return self.quanta * max(*rounds_s, total_gpu_s / max(1, len(snapshot.gpus) - fixed))
@@ -242,10 +240,8 @@ def _waits_since(job: Job) -> float:
 
 def _slice_s(job: Job) -> float:
     """Return the seconds from a segment's start to the checkpoint after its first report."""
-    # The parts of `switch_s` one by one: this is asked of 10,000 jobs in each decision.
-    switch_s = (job.checkpoint_s or 0.0) + (job.restore_s or 0.0) + (job.startup_s or 0.0)
-    curve = job.curve
-    return switch_s + curve[-1].seconds / len(curve) if curve else switch_s
+    report_s = job.curve[-1].seconds / len(job.curve) if job.curve else 0.0
+    return (job.switch_s or 0.0) + report_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,18 +262,11 @@ class Quantum:
         if not (0 <= self.k < inf and 0 <= self.default_switch_s < inf):
             raise ValueError("k and default_switch_s are finite and not negative")
 
-    def ends_s(self, snapshot: Snapshot) -> Mapping[JobId, float]:
+    def ends_s(self, snapshot: Snapshot) -> dict[JobId, float]:
         """Return when the quantum of each job that it still protects ends.
 
         A job without a known start begins its quantum now.
         """
-        derived = snapshot.derived
-        if self not in derived:
-            derived[self] = self._ends_s(snapshot)
-        ends: Mapping[JobId, float] = derived[self]
-        return ends
-
-    def _ends_s(self, snapshot: Snapshot) -> dict[JobId, float]:
         held = snapshot.held
         ends: dict[JobId, float] = {}
         largest: dict[SweepId, float] | None = None

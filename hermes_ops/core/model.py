@@ -280,11 +280,6 @@ class Snapshot:
         return frozenset(free)
 
     @cached_property
-    def derived(self) -> dict[object, Any]:
-        """What wrappers have derived from this snapshot, by the rule: several ask for the same."""
-        return {}
-
-    @cached_property
     def node_of(self) -> Mapping[int, str]:
         """The node of each GPU, by the GPU's index."""
         return {gpu.index: gpu.node for gpu in self.gpus}

@@ -119,7 +119,7 @@ class QuotaLimits:
         surplus = QuotaSurplus(set(), {})
         for job, grant in _by_claim(snapshot, plan, pinned, self.classes.priority_of):
             team, of_user = self._names[job.virtual_cluster], self.of_user(job)
-            account = self.account(job) if self.classes.account_of else team
+            account = self.account(job)
             of_team = self.of_team.get(team, 0)
             if account is not team:
                 left_of_class = self.of_team[account] - held.teams[account]
@@ -142,13 +142,12 @@ class QuotaLimits:
         That order is the grants, then the ranking. Before them are jobs that need `AHEAD` times
         their team's share, each within its user's limit. None of a team with fewer.
         """
-        ahead, counted, names = set[JobId](), HeldGpus(), self._names
+        ahead, counted = set[JobId](), HeldGpus()
         of_team = {name: AHEAD * share for name, share in self.of_team.items()}
         of_teams, of_users, jobs = counted.teams, counted.users, snapshot.index
-        account_of = self.classes.account_of
         for job_id in chain([grant.job for grant in first.grants], first.ranking):
             job = jobs[job_id]
-            team = self.account(job) if account_of else names[job.virtual_cluster]
+            team = self.account(job)
             if of_teams[team] >= of_team.get(team, 0):
                 continue
             if of_users[job.user] + job.min_gpus <= self.of_user(job):
@@ -156,10 +155,7 @@ class QuotaLimits:
                 ahead.add(job_id)
         enough = {name for name, most in of_team.items() if of_teams[name] >= most}
         return {
-            job.id
-            for job in snapshot.queue
-            if (self.account(job) if account_of else names[job.virtual_cluster]) in enough
-            and job.id not in ahead
+            job.id for job in snapshot.queue if job.id not in ahead and self.account(job) in enough
         }
 
     def full(

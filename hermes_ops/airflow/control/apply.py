@@ -47,7 +47,7 @@ from hermes_ops.airflow.control.sweep_state import SweepState, find, find_sweep
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.folders import write_notice
 from hermes_ops.airflow.hosts import Host
-from hermes_ops.airflow.machines import Machines, queue_of
+from hermes_ops.airflow.machines import MachineSlots, queue_of
 from hermes_ops.airflow.metadata import Metadata, TaskRank
 from hermes_ops.airflow.records import AIRFLOW_TAG, HELD_POOL_SLOTS, CloseRecord, Lease, Notice
 from hermes_ops.core.model import (
@@ -88,7 +88,7 @@ class Applier:
     background: RequestPool = field(default_factory=RequestPool)  # for what no round waits for
     host: Host = field(default_factory=Host.here)
     waits_for_slots: bool = False  # the last round's: nobody tells when they are open
-    machines: Machines = field(default_factory=Machines)
+    machines: MachineSlots = field(default_factory=MachineSlots)
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
     _describing: dict[str, Future[None]] = field(default_factory=dict)
     _notices: dict[JobId, float] = field(default_factory=dict)

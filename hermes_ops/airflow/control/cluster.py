@@ -95,7 +95,7 @@ class AirflowCluster:
     def adopt_quota(self, quota: QuotaInForce) -> None:
         """Put sweeps into the teams of this quota from now on, and show it."""
         self.quota = quota
-        self._running.assign_teams(quota.team_of_user, quota.team_of_airflow_team)
+        self._running.assign_teams(quota.spec)
 
     def observe(self) -> Snapshot:
         """Read everything, settle what needs no policy, and return the policy's facts."""

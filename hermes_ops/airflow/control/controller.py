@@ -43,7 +43,7 @@ from hermes_ops.airflow.control.worker_registries import registry_of
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.hosts import REMEDY, configured_refusal, mark_home, node_names
-from hermes_ops.airflow.machines import Machines
+from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.state_store import refused_setting
 from hermes_ops.airflow.trial.metrics import tracking_uri
@@ -350,7 +350,7 @@ def build(pool: str) -> Controller:
 
 def _pool_machines(metadata: Metadata) -> PoolMachines:
     """Return the machines that the environment names, and begin to watch their workers."""
-    machines = Machines.from_environment()
+    machines = MachineSlots.from_environment()
     if not machines.of_slot:
         return PoolMachines()
     watch = MachineWatch(machines, registry_of(metadata.engine))

@@ -26,7 +26,7 @@ from hermes_ops.airflow.control.search_process import SlowSearches, is_slow
 from hermes_ops.airflow.control.sweep_state import SweepState, find
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.hosts import Host, leased_nodes, node_of_each
-from hermes_ops.airflow.machines import Machines
+from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.records import Lease, SegmentRecord
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
 from hermes_ops.config import leased_pod
@@ -51,7 +51,7 @@ class Granting:
     background: RequestPool = field(default_factory=RequestPool)  # for what no round waits for
     searches: SlowSearches = field(default_factory=SlowSearches)
     host: Host = field(default_factory=Host.here)
-    machines: Machines = field(default_factory=Machines)
+    machines: MachineSlots = field(default_factory=MachineSlots)
     _configs: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
     _bare: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # run -> its configuration
     _writing: dict[str, Future[None]] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hermes_ops.airflow.machines import Machines, queue_of
+from hermes_ops.airflow.machines import MachineSlots, queue_of
 from hermes_ops.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Absence:
 class MachineWatch:
     """Remembers when each machine was last seen; safe in threads."""
 
-    machines: Machines
+    machines: MachineSlots
     registry: WorkerRegistry
     clock: Callable[[], float] = time.time
     _seen_s: dict[str, float] = field(default_factory=dict)

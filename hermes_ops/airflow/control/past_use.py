@@ -36,7 +36,7 @@ def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> P
     since_s = max(0.0, now_s - HALF_LIVES * half_life_s)
     if core.limits_gpu_time:
         since_s = min(since_s, month_start_s(now_s))
-    airflow_team_of = dag_teams(metadata.engine) if quota.team_of_airflow_team else {}
+    airflow_team_of = dag_teams(metadata, quota)
     with metadata.single_connection():
         sweeps = metadata.sweeps_since(since_s, MOST_SWEEPS)
         of_runs = [

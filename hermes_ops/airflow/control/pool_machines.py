@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hermes_ops.airflow.control.machine_watch import Absence, MachineWatch
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.machines import Machines
+from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.metadata import OCCUPYING
 
 RECHECK_S = 10.0
@@ -26,7 +26,7 @@ class Pools(Protocol):
 class PoolMachines:
     """The machines of one pool, none where it has none; the workers that are alive count."""
 
-    machines: Machines = field(default_factory=Machines)
+    machines: MachineSlots = field(default_factory=MachineSlots)
     watch: MachineWatch | None = None
     away: Mapping[str, Absence] = field(default_factory=dict)
     _slots: int = -1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from hermes_ops.airflow.control.past_use import PastUse
 from hermes_ops.airflow.control.policy_settings import read_object
 from hermes_ops.airflow.dag_teams import is_multi_team
 from hermes_ops.airflow.folders import home
-from hermes_ops.config.pool_quota import PoolQuota, parse_quota, refuse_class
+from hermes_ops.config.pool_quota import WITHOUT_TEAMS, PoolQuota, parse_quota, refuse_class
 from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.guards import Quantum
@@ -162,14 +162,9 @@ class QuotaInForce:
         return True
 
     @property
-    def team_of_user(self) -> Mapping[str, str]:
-        """The team of each user that a team lists; empty without a quota."""
-        return {} if self.settings is None else self.settings.quota.team_of_user
-
-    @property
-    def team_of_airflow_team(self) -> Mapping[str, str]:
-        """The team for each of Airflow's teams that the quota names; empty without a quota."""
-        return {} if self.settings is None else self.settings.quota.team_of_airflow_team
+    def spec(self) -> PoolQuota:
+        """The quota as its file has it; one without teams where there is none."""
+        return WITHOUT_TEAMS if self.settings is None else self.settings.quota
 
     def _adopt(self, settings: QuotaSettings | None) -> None:
         self.settings, self._scaled_to, self.notices = settings, None, ()

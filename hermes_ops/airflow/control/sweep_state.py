@@ -25,7 +25,7 @@ from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import MAIN_DAG
-from hermes_ops.airflow.machines import Machines
+from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
 from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
 from hermes_ops.config import (
@@ -35,6 +35,7 @@ from hermes_ops.config import (
     render_command,
     render_environment,
 )
+from hermes_ops.config.pool_quota import WITHOUT_TEAMS, PoolQuota
 from hermes_ops.config.workers import Workers
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Snapshot, SweepId
 from hermes_ops.core.priority_class import DEFAULT_CLASS, NIGHTLY_CLASS
@@ -384,20 +385,16 @@ class RunningSweeps:
 
     pool: str
     faults: FaultBarrier = field(default_factory=FaultBarrier)
-    machines: Machines = field(default_factory=Machines)
+    machines: MachineSlots = field(default_factory=MachineSlots)
     specs: dict[str, SweepSpec] = field(default_factory=dict)
     unreadable: dict[str, RunRow] = field(default_factory=dict)
-    _teams: Mapping[str, str] = field(default_factory=dict)
-    _teams_of_airflow: Mapping[str, str] = field(default_factory=dict)
+    _quota: PoolQuota = WITHOUT_TEAMS
     _airflow_team_of: Mapping[str, str] = field(default_factory=dict)  # by DAG
     _not_ours: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def assign_teams(self, teams: Mapping[str, str], of_airflow: Mapping[str, str] = _NONE) -> None:
-        """Put each sweep into its team: that of its DAG, else that of its owner, else none.
-
-        `teams` by user, and `of_airflow` by Airflow's team of the DAG.
-        """
-        self._teams, self._teams_of_airflow = teams, of_airflow
+    def assign_teams(self, quota: PoolQuota) -> None:
+        """Put each sweep into its team by this quota."""
+        self._quota = quota
         self._put_into_teams()
 
     def _put_into_teams(self) -> None:
@@ -405,12 +402,12 @@ class RunningSweeps:
             self.specs[sweep_id] = self._in_team(spec)
 
     def _in_team(self, spec: SweepSpec) -> SweepSpec:
-        of_dag = self._teams_of_airflow.get(self._airflow_team_of.get(spec.run.dag_id, ""))
-        return spec.in_team(of_dag or self._teams.get(spec.facts.user, ""))
+        airflow_team = self._airflow_team_of.get(spec.run.dag_id, "")
+        return spec.in_team(self._quota.team_of(spec.facts.user, airflow_team))
 
     def _read_airflow_teams(self, metadata: Metadata) -> None:
         """Read which DAG is of which of Airflow's teams, where the quota names some."""
-        found = dag_teams(metadata.engine) if self._teams_of_airflow else _NONE
+        found = dag_teams(metadata, self._quota)
         if found != self._airflow_team_of:
             self._airflow_team_of = found
             self._put_into_teams()

@@ -30,12 +30,13 @@ from hermes_ops.airflow.explanation import (
     short,
     trouble_line,
 )
-from hermes_ops.airflow.machines import Machines
+from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.metadata import Metadata, PoolRow
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.progress import ProgressCache
-from hermes_ops.airflow.page.usage_view import DEFAULT_POOL, UsageReader
+from hermes_ops.airflow.page.usage_view import UsageReader
 from hermes_ops.airflow.records import SweepRecord, decode
+from hermes_ops.airflow.sweep.source import DEFAULT_POOL
 from hermes_ops.core.model import QUEUED_PHASES
 from hermes_ops.errors import HermesError
 
@@ -139,12 +140,12 @@ class PageSources:
 
     def _read_pool(self, pool: str) -> PoolView:
         running = self._sweeps.setdefault(
-            pool, RunningSweeps(pool, machines=Machines.from_environment())
+            pool, RunningSweeps(pool, machines=MachineSlots.from_environment())
         )
         quota = self._quotas.setdefault(pool, QuotaInForce(QuotaSettings.file(pool)))
         with suppress(HermesError):  # a malformed quota: the controller reports it
             if quota.refresh():
-                running.assign_teams(quota.team_of_user, quota.team_of_airflow_team)
+                running.assign_teams(quota.spec)
         running.refresh(self.metadata)
         sweep_states = {s: SweepState.fetch(p, self.metadata, {}) for s, p in running.specs.items()}
         specs = running.specs.values()

@@ -14,8 +14,8 @@ from hermes_ops.airflow.page.access import Reader
 from hermes_ops.airflow.page.history import SweepRow, sweep_row
 from hermes_ops.airflow.page.pool_view import PageSources, PoolView, decision_row
 from hermes_ops.airflow.page.progress import LiveSweep, SweepProgress, read_progress
-from hermes_ops.airflow.page.usage_view import DEFAULT_POOL
 from hermes_ops.airflow.records import FAILURES_TAG, SweepRecord, decode
+from hermes_ops.airflow.sweep.source import DEFAULT_POOL
 from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.summary import TrialSummary, course
 from hermes_ops.report.table import format_cell

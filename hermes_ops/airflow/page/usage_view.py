@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.control.quota_settings import QuotaSettings
 from hermes_ops.airflow.control.sweep_state import began_s, owner
+from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.records import SweepRecord, decode
+from hermes_ops.airflow.sweep.source import DEFAULT_POOL
+from hermes_ops.config.pool_quota import WITHOUT_TEAMS
 from hermes_ops.core.usage import Figures, TrialUse, usage
 from hermes_ops.core.usage_table import COLUMNS, OF_ALL, PRICE
 from hermes_ops.errors import HermesError
@@ -23,12 +26,12 @@ from hermes_ops.tracking import SweepRef
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.metadata import Metadata, PastRun
+    from hermes_ops.config.pool_quota import PoolQuota
     from hermes_ops.core.summary import Segment
     from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
 
-DEFAULT_POOL = "gpus"
 MOST_SWEEPS = 1_000
 DAY_S = 86_400.0
 FRESH_S, FRESH_SHARE = 60.0, 20.0
@@ -131,30 +134,34 @@ class UsageReader:
         now_s = self.clock()
         since_s = now_s - query.days * DAY_S
         settings = _settings(query.pool)
-        teams = {} if settings is None else settings.quota.team_of_user
+        spec = WITHOUT_TEAMS if settings is None else settings.quota
+        airflow_team_of = dag_teams(self.metadata, spec)
         past = self.metadata.sweeps_since(since_s, MOST_SWEEPS)
         uses = [
             use
             for each in past
             if each.run.dag_id in query.dags
-            for use in self._uses(each, query.pool, teams)
+            for use in self._uses(each, query.pool, spec, airflow_team_of)
         ]
-        quota = settings.quota.quota() if settings is not None and query.is_whole else None
-        rate = None if settings is None else settings.quota.rate
+        quota = spec.quota() if settings is not None and query.is_whole else None
+        rate = spec.rate
         rows = [row.document(rate) for row in usage(uses, query.by, since_s, now_s, quota)]
         columns = COLUMNS if rate is None else COLUMNS | PRICE
         if not query.is_whole:  # what others borrowed, lent and caused is not known then
             columns = {name: head for name, head in columns.items() if name not in OF_ALL}
         return UsageTable(query, now_s, columns, rows, len(past) >= MOST_SWEEPS)
 
-    def _uses(self, past: PastRun, pool: str, teams: Mapping[str, str]) -> list[TrialUse]:
+    def _uses(
+        self, past: PastRun, pool: str, quota: PoolQuota, airflow_team_of: Mapping[str, str]
+    ) -> list[TrialUse]:
         """Return the use of each trial of a sweep, if it is one of that pool."""
         run, record = past.run, decode(SweepRecord, past.run.sweep)
         if record is None or str(record.config.get("pool", DEFAULT_POOL)) != pool:
             return []
         user = owner(run, record.config.get("owner"))
         ref = SweepRef(run.sweep_id, record.experiment_id, record.parent_run_id)
-        submitted_s, team = began_s(record, run), teams.get(user, "")
+        submitted_s = began_s(record, run)
+        team = quota.team_of(user, airflow_team_of.get(run.dag_id, ""))
         return [
             TrialUse(run.sweep_id, user, team, submitted_s, segments, pool)
             for segments in self._segments(ref, past.ended_s)

@@ -11,7 +11,7 @@ from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.quota_settings import QuotaInForce
 from hermes_ops.airflow.control.sweep_state import pool_snapshot
 from hermes_ops.airflow.explanation import UNDECIDED
-from hermes_ops.airflow.machines import Machines
+from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.pool_view import PageSources, score
 from hermes_ops.config.sweep_rules import with_sweep_rules
@@ -98,7 +98,7 @@ def _what_if(sources: PageSources, pool: str, name: str, reader: Reader) -> What
         sources.metadata,
         sweep_states,
         sources.clock(),
-        nodes=Machines.from_environment().of_slot,
+        nodes=MachineSlots.from_environment().of_slot,
         lendable=lendable,
     )
     plan = decide(choice, sweep_states, snapshot, prior or (), pool_view.quota)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import ENDED_RUN, TaskKey
 from hermes_ops.airflow.control.cleanup.janitor import keep_note, kept_until_s
-from hermes_ops.airflow.identity import group_of, possible_dags, sweep_id
+from hermes_ops.airflow.identity import group_of, possible_places, sweep_id
 from hermes_ops.airflow.prune.removal import PruneEntry
 from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 from hermes_ops.config import RunIn, SweepConfig, parse
@@ -127,7 +127,8 @@ class DeletionRights:
         A sweep that Airflow does not show, as its runs are deleted or this user may not see them,
         may belong to any DAG that its id can mean: without `dag_id` he needs the right on all.
         """
-        for dag in (dag_id,) if dag_id else possible_dags(sweep):
+        dags = dict.fromkeys(place.dag_id for place in possible_places(sweep))
+        for dag in (dag_id,) if dag_id else dags:
             if dag not in self._permitted:
                 self._permitted[dag] = self.airflow.may_delete_runs(dag)
             if not self._permitted[dag]:

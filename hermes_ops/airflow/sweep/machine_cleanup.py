@@ -20,7 +20,7 @@ from airflow.sdk import DAG, BaseOperator
 
 from hermes_ops.airflow.control.cleanup.janitor import KEEP_FILE, free_ended, free_expired
 from hermes_ops.airflow.folders import home, sweep_folder
-from hermes_ops.airflow.machines import SWEEP_NOTE, Machines, queue_of
+from hermes_ops.airflow.machines import SWEEP_NOTE, MachineSlots, queue_of
 from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config import parse
 from hermes_ops.errors import HermesError, Refused, Unavailable
@@ -98,7 +98,7 @@ def machine_cleanup_dag(
     """Return a DAG with a task for each machine of HERMES_MACHINES, which its own worker runs."""
     own = {"catchup": False, "max_active_runs": 1, "tags": ["hermes"], **dag_arguments}
     with DAG(dag_id, schedule=schedule, doc_md=__doc__, **own) as dag:
-        for name in Machines.from_environment().names:
+        for name in MachineSlots.from_environment().names:
             MachineCleanupOperator(
                 task_id=f"clean_{name}".replace("-", "_").replace(".", "_"),
                 queue=queue_of(name),

@@ -17,9 +17,15 @@ from jinja2 import TemplateError
 from hermes_ops.airflow import open_secrets
 from hermes_ops.airflow.control.cleanup.janitor import check_store
 from hermes_ops.airflow.folders import pod_file
-from hermes_ops.airflow.hosts import NODES_VARIABLE, REMEDY, node_names, process_refusal
+from hermes_ops.airflow.hosts import (
+    NODES_VARIABLE,
+    REMEDY,
+    node_names,
+    process_refusal,
+    remote_executor,
+)
 from hermes_ops.airflow.identity import MAIN_DAG, group_of, may_be_of_another_dag, sweep_of
-from hermes_ops.airflow.machines import MACHINES_VARIABLE, WITH_QUEUES, Machines
+from hermes_ops.airflow.machines import MACHINES_VARIABLE, WITH_QUEUES, MachineSlots
 from hermes_ops.airflow.open_secrets import redact
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
@@ -207,34 +213,30 @@ class PlanOperator(BaseOperator):
     def _check_executor(self, config: SweepConfig) -> None:
         """Fail the plan of trials that would be processes on machines without the pool's GPUs."""
         is_pod = config.trial.run_in is not RunIn.PROCESS
-        if Machines.from_environment().of_slot:
-            self._check_machines(is_pod=is_pod)
-        elif not is_pod and (refusal := self._refusal()):
+        dag = self.get_dag()
+        trial = dag.get_task(self.trial_task) if dag is not None else None
+        executors = getattr(trial, "executor", None), self.executor
+        if MachineSlots.from_environment().of_slot:
+            self._check_machines(remote_executor(*executors), is_pod=is_pod)
+        elif not is_pod and (refusal := process_refusal(*executors)):
             raise AirflowFailException(
                 f"trial.run_in: found process, and {refusal}; allowed: pod, or process with "
                 f"LocalExecutor on one machine. Fix: {REMEDY}."
             )
 
-    def _check_machines(self, *, is_pod: bool) -> None:
+    def _check_machines(self, executor: str, *, is_pod: bool) -> None:
         """Fail the plan of trials that no worker of the pool's machines would take."""
         if is_pod:
             raise AirflowFailException(
                 f"trial.run_in: found pod; allowed: process, as {MACHINES_VARIABLE} is set. "
                 "Fix: write `run_in: process`."
             )
-        found = self._refusal().partition(" ")[0]
-        if found not in WITH_QUEUES:
+        if executor not in WITH_QUEUES:
             raise AirflowFailException(
                 f"{MACHINES_VARIABLE} is set, and the trials' tasks are run by "
-                f"{found or 'an executor that stays on its machine'}; allowed: "
+                f"{executor or 'an executor that stays on its machine'}; allowed: "
                 f"{' or '.join(WITH_QUEUES)}. Fix: set [core] executor."
             )
-
-    def _refusal(self) -> str:
-        """Return why the trials' executor cannot run processes on one machine; empty if it can."""
-        dag = self.get_dag()
-        trial = dag.get_task(self.trial_task) if dag is not None else None
-        return process_refusal(getattr(trial, "executor", None), self.executor)
 
     def _templated(self, context: Mapping[str, Any], before: SweepRecord | None) -> tuple[str, ...]:
         """Return the variables that trials render: those of the DAG's file as it was planned."""

@@ -23,7 +23,7 @@ from hermes_ops.airflow.folders import (
     TrialFolder,
     WakeFile,
     controller_wake_file,
-    read_notice,
+    notice_text,
     read_stop_flag,
 )
 from hermes_ops.airflow.hosts import Host
@@ -109,8 +109,7 @@ class HeldPod:
 
     def notice(self) -> str:
         """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
-        notice = read_notice(self.folder, self.epoch)
-        return "" if notice is None else f"Notice: it {notice.reason}"
+        return notice_text(self.folder, self.epoch)
 
     def relay(self) -> None:
         """Do nothing: the controller reads the trial's status itself."""

@@ -14,7 +14,7 @@ from hermes_ops.airflow.folders import (
     WakeFile,
     all_ended,
     controller_wake_file,
-    read_notice,
+    notice_text,
     read_stop_flag,
 )
 from hermes_ops.airflow.records import (
@@ -153,8 +153,7 @@ class SegmentRun:
 
     def notice(self) -> str:
         """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
-        notice = read_notice(self.folder, self.lease.epoch)
-        return "" if notice is None else f"Notice: it {notice.reason}"
+        return notice_text(self.folder, self.lease.epoch)
 
     def relay(self) -> None:
         """Record the trial's status, if it has changed."""

@@ -100,7 +100,6 @@ class ElasticFrontrunner:
         chosen = [choice for choice in choices.of_jobs if sizes.get(choice.job.id)]
         batches = _batches(problem, choices, chosen, sizes)
         grants = problem.grants(sizes, batches, nodes_wanted=_nodes(choices, chosen, sizes))
-        grants = problem.with_idle(grants)  # a job that is stopping takes nobody's GPUs yet
         sizes = {**sizes, **{grant.job: len(grant.gpus) for grant in grants}}
         waiting = (choice.job for choice in choices.by_left() if not choice.job.holds_gpus)
         trials = sweeps.waiting()

@@ -79,7 +79,7 @@ class App:
 
     @property
     def share(self) -> AppShare:
-        """What the next decision needs."""
+        """The time on its share, as the policy remembers it until the next decision."""
         return AppShare(self.name, self.alone_s, self.done_gpu_s)
 
 

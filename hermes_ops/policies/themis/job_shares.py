@@ -84,7 +84,7 @@ class JobField:
         return parts / np.maximum(had, 1e-9)
 
     def shares(self, jobs: Iterable[Job]) -> tuple[JobShare, ...]:
-        """Return what the next decision needs, by id."""
+        """Return the share of each job, by id, for the policy's memory."""
         rows = zip(jobs, self.alone_s.tolist(), self.left_s.tolist(), strict=True)
         shares = (JobShare(job.id, alone_s, left_s) for job, alone_s, left_s in rows)
         return tuple(sorted(shares, key=lambda share: share.job))

@@ -26,7 +26,7 @@ def lowest(job: Job, free: Collection[int]) -> tuple[int, ...] | None:
     """Choose the free GPUs with the lowest indices, on any node."""
     if job.min_gpus > len(free):
         return None
-    return (min(free),) if job.min_gpus == 1 else tuple(sorted(free)[: job.min_gpus])
+    return tuple(sorted(free)[: job.min_gpus])
 
 
 def consolidated(gpus: Iterable[Gpu]) -> Chooser:

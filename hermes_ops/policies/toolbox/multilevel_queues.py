@@ -120,10 +120,6 @@ class MultilevelQueues:
         attained = self.attained_gpu_s(job) + SLACK_GPU_S
         return bisect_right(self.limits, attained)
 
-    def _first_level_of(self, job: Job) -> int:
-        """Return the same of a job that has not been promoted."""
-        return bisect_right(self.limits, job.attained_gpu_s(self.snapshot.time_s) + SLACK_GPU_S)
-
     def _in_order(self, crossings: list[Crossing]) -> list[Crossing]:
         index = self.snapshot.index
         if self._in_time:
@@ -187,9 +183,8 @@ class MultilevelQueues:
             queues[:] = [tuple(job for job in queue if job in ids) for queue in queues]
         queued = set(chain(*self.runs, *self.waits))
         added: list[list[JobId]] = [[] for _ in self.waits]
-        level_of = self.level_of if self.clocks else self._first_level_of
         for job in by_submission([job for job in alive if job.id not in queued]):
-            added[level_of(job)].append(job.id)
+            added[self.level_of(job)].append(job.id)
         self.waits = [queue + tuple(more) for queue, more in zip(self.waits, added, strict=True)]
         self.clocks = {job: clock for job, clock in self.clocks.items() if job in ids}
         self._newest_s = max((job.submitted_s for job in alive), default=self._newest_s)

@@ -70,7 +70,8 @@ class SizingProblem:
         the choice of `placing`, PACKED if it is not given, which may be fewer GPUs. A job that may
         run on some nodes only comes first; if it fits on none, it gets nothing. The jobs of
         `moving` are placed as well, although their size stays. One of `nodes_wanted` is spread
-        evenly over so many nodes, if these have room.
+        evenly over so many nodes, if these have room. Running jobs without a grant keep GPUs that
+        nobody gets.
         """
         placing = PACKED if placing is None else placing
         nodes = FreeNodes(self.snapshot)
@@ -92,15 +93,14 @@ class SizingProblem:
             gpus = gpus or placing.choose(nodes, job, sizes[job.id])
             if gpus is not None:
                 placed.append(Grant(job.id, gpus, batch=batches.get(job.id)))
-        if len(placed) < len(moved):
-            placed += self._idle(nodes, {grant.job for grant in (*kept, *placed)})
+        placed += self._idle(nodes, {grant.job for grant in (*kept, *placed)})
         return (*self.fixed, *kept, *placed)
 
     def placed(self, solve: Solve) -> tuple[Grant, ...]:
         """Return the grants of a solution in which every job has found a place.
 
         If some find none, `solve` is asked again without them, and without those of earlier
-        solutions. Running jobs without a grant keep GPUs that nobody gets.
+        solutions.
         """
         stopping = {job.id for job in self.jobs if job.phase is Phase.STOPPING}  # need no place yet
         without = frozenset[JobId]()
@@ -109,7 +109,7 @@ class SizingProblem:
             grants = self.grants(sizes, batches)
             missing = sizes.keys() - {grant.job for grant in grants} - stopping
             if missing <= without:
-                return self.with_idle(grants)
+                return grants
             without |= missing
 
     def _idle(self, nodes: FreeNodes, granted: set[JobId]) -> Iterator[Grant]:
@@ -119,13 +119,6 @@ class SizingProblem:
             if now is not None and job.id not in granted and nodes.has(now.gpus):
                 nodes.take(now.gpus)
                 yield now
-
-    def with_idle(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
-        """Return the grants and those of running jobs without one whose GPUs nobody gets."""
-        nodes = FreeNodes(self.snapshot)
-        for grant in grants:
-            nodes.take(grant.gpus)
-        return (*grants, *self._idle(nodes, {grant.job for grant in grants}))
 
     def plan(
         self,

@@ -18,8 +18,15 @@ from sqlalchemy.orm import Session
 from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepState
 from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
+from hermes_ops.config.pool_quota import PoolQuota, parse_quota
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import row, run_row
+
+
+def quota(airflow_team: str | None) -> PoolQuota:
+    """A quota in which ann is of the team speech, and vision is that team of Airflow."""
+    vision = {"name": "vision", "airflow_team": airflow_team}
+    return parse_quota({"teams": [{"name": "speech", "users": ["ann"]}, vision]}, "a test")
 
 
 class OneSweep:
@@ -38,12 +45,16 @@ class OneSweep:
         return (row(0),) if task == "trial" else ()
 
 
+def sweep_of(engine: Engine) -> Any:
+    """Return what is read of Airflow's database."""
+    return OneSweep(engine)
+
+
 def team_in(sweeps: RunningSweeps, engine: Engine) -> str:
     """Return the team of the sweep's trial, as a policy sees it."""
-    metadata: Any = OneSweep(engine)
-    sweeps.refresh(metadata)
+    sweeps.refresh(sweep_of(engine))
     (spec,) = sweeps.specs.values()
-    (job,) = SweepState.fetch(spec, metadata, {}).jobs(100.0)
+    (job,) = SweepState.fetch(spec, sweep_of(engine), {}).jobs(100.0)
     return job.virtual_cluster
 
 
@@ -72,42 +83,47 @@ def multi_team(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("multi_team")
 def test_a_dag_has_the_team_of_its_bundle_as_airflow_itself_says(engine: Engine) -> None:
-    assert dag_teams(engine) == {"hermes_sweep": "vision-team", "other": "vision-team"}
+    named = quota("vision-team")
+    assert dag_teams(sweep_of(engine), quota(None)) == {}
+    assert dag_teams(sweep_of(engine), named) == {
+        "hermes_sweep": "vision-team",
+        "other": "vision-team",
+    }
     with Session(engine) as session:
         of_airflow: Any = DagModel.get_dag_id_to_team_name_mapping
         ids = ["hermes_sweep", "other", "free"]
-        assert of_airflow(ids, session=session) == dag_teams(engine)
+        assert of_airflow(ids, session=session) == dag_teams(sweep_of(engine), named)
 
 
 def test_without_multi_team_no_dag_has_a_team(engine: Engine) -> None:
-    assert dag_teams(engine) == {}
+    assert dag_teams(sweep_of(engine), quota("vision-team")) == {}
 
 
 @pytest.mark.usefixtures("multi_team")
 def test_a_database_that_does_not_tell_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="teams of DAGs"):
-        dag_teams(create_engine(f"sqlite:///{tmp_path}/empty.db"))
+        dag_teams(sweep_of(create_engine(f"sqlite:///{tmp_path}/empty.db")), quota("vision-team"))
 
 
 @pytest.mark.usefixtures("multi_team")
 def test_a_sweep_is_of_the_team_of_its_dag_before_that_of_its_owner(engine: Engine) -> None:
     sweeps = RunningSweeps("gpus")
-    sweeps.assign_teams({"ann": "speech"}, {"vision-team": "vision"})
+    sweeps.assign_teams(quota("vision-team"))
     assert team_in(sweeps, engine) == "vision"
-    sweeps.assign_teams({"ann": "speech"}, {"another-team": "vision"})
+    sweeps.assign_teams(quota("another-team"))
     assert team_in(sweeps, engine) == "speech"
-    sweeps.assign_teams({"ann": "speech"})
+    sweeps.assign_teams(quota(None))
     assert team_in(sweeps, engine) == "speech"
 
 
 @pytest.mark.usefixtures("multi_team")
 def test_a_bundle_that_changes_its_team_moves_its_sweeps(engine: Engine) -> None:
     sweeps = RunningSweeps("gpus")
-    sweeps.assign_teams({}, {"vision-team": "vision"})
+    sweeps.assign_teams(quota("vision-team"))
     assert team_in(sweeps, engine) == "vision"
     with Session(engine) as session:
         bundle = session.get(DagBundleModel, "theirs")
         assert bundle is not None
         bundle.teams = []
         session.commit()
-    assert team_in(sweeps, engine) == ""
+    assert team_in(sweeps, engine) == "speech"

@@ -26,7 +26,7 @@ from hermes_ops.airflow.control.worker_registries import CeleryWorkers, EdgeWork
 from hermes_ops.airflow.explanation import absence_line, away_lines
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.hosts import WRONG_HOST
-from hermes_ops.airflow.machines import Machines, mismatch, on_this_machine
+from hermes_ops.airflow.machines import MachineSlots, mismatch, on_this_machine
 from hermes_ops.airflow.metadata import PoolRow
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, SegmentRecord, decode, encode
 from hermes_ops.airflow.trial.local import LocalSegment
@@ -45,7 +45,7 @@ from tests.unit.airflow.builders import (
     sweep_with,
 )
 
-PAIR = Machines(("a", "a", "b", "b"))
+PAIR = MachineSlots(("a", "a", "b", "b"))
 NOW_S = 200.0
 
 
@@ -53,9 +53,9 @@ NOW_S = 200.0
 
 
 def test_slots_are_the_machines_gpus_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Machines.from_environment().names == ()
+    assert MachineSlots.from_environment().names == ()
     monkeypatch.setenv("HERMES_MACHINES", "b=1, a=2")
-    found = Machines.from_environment()
+    found = MachineSlots.from_environment()
     assert (found.of_slot, found.names) == (("b", "a", "a"), ("b", "a"))
     assert found.slots_of(["a"]) == {1, 2}
 
@@ -75,7 +75,7 @@ def test_a_bad_list_is_refused_with_the_remedy(
     monkeypatch.setenv("HERMES_MACHINES", text)
     monkeypatch.setenv("HERMES_NODES", nodes)
     with pytest.raises(HermesError, match=remedy):
-        Machines.from_environment()
+        MachineSlots.from_environment()
 
 
 def test_a_lease_names_the_machine_and_its_gpus_there() -> None:

@@ -228,8 +228,11 @@ def test_a_step_that_is_only_compiled_is_not_counted(
 def test_a_pytorch_without_hooks_for_steps_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    registered(monkeypatch, tmp_path, "2")
-    patch(ModuleType("torch.optim.optimizer"))  # PyTorch before 2.0
+    assert registered(monkeypatch, tmp_path, "2")  # with them, in the same process
+    before_2_0 = ModuleType("torch.optim.optimizer")
+    attributes = dict(vars(before_2_0))
+    patch(before_2_0)
+    assert vars(before_2_0) == attributes
 
 
 SCRIPT = """

@@ -12,12 +12,11 @@ from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.reconcile import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.folders import TrialFolder, read_lease, read_notice, read_stop_flag
+from hermes_ops.airflow.folders import TrialFolder, notice_text, read_lease, read_stop_flag
 from hermes_ops.airflow.records import (
     FAILED_TAG,
     HELD_POOL_SLOTS,
     CloseRecord,
-    Notice,
     StopFlag,
     encode,
 )
@@ -104,10 +103,11 @@ def test_a_notice_is_written_once_for_the_lease_and_the_log_and_withdrawn_when_i
     folder = TrialFolder.from_sweep(SWEEP, 0)
     for _ in range(2):
         applier.apply({SWEEP: world}, snapshot, told, (), {SWEEP: 0.4})
-    assert read_notice(folder, 1) == Notice(1, "keeps its GPUs until 12:00:05 UTC", 230.0)
+    assert notice_text(folder, 1) == "Notice: it keeps its GPUs until 12:00:05 UTC"
+    assert notice_text(folder, 2) == ""
     assert [(d["action"], d["trial"]) for d in read_local(SWEEP)] == [("notice", 0)]
     applier.apply({SWEEP: world}, snapshot, replace(told, notices=()), (), {SWEEP: 0.4})
-    assert read_notice(folder, 1) is None
+    assert notice_text(folder, 1) == ""
 
 
 def test_a_resize_tells_the_task_to_keep_its_slots_and_a_stop_does_not() -> None:

@@ -10,6 +10,7 @@ from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepSpec, Swe
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
 from hermes_ops.airflow.records import CloseRecord, encode
+from hermes_ops.config.pool_quota import parse_quota
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import ConfigError
 from hermes_ops.search.interface import Observation
@@ -212,7 +213,7 @@ def test_trials_change_their_team_with_the_quota_in_force() -> None:
         return job.user, job.virtual_cluster
 
     assert facts() == ("ann", "")
-    sweeps.assign_teams({"ann": "vision"})
+    sweeps.assign_teams(parse_quota({"teams": [{"name": "vision", "users": ["ann"]}]}, "a test"))
     assert facts() == ("ann", "vision")
-    sweeps.assign_teams({"bob": "vision"})
+    sweeps.assign_teams(parse_quota({"teams": [{"name": "vision", "users": ["bob"]}]}, "a test"))
     assert facts() == ("ann", "")
