@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
 
 MOST_LINES, MOST_QUEUED = 10, 20
-_IN_POOL = ("starting", "running", "waiting", "pending")
+_IN_POOL = ("starting", "running", "stopping", "waiting", "pending")
 
 SILENT_S = 120.0
 """Age of a view after which its controller makes no rounds."""
@@ -192,7 +192,7 @@ def quota_lines(view: Mapping[str, Any] | None) -> list[str]:
 
 
 def queue_document(view: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the trials that hold GPUs of a pool with a quota, then those that wait, by rank.
+    """Return the trials of a pool with a quota: those that hold GPUs, then the others, by rank.
 
     Each has its owner, team, class and whether its GPUs are borrowed; none without a quota.
     """

@@ -9,6 +9,7 @@ segment has a store of its own: keys of an earlier group would lead to workers t
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ MOST_STORED_BYTES = 64 * 1_048_576
 _MOST_REQUESTS = 64  # at the same time
 _REQUEST_S = 10.0  # a client that sends nothing for so long is left
 _LOOK_S = 0.2
+_MOST_DISCARDED_BYTES, _DISCARDED_AT_ONCE_BYTES = 4 * MOST_VALUE_BYTES, 65_536
 
 
 def group_scopes(size: int) -> dict[str, int]:
@@ -172,10 +174,10 @@ class _StoreRequest(BaseHTTPRequestHandler):
             return
         text = self.headers.get("Content-Length", "")
         if not text.isdecimal():
-            self._answer(HTTPStatus.LENGTH_REQUIRED)
+            self._refuse(HTTPStatus.LENGTH_REQUIRED)
             return
         if len(text) > len(str(MOST_VALUE_BYTES)) or int(text) > MOST_VALUE_BYTES:
-            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
         value = self.rfile.read(int(text))
         if len(value) < int(text):  # the client has gone
@@ -194,9 +196,17 @@ class _StoreRequest(BaseHTTPRequestHandler):
         """Return scope and key; None after the answer that there are none."""
         root, scope, key = [*self.path.split("/", 2), "", ""][:3]
         if root or not scope or not key or len(self.path) > MOST_PATH_CHARACTERS:
-            self._answer(HTTPStatus.BAD_REQUEST)
+            self._refuse(HTTPStatus.BAD_REQUEST)
             return None
         return scope, key
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Answer, then read on: closed at once, a client that still sends would see no answer."""
+        self._answer(status)
+        self.connection.shutdown(socket.SHUT_WR)
+        left = _MOST_DISCARDED_BYTES
+        while left > 0 and (discarded := self.rfile.read1(min(left, _DISCARDED_AT_ONCE_BYTES))):
+            left -= len(discarded)
 
     def _answer(self, status: HTTPStatus, value: bytes = b"") -> None:
         self.send_response(status)

@@ -65,7 +65,7 @@ def shared(lab: Any, harness: Any, as_owner: Any, tmp_path_factory: pytest.TempP
         harness.await_(lambda: _held(lab, harness, live) == {"0"})
         refused = start("refused", 1, "interactive", as_owner)
         assert refused.await_end() == "failed"
-        told["status"] = lab.hermes("status").stdout
+        told["status"] = harness.await_(lambda: _status(lab, night))
         own = start("own", 1, None, as_owner)
         harness.await_(lambda: _held(lab, harness, own) == {"0"})
         told["stopped"] = lab.hermes("explain", f"{night.id}/0", "--last", "9").stdout
@@ -75,6 +75,12 @@ def shared(lab: Any, harness: Any, as_owner: Any, tmp_path_factory: pytest.TempP
         told["usage"] = harness.await_(lambda: _usage(lab))
         assert lab.hermes("pool", "quota", "--remove").returncode == 0
     return night, live, own, refused, told
+
+
+def _status(lab: Any, night: Any) -> str:
+    """`hermes status` once the preempted trial waits, which is stopping a few seconds before."""
+    status = str(lab.hermes("status").stdout)
+    return status if f"{night.id}/1 waiting" in status else ""
 
 
 def _usage(lab: Any) -> str:

@@ -23,7 +23,10 @@ from hermes_ops.core.gpu_time import GpuTime
 from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Term
 from tests.unit.airflow.builders import (
     SWEEP,
+    flag,
+    lease,
     pending,
+    row,
     running,
     segment,
     sweep_file,
@@ -155,6 +158,17 @@ def test_a_view_has_the_class_of_each_trial_and_who_has_notice_until_when(tmp_pa
         f"{SWEEP}/2 pending: user ann, team vision, class nightly",
     ]
     assert [row["notice_until_s"] for row in queue_document(view)] == [9.0, None, None]
+
+
+def test_a_trial_that_is_stopping_stays_in_the_queue(tmp_path: Path) -> None:
+    quota = QuotaInForce(tmp_path / "quota-gpus.json")
+    QuotaSettings(parse_quota({"teams": [{"name": "vision"}]}, "test")).write(quota.path)
+    quota.refresh()
+    world = sweep_with(TrialRecords(row(0, "running"), lease(), flag(), segment()))
+    snapshot = Snapshot(7.0, (Gpu(0),), tuple(world.jobs(110.0)))
+    publish("gpus", snapshot, Plan(()), {SWEEP: world}, "p", quota=quota)
+    (line,) = queue_lines(read_view("gpus"))
+    assert line.startswith(f"{SWEEP}/0 stopping")
 
 
 def test_a_view_says_how_much_of_their_gpu_hours_users_have_used(tmp_path: Path) -> None:
