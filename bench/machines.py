@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+import psutil
 from cryptography.fernet import Fernet
 
 from bench.measure import await_, child
@@ -63,9 +64,16 @@ class Worker:
         self.pid = self._running.enter_context(child(self.command, self.environment)).pid
 
     def kill(self) -> None:
-        """Kill it with all that it has started itself, as a machine does that loses its power."""
+        """Kill it with its tasks, as a machine does that loses its power.
+
+        An Edge worker gives each task a process group of its own.
+        """
+        tasks = psutil.Process(self.pid).children()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        for task in tasks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                task.kill()
         self.close()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hermes_ops.kubernetes.pod_segment import FAILED, VANISHED, PodSegment
 
@@ -59,16 +59,25 @@ def next_step(first_started: bool, others: Sequence[PodState]) -> GangStep:
 
 @dataclass(slots=True)
 class GangSegment:
-    """A segment that runs as several pods, followed by the task that has started it."""
+    """A segment that runs as several pods.
+
+    `was_whole`: all of them had started before they were followed from here. `holder` takes them
+    over once all are created.
+    """
 
     first: PodSegment
     others: tuple[PodSegment, ...]
     emit: Callable[[str], None]
-    holder: None = field(default=None, init=False)  # no trigger holds several pods
-    handed_over: bool = field(default=False, init=False)
+    was_whole: bool = False
+    holder: Any = None
     trouble: str = field(default="", init=False)
     _is_stopped: bool = False
     _code: int | None = None  # whatever the first pod says from then on
+
+    @property
+    def handed_over(self) -> bool:
+        """True once all pods exist and their holder may take them over."""
+        return self.holder is not None and all(pod.is_made for pod in self._pods)
 
     def start(self) -> None:
         """Start the clocks; the first poll creates or adopts the pods."""
@@ -80,14 +89,15 @@ class GangSegment:
         if self._code is not None:
             return self._code
         code = self.first.wait(0.0 if self._is_starting else seconds)
-        if code == VANISHED and not (self.first.has_started or self._is_stopped):
+        if code == VANISHED and not (self._has_started(self.first) or self._is_stopped):
             return self._give_up((self.first,))
         if code is not None:
             self.trouble = self.trouble or self.first.trouble
             return code
         for pod in self.others:
             pod.wait(seconds if self._is_starting else 0.0)
-        return self._take(next_step(self.first.has_started, [_state(pod) for pod in self.others]))
+        others = [self._state(pod) for pod in self.others]
+        return self._take(next_step(self._has_started(self.first), others))
 
     def stop(self) -> None:
         """Ask the script to checkpoint and exit, on all nodes."""
@@ -121,6 +131,13 @@ class GangSegment:
     def _is_starting(self) -> bool:
         return not all(pod.has_started for pod in self._pods)
 
+    def _has_started(self, pod: PodSegment) -> bool:
+        return self.was_whole or pod.has_started
+
+    def _state(self, pod: PodSegment) -> PodState:
+        started = self._has_started(pod)
+        return PodState(started, pod.exit_code, pod.is_being_deleted, pod.is_mistake)
+
     def _take(self, step: GangStep) -> int | None:
         if step is GangStep.WAIT or self._is_stopped:
             return None
@@ -141,10 +158,6 @@ class GangSegment:
         self._code = INCOMPLETE
         self.trouble = f"not all of its {len(self._pods)} pods have started: {why}"
         return INCOMPLETE
-
-
-def _state(pod: PodSegment) -> PodState:
-    return PodState(pod.has_started, pod.exit_code, pod.is_being_deleted, pod.is_mistake)
 
 
 def _reasons(pods: Sequence[PodSegment]) -> str:

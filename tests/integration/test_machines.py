@@ -1,4 +1,4 @@
-"""A pool of two machines: Airflow's CeleryExecutor with Redis, and a worker with a home on each.
+"""A pool of two machines: Airflow's Celery or Edge executor, and a worker with a home on each.
 
 Both machines are this one; a worker that is killed with its process group stands for a machine that
 is lost.
@@ -15,10 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.machines import CELERY, PYTHON, MachinesStack, Worker, machines_stack
+from bench.machines import CELERY, EDGE, PYTHON, MachinesStack, Worker, machines_stack
 from bench.postgres import PostgresServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
+
+celery = pytest.mark.parametrize("machines", [CELERY], indirect=True, scope="module")
+each_executor = pytest.mark.parametrize("machines", [CELERY, EDGE], indirect=True, scope="module")
 
 SLOW_S = 600.0  # until a condition holds on a machine with many other tests
 EPOCHS = 1_000
@@ -26,14 +29,16 @@ EPOCHS = 1_000
 
 @pytest.fixture(scope="module")
 def machines(
-    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    postgres: PostgresServer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[MachinesStack]:
-    """Machine `a` with a GPU and machine `b` with two, which train the sweeps of all tests."""
+    """Machine `a` with a GPU and machine `b` with two, under that executor."""
     missing = [n for n in ("redis-server", str(PYTHON)) if not shutil.which(n)]
     if missing and not os.environ.get("CI"):
         pytest.skip(f"not installed: {', '.join(missing)} (see .ci/run and the Makefile)")
     folder = tmp_path_factory.mktemp("machines")
-    with machines_stack(folder, postgres, {"a": 1, "b": 2}, CELERY) as running:
+    with machines_stack(folder, postgres, {"a": 1, "b": 2}, request.param) as running:
         yield running
 
 
@@ -107,6 +112,7 @@ def worker_b(machines: MachinesStack, lab: Any, harness: Any) -> Iterator[Worker
     harness.await_(lambda: not is_away(machines, "b") and slots(lab) == 3, SLOW_S)
 
 
+@each_executor
 def test_a_machine_that_dies_gives_its_trials_back_when_it_returns(
     machines: MachinesStack,
     lab: Any,
@@ -132,6 +138,7 @@ def test_a_machine_that_dies_gives_its_trials_back_when_it_returns(
     assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
 
 
+@celery
 def test_a_trial_whose_worker_is_killed_before_it_has_begun_starts_once_the_machine_is_back(
     machines: MachinesStack,
     lab: Any,
@@ -157,6 +164,7 @@ def test_a_trial_whose_worker_is_killed_before_it_has_begun_starts_once_the_mach
     assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
 
 
+@celery
 def test_a_sweep_that_is_stopped_ends_though_a_machine_dies_while_its_trials_stop(
     machines: MachinesStack, lab: Any, harness: Any, worker_b: Worker
 ) -> None:
@@ -174,6 +182,7 @@ def test_a_sweep_that_is_stopped_ends_though_a_machine_dies_while_its_trials_sto
     assert set(sweep.states().values()) == {"cancelled"}
 
 
+@celery
 def test_a_worker_of_another_machine_refuses_the_lease_and_the_trial_is_queued_again(
     machines: MachinesStack,
     lab: Any,
@@ -203,6 +212,7 @@ def test_a_worker_of_another_machine_refuses_the_lease_and_the_trial_is_queued_a
     assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
 
 
+@each_executor
 def test_trials_that_are_preempted_go_on_on_their_machine_in_its_own_home(
     machines: MachinesStack, lab: Any, harness: Any, slow: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -119,6 +120,93 @@ def test_a_sweep_whose_time_is_over_ends_with_every_trial_final(rivals: Any) -> 
         document = sweep.document()
         assert {t["state"] for t in document["trials"]} == {"cancelled"}
         assert document.get("deadline", {}).get("kept") is (False if sweep is rivals[1] else None)
+
+
+SLOTS, LEASE_S = 2, 6
+OTHER_USER = "hermes-controller"
+"""An Airflow user that each stack has beside its administrator."""
+
+
+def _held(lab: Any, harness: Any, *sweeps: Any) -> int:
+    """Return how many trials of these sweeps hold GPUs."""
+    live = [trial.rpartition("/")[0] for trial, _ in harness.live_trials(lab.home)]
+    return sum(live.count(sweep.id) for sweep in sweeps)
+
+
+@pytest.fixture(scope="module")
+def fair(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A sweep holds two slots; one of another user joins it, then a third of the first user.
+
+    GPUs are shared by sweeps, then by users.
+    """
+    lasts = harness.slow_file(tmp_path_factory.mktemp("fair"))
+
+    def start(name: str, client: Any = None) -> Any:
+        before, lab.airflow = lab.airflow, client or lab.airflow
+        try:
+            return lab.start(
+                harness.stub(name, harness.alike(2), harness.LONG, 0.5, slow_while=lasts)
+            )
+        finally:
+            lab.airflow = before
+
+    other = lab.logged_in(OTHER_USER)
+    said: dict[str, str] = {}
+    with lab.policy("themis", knob=0, lease_s=LEASE_S, guard_k=0):
+        first = start("first")
+        harness.await_(lambda: _held(lab, harness, first) == 2)
+        second = start("second", other)
+        harness.await_(lambda: _held(lab, harness, second) == 1 == _held(lab, harness, first))
+        said["sweeps"] = lab.hermes("explain", f"{second.id}/0").stdout
+        by_user = {"knob": 0, "lease_s": LEASE_S, "by": "user", "guard_k": 0}
+        with lab.policy("themis", **by_user):
+            third = start("third")
+            harness.await_(third.tasks)
+            said["users"] = harness.await_(lambda: _explained_by_user(lab, second))
+            shares = _shares_over_leases(lab, harness, (first, third), second)
+            lasts.unlink()
+            for sweep in (first, second, third):
+                sweep.await_end()
+    other.close()
+    return first, second, third, said, shares
+
+
+def _explained_by_user(lab: Any, sweep: Any) -> str:
+    said = str(lab.hermes("explain", f"{sweep.id}/0").stdout)
+    return said if f"user {OTHER_USER} would end after" in said else ""
+
+
+def _shares_over_leases(lab: Any, harness: Any, ours: Any, theirs: Any) -> set[tuple[int, int]]:
+    """Return what the two users held while both GPUs were held, over the ends of three leases."""
+    until_s, found = time.time() + 3 * LEASE_S, set[tuple[int, int]]()
+
+    def is_over() -> bool:
+        shares = _held(lab, harness, *ours), _held(lab, harness, theirs)
+        if sum(shares) == SLOTS:
+            found.add(shares)
+        return time.time() > until_s
+
+    harness.await_(is_over)
+    return found
+
+
+def test_a_sweep_that_comes_later_gets_its_share_at_the_end_of_a_lease(fair: Any) -> None:
+    first, second, _, said, _ = fair
+    stop = next(d for d in first.decisions() if d["action"] == "stop")
+    assert stop["policy"].startswith("themis")
+    assert stop["time_s"] <= second.segments(0)[0]["start_s"]
+    assert "would end after" in said["sweeps"]
+
+
+def test_by_users_a_second_sweep_of_a_user_takes_nothing_from_another_user(fair: Any) -> None:
+    *_, said, shares = fair
+    assert f"user {OTHER_USER} would end after" in said["users"]
+    assert shares == {(1, 1)}
+
+
+def test_sweeps_that_shared_the_gpus_fairly_all_finish(fair: Any) -> None:
+    for sweep in fair[:3]:
+        assert sweep.states() == dict.fromkeys(range(2), "finished")
 
 
 def test_max_parallel_bounds_the_trials_that_train_at_once(lab: Any, harness: Any) -> None:

@@ -187,7 +187,7 @@ def test_a_trial_that_begins_from_scratch_may_begin_anywhere_and_has_no_old_chec
 # -- trials on several nodes -----------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gang_service(cluster: Cluster) -> str:
     """The headless Service by which the pods of a trial find each other."""
     spec = {
@@ -203,7 +203,7 @@ def gang_service(cluster: Cluster) -> str:
 class GangSweep:
     """A sweep of one trial of scripts/workers.py, which trains slowly while a file is there."""
 
-    def __init__(self, lab: PodLab, name: str, service: str) -> None:
+    def __init__(self, lab: PodLab, name: str, service: str, *, deferrable: bool = False) -> None:
         content = harness.workers(name, harness.alike(1), Path("/hermes/trial"), Path("lasts"))
         command = [word if word != "workers.py" else "/scripts/workers.py"
                    for word in content["trial"]["command"]]  # fmt: skip
@@ -213,6 +213,7 @@ class GangSweep:
             "checkpoint_claims": {},
             "gang_service": service,
             "start_timeout_seconds": START_TIMEOUT_S,
+            "deferrable": deferrable,
         }
         content["trial"] |= {
             "command": command, "directory": "/scripts", "run_in": "pod", "pod": pod,
@@ -286,3 +287,25 @@ def test_a_trial_grows_over_two_nodes_shrinks_for_another_and_outlives_a_node(
     assert sampler.most_gpus <= 4
     plain = harness.plain_curve(tmp_path / "plain", harness.alike(1)[0], harness.LONG)
     assert [value for _, value in first.sweep.curve(0)] == pytest.approx(plain)
+
+
+def test_the_triggerer_follows_a_trial_on_two_nodes_and_it_outlives_a_pod(
+    node_lab: PodLab, gang_service: str
+) -> None:
+    cluster = node_lab.cluster
+    with node_lab.policy("doubling", guard_k=0), node_lab.sampled_pods() as sampler:
+        trial = GangSweep(node_lab, "held", gang_service, deferrable=True)
+        harness.await_(lambda: trial.trains(4) and trial.sweep.lines(0) > 3, START_S)
+        assert places(cluster, trial.sweep.id) == [("node-a", 2), ("node-b", 2)]
+        assert trial.sweep.tasks()["trial", 0]["state"] == "deferred"
+        lost = next(
+            p for p in cluster.pods(sweep=trial.sweep.id) if p["spec"]["nodeName"] == "node-b"
+        )
+        cluster.api.delete_namespaced_pod(lost["metadata"]["name"], cluster.namespace)
+        harness.await_(lambda: trial.sizes == [4, 4] and trial.trains(4), CHANGE_S)
+        trial.end()
+    assert trial.sweep.states() == {0: "finished"}
+    assert [s["outcome"] for s in trial.sweep.segments(0)] == ["preempted", "finished"]
+    assert [step for step, _ in trial.sweep.curve(0)] == list(range(1, harness.LONG + 1))
+    assert sampler.most_gpus <= 4
+    assert cluster.pods(sweep=trial.sweep.id) == []

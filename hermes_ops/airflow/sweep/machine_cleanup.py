@@ -100,7 +100,7 @@ def machine_cleanup_dag(
     with DAG(dag_id, schedule=schedule, doc_md=__doc__, **own) as dag:
         for name in MachineSlots.from_environment().names:
             MachineCleanupOperator(
-                task_id=f"clean_{name}".replace("-", "_").replace(".", "_"),
+                task_id=f"clean_{name}",
                 queue=queue_of(name),
                 retries=2,
                 retry_delay=timedelta(minutes=5),

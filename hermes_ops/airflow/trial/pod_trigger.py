@@ -1,8 +1,9 @@
-"""The trigger that supervises a trial's pod while its task is deferred, in Airflow's triggerer.
+"""The trigger that supervises a trial's pods while its task is deferred, in Airflow's triggerer.
 
-It runs the same code for the pod, its stop flag and its metrics as a task's process, in threads of
-a process that it shares with the other triggers. If the triggerer is killed, the next one runs the
-trigger again and goes on with the pod, or with what the trial has left.
+A trial has one pod, or one on each of its nodes. The trigger runs the same code for the pods, their
+stop flag and their metrics as a task's process, in threads of a process that it shares with the
+other triggers. If the triggerer is killed, the next one runs the trigger again and goes on with the
+pods, or with what the trial has left.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,7 +35,13 @@ from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
 from hermes_ops.airflow.trial.running_segment import TaskLogCopy, watch_segment
 from hermes_ops.airflow.trial.segment_run import exit_code_reader
 from hermes_ops.errors import HermesError
-from hermes_ops.kubernetes import ClusterPods, PodLimits, PodSegment, labels_of_sweep
+from hermes_ops.kubernetes import (
+    ClusterPods,
+    GangSegment,
+    PodLimits,
+    PodSegment,
+    labels_of_sweep,
+)
 from hermes_ops.kubernetes.template import TRIAL
 from hermes_ops.tracking import Tracker
 from hermes_ops.trial.outcome import INFRASTRUCTURE
@@ -59,7 +66,8 @@ class HeldPod:
     """The pod of a trigger, as Airflow stores and shows it: no field is secret.
 
     `owner` is the try that made it, `start_s` how long its start may take, `cluster` the arguments
-    of Airflow's Kubernetes hook; `host` and `host_name` are those of its lease.
+    of Airflow's Kubernetes hook; `host` and `host_name` are those of its lease. `others` are the
+    names of the trial's pods on its other nodes.
     """
 
     sweep: str
@@ -74,6 +82,12 @@ class HeldPod:
     mlflow_conn_id: str | None = None
     host: str = ""
     host_name: str = ""
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its pods, that of the first one first."""
+        return (self.name, *self.others)
 
     @property
     def folder(self) -> TrialFolder:
@@ -84,18 +98,44 @@ class HeldPod:
         """Return the client of its namespace."""
         return ClusterPods(_client(tuple(sorted(self.cluster.items()))), self.namespace)
 
-    def segment(self, pods: ClusterPods, say: Say, **how: Any) -> PodSegment:  # noqa: ANN401 - its own
-        """Return the pod's segment, with the other arguments of `PodSegment`."""
-        return PodSegment(
-            pods,
-            name=self.name,
-            owner=self.owner,
-            epoch=self.epoch,
-            trial={**labels_of_sweep(self.sweep), TRIAL: str(self.number)},
-            record=exit_code_reader(self.folder, self.epoch),
-            emit=say,
-            **how,
-        )
+    def segment(
+        self,
+        pods: ClusterPods,
+        say: Say,
+        limits: PodLimits,
+        requests: Sequence[Any] = (),
+        *,
+        holder: PodTrigger | None = None,
+        log_over: Callable[[], None] = lambda: None,
+    ) -> PodSegment | GangSegment:
+        """Return the segment of its pods; `requests` are the pods to make, none if they are made.
+
+        The end of the first pod is the segment's.
+        """
+        made = {request.metadata.name: request for request in requests}
+
+        def follow(name: str) -> PodSegment:
+            is_first = name == self.name
+            return PodSegment(
+                pods,
+                request=made.get(name),
+                name=name,
+                owner=self.owner,
+                epoch=self.epoch,
+                trial={**labels_of_sweep(self.sweep), TRIAL: str(self.number)},
+                record=exit_code_reader(self.folder, self.epoch) if is_first else _no_result,
+                emit=say if is_first else functools.partial(_say_of, say, name),
+                limits=limits,
+                holder=None if self.others else holder,
+                log_over=log_over if is_first else lambda: None,
+                siblings=frozenset(self.names),
+            )
+
+        first, *others = map(follow, self.names)
+        if not others:
+            return first
+        begun = any(part.get("epoch") == self.epoch for part in self.folder.segments())
+        return GangSegment(first, tuple(others), say, was_whole=begun, holder=holder)
 
     # What `watch_segment` calls
 
@@ -116,21 +156,21 @@ class HeldPod:
 
 
 class PodTrigger(BaseTrigger):
-    """Supervises one pod and fires once it is gone: `epoch`, exit `code`, `trouble`.
+    """Supervises a trial's pods and fires once they are gone: `epoch`, exit `code`, `trouble`.
 
     :param held: the fields of `HeldPod`
     """
 
     def __init__(self, **held: Any) -> None:  # noqa: ANN401 - plain data
         super().__init__()
-        self.held = HeldPod(**held)
+        self.held = HeldPod(**{**held, "others": tuple(held.get("others", ()))})
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments that Airflow stores."""
         return f"{type(self).__module__}.{type(self).__qualname__}", asdict(self.held)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Fire once, when the pod is gone."""
+        """Fire once, when the pods are gone."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Event | None] = loop.create_future()
         given_up = threading.Event()
@@ -150,17 +190,18 @@ class PodTrigger(BaseTrigger):
             yield TriggerEvent(event)
 
     async def on_kill(self) -> None:
-        """End the pod, with the script's grace: a person has cleared or marked its task."""
+        """End the pods, with the script's grace: a person has cleared or marked their task."""
         await asyncio.to_thread(end, self.held)
 
 
 def hold(
     held: HeldPod, say: Say, given_up: Callable[[], bool], tell: Callable[[Event | None], None]
 ) -> None:
-    """Supervise the pod until it is gone, then `tell` how it ended; None where it was given up.
+    """Supervise the pods until they are gone, then `tell` how they ended; None if given up.
 
     The remaining metrics are sent after that, so that nobody waits for them. A triggerer that does
-    not see the controller's state folder ends the pod: it could neither stop it nor read its files.
+    not see the controller's state folder ends the pods: it could neither stop them nor read their
+    files.
     """
     here = Host.here()
     if unseen := here.mismatch(held.host, held.host_name, is_pod=True):
@@ -197,9 +238,7 @@ def _outcome(
     log, wake_file = TaskLogCopy.from_segment(held.folder, held.epoch, say), controller_wake_file()
     try:
         limits = PodLimits(GRACE_S, held.start_s, poll_s=LOOK_S)
-        segment = held.segment(
-            held.pods(), log, request=None, limits=limits, log_over=wake_file.wake
-        )
+        segment = held.segment(held.pods(), log, limits, log_over=wake_file.wake)
         segment.start()
         feed.start()
         _, code = watch_segment(segment, held, say, poll_s=_poll_s, given_up=given_up)
@@ -221,11 +260,21 @@ def _poll_s() -> float:
 
 
 def end(held: HeldPod) -> None:
-    """Delete the pod unless another try supervises it."""
+    """Delete the pods, but those which another try supervises."""
     pods = held.pods()
-    while (view := pods.fetch(held.name)) is not None and view.owner == held.owner:
-        if view.gone_by_s is not None or pods.delete(view, round(GRACE_S)):
-            return
+    for name in held.names:
+        while (view := pods.fetch(name)) is not None and view.owner == held.owner:
+            if view.gone_by_s is not None or pods.delete(view, round(GRACE_S)):
+                break
+
+
+def _say_of(say: Say, pod: str, line: str) -> None:
+    """Log a line of a pod's log with the pod's name."""
+    say(f"[{pod}] {line}")
+
+
+def _no_result() -> None:
+    """Return the exit code in the result of a pod that leaves none."""
 
 
 def tracker(mlflow_conn_id: str | None) -> Tracker:

@@ -9,9 +9,8 @@ Kubernetes' API.
 from __future__ import annotations
 
 import errno
-import functools
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -46,11 +45,9 @@ from hermes_ops.config import (
 from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import (
     ClusterPods,
-    GangSegment,
     PodGang,
     PodLimits,
     PodRequest,
-    PodSegment,
     check_manifest,
     labels_of_sweep,
     manifest,
@@ -126,14 +123,12 @@ class HermesPodTrialOperator(KubernetesPodOperator):
             self._pod(spec, member, context)
             for member in gang_facts(facts, segment_run.lease, spec, start_s)
         ]
-        held, pod = self._held(segment_run, pods[0].metadata, facts, start_s), pods[0]
-        if len(pods) > 1:
-            return self._gang(held, pods)
+        held = self._held(segment_run, pods, facts, start_s)
         return held.segment(
             ClusterPods(self.client, held.namespace),
             self.log.info,
-            request=pod,
-            limits=PodLimits(GRACE_S, held.start_s),
+            PodLimits(GRACE_S, held.start_s),
+            pods,
             holder=PodTrigger(**asdict(held)) if spec.deferrable or self.deferrable else None,
         )
 
@@ -145,37 +140,21 @@ class HermesPodTrialOperator(KubernetesPodOperator):
         check_manifest(ApiClient().sanitize_for_serialization(pod), planned, pod_rules())
         return pod
 
-    def _gang(self, held: HeldPod, pods: Sequence[Any]) -> GangSegment:
-        """Return a segment of several pods, of which the first one's end is the trial's."""
-        cluster, names = ClusterPods(self.client, held.namespace), [p.metadata.name for p in pods]
-        segments: list[PodSegment] = []
-        for pod, name in zip(pods, names, strict=True):
-            segment = replace(held, name=name).segment(
-                cluster,
-                functools.partial(_say_of, self.log.info, name if segments else ""),
-                request=pod,
-                limits=PodLimits(GRACE_S, held.start_s),
-                siblings=frozenset(names),
-            )
-            if segments:
-                segment.record = _no_result
-            segments.append(segment)
-        return GangSegment(segments[0], tuple(segments[1:]), self.log.info)
-
     def _held(
         self,
         segment_run: SegmentRun,
-        pod: Any,  # noqa: ANN401 - the client's own model
+        pods: Sequence[Any],  # the client's own model
         facts: PodRequest,
         start_s: float,
     ) -> HeldPod:
+        first, *others = (pod.metadata for pod in pods)
         return HeldPod(
             sweep=facts.sweep,
             number=facts.number,
             epoch=facts.epoch,
             run_id=segment_run.lease.run_id,
-            name=pod.name,
-            namespace=pod.namespace,
+            name=first.name,
+            namespace=first.namespace,
             owner=str(facts.attempt),
             start_s=start_s,
             cluster={
@@ -189,16 +168,8 @@ class HermesPodTrialOperator(KubernetesPodOperator):
             mlflow_conn_id=self.mlflow_conn_id,
             host=segment_run.lease.host,
             host_name=segment_run.lease.host_name,
+            others=tuple(pod.name for pod in others),
         )
-
-
-def _say_of(say: Callable[[str], None], pod: str, line: str) -> None:
-    """Log a line of a pod's log; of one that is not the first with its name."""
-    say(f"[{pod}] {line}" if pod else line)
-
-
-def _no_result() -> None:
-    """Return the exit code in the result of a pod that leaves none."""
 
 
 def _has_fields(hook: PodOperatorHookProtocol) -> bool:

@@ -25,6 +25,7 @@ from hermes_ops.trial.processes.tree import Child, sweep_up
 from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.redaction import Mask, secret_values
 from hermes_ops.trial.retention import retention_of
+from hermes_ops.trial.supervisor.checkpoint_scan import OUTPUT_LAG_S, CheckpointScan
 from hermes_ops.trial.supervisor.group_supervision import GroupSupervision
 from hermes_ops.trial.supervisor.group_watchdog import GroupWatchdog
 from hermes_ops.trial.supervisor.options import SegmentOptions
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 _DRAIN_S = 2.0
 _ADVISE_AGAIN_S = 10.0  # where no line has looked like a metric so far
-_OUTPUT_LAG_S = 0.15  # a line and a checkpoint written together are seen within this
 _FAILED_GRACE_S = 3.0
 _MOST_UNWRITTEN = 400  # values held in memory; a result in its reserved space has room for them
 _RESULT_S = 2.0  # of the grace, for what is written after the last copy
@@ -112,7 +112,7 @@ class ScriptSupervisor:
         self.unwritten: list[Metric] = []  # each look tries it again
         self._relay: Relay | None = None
         self._written: dict[str, Any] = {}
-        self._scan_at_s = 0.0
+        self._scan = CheckpointScan(folder, self._is_searching)
         self._step_times: deque[tuple[float, int]] = deque(maxlen=1024)
 
     def request_stop(self, *_: object) -> None:
@@ -305,7 +305,7 @@ class ScriptSupervisor:
         if metrics:
             self._judge_values(metrics)
             self._append(metrics)
-            self._scan_at_s = 0.0
+            self._scan.hasten()
 
     def _append(self, metrics: list[Metric]) -> None:
         others: list[Metric] = []  # the script's own, from report()
@@ -377,24 +377,20 @@ class ScriptSupervisor:
             self._judge_values(fresh)
             self._note_steps(fresh)
         self._read_events()
-        now_s = time.monotonic()
-        if not self._has_hook and (final or now_s >= self._scan_at_s):
-            self._scan_at_s = now_s + 1.0
+        if not self._has_hook:
             self._look_for_checkpoint(final)
         self.status.steps_by = self._reader.steps_by
         self.write_status()
 
     def _look_for_checkpoint(self, final: bool) -> None:
-        written_s = segment_records.newest_checkpoint_s(self._folder)
-        if written_s is None or written_s == self.status.checkpointed_s:
-            return
-        known_s = written_s + _OUTPUT_LAG_S
-        if not final and (time.time() < known_s or self._is_searching(known_s)):
-            self._scan_at_s = time.monotonic() + _OUTPUT_LAG_S
+        written_s = self._scan.find(self.status.checkpointed_s, final=final)
+        if written_s is None:
             return
         self.status.checkpointed_s = written_s
         if written_s >= self.status.started_s - 1.0:
-            steps = [step for seen_s, step in self._step_times if seen_s <= known_s]
+            steps = [
+                step for seen_s, step in self._step_times if seen_s <= written_s + OUTPUT_LAG_S
+            ]
             self.status.checkpoint_step = steps[-1] if steps else self._steps_before
         self._set_preemptible(True)
         if self._retention is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from hermes_ops.kubernetes import GangSegment, PodLimits, PodSegment
 from hermes_ops.kubernetes.gang_segment import INCOMPLETE, GangStep, PodState, next_step
 from hermes_ops.trial import outcome
-from tests.unit.kubernetes.pods import FakePods
+from tests.unit.kubernetes.pods import POD, FakePods
 
 GRACE_S, START_S = 30.0, 60.0
 STARTING, RUNNING = PodState(False, None, False), PodState(True, None, False)
@@ -45,14 +46,14 @@ def test_what_is_done_follows_from_the_states_of_the_pods(
 class Gang:
     """A segment of two pods under a clock that is set by hand."""
 
-    def __init__(self, pods: FakePods | None = None) -> None:
+    def __init__(self, pods: FakePods | None = None, **how: Any) -> None:
         self.now_s = 1_000.0
         self.result: int | None = None
         self.said: list[str] = []
         self.pods = FakePods() if pods is None else pods
         names = ("g", "g-1")
         self.segment = GangSegment(
-            self._pod(names[0], names), (self._pod(names[1], names),), self.said.append
+            self._pod(names[0], names), (self._pod(names[1], names),), self.said.append, **how
         )
         self.segment.first.record = lambda: self.result
         self.segment.start()
@@ -88,6 +89,26 @@ def test_all_pods_of_a_lease_are_made_and_none_ends_another() -> None:
     gang = Gang()
     assert gang.look(3) is None
     assert (gang.pods.made, gang.pods.deleted) == (["g", "g-1"], [])
+
+
+def test_a_holder_takes_the_pods_over_once_all_are_made() -> None:
+    gang = Gang(holder="a trigger")
+    assert not gang.segment.handed_over
+    gang.segment.first.wait(0.0)
+    assert not gang.segment.handed_over
+    gang.look()
+    assert gang.segment.handed_over
+    assert not gang.segment.first.handed_over
+
+
+def test_pods_that_had_all_started_before_are_lost_and_not_incomplete() -> None:
+    alone = FakePods({"g": replace(POD, name="g", phase="Running", started=True)})
+    gang = Gang(alone, was_whole=True)
+    gang.segment.others[0].request = None  # it was made before, and is gone
+    assert gang.look(2) is None
+    assert ("g", 30) in alone.deleted
+    alone.pods.clear()
+    assert gang.look(2) == 70
 
 
 def test_the_end_of_the_first_pod_is_that_of_the_segment_and_all_are_deleted() -> None:

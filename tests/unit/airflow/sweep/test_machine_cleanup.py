@@ -111,4 +111,4 @@ def test_each_machine_has_a_task_on_its_own_queue(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HERMES_MACHINES", "node-a=2,node.b=1")
     dag = machine_cleanup_dag()
     queues = {task.task_id: task.queue for task in dag.tasks}
-    assert queues == {"clean_node_a": "gpu-node-a", "clean_node_b": "gpu-node.b"}
+    assert queues == {"clean_node-a": "gpu-node-a", "clean_node.b": "gpu-node.b"}

@@ -62,6 +62,8 @@ from tests.unit.airflow.builders import (
 from tests.unit.kubernetes.pods import POD, FakePods
 
 HELD = HeldPod(SWEEP, 0, 1, "run-0", POD.name, "trials", "1", 600.0, {"in_cluster": True})
+OTHER = "p-1-1"
+GANG = replace(HELD, others=(OTHER,))
 UNDER_WAY = replace(POD, phase="Running", started=True)
 
 
@@ -88,11 +90,12 @@ def left(outcome: str, epoch: int = 1) -> TrialFolder:
 # The trigger
 
 
-def test_a_trigger_is_made_again_from_what_airflow_stores() -> None:
-    path, arguments = PodTrigger(**asdict(HELD)).serialize()
+@pytest.mark.parametrize("held", [HELD, GANG])
+def test_a_trigger_is_made_again_from_what_airflow_stores(held: HeldPod) -> None:
+    path, arguments = PodTrigger(**asdict(held)).serialize()
     assert path == "hermes_ops.airflow.trial.pod_trigger.PodTrigger"
     stored_arguments: Any = deserialize(json.loads(json.dumps(serialize(arguments))))
-    assert PodTrigger(**stored_arguments).held == HELD
+    assert PodTrigger(**stored_arguments).held == held
 
 
 @pytest.fixture
@@ -106,10 +109,10 @@ def pods(monkeypatch: pytest.MonkeyPatch) -> FakePods:
     return found
 
 
-def ended() -> dict[str, Any]:
-    """How the pod ended that the trigger holds."""
+def ended(held: HeldPod = HELD) -> dict[str, Any]:
+    """How the pods ended that the trigger holds."""
     told: list[Any] = []
-    hold(HELD, print, never, told.append)
+    hold(held, print, never, told.append)
     (event,) = told
     return dict(event)
 
@@ -152,6 +155,50 @@ def test_a_stop_flag_beside_the_folder_ends_the_pod(
     write_stop_flag(HELD.folder, flag(1), needed=True)
     event = ended()
     assert (event["code"], pods.deleted) == (75, [(POD.name, 30)])
+
+
+@pytest.fixture
+def gang(pods: FakePods, monkeypatch: pytest.MonkeyPatch) -> FakePods:
+    """The same with a pod on each of two nodes; each is gone once it is deleted."""
+    pods.pods[OTHER] = replace(UNDER_WAY, name=OTHER, uid="u-2")
+
+    def delete(pod: Any, grace_s: int) -> bool:
+        pods.deleted.append((pod.name, grace_s))
+        del pods.pods[pod.name]
+        return True
+
+    monkeypatch.setattr(pods, "delete", delete)
+    return pods
+
+
+def test_the_end_of_the_first_of_several_pods_is_the_trials_and_the_others_are_ended(
+    gang: FakePods,
+) -> None:
+    left("finished")
+    gang.change(POD.name, phase="Succeeded", code=0)
+    assert ended(GANG) == {"epoch": 1, "code": 0, "trouble": ""}
+    assert {name for name, _ in gang.deleted} == {POD.name, OTHER}
+
+
+def test_a_trial_that_had_begun_on_all_its_nodes_is_not_held_for_one_that_never_did(
+    gang: FakePods,
+) -> None:
+    """Its pods are gone when the next triggerer first looks: it trains on as many GPUs again."""
+    left("")
+    gang.pods.clear()
+    assert ended(GANG)["code"] == 70
+
+
+def test_pods_that_have_never_all_started_are_told_as_incomplete(gang: FakePods) -> None:
+    gang.pods.clear()
+    event = ended(GANG)
+    assert (event["code"], "not all of its 2 pods" in event["trouble"]) == (256, True)
+
+
+def test_all_pods_are_ended_but_those_of_another_try(gang: FakePods) -> None:
+    gang.pods["p-1-2"] = replace(UNDER_WAY, name="p-1-2", uid="u-3", owner="2")
+    end(replace(GANG, others=(OTHER, "p-1-2")))
+    assert list(gang.pods) == ["p-1-2"]
 
 
 def test_the_end_is_told_before_the_last_metrics_are_sent(

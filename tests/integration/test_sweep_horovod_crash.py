@@ -1,0 +1,129 @@
+"""A search whose Horovod trials change their size, and something is killed in each change."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hermes_ops.stack import processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(2400)]
+
+SLOTS, TRIALS, EPOCHS = 4, 8, 40
+WAIT_S = 600.0  # a start of four workers on a busy machine
+UP = ("--slots", str(SLOTS), "--policy", "elastic-frontrunner", "--policy-option", "guard_k=0")
+TPE = {
+    "algorithm": "tpe",
+    "seed": 1,
+    "max_trials": TRIALS,
+    "space": {"rate": {"type": "loguniform", "low": 0.0002, "high": 0.01}},
+}
+KILLED = ("rank", "supervisor", "controller", "scheduler", "everything")
+
+
+class Kills:
+    """The search, and what is killed while one of its trials changes its size."""
+
+    def __init__(self, stack: Any, harness: Any, folder: Path) -> None:
+        self.stack, self.harness, self.folder = stack, harness, folder
+        self.lab = harness.Lab(stack, folder)
+        log = folder / "workers"
+        log.mkdir()
+        self.workers, self.holders = harness.WorkerSampler(log), harness.Sampler(stack.home)
+        lasts = harness.slow_file(folder)
+        self.sweep = self.lab.start(
+            harness.horovod("search", log, lasts, EPOCHS, pause=0.5, search=TPE)
+        )
+
+    def resizes(self) -> list[int]:
+        """Return the trials that were resized so far, in that order."""
+        decisions = self.sweep.decisions()
+        return [int(d["trial"]) for d in decisions if d["action"] == "resize"]
+
+    def kill_in_next_resize(self, what: str) -> int:
+        """Wait for the next resize, and kill as soon as it is decided; return its trial."""
+        seen = len(self.resizes())
+        self.harness.await_(lambda: len(self.resizes()) > seen, WAIT_S, period_s=0.01)
+        trial = self.resizes()[seen]
+        if what == "rank":
+            os.kill(self._worker(trial), signal.SIGKILL)
+        elif what == "supervisor":
+            self._supervisor(trial).kill()
+        elif what == "everything":
+            self._restart()
+        else:
+            os.kill(self.harness.program(self.stack, what), signal.SIGKILL)
+        return trial
+
+    def _worker(self, trial: int) -> int:
+        """Return the process id of the trial's worker that started last."""
+        alive = self.workers.alive()
+        mine = [w for w in self.workers.starts if int(w["trial"]) == trial and w["pid"] in alive]
+        return int(mine[-1]["pid"])
+
+    def _supervisor(self, trial: int) -> psutil.Process:
+        leaders = processes.leaders(processes.members(self.stack.home))
+        found = (m.process for m in leaders if m.process.environ()["HERMES_TRIAL"] == str(trial))
+        return next(found)
+
+    def _restart(self) -> None:
+        self.harness.kill_at_once(processes.members(self.stack.home))
+        again = self.stack.up(*UP)
+        assert again.returncode == 0, again.stdout + again.stderr
+        self.lab.close()
+        self.lab.connect()
+
+
+@pytest.fixture(scope="module")
+def survived(
+    tmp_path_factory: pytest.TempPathFactory, stack_at: Callable[[Path], Any], harness: Any
+) -> Iterator[Kills]:
+    """The search after all kills, at its end."""
+    stack = stack_at(tmp_path_factory.mktemp("horovod"))
+    started = stack.up(*UP)
+    assert started.returncode == 0, started.stdout + started.stderr
+    try:
+        kills = Kills(stack, harness, tmp_path_factory.mktemp("search"))
+        with harness.sampling(kills.workers), harness.sampling(kills.holders):
+            for what in KILLED:
+                kills.kill_in_next_resize(what)
+            kills.sweep.await_end(WAIT_S)
+        yield kills
+        kills.lab.close()
+    finally:
+        stopped = stack.down()
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
+def test_every_trial_of_a_search_finishes_though_something_was_killed_in_each_resize(
+    survived: Kills,
+) -> None:
+    assert survived.sweep.states() == dict.fromkeys(range(TRIALS), "finished")
+    assert len(survived.resizes()) >= len(KILLED)
+
+
+def test_no_epoch_of_a_search_is_lost_or_stored_twice(survived: Kills) -> None:
+    sweep = survived.sweep
+    assert {number: len(runs) for number, runs in sweep.runs().items()} == dict.fromkeys(
+        range(TRIALS), 1
+    )
+    for number in range(TRIALS):
+        assert [step for step, _ in sweep.curve(number)] == list(range(1, EPOCHS + 1))
+
+
+def test_the_best_of_a_search_is_found_though_its_trials_were_killed(survived: Kills) -> None:
+    sweep = survived.sweep
+    lowest = {number: min(loss for _, loss in sweep.curve(number)) for number in range(TRIALS)}
+    assert sweep.document()["best"]["number"] == min(lowest, key=lambda number: lowest[number])
+
+
+def test_no_gpu_of_a_search_has_two_workers_at_any_instant(survived: Kills) -> None:
+    assert 0 < survived.workers.most <= SLOTS
+    assert survived.holders.doubly_held == []
+    assert survived.workers.alive() == []
