@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ class Kills:
         if what == "rank":
             os.kill(self._worker(trial), signal.SIGKILL)
         elif what == "supervisor":
-            self._supervisor(trial).kill()
+            self.harness.await_(lambda: self._kill_supervisor(trial), period_s=0.01)
         elif what == "everything":
             self._restart()
         else:
@@ -67,10 +68,14 @@ class Kills:
         mine = [w for w in self.workers.starts if int(w["trial"]) == trial and w["pid"] in alive]
         return int(mine[-1]["pid"])
 
-    def _supervisor(self, trial: int) -> psutil.Process:
-        leaders = processes.leaders(processes.members(self.stack.home))
-        found = (m.process for m in leaders if m.process.environ()["HERMES_TRIAL"] == str(trial))
-        return next(found)
+    def _kill_supervisor(self, trial: int) -> bool:
+        """Kill the trial's hermes-trial; False where it has just ended, and the next one begins."""
+        for member in processes.leaders(processes.members(self.stack.home)):
+            with contextlib.suppress(psutil.Error, OSError):
+                if member.process.environ()["HERMES_TRIAL"] == str(trial):
+                    member.process.kill()
+                    return True
+        return False
 
     def _restart(self) -> None:
         self.harness.kill_at_once(processes.members(self.stack.home))
