@@ -16,8 +16,9 @@ from hermes_ops.stack import processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(2400)]
 
-SLOTS, TRIALS, EPOCHS = 4, 8, 40
-WAIT_S = 600.0  # a start of four workers on a busy machine
+SLOTS, TRIALS, EPOCHS = 4, 8, 30
+WAIT_S = 600.0  # a start of several workers on a busy machine
+NUDGE_S = 60.0  # without a resize another trial comes or goes
 UP = ("--slots", str(SLOTS), "--policy", "elastic-frontrunner", "--policy-option", "guard_k=0")
 TPE = {
     "algorithm": "tpe",
@@ -29,7 +30,11 @@ KILLED = ("rank", "supervisor", "controller", "scheduler", "everything")
 
 
 class Kills:
-    """The search, and what is killed while one of its trials changes its size."""
+    """The search, and what is killed while one of its trials changes its size.
+
+    Two of its trials train at a time. A trial of another sweep comes and goes, so they shrink and
+    grow.
+    """
 
     def __init__(self, stack: Any, harness: Any, folder: Path) -> None:
         self.stack, self.harness, self.folder = stack, harness, folder
@@ -37,21 +42,41 @@ class Kills:
         log = folder / "workers"
         log.mkdir()
         self.workers, self.holders = harness.WorkerSampler(log), harness.Sampler(stack.home)
-        lasts = harness.slow_file(folder)
+        self.lasts, self.other_lasts = harness.slow_file(folder), folder / "nobody"
+        budget = {"max_parallel": 2}
         self.sweep = self.lab.start(
-            harness.horovod("search", log, lasts, EPOCHS, pause=0.5, search=TPE)
+            harness.horovod("search", log, self.lasts, EPOCHS, pause=3.0, search=TPE, budget=budget)
         )
+        self.others: list[Any] = []
 
     def resizes(self) -> list[int]:
         """Return the trials that were resized so far, in that order."""
         decisions = self.sweep.decisions()
         return [int(d["trial"]) for d in decisions if d["action"] == "resize"]
 
-    def kill_in_next_resize(self, what: str) -> int:
-        """Wait for the next resize, and kill as soon as it is decided; return its trial."""
-        seen = len(self.resizes())
-        self.harness.await_(lambda: len(self.resizes()) > seen, WAIT_S, period_s=0.01)
-        trial = self.resizes()[seen]
+    def disturb(self) -> None:
+        """Have a trial of one GPU come, or let the one that is there go."""
+        if self.other_lasts.exists():
+            self.other_lasts.unlink()
+            return
+        self.other_lasts = self.harness.slow_file(self.folder)
+        content = self.harness.stub(
+            "other", [1.0], self.harness.LONG, 0.5, slow_while=self.other_lasts
+        )
+        self.others.append(self.lab.start(content))
+
+    def await_resize(self, seen: int) -> int:
+        """Return the trial of the resize after so many, as soon as it is decided."""
+        while True:
+            self.disturb()
+            with contextlib.suppress(AssertionError):
+                self.harness.await_(lambda: len(self.resizes()) > seen, NUDGE_S, period_s=0.01)
+                return self.resizes()[seen]
+            assert self.sweep.state == "running", f"{seen} resizes, then the search had ended"
+
+    def kill_in_next_resize(self, what: str) -> None:
+        """Kill one of the processes of a resize, or of the stack, during it."""
+        trial = self.await_resize(len(self.resizes()))
         if what == "rank":
             os.kill(self._worker(trial), signal.SIGKILL)
         elif what == "supervisor":
@@ -60,7 +85,6 @@ class Kills:
             self._restart()
         else:
             os.kill(self.harness.program(self.stack, what), signal.SIGKILL)
-        return trial
 
     def _worker(self, trial: int) -> int:
         """Return the process id of the trial's worker that started last."""
@@ -98,7 +122,10 @@ def survived(
         with harness.sampling(kills.workers), harness.sampling(kills.holders):
             for what in KILLED:
                 kills.kill_in_next_resize(what)
-            kills.sweep.await_end(WAIT_S)
+            for lasts in (kills.lasts, kills.other_lasts):
+                lasts.unlink(missing_ok=True)
+            for sweep in (kills.sweep, *kills.others):
+                sweep.await_end(WAIT_S)
         yield kills
         kills.lab.close()
     finally:
