@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from random import Random
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -41,20 +41,29 @@ OBSERVATION_DELAY_S = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A policy, and the GPUs of each job: a range, or a number for all."""
+    """A policy, and the GPUs of each job: a range, or a number for all.
+
+    The stubs do not tell what a stop costs, and no guard or policy is to assume what is usual.
+    """
 
     policy: str
     gpus: int | None = None
+    options: tuple[tuple[str, float], ...] = (("guard_k", 0),)
 
     @property
     def name(self) -> str:
         """The policy, or the fixed size."""
         return self.policy if self.gpus is None else f"fixed_{self.gpus}"
 
+    @property
+    def settings(self) -> PolicySettings:
+        """Return the policy with its options, those of the guards included."""
+        return PolicySettings(self.policy, dict(self.options))
+
 
 ALL = (
     Contest("doubling"),
-    Contest("elastic-frontrunner"),
+    Contest("elastic-frontrunner", options=(("guard_k", 0), ("default_switch_s", 0.5))),
     *(Contest("fifo", gpus) for gpus in (1, 2, 4)),
 )
 NAMES = tuple(filter(None, os.environ.get("BENCH_POLICIES", "").split(",")))
@@ -103,7 +112,8 @@ def run() -> Figures:
     with stack.running(SLOTS) as own:
         connection = connect(own.home)
         for contest in CONTESTS:
-            own.hermes("policy", contest.policy)
+            pairs = (("--option", f"{name}={value}") for name, value in contest.options)
+            own.hermes("policy", contest.policy, *chain.from_iterable(pairs))
             live[contest] = _measured(own, connection, contest)
         every = [job for jobs in live.values() for job in jobs]
     speeds = epoch_seconds(every)
@@ -277,7 +287,7 @@ def compared(
     """Return the measured and simulated completion of the jobs, and how far they are apart."""
     workload = _workload(contest, jobs, speeds, cost)
     gpus = tuple(Gpu(index) for index in range(SLOTS))
-    outcome = simulate(workload, gpus, PolicySettings(contest.policy).build())
+    outcome = simulate(workload, gpus, contest.settings.build())
     simulated = {o.work.id: o.completion_s for o in outcome.outcomes}
     if None in simulated.values():
         raise NotMeasuredError(f"{contest.name}: not all jobs end in the simulation")
