@@ -93,11 +93,12 @@ def test_all_pods_of_a_lease_are_made_and_none_ends_another() -> None:
 
 def test_a_holder_takes_the_pods_over_once_all_are_made() -> None:
     gang = Gang(holder="a trigger")
-    assert not gang.segment.handed_over
+    handed_over = [gang.segment.handed_over]
     gang.segment.first.wait(0.0)
-    assert not gang.segment.handed_over
+    handed_over.append(gang.segment.handed_over)
     gang.look()
-    assert gang.segment.handed_over
+    handed_over.append(gang.segment.handed_over)
+    assert handed_over == [False, False, True]
     assert not gang.segment.first.handed_over
 
 
