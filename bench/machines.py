@@ -68,12 +68,12 @@ class Worker:
 
         An Edge worker gives each task a process group of its own.
         """
-        tasks = psutil.Process(self.pid).children()
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            tasks = psutil.Process(self.pid).children()
             os.killpg(self.pid, signal.SIGKILL)
-        for task in tasks:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                task.kill()
+            for task in tasks:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    task.kill()
         self.close()
 
     def close(self) -> None:

@@ -61,23 +61,26 @@ def next_step(first_started: bool, others: Sequence[PodState]) -> GangStep:
 class GangSegment:
     """A segment that runs as several pods.
 
-    `was_whole`: all of them had started before they were followed from here. `holder` takes them
-    over once all are created.
+    `was_whole`: all of them had started before they were followed from here.
     """
 
     first: PodSegment
     others: tuple[PodSegment, ...]
     emit: Callable[[str], None]
     was_whole: bool = False
-    holder: Any = None
     trouble: str = field(default="", init=False)
     _is_stopped: bool = False
     _code: int | None = None  # whatever the first pod says from then on
 
     @property
+    def holder(self) -> Any:  # noqa: ANN401 - as that of a pod
+        """Takes over all pods once they are created."""
+        return self.first.holder
+
+    @property
     def handed_over(self) -> bool:
         """True once all pods exist and their holder may take them over."""
-        return self.holder is not None and all(pod.is_made for pod in self._pods)
+        return all(pod.handed_over for pod in self._pods)
 
     def start(self) -> None:
         """Start the clocks; the first poll creates or adopts the pods."""

@@ -91,14 +91,9 @@ class PodSegment:
     _last_message: str = ""
 
     @property
-    def is_made(self) -> bool:
-        """True once the pod exists."""
-        return self._uid is not None
-
-    @property
     def handed_over(self) -> bool:
         """True once the pod exists and its holder may take it over."""
-        return self.holder is not None and self.is_made
+        return self.holder is not None and self._uid is not None
 
     @property
     def has_started(self) -> bool:

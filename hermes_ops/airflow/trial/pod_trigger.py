@@ -126,8 +126,8 @@ class HeldPod:
                 record=exit_code_reader(self.folder, self.epoch) if is_first else _no_result,
                 emit=say if is_first else functools.partial(_say_of, say, name),
                 limits=limits,
-                holder=None if self.others else holder,
-                log_over=log_over if is_first else lambda: None,
+                holder=holder,
+                log_over=log_over,
                 siblings=frozenset(self.names),
             )
 
@@ -135,7 +135,7 @@ class HeldPod:
         if not others:
             return first
         begun = any(part.get("epoch") == self.epoch for part in self.folder.segments())
-        return GangSegment(first, tuple(others), say, was_whole=begun, holder=holder)
+        return GangSegment(first, tuple(others), say, was_whole=begun)
 
     # What `watch_segment` calls
 

@@ -28,10 +28,12 @@ class CheckpointScan:
         folder: Folder,
         is_searching: Callable[[float], bool],
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._is_searching = is_searching
-        self._clock = clock
+        self._clock = clock  # that of the files
+        self._timer = timer  # stays right when the clock is set
         self._due_s = 0.0
         self._unread_s: float | None = None  # of a checkpoint whose values may not be read yet
 
@@ -44,10 +46,10 @@ class CheckpointScan:
 
         It looks once in `PERIOD_S`; at the script's end (`final`) at once, and waits for nothing.
         """
-        now_s = self._clock()
-        if not final and now_s < self._due_s:
+        look_s = self._timer()
+        if not final and look_s < self._due_s:
             return None
-        self._due_s = now_s + PERIOD_S
+        self._due_s = look_s + PERIOD_S
         newest_s = newest_checkpoint_s(self._folder)
         if newest_s is None or newest_s == known_s:
             self._unread_s = None
@@ -55,8 +57,8 @@ class CheckpointScan:
         if final or self._unread_s is None or newest_s < self._unread_s:
             self._unread_s = newest_s
         read_s = self._unread_s + OUTPUT_LAG_S
-        if not final and (now_s < read_s or self._is_searching(read_s)):
-            self._due_s = now_s + OUTPUT_LAG_S
+        if not final and (self._clock() < read_s or self._is_searching(read_s)):
+            self._due_s = look_s + OUTPUT_LAG_S
             return None
         found_s, self._unread_s = self._unread_s, None
         return found_s

@@ -46,15 +46,21 @@ def test_what_is_done_follows_from_the_states_of_the_pods(
 class Gang:
     """A segment of two pods under a clock that is set by hand."""
 
-    def __init__(self, pods: FakePods | None = None, **how: Any) -> None:
+    def __init__(
+        self, pods: FakePods | None = None, *, holder: Any = None, was_whole: bool = False
+    ) -> None:
         self.now_s = 1_000.0
         self.result: int | None = None
         self.said: list[str] = []
         self.pods = FakePods() if pods is None else pods
         names = ("g", "g-1")
         self.segment = GangSegment(
-            self._pod(names[0], names), (self._pod(names[1], names),), self.said.append, **how
+            self._pod(names[0], names),
+            (self._pod(names[1], names),),
+            self.said.append,
+            was_whole=was_whole,
         )
+        self.segment.first.holder = self.segment.others[0].holder = holder
         self.segment.first.record = lambda: self.result
         self.segment.start()
 
@@ -98,8 +104,7 @@ def test_a_holder_takes_the_pods_over_once_all_are_made() -> None:
     handed_over.append(gang.segment.handed_over)
     gang.look()
     handed_over.append(gang.segment.handed_over)
-    assert handed_over == [False, False, True]
-    assert not gang.segment.first.handed_over
+    assert (handed_over, gang.segment.holder) == ([False, False, True], "a trigger")
 
 
 def test_pods_that_had_all_started_before_are_lost_and_not_incomplete() -> None:

@@ -20,15 +20,19 @@ class Script:
         self.folder = Folder(root)
         self.folder.checkpoints.mkdir(parents=True)
         self.now_s, self.unread_lines = BEGAN_S, False
+        self.clock_is_off_s = 0.0
         self.scan = CheckpointScan(
-            self.folder, lambda received_s: self.unread_lines, lambda: self.now_s
+            self.folder,
+            lambda received_s: self.unread_lines,
+            clock=lambda: self.now_s + self.clock_is_off_s,
+            timer=lambda: self.now_s,
         )
         self.known_s: float | None = None
 
     def saves(self, name: str = "state") -> float:
         file = self.folder.checkpoints / name
         file.write_text("weights")
-        os.utime(file, (self.now_s, self.now_s))
+        os.utime(file, (self.now_s + self.clock_is_off_s,) * 2)
         return file.stat().st_mtime
 
     def look(self, after_s: float = 0.0, *, final: bool = False) -> float | None:
@@ -93,3 +97,10 @@ def test_new_values_hasten_the_next_look(script: Script) -> None:
     assert script.look(OUTPUT_LAG_S) is None  # not due
     script.scan.hasten()
     assert script.look() == saved_s
+
+
+def test_a_clock_that_is_set_back_delays_no_look(script: Script) -> None:
+    assert script.look() is None
+    script.clock_is_off_s = -600.0
+    saved_s = script.saves()
+    assert script.look(PERIOD_S) == saved_s
