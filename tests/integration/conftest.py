@@ -80,6 +80,17 @@ class Stack:
     def down(self) -> subprocess.CompletedProcess[str]:
         return self.hermes("down", timeout_s=DOWN_TIMEOUT_S)
 
+    @contextlib.contextmanager
+    def running(self, *options: str) -> Iterator[None]:
+        """Start the stack, and stop it with the block."""
+        started = self.up(*options)
+        assert started.returncode == 0, started.stdout + started.stderr
+        try:
+            yield
+        finally:
+            stopped = self.down()
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
 
 def run_hermes(
     *arguments: str, home: Path, timeout_s: float = 120, folder: Path | None = None
@@ -107,13 +118,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield Stack(Path(running))
         return
     shared = Stack(tmp_path_factory.mktemp("stack"))
-    started = shared.up(*DAGS)
-    assert started.returncode == 0, started.stdout + started.stderr
-    try:
+    with shared.running(*DAGS):
         yield shared
-    finally:
-        stopped = shared.down()
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     assert processes.members(shared.home) == []
 
 
@@ -149,6 +155,17 @@ def lab(stack: Stack, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
     shared = harness.Lab(stack, tmp_path_factory.mktemp("sweeps"))
     yield shared
     shared.close()
+
+
+@pytest.fixture(scope="session")
+def second_user(lab: Any) -> Iterator[Any]:
+    """Airflow's REST interface as another user than the administrator reaches it.
+
+    It is `hermes-controller`, which each stack has.
+    """
+    client = lab.logged_in("hermes-controller")
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

@@ -336,6 +336,14 @@ class Lab:
         self.airflow.close()
         self.mlflow.close()
 
+    def restart_stack(self, *options: str) -> None:
+        """Kill the whole stack with its trials, and start it again with these options."""
+        kill_at_once(processes.members(self.home))
+        again = self.stack.up(*options)
+        assert again.returncode == 0, again.stdout + again.stderr
+        self.close()
+        self.connect()
+
     def hermes(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.stack.hermes(*arguments, timeout_s=SWEEP_TIMEOUT_S)  # type: ignore[no-any-return]
 
@@ -344,11 +352,11 @@ class Lab:
         path.write_text(json.dumps(content))
         return path
 
-    def start(self, content: Any) -> Sweep:
-        """Trigger a sweep over REST, as the form does."""
+    def start(self, content: Any, client: httpx.Client | None = None) -> Sweep:
+        """Trigger a sweep over REST, as the form does; `client` is that of another user."""
         run = f"{content['name']}-{uuid.uuid4().hex[:6]}"
         body = {"dag_run_id": run, "conf": content, "logical_date": None}
-        answer = self.airflow.post(DAG, json=body)
+        answer = (client or self.airflow).post(DAG, json=body)
         assert answer.status_code in (200, 409), answer.text  # 409: the failed request was done
         return Sweep(self, run)
 
@@ -501,6 +509,11 @@ class Sweep:
 
     def decisions(self) -> list[dict[str, Any]]:
         return json_lines(self.folder / "decisions.jsonl")
+
+    def on_gpus(self) -> set[int]:
+        """The trials of this sweep that hold GPUs now."""
+        live = (trial.rpartition("/") for trial, _ in live_trials(self.lab.home))
+        return {int(number) for sweep, _, number in live if sweep == self.id}
 
     def live(self) -> list[str]:
         """The trials of this sweep whose processes are there now, scripts included."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.stack import processes
-
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
 
 SLOTS = 4
@@ -60,16 +58,6 @@ class Kills:
         """Kill hermes-trial of the first trial."""
         self.harness.kill_supervisor(self.stack.home, self.sweeps[0].id)
 
-    def kill_everything(self) -> None:
-        """Kill the whole stack with its trials, and start it again."""
-        self.harness.kill_at_once(processes.members(self.stack.home))
-        again = self.stack.up(*UP)
-        assert again.returncode == 0, again.stdout + again.stderr
-        self.lab.close()
-        self.lab = self.harness.Lab(self.stack, self.folder)
-        for sweep in self.sweeps:
-            sweep.lab = self.lab
-
     def close(self) -> None:
         """Close the connections to the stack that runs now."""
         self.lab.close()
@@ -94,7 +82,7 @@ def _survive(kills: Kills, harness: Any) -> Any:
             lambda: kills.release(second), lambda: os.kill(controller, signal.SIGKILL)
         )
         kills.trains(first, 4)
-        kills.kill_in_resize(lambda: kills.start("late"), kills.kill_everything)
+        kills.kill_in_resize(lambda: kills.start("late"), lambda: kills.lab.restart_stack(*UP))
         third = kills.sweeps[-1]
         kills.trains(first, 2)
         kills.trains(third, 2)
@@ -111,14 +99,11 @@ def survived(
 ) -> Iterator[Any]:
     """Three sweeps that have lived through the kills and have ended."""
     stack = stack_at(tmp_path_factory.mktemp("crash"))
-    started = stack.up(*UP)
-    assert started.returncode == 0, started.stdout + started.stderr
-    try:
-        with closing(Kills(stack, harness, tmp_path_factory.mktemp("resizes"))) as kills:
-            yield _survive(kills, harness)
-    finally:
-        stopped = stack.down()
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    with (
+        stack.running(*UP),
+        closing(Kills(stack, harness, tmp_path_factory.mktemp("resizes"))) as kills,
+    ):
+        yield _survive(kills, harness)
 
 
 def test_every_trial_finishes_and_has_had_the_sizes_that_the_policy_says(survived: Any) -> None:

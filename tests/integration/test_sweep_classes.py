@@ -24,20 +24,9 @@ QUOTA = {
 
 
 @pytest.fixture(scope="module")
-def as_owner(lab: Any) -> Any:
-    """Airflow's REST interface as the second user reaches it."""
-    client = lab.logged_in(OWNER)
-    yield client
-    client.close()
-
-
-def _held(lab: Any, harness: Any, sweep: Any) -> set[str]:
-    live = (trial for trial, _ in harness.live_trials(lab.home))
-    return {trial.rpartition("/")[2] for trial in live if trial.startswith(f"{sweep.id}/")}
-
-
-@pytest.fixture(scope="module")
-def shared(lab: Any, harness: Any, as_owner: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def shared(
+    lab: Any, harness: Any, second_user: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """A night's sweep holds both GPUs; an interactive one of its team comes, then the other team.
 
     The other team may not use the class interactive, and tries.
@@ -49,25 +38,21 @@ def shared(lab: Any, harness: Any, as_owner: Any, tmp_path_factory: pytest.TempP
 
     def start(name: str, trials: int, of_class: str | None, client: Any = None) -> Any:
         content = harness.stub(name, harness.alike(trials), harness.LONG, 0.5, slow_while=lasts)
-        before, lab.airflow = lab.airflow, client or lab.airflow
-        try:
-            return lab.start(content | {"class": of_class})
-        finally:
-            lab.airflow = before
+        return lab.start(content | {"class": of_class}, client)
 
     told: dict[str, str] = {}
     # Without quanta a trial that has just begun may be stopped.
     with lab.policy("fifo", guard_k=0):
         assert lab.hermes("pool", "quota", str(file)).returncode == 0
         night = start("night", 2, "nightly")
-        harness.await_(lambda: _held(lab, harness, night) == {"0", "1"})
+        harness.await_(lambda: night.on_gpus() == {0, 1})
         live = start("live", 1, "interactive")
-        harness.await_(lambda: _held(lab, harness, live) == {"0"})
-        refused = start("refused", 1, "interactive", as_owner)
+        harness.await_(lambda: live.on_gpus() == {0})
+        refused = start("refused", 1, "interactive", second_user)
         assert refused.await_end() == "failed"
         told["status"] = harness.await_(lambda: _status(lab, night))
-        own = start("own", 1, None, as_owner)
-        harness.await_(lambda: _held(lab, harness, own) == {"0"})
+        own = start("own", 1, None, second_user)
+        harness.await_(lambda: own.on_gpus() == {0})
         told["stopped"] = lab.hermes("explain", f"{night.id}/0", "--last", "9").stdout
         lasts.unlink()
         for sweep in (own, live, night):

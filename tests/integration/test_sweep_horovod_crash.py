@@ -82,7 +82,7 @@ class Kills:
         elif what == "supervisor":
             self.harness.await_(lambda: self._kill_supervisor(trial), period_s=0.01)
         elif what == "everything":
-            self._restart()
+            self.lab.restart_stack(*UP)
         else:
             os.kill(self.harness.program(self.stack, what), signal.SIGKILL)
 
@@ -101,13 +101,6 @@ class Kills:
                     return True
         return False
 
-    def _restart(self) -> None:
-        self.harness.kill_at_once(processes.members(self.stack.home))
-        again = self.stack.up(*UP)
-        assert again.returncode == 0, again.stdout + again.stderr
-        self.lab.close()
-        self.lab.connect()
-
 
 @pytest.fixture(scope="module")
 def survived(
@@ -115,9 +108,7 @@ def survived(
 ) -> Iterator[Kills]:
     """The search after all kills, at its end."""
     stack = stack_at(tmp_path_factory.mktemp("horovod"))
-    started = stack.up(*UP)
-    assert started.returncode == 0, started.stdout + started.stderr
-    try:
+    with stack.running(*UP):
         kills = Kills(stack, harness, tmp_path_factory.mktemp("search"))
         with harness.sampling(kills.workers), harness.sampling(kills.holders):
             for what in KILLED:
@@ -128,9 +119,6 @@ def survived(
                 sweep.await_end(WAIT_S)
         yield kills
         kills.lab.close()
-    finally:
-        stopped = stack.down()
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
 
 def test_every_trial_of_a_search_finishes_though_something_was_killed_in_each_resize(

@@ -127,14 +127,8 @@ OTHER_USER = "hermes-controller"
 """An Airflow user that each stack has beside its administrator."""
 
 
-def _held(lab: Any, harness: Any, *sweeps: Any) -> int:
-    """Return how many trials of these sweeps hold GPUs."""
-    live = [trial.rpartition("/")[0] for trial, _ in harness.live_trials(lab.home)]
-    return sum(live.count(sweep.id) for sweep in sweeps)
-
-
 @pytest.fixture(scope="module")
-def fair(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def fair(lab: Any, harness: Any, second_user: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A sweep holds two slots; one of another user joins it, then a third of the first user.
 
     GPUs are shared by sweeps, then by users.
@@ -142,32 +136,25 @@ def fair(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> An
     lasts = harness.slow_file(tmp_path_factory.mktemp("fair"))
 
     def start(name: str, client: Any = None) -> Any:
-        before, lab.airflow = lab.airflow, client or lab.airflow
-        try:
-            return lab.start(
-                harness.stub(name, harness.alike(2), harness.LONG, 0.5, slow_while=lasts)
-            )
-        finally:
-            lab.airflow = before
+        content = harness.stub(name, harness.alike(2), harness.LONG, 0.5, slow_while=lasts)
+        return lab.start(content, client)
 
-    other = lab.logged_in(OTHER_USER)
     said: dict[str, str] = {}
     with lab.policy("themis", knob=0, lease_s=LEASE_S, guard_k=0):
         first = start("first")
-        harness.await_(lambda: _held(lab, harness, first) == 2)
-        second = start("second", other)
-        harness.await_(lambda: _held(lab, harness, second) == 1 == _held(lab, harness, first))
+        harness.await_(lambda: len(first.on_gpus()) == 2)
+        second = start("second", second_user)
+        harness.await_(lambda: len(second.on_gpus()) == 1 == len(first.on_gpus()))
         said["sweeps"] = lab.hermes("explain", f"{second.id}/0").stdout
         by_user = {"knob": 0, "lease_s": LEASE_S, "by": "user", "guard_k": 0}
         with lab.policy("themis", **by_user):
             third = start("third")
             harness.await_(third.tasks)
             said["users"] = harness.await_(lambda: _explained_by_user(lab, second))
-            shares = _shares_over_leases(lab, harness, (first, third), second)
+            shares = _shares_over_leases(harness, (first, third), second)
             lasts.unlink()
             for sweep in (first, second, third):
                 sweep.await_end()
-    other.close()
     return first, second, third, said, shares
 
 
@@ -176,12 +163,12 @@ def _explained_by_user(lab: Any, sweep: Any) -> str:
     return said if f"user {OTHER_USER} would end after" in said else ""
 
 
-def _shares_over_leases(lab: Any, harness: Any, ours: Any, theirs: Any) -> set[tuple[int, int]]:
+def _shares_over_leases(harness: Any, ours: Any, theirs: Any) -> set[tuple[int, int]]:
     """Return what the two users held while both GPUs were held, over the ends of three leases."""
     until_s, found = time.time() + 3 * LEASE_S, set[tuple[int, int]]()
 
     def is_over() -> bool:
-        shares = _held(lab, harness, *ours), _held(lab, harness, theirs)
+        shares = sum(len(sweep.on_gpus()) for sweep in ours), len(theirs.on_gpus())
         if sum(shares) == SLOTS:
             found.add(shares)
         return time.time() > until_s

@@ -21,25 +21,13 @@ TEAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def as_owner(lab: Any) -> Any:
-    """Airflow's REST interface as the second user reaches it."""
-    client = lab.logged_in(OWNER)
-    yield client
-    client.close()
-
-
-def _held(lab: Any, harness: Any, sweep: Any) -> int:
-    return sum(trial.startswith(f"{sweep.id}/") for trial, _ in harness.live_trials(lab.home))
-
-
 def _explained(lab: Any, sweep: Any, number: int) -> str:
     return str(lab.hermes("explain", f"{sweep.id}/{number}", "--last", "9").stdout)
 
 
 @pytest.fixture(scope="module")
 def reclaimed(
-    lab: Any, harness: Any, as_owner: Any, tmp_path_factory: pytest.TempPathFactory
+    lab: Any, harness: Any, second_user: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     """One team holds all four GPUs; the other one comes, gets its two, and goes again."""
     folder = tmp_path_factory.mktemp("quota")
@@ -47,9 +35,10 @@ def reclaimed(
     file = folder / "teams.yaml"
     file.write_text(yaml.safe_dump(TEAMS))
 
-    def start(name: str, trials: int, slow_while: Any) -> Any:
+    def start(name: str, trials: int, slow_while: Any, client: Any = None) -> Any:
         options = {"slow_while": slow_while}
-        return lab.start(harness.stub(name, harness.alike(trials), harness.LONG, 0.5, **options))
+        content = harness.stub(name, harness.alike(trials), harness.LONG, 0.5, **options)
+        return lab.start(content, client)
 
     told: dict[str, str] = {}
     # Without quanta the policy chooses freely; with them, those whose quantum is over first.
@@ -58,19 +47,15 @@ def reclaimed(
         assert chosen.returncode == 0, chosen.stderr
         told["set"] = chosen.stdout
         borrower = start("borrower", 4, borrower_lasts)
-        harness.await_(lambda: _held(lab, harness, borrower) == 4)
-        admin, lab.airflow = lab.airflow, as_owner
-        try:
-            owner = start("owner", 2, owner_lasts)
-        finally:
-            lab.airflow = admin
-        harness.await_(lambda: _held(lab, harness, owner) == 2)
+        harness.await_(lambda: len(borrower.on_gpus()) == 4)
+        owner = start("owner", 2, owner_lasts, second_user)
+        harness.await_(lambda: len(owner.on_gpus()) == 2)
         told["status"] = lab.hermes("status").stdout
         told["stopped"] = _explained(lab, borrower, 3)
         told["owner"] = _explained(lab, owner, 0)
         owner_lasts.unlink()
         owner.await_end()
-        harness.await_(lambda: _held(lab, harness, borrower) == 4)
+        harness.await_(lambda: len(borrower.on_gpus()) == 4)
         told["lent"] = _explained(lab, borrower, 3)
         borrower_lasts.unlink()
         borrower.await_end()
