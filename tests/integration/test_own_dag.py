@@ -250,8 +250,8 @@ def halted(lab: Any, harness: Any) -> Any:
     sweep = sweep_of(lab, harness, "halted", "search", run)
     harness.await_(lambda: sweep.lines(0) > 5 and sweep.lines(1) > 5, 120.0)
     assert lab.hermes("sweep", "stop", sweep.id).returncode == 0
-    slow.unlink()
     ended(lab, harness, "halted", run)
+    slow.unlink()
     before = sweep.states(), began(lab, run, "behind")
     said = goes_on(lab, harness, run, "resume", sweep.id)
     return sweep, run, before, said
