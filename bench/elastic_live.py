@@ -37,6 +37,7 @@ SEED = 3
 JOB_TIMEOUT_S = 600.0
 TARGET = 0.05
 OBSERVATION_DELAY_S = 0.4
+SPEED_REPORTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,4 +334,9 @@ def _workload(
                 training=MeasuredTraining(rates, epoch_s) if contest.gpus is None else None,
             )
         )
-    return Workload(contest.name, tuple(works), observation_delay_s=OBSERVATION_DELAY_S)
+    return Workload(
+        contest.name,
+        tuple(works),
+        observation_delay_s=OBSERVATION_DELAY_S,
+        speed_reports=SPEED_REPORTS,
+    )

@@ -64,7 +64,10 @@ class VirtualCluster:
         self._round_s, self._whole_seconds = workload.round_s, workload.whole_seconds
         self._machines = Machines(gpus, dict(workload.spread_speeds))
         works = sorted(workload.jobs, key=lambda w: (w.submitted_s, natural(w.id), w.id))
-        self._jobs = [SimulatedJob(work, rank, work.submitted_s) for rank, work in enumerate(works)]
+        reports = workload.speed_reports
+        self._jobs = [
+            SimulatedJob(work, rank, work.submitted_s, reports) for rank, work in enumerate(works)
+        ]
         self._by_id = {job.id: job for job in self._jobs}
         _check(workload, self._machines.nodes(), len(self._by_id))
         self._snapshots = SnapshotBuilder()

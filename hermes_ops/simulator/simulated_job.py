@@ -37,6 +37,7 @@ class SimulatedJob:
     work: Work
     rank: int
     waiting_since_s: float
+    speed_reports: int = 0  # of a segment, before its step time counts as measured
     phase: Phase = Phase.PENDING
     grant: Grant | None = None  # by the policy; perhaps not occupied yet
     gpus: tuple[int, ...] = ()  # occupied
@@ -69,6 +70,7 @@ class SimulatedJob:
     trained_before_s: float = 0.0
     useful_before_gpu_s: float = 0.0
     steps_at_start: int = 0
+    seen_at_start: int = 0
     # all segments
     service_gpu_s: float = 0.0
     first_start_s: float | None = None
@@ -109,6 +111,7 @@ class SimulatedJob:
         self.trained_before_s = self.trained_s
         self.useful_before_gpu_s = self.useful_gpu_s or 0.0
         self.steps_at_start = self.work.curve[self.seen - 1].step if self.seen else 0
+        self.seen_at_start = self.seen
 
     def reach_point(self) -> None:
         """Reach the next point of the curve."""
@@ -116,6 +119,7 @@ class SimulatedJob:
         ahead_s = 0.0 if self.work.training is None else self.measured_s - point.seconds
         self.ahead_s.append(ahead_s + self.unmeasured_s)
         self.seen += 1
+        self._note_step()
 
     def account_training(self, now_s: float) -> None:
         """Add the training up to now."""
@@ -143,6 +147,8 @@ class SimulatedJob:
         return (len(self.step_times), self.batch_trained) != known
 
     def _note_step(self) -> None:
+        if self.seen - self.seen_at_start < self.speed_reports:
+            return
         step = None if self.pace is None else self.pace.step
         if step is not None:
             self.step_times[step.gpus, step.nodes, step.local_batch] = step

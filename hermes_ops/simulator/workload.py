@@ -129,6 +129,8 @@ class Workload:
     `spread_speeds`: by model name, the part in (0, 1] of its speed at which a job trains on more
     nodes than its GPUs need; a model that is not named is not slowed down.
     `observation_delay_s`: seconds from when a point of a curve is reached until a policy sees it.
+    `speed_reports`: points of its curve that a segment reaches before a policy sees the step time
+    on its GPUs; in a pool two, as what comes before the first one is start-up too.
     `round_s`: decisions are made at its multiples alone; a job that ends in between keeps its GPUs
     until then. None: whenever something happens. `first_decision_s`: with rounds, none is made
     before. `whole_seconds`: the time to each point of a curve and to a job's end is rounded to
@@ -141,6 +143,7 @@ class Workload:
     disturbances: tuple[NodeFailure | Interference, ...] = ()
     spread_speeds: tuple[tuple[str, float], ...] = ()
     observation_delay_s: float = 0.0
+    speed_reports: int = 0
     round_s: float | None = None
     first_decision_s: float = 0.0
     whole_seconds: bool = False

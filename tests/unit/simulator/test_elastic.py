@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Grant, JobId, Plan, Snapshot
+from hermes_ops.core.model import Grant, Job, JobId, Plan, Point, Snapshot
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.policies.elastic_fifo import ElasticFifo
@@ -107,21 +107,37 @@ def test_the_log_of_a_resized_job_gives_its_outcome_again() -> None:
         assert again.lost_gpu_s == pytest.approx(outcome.lost_gpu_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Watched(Sizes):
+    """Keeps the snapshots of its decisions."""
+
+    seen: list[Snapshot] = field(default_factory=list)
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        self.seen.append(snapshot)
+        return super(Watched, self).decide(snapshot, memory)
+
+    def at(self, time_s: float) -> Job:
+        return next(s for s in self.seen if s.time_s == time_s).index[JobId("a")]
+
+
 def test_a_policy_sees_sizes_measured_steps_and_noise() -> None:
-    seen: list[Snapshot] = []
-
-    @dataclass(frozen=True, slots=True)
-    class Watched(Sizes):
-        def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
-            seen.append(snapshot)
-            return super(Watched, self).decide(snapshot, memory)
-
     policy = Watched(((0.0, {"a": 1}), (20.0, {"a": 4}), (30.0, {"a": 4})))
     simulate(Workload("w", (elastic("a", 100.0),)), layout("4"), policy)
-    job = next(s for s in seen if s.time_s == 30.0).index[JobId("a")]
+    job = policy.at(30.0)
     assert (job.sizes, job.min_gpus, job.max_gpus, job.segments) == ((1, 2, 4), 1, 4, 2)
     assert [time.gpus for time in job.step_times] == [1]  # the running one is measured at its end
     assert job.seconds_a_step(1) == 1.0
+
+
+def test_where_speeds_take_reports_each_segment_shows_its_speed_only_after_them() -> None:
+    reviews = (5.0, 15.0, 20.0, 28.0, 35.0)
+    policy = Watched(tuple((at_s, {"a": 1 if at_s < 20 else 2}) for at_s in (0.0, *reviews)))
+    points = tuple(Point(n, 1.0, 10.0 * n) for n in range(1, 11))
+    job = replace(elastic("a", 100.0), curve=points)
+    simulate(Workload("w", (job,), speed_reports=2), layout("4"), policy)
+    sizes = [[time.gpus for time in policy.at(at_s).step_times] for at_s in reviews]
+    assert sizes == [[], [], [1], [1], [1, 2]]
 
 
 def test_in_rounds_decisions_are_made_at_multiples_alone() -> None:
