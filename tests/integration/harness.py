@@ -25,6 +25,7 @@ from bench.horovod_env import VARIABLES
 from hermes_ops.stack import processes
 from hermes_ops.trial.checkpoint_store.store import safe_name
 from tests.horovod_python import horovod_python
+from tests.torch_python import torch_python
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DAG = "/api/v2/dags/hermes_sweep/dagRuns"
@@ -92,17 +93,24 @@ def workers(name: str, rates: list[float], log: Path, slow_while: Path, **trial:
 
 def horovod(name: str, log: Path, slow_while: Path, epochs: int, **changes: Any) -> Any:
     """A sweep of scripts/horovod_train.py of 1 to 4 workers, which list themselves in `log`."""
+    trial = {"python": str(horovod_python()), "environment": {"WORKERS_LOG": str(log), **VARIABLES}}
+    return _data_parallel("horovod_train.py", trial, name, slow_while, epochs, **changes)
+
+
+def ddp(name: str, log: Path, slow_while: Path, epochs: int, **changes: Any) -> Any:
+    """A sweep of scripts/ddp_train.py of 1 to 4 workers, which list themselves in `log`."""
+    trial = {"python": torch_python(), "environment": {"WORKERS_LOG": str(log)}}
+    return _data_parallel("ddp_train.py", trial, name, slow_while, epochs, **changes)
+
+
+def _data_parallel(
+    script: str, trial: Any, name: str, slow_while: Path, epochs: int, **changes: Any
+) -> Any:
     options = ["--rate", "{rate}", "--epochs", str(epochs), "--slow-while", str(slow_while)]
     options += ["--pause", str(changes.pop("pause", 4.0))]
-    trial = {
-        "gpus": {"min": 1, "max": 4},
-        "workers": "one_per_gpu",
-        "python": str(horovod_python()),
-        "environment": {"WORKERS_LOG": str(log), **VARIABLES},
-    }
+    trial |= {"gpus": {"min": 1, "max": 4}, "workers": "one_per_gpu"}
     budget = {"max_epochs": epochs, **changes.pop("budget", {})}
-    script, space = "horovod_train.py", {"rate": [0.002]}
-    return config(name, space, script, *options, trial=trial, budget=budget, **changes)
+    return config(name, {"rate": [0.002]}, script, *options, trial=trial, budget=budget, **changes)
 
 
 def slow_file(folder: Path) -> Path:

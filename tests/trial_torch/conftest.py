@@ -1,11 +1,10 @@
-"""Trials of PyTorch scripts, in the interpreter that HERMES_TEST_TORCH_PYTHON names or in this one.
+"""Trials of PyTorch scripts, in the interpreter of `torch_python`.
 
 The tests need no more than PyTorch there. Those with the marker `gpu` need a GPU too.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,11 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.torch_python import torch_python
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-_NAMED = os.environ.get("HERMES_TEST_TORCH_PYTHON")
-_OWN = sys.executable if importlib.util.find_spec("torch") else None
-PYTHON = _NAMED or _OWN
 
 
 class Device(NamedTuple):
@@ -51,13 +49,21 @@ class TorchTrial:
         **variables: str,
     ) -> subprocess.Popen[str]:
         """Start a segment, as the operator does: `--torchrun` where there is one process."""
-        assert PYTHON is not None
         self.segments += 1
         own = ["--dir", str(self.folder), "--epoch", str(self.segments), "--objective", "val_loss"]
         own += ["--workers", str(workers)] if workers > 1 else ["--torchrun"]
         inherited = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         return subprocess.Popen(
-            [sys.executable, "-m", "hermes_ops.trial", *own, *options, "--", PYTHON, *command],
+            [
+                sys.executable,
+                "-m",
+                "hermes_ops.trial",
+                *own,
+                *options,
+                "--",
+                torch_python(),
+                *command,
+            ],
             env={**inherited, **self.device.variables, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -101,13 +107,10 @@ class TorchTrial:
 @pytest.fixture(scope="session")
 def has_gpu() -> bool:
     """Tell whether PyTorch sees a GPU; skip without PyTorch."""
-    if PYTHON is None:
-        message = "HERMES_TEST_TORCH_PYTHON names no interpreter with PyTorch"
-        if os.environ.get("HERMES_TEST_TORCH") == "required":
-            pytest.fail(message)
-        pytest.skip(message)
     code = "import torch; print(torch.cuda.is_available())"
-    answer = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [torch_python(), "-c", code], capture_output=True, text=True, check=True
+    )
     return answer.stdout.split() == ["True"]
 
 

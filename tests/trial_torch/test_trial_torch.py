@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trial_torch.conftest import PYTHON, ROOT, Device, TorchTrial
+from tests.torch_python import torch_python
+from tests.trial_torch.conftest import ROOT, Device, TorchTrial
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -168,9 +169,8 @@ def test_a_trial_sees_the_gpus_of_its_lease_and_no_others(tmp_path: Path, gpu: D
 def test_the_plain_example_on_a_gpu_has_the_same_curve_after_a_stop(
     tmp_path: Path, gpu: Device
 ) -> None:
-    assert PYTHON is not None
     if subprocess.run(
-        [PYTHON, "-c", "import sklearn"], capture_output=True, check=False
+        [torch_python(), "-c", "import sklearn"], capture_output=True, check=False
     ).returncode:
         pytest.skip("the interpreter has no scikit-learn")
     whole, cut = TorchTrial(tmp_path / "whole", gpu), TorchTrial(tmp_path / "cut", gpu)

@@ -1,4 +1,4 @@
-"""Horovod trials under policies that size them, on a real scheduler."""
+"""Trials of Horovod and of PyTorch DDP under policies that size them, on a real scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 SLOTS, EPOCHS = 4, 600
 WAIT_S = 480.0  # a start of four workers on a busy machine
@@ -20,19 +20,31 @@ TPE = {
 }
 
 
-@pytest.fixture(scope="module")
-def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("horovod", marks=pytest.mark.horovod),
+        pytest.param("ddp", marks=pytest.mark.torch),
+    ],
+)
+def resized(
+    request: pytest.FixtureRequest,
+    lab: Any,
+    harness: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
     """A trial alone on four slots, and a second one that comes and ends while the first lasts.
 
     Once the first is let go on its own it may change its size again: its epochs are short then.
     """
+    sweep_file = {"horovod": harness.horovod, "ddp": harness.ddp}[request.param]
     folder, log = tmp_path_factory.mktemp("resized"), tmp_path_factory.mktemp("workers")
     first_lasts, second_lasts = harness.slow_file(folder), harness.slow_file(folder)
     looking = harness.WorkerSampler(log)
     with lab.pool(SLOTS), lab.policy("doubling", guard_k=0), harness.sampling(looking):
-        first = lab.start(harness.horovod("alone", log, first_lasts, EPOCHS))
+        first = lab.start(sweep_file("alone", log, first_lasts, EPOCHS))
         harness.await_(lambda: first.sizes() == [4] and first.lines(0) > 3, WAIT_S)
-        second = lab.start(harness.horovod("joins", log, second_lasts, EPOCHS))
+        second = lab.start(sweep_file("joins", log, second_lasts, EPOCHS))
         harness.await_(lambda: first.sizes()[-1] == 2 and second.sizes() == [2], WAIT_S)
         harness.await_(lambda: second.lines(0) > 3 and len(looking.alive()) == SLOTS, WAIT_S)
         second_lasts.unlink()
@@ -96,6 +108,7 @@ def searched(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -
     return sweep, looking
 
 
+@pytest.mark.horovod
 def test_a_search_whose_trials_change_their_size_finds_the_best_of_them(searched: Any) -> None:
     sweep, _ = searched
     assert sweep.states() == dict.fromkeys(range(TRIALS), "finished")
@@ -105,6 +118,7 @@ def test_a_search_whose_trials_change_their_size_finds_the_best_of_them(searched
     assert best["number"] == min(lowest, key=lambda number: lowest[number])
 
 
+@pytest.mark.horovod
 def test_never_more_workers_of_a_search_live_than_there_are_slots(searched: Any) -> None:
     sweep, looking = searched
     assert looking.most == SLOTS
