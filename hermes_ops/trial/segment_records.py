@@ -37,6 +37,7 @@ class TrialStatus:
         self.said: list[str] = []  # kinds of notes that the output has had
         self.advice = ""  # while no value of the objective is read
         self.tensor_skew: float | None = None  # the largest tensor's share of the model
+        self.saves_on_stop = False  # the last time it was told to stop, without the hook
         names = ("startup_s", "restore_s", "checkpoint_s")
         self.timings: dict[str, float | None] = dict.fromkeys(names)
 
@@ -53,6 +54,7 @@ def continued_status(folder: Folder, epoch: int, has_checkpoint: bool) -> TrialS
     status.steps_by = str(last.get("steps_by") or "")
     status.said = [str(kind) for kind in last.get("said") or ()]
     status.tensor_skew = last.get("tensor_skew")
+    status.saves_on_stop = bool(last.get("saves_on_stop"))
     timings = last.get("timings")
     if isinstance(timings, dict):
         status.timings.update({k: v for k, v in timings.items() if k in status.timings})

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from hermes_ops.trial.processes.tree import Child, sweep_up
 from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.redaction import Mask, secret_values
 from hermes_ops.trial.retention import retention_of
-from hermes_ops.trial.supervisor.checkpoint_scan import OUTPUT_LAG_S, CheckpointScan
+from hermes_ops.trial.supervisor.checkpoint_scan import CheckpointScan
 from hermes_ops.trial.supervisor.group_supervision import GroupSupervision
 from hermes_ops.trial.supervisor.group_watchdog import GroupWatchdog
 from hermes_ops.trial.supervisor.options import SegmentOptions
@@ -35,6 +34,7 @@ from hermes_ops.trial.supervisor.readers import (
     make_metric_reader,
     make_tensorboard_reader,
 )
+from hermes_ops.trial.supervisor.switch_cost import SwitchCost
 
 if TYPE_CHECKING:
     from hermes_ops.trial.checkpoint_store.upload import CheckpointUploader
@@ -113,7 +113,9 @@ class ScriptSupervisor:
         self._relay: Relay | None = None
         self._written: dict[str, Any] = {}
         self._scan = CheckpointScan(folder, self._is_searching)
-        self._step_times: deque[tuple[float, int]] = deque(maxlen=1024)
+        self._switch_cost = SwitchCost(
+            self.status, self.timings, first_step=first_step, reached=self._steps_before
+        )
 
     def request_stop(self, *_: object) -> None:
         """Preempt: called by signal handlers. The second request ends the grace period."""
@@ -162,6 +164,9 @@ class ScriptSupervisor:
         self._read_tensorboard(child.pid, final=True)
         self._read_logged(final=True)
         self._observe(final=True)
+        if not self._has_hook:
+            self._switch_cost.note_end(time.time())
+            self.write_status()
         self.status.step = max([self.status.step, *(m.step for m in self.unwritten)])
         if code == 0 and not self._objective_seen:
             self._ask_mlflow()
@@ -335,7 +340,8 @@ class ScriptSupervisor:
         for metric in metrics:
             if self._progress.note(metric):
                 self.status.step = metric.step
-                self._step_times.append((self._received_s or time.time(), metric.step))
+                if not self._has_hook:
+                    self._switch_cost.note_report(self._received_s or time.time(), metric.step)
             if metric.name == self._options.objective:
                 self._warn_of_foreign_start(metric)
                 self._objective_seen, self.status.advice = True, ""
@@ -388,10 +394,8 @@ class ScriptSupervisor:
             return
         self.status.checkpointed_s = written_s
         if written_s >= self.status.started_s - 1.0:
-            steps = [
-                step for seen_s, step in self._step_times if seen_s <= written_s + OUTPUT_LAG_S
-            ]
-            self.status.checkpoint_step = steps[-1] if steps else self._steps_before
+            self.status.checkpoint_step = self._switch_cost.step_at(written_s)
+            self._switch_cost.note_checkpoint(written_s)
         self._set_preemptible(True)
         if self._retention is not None:
             self._retention.checkpointed()
@@ -526,6 +530,8 @@ class ScriptSupervisor:
         now_s = time.monotonic()
         if self._kill_at_s is None and (ended or self._stop_requests):
             self._tail_at_stop = self._output.tail
+            if not ended:
+                self._switch_cost.note_stop(time.time())
             self._tell_to_stop(child, now_s, is_at_once=ended)
             grace_s = self._options.grace_s
             self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)

@@ -89,6 +89,36 @@ for epoch in range(done + 1, 6):
 """
 
 
+def test_what_a_stop_costs_a_script_without_the_hook_is_measured(trial: Trial) -> None:
+    paced = CHECKPOINTING.replace("    print(", "    time.sleep(0.3)\n    print(", 1)
+    trial.write(paced)
+    process = trial.start("--objective", "loss")
+    says(process, b"pausing")
+    wait_for(lambda: trial.status["checkpoint_step"] == 3)
+    process.terminate()
+    assert process.wait(60) == 75
+    timings = trial.status["timings"]
+    assert timings["startup_s"] >= 0
+    assert timings["restore_s"] > 0  # half of what lies between two checkpoints
+    assert not trial.status["saves_on_stop"]
+    _, segment = trial.lines("segments.jsonl")
+    assert segment["startup_s"] == timings["startup_s"]
+    assert "restore_s" not in segment  # it began from scratch
+
+
+def test_a_script_that_saves_when_it_is_told_to_stop_loses_nothing(trial: Trial) -> None:
+    handler = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (save(3), sys.exit(0)))\n"
+    save = "def save(epoch):\n    open(path, 'w').write(str(epoch))\n"
+    trial.write(CHECKPOINTING.replace("metrics =", f"{save}{handler}metrics =", 1))
+    process = trial.start("--objective", "loss")
+    says(process, b"pausing")
+    process.terminate()
+    assert process.wait(60) == 75
+    assert trial.status["saves_on_stop"]
+    _, segment = trial.lines("segments.jsonl")
+    assert segment["checkpoint_s"] == trial.status["timings"]["checkpoint_s"]
+
+
 def test_metrics_of_a_plain_script_are_written_and_it_finishes(trial: Trial) -> None:
     trial.write("for e in range(1, 4): print(f'epoch={e} loss={1 / e} acc={e}')")
     code, output = trial.run("--objective", "loss")
