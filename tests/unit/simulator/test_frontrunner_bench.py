@@ -12,6 +12,7 @@ from bench import frontrunner as bench
 from bench.curve_tasks import KNOWN, folder, split
 from bench.frontrunner import Setting, Store, Variant, interval_of_mean, ratio, time_to_best_s
 from bench.frontrunner_chances import ABLATIONS, depths_of, nats, random_states, random_walk
+from bench.frontrunner_deadline import best_by, better_trials
 from bench.frontrunner_ranks import trials_ahead
 from hermes_ops.core.model import Gpu, Phase
 from hermes_ops.errors import ConfigError
@@ -149,3 +150,18 @@ def test_no_chance_is_scored_on_what_has_not_been_seen() -> None:
     table = state.table
     assert (table.seen.sum(axis=1) == table.reached).all()
     assert 0.0 < nats(Variant("frontrunner"), state) < 10.0
+
+
+def test_the_best_value_by_a_deadline_is_the_lowest_that_was_reported_until_then() -> None:
+    workload, _ = sample(bench.dataset(TASK), 8, 0)
+    whole = simulate(workload, bench.layout(bench.GPUS), make_policy("fifo", {}, {}))
+    times_s = [seen.at_s for seen in whole.observations]
+    middle_s = times_s[len(times_s) // 2]
+    until = [seen.loss for seen in whole.observations if seen.at_s <= middle_s]
+    assert best_by(workload, "fifo", middle_s) == min(until)
+    assert best_by(workload, "fifo", times_s[0] / 2) == np.inf
+    assert best_by(workload, "fifo", max(times_s)) == min(seen.loss for seen in whole.observations)
+
+
+def test_all_trials_count_as_better_where_none_has_reported_by_the_deadline() -> None:
+    assert set(better_trials(TASK, 0, 1e-6, 0.0).values()) == {bench.TRIALS}
