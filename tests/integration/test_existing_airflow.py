@@ -1,4 +1,4 @@
-"""An Airflow that was there before: its own environment, its own commands, PostgreSQL.
+"""An Airflow that was there before: its own environment and commands, PostgreSQL, teams of DAGs.
 
 What it needs of Hermes Ops is taken from docs/existing-airflow.md. Its versions are those of
 requirements.lock, or of HERMES_TEST_AIRFLOW_CONSTRAINTS (a file or an address).
@@ -36,7 +36,12 @@ PAGE = (ROOT / "docs" / "existing-airflow.md").read_text()
 BIN = Path(sys.executable).parent
 START_S = 240.0
 DRIVERS = ("psycopg2-binary", "asyncpg")
-USER, PASSWORD = "sweeper", "its-password"
+USER, ADMINISTRATOR, PASSWORD = "sweeper", "boss", "its-password"
+TEAM, TEAM_DAG = "vision-dags", "vision_sweep"
+QUOTA = """teams:
+  - {name: vision, guaranteed: 1, airflow_team: vision-dags}
+  - {name: speech, guaranteed: 1, users: [sweeper]}
+"""
 
 
 def pins(folder: Path) -> str:
@@ -62,10 +67,12 @@ class Airflow:
     url: str
     database: str
 
-    def run(self, *command: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, timeout_s: float = 300, user: str = USER
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.bin / command[0]), *command[1:]],
-            env=self.environment,
+            env={**self.environment, "HERMES_AIRFLOW_USER": user},
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -113,7 +120,8 @@ def uv(*arguments: object) -> str:
 
 def write_configuration(home: Path, database: str, port: int) -> None:
     """Write airflow.cfg as its user does, with what the page advises for short hand-overs."""
-    (home / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
+    (home / "passwords.json").write_text(json.dumps({USER: PASSWORD, ADMINISTRATOR: PASSWORD}))
+    bundles = [bundle("dags", home / "dags"), bundle("team", home / "team", TEAM)]
     found = configparser.RawConfigParser()
     found.read_dict(
         {
@@ -121,9 +129,10 @@ def write_configuration(home: Path, database: str, port: int) -> None:
                 "executor": "LocalExecutor",
                 "load_examples": "False",
                 "mp_start_method": "fork",
+                "multi_team": "True",
                 "fernet_key": Fernet.generate_key().decode(),
                 "execution_api_server_url": f"http://127.0.0.1:{port}/execution/",
-                "simple_auth_manager_users": f"{USER}:user",
+                "simple_auth_manager_users": f"{USER}:user:{TEAM},{ADMINISTRATOR}:admin",
                 "simple_auth_manager_passwords_file": str(home / "passwords.json"),
             },
             "database": {
@@ -136,6 +145,7 @@ def write_configuration(home: Path, database: str, port: int) -> None:
                 "secret_key": secrets.token_hex(16),
             },
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
+            "dag_processor": {"dag_bundle_config_list": json.dumps(bundles)},
             "scheduler": {"scheduler_idle_sleep_time": "0.1"},
             "workers": {"min_heartbeat_interval": "1"},
         }
@@ -144,8 +154,15 @@ def write_configuration(home: Path, database: str, port: int) -> None:
         found.write(file)
 
 
+def bundle(name: str, folder: Path, team: str | None = None) -> dict[str, Any]:
+    """A folder of DAGs, all of one team."""
+    local = "airflow.dag_processing.bundles.local.LocalDagBundle"
+    found = {"name": name, "classpath": local, "kwargs": {"path": str(folder)}}
+    return {**found, "team_name": team} if team else found
+
+
 def write_files(home: Path) -> None:
-    """Write the DAG and the plugin, as the page has them."""
+    """Write the DAG and the plugin, as the page has them, and the DAG of a team."""
     for folder, file, mark in (
         ("dags", "hermes_sweep.py", "sweep_dag("),
         ("plugins", "hermes.py", "HermesPlugin"),
@@ -153,6 +170,9 @@ def write_files(home: Path) -> None:
         (home / folder).mkdir()
         text = next(t for t in fences("python") if mark in t)
         (home / folder / file).write_text(text)
+    (home / "team").mkdir()
+    dag = (home / "dags" / "hermes_sweep.py").read_text().replace("hermes_sweep", TEAM_DAG)
+    (home / "team" / "sweep.py").write_text(dag)
 
 
 def variables(home: Path, url: str, mlflow: str) -> dict[str, str]:
@@ -195,7 +215,8 @@ def airflow(
     write_configuration(home, database, port)
     write_files(home)
     pool = next(line for t in fences("sh") for line in t.splitlines() if "pools set" in line)
-    for command in ("airflow db migrate", pool.replace(" 4 ", " 2 ")):
+    team = f"airflow teams create {TEAM}"
+    for command in ("airflow db migrate", team, pool.replace(" 4 ", " 2 ")):
         done = found.run(*shlex.split(command))
         assert done.returncode == 0, done.stderr[-3000:]
     store = ["--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--workers", "1"]
@@ -210,7 +231,8 @@ def airflow(
         harness.await_(lambda: answers(f"{mlflow}/health"), START_S)
         running.append(stack.enter_context(found.child("hermes", "controller", "--pool", "gpus")))
         own = stack.enter_context(contextlib.closing(found.rest()))
-        harness.await_(lambda: own.get("/api/v2/dags/hermes_sweep").is_success, START_S)
+        for dag in ("hermes_sweep", TEAM_DAG):
+            harness.await_(lambda dag=dag: own.get(f"/api/v2/dags/{dag}").is_success, START_S)
         stack.callback(end_at_once, running)
         yield found
 
@@ -245,6 +267,34 @@ def test_a_sweep_shares_the_pool_and_runs_to_its_end(
     with contextlib.closing(airflow.rest()) as own:
         links = own.get(run).json()["extra_links"]
     assert links["Sweep report"].endswith("/artifacts/report/report.html")
+
+
+def test_sweeps_of_a_teams_dag_are_the_teams_and_others_that_of_their_owner(
+    airflow: Airflow, harness: Any, tmp_path: Path
+) -> None:
+    quota, file, slow = tmp_path / "quota.yaml", tmp_path / "sweep.json", tmp_path / "slow"
+    quota.write_text(QUOTA)
+    slow.touch()
+    file.write_text(json.dumps(harness.stub("both", [1.0], 1000, 0.4, slow_while=slow)))
+    refused = airflow.run("hermes", "pool", "quota", str(quota))
+    assert refused.returncode == 1, refused.stdout
+    chosen = airflow.run("hermes", "pool", "quota", str(quota), user=ADMINISTRATOR)
+    assert chosen.returncode == 0, chosen.stderr
+    sweeps = []
+    for options in ([], ["--dag", TEAM_DAG]):
+        begun = airflow.run("hermes", "sweep", "run", str(file), *options)
+        assert begun.returncode == 0, begun.stderr[-3000:]
+        sweeps.append(begun.stdout.split()[1])
+
+    def explained(sweep: str) -> str:
+        return airflow.run("hermes", "explain", f"{sweep}/0").stdout
+
+    for sweep, team in zip(sweeps, ("speech", "vision"), strict=True):
+        harness.await_(lambda s=sweep, t=team: f"of user {USER}, team {t}\n" in explained(s))
+    slow.unlink()
+    for sweep in sweeps:
+        ended = airflow.run("hermes", "sweep", "watch", sweep, timeout_s=600)
+        assert ended.returncode == 0, ended.stderr[-3000:]
 
 
 def test_other_columns_are_refused_in_one_line(airflow: Airflow) -> None:
