@@ -97,7 +97,7 @@ def searched(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -
     log = tmp_path_factory.mktemp("workers")
     lasts = harness.slow_file(tmp_path_factory.mktemp("searched"))
     looking = harness.WorkerSampler(log)
-    content = harness.horovod("search", log, lasts, SHORT, pause=0.5, search=TPE)
+    content = harness.horovod("search", log, lasts, SHORT, pause=1.5, search=TPE)
     with (
         lab.pool(SLOTS),
         lab.policy("elastic-frontrunner", guard_k=0),

@@ -1,38 +1,19 @@
-"""An ordinary PyTorch DDP script: it trains a linear model, and pauses while a file exists.
+"""An ordinary PyTorch DDP script: it trains a linear model, and pauses while a file exists."""
 
-Each process writes what it is into the folder of the variable WORKERS_LOG, and beside that how many
-batches it has trained.
-"""
-
-import argparse
-import json
 import os
 import pathlib
 import time
 
 import torch
 import torch.distributed as dist
+from data_parallel import listed, parse_options  # type: ignore[import-not-found]
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--rate", type=float, required=True)
-parser.add_argument("--epochs", type=int, required=True)
-parser.add_argument("--slow-while", type=pathlib.Path, required=True)
-parser.add_argument("--pause", type=float, default=4.0)
-options = parser.parse_args()
-
+options = parse_options()
 torch.set_num_threads(1)
 torch.manual_seed(7)
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-log = pathlib.Path(os.environ["WORKERS_LOG"], f"{os.getpid()}-{rank}.json")
-facts = {
-    "pid": os.getpid(), "trial": os.environ["HERMES_TRIAL"], "sweep": os.environ["HERMES_SWEEP"],
-    "rank": rank, "size": size, "time_s": time.time(),
-}  # fmt: skip
-written = log.with_suffix(".new")
-written.write_text(json.dumps(facts))
-written.rename(log)
-counter, trained = log.with_suffix(".batches").open("w"), 0
+counter, trained = listed(rank, size).open("w"), 0
 
 features = torch.randn(96, 8)
 targets = features @ torch.randn(8, 1)

@@ -1,36 +1,16 @@
-"""An ordinary Horovod script: it trains a linear model, and pauses while a file exists.
+"""An ordinary Horovod script: it trains a linear model, and pauses while a file exists."""
 
-Each worker writes what it is into the folder of the variable WORKERS_LOG, and beside that how many
-batches it has trained.
-"""
-
-import argparse
-import json
-import os
-import pathlib
 import time
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
 import tf_keras as keras
+from data_parallel import listed, parse_options  # type: ignore[import-not-found]
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--rate", type=float, required=True)
-parser.add_argument("--epochs", type=int, required=True)
-parser.add_argument("--slow-while", type=pathlib.Path, required=True)
-parser.add_argument("--pause", type=float, default=4.0)
-options = parser.parse_args()
-
+options = parse_options()
 hvd.init()
 keras.utils.set_random_seed(7)
-log = pathlib.Path(os.environ["WORKERS_LOG"], f"{os.getpid()}-{hvd.rank()}.json")
-facts = {
-    "pid": os.getpid(), "trial": os.environ["HERMES_TRIAL"], "sweep": os.environ["HERMES_SWEEP"],
-    "rank": hvd.rank(), "size": hvd.size(), "time_s": time.time(),
-}  # fmt: skip
-written = log.with_suffix(".new")
-written.write_text(json.dumps(facts))
-written.rename(log)
+file = listed(hvd.rank(), hvd.size())
 
 
 class Count(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
@@ -38,7 +18,7 @@ class Count(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def __init__(self) -> None:
         super().__init__()
-        self.file = log.with_suffix(".batches").open("w")
+        self.file = file.open("w")
         self.batches = 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
