@@ -31,8 +31,8 @@ from hermes_ops.policies.frontrunner import (
     pinned_jobs,
     usual_switch_s,
 )
-from hermes_ops.policies.frontrunner.deadline import forecast_by_deadline, time_left_s
-from hermes_ops.policies.frontrunner.forecast import Floats, Forecast, forecast_sweep
+from hermes_ops.policies.frontrunner.deadline import forecast_by_deadline, report_s, time_left_s
+from hermes_ops.policies.frontrunner.forecast import Floats, Forecast, forecast_sweep, is_timed
 from hermes_ops.policies.frontrunner.table import CurveTable, is_over, tabulate
 from hermes_ops.policies.toolbox.answer import Explain
 from hermes_ops.policies.toolbox.knapsack import knapsack, option_table
@@ -88,7 +88,7 @@ class TrialSearch:
     indices: Indices
     rows: Mapping[JobId, int]
     switch_s: float
-    each: int
+    judged: Mapping[JobId, int]  # the size that counts at the deadline; less is of no use
     weights: Mapping[JobId, tuple[float, float]]
     late: frozenset[JobId] = frozenset()  # without GPUs, and report nothing before the deadline
 
@@ -110,7 +110,11 @@ class TrialSearch:
         curves = tabulate(compared, prior)
         rows = {job.id: row for row, job in enumerate(compared) if not curves.over[row]}
         switch_s = usual_switch_s(jobs)
-        indices, in_time = _by_deadline(problem, compared, curves, speeds, switch_s)
+        left_s = time_left_s(compared, problem.snapshot.time_s)
+        judged = _judged_sizes(problem, compared, curves, speeds, left_s - switch_s)
+        speed = np.array([speeds.speed(judged[job.id]) for job in compared])
+        lost_s = np.array([0.0 if problem.held(job) else switch_s for job in compared])
+        indices, in_time = _by_deadline(curves, left_s, (left_s - lost_s) * speed)
         held = {job.id for job in open_jobs if problem.held(job)}
         silent = {job for job, row in rows.items() if not in_time[row]}
         late = _late(open_jobs, held, rows, silent)
@@ -123,7 +127,7 @@ class TrialSearch:
         weights = _weights(now, chance, _exponent(speeds, open_jobs))
         return cls(
             problem, jobs, open_jobs, frozenset(pinned), speeds, indices, rows,
-            switch_s, node_size(problem), {job: (weights[job], now[job]) for job in now}, late,
+            switch_s, judged, {job: (weights[job], now[job]) for job in now}, late,
         )  # fmt: skip
 
     def value(self, job: Job, size: int) -> float:
@@ -181,12 +185,13 @@ class TrialSearch:
         return self.ranked([*holding, *idle])
 
     def _options(self, job: Job) -> tuple[int, ...]:
-        """Return the sizes that a trial may take now: at most twice the largest that was tried."""
+        """Return the sizes that a trial may take now, and on which it reports in time."""
         held = self.problem.held(job)
         if job.id in self.pinned and is_over(job):
             return (held,)
-        limit = min(self.problem.gpus, max(2 * self.speeds.largest, job.min_gpus, held))
-        return size_options(job, limit, self.each, held)
+        sizes = _sizes_now(self.problem, self.speeds, job)
+        least = 0 if held else self.judged.get(job.id, 0)
+        return tuple(size for size in sizes if size >= least)
 
     def forecast(self, job: Job) -> tuple[float, float, float] | None:
         """Return the chance to end as the best, and at a speed of 1 the seconds left and the index.
@@ -209,28 +214,46 @@ class TrialSearch:
         return next_goal(job, self.indices.curves, left_s, self.switch_s)
 
 
-def _by_deadline(
+def _sizes_now(problem: SizingProblem, speeds: TrialSpeeds, job: Job) -> tuple[int, ...]:
+    """Return the sizes that a trial may take now: at most twice the largest that was tried."""
+    held = problem.held(job)
+    limit = min(problem.gpus, max(2 * speeds.largest, job.min_gpus, held))
+    return size_options(job, limit, node_size(problem), held)
+
+
+def _judged_sizes(
     problem: SizingProblem,
     jobs: Sequence[Job],
     curves: CurveTable,
     speeds: TrialSpeeds,
-    switch_s: float,
-) -> tuple[Indices, Sequence[bool]]:
-    """Return the indices of these trials, and whether each reports before their deadline.
+    left_s: float,
+) -> dict[JobId, int]:
+    """Return the size by which each trial, a row of the curves, is judged before its deadline.
 
-    As `frontrunner` has them, but a trial reaches as much more by then as it is faster on the GPUs
-    that it holds, else on its least number.
+    That is what it holds. A trial without GPUs is judged by its least size, or by the least on
+    which it reports in `left_s` if there is one.
     """
-    left_s = time_left_s(jobs, problem.snapshot.time_s)
+    found = {job.id: problem.held(job) or job.min_gpus for job in jobs}
+    if left_s == inf or not is_timed(curves):
+        return found
+    for job, needed_s in zip(jobs, report_s(curves).tolist(), strict=True):
+        if not problem.held(job) and needed_s > left_s * speeds.speed(job.min_gpus):
+            sizes = _sizes_now(problem, speeds, job)
+            in_time = (size for size in sizes if needed_s <= left_s * speeds.speed(size))
+            found[job.id] = min(in_time, default=job.min_gpus)
+    return found
+
+
+def _by_deadline(
+    curves: CurveTable, left_s: float, own_s: Floats
+) -> tuple[Indices, Sequence[bool]]:
+    """Return the indices of these trials, and whether each reports in the `left_s` to the deadline.
+
+    As `frontrunner` has them, where each still trains `own_s` at a speed of 1 by then.
+    """
     if left_s == inf:
-        return _indices(curves), [True] * len(jobs)
-    held = [problem.held(job) for job in jobs]
-    speed = np.array(
-        [speeds.speed(own or job.min_gpus) for own, job in zip(held, jobs, strict=True)]
-    )
-    switches_s = np.array([0.0 if own else switch_s for own in held])
-    slower_s = left_s * (1.0 - speed)  # of the time left: negative where it is faster
-    found = forecast_by_deadline(curves, forecast_sweep(curves), left_s, slower_s + switches_s)
+        return _indices(curves), [True] * curves.trial_count
+    found = forecast_by_deadline(curves, forecast_sweep(curves), left_s, left_s - own_s)
     return Indices(curves, found.forecast), found.reports.tolist()
 
 

@@ -68,7 +68,7 @@ def forecast_by_deadline(
     ends_in_time = table.over | (forecast.left_s[:, -1] <= own_s)
     if ends_in_time.all():
         return DeadlineForecast(forecast, every)
-    reports = ends_in_time | (_report_s(table) <= own_s)
+    reports = ends_in_time | (report_s(table) <= own_s)
     horizons = np.where(ends_in_time, len(table.depths) - 1.0, _horizons(table, forecast, own_s))
     chance = _chance_by(table, tuple(horizons.tolist()), tuple(reports.tolist()))
     until_s = np.where(ends_in_time[:, None], forecast.left_s, own_s[:, None])
@@ -79,13 +79,13 @@ def forecast_by_deadline(
                                     correlation=correlation), reports)  # fmt: skip
 
 
-def _report_s(table: CurveTable) -> Floats:
+def report_s(table: CurveTable) -> Floats:
     """Return the seconds of training until each trial's next report: its pace is its stage's."""
     stage_s = estimate_sweep(table).stage_s
     rows, stage = np.arange(len(stage_s)), np.minimum(table.reached, len(table.depths) - 1)
     lengths = np.diff(np.array(table.depths, float), prepend=0.0)
-    report_s: Floats = stage_s[rows, stage] / lengths[stage] * table.depths[0]
-    return report_s
+    found: Floats = stage_s[rows, stage] / lengths[stage] * table.depths[0]
+    return found
 
 
 def _horizons(table: CurveTable, forecast: Forecast, own_s: Floats) -> Floats:
