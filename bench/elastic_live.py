@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from random import Random
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -42,14 +42,10 @@ SPEED_REPORTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A policy, and the GPUs of each job: a range, or a number for all.
-
-    The stubs do not tell what a stop costs, and no guard or policy is to assume what is usual.
-    """
+    """A policy, and the GPUs of each job: a range, or a number for all."""
 
     policy: str
     gpus: int | None = None
-    options: tuple[tuple[str, float], ...] = (("guard_k", 0),)
 
     @property
     def name(self) -> str:
@@ -58,13 +54,13 @@ class Contest:
 
     @property
     def settings(self) -> PolicySettings:
-        """Return the policy with its options, those of the guards included."""
-        return PolicySettings(self.policy, dict(self.options))
+        """Return the policy within its guards, as in a pool."""
+        return PolicySettings(self.policy, {})
 
 
 ALL = (
     Contest("doubling"),
-    Contest("elastic-frontrunner", options=(("guard_k", 0), ("default_switch_s", 0.5))),
+    Contest("elastic-frontrunner"),
     *(Contest("fifo", gpus) for gpus in (1, 2, 4)),
 )
 NAMES = tuple(filter(None, os.environ.get("BENCH_POLICIES", "").split(",")))
@@ -113,8 +109,7 @@ def run() -> Figures:
     with stack.running(SLOTS) as own:
         connection = connect(own.home)
         for contest in CONTESTS:
-            pairs = (("--option", f"{name}={value}") for name, value in contest.options)
-            own.hermes("policy", contest.policy, *chain.from_iterable(pairs))
+            own.hermes("policy", contest.policy)
             live[contest] = _measured(own, connection, contest)
         every = [job for jobs in live.values() for job in jobs]
     speeds = epoch_seconds(every)

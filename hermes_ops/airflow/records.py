@@ -235,6 +235,7 @@ class SegmentRecord(StoredRecord):
     checkpoint_s: float | None = None
     restore_s: float | None = None
     startup_s: float | None = None
+    repeat_s: float | None = None
     tensor_skew: float | None = None
     spans: tuple[tuple[float, float], ...] = ()
     sizes: tuple[int, ...] = ()

@@ -250,9 +250,9 @@ class Quantum:
 
     `k` times its switch cost of training, after the start-up and restore that come first. Its
     switch cost is measured (`Job.switch_s`), else the largest one known in its sweep, else
-    `default_switch_s`; while its parts are unknown the whole cost is taken to come first. With
-    the checkpoint at its end a stopped segment thus occupies its GPUs for at least k + 1 switch
-    costs.
+    `default_switch_s`, which is also the least of a script without the hook (`Job.repeat_s`);
+    while its parts are unknown the whole cost is taken to come first. With the checkpoint at its
+    end a stopped segment thus occupies its GPUs for at least k + 1 switch costs.
     """
 
     k: float = 3.0
@@ -271,9 +271,9 @@ class Quantum:
         ends: dict[JobId, float] = {}
         largest: dict[SweepId, float] | None = None
         for job in snapshot.holding:
-            cost, checkpoint_s = job.switch_s, job.checkpoint_s or 0.0
+            cost, checkpoint_s = self._cost_s(job), job.checkpoint_s or 0.0
             if cost is None:
-                largest = _largest_s(snapshot) if largest is None else largest
+                largest = self._largest_s(snapshot) if largest is None else largest
                 cost, checkpoint_s = largest.get(job.sweep, self.default_switch_s), 0.0
             started = snapshot.time_s if job.started_s is None else job.started_s
             end = started + self.k * cost + (cost - checkpoint_s)
@@ -285,25 +285,35 @@ class Quantum:
         """Return k + 1 times the largest switch cost of an open job: a quantum and its switch."""
         most, unmeasured = -1.0, set[SweepId]()
         for job in snapshot.jobs:
-            cost = (job.checkpoint_s or 0.0) + (job.restore_s or 0.0) + (job.startup_s or 0.0)
-            if cost > most and job.phase in OPEN_PHASES:
-                most = cost
-            if cost == 0.0 and job.switch_s is None and job.phase in OPEN_PHASES:
+            if job.phase not in OPEN_PHASES:
+                continue
+            cost = self._cost_s(job)
+            if cost is None:
                 unmeasured.add(job.sweep)
+            elif cost > most:
+                most = cost
         if unmeasured:
-            largest = _largest_s(snapshot)
+            largest = self._largest_s(snapshot)
             most = max(most, *(largest.get(s, self.default_switch_s) for s in unmeasured))
         return (self.k + 1) * (most if most >= 0 else self.default_switch_s)
 
+    def _largest_s(self, snapshot: Snapshot) -> dict[SweepId, float]:
+        """Return the largest measured switch cost of each sweep that has one."""
+        largest: dict[SweepId, float] = {}
+        for job in snapshot.jobs:
+            cost = self._cost_s(job)
+            if cost is not None and cost > largest.get(job.sweep, -1.0):
+                largest[job.sweep] = cost
+        return largest
 
-def _largest_s(snapshot: Snapshot) -> dict[SweepId, float]:
-    """Return the largest measured switch cost of each sweep that has one."""
-    largest: dict[SweepId, float] = {}
-    for job in snapshot.jobs:
-        cost = job.switch_s
-        if cost is not None and cost > largest.get(job.sweep, -1.0):
-            largest[job.sweep] = cost
-    return largest
+    def _cost_s(self, job: Job) -> float | None:
+        """Return the measured switch cost; at least the default where a stop repeats training.
+
+        That is a script without the hook, of which less can be seen.
+        """
+        if job.repeat_s is None:
+            return job.switch_s
+        return max(job.switch_s or 0.0, self.default_switch_s)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ class Job:
     checkpoint_s: float | None = None  # measured seconds to write a checkpoint
     restore_s: float | None = None  # measured seconds to read it back
     startup_s: float | None = None  # measured seconds until Python and the framework train
+    repeat_s: float | None = None  # seconds of training that a stop is expected to repeat
 
     @property
     def is_open(self) -> bool:
@@ -163,9 +164,10 @@ class Job:
     @property
     def switch_s(self) -> float | None:
         """Seconds that one stop and resume cost, None before anything was measured."""
-        if self.checkpoint_s is None and self.restore_s is None and self.startup_s is None:
+        own, other = (self.startup_s, self.restore_s), (self.checkpoint_s, self.repeat_s)
+        if own == other == (None, None):
             return None
-        return (self.checkpoint_s or 0.0) + (self.restore_s or 0.0) + (self.startup_s or 0.0)
+        return (own[0] or 0.0) + (own[1] or 0.0) + (other[0] or 0.0) + (other[1] or 0.0)
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)

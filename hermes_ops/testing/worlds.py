@@ -176,6 +176,7 @@ def jobs(draw: st.DrawFn, number: int, shares: tuple[float, ...]) -> Job:
         checkpoint_s=draw(SOME_S),
         restore_s=draw(SOME_S),
         startup_s=draw(SOME_S),
+        repeat_s=draw(SOME_S),
     )
     return draw(sizings(job))
 

@@ -38,7 +38,7 @@ class TrialStatus:
         self.advice = ""  # while no value of the objective is read
         self.tensor_skew: float | None = None  # the largest tensor's share of the model
         self.saves_on_stop = False  # the last time it was told to stop, without the hook
-        names = ("startup_s", "restore_s", "checkpoint_s")
+        names = ("startup_s", "restore_s", "checkpoint_s", "repeat_s")
         self.timings: dict[str, float | None] = dict.fromkeys(names)
 
     def document(self) -> dict[str, Any]:

@@ -240,6 +240,7 @@ def job(
         restore_s=segment.restore_s,
         tensor_skew=segment.tensor_skew,
         startup_s=segment.startup_s,
+        repeat_s=segment.repeat_s,
     )
 
 

@@ -307,6 +307,7 @@ def with_status(record: SegmentRecord, status: Mapping[str, Any]) -> SegmentReco
         checkpoint_s=_first(timings.get("checkpoint_s"), record.checkpoint_s),
         restore_s=_first(timings.get("restore_s"), record.restore_s),
         startup_s=_first(timings.get("startup_s"), record.startup_s),
+        repeat_s=_first(timings.get("repeat_s"), record.repeat_s),
         advice=str(status.get("advice") or ""),
         tensor_skew=_first(status.get("tensor_skew"), record.tensor_skew),
     )

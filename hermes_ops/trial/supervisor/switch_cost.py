@@ -18,8 +18,9 @@ class SwitchCost:
 
     Its start-up is the time before its first report, less that of the steps trained until then at
     the pace of the first reports. Its restore is the training of the steps after its checkpoint
-    once more; a stop is expected to cost half of the mean time between two checkpoints. A script
-    that saves when it is told to stop repeats nothing: its checkpoint is the time until it leaves.
+    once more; a stop is expected to have half of the mean time between two checkpoints repeated. A
+    script that saves when it is told to stop repeats nothing: its checkpoint is the time until it
+    leaves.
 
     All times are Unix seconds. `first_step` is the step of the checkpoint that the segment resumes
     from, `reached` the highest step before the segment. What a stop is expected to cost goes into
@@ -64,7 +65,7 @@ class SwitchCost:
         self._checkpoints += 1
         if self._trains_since_s is not None and not self._status.saves_on_stop:
             between_s = max(0.0, written_s - self._trains_since_s) / self._checkpoints
-            self._status.timings["restore_s"] = between_s / 2
+            self._status.timings["repeat_s"] = between_s / 2
 
     def note_stop(self, told_s: float) -> None:
         """Take in that the script is told to stop."""
@@ -77,8 +78,9 @@ class SwitchCost:
         written_s = self._status.checkpointed_s
         self._status.saves_on_stop = written_s is not None and written_s >= self._told_s
         if self._status.saves_on_stop:
-            self._timings["checkpoint_s"] = max(0.0, left_s - self._told_s)
-            self._status.timings.update(self._timings, restore_s=0.0)
+            stop_s = max(0.0, left_s - self._told_s)
+            self._timings["checkpoint_s"] = stop_s
+            self._status.timings.update(checkpoint_s=stop_s, repeat_s=0.0)
 
     def _measure_start(self, first_s: float, first: int, last_s: float, last: int) -> None:
         step_s = max(0.0, last_s - first_s) / (last - first)
@@ -86,5 +88,6 @@ class SwitchCost:
         startup_s = self._timings["startup_s"] = max(0.0, own_s)
         self._status.timings["startup_s"] = startup_s
         self._trains_since_s = self._status.started_s + startup_s
+        self._status.timings["repeat_s"] = self._status.timings["repeat_s"] or 0.0
         if again := max(0, self._reached - self._first_step):
             self._timings["restore_s"] = step_s * again

@@ -99,7 +99,7 @@ def test_what_a_stop_costs_a_script_without_the_hook_is_measured(trial: Trial) -
     assert process.wait(60) == 75
     timings = trial.status["timings"]
     assert timings["startup_s"] >= 0
-    assert timings["restore_s"] > 0  # half of what lies between two checkpoints
+    assert timings["repeat_s"] > 0  # half of what lies between two checkpoints
     assert not trial.status["saves_on_stop"]
     _, segment = trial.lines("segments.jsonl")
     assert segment["startup_s"] == timings["startup_s"]

@@ -15,7 +15,11 @@ class Segment:
     """A segment that trains a step in `STEP_S` from its start-up on."""
 
     def __init__(
-        self, first_step: int = 0, reached: int = 0, *, saves_on_stop: bool = False
+        self,
+        first_step: int = 0,
+        reached: int = 0,
+        *,
+        saves_on_stop: bool = False,
     ) -> None:
         self.status = TrialStatus(epoch=1, pid=1, started_s=BEGAN_S)
         self.status.saves_on_stop = saves_on_stop
@@ -70,14 +74,23 @@ def test_steps_that_are_trained_again_are_the_restore_of_the_segment_and_not_its
     assert segment.status.timings["restore_s"] is None  # the next stop may lose more, or less
 
 
+def test_what_was_expected_before_holds_until_the_segment_has_a_checkpoint_of_its_own() -> None:
+    segment = Segment(first_step=10, reached=13)
+    segment.status.timings["repeat_s"] = 300.0
+    segment.report(14, 15)
+    assert segment.status.timings["repeat_s"] == 300.0
+    segment.cost.note_checkpoint(segment.at(20))
+    assert segment.status.timings["repeat_s"] == pytest.approx(5 * STEP_S)
+
+
 def test_a_stop_is_expected_to_lose_half_the_time_between_checkpoints() -> None:
     segment = Segment()
     segment.report(1, 2, 3)
     segment.cost.note_checkpoint(segment.at(5))
-    assert segment.status.timings["restore_s"] == pytest.approx(2.5 * STEP_S)
+    assert segment.status.timings["repeat_s"] == pytest.approx(2.5 * STEP_S)
     segment.cost.note_checkpoint(segment.at(10))
     segment.cost.note_checkpoint(segment.at(15))
-    assert segment.status.timings["restore_s"] == pytest.approx(2.5 * STEP_S)
+    assert segment.status.timings["repeat_s"] == pytest.approx(2.5 * STEP_S)
     assert "restore_s" not in segment.timings  # nothing was trained again
 
 
@@ -88,12 +101,12 @@ def test_a_script_that_saves_when_it_is_told_to_stop_costs_the_time_until_it_has
     segment.stop(segment.at(3), segment.at(3) + 1.5, saved_s=segment.at(3) + 1.0)
     assert segment.timings["checkpoint_s"] == pytest.approx(1.5)
     assert segment.status.timings["checkpoint_s"] == pytest.approx(1.5)
-    assert segment.status.timings["restore_s"] == 0
+    assert segment.status.timings["repeat_s"] == 0
     again = Segment(first_step=3, reached=3, saves_on_stop=segment.status.saves_on_stop)
-    again.status.timings["restore_s"] = 0.0
+    again.status.timings["repeat_s"] = 0.0
     again.report(4, 5)
     again.cost.note_checkpoint(again.at(40))
-    assert again.status.timings["restore_s"] == 0
+    assert again.status.timings["repeat_s"] == 0
 
 
 def test_a_script_that_dies_of_the_stop_is_expected_to_lose_what_it_had_not_saved() -> None:
@@ -110,7 +123,7 @@ def test_a_script_that_ends_by_itself_tells_nothing_of_stops() -> None:
     segment.status.checkpointed_s = segment.at(2)
     segment.cost.note_end(segment.at(2) + 1.0)
     assert not segment.status.saves_on_stop
-    assert segment.status.timings["restore_s"] is None
+    assert segment.status.timings["checkpoint_s"] is None
 
 
 def test_the_step_of_a_checkpoint_is_the_last_one_reported_before_it() -> None:
