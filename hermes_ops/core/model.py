@@ -7,6 +7,7 @@ the driver's clock (Unix time live, zero-based virtual time in a simulation). A 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -216,6 +217,7 @@ class Snapshot:
         holding: Sequence[Job],
         queue: Sequence[Job],
         others: Sequence[Job] = (),
+        queue_of: Mapping[str, Sequence[Job]] | None = None,
         index: Mapping[JobId, Job] | None = None,
         retained: Mapping[JobId, Grant] | None = None,
         held: Mapping[JobId, tuple[int, ...]] | None = None,
@@ -227,7 +229,8 @@ class Snapshot:
         """
         snapshot = cls(time_s, gpus, JobGroups(holding, queue, others))
         views: dict[str, object] = {"holding": holding, "queue": queue, "others": others}
-        views |= {"index": index, "retained": retained, "held": held, "free": free}
+        views |= {"queue_of": queue_of, "index": index}
+        views |= {"retained": retained, "held": held, "free": free}
         # This is where a cached_property keeps its value.
         vars(snapshot).update((name, view) for name, view in views.items() if view is not None)
         return snapshot
@@ -246,6 +249,14 @@ class Snapshot:
     def queue(self) -> Sequence[Job]:
         """The PENDING and WAITING jobs, in order of submission."""
         return tuple(by_submission(self._sorted_out[1]))
+
+    @cached_property
+    def queue_of(self) -> Mapping[str, Sequence[Job]]:
+        """The jobs of `queue` by virtual cluster, each in order of submission; none is empty."""
+        of_cluster: dict[str, list[Job]] = defaultdict(list)
+        for job in self.queue:
+            of_cluster[job.virtual_cluster].append(job)
+        return of_cluster
 
     @cached_property
     def others(self) -> Sequence[Job]:

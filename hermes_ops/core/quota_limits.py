@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 from math import inf
 
 from hermes_ops.core.class_shares import NO_CLASSES, Account, ClassShares
@@ -75,16 +75,25 @@ class QuotaLimits:
         """Return the GPUs that its user may hold, as far as this job is concerned."""
         return 0 if job.id in self.blocked else self.quota.limit_of_user.get(job.user, inf)
 
-    def resized(self, snapshot: Snapshot) -> Snapshot:
+    def granted(self, snapshot: Snapshot, plan: Plan) -> HeldGpus:
+        """Return the GPUs that teams and users are granted."""
+        held, jobs = HeldGpus(), snapshot.index
+        for grant in plan.grants:
+            job = jobs[grant.job]
+            team = self._names[job.virtual_cluster]
+            held.add(team, job.user, amount_of(grant), self.account(job))
+        return held
+
+    def resized(self, snapshot: Snapshot, elastic: Iterable[Job]) -> Snapshot:
         """Return the snapshot in which no job takes more GPUs than its team and its user may hold.
 
-        A job that holds more already is left as it is: it is stopped, and starts again on fewer.
+        `elastic` are at least those of its jobs that take several numbers. One that holds more
+        already is left as it is: it is stopped, and starts again on fewer.
         """
         smaller = {
             job.id: less
-            for job in (*snapshot.holding, *snapshot.queue)
-            if job.max_gpus > job.min_gpus
-            and (less := self._smaller(job, len(snapshot.gpus))) is not job
+            for job in elastic
+            if (less := self._smaller(job, len(snapshot.gpus))) is not job
         }
         if not smaller:
             return snapshot
@@ -117,15 +126,17 @@ class QuotaLimits:
         """
         held = HeldGpus()
         surplus = QuotaSurplus(set(), {})
-        for job, grant in _by_claim(snapshot, plan, pinned, self.classes.priority_of):
+        grants = self._in_question(snapshot, plan)
+        for job, grant in _by_claim(snapshot, grants, pinned, self.classes.priority_of):
             team, of_user = self._names[job.virtual_cluster], self.of_user(job)
             account = self.account(job)
             of_team = self.of_team.get(team, 0)
             if account is not team:
                 left_of_class = self.of_team[account] - held.teams[account]
                 of_team = min(of_team, held.teams[team] + left_of_class)
-            if held.fits(team, of_team, job.user, of_user, grant) or job.id in pinned:
-                held.add(team, job.user, amount_of(grant), account)
+            amount = amount_of(grant)
+            if held.fits(team, of_team, job.user, of_user, amount) or job.id in pinned:
+                held.add(team, job.user, amount, account)
                 continue
             left = min(of_team - held.teams[team], of_user - held.users[job.user])
             sizes = job.sizes_up_to(int(left)) if shrinks and job.max_gpus > job.min_gpus else ()
@@ -135,6 +146,29 @@ class QuotaLimits:
             else:
                 surplus.jobs.add(job.id)
         return surplus
+
+    def _in_question(self, snapshot: Snapshot, plan: Plan) -> Sequence[Grant]:
+        """Return the grants among which a job may be beyond a limit, in their order.
+
+        Without limits of users those are the grants of teams that hold too much.
+        """
+        if self.blocked or self.quota.limit_of_user or self.classes.account_of:
+            return plan.grants
+        jobs, names, held = snapshot.index, self._names, defaultdict[str, float](float)
+        teams = [names[jobs[grant.job].virtual_cluster] for grant in plan.grants]
+        for team, grant in zip(teams, plan.grants, strict=True):
+            held[team] += len(grant.gpus) * grant.share
+        over = {team for team, amount in held.items() if amount > self.of_team.get(team, 0)}
+        return list(compress(plan.grants, map(over.__contains__, teams))) if over else ()
+
+    def _waiting(self, snapshot: Snapshot, accounts: Collection[Account]) -> Iterator[Job]:
+        """Return the waiting jobs whose GPUs count for these accounts."""
+        teams = set(map(_team_of, accounts))
+        queues = (queue for name, queue in snapshot.queue_of.items() if self._names[name] in teams)
+        jobs = chain.from_iterable(queues)
+        if not self.classes.account_of:
+            return jobs
+        return (job for job in jobs if self.account(job) in accounts)
 
     def behind(self, snapshot: Snapshot, first: Plan) -> set[JobId]:
         """Return the waiting jobs far behind others of their team in the order of the first plan.
@@ -154,13 +188,11 @@ class QuotaLimits:
                 counted.add(team, job.user, job.min_gpus)
                 ahead.add(job_id)
         enough = {name for name, most in of_team.items() if of_teams[name] >= most}
-        return {
-            job.id for job in snapshot.queue if job.id not in ahead and self.account(job) in enough
-        }
+        return {job.id for job in self._waiting(snapshot, enough)} - ahead
 
     def full(
         self,
-        seen: Snapshot,
+        snapshot: Snapshot,
         plan: Plan,
         surplus: Collection[JobId],
         pinned: Collection[JobId],
@@ -171,39 +203,37 @@ class QuotaLimits:
         """
         held, teams, users = HeldGpus(), set[str](), set[str]()
         for grant in plan.grants:
-            job = seen.index[grant.job]
+            job = snapshot.index[grant.job]
+            team = self._names[job.virtual_cluster]
             if grant.job in surplus:
-                teams.add(self.team(job).name)
+                teams.add(team)
                 users.add(job.user)
             else:
-                held.add(self.team(job).name, job.user, amount_of(grant), self.account(job))
-        limits, is_shared = self.quota.limit_of_user, any(grant.share < 1 for grant in plan.grants)
-        user_rooms = {user: limits[user] - held.users[user] for user in users if user in limits}
+                held.add(team, job.user, amount_of(grant), self.account(job))
+        is_shared = any(grant.share < 1 for grant in plan.grants)
         full = set(self.blocked)
-        of_cluster: dict[Account, float] = {}
-        accounts = self.classes.account_of
-        for job in chain(seen.holding, seen.queue):
-            key = accounts.get(job.id, job.virtual_cluster) if accounts else job.virtual_cluster
-            room = of_cluster.get(key)
-            if room is None:
-                is_full = self.team(job).name in teams
-                room = of_cluster[key] = self._room(job, held) if is_full else inf
-            if user_rooms and job.user in user_rooms:
-                room = min(room, user_rooms[job.user])
-            if (SHARE_EPS if is_shared else job.min_gpus) > room:
+        for account in [key for key in self.of_team if _team_of(key) in teams]:
+            room = self._room(account, held)
+            holding = (job for job in snapshot.holding if self.account(job) == account)
+            jobs = chain(holding, self._waiting(snapshot, (account,)))
+            full |= {job.id for job in jobs if (SHARE_EPS if is_shared else job.min_gpus) > room}
+        limits = self.quota.limit_of_user
+        left = {user: limits[user] - held.users[user] for user in users if user in limits}
+        for job in chain(snapshot.holding, snapshot.queue) if left else ():
+            if (SHARE_EPS if is_shared else job.min_gpus) > left.get(job.user, inf):
                 full.add(job.id)
         return full.difference((grant.job for grant in plan.grants), pinned)
 
-    def _room(self, job: Job, held: HeldGpus) -> float:
-        """Return what is left for the job under the limit of its account.
+    def _room(self, account: Account, held: HeldGpus) -> float:
+        """Return what is left under the limit of the account.
 
-        Nothing is where the team has nothing left. What a team has left may be less than a gang
+        Nothing is where its team has nothing left. What a team has left may be less than a gang
         needs which goes first once jobs of lower priorities have gone: it is not full for that.
         """
-        team, account = self.team(job).name, self.account(job)
+        team = _team_of(account)
         if self.of_team.get(team, 0) <= held.teams[team]:
             return 0
-        return self.of_team.get(account, 0) - held.teams[account]
+        return self.of_team[account] - held.teams[account]
 
     def lend(self, snapshot: Snapshot, plan: Plan, hidden: Collection[JobId]) -> set[JobId]:
         """Lend GPUs that the plan leaves idle and no team keeps for a gang; return the borrowers.
@@ -213,19 +243,17 @@ class QuotaLimits:
         idle = len(snapshot.gpus) - len({gpu for grant in plan.grants for gpu in grant.gpus})
         if not hidden or idle <= 0:
             return set()
-        held = HeldGpus()
-        for grant in plan.grants:
-            job = snapshot.index[grant.job]
-            held.add(self.team(job).name, job.user, amount_of(grant), self.account(job))
+        held = self.granted(snapshot, plan)
         idle -= self._kept(snapshot, plan, hidden, held, idle)
         lent: set[JobId] = set()
         for job, most in self._borrowers(snapshot, hidden):
             if idle <= 0:
                 break
-            team, size = self.team(job), len(snapshot.held.get(job.id, ())) or job.min_gpus
-            wanted = Grant(job.id, tuple(range(size)))
-            within = held.fits(team.name, most, job.user, self.of_user(job), wanted)
-            if size <= idle and within and job.id not in lent:
+            size = len(snapshot.held.get(job.id, ())) or job.min_gpus
+            if size > idle or job.id in lent:
+                continue
+            team = self.team(job)
+            if held.fits(team.name, most, job.user, self.of_user(job), size):
                 idle -= size
                 account = self.account(job)
                 held.add(team.name, job.user, size, account)
@@ -242,10 +270,13 @@ class QuotaLimits:
         That is the limit of its team. Where jobs have several priorities, those that lower ones
         leave within the share of their team come first, and then the higher ones.
         """
-        jobs = [job for job in (*snapshot.holding, *snapshot.queue) if job.id in hidden]
+        jobs: Iterable[Job] = chain(snapshot.holding, snapshot.queue)
+        jobs = (job for job in jobs if job.id in hidden)
         if self.classes.account_of:
             jobs = self.classes.by_priority(jobs)
-            yield from ((job, self.of_team.get(self.team(job).name, 0)) for job in jobs)
+            yield from (
+                (job, self.of_team.get(self._names[job.virtual_cluster], 0)) for job in jobs
+            )
         yield from ((job, self.team(job).limit) for job in jobs)
 
     def _kept(
@@ -255,9 +286,10 @@ class QuotaLimits:
         into the idle GPUs."""
         granted = {grant.job for grant in plan.grants}
         kept: dict[Account, int] = {}
-        for job in snapshot.queue:
+        roomy = [key for key, most in self.of_team.items() if most - held.teams[key] > idle]
+        for job in self._waiting(snapshot, roomy):
             account = self.account(job)
-            left = int(self.of_team.get(account, 0) - held.teams[account])
+            left = int(self.of_team[account] - held.teams[account])
             waits = job.id not in granted and job.id not in hidden
             if waits and idle < job.min_gpus <= left:
                 kept[account] = left
@@ -271,9 +303,9 @@ class HeldGpus:
         self.teams: dict[Account, float] = defaultdict(float)
         self.users: dict[str, float] = defaultdict(float)
 
-    def fits(self, team: Account, most: float, user: str, of_user: float, grant: Grant) -> bool:
-        """Return whether the grant keeps both limits."""
-        amount = amount_of(grant) - SHARE_EPS
+    def fits(self, team: Account, most: float, user: str, of_user: float, amount: float) -> bool:
+        """Return whether so many more GPUs keep both limits."""
+        amount -= SHARE_EPS
         return self.teams[team] + amount <= most and self.users[user] + amount <= of_user
 
     def add(self, team: Account, user: str, amount: float, account: Account | None = None) -> None:
@@ -289,9 +321,13 @@ def amount_of(grant: Grant) -> float:
     return len(grant.gpus) * grant.share
 
 
+def _team_of(account: Account) -> str:
+    return account if isinstance(account, str) else account[0]
+
+
 def _by_claim(
     snapshot: Snapshot,
-    plan: Plan,
+    grants: Iterable[Grant],
     pinned: Collection[JobId],
     priority_of: Mapping[JobId, int],
 ) -> Iterator[tuple[Job, Grant]]:
@@ -301,7 +337,7 @@ def _by_claim(
     """
     held, jobs = snapshot.held, snapshot.index
     lines: tuple[list[Grant], ...] = ([], [], [], [])
-    for grant in plan.grants:
+    for grant in grants:
         keeps_gpus = held.get(grant.job) == grant.gpus
         lines[2 * (grant.job not in pinned) + (not keeps_gpus)].append(grant)
     order = list(chain(*lines))

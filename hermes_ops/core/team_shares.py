@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import chain, pairwise
+from heapq import heapify, heappop, heappush, merge
+from itertools import pairwise
 from operator import itemgetter
 
 from hermes_ops.core.decayed_use import DecayedUse
 from hermes_ops.core.model import Job, JobId, Snapshot
+from hermes_ops.core.order import by_submission, submission
 from hermes_ops.core.quota import Quota, TeamQuota
 
 STAY = 1.2
@@ -26,8 +28,10 @@ class _Demand:
     """What a team's jobs want, and what they have been given so far, in GPUs."""
 
     quota: TeamQuota
+    gpus: int  # of the pool
     pinned: int = 0  # of jobs that keep their GPUs in any case
     sizes: list[int] = field(default_factory=list)  # of its other jobs: needed one by one
+    waiting: Iterator[Job] = field(default_factory=lambda: iter(()))  # jobs not in `sizes` yet
     held: int = 0  # of `sizes`, the first ones, which its jobs hold now
     growth: list[int] = field(default_factory=list)  # what jobs may take beyond that, part by part
     priorities: list[int] = field(default_factory=list)  # of `sizes`, where jobs have several
@@ -38,7 +42,11 @@ class _Demand:
 
     def give_own(self) -> None:
         """Give the guaranteed GPUs that its jobs want; pinned jobs keep theirs beyond that."""
-        self.given = max(self.pinned, min(self.pinned + sum(self.sizes), self.quota.guaranteed))
+        wanted, counted = self.pinned, 0
+        while wanted < self.quota.guaranteed and self._has(counted):
+            wanted += self.sizes[counted]
+            counted += 1
+        self.given = max(self.pinned, min(wanted, self.quota.guaranteed))
         self.spare = self.given - self.pinned
 
     @property
@@ -46,12 +54,16 @@ class _Demand:
         """The GPUs that pinned jobs hold beyond the guarantee."""
         return max(0, self.pinned - self.quota.guaranteed)
 
-    def want(self, job: Job, gpus: int) -> None:
-        """Add what a job wants of that many GPUs: its least number, and parts by which it grows.
+    def want(self, job: Job) -> None:
+        """Add what a job wants of the pool: its least number of GPUs, and parts by which it grows.
 
         Jobs that hold GPUs come first: what they hold is wanted before anything else.
         """
-        sizes = job.sizes_up_to(gpus)
+        if job.min_gpus == job.max_gpus <= self.gpus:
+            self.sizes.append(job.min_gpus)
+            self.held += job.holds_gpus
+            return
+        sizes = job.sizes_up_to(self.gpus)
         if not sizes:
             return
         parts = [sizes[0], *(after - before for before, after in pairwise(sizes))]
@@ -78,16 +90,31 @@ class _Demand:
         wanted.sort(key=itemgetter(0, 1))
         growth.sort(key=itemgetter(0))
         parts = (*wanted, *growth)
-        self.sizes, self.growth = [size for *_, size in parts], []
+        self.sizes, self.growth, self.waiting = [size for *_, size in parts], [], iter(())
         self.holding = [not waits for _, waits, _ in parts]
         self.priorities = [-rank for rank, *_ in parts]
 
     def next_need(self) -> int | None:
         """Cover jobs with the spare GPUs; return what the next one lacks, None without any."""
-        while self.next < len(self.sizes) and self.sizes[self.next] <= self.spare:
-            self.spare -= self.sizes[self.next]
+        while self._has(self.next):
+            lacks = self.sizes[self.next] - self.spare
+            if lacks > 0:
+                return lacks
+            self.spare = -lacks
             self.next += 1
-        return self.sizes[self.next] - self.spare if self.next < len(self.sizes) else None
+        return None
+
+    def _has(self, place: int) -> bool:
+        """Return whether `sizes` has that place, after reading jobs that wait as far as needed."""
+        while place >= len(self.sizes):
+            if (job := next(self.waiting, None)) is not None:
+                self.want(job)
+            elif self.growth:
+                self.sizes += self.growth
+                self.growth = []
+            else:
+                return False
+        return True
 
     def take(self, gpus: int) -> None:
         """Add GPUs that others lend."""
@@ -136,22 +163,26 @@ def team_shares(
 def _demands(snapshot: Snapshot, quota: Quota, pinned: Collection[JobId]) -> dict[str, _Demand]:
     demands: dict[str, _Demand] = {}
     of_cluster: dict[str, _Demand] = {}
-    gpus, holding = len(snapshot.gpus), len(snapshot.holding)
-    for place, job in enumerate(chain(snapshot.holding, snapshot.queue)):
+    gpus, queue_of = len(snapshot.gpus), snapshot.queue_of
+
+    def demand_of(cluster: str) -> _Demand:
+        team = quota.team_of(cluster)
+        return demands.setdefault(team.name, _Demand(team, gpus))
+
+    for job in snapshot.holding:
         demand = of_cluster.get(job.virtual_cluster)
         if demand is None:
-            team = quota.team_of(job.virtual_cluster)
-            demand = demands.setdefault(team.name, _Demand(team))
-            of_cluster[job.virtual_cluster] = demand
+            demand = of_cluster[job.virtual_cluster] = demand_of(job.virtual_cluster)
         if job.id in pinned:
             demand.pinned += len(job.gpus_held)
-        elif job.min_gpus == job.max_gpus <= gpus:
-            demand.sizes.append(job.min_gpus)
-            demand.held += place < holding
         else:
-            demand.want(job, gpus)
-    for demand in demands.values():
-        demand.sizes += demand.growth
+            demand.want(job)
+    queues: dict[str, list[Sequence[Job]]] = defaultdict(list)
+    for first in by_submission(queue[0] for queue in queue_of.values()):
+        cluster = first.virtual_cluster
+        queues[demand_of(cluster).quota.name].append(queue_of[cluster])
+    for name, of_team in queues.items():
+        demands[name].waiting = merge(*of_team, key=submission)
     return demands
 
 
@@ -177,8 +208,8 @@ def _order(
         if job.min_gpus == job.max_gpus <= gpus:
             lists[0].append((rank, waits, job.min_gpus))
             continue
-        parts = _Demand(quota.others)
-        parts.want(job, gpus)
+        parts = _Demand(quota.others, gpus)
+        parts.want(job)
         lists[0].extend((rank, waits, size) for size in parts.sizes)
         lists[1].extend((rank, True, size) for size in parts.growth)
     for name, demand in demands.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from itertools import chain
 from math import inf
 from typing import Generic, TypeVar
@@ -118,7 +118,7 @@ class WithinQuota(Generic[M]):
         named = named_classes(snapshot)
         blocked.update(refused_jobs(snapshot, quota.class_by_name, named))
         pinned = self._pinned(snapshot)
-        able = _QuotaView(snapshot, shows_hidden=False).without(blocked.keys() - pinned)
+        able = _without(snapshot, blocked.keys() - pinned)
         priority_of = job_priorities(able, quota, named)
         shares = team_shares(able, quota, use, pinned, priority_of)
         classes = class_shares(able, quota, priority_of, shares, pinned)
@@ -136,7 +136,7 @@ class WithinQuota(Generic[M]):
         if budgets:
             plan = _reviewed(plan, review_s(snapshot, budgets, time))
         if hidden:
-            reasons = _Why(snapshot, plan, limits).reasons(hidden)
+            reasons = LazyReasons(hidden, _Why(snapshot, plan, limits).reason)
             plan = replace(plan, reasons=overlay(plan.reasons, reasons))
         plan = notice.with_kept(snapshot, plan, notice.kept(snapshot, notices))
         return plan, QuotaMemory(inner, use, time, notices)
@@ -160,19 +160,19 @@ class WithinQuota(Generic[M]):
 
         Jobs that are `leaving` get GPUs only if those would be idle.
         """
-        view = _QuotaView(snapshot, self.compares)
-        lendings, shrinkings, seen = LENDINGS, SHRINKINGS, limits.resized(snapshot)
+        view = _QuotaView.of(snapshot, limits, shows_hidden=self.compares)
+        lendings, shrinkings, seen = LENDINGS, SHRINKINGS, view.without(())
         plan, after = self.policy.decide(seen, memory)
         first, hidden = plan, {*limits.blocked, *leaving}.difference(pinned)
         always = frozenset(hidden)
         if hidden:
-            seen = limits.resized(view.without(hidden))
+            seen = view.without(hidden)
             plan, _ = self.policy.decide(seen, memory)
         for _ in range(MOST_DECISIONS):
             surplus = limits.surplus(snapshot, plan, pinned, shrinks=shrinkings > 0)
             if surplus.jobs:
                 hidden = hidden | (limits.behind(snapshot, first) if hidden == always else set())
-                hidden |= surplus.jobs | limits.full(seen, plan, surplus.jobs, pinned)
+                hidden |= surplus.jobs | limits.full(snapshot, plan, surplus.jobs, pinned)
             if surplus.most_gpus:
                 shrinkings -= 1
                 limits.of_job.update(surplus.most_gpus)
@@ -184,7 +184,7 @@ class WithinQuota(Generic[M]):
                     return _ranked(snapshot, plan, first, hidden), after, hidden
                 lendings -= 1
                 hidden -= lent
-            seen = limits.resized(view.without(hidden))
+            seen = view.without(hidden)
             plan, _ = self.policy.decide(seen, memory)
         beyond = limits.surplus(snapshot, plan, pinned, shrinks=False).jobs
         grants = tuple(grant for grant in plan.grants if grant.job not in beyond)
@@ -196,31 +196,28 @@ class WithinQuota(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class _QuotaView:
-    """What the policy sees of the snapshot.
+    """What the policy sees of the snapshot: jobs that take no more GPUs than the limits allow.
 
     `shows_hidden`: it sees hidden jobs as if they were stopping, with their curves.
     """
 
     snapshot: Snapshot
+    limits: QuotaLimits
     shows_hidden: bool
+    elastic: tuple[Job, ...]
     _shown: dict[JobId, Job] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, limits: QuotaLimits, *, shows_hidden: bool) -> _QuotaView:
+        """Return the view of the snapshot within these limits."""
+        jobs = chain(snapshot.holding, snapshot.queue)
+        elastic = tuple([job for job in jobs if job.max_gpus > job.min_gpus])
+        return cls(snapshot, limits, shows_hidden, elastic)
 
     def without(self, hidden: Collection[JobId]) -> Snapshot:
         """Return the snapshot without these jobs, which hold GPUs or wait."""
-        snapshot = self.snapshot
-        if not hidden:
-            return snapshot
-        retained = None
-        if len(snapshot.retained) == len(snapshot.holding):  # none may keep what another one claims
-            retained = {job: grant for job, grant in snapshot.retained.items() if job not in hidden}
-        return Snapshot.prepared(
-            snapshot.time_s,
-            snapshot.gpus,
-            holding=tuple(job for job in snapshot.holding if job.id not in hidden),
-            queue=tuple(job for job in snapshot.queue if job.id not in hidden),
-            others=(*snapshot.others, *self._stopping(hidden)),
-            retained=retained,
-        )
+        shown = _without(self.snapshot, hidden, tuple(self._stopping(hidden)))
+        return self.limits.resized(shown, self.elastic)
 
     def _stopping(self, hidden: Collection[JobId]) -> Iterator[Job]:
         if not self.shows_hidden:
@@ -232,6 +229,25 @@ class _QuotaView:
                         job, phase=Phase.STOPPING, gpus_held=(), resumes=False
                     )
                 yield self._shown[job.id]
+
+
+def _without(
+    snapshot: Snapshot, hidden: Collection[JobId], stopping: tuple[Job, ...] = ()
+) -> Snapshot:
+    """Return the snapshot without these jobs, and with others that are stopping."""
+    if not hidden:
+        return snapshot
+    retained = None
+    if len(snapshot.retained) == len(snapshot.holding):  # none may keep what another one claims
+        retained = {job: grant for job, grant in snapshot.retained.items() if job not in hidden}
+    return Snapshot.prepared(
+        snapshot.time_s,
+        snapshot.gpus,
+        holding=tuple([job for job in snapshot.holding if job.id not in hidden]),
+        queue=tuple([job for job in snapshot.queue if job.id not in hidden]),
+        others=(*snapshot.others, *stopping),
+        retained=retained,
+    )
 
 
 def _ended(snapshot: Snapshot, plan: Plan, first: Plan) -> Plan:
@@ -284,7 +300,7 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
             continue
         team = quota.team_of(job.virtual_cluster)
         of_user = quota.limit_of_user.get(job.user, inf)
-        if held.fits(team.name, team.limit, job.user, of_user, grant):
+        if held.fits(team.name, team.limit, job.user, of_user, amount_of(grant)):
             held.add(team.name, job.user, amount_of(grant))
         else:
             early[job.id] = EARLY
@@ -298,7 +314,7 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Why:
     """Why jobs are hidden: the limit that each is beyond, and who takes what it has borrowed."""
 
@@ -306,24 +322,31 @@ class _Why:
     plan: Plan
     limits: QuotaLimits
 
-    def reasons(self, hidden: Collection[JobId]) -> Mapping[JobId, Reason]:
-        """Return the reasons of the hidden jobs, each made on demand."""
-        takers = {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
-        owed, held = {team.name: team for team in self._owed_teams()}, HeldGpus()
-        for grant in self.plan.grants:
-            job = self.snapshot.index[grant.job]
-            held.add(self.limits.team(job).name, job.user, amount_of(grant))
-        explain = partial(self._reason, takers=takers, owed=owed, of_users=held.users)
-        return LazyReasons(hidden, explain)
+    @cached_property
+    def _takers(self) -> Mapping[int, JobId]:
+        """The job that is granted each GPU."""
+        return {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
 
-    def _reason(
-        self,
-        job_id: JobId,
-        *,
-        takers: Mapping[int, JobId],
-        owed: Mapping[str, TeamQuota],
-        of_users: Mapping[str, float],
-    ) -> Reason:
+    @cached_property
+    def _of_users(self) -> Mapping[str, float]:
+        """The GPUs that each user is granted."""
+        return self.limits.granted(self.snapshot, self.plan).users
+
+    @cached_property
+    def _owed(self) -> Mapping[str, TeamQuota]:
+        """The teams that hold less than their jobs may have of the guaranteed GPUs."""
+        held: dict[str, int] = defaultdict(int)
+        for job in self.snapshot.holding:
+            held[self.limits.team(job).name] += len(job.gpus_held)
+        of_team = self.limits.of_team
+        return {
+            team.name: team
+            for team in self.limits.quota.everyone
+            if held[team.name] < min(of_team.get(team.name, 0), team.guaranteed)
+        }
+
+    def reason(self, job_id: JobId) -> Reason:
+        """Return the reason of a hidden job."""
         if job_id in self.limits.blocked:
             return self.limits.blocked[job_id]
         job = self.snapshot.index[job_id]
@@ -331,18 +354,18 @@ class _Why:
         share = self.limits.of_team.get(team.name, 0)
         terms = (Term("team_gpus", share), Term("guaranteed_gpus", team.guaranteed))
         now = f"{_name(team)} may hold {share:g} GPUs now, {team.guaranteed} of them its own"
-        if of_users.get(job.user, 0) + job.min_gpus > of_user:
+        if self._of_users.get(job.user, 0) + job.min_gpus > of_user:
             text = f"user {job.user} may hold {of_user:g} GPUs at once"
             change = "a trial of the user leaving its GPUs, or a higher limit"
             return Reason(f"{_verb(job)}: {text}", terms, would_change=change)
-        taker = next((takers[gpu] for gpu in job.gpus_held if gpu in takers), None)
+        taker = next((self._takers[gpu] for gpu in job.gpus_held if gpu in self._takers), None)
         if (above := self._higher(job, taker)) is not None:
             return replace(above, terms=terms)
-        other = self._preemptor(team, taker, owed) if job.holds_gpus else None
+        other = self._preemptor(team, taker) if job.holds_gpus else None
         if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
             return Reason(f"{_verb(job)}: {now}", terms, would_change=change)
-        if other.name in owed:
+        if other.name in self._owed:
             text = f"preempted because {_name(other)} wants its guaranteed GPUs back"
             change = f"{_name(other)} leaving its guaranteed GPUs idle"
         else:
@@ -370,9 +393,7 @@ class _Why:
         text = f"waits: trials of a higher class of {_name(team)} go first"
         return Reason(text, would_change=change)
 
-    def _preemptor(
-        self, team: TeamQuota, taker: JobId | None, owed: Mapping[str, TeamQuota]
-    ) -> TeamQuota | None:
+    def _preemptor(self, team: TeamQuota, taker: JobId | None) -> TeamQuota | None:
         """Return the team for which a job of `team` is stopped: the one that takes its GPUs.
 
         Where those go to a team that is not owed any, the first that is; None: no other team.
@@ -380,21 +401,9 @@ class _Why:
         taking = None if taker is None else self.limits.team(self.snapshot.index[taker])
         if taking is not None and taking.name == team.name:
             taking = None
-        if taking is not None and taking.name in owed:
+        if taking is not None and taking.name in self._owed:
             return taking
-        return next((owing for owing in owed.values() if owing.name != team.name), taking)
-
-    def _owed_teams(self) -> list[TeamQuota]:
-        """Return the teams that hold less than their jobs may have of the guaranteed GPUs."""
-        held: dict[str, int] = defaultdict(int)
-        for job in self.snapshot.holding:
-            held[self.limits.team(job).name] += len(job.gpus_held)
-        of_team = self.limits.of_team
-        return [
-            team
-            for team in self.limits.quota.everyone
-            if held[team.name] < min(of_team.get(team.name, 0), team.guaranteed)
-        ]
+        return next((owing for owing in self._owed.values() if owing.name != team.name), taking)
 
 
 def _reviewed(plan: Plan, at_s: float | None) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from weakref import ref
 
@@ -19,6 +20,7 @@ class SnapshotBuilder:
 
     def __init__(self) -> None:
         self._holding, self._queue, self._others = RankedJobs(), RankedJobs(), RankedJobs()
+        self._queue_of: dict[str, RankedJobs] = defaultdict(RankedJobs)
         self._where: dict[int, RankedJobs] = {}
         self._dirty: dict[int, SimulatedJob] = {}
         self._ended_once: list[SimulatedJob] = []  # ended without a curve: in one snapshot
@@ -45,6 +47,7 @@ class SnapshotBuilder:
             holding=self._holding.jobs,
             queue=self._queue.jobs,
             others=self._others.jobs,
+            queue_of={name: queue.jobs for name, queue in self._queue_of.items() if queue.jobs},
             index=self._index,
             retained=self._retained,
             held=self._held,
@@ -60,7 +63,7 @@ class SnapshotBuilder:
         """Continue with copies of the containers."""
         self._index = self._index.copy()
         self._retained, self._held = self._retained.copy(), self._held.copy()
-        for ranked in (self._holding, self._queue, self._others):
+        for ranked in (self._holding, self._queue, self._others, *self._queue_of.values()):
             ranked.detach()
 
     def _update(self) -> None:
@@ -85,7 +88,11 @@ class SnapshotBuilder:
         before = self._where.get(job.rank)
         if before is not None and before is not ranked:
             before.drop(job.rank)
+            if before is self._queue:
+                self._queue_of[observed.virtual_cluster].drop(job.rank)
         ranked.put(job.rank, observed)
+        if ranked is self._queue:
+            self._queue_of[observed.virtual_cluster].put(job.rank, observed)
         self._where[job.rank] = ranked
         if job.phase is Phase.ENDED and not job.work.curve:
             self._ended_once.append(job)

@@ -341,7 +341,7 @@ def test_a_snapshot_that_is_kept_does_not_change_with_the_world() -> None:
         assert again == snapshot
         for view in ("queue", "holding", "others"):
             assert tuple(getattr(again, view)) == tuple(getattr(snapshot, view))
-        for view in ("index", "held", "retained", "free"):
+        for view in ("queue_of", "index", "held", "retained", "free"):
             assert getattr(again, view) == getattr(snapshot, view)
 
 
