@@ -102,8 +102,8 @@ class MultilevelQueues:
             self._rebuild()
         due = bisect_right(still, (self.snapshot.time_s, len(self.runs), JobId("")))
         self.crossings = still[due:]
-        for crossing in still[:due] if due < 2 else self._in_order(still[:due]):
-            self._demote(crossing)
+        for _, level, job_id in still[:due] if due < 2 else self._in_order(still[:due]):
+            self._demote(level, job_id)
         if len(self.crossings) != len(held):
             self._adopt()
         if self._knob is not None:
@@ -190,9 +190,8 @@ class MultilevelQueues:
         self._newest_s = max((job.submitted_s for job in alive), default=self._newest_s)
         self._trusted = 0
 
-    def _demote(self, crossing: Crossing) -> None:
-        """Move a job that has reached the limit, unless its measured service has not."""
-        _, level, job_id = crossing
+    def _demote(self, level: int, job_id: JobId) -> None:
+        """Move a job with GPUs that has reached the limit, unless its measured service has not."""
         job = self.snapshot.index[job_id]
         now_in = max(level, self.level_of(job))
         if now_in > level:
@@ -200,7 +199,10 @@ class MultilevelQueues:
         insort(self.crossings, self.crossing(job, now_in))
 
     def _adopt(self) -> None:
-        """Compute the crossing of jobs with GPUs that have none yet."""
+        """Compute the crossing of jobs with GPUs that have none yet.
+
+        One that this policy would have stopped, and that kept its GPUs, may be past the limit.
+        """
         held, index = self.snapshot.held, self.snapshot.index
         timed = {crossing[2] for crossing in self.crossings}
         level_of = {job: n for n, queue in enumerate(self.waits) for job in queue if job in held}
@@ -210,7 +212,7 @@ class MultilevelQueues:
             self._adopt()
             return
         for job in by_submission(index[job_id] for job_id in held.keys() - timed):
-            insort(self.crossings, self.crossing(job, level_of[job.id]))
+            self._demote(level_of[job.id], job.id)
 
     def relegate(self, level: int, job: JobId, belongs: int) -> None:
         """Put a waiting job last in a lower queue."""

@@ -138,6 +138,18 @@ def test_a_lost_memory_costs_no_more_than_the_order_within_a_queue() -> None:
     assert served(plan) == {"s/1": (1,), "s/2": (0,)}
 
 
+def test_a_job_that_keeps_its_gpu_against_the_plan_is_demoted_at_the_limit() -> None:
+    """As within a quota: the plan stops it for a job that may not start."""
+    policy, first = TwoDLas((100.0,)), job(0, min_gpus=2)
+    running_on = replace(running(1, (1,), 90.0), submitted_s=NOW_S)
+    _, memory = policy.decide(world(first, running_on, gpus=2), policy.initial())
+    for second in range(1, 30):
+        now_s = NOW_S + second
+        plan, memory = policy.decide(world(first, running_on, gpus=2, time_s=now_s), memory)
+        assert served(plan) == {"s/0": (0, 1)}
+    assert "s/1" in memory.waits[1]
+
+
 def test_a_job_that_vanishes_while_another_appears_is_noticed_in_time() -> None:
     """The counts agree, so only the whole look finds it."""
     policy = TwoDLas()
