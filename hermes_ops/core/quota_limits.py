@@ -222,7 +222,8 @@ class QuotaLimits:
         for job in chain(snapshot.holding, snapshot.queue) if left else ():
             if (SHARE_EPS if is_shared else job.min_gpus) > left.get(job.user, inf):
                 full.add(job.id)
-        return full.difference((grant.job for grant in plan.grants), pinned)
+        full.difference_update((grant.job for grant in plan.grants), pinned)
+        return full
 
     def _room(self, account: Account, held: HeldGpus) -> float:
         """Return what is left under the limit of the account.

@@ -161,18 +161,19 @@ class WithinQuota(Generic[M]):
         Jobs that are `leaving` get GPUs only if those would be idle.
         """
         view = _QuotaView.of(snapshot, limits, shows_hidden=self.compares)
-        lendings, shrinkings, seen = LENDINGS, SHRINKINGS, view.without(())
-        plan, after = self.policy.decide(seen, memory)
+        lendings, shrinkings = LENDINGS, SHRINKINGS
+        plan, after = self.policy.decide(view.without(()), memory)
         first, hidden = plan, {*limits.blocked, *leaving}.difference(pinned)
         always = frozenset(hidden)
         if hidden:
-            seen = view.without(hidden)
-            plan, _ = self.policy.decide(seen, memory)
+            plan, _ = self.policy.decide(view.without(hidden), memory)
         for _ in range(MOST_DECISIONS):
             surplus = limits.surplus(snapshot, plan, pinned, shrinks=shrinkings > 0)
             if surplus.jobs:
-                hidden = hidden | (limits.behind(snapshot, first) if hidden == always else set())
-                hidden |= surplus.jobs | limits.full(snapshot, plan, surplus.jobs, pinned)
+                if hidden == always:
+                    hidden |= limits.behind(snapshot, first)
+                hidden |= surplus.jobs
+                hidden |= limits.full(snapshot, plan, surplus.jobs, pinned)
             if surplus.most_gpus:
                 shrinkings -= 1
                 limits.of_job.update(surplus.most_gpus)
@@ -184,8 +185,7 @@ class WithinQuota(Generic[M]):
                     return _ranked(snapshot, plan, first, hidden), after, hidden
                 lendings -= 1
                 hidden -= lent
-            seen = view.without(hidden)
-            plan, _ = self.policy.decide(seen, memory)
+            plan, _ = self.policy.decide(view.without(hidden), memory)
         beyond = limits.surplus(snapshot, plan, pinned, shrinks=False).jobs
         grants = tuple(grant for grant in plan.grants if grant.job not in beyond)
         hidden = (hidden | beyond).difference(grant.job for grant in grants)
