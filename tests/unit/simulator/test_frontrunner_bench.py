@@ -20,7 +20,7 @@ from hermes_ops.policies import make_policy
 from hermes_ops.policies.frontrunner import forecast
 from hermes_ops.policies.frontrunner.table import judging_depths
 from hermes_ops.simulator.curves import sample
-from hermes_ops.simulator.engine import simulate
+from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.metrics import time_to_best_s as measured_time_to_best_s
 from tests.builders import job
 
@@ -154,7 +154,7 @@ def test_no_chance_is_scored_on_what_has_not_been_seen() -> None:
 
 def test_the_best_value_by_a_deadline_is_the_lowest_that_was_reported_until_then() -> None:
     workload, _ = sample(bench.dataset(TASK), 8, 0)
-    whole = simulate(workload, bench.layout(bench.GPUS), make_policy("fifo", {}, {}))
+    whole = simulate(workload, layout(bench.GPUS), make_policy("fifo", {}, {}))
     times_s = [seen.at_s for seen in whole.observations]
     middle_s = times_s[len(times_s) // 2]
     until = [seen.loss for seen in whole.observations if seen.at_s <= middle_s]
