@@ -165,10 +165,11 @@ class Job:
     @property
     def switch_s(self) -> float | None:
         """Seconds that one stop and resume cost, None before anything was measured."""
-        own, other = (self.startup_s, self.restore_s), (self.checkpoint_s, self.repeat_s)
-        if own == other == (None, None):
-            return None
-        return (own[0] or 0.0) + (own[1] or 0.0) + (other[0] or 0.0) + (other[1] or 0.0)
+        measured_s = (self.checkpoint_s or 0.0) + (self.restore_s or 0.0)
+        measured_s += (self.startup_s or 0.0) + (self.repeat_s or 0.0)
+        if measured_s == 0.0 and self.startup_s is self.repeat_s is None:
+            return None if self.checkpoint_s is self.restore_s is None else 0.0
+        return measured_s
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)

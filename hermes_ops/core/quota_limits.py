@@ -212,10 +212,12 @@ class QuotaLimits:
                 held.add(team, job.user, amount_of(grant), self.account(job))
         is_shared = any(grant.share < 1 for grant in plan.grants)
         full = set(self.blocked)
+        holding = defaultdict[Account, list[Job]](list)
+        for job in snapshot.holding:
+            holding[self.account(job)].append(job)
         for account in [key for key in self.of_team if _team_of(key) in teams]:
             room = self._room(account, held)
-            holding = (job for job in snapshot.holding if self.account(job) == account)
-            jobs = chain(holding, self._waiting(snapshot, (account,)))
+            jobs = chain(holding[account], self._waiting(snapshot, (account,)))
             full |= {job.id for job in jobs if (SHARE_EPS if is_shared else job.min_gpus) > room}
         limits = self.quota.limit_of_user
         left = {user: limits[user] - held.users[user] for user in users if user in limits}
