@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from random import Random
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -38,15 +38,14 @@ JOB_TIMEOUT_S = 600.0
 TARGET = 0.05
 OBSERVATION_DELAY_S = 0.4
 SPEED_REPORTS = 2
+OPTIONS = {"guard_k": 0}
+"""The guard against thrashing is off: it takes what a stop costs such a script for five seconds at
+least, which no simulated job says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A policy, and the GPUs of each job: a range, or a number for all.
-
-    Without the guard against thrashing: it takes what a stop costs such a script for five seconds
-    at least, which no simulated job says of itself.
-    """
+    """A policy, and the GPUs of each job: a range, or a number for all."""
 
     policy: str
     gpus: int | None = None
@@ -58,8 +57,8 @@ class Contest:
 
     @property
     def settings(self) -> PolicySettings:
-        """Return the policy within the other guards."""
-        return PolicySettings(self.policy, {"guard_k": 0})
+        """Return the policy with its options, those of the guards included."""
+        return PolicySettings(self.policy, OPTIONS)
 
 
 ALL = (
@@ -113,7 +112,8 @@ def run() -> Figures:
     with stack.running(SLOTS) as own:
         connection = connect(own.home)
         for contest in CONTESTS:
-            own.hermes("policy", contest.policy, "--option", "guard_k=0")
+            pairs = (("--option", f"{name}={value}") for name, value in OPTIONS.items())
+            own.hermes("policy", contest.policy, *chain.from_iterable(pairs))
             live[contest] = _measured(own, connection, contest)
         every = [job for jobs in live.values() for job in jobs]
     speeds = epoch_seconds(every)

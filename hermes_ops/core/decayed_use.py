@@ -49,11 +49,9 @@ class DecayedUse:
         use = {team: used * left for team, used in self.gpu_s}
         for team, gpus in self.held:
             use[team] = use.get(team, 0.0) + gpus * held_s
-        holds, of_cluster = Counter[str](), Counter[str]()
+        holds = Counter[str]()
         for job in snapshot.holding:
-            of_cluster[job.virtual_cluster] += len(job.gpus_held)
-        for cluster, gpus in of_cluster.items():
-            holds[quota.team_of(cluster).name] += gpus
+            holds[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
         return DecayedUse(tuple(sorted(use.items())), tuple(sorted(holds.items())), snapshot.time_s)
 
     def plus(self, earlier: DecayedUse, half_life_s: float) -> DecayedUse:

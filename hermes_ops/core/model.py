@@ -165,11 +165,11 @@ class Job:
     @property
     def switch_s(self) -> float | None:
         """Seconds that one stop and resume cost, None before anything was measured."""
-        measured_s = (self.checkpoint_s or 0.0) + (self.restore_s or 0.0)
-        measured_s += (self.startup_s or 0.0) + (self.repeat_s or 0.0)
-        if measured_s == 0.0 and self.startup_s is self.repeat_s is None:
-            return None if self.checkpoint_s is self.restore_s is None else 0.0
-        return measured_s
+        has_started = self.startup_s is not None or self.restore_s is not None
+        if not has_started and self.checkpoint_s is None and self.repeat_s is None:
+            return None
+        stop_s = (self.checkpoint_s or 0.0) + (self.restore_s or 0.0)
+        return stop_s + (self.startup_s or 0.0) + (self.repeat_s or 0.0)
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)

@@ -211,6 +211,10 @@ class QuotaLimits:
             else:
                 held.add(team, job.user, amount_of(grant), self.account(job))
         is_shared = any(grant.share < 1 for grant in plan.grants)
+
+        def lacks(job: Job, room: float) -> bool:
+            return (SHARE_EPS if is_shared else job.min_gpus) > room
+
         full = set(self.blocked)
         holding = defaultdict[Account, list[Job]](list)
         for job in snapshot.holding:
@@ -218,12 +222,12 @@ class QuotaLimits:
         for account in [key for key in self.of_team if _team_of(key) in teams]:
             room = self._room(account, held)
             jobs = chain(holding[account], self._waiting(snapshot, (account,)))
-            full |= {job.id for job in jobs if (SHARE_EPS if is_shared else job.min_gpus) > room}
+            full |= {job.id for job in jobs if lacks(job, room)}
         limits = self.quota.limit_of_user
         left = {user: limits[user] - held.users[user] for user in users if user in limits}
-        for job in chain(snapshot.holding, snapshot.queue) if left else ():
-            if (SHARE_EPS if is_shared else job.min_gpus) > left.get(job.user, inf):
-                full.add(job.id)
+        if left:
+            jobs = chain(snapshot.holding, snapshot.queue)
+            full |= {job.id for job in jobs if lacks(job, left.get(job.user, inf))}
         full.difference_update((grant.job for grant in plan.grants), pinned)
         return full
 
