@@ -173,13 +173,17 @@ class PackedService:
         return get_on and on_allowed_node(self._snapshot, job, unit.gpus)
 
     def spread(self) -> None:
-        """Move one job: the second of a pair to a free GPU, or one on too many nodes to one."""
+        """Move one job: one of a pair to a free GPU, or one on too many nodes to one.
+
+        Of a pair that is the second one, if it may be stopped.
+        """
         for number, unit in enumerate(self.served):
-            free = usable(self._snapshot, unit.jobs[-1], self._free)
-            if len(unit.jobs) == 2 and free:
-                target = (min(free),)
-                self.served[number] = Unit(unit.jobs[:1], unit.gpus)
-                self.served.append(Unit(unit.jobs[1:], target))
+            *_, moved = sorted(unit.jobs, key=lambda job: job.preemptible)
+            free = usable(self._snapshot, moved, self._free)
+            if len(unit.jobs) == 2 and moved.preemptible and free:
+                stays = tuple(job for job in unit.jobs if job is not moved)
+                self.served[number] = Unit(stays, unit.gpus)
+                self.served.append(Unit((moved,), (min(free),)))
                 return
         self._defragment()
 
@@ -236,7 +240,8 @@ class _Explainer:
 def units(snapshot: Snapshot, apart: frozenset[frozenset[JobId]]) -> list[Unit]:
     """Return the units: running jobs, together where they share a GPU, and each waiting job.
 
-    Of a pair in `apart` the first job keeps the GPU, the second waits (it is stopped).
+    Of a pair in `apart` the first job keeps the GPU, the second waits (it is stopped), if one of
+    them may be stopped.
     """
     together: dict[tuple[int, ...], list[Job]] = {}
     for job in snapshot.holding:
@@ -248,7 +253,7 @@ def units(snapshot: Snapshot, apart: frozenset[frozenset[JobId]]) -> list[Unit]:
         if len(jobs) > 2 or not taken.isdisjoint(gpus):
             continue  # another policy's shares: these jobs are placed again
         taken.update(gpus)
-        if frozenset(job.id for job in jobs) in apart:
+        if frozenset(job.id for job in jobs) in apart and any(job.preemptible for job in jobs):
             jobs.sort(key=lambda job: job.preemptible)
             merged.append(Unit((jobs[0],), gpus))
         else:

@@ -66,6 +66,25 @@ def test_one_of_a_pair_moves_to_a_gpu_that_became_free() -> None:
     assert decide(*pair)[0] == {whole(0, 0), whole(1, 1)}
 
 
+@pytest.mark.parametrize(
+    ("may_move", "moved"), [((True, False), "s/0"), ((False, True), "s/1"), ((False, False), None)]
+)
+def test_a_job_that_must_not_be_stopped_does_not_move_from_its_pair(
+    may_move: tuple[bool, bool], moved: str | None
+) -> None:
+    pair = [
+        running(number, 0, share_held=0.5, preemptible=may) for number, may in enumerate(may_move)
+    ]
+    grants, _ = decide(*pair)
+    assert {grant.job for grant in grants if grant.gpus == (1,)} == ({moved} if moved else set())
+
+
+def test_a_pair_of_which_none_may_be_stopped_is_not_parted_although_it_interferes() -> None:
+    pair = [running(number, 0, share_held=0.5, preemptible=False) for number in (0, 1)]
+    memory = Slices(apart=((JobId("s/0"), JobId("s/1")),))
+    assert decide(*pair, gpus="1", memory=memory)[0] == {half(0, 0), half(1, 0)}
+
+
 def test_a_pair_within_its_quantum_goes_on_with_half_a_gpu_each() -> None:
     pair = (running(0, 0, share_held=0.5), running(1, 0, share_held=0.5))
     snapshot = Snapshot(NOW_S + 1, layout("2"), pair)
