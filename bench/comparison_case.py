@@ -195,7 +195,8 @@ TABLE = "hermes_ops.policies"  # names every policy: what one imports says more
 def version(policy: str, data: Path, quota: Path | None = None) -> str:
     """Return a digest of the data and of all modules on which a policy's figures depend.
 
-    Comments and layout do not count; a policy that POLICIES has not (a bound) is the simulator's.
+    Comments and layout do not count, the learnt numbers beside a module do; a policy that POLICIES
+    has not (a bound) is the simulator's.
     """
     digest = sha256(data.read_bytes() + (b"" if quota is None else quota.read_bytes()))
     start = [compare.__module__]
@@ -203,6 +204,9 @@ def version(policy: str, data: Path, quota: Path | None = None) -> str:
         start.append(POLICIES[policy].__module__)
     for name, code in sorted(_modules(start).items()):
         digest.update(f"{name}\n{code}\n".encode())
+        path = _path(name)
+        if path is not None and (learnt := path.with_suffix(".json")).is_file():
+            digest.update(learnt.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -26,19 +26,19 @@ from hermes_ops.simulator.curves import CurveDataset
 Floats = NDArray[np.float64]
 Counts = NDArray[np.intp]
 FIRST_SEED = 100  # sweeps of other seeds than those of `bench.frontrunner`
+MODEL = "frontrunner:correction.EXTREME=0"
+"""The policy with the chances of its model, not corrected by what recorded sweeps have taught."""
 ABLATIONS = {
-    "no weight by rank": "frontrunner:forecast.RANKS=0",
-    "ranks alone": "frontrunner:forecast.SURER=1000",
-    "one scenario of slow trials": "frontrunner:forecast.SCENARIOS=[[0.4,1.0]]",
-    "no slowness": "frontrunner:forecast.SCENARIOS=[[0.0,1.0]]:forecast.SLOW=0",
-    "no error shared by all": "frontrunner:forecast.MODEL_ERRORS=[[0.0,1.0]]",
-    "no hyper-parameters": "frontrunner:forecast.SIGNALS=[1e-6]",
-    "one signal and nugget": "frontrunner:forecast.SIGNALS=[0.5]:forecast.NUGGETS=[0.3]",
-    "no persistence": "frontrunner:regression.PERSISTENCE=[0.0,1e9]",
-    "variances as they are": "frontrunner:forecast.SURER=1.0",
-    "no least chance": "frontrunner:forecast.UNSEEN=0",
+    "one scenario of slow trials": f"{MODEL}:forecast.SCENARIOS=[[0.4,1.0]]",
+    "no slowness": f"{MODEL}:forecast.SCENARIOS=[[0.0,1.0]]:forecast.SLOW=0",
+    "no error shared by all": f"{MODEL}:forecast.MODEL_ERRORS=[[0.0,1.0]]",
+    "no hyper-parameters": f"{MODEL}:forecast.SIGNALS=[1e-6]",
+    "one signal and nugget": f"{MODEL}:forecast.SIGNALS=[0.5]:forecast.NUGGETS=[0.3]",
+    "no persistence": f"{MODEL}:regression.PERSISTENCE=[0.0,1e9]",
+    "variances as they are": f"{MODEL}:forecast.SURER=1.0",
+    "no least chance": f"{MODEL}:forecast.UNSEEN=0",
 }
-"""The variants without a part of the model."""
+"""The model without a part of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,10 +62,12 @@ def depths_of(epochs: int) -> tuple[int, ...]:
     return (*depths[:-1], epochs)
 
 
-def random_states(curves: CurveDataset, seed: int, count: int) -> Iterator[State]:
+def random_states(
+    curves: CurveDataset, seed: int, count: int, trials: int = TRIALS
+) -> Iterator[State]:
     """Yield `count` states of the sweep of this seed, in which the best trial has not ended."""
     depths = depths_of(curves.epochs)
-    rows = np.random.default_rng(seed).permutation(len(curves))[:TRIALS]
+    rows = np.random.default_rng(seed).permutation(len(curves))[:trials]
     finite = np.where(np.isfinite(curves.val_loss[rows]), curves.val_loss[rows], np.inf)
     columns = np.array(depths) - 1
     losses = np.minimum.accumulate(finite, axis=1)[:, columns]
@@ -74,7 +76,7 @@ def random_states(curves: CurveDataset, seed: int, count: int) -> Iterator[State
     chance = np.random.default_rng((seed, 1))
     steps = random_walk(losses, best, chance)
     configurations = tuple(curves.configuration(int(row)) for row in rows)
-    for number in chance.choice(len(steps), size=count, replace=False):
+    for number in chance.permutation(len(steps))[:count]:
         reached = steps[number]
         seen = np.arange(len(depths)) < reached[:, None]
         known, known_s = np.where(seen, losses, np.nan), np.where(seen, seconds, np.nan)
@@ -137,18 +139,24 @@ def scores(
 def main(arguments: Sequence[str]) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="bench.frontrunner_chances", description=__doc__)
-    parser.add_argument("variants", nargs="*", help="default: frontrunner and its ablations")
+    parser.add_argument("variants", nargs="*", help="default: the model and its ablations")
     parser.add_argument("--side", choices=("training", "validation", "known"), default="training")
+    parser.add_argument("--tasks", help="names, separated by commas, in place of a side")
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--states", type=int, default=1, help="of each sweep")
     asked = parser.parse_args(arguments)
     training, validation = split(tasks())
-    names = {"training": training, "validation": validation, "known": KNOWN}[asked.side]
-    labels = {text: text for text in asked.variants} or {"frontrunner": "frontrunner", **ABLATIONS}
+    sides = {"training": training, "validation": validation, "known": KNOWN}
+    names = tuple(asked.tasks.split(",")) if asked.tasks else sides[asked.side]
+    labels = {text: text for text in asked.variants} or {
+        "the model": MODEL,
+        **ABLATIONS,
+        "the model, corrected": "frontrunner",
+    }
     variants = {label: Variant.parse(text) for label, text in labels.items()}
     found = scores(list(variants.values()), names, asked.seeds, asked.states)
     first = found[next(iter(variants.values()))]
-    print(f"{len(names)} tasks x {first.shape[1]} states, {asked.side}; mean nats, and above")
+    print(f"{len(names)} tasks x {first.shape[1]} states; mean nats, and above")
     print(f"the first variant; equal chances: {found[None].mean():.3f}")
     for label, variant in variants.items():
         mean, low, high = interval_of_mean(found[variant] - first)

@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes_ops.core.model import Job, Snapshot
+from hermes_ops.policies.frontrunner.correction import corrected
 from hermes_ops.policies.frontrunner.forecast import (
     Floats,
     Forecast,
     LossForecast,
-    chances,
     estimate_sweep,
     is_timed,
-    weigh_by_rank,
 )
 from hermes_ops.policies.frontrunner.regression import FinalLosses
 from hermes_ops.policies.frontrunner.table import CurveTable
@@ -107,15 +106,15 @@ def _horizons(table: CurveTable, forecast: Forecast, own_s: Floats) -> Floats:
 @lru_cache(maxsize=64)
 def _chance_by(table: CurveTable, horizons: tuple[float, ...], reports: tuple[bool, ...]) -> Floats:
     estimates = estimate_sweep(table)
-    count, horizon = table.trial_count, np.array(horizons)
+    horizon = np.array(horizons)
     is_running = ~table.over & np.array(reports)
     record = float(np.fmin.reduce(estimates.lowest, initial=np.inf))
-    chance = np.zeros(count)
-    for probability, final_losses, pooled in estimates.scenarios:
-        by_then = _losses_at(table, final_losses, pooled, horizon)
-        mean = np.fmin(by_then.mean, estimates.lowest)
-        chance += probability * chances(mean, by_then.sd, is_running, record)
-    return weigh_by_rank(chance, table.losses[:count], table.reached)
+    by_then = [
+        replace(losses, mean=np.fmin(losses.mean, estimates.lowest))
+        for _, final_losses, pooled in estimates.scenarios
+        for losses in (_losses_at(table, final_losses, pooled, horizon),)
+    ]
+    return corrected(table, estimates.positions(by_then, is_running, record))
 
 
 def _losses_at(

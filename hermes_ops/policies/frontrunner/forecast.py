@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtrs
 from scipy.special import ndtr
 
+from hermes_ops.policies.frontrunner.correction import Positions, corrected
 from hermes_ops.policies.frontrunner.regression import (
     FinalLosses,
     RegressionPrior,
@@ -54,7 +55,7 @@ def forecast_sweep(table: CurveTable) -> Forecast:
 
     Curves are extended in two scenarios: in one slow trials fall further late in training, in the
     other they do not. Early depths cannot tell which is true, so the chances of both are averaged.
-    Last, the chances are corrected by rank (`weigh_by_rank`).
+    Last, the chances are corrected by what recorded sweeps have taught (`correction`).
     """
     count, stages = table.trial_count, len(table.depths)
     if not is_timed(table):
@@ -63,11 +64,11 @@ def forecast_sweep(table: CurveTable) -> Forecast:
         return Forecast(uniform / max(uniform.sum(), 1.0), steps, np.full((count, stages), 0.5))
     estimates = estimate_sweep(table)
     record = float(np.fmin.reduce(estimates.lowest[table.over], initial=np.inf))
-    chance, correlation = np.zeros(count), np.zeros((count, stages))
+    correlation = np.zeros((count, stages))
     for probability, final_losses, pooled in estimates.scenarios:
-        chance += probability * chances(pooled.mean, pooled.sd, ~table.over, record)
         correlation += probability * _correlation(table, final_losses, pooled)
-    chance = weigh_by_rank(chance, table.losses[:count], table.reached)
+    final = [pooled for *_, pooled in estimates.scenarios]
+    chance = corrected(table, estimates.positions(final, ~table.over, record))
     return Forecast(chance, np.cumsum(estimates.stage_s, axis=1), correlation)
 
 
@@ -80,14 +81,39 @@ def is_timed(table: CurveTable) -> bool:
 class SweepEstimates:
     """What the curves of a sweep say of N trials, before chances are drawn from it.
 
-    `stage_s[N, K]`: training seconds of each stage, 0 where it has been; `lowest[N]`: the lowest
-    loss so far (NaN before any); `scenarios`: the probability of each, its final losses by the
-    curves alone, and by all observations.
+    `stage_s[N, K]`: training seconds of each stage, 0 where it has been; `scaled[N, K]`: the
+    losses on the scale of the forecasts (NaN where a trial has not been), `lowest[N]`: the lowest
+    of each (NaN before any); `slowness[N]`: log seconds a step, in deviations; `scenarios`: the
+    probability of each, its final losses by the curves alone, and by all observations.
     """
 
     stage_s: Floats
+    scaled: Floats
     lowest: Floats
+    slowness: Floats
     scenarios: tuple[tuple[float, FinalLosses, LossForecast], ...]
+
+    def positions(
+        self, forecasts: Sequence[LossForecast], is_running: NDArray[np.bool_], record: float
+    ) -> Positions:
+        """Return the chances of the trials that run, and their losses, over all scenarios.
+
+        `forecasts`: of the losses that count, in each scenario; `record`: the loss to beat.
+        """
+        probabilities = np.array([probability for probability, *_ in self.scenarios])
+        chance = [chances(each.mean, each.sd, is_running, record) for each in forecasts]
+        mean, sd = np.array([each.mean for each in forecasts]), [each.sd for each in forecasts]
+        without_curve = np.array([each.variance_without_curve for each in forecasts])
+        expected = probabilities @ mean
+        variance = probabilities @ (np.square(sd) + (mean - expected) ** 2)
+        return Positions(
+            chance=probabilities @ np.array(chance),
+            mean=expected,
+            sd=np.sqrt(variance),
+            sd_without_curve=np.sqrt(probabilities @ without_curve),
+            slowness=self.slowness,
+            scaled=self.scaled,
+        )
 
 
 @lru_cache(maxsize=KEPT)
@@ -105,7 +131,11 @@ def estimate_sweep(table: CurveTable) -> SweepEstimates:
     forecasts = pool_estimates(scenarios, gains, TrialSet(table.kernels, slowness, count))
     lowest = np.fmin.reduce(scaled[:count], axis=1)
     return SweepEstimates(
-        stage_s, lowest, tuple(zip(probabilities, scenarios, forecasts, strict=True))
+        stage_s,
+        scaled[:count],
+        lowest,
+        slowness[:count],
+        tuple(zip(probabilities, scenarios, forecasts, strict=True)),
     )
 
 
@@ -200,8 +230,6 @@ MODEL_ERRORS = ((0.0, 0.4), (0.5, 0.2), (1.0, 0.2), (2.0, 0.2))  # error of the 
 BINS = 48
 UNSEEN = 3e-4  # the least chance of a trial, whatever the model says
 SURER = 0.85  # recorded final losses, over the forecasts' standard deviations
-RANKS = 2.5  # log odds from the first to the last of those that have been as deep
-MIDDLE = 0.6  # the rank of a trial that has not begun
 
 
 def chances(mean: Floats, sd: Floats, is_running: NDArray[np.bool_], record: float) -> Floats:
@@ -225,27 +253,6 @@ def chances(mean: Floats, sd: Floats, is_running: NDArray[np.bool_], record: flo
     win_share = wins / total if total > 1e-300 else np.full(len(expected), 1 / len(expected))
     chance[is_running] = (win_share + UNSEEN) / (1 + UNSEEN * len(expected))
     return chance
-
-
-def weigh_by_rank(chance: Floats, losses: Floats, reached: NDArray[np.intp]) -> Floats:
-    """Weigh the chances by each trial's rank at its depth; they sum to 1.
-
-    The rank is a second estimator that makes no assumption about the shape of curves: the share
-    of the trials that were better at the depth where this one is. `losses[N, K]` at each depth
-    (NaN: not reached), `reached[N]`: depths passed. RANKS and MIDDLE are near the maximum of
-    likelihood on seven of the recorded files of curves, and change little when any one of them is
-    left out.
-    """
-    depth = np.maximum(reached - 1, 0)
-    losses_there = losses[:, depth].T
-    own_loss = np.diag(losses_there)[:, None]
-    better = (losses_there < own_loss).sum(axis=1)
-    not_worse = (losses_there <= own_loss).sum(axis=1)
-    compared = np.maximum((~np.isnan(losses_there)).sum(axis=1), 1)
-    ranks = np.where(reached > 0, (better + not_worse - 1) / 2 / compared, MIDDLE)
-    weighted: Floats = chance * np.exp(-RANKS * ranks)
-    total = float(weighted.sum())
-    return weighted / total if total > 0 else weighted
 
 
 def _wins(mean: Floats, sd: Floats, record: float) -> Floats:

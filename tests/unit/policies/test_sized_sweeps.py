@@ -73,8 +73,8 @@ def test_a_clear_front_runner_runs_wide() -> None:
 
 
 def test_equal_trials_run_narrow() -> None:
-    others = [trial(n, curve=losses(1.0, 5), step_times=measured()) for n in range(8)]
-    assert set(sizes(decide(*others)).values()) == {1}
+    alike: dict[str, Any] = {"curve": losses(1.0, 5), "step_times": measured(), "configuration": ()}
+    assert set(sizes(decide(*(trial(n, **alike) for n in range(8)))).values()) == {1}
 
 
 def test_trials_begin_on_one_gpu_while_no_size_was_measured() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench import comparison, comparison_case, comparison_teams
-from bench.comparison_case import ComparisonCase, FiguresMissing, Reuse, version
+from bench.comparison_case import ROOT, ComparisonCase, FiguresMissing, Reuse, version
 from bench.comparison_sections import _off, _quoted, pooled, three_jobs
 from bench.comparison_sizes import ElasticCase
 from bench.comparison_teams import PHILLY, teams
@@ -100,6 +101,24 @@ def test_figures_that_are_not_kept_are_not_computed_where_only_kept_ones_are_wan
 
 def _interrupted(*_: object, **__: object) -> None:
     raise InterruptedError
+
+
+def test_a_version_changes_with_the_numbers_that_a_policy_has_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "curves.npz"
+    data.write_bytes(b"one")
+    monkeypatch.setattr(comparison_case, "ROOT", tmp_path)
+    shutil.copytree(ROOT / "hermes_ops", tmp_path / "hermes_ops")
+    learnt = tmp_path / "hermes_ops/policies/frontrunner/correction.json"
+    found = []
+    for text in ("{}", "[]"):
+        learnt.write_text(text)
+        version.cache_clear()
+        found.append((version("frontrunner", data), version("fifo", data)))
+    version.cache_clear()
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
 
 
 def test_a_version_changes_with_the_data_and_differs_by_policy(tmp_path: Path) -> None:

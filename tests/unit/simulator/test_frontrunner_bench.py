@@ -67,11 +67,11 @@ def test_a_simulation_until_the_best_trial_ends_takes_the_time_of_the_whole_one(
 
 
 def test_a_variant_sets_its_constants_only_while_it_is_applied() -> None:
-    variant = Variant.parse("frontrunner:forecast.RANKS=0.5:forecast.SIGNALS=[1, 2, 3]")
-    before = forecast.RANKS, forecast.SIGNALS
+    variant = Variant.parse("frontrunner:forecast.SURER=0.5:forecast.SIGNALS=[1, 2, 3]")
+    before = forecast.SURER, forecast.SIGNALS
     with variant.applied():
-        assert (forecast.RANKS, forecast.SIGNALS) == (0.5, (1, 2, 3))
-    assert before == (forecast.RANKS, forecast.SIGNALS)
+        assert (forecast.SURER, forecast.SIGNALS) == (0.5, (1, 2, 3))
+    assert before == (forecast.SURER, forecast.SIGNALS)
 
 
 def test_every_ablation_names_constants_that_exist() -> None:
