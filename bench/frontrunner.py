@@ -31,7 +31,7 @@ from bench.curve_tasks import KNOWN, folder, split, tasks
 from hermes_ops.core.model import Phase, Policy, Snapshot
 from hermes_ops.loop import run
 from hermes_ops.policies import make_policy
-from hermes_ops.policies.frontrunner.forecast import forecast_sweep
+from hermes_ops.policies.frontrunner.forecast import estimate_sweep, forecast_sweep
 from hermes_ops.policies.frontrunner.table import features, similarities
 from hermes_ops.simulator.cluster import VirtualCluster
 from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
@@ -105,6 +105,7 @@ class Variant:
     def _forget(self) -> None:
         """Empty the caches whose content depends on the constants."""
         forecast_sweep.cache_clear()
+        estimate_sweep.cache_clear()
         if any(name.startswith("table.") for name, _ in self.changes):
             features.cache_clear()
             similarities.cache_clear()

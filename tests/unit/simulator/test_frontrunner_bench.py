@@ -11,7 +11,7 @@ import pytest
 from bench import frontrunner as bench
 from bench.curve_tasks import KNOWN, folder, split
 from bench.frontrunner import Setting, Store, Variant, interval_of_mean, ratio, time_to_best_s
-from bench.frontrunner_chances import ABLATIONS, depths_of, nats, random_states, random_walk
+from bench.frontrunner_chances import ABLATIONS, MODEL, depths_of, nats, random_states, random_walk
 from bench.frontrunner_deadline import best_by, better_trials
 from bench.frontrunner_ranks import trials_ahead
 from hermes_ops.core.model import Gpu, Phase
@@ -72,6 +72,13 @@ def test_a_variant_sets_its_constants_only_while_it_is_applied() -> None:
     with variant.applied():
         assert (forecast.SURER, forecast.SIGNALS) == (0.5, (1, 2, 3))
     assert before == (forecast.SURER, forecast.SIGNALS)
+
+
+@pytest.mark.parametrize("name", sorted(ABLATIONS))
+def test_every_ablation_changes_the_chances_of_a_state(name: str) -> None:
+    (state,) = random_states(bench.dataset(TASK), 103, 1)
+    model, without = (nats(Variant.parse(text), state) for text in (MODEL, ABLATIONS[name]))
+    assert model != without
 
 
 def test_every_ablation_names_constants_that_exist() -> None:
