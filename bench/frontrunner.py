@@ -31,6 +31,7 @@ from bench.curve_tasks import KNOWN, folder, split, tasks
 from hermes_ops.core.model import Phase, Policy, Snapshot
 from hermes_ops.loop import run
 from hermes_ops.policies import make_policy
+from hermes_ops.policies.frontrunner.correction import read_correction
 from hermes_ops.policies.frontrunner.forecast import estimate_sweep, forecast_sweep
 from hermes_ops.policies.frontrunner.table import features, similarities
 from hermes_ops.simulator.cluster import VirtualCluster
@@ -82,6 +83,13 @@ class Variant:
         pairs = (change.partition("=") for change in changes)
         return cls(policy, tuple((name, _tuples(json.loads(value))) for name, _, value in pairs))
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Digests of the files that the changes name."""
+        texts = (value for _, value in self.changes if isinstance(value, str))
+        paths = (Path(text) for text in texts)
+        return tuple(sha256(p.read_bytes()).hexdigest()[:16] for p in paths if p.is_file())
+
     def __str__(self) -> str:
         return ":".join([self.policy, *(f"{n}={json.dumps(v)}" for n, v in self.changes)])
 
@@ -106,6 +114,7 @@ class Variant:
         """Empty the caches whose content depends on the constants."""
         forecast_sweep.cache_clear()
         estimate_sweep.cache_clear()
+        read_correction.cache_clear()
         if any(name.startswith("table.") for name, _ in self.changes):
             features.cache_clear()
             similarities.cache_clear()
@@ -140,13 +149,14 @@ def time_to_best_s(variant: Variant, task: str, seed: int, setting: Setting) -> 
         costs=Costs(startup_s=setting.switch_s),
     )
     if variant.policy == OracleBest.name:
-        return _until_best(workload, OracleBest(oracle(workload)))
+        return until_best_s(workload, OracleBest(oracle(workload)))
     policy = make_policy(variant.policy, {}, {"prior": prior})
     with variant.applied():
-        return _until_best(workload, policy)
+        return until_best_s(workload, policy)
 
 
-def _until_best(workload: Workload, policy: Policy[Any]) -> float:
+def until_best_s(workload: Workload, policy: Policy[Any]) -> float:
+    """Simulate until the trial with the lowest loss has ended; return the time."""
     best = best_work(workload)
     if best is None:
         raise ValueError(f"{workload.name}: no trial has a finite loss")
@@ -168,6 +178,7 @@ class Store:
     def times_s(self, variant: Variant, task: str, seeds: int, setting: Setting) -> Floats:
         """Return the times of the seeds from 0 on, computed where they are not stored."""
         program, label = version(variant.policy, path_of(task)), f"{variant}, {setting}"
+        program += "".join(f" {digest}" for digest in variant.files)
         path = RESULTS / task / f"{sha256(label.encode()).hexdigest()[:16]}.json"
         stored = json.loads(path.read_text()) if path.exists() else {}
         times_s: list[float] = stored.get("times_s", []) if stored.get("program") == program else []

@@ -7,8 +7,8 @@ those into which the policy itself gets with what it has learnt so far, as it is
 goes (DAgger, Ross et al., AISTATS 2011). Each task counts the same, and so does each kind.
 
 `--without TASK,... --into FILE` learns from the others: how good the correction is for a task that
-it has not seen, is what `bench.frontrunner --tasks TASK,... "frontrunner:correction.FILE=FILE"`
-and `bench.frontrunner_chances` print.
+it has not seen is what `bench.frontrunner` and `bench.frontrunner_chances` print, with `--tasks
+TASK,...` and the variant `frontrunner:correction.FILE="FILE"` (the quotes belong to it).
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from bench.curve_tasks import KNOWN, split, tasks
-from bench.frontrunner import GPUS, TRIALS, Variant, dataset
+from bench.frontrunner import TRIALS, Variant, dataset, until_best_s
 from bench.frontrunner_chances import State, random_states
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Policy, Snapshot
-from hermes_ops.loop import run
+from hermes_ops.core.model import Job, Plan, Policy, Snapshot
 from hermes_ops.policies import make_policy
 from hermes_ops.policies.frontrunner import contenders
 from hermes_ops.policies.frontrunner.correction import (
@@ -43,9 +42,7 @@ from hermes_ops.policies.frontrunner.correction import (
 )
 from hermes_ops.policies.frontrunner.forecast import estimate_sweep, is_timed
 from hermes_ops.policies.frontrunner.table import tabulate
-from hermes_ops.simulator.cluster import VirtualCluster
 from hermes_ops.simulator.curves import CurveDataset, sample
-from hermes_ops.simulator.engine import layout
 from hermes_ops.simulator.metrics import best_work
 from hermes_ops.simulator.workload import Costs
 
@@ -79,10 +76,7 @@ class Examples:
         )
         for number, state in enumerate(states):
             table, count = state.table, state.table.trial_count
-            estimates = estimate_sweep(table)
-            record = float(np.fmin.reduce(estimates.lowest[table.over], initial=np.inf))
-            losses = [pooled for *_, pooled in estimates.scenarios]
-            positions = estimates.positions(losses, ~table.over, record)
+            positions = estimate_sweep(table).at_the_end(table.over)
             found.chance[number, :count] = positions.chance
             found.evidence[number, :count] = evidence(table, positions)
         return found
@@ -141,17 +135,12 @@ def states_of_policy(task: str, sweeps: int, each: int, correction: Path) -> Ite
         if best is None:
             continue
         recorder = _Recorder(make_policy("frontrunner", {}, {"prior": prior}))
-        best_id = best.id
-
-        def is_done(snapshot: Snapshot, job: JobId = best_id) -> bool:
-            return snapshot.index[job].phase is Phase.ENDED
-
         with Variant("frontrunner", (("correction.FILE", str(correction)),)).applied():
-            run(recorder, VirtualCluster(workload, layout(GPUS)), recorder.initial(), is_done)
+            until_best_s(workload, recorder)
         chosen = np.random.default_rng(seed).permutation(len(recorder.snapshots))[:each]
         for number in np.sort(chosen):
             jobs: Sequence[Job] = contenders(recorder.snapshots[number].jobs)
-            row = next((row for row, job in enumerate(jobs) if job.id == best_id), None)
+            row = next((row for row, job in enumerate(jobs) if job.id == best.id), None)
             table = tabulate(jobs, prior)
             if row is not None and is_timed(table) and not table.over[row]:
                 yield State(table, row)
@@ -218,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.frontrunner_learn", description=__doc__)
     parser.add_argument("--without", default="", metavar="TASK[,...]")
     parser.add_argument("--into", type=Path, default=Path(FILE))
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--sweeps", type=int, default=24, help="of each task in a round")
     parser.add_argument("--states", type=int, default=10, help="of each sweep")
     asked = parser.parse_args(arguments)

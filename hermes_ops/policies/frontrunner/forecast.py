@@ -63,12 +63,10 @@ def forecast_sweep(table: CurveTable) -> Forecast:
         steps = np.broadcast_to(np.array(table.depths, float), (count, stages))
         return Forecast(uniform / max(uniform.sum(), 1.0), steps, np.full((count, stages), 0.5))
     estimates = estimate_sweep(table)
-    record = float(np.fmin.reduce(estimates.lowest[table.over], initial=np.inf))
     correlation = np.zeros((count, stages))
     for probability, final_losses, pooled in estimates.scenarios:
         correlation += probability * _correlation(table, final_losses, pooled)
-    final = [pooled for *_, pooled in estimates.scenarios]
-    chance = corrected(table, estimates.positions(final, ~table.over, record))
+    chance = corrected(table, estimates.at_the_end(table.over))
     return Forecast(chance, np.cumsum(estimates.stage_s, axis=1), correlation)
 
 
@@ -92,6 +90,11 @@ class SweepEstimates:
     lowest: Floats
     slowness: Floats
     scenarios: tuple[tuple[float, FinalLosses, LossForecast], ...]
+
+    def at_the_end(self, over: NDArray[np.bool_]) -> Positions:
+        """Return the chances to end as the best, of the trials that are not over."""
+        record = float(np.fmin.reduce(self.lowest[over], initial=np.inf))
+        return self.positions([pooled for *_, pooled in self.scenarios], ~over, record)
 
     def positions(
         self, forecasts: Sequence[LossForecast], is_running: NDArray[np.bool_], record: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hermes_ops.core.model import Gpu, Phase
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import make_policy
 from hermes_ops.policies.frontrunner import forecast
+from hermes_ops.policies.frontrunner.correction import FILE
 from hermes_ops.policies.frontrunner.table import judging_depths
 from hermes_ops.simulator.curves import sample
 from hermes_ops.simulator.engine import layout, simulate
@@ -102,6 +104,20 @@ def test_stored_times_are_not_simulated_again(
     for seeds in (2, 3):
         times_s = Store().times_s(Variant("fifo"), TASK, seeds, Setting())
     assert (times_s.tolist(), asked) == ([1.0, 2.0, 3.0], [0, 1, 2])
+
+
+def test_a_correction_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    """Else each round of learning would simulate with the correction of the first."""
+    (state,) = random_states(bench.dataset(TASK), 103, 1)
+    file, shipped = tmp_path / "learnt.json", json.loads(Path(FILE).read_text("utf-8"))
+    variant = Variant("frontrunner", (("correction.FILE", str(file)),))
+    found, digests = [], set()
+    for linear in (shipped["linear"], [0.0] * len(shipped["linear"])):
+        file.write_text(json.dumps({**shipped, "linear": linear}), "utf-8")
+        found.append(nats(variant, state))
+        digests.add(variant.files)
+    assert found[0] != found[1]
+    assert len(digests) == 2
 
 
 def test_the_table_of_settings_names_the_tasks_on_which_asha_is_sooner(
