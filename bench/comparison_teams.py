@@ -10,7 +10,7 @@ from hermes_ops.simulator.team_results import jain_index
 PHILLY = ComparisonCase(
     "traces/philly_82k.csv.gz",
     "400",
-    ("fifo", "yarn-cs", "themis", "2d-las", "fifo+quota", "2d-las+quota", "hermes+quota"),
+    ("fifo", "yarn-cs", "themis", "2d-las", "fifo+quota", "2d-las+quota"),
     teams="philly_teams.yaml",
 )
 BASE, OURS = "yarn-cs", "2d-las+quota"

@@ -38,9 +38,9 @@ JOB_TIMEOUT_S = 600.0
 TARGET = 0.05
 OBSERVATION_DELAY_S = 0.4
 SPEED_REPORTS = 2
-OPTIONS = {"guard_k": 0}
-"""The guard against thrashing is off: it takes what a stop costs such a script for five seconds at
-least, which no simulated job says of itself."""
+OPTIONS = {"guard_k": 0, "guard_default_switch_s": 0}
+"""The guard against thrashing is off. Without the second option it would still keep a script that
+has no hook on its GPUs for five seconds after each start, which no simulated job says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
