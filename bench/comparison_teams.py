@@ -31,7 +31,8 @@ The trace does not name their sizes: each is guaranteed one GPU, and the rest by
 jobs ([the quota file](../examples/philly_teams.yaml)). `yarn-cs` guarantees its queues the same.
 `+quota`: the policy [within the quotas](quotas.md). `themis` knows how long each job still trains.
 The jobs have no learning curves, so `hermes` has nothing to compare them by. No switch cost.
-`2d-las+quota` is not in the table: its simulation had not ended after an hour.
+`2d-las+quota` is not in the table: its simulation was stopped after an hour
+beside other work.
 
 Waiting: without GPUs between submission and end. rho: finish-time fairness of a job, its time over
 that on its share of the GPUs; 1 is fair, less is better. Jain's index: of the teams' mean rho, 1 if

@@ -50,15 +50,18 @@ def test_an_unmeasured_job_takes_the_largest_switch_cost_of_its_sweep() -> None:
     assert granted(AntiThrash(Hermes(), default_switch_s=0.1), later) == {"s/1": (0,)}
 
 
-@pytest.mark.parametrize(("repeat_s", "quantum_s"), [(0.5, 4 * 5.0 - 1.0), (30.0, 4 * 33.0 - 1.0)])
+@pytest.mark.parametrize(
+    ("k", "repeat_s", "quantum_s"),
+    [(3.0, 0.5, 4 * 5.0 - 1.0), (3.0, 30.0, 4 * 33.0 - 1.0), (0.0, 0.5, 5.0 - 1.0)],
+)
 def test_a_script_without_the_hook_is_kept_for_what_it_repeats_and_the_default_at_least(
-    repeat_s: float, quantum_s: float
+    k: float, repeat_s: float, quantum_s: float
 ) -> None:
     """Its start-up takes 2 s and its checkpoint 1 s, which comes at the end."""
-    snapshot = world(runs(0, 0, started_s=90.0, repeat_s=repeat_s), job(1, Phase.PENDING))
-    guarded = AntiThrash(Hermes(), default_switch_s=5.0)
+    snapshot = world(runs(0, 0, started_s=97.0, repeat_s=repeat_s), job(1, Phase.PENDING))
+    guarded = AntiThrash(Hermes(), k, default_switch_s=5.0)
     plan, _ = guarded.decide(snapshot, guarded.initial())
-    assert plan.review_at_s == 90.0 + quantum_s
+    assert plan.review_at_s == 97.0 + quantum_s
 
 
 @dataclass(frozen=True, slots=True)
