@@ -255,7 +255,8 @@ class _TimeSpent:
     @classmethod
     def from_history(cls, history: SweepHistory) -> _TimeSpent:
         """Compute the medians over all trials."""
-        typical = {name: _median(_timings(history, name)) for name in TIMINGS}
+        measured_of = {name: _timings(history, name) for name in TIMINGS}
+        typical = {name: _median(seconds) for name, seconds in measured_of.items()}
         first = [_trained(t, history, None, typical["startup_s"], 0.0) for t in history.trials]
         step_s = _median([t.step_s for t in first if t.step_s is not None])
         handover = _Handover.from_history(history)
@@ -277,6 +278,7 @@ class _TimeSpent:
             warm_s=first_batch_s,
             leave_s=leave_s,
             ending_s=ENDING_S,
+            repeat_s=typical["repeat_s"] if measured_of["repeat_s"] else None,
         )
         begins_s = [s.start_s - history.started_s for s in _firsts(_segments(history))]
         return cls(

@@ -26,6 +26,10 @@ class Costs:
     seconds of the points that it sees.
 
     A job that is stopped after its last point, with at most `ending_s` to go, finishes.
+
+    `repeat_s`: the training that a stop is expected to repeat (`Job.repeat_s`), which a policy sees
+    once the job has trained; None: a script with the hook. It is no cost of its own: what a resumed
+    segment trains once more is a part of `restore_s`.
     """
 
     startup_s: float = 0.0
@@ -35,6 +39,7 @@ class Costs:
     warm_s: float = 0.0
     leave_s: float = 0.0
     ending_s: float = 0.0
+    repeat_s: float | None = None
 
 
 class SegmentStart(NamedTuple):

@@ -19,7 +19,7 @@ RUN_STATUS = {  # of the final states; any other state is open
     "cancelled": "KILLED",
 }
 CONFIG, SEGMENT_LOG = "hermes.config", "hermes.segment_log"
-TIMINGS = ("startup_s", "restore_s", "checkpoint_s")  # as the tags hermes.startup_s, ...
+TIMINGS = ("startup_s", "restore_s", "checkpoint_s", "repeat_s")  # as tags hermes.startup_s, ...
 _MAX_DOUBLE = 1.7976931348623157e308  # MLflow's SQL store keeps it for infinity
 
 

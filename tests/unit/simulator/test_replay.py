@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_ops.core.guards import guarded
 from hermes_ops.core.model import Gpu, JobId, Plan, Point, Snapshot, SweepId
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.errors import ConfigError, HermesError
@@ -310,6 +311,19 @@ def test_the_handover_and_the_first_batch_cost_time_that_no_policy_sees() -> Non
     (job,) = seen[-2].jobs
     assert (job.started_s, job.startup_s, job.switch_s) == (2.0, 1.0, 1.0)
     assert [s.at_s for s in run.observations] == [8.0, 9.0]
+
+
+@pytest.mark.parametrize(("repeat_s", "first_stop_s"), [(None, 3.0), (0.0, 20.0)])
+def test_the_guards_keep_a_trial_without_the_hook_for_their_default(
+    repeat_s: float | None, first_stop_s: float
+) -> None:
+    costs = Costs(startup_s=0.5, repeat_s=repeat_s)
+    works = tuple(work(n, [*range(30, 0, -1)], costs=costs, total_steps=30) for n in range(2))
+    policy = guarded(make_policy("fair", {"quantum_steps": 1}))
+    run = simulate(Workload(SWEEP, works), (Gpu(0),), policy)
+    first = run.segments[0]
+    assert first.outcome == "preempted"
+    assert first.end_s == pytest.approx(first_stop_s, abs=1.0)
 
 
 def test_a_start_that_was_recorded_costs_what_it_did_and_later_ones_the_usual() -> None:

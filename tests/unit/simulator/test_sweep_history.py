@@ -134,6 +134,13 @@ def test_a_trial_has_its_own_costs_where_it_measured_them() -> None:
     assert work(found, 1).costs.checkpoint_s == 0.25
 
 
+def test_trials_of_a_script_without_the_hook_repeat_what_those_that_measured_it_do() -> None:
+    without = replace(FIRST, timings={"startup_s": 2.0, "repeat_s": 0.75})
+    found = reconstruct(record(without, SECOND))
+    assert [work(found, number).costs.repeat_s for number in range(2)] == [0.75, 0.75]
+    assert reconstruct(record(FIRST, SECOND)).costs.repeat_s is None
+
+
 @pytest.mark.parametrize("state", ["stopped_early", "cancelled", "failed", "waiting"])
 def test_a_trial_that_did_not_finish_is_cut_short_at_its_last_point(state: str) -> None:
     cut = work(reconstruct(record(replace(FIRST, state=state), SECOND)), 0)

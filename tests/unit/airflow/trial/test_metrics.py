@@ -191,11 +191,18 @@ def test_a_run_is_closed_with_its_accounts_and_of_a_failure_its_last_lines() -> 
 def test_what_a_switch_of_the_trial_has_cost_is_kept_with_its_run() -> None:
     mlflow: Any = Mlflow()
     finish_run(
-        mlflow, "run-3", TrialOutcome("finished"), segment(startup_s=0.51234, checkpoint_s=0.0)
+        mlflow,
+        "run-3",
+        TrialOutcome("finished"),
+        segment(startup_s=0.51234, checkpoint_s=0.0, repeat_s=1.5),
     )
     ((*_, tags),) = mlflow.said
     kept = {name: value for name, value in tags.items() if name.endswith("_s")}
-    assert kept == {"hermes.startup_s": "0.512", "hermes.checkpoint_s": "0.000"}
+    assert kept == {
+        "hermes.startup_s": "0.512",
+        "hermes.checkpoint_s": "0.000",
+        "hermes.repeat_s": "1.500",
+    }
 
 
 def sized_folder(*gpus: int) -> TrialFolder:
