@@ -31,9 +31,10 @@ from bench.curve_tasks import KNOWN, folder, split, tasks
 from hermes_ops.core.model import Phase, Policy, Snapshot
 from hermes_ops.loop import run
 from hermes_ops.policies import make_policy
+from hermes_ops.policies.frontrunner.configurations import features, similarities
 from hermes_ops.policies.frontrunner.correction import read_correction
 from hermes_ops.policies.frontrunner.forecast import estimate_sweep, forecast_sweep
-from hermes_ops.policies.frontrunner.table import features, similarities
+from hermes_ops.policies.frontrunner.relevance import relevances
 from hermes_ops.simulator.cluster import VirtualCluster
 from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
 from hermes_ops.simulator.engine import layout
@@ -115,9 +116,10 @@ class Variant:
         forecast_sweep.cache_clear()
         estimate_sweep.cache_clear()
         read_correction.cache_clear()
-        if any(name.startswith("table.") for name, _ in self.changes):
+        if any(name.startswith(("configurations.", "relevance.")) for name, _ in self.changes):
             features.cache_clear()
             similarities.cache_clear()
+            relevances.cache_clear()
 
 
 def _tuples(value: object) -> object:

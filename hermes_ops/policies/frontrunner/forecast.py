@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -294,10 +294,10 @@ class LossForecast:
 class TrialSet:
     """The features of M trials; the first `trial_count` are the sweep's.
 
-    `kernels[V, M, M]` of their hyper-parameters, and `slowness[M]`.
+    `kernels`: families of them, each W x M x M, of their hyper-parameters; `slowness[M]`.
     """
 
-    kernels: Floats
+    kernels: tuple[Floats, ...]
     slowness: Floats
     trial_count: int
 
@@ -327,24 +327,25 @@ def pool_estimates(
     """Forecast the final losses in each scenario, by a Gaussian process.
 
     Its inputs are the hyper-parameters and the slowness; trials that have begun are its data. The
-    kernels, the signal variance and the nugget (variance of each trial's own) are averaged by
-    their evidence. `gains`, 0 to 1: how much lower slow trials end in each scenario. The scenarios
-    share one covariance, from their mean variances.
+    kernels of a family, the signal variance and the nugget (variance of each trial's own) are
+    averaged by their evidence. The families count alike, whatever their evidence: weights of
+    hyper-parameters that were chosen by it are too sure. `gains`, 0 to 1: how much lower slow
+    trials end in each scenario. The scenarios share one covariance, from their mean variances.
     """
     observations = _observe(scenarios, gains, trial_set)
-    kernels, slowness = trial_set.kernels, trial_set.slowness
-    if not len(kernels):
-        kernels = np.zeros((1, *2 * slowness.shape))
+    slowness = trial_set.slowness
+    none = np.zeros((1, *2 * slowness.shape))
+    families = [family if len(family) else none for family in trial_set.kernels]
     common_covariance = SLOW**2 * np.outer(slowness, slowness) + COMMON
     unit = observations.signal_variance
     posteriors = [
         _posterior(observations, unit * (signal * kernel + common_covariance), unit * nugget)
-        for kernel, signal, nugget in product(kernels, SIGNALS, NUGGETS)
+        for kernel, signal, nugget in product(chain(*families), SIGNALS, NUGGETS)
     ]
     columns = zip(*posteriors, strict=True)
     evidence, mean, variance, without_curve = (np.array(column) for column in columns)
-    probabilities = np.exp(evidence - evidence.max(axis=0))
-    probabilities /= probabilities.sum(axis=0)
+    of_families = np.split(evidence, len(families))
+    probabilities = np.concatenate([_probabilities(of) for of in of_families]) / len(families)
     forecasts = []
     for scenario in range(len(scenarios)):
         weights = probabilities[:, scenario]
@@ -353,6 +354,13 @@ def pool_estimates(
         sd = np.sqrt(np.maximum(pooled_variance, 1e-8))
         forecasts.append(LossForecast(pooled_mean, sd, weights @ without_curve))
     return forecasts
+
+
+def _probabilities(evidence: Floats) -> Floats:
+    """Return the probabilities by log evidence, along the first axis."""
+    likelihood = np.exp(evidence - evidence.max(axis=0))
+    probabilities: Floats = likelihood / likelihood.sum(axis=0)
+    return probabilities
 
 
 def _observe(

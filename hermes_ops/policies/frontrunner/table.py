@@ -1,14 +1,12 @@
-"""A sweep as a table: its curves, a column per depth, and features of its hyper-parameters.
+"""A sweep as a table: its curves, a column per depth, and its hyper-parameters.
 
-Depths grow geometrically. The features are principal components of a kernel over configurations.
+Depths grow geometrically.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import median
 
 import numpy as np
@@ -16,6 +14,12 @@ from numpy.typing import NDArray
 
 from hermes_ops.core.curves import Memo, columns
 from hermes_ops.core.model import Job, PastTrial, Phase, Point, Value
+from hermes_ops.policies.frontrunner.configurations import (
+    Configuration,
+    features,
+    similarities,
+)
+from hermes_ops.policies.frontrunner.relevance import relevances
 
 Floats = NDArray[np.float64]
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
@@ -56,9 +60,19 @@ class CurveTable:
         return features(self.configurations)
 
     @property
-    def kernels(self) -> Floats:
-        """W x M x M similarities of hyper-parameters."""
-        return similarities(self.configurations)
+    def kernels(self) -> tuple[Floats, ...]:
+        """Families of W x M x M similarities of hyper-parameters.
+
+        In the first all hyper-parameters count alike; in a second one, where so many trials are
+        complete that it can be learnt, by their relevance to the final loss.
+        """
+        complete = np.flatnonzero(np.isfinite(self.losses[:, -1]))
+        final_losses = self.losses[complete, -1]
+        relevance = relevances(
+            self.configurations, tuple(complete.tolist()), tuple(final_losses.tolist())
+        )
+        alike = similarities(self.configurations)
+        return (alike, similarities(self.configurations, relevance)) if relevance else (alike,)
 
     @property
     def trial_count(self) -> int:
@@ -146,132 +160,3 @@ def _row(curve: tuple[Point, ...], depths: Sequence[int]) -> tuple[Floats, Float
     last = np.maximum(curve_columns.steps.searchsorted(depths[:reached], side="right"), 1) - 1
     losses[:reached], seconds[:reached] = curve_columns.best[last], curve_columns.seconds[last]
     return losses, seconds
-
-
-Configuration = tuple[tuple[str, Value], ...]
-DIRECTIONS = 10
-WIDTH = 0.7  # of the exponent, at the median squared distance of two configurations
-WIDTHS = (0.35, 1.2)  # of the similarities between which the data choose
-LANDMARKS = 256  # configurations that span the directions of a larger sweep
-_NUMBER = re.compile(r"\d+$")
-
-
-@lru_cache(maxsize=64)
-def features(configurations: tuple[Configuration, ...]) -> Floats:
-    """Return N x DIRECTIONS features, mean square 1 a row; all 0 where all trials are alike.
-
-    Numbers are replaced by their ranks, so that no scale matters; text, truth values and codes
-    (whole numbers of three or more parameters that differ in a trailing number, as `op_0` ...
-    `op_13`) by one column for each value. A missing value, and a trial without a configuration,
-    is at the mean. Kernel: half linear, half Gaussian; Gaussian alone without any number.
-    """
-    standardised = np.zeros((len(configurations), DIRECTIONS))
-    columns, numeric = _columns(configurations)
-    if columns is None or len(configurations) < 3:
-        return standardised
-    landmark_rows = np.unique(np.linspace(0, len(columns) - 1, LANDMARKS).astype(int))
-    landmarks = columns[landmark_rows]
-    squared = _distances(landmarks, landmarks)
-    median_squared = float(np.median(squared[np.triu_indices(len(landmarks), 1)]))
-    if median_squared <= 0:
-        return standardised
-    kernel = _kernel(columns, landmarks, median_squared, numeric)
-    kernel -= kernel.mean(axis=0)
-    gram = kernel[landmark_rows] - kernel[landmark_rows].mean(axis=1, keepdims=True)
-    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    top = np.argsort(-values)[:DIRECTIONS]
-    top = top[values[top] > 1e-9 * max(float(values.max()), 1e-300)]
-    projected = kernel @ (vectors[:, top] / np.sqrt(values[top]))
-    root_mean_square = np.sqrt((projected**2).sum(axis=1).mean())
-    standardised[:, : len(top)] = projected / root_mean_square if root_mean_square > 0 else 0.0
-    return standardised
-
-
-@lru_cache(maxsize=4)
-def similarities(configurations: tuple[Configuration, ...]) -> Floats:
-    """Return W x N x N kernels, half linear, half Gaussian; empty where all trials are alike."""
-    columns, _ = _columns(configurations)
-    no_kernels = np.zeros((0, len(configurations), len(configurations)))
-    if columns is None or len(configurations) < 3:
-        return no_kernels
-    squared = _distances(columns, columns)
-    median_squared = float(np.median(squared[np.triu_indices(len(columns), 1)]))
-    if median_squared <= 0:
-        return no_kernels
-    linear = columns @ columns.T
-    linear /= np.diag(linear).mean()
-    return np.stack([(np.exp(-width * squared / median_squared) + linear) / 2 for width in WIDTHS])
-
-
-def _kernel(columns: Floats, landmarks: Floats, median_squared: float, numeric: bool) -> Floats:
-    gaussian: Floats = np.exp(-WIDTH * _distances(columns, landmarks) / median_squared)
-    if not numeric:
-        return gaussian
-    mixed: Floats = (gaussian + columns @ landmarks.T / columns.shape[1]) / 2
-    return mixed
-
-
-def _distances(left: Floats, right: Floats) -> Floats:
-    squared: Floats = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * left @ right.T
-    return np.maximum(squared, 0.0)
-
-
-def _columns(configurations: Sequence[Configuration]) -> tuple[Floats | None, bool]:
-    """Return the standardised columns of all hyper-parameters, and whether any is numeric."""
-    named_values = [dict(c) for c in configurations]
-    names = sorted({name for configuration in named_values for name in configuration})
-    codes = _codes(names, named_values)
-    columns: list[Floats] = []
-    numeric = False
-    for name in names:
-        values = [configuration.get(name) for configuration in named_values]
-        if name in codes or not all(_is_number(v) for v in values if v is not None):
-            columns += _one_hot(values)
-        else:
-            column = _ranks(values)
-            columns += [] if column is None else [column]
-            numeric = numeric or column is not None
-    return (np.stack(columns, axis=1), numeric) if columns else (None, False)
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _codes(names: Sequence[str], configurations: Sequence[Mapping[str, Value]]) -> set[str]:
-    """Return the names of at least three integer parameters that differ in a trailing number."""
-    stems: dict[str, list[str]] = {}
-    for name in names:
-        if _NUMBER.search(name):
-            stems.setdefault(_NUMBER.sub("", name), []).append(name)
-    codes: set[str] = set()
-    for group in stems.values():
-        values = {
-            configuration[name]
-            for configuration in configurations
-            for name in group
-            if name in configuration
-        }
-        are_integers = all(_is_number(v) and float(v) == round(float(v)) for v in values)
-        if len(group) >= 3 and are_integers and len(values) <= 16:
-            codes.update(group)
-    return codes
-
-
-def _one_hot(values: Sequence[Value | None]) -> list[Floats]:
-    kinds = sorted({str(v) for v in values if v is not None})
-    columns = [np.array([float(str(v) == kind) for v in values]) for kind in kinds]
-    return [c - c.mean() for c in columns] if len(kinds) > 1 else []
-
-
-def _ranks(values: Sequence[Value | None]) -> Floats | None:
-    from scipy.stats import rankdata  # takes a second; needed for numeric parameters alone
-
-    numbers = np.array([np.nan if v is None else float(v) for v in values])
-    seen = ~np.isnan(numbers)
-    column = np.zeros(len(numbers))
-    ranks = rankdata(numbers[seen]) if seen.any() else np.zeros(0)
-    if not len(ranks) or ranks.std() == 0:
-        return None
-    column[seen] = (ranks - ranks.mean()) / ranks.std()
-    return column

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from hermes_ops.core.model import Gpu, Job, JobId, PastTrial, Phase, Plan, Point, Snapshot, SweepId
 from hermes_ops.core.plan import check
 from hermes_ops.policies.frontrunner import CONTENDERS, Commitments, Frontrunner, contenders
+from hermes_ops.policies.frontrunner.configurations import features
 from hermes_ops.policies.frontrunner.forecast import forecast_sweep
 from hermes_ops.policies.frontrunner.regression import RegressionPrior, fit
-from hermes_ops.policies.frontrunner.table import features, judging_depths, tabulate
+from hermes_ops.policies.frontrunner.table import judging_depths, tabulate
 from tests.builders import curve
 
 TOTAL = 51

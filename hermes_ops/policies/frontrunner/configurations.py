@@ -1,0 +1,172 @@
+"""Hyper-parameters as numbers: standardised columns, features, similarities.
+
+The features are principal components of a kernel over configurations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hermes_ops.core.model import Value
+
+Floats = NDArray[np.float64]
+Configuration = tuple[tuple[str, Value], ...]
+DIRECTIONS = 10
+WIDTH = 0.7  # of the exponent, at the median squared distance of two configurations
+WIDTHS = (0.35, 1.2)  # of the similarities between which the data choose
+LANDMARKS = 256  # configurations that span the directions of a larger sweep
+_NUMBER = re.compile(r"\d+$")
+
+
+@lru_cache(maxsize=64)
+def features(configurations: tuple[Configuration, ...]) -> Floats:
+    """Return N x DIRECTIONS features, mean square 1 a row; all 0 where all trials are alike.
+
+    Numbers are replaced by their ranks, so that no scale matters; text, truth values and codes
+    (whole numbers of three or more parameters that differ in a trailing number, as `op_0` ...
+    `op_13`) by one column for each value. A missing value, and a trial without a configuration,
+    is at the mean. Kernel: half linear, half Gaussian; Gaussian alone without any number.
+    """
+    standardised = np.zeros((len(configurations), DIRECTIONS))
+    found = columns_of(configurations)
+    columns = found.values
+    if not found.owners or len(configurations) < 3:
+        return standardised
+    landmark_rows = np.unique(np.linspace(0, len(columns) - 1, LANDMARKS).astype(int))
+    landmarks = columns[landmark_rows]
+    squared = distances(landmarks, landmarks)
+    median_squared = float(np.median(squared[np.triu_indices(len(landmarks), 1)]))
+    if median_squared <= 0:
+        return standardised
+    kernel = _kernel(columns, landmarks, median_squared, found.is_numeric)
+    kernel -= kernel.mean(axis=0)
+    gram = kernel[landmark_rows] - kernel[landmark_rows].mean(axis=1, keepdims=True)
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    top = np.argsort(-values)[:DIRECTIONS]
+    top = top[values[top] > 1e-9 * max(float(values.max()), 1e-300)]
+    projected = kernel @ (vectors[:, top] / np.sqrt(values[top]))
+    root_mean_square = np.sqrt((projected**2).sum(axis=1).mean())
+    standardised[:, : len(top)] = projected / root_mean_square if root_mean_square > 0 else 0.0
+    return standardised
+
+
+@lru_cache(maxsize=4)
+def similarities(
+    configurations: tuple[Configuration, ...], relevance: tuple[float, ...] = ()
+) -> Floats:
+    """Return W x N x N kernels, half linear, half Gaussian; empty where all trials are alike.
+
+    `relevance`: how much each hyper-parameter counts in a squared distance; empty: 1.
+    """
+    found = columns_of(configurations)
+    columns = found.values
+    no_kernels = np.zeros((0, len(configurations), len(configurations)))
+    if not found.owners or len(configurations) < 3:
+        return no_kernels
+    if relevance:
+        columns = columns * np.sqrt(np.array(relevance)[list(found.owners)])
+    squared = distances(columns, columns)
+    median_squared = float(np.median(squared[np.triu_indices(len(columns), 1)]))
+    if median_squared <= 0:
+        return no_kernels
+    linear = columns @ columns.T
+    linear /= np.diag(linear).mean()
+    return np.stack([(np.exp(-width * squared / median_squared) + linear) / 2 for width in WIDTHS])
+
+
+def _kernel(columns: Floats, landmarks: Floats, median_squared: float, numeric: bool) -> Floats:
+    gaussian: Floats = np.exp(-WIDTH * distances(columns, landmarks) / median_squared)
+    if not numeric:
+        return gaussian
+    mixed: Floats = (gaussian + columns @ landmarks.T / columns.shape[1]) / 2
+    return mixed
+
+
+def distances(left: Floats, right: Floats) -> Floats:
+    """Return the squared distance of each row of `left[N, C]` to each of `right[M, C]`."""
+    squared: Floats = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * left @ right.T
+    return np.maximum(squared, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterColumns:
+    """The hyper-parameters of N trials as C standardised columns, `values[N, C]`.
+
+    `owners[C]`: the hyper-parameter of each column, counted from 0. Text, a truth value and a code
+    have several.
+    """
+
+    values: Floats
+    owners: tuple[int, ...]
+    is_numeric: bool  # any of them is a number
+
+
+def columns_of(configurations: Sequence[Configuration]) -> ParameterColumns:
+    """Return the columns of the hyper-parameters that differ between these trials."""
+    named_values = [dict(c) for c in configurations]
+    names = sorted({name for configuration in named_values for name in configuration})
+    codes = _codes(names, named_values)
+    columns: list[Floats] = []
+    owners: list[int] = []
+    is_numeric = False
+    for name in names:
+        values = [configuration.get(name) for configuration in named_values]
+        if name in codes or not all(_is_number(v) for v in values if v is not None):
+            own = _one_hot(values)
+        else:
+            column = _ranks(values)
+            own = [] if column is None else [column]
+            is_numeric = is_numeric or column is not None
+        owners += [max(owners, default=-1) + 1] * len(own)
+        columns += own
+    values_of = np.stack(columns, axis=1) if columns else np.zeros((len(configurations), 0))
+    return ParameterColumns(values_of, tuple(owners), is_numeric)
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _codes(names: Sequence[str], configurations: Sequence[Mapping[str, Value]]) -> set[str]:
+    """Return the names of at least three integer parameters that differ in a trailing number."""
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        if _NUMBER.search(name):
+            stems.setdefault(_NUMBER.sub("", name), []).append(name)
+    codes: set[str] = set()
+    for group in stems.values():
+        values = {
+            configuration[name]
+            for configuration in configurations
+            for name in group
+            if name in configuration
+        }
+        are_integers = all(_is_number(v) and float(v) == round(float(v)) for v in values)
+        if len(group) >= 3 and are_integers and len(values) <= 16:
+            codes.update(group)
+    return codes
+
+
+def _one_hot(values: Sequence[Value | None]) -> list[Floats]:
+    kinds = sorted({str(v) for v in values if v is not None})
+    columns = [np.array([float(str(v) == kind) for v in values]) for kind in kinds]
+    return [c - c.mean() for c in columns] if len(kinds) > 1 else []
+
+
+def _ranks(values: Sequence[Value | None]) -> Floats | None:
+    from scipy.stats import rankdata  # takes a second; needed for numeric parameters alone
+
+    numbers = np.array([np.nan if v is None else float(v) for v in values])
+    seen = ~np.isnan(numbers)
+    column = np.zeros(len(numbers))
+    ranks = rankdata(numbers[seen]) if seen.any() else np.zeros(0)
+    if not len(ranks) or ranks.std() == 0:
+        return None
+    column[seen] = (ranks - ranks.mean()) / ranks.std()
+    return column
