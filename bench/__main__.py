@@ -43,6 +43,7 @@ BY_NAME_ONLY = {
     "compare_live": "bench.compare_live:run",
     "compare_live_elastic": "bench.elastic_live:run",
     "machine_switch": "bench.machine_switch:run",
+    "reclaim": "bench.reclaim:run",
     "pod_switch": "bench.pod_switch:run",
     "pod_driver": "bench.pod_driver:run",
 }

@@ -164,12 +164,15 @@ class Job:
 
     @property
     def switch_s(self) -> float | None:
-        """Seconds that one stop and resume cost, None before anything was measured."""
-        has_started = self.startup_s is not None or self.restore_s is not None
-        if not has_started and self.checkpoint_s is None and self.repeat_s is None:
+        """Seconds that one stop and resume cost, None before anything was measured.
+
+        What a script without the hook restores is the training that it repeats: what a stop is
+        expected to repeat counts, not what the last one did.
+        """
+        restore_s = self.restore_s if self.repeat_s is None else self.repeat_s
+        if self.startup_s is None and self.checkpoint_s is None and restore_s is None:
             return None
-        stop_s = (self.checkpoint_s or 0.0) + (self.restore_s or 0.0)
-        return stop_s + (self.startup_s or 0.0) + (self.repeat_s or 0.0)
+        return (self.checkpoint_s or 0.0) + (restore_s or 0.0) + (self.startup_s or 0.0)
 
 
 OPEN_PHASES = (Phase.WAITING, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)

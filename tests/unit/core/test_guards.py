@@ -64,6 +64,12 @@ def test_a_script_without_the_hook_is_kept_for_what_it_repeats_and_the_default_a
     assert plan.review_at_s == 97.0 + quantum_s
 
 
+def test_a_stop_costs_the_training_that_it_is_expected_to_repeat_once() -> None:
+    again = runs(0, 0, started_s=97.0, restore_s=400.0, repeat_s=30.0)
+    assert again.switch_s == 33.0
+    assert replace(again, repeat_s=None).switch_s == 403.0
+
+
 @dataclass(frozen=True, slots=True)
 class OtherBatch:
     """Gives the running job 64 samples a step, whether it may be restarted or not."""
