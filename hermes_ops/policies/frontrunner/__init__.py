@@ -2,12 +2,13 @@
 
 The decision is made here, in these steps:
 
-1. `table` reads the curves into a table of losses by depth, `features` the hyper-parameters.
-2. `stages` extrapolates each curve to its final loss, by the Bayesian regressions of `regression`.
-3. `pooling` combines this with the final losses of trials with similar hyper-parameters.
-4. `chance` turns the final losses into each trial's chance to end as the best; `forecast` adds the
-   training time that is left.
-5. `index` values each trial by chance per second, and the GPUs go to the highest values.
+1. `table` reads the curves into a table of losses by depth, `configurations` the hyper-parameters,
+   and `relevance` learns from complete trials which of them matter.
+2. `regression` extrapolates each curve to its final loss.
+3. `forecast` combines this with the final losses of trials with similar hyper-parameters, turns it
+   into each trial's chance to end as the best, and adds the training time that is left.
+4. `correction` corrects the chances by what recorded sweeps have taught.
+5. Here an index values each trial by chance per second; the GPUs go to the highest values.
 6. With a deadline before some trials' end, `deadline` forecasts what each reaches by then.
 """
 

@@ -56,7 +56,7 @@ def features(configurations: tuple[Configuration, ...]) -> Floats:
     return standardised
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def similarities(
     configurations: tuple[Configuration, ...], relevance: tuple[float, ...] = ()
 ) -> Floats:

@@ -49,10 +49,12 @@ def relevances(
         return ()
     chosen = np.unique(np.linspace(0, len(complete) - 1, MOST_TRIALS).astype(int))
     losses = np.array(final_losses)[chosen]
-    scale = 3 * float(np.median(losses) - losses.min())
-    if scale <= 0:
-        return ()
-    targets = np.log(np.minimum((losses - losses.min()) / scale, CEILING) + WARP)
+    with np.errstate(over="ignore"):
+        above = losses - losses.min()
+        scale = 3 * float(np.median(above))
+        if not 0 < scale < inf:
+            return ()
+        targets = np.log(np.minimum(above / scale, CEILING) + WARP)
     values, owners = columns.values[np.array(complete)[chosen]], np.array(columns.owners)
     parts = [values[:, owners == owner] for owner in range(owners.max() + 1)]
     evidence = RelevanceEvidence(

@@ -42,7 +42,14 @@ def test_with_few_complete_trials_nothing_is_said() -> None:
     assert relevances(trials, few, final_losses(trials[: len(few)])) == ()
 
 
-@pytest.mark.parametrize("losses", [(1.0,) * TRIALS, (2.0,) * (TRIALS - 1) + (1e300,)])
+@pytest.mark.parametrize(
+    "losses",
+    [
+        (1.0,) * TRIALS,
+        (2.0,) * (TRIALS - 1) + (1e300,),
+        (-1e308, *(1e308,) * (TRIALS - 1)),
+    ],
+)
 def test_where_no_loss_tells_trials_apart_nothing_is_said(losses: tuple[float, ...]) -> None:
     assert relevances(configurations(), tuple(range(TRIALS)), losses) == ()
 
