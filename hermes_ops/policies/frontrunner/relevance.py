@@ -21,6 +21,7 @@ from hermes_ops.policies.frontrunner.configurations import Configuration, column
 
 Floats = NDArray[np.float64]
 LEAST_TRIALS = 32  # complete ones; what fewer say misleads more than it helps
+LEAST_A_PARAMETER = 4  # complete trials for each hyper-parameter, likewise
 MOST_TRIALS = 64  # a limit of the time
 FACTORS = (0.25, 4.0)  # of a weight that are tried, beside IRRELEVANT
 IRRELEVANT = 0.02  # the weight of a hyper-parameter that changes nothing
@@ -45,7 +46,8 @@ def relevances(
     `complete` are the trials whose `final_losses` are known, which are finite.
     """
     columns = columns_of(configurations)
-    if len(complete) < LEAST_TRIALS or not columns.owners:
+    count = max(columns.owners, default=-1) + 1
+    if not count or len(complete) < max(LEAST_TRIALS, LEAST_A_PARAMETER * count):
         return ()
     chosen = np.unique(np.linspace(0, len(complete) - 1, MOST_TRIALS).astype(int))
     losses = np.array(final_losses)[chosen]
@@ -56,13 +58,13 @@ def relevances(
             return ()
         targets = np.log(np.minimum(above / scale, CEILING) + WARP)
     values, owners = columns.values[np.array(complete)[chosen]], np.array(columns.owners)
-    parts = [values[:, owners == owner] for owner in range(owners.max() + 1)]
+    parts = [values[:, owners == owner] for owner in range(count)]
     evidence = RelevanceEvidence(
         squared=np.stack([distances(part, part) for part in parts]),
         linear=np.stack([part @ part.T for part in parts]),
         targets=targets - targets.mean(),
     )
-    return tuple(_ascend(evidence, len(parts)).tolist())
+    return tuple(_ascend(evidence, count).tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,6 +59,18 @@ def test_configurations_that_are_all_alike_have_no_relevance() -> None:
     assert relevances(alike, tuple(range(TRIALS)), tuple(map(float, range(TRIALS)))) == ()
 
 
+def test_more_hyperparameters_need_more_complete_trials() -> None:
+    chance = np.random.default_rng(0)
+    enough = 4 * 20
+    trials = tuple(
+        tuple((f"rate{n}", float(chance.uniform())) for n in "abcdefghijklmnopqrst")
+        for _ in range(enough)
+    )
+    losses = tuple(1.0 + float(dict(trial)["ratea"]) for trial in trials)
+    assert len(relevances(trials, tuple(range(enough)), losses)) == 20
+    assert relevances(trials, tuple(range(enough - 1)), losses[:-1]) == ()
+
+
 def test_relevance_does_not_depend_on_the_unit_of_the_loss() -> None:
     trials = configurations()
     losses, complete = final_losses(trials), tuple(range(TRIALS))
