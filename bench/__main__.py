@@ -30,6 +30,7 @@ BENCHMARKS = {
     "up": "bench.up:run",
     "switch": "bench.switch:run",
     "keras_switch": "bench.switch:run_keras",
+    "reclaim": "bench.reclaim:run",
     "resize": "bench.resize:run",
     "agree_overhead": "bench.agree_overhead:run",
     "capes_table2": "bench.capes_table2:run",
@@ -43,7 +44,6 @@ BY_NAME_ONLY = {
     "compare_live": "bench.compare_live:run",
     "compare_live_elastic": "bench.elastic_live:run",
     "machine_switch": "bench.machine_switch:run",
-    "reclaim": "bench.reclaim:run",
     "pod_switch": "bench.pod_switch:run",
     "pod_driver": "bench.pod_driver:run",
 }

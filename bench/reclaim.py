@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 
 from bench import stack
-from bench.measure import QUICK, Figures, NotMeasuredError, figures, read_lines
+from bench.measure import QUICK, Figures, NotMeasuredError, await_, figures, read_lines
 from hermes_ops.stack.airflow_service import log_in
 
 SLOTS = 4
@@ -40,10 +40,10 @@ def run() -> Figures:
         borrower = own.start(endless)
         with contextlib.closing(_as_owner(own)) as client:
             for number in range(RECLAIMS):
-                _await(lambda: _training(borrower) == SLOTS)
+                await_(lambda: _training(borrower) == SLOTS, WAIT_S, "the borrower's trials", 0.2)
                 time.sleep(3.0)  # what the last change has left behind is over
                 since_s, owner = time.time(), _triggered(own, client, f"owner-{number}")
-                _await(lambda: len(_first_lines(owner)) == 2)  # noqa: B023 - called at once
+                await_(partial(_has_begun, owner), WAIT_S, f"the trials of {owner.id}", 0.2)
                 stops = [d["time_s"] for d in borrower.decisions() if d["action"] == "stop"]
                 stopped_s = min(time_s for time_s in stops if time_s > since_s)
                 lines_s = _first_lines(owner)
@@ -55,7 +55,6 @@ def run() -> Figures:
         "trigger_to_first_line_s": figures(triggered),
         "reclaims": RECLAIMS,
         "slots": SLOTS,
-        "load_1m_at_the_end": round(os.getloadavg()[0], 2),
         "target_max_s": 3.0,
     }
 
@@ -85,17 +84,13 @@ def _training(sweep: stack.Sweep) -> int:
     return sum(holds.values())
 
 
+def _has_begun(sweep: stack.Sweep) -> bool:
+    return len(_first_lines(sweep)) == 2
+
+
 def _first_lines(sweep: stack.Sweep) -> list[float]:
     """Return when each trial's script has begun, of those that have."""
     stamps: Iterator[list[dict[str, Any]]] = (
         read_lines(sweep.trial(number) / "stamps.jsonl") for number in range(2)
     )
     return [lines[0]["line_s"] for lines in stamps if lines]
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise NotMeasuredError(f"did not happen within {WAIT_S:g} s")
-        time.sleep(0.2)

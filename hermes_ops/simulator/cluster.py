@@ -270,7 +270,7 @@ class VirtualCluster:
         """End the start-up and train."""
         begin = job.work.start_of(job.segment, resumed=job.trained_s > 0)
         job.phase = Phase.RUNNING
-        job.startup_s, job.repeat_s = begin.startup_s, job.work.costs.repeat_s
+        job.startup_s = begin.startup_s
         job.unmeasured_s += begin.lead_s - begin.startup_s - begin.restore_s
         if job.trained_s:
             job.restore_s = begin.restore_s

@@ -80,7 +80,6 @@ class SimulatedJob:
     checkpoint_s: float | None = None  # None until it was measured
     restore_s: float | None = None
     startup_s: float | None = None
-    repeat_s: float | None = None
 
     @property
     def id(self) -> JobId:
@@ -265,7 +264,7 @@ class SimulatedJob:
             checkpoint_s=self.checkpoint_s,
             restore_s=self.restore_s,
             startup_s=self.startup_s,
-            repeat_s=self.repeat_s,
+            repeat_s=None if self.startup_s is None else work.costs.repeat_s,
             trained_s=self.trained_s,
             trained_at_s=self.training_since_s or 0.0,
             speed=self.speed if training else 0.0,

@@ -66,18 +66,24 @@ def similarities(
     """
     found = columns_of(configurations)
     columns = found.values
-    no_kernels = np.zeros((0, len(configurations), len(configurations)))
     if not found.owners or len(configurations) < 3:
-        return no_kernels
+        return np.zeros((0, len(configurations), len(configurations)))
     if relevance:
         columns = columns * np.sqrt(np.array(relevance)[list(found.owners)])
-    squared = distances(columns, columns)
-    median_squared = float(np.median(squared[np.triu_indices(len(columns), 1)]))
+    return mixed_kernels(distances(columns, columns), columns @ columns.T, WIDTHS)
+
+
+def mixed_kernels(squared: Floats, linear: Floats, widths: Sequence[float]) -> Floats:
+    """Return W x N x N kernels, half linear, half Gaussian; empty where all trials are alike.
+
+    `squared[N, N]`: squared distances, `linear[N, N]`: products. A width is that of the exponent at
+    the median squared distance.
+    """
+    median_squared = float(np.median(squared[np.triu_indices(len(squared), 1)]))
     if median_squared <= 0:
-        return no_kernels
-    linear = columns @ columns.T
-    linear /= np.diag(linear).mean()
-    return np.stack([(np.exp(-width * squared / median_squared) + linear) / 2 for width in WIDTHS])
+        return np.zeros((0, *squared.shape))
+    linear = linear / np.diag(linear).mean()
+    return np.stack([(np.exp(-width * squared / median_squared) + linear) / 2 for width in widths])
 
 
 def _kernel(columns: Floats, landmarks: Floats, median_squared: float, numeric: bool) -> Floats:

@@ -22,12 +22,11 @@ from hermes_ops.policies.frontrunner.regression import (
     StageRegressions,
     fit,
 )
-from hermes_ops.policies.frontrunner.table import CurveTable
+from hermes_ops.policies.frontrunner.relevance import COMMON, kernel_families
+from hermes_ops.policies.frontrunner.table import CurveTable, log_losses
 
 Floats = NDArray[np.float64]
 KEPT = 64  # tables whose forecast is kept, for as many sweeps of a pool
-WARP = 0.25  # of the sweep's range of losses: below it the scale is nearly linear
-CEILING = 8.0  # of that range: a loss beyond it, or none that is finite, counts as this
 PACE_SCALES = (0.3, 1.0, 3.0)
 PACE_REACH = 2.0  # log units from the usual pace of a stage: beyond it a clock has stood still
 SLOW_GAIN = 3.0  # of a trial one deviation slower a step, over the mean of two recorded families
@@ -131,7 +130,7 @@ def estimate_sweep(table: CurveTable) -> SweepEstimates:
     scenarios = [
         StageRegressions(table, scaled, slowness, SLOW_GAIN * gain).final_losses() for gain in gains
     ]
-    forecasts = pool_estimates(scenarios, gains, TrialSet(table.kernels, slowness, count))
+    forecasts = pool_estimates(scenarios, gains, TrialSet(kernel_families(table), slowness, count))
     lowest = np.fmin.reduce(scaled[:count], axis=1)
     return SweepEstimates(
         stage_s,
@@ -222,8 +221,7 @@ def _scaled(table: CurveTable) -> Floats:
     lowest = float(finite.min())
     median_first = float(np.median(first_losses if len(first_losses) else finite))
     loss_range = max(median_first - lowest, 1e-9 * (1.0 + abs(lowest)))
-    with np.errstate(invalid="ignore", over="ignore"):
-        scaled: Floats = np.log(np.minimum((losses - lowest) / loss_range, CEILING) + WARP)
+    scaled = log_losses(losses, lowest, loss_range)
     first_scaled = scaled[seen[:, 0], 0]
     spread = np.sqrt((first_scaled.var() * len(first_scaled) + 0.48) / (len(first_scaled) + 3))
     return scaled / max(float(spread), 1e-3)
@@ -273,7 +271,6 @@ def _wins(mean: Floats, sd: Floats, record: float) -> Floats:
 
 SIGNALS = (0.1, 0.5, 1.2)  # variance explained by hyper-parameters, over that of the estimates
 NUGGETS = (0.08, 0.3, 0.8)  # variance that no other trial explains, over that of the estimates
-COMMON = 0.3  # variance of the level of all, likewise
 SLOW = 0.3  # mean and sd of how much lower a trial one deviation slower ends, likewise
 
 

@@ -8,7 +8,6 @@ and takes some ten milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -17,22 +16,41 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtrs
 
-from hermes_ops.policies.frontrunner.configurations import Configuration, columns_of, distances
+from hermes_ops.policies.frontrunner.configurations import (
+    Configuration,
+    columns_of,
+    distances,
+    mixed_kernels,
+    similarities,
+)
+from hermes_ops.policies.frontrunner.table import CurveTable, log_losses
 
 Floats = NDArray[np.float64]
 LEAST_TRIALS = 32  # complete ones; what fewer say misleads more than it helps
-LEAST_A_PARAMETER = 4  # complete trials for each hyper-parameter, likewise
+LEAST_A_PARAMETER = 4  # complete trials for each hyper-parameter, likewise: of 16 at most
 MOST_TRIALS = 64  # a limit of the time
 FACTORS = (0.25, 4.0)  # of a weight that are tried, beside IRRELEVANT
 IRRELEVANT = 0.02  # the weight of a hyper-parameter that changes nothing
 PRICE = 0.5  # nats of evidence that a change of a weight must bring
 ROUNDS = 2  # over all hyper-parameters
-MOST_CHANGES = 40  # of a weight that are considered: a limit of the time
 WIDTH = 0.7  # of the exponent, at the median squared distance
 VARIANCES = ((0.5, 0.3), (1.2, 0.08))  # of signal and nugget, over that of the final losses
 COMMON = 0.3  # variance of the level of all, likewise
-WARP = 0.25  # of three times the median loss above the lowest: below it the scale is nearly linear
-CEILING = 8.0  # of the same
+
+
+def kernel_families(table: CurveTable) -> tuple[Floats, ...]:
+    """Return families of W x M x M similarities of the hyper-parameters of M trials.
+
+    In the first all hyper-parameters count alike; in a second one, where so many trials are
+    complete that it can be learnt, by their relevance to the final loss.
+    """
+    complete = np.flatnonzero(np.isfinite(table.losses[:, -1]))
+    final_losses = table.losses[complete, -1]
+    relevance = relevances(
+        table.configurations, tuple(complete.tolist()), tuple(final_losses.tolist())
+    )
+    alike = similarities(table.configurations)
+    return (alike, similarities(table.configurations, relevance)) if relevance else (alike,)
 
 
 @lru_cache(maxsize=64)
@@ -47,16 +65,15 @@ def relevances(
     """
     columns = columns_of(configurations)
     count = max(columns.owners, default=-1) + 1
-    if not count or len(complete) < max(LEAST_TRIALS, LEAST_A_PARAMETER * count):
-        return ()
     chosen = np.unique(np.linspace(0, len(complete) - 1, MOST_TRIALS).astype(int))
+    if not count or len(chosen) < max(LEAST_TRIALS, LEAST_A_PARAMETER * count):
+        return ()
     losses = np.array(final_losses)[chosen]
     with np.errstate(over="ignore"):
-        above = losses - losses.min()
-        scale = 3 * float(np.median(above))
-        if not 0 < scale < inf:
-            return ()
-        targets = np.log(np.minimum(above / scale, CEILING) + WARP)
+        scale = 3 * float(np.median(losses - losses.min()))
+    if not 0 < scale < inf:
+        return ()
+    targets = log_losses(losses, float(losses.min()), scale)
     values, owners = columns.values[np.array(complete)[chosen]], np.array(columns.owners)
     parts = [values[:, owners == owner] for owner in range(count)]
     evidence = RelevanceEvidence(
@@ -82,24 +99,15 @@ class RelevanceEvidence:
     def of(self, weights: Floats) -> float:
         """Return the log evidence up to a constant, with the better of VARIANCES."""
         squared = np.tensordot(weights, self.squared, 1)
-        return self._of_sums(squared, np.tensordot(weights, self.linear, 1))
-
-    def with_other(self, weights: Floats, parameter: int, weights_tried: Sequence[float]) -> Floats:
-        """Return the log evidence for each of these weights of one hyper-parameter."""
-        squared = np.tensordot(weights, self.squared, 1)
         linear = np.tensordot(weights, self.linear, 1)
-        own_squared, own_linear = self.squared[parameter], self.linear[parameter]
-        changes = [weight - weights[parameter] for weight in weights_tried]
-        sums = ((squared + by * own_squared, linear + by * own_linear) for by in changes)
-        return np.array([self._of_sums(*both) for both in sums])
-
-    def _of_sums(self, squared: Floats, linear: Floats) -> float:
-        median_squared = float(np.median(squared[np.triu_indices(len(squared), 1)]))
-        usual = float(np.diag(linear).mean())
-        if median_squared <= 0 or usual <= 0:
-            return -inf
-        kernel = (np.exp(-WIDTH * squared / median_squared) + linear / usual) / 2
-        return max(self._log_evidence(kernel, *variances) for variances in VARIANCES)
+        return max(
+            (
+                self._log_evidence(kernel, *variances)
+                for kernel in mixed_kernels(squared, linear, (WIDTH,))
+                for variances in VARIANCES
+            ),
+            default=-inf,
+        )
 
     def _log_evidence(self, kernel: Floats, signal: float, nugget: float) -> float:
         covariance = signal * kernel + COMMON + nugget * np.eye(len(kernel))
@@ -109,14 +117,15 @@ class RelevanceEvidence:
 
 
 def _ascend(evidence: RelevanceEvidence, count: int) -> Floats:
-    """Return the weights that no change of a single one improves, as far as MOST_CHANGES reach."""
+    """Return the weights that no change of a single one improves, as far as ROUNDS reach."""
     weights = np.ones(count)
     best = evidence.of(weights)
-    for change in range(min(MOST_CHANGES, ROUNDS * count)):
-        parameter = change % count
-        tried = (IRRELEVANT, *(float(weights[parameter]) * factor for factor in FACTORS))
-        found = evidence.with_other(weights, parameter, tried) - PRICE
-        if found.max() > best:
-            best = float(found.max())
-            weights[parameter] = tried[int(found.argmax())]
+    for parameter in [*range(count)] * ROUNDS:
+        kept = float(weights[parameter])
+        for tried in (IRRELEVANT, *(kept * factor for factor in FACTORS)):
+            other = weights.copy()
+            other[parameter] = tried
+            found = evidence.of(other) - PRICE
+            if found > best:
+                weights, best = other, found
     return weights

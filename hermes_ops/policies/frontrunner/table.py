@@ -14,17 +14,14 @@ from numpy.typing import NDArray
 
 from hermes_ops.core.curves import Memo, columns
 from hermes_ops.core.model import Job, PastTrial, Phase, Point, Value
-from hermes_ops.policies.frontrunner.configurations import (
-    Configuration,
-    features,
-    similarities,
-)
-from hermes_ops.policies.frontrunner.relevance import relevances
+from hermes_ops.policies.frontrunner.configurations import Configuration, features
 
 Floats = NDArray[np.float64]
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
 PAST = 128  # earlier trials that are learnt from, the last ones handed over
 LAST_SHARE = 0.85  # a depth nearer to the end than this is left out
+WARP = 0.25  # of a range of losses: below it their scale is nearly linear
+CEILING = 8.0  # of that range: a loss beyond it, or none that is finite, counts as this
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,21 +55,6 @@ class CurveTable:
     def features(self) -> Floats:
         """M x F numbers: the hyper-parameters as features."""
         return features(self.configurations)
-
-    @property
-    def kernels(self) -> tuple[Floats, ...]:
-        """Families of W x M x M similarities of hyper-parameters.
-
-        In the first all hyper-parameters count alike; in a second one, where so many trials are
-        complete that it can be learnt, by their relevance to the final loss.
-        """
-        complete = np.flatnonzero(np.isfinite(self.losses[:, -1]))
-        final_losses = self.losses[complete, -1]
-        relevance = relevances(
-            self.configurations, tuple(complete.tolist()), tuple(final_losses.tolist())
-        )
-        alike = similarities(self.configurations)
-        return (alike, similarities(self.configurations, relevance)) if relevance else (alike,)
 
     @property
     def trial_count(self) -> int:
@@ -137,6 +119,13 @@ def is_over(job: Job) -> bool:
 
 def _names(configuration: Sequence[tuple[str, Value]]) -> frozenset[str]:
     return frozenset(name for name, _ in configuration)
+
+
+def log_losses(losses: Floats, lowest: float, loss_range: float) -> Floats:
+    """Return the losses on a logarithmic scale of that range: finest near the lowest."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled: Floats = np.log(np.minimum((losses - lowest) / loss_range, CEILING) + WARP)
+    return scaled
 
 
 ROWS_KEPT = 1 << 13  # those of 32 sweeps with as many earlier trials

@@ -7,7 +7,7 @@ import pytest
 
 from hermes_ops.core.model import Value
 from hermes_ops.policies.frontrunner.configurations import Configuration, similarities
-from hermes_ops.policies.frontrunner.relevance import LEAST_TRIALS, relevances
+from hermes_ops.policies.frontrunner.relevance import LEAST_TRIALS, kernel_families, relevances
 from hermes_ops.policies.frontrunner.table import CurveTable
 
 TRIALS = 80
@@ -60,15 +60,17 @@ def test_configurations_that_are_all_alike_have_no_relevance() -> None:
 
 
 def test_more_hyperparameters_need_more_complete_trials() -> None:
-    chance = np.random.default_rng(0)
-    enough = 4 * 20
-    trials = tuple(
-        tuple((f"rate{n}", float(chance.uniform())) for n in "abcdefghijklmnopqrst")
-        for _ in range(enough)
-    )
-    losses = tuple(1.0 + float(dict(trial)["ratea"]) for trial in trials)
-    assert len(relevances(trials, tuple(range(enough)), losses)) == 20
-    assert relevances(trials, tuple(range(enough - 1)), losses[:-1]) == ()
+    def learnt(parameters: str, complete: int) -> int:
+        chance = np.random.default_rng(0)
+        trials = tuple(
+            tuple((f"rate_{letter}", float(chance.uniform())) for letter in parameters)
+            for _ in range(complete)
+        )
+        losses = tuple(1.0 + float(dict(trial)["rate_a"]) for trial in trials)
+        return len(relevances(trials, tuple(range(complete)), losses))
+
+    assert (learnt("abcdefghij", 40), learnt("abcdefghij", 39)) == (10, 0)
+    assert learnt("abcdefghijklmnopq", 400) == 0  # of all trials 64 are looked at
 
 
 def test_relevance_does_not_depend_on_the_unit_of_the_loss() -> None:
@@ -97,7 +99,7 @@ def test_a_table_has_a_second_family_of_kernels_once_enough_trials_are_complete(
         reached = (~np.isnan(known)).sum(axis=1)
         return CurveTable((1,), known, known, reached, reached > 0, trials)
 
-    alike, by_relevance = table(LEAST_TRIALS).kernels
+    alike, by_relevance = kernel_families(table(LEAST_TRIALS))
     np.testing.assert_array_equal(alike, similarities(trials))
     assert not np.allclose(alike, by_relevance)
-    assert len(table(LEAST_TRIALS - 1).kernels) == 1
+    assert len(kernel_families(table(LEAST_TRIALS - 1))) == 1
