@@ -79,8 +79,9 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The two parts run side by side: one computes, the other waits for services. A part of the tests
-# alone (PYTEST) has no floor for what it covers of hermes_ops (pyproject.toml).
+# The two parts run side by side: one computes with what the other leaves of the processors (nice),
+# which waits for services. A part of the tests alone (PYTEST) has no floor for what it covers of
+# hermes_ops (pyproject.toml).
 test: setup check
 ifeq ($(strip $(PYTEST)),)
 	$(MAKE) --jobs 2 test-unit test-services
@@ -88,14 +89,10 @@ else
 	$(BIN)/pytest -m "not heavy and not k8s and not horovod" $(PYTEST)
 endif
 
-# Tests of properties, over many drawn worlds, take more than twice as long where their lines are
-# counted. They are not counted, nor are other tests over many worlds (the mark `law`).
-DRAWN := hypothesis or law
-
+# Lines are counted for all tests but those over many drawn worlds (tests/unit/conftest.py).
 test-unit: setup
-	{ $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s and not ($(DRAWN))" tests/unit && \
-	  $(BIN)/coverage report --format=total && \
-	  $(BIN)/pytest -m "not heavy and not k8s and ($(DRAWN))" tests/unit; } 2>&1 | sed -u 's/^/unit      /'
+	{ nice -n 19 $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" tests/unit && \
+	  $(BIN)/coverage report --format=total; } 2>&1 | sed -u 's/^/unit      /'
 
 test-services: setup
 	$(BIN)/pytest -m "not heavy and not k8s and not horovod" --ignore tests/unit --durations=10 2>&1 | \

@@ -1,8 +1,9 @@
-"""For all tests: hypothesis without deadlines, and no service that runs before it is needed."""
+"""For all tests: hypothesis without deadlines, and no file or service before it is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 # Time is no property of the program.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+MARKS_OF_FEW = ("heavy", "horovod", "installation", "k8s")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A run of one of these marks imports no file without it: all files take half a minute."""
+    mark = config.option.markexpr.partition(" and ")[0]
+    if mark in MARKS_OF_FEW and collection_path.match("test_*.py"):
+        return f"mark.{mark}" not in collection_path.read_text() or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

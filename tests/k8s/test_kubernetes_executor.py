@@ -1,7 +1,9 @@
 """Sweeps of pods in an Airflow whose tasks are pods themselves, by KubernetesExecutor.
 
-The executor's pods are of the Airflow image, with what docs/kubernetes.md says that they need. They
-share the network of their node, which is this machine's: services of a stack listen on loopback.
+The executor's pods have what docs/kubernetes.md says that they need. They share the network of
+their node, which is this machine's: services of a stack listen on loopback. Their Airflow is that
+of this checkout, mounted into the trial image: the Airflow image takes minutes to build, and
+test_installation.py does.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +29,8 @@ from tests.k8s.conftest import Cluster, PodLab, preempted_with_the_same_curve
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1_500)]
 
-IMAGE = "registry.example/hermes-ops/airflow:0.1.0"  # that of the installation's test
-SHARE = "/opt/hermes/lib/python3.11/site-packages/hermes_ops/share"
+ROOT = Path(__file__).parents[2]
+PACKAGES = sysconfig.get_path("purelib")
 ACCOUNT = "airflow-worker"
 RIGHTS = [
     {"apiGroups": [""], "resources": ["pods"],
@@ -47,38 +50,48 @@ class Executor:
     mlflow_port: int
 
 
-def template(executor: Executor, home: Path, variables: dict[str, str]) -> dict[str, Any]:
-    """The executor's pod template: the image's DAGs, the state folder, the services' addresses."""
+def template(
+    executor: Executor, image: str, home: Path, variables: dict[str, str]
+) -> dict[str, Any]:
+    """The executor's pod template: Airflow, its DAGs, the state folder, the services' addresses."""
     bundle = {
         "name": "hermes",
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
-        "kwargs": {"path": f"{SHARE}/dags"},
+        "kwargs": {"path": str(ROOT / "dags")},
     }
     settings = {
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL":
             f"http://127.0.0.1:{executor.airflow_port}/execution/",
-        "AIRFLOW__CORE__PLUGINS_FOLDER": f"{SHARE}/plugins",
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
         "AIRFLOW__CORE__XCOM_BACKEND": "hermes_ops.airflow.trial.links.StandingXCom",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",  # as the official chart's pods have it
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps([bundle]),
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home / "airflow/logs"),
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
         "HERMES_HOME": str(home),
+        "PYTHONPATH": f"{PACKAGES}:{ROOT}",
         **variables,
     }  # fmt: skip
+    folders = {"home": str(home), "packages": PACKAGES, "checkout": str(ROOT)}
     container = {
         "name": "base",
-        "image": IMAGE,
+        "image": image,
         "imagePullPolicy": "IfNotPresent",
         "env": [{"name": k, "value": v} for k, v in settings.items()],
-        "volumeMounts": [{"name": "home", "mountPath": str(home)}],
+        "volumeMounts": [
+            {"name": name, "mountPath": path, "readOnly": name != "home"}
+            for name, path in folders.items()
+        ],
         "securityContext": {"runAsUser": 0},  # whose the stack's state folder is
         "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
     }
-    volume = {"name": "home", "hostPath": {"path": str(home), "type": "Directory"}}
+    volumes = [
+        {"name": name, "hostPath": {"path": path, "type": "Directory"}}
+        for name, path in folders.items()
+    ]
     spec = {
         "hostNetwork": True, "restartPolicy": "Never", "serviceAccountName": ACCOUNT,
-        "containers": [container], "volumes": [volume],
+        "containers": [container], "volumes": volumes,
     }  # fmt: skip
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "task"}, "spec": spec}
 
@@ -106,22 +119,14 @@ def grant(cluster: Cluster, executor: Executor, sh: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def airflow_image(sh: Any) -> str:
-    sh(f"docker build -f helm/images/airflow/Dockerfile -t {IMAGE} .", timeout_s=1_200)
-    sh(f"docker push {IMAGE}", timeout_s=300)
-    return IMAGE
-
-
-@pytest.fixture(scope="module")
 def kubernetes_lab(
-    cluster: Cluster, image: str, airflow_image: str, home: Path, sh: Any,
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster: Cluster, image: str, home: Path, sh: Any, tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[PodLab]:  # fmt: skip
     """A stack of `hermes up` with KubernetesExecutor: only its own services are on this machine."""
     (home / "pod.yaml").write_text(yaml.safe_dump(pod_cluster.defaults(image, cluster.namespace)))
     with executor_namespace(cluster) as executor:
         grant(cluster, executor, sh)
-        repository, _, tag = IMAGE.rpartition(":")
+        repository, _, tag = image.rpartition(":")
         settings = {
             "worker_container_repository": repository, "worker_container_tag": tag,
             "namespace": executor.namespace, "pod_template_file": str(home / "task-pod.yaml"),
@@ -138,7 +143,9 @@ def kubernetes_lab(
         said = stack.hermes("up", "--slots", str(SLOTS), *ports, timeout_s=UP_TIMEOUT_S)
         assert said.returncode == 0, said.stdout + said.stderr
         variables = {k: v for k, v in stack.environment.items() if k.startswith("MLFLOW_")}
-        (home / "task-pod.yaml").write_text(yaml.safe_dump(template(executor, home, variables)))
+        (home / "task-pod.yaml").write_text(
+            yaml.safe_dump(template(executor, image, home, variables))
+        )
         made = PodLab(stack, tmp_path_factory.mktemp("sweeps"), cluster)
         try:
             yield made

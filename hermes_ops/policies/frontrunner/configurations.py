@@ -166,13 +166,12 @@ def _one_hot(values: Sequence[Value | None]) -> list[Floats]:
 
 
 def _ranks(values: Sequence[Value | None]) -> Floats | None:
-    from scipy.stats import rankdata  # takes a second; needed for numeric parameters alone
-
     numbers = np.array([np.nan if v is None else float(v) for v in values])
     seen = ~np.isnan(numbers)
     column = np.zeros(len(numbers))
-    ranks = rankdata(numbers[seen]) if seen.any() else np.zeros(0)
-    if not len(ranks) or ranks.std() == 0:
+    different, place, counts = np.unique(numbers[seen], return_inverse=True, return_counts=True)
+    if len(different) < 2:
         return None
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # equal values share their mean rank
     column[seen] = (ranks - ranks.mean()) / ranks.std()
     return column
