@@ -21,10 +21,9 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import psutil
 
-from bench.horovod_env import VARIABLES
 from hermes_ops.stack import processes
 from hermes_ops.trial.checkpoint_store.store import safe_name
-from tests.horovod_python import horovod_python
+from tests.horovod_python import VARIABLES, horovod_python
 from tests.torch_python import torch_python
 
 SCRIPTS = Path(__file__).parent / "scripts"

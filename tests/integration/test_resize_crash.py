@@ -45,7 +45,7 @@ class Kills:
         first = self.sweeps[0]
         before = _resizes(first)
         change()
-        self.harness.await_(lambda: _resizes(first) > before, period_s=0.01)
+        self.harness.await_(lambda: _resizes(first) > before, period_s=0.05)
         kill()
 
     def trains(self, sweep: Any, size: int) -> None:

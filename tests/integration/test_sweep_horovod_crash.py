@@ -70,7 +70,7 @@ class Kills:
         while True:
             self.disturb()
             with contextlib.suppress(AssertionError):
-                self.harness.await_(lambda: len(self.resizes()) > seen, NUDGE_S, period_s=0.01)
+                self.harness.await_(lambda: len(self.resizes()) > seen, NUDGE_S, period_s=0.05)
                 return self.resizes()[seen]
             assert self.sweep.state == "running", f"{seen} resizes, then the search had ended"
 
@@ -80,7 +80,7 @@ class Kills:
         if what == "rank":
             os.kill(self._worker(trial), signal.SIGKILL)
         elif what == "supervisor":
-            self.harness.await_(lambda: self._kill_supervisor(trial), period_s=0.01)
+            self.harness.await_(lambda: self._kill_supervisor(trial), period_s=0.05)
         elif what == "everything":
             self.lab.restart_stack(*UP)
         else:
