@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
-SLOTS, EPOCHS = 4, 600
+SLOTS, EPOCHS, PAUSE_S = 4, 200, 12.0
 WAIT_S = 480.0  # a start of four workers on a busy machine
 TRIALS, SHORT = 8, 25
 TPE = {
@@ -42,11 +42,11 @@ def resized(
     first_lasts, second_lasts = harness.slow_file(folder), harness.slow_file(folder)
     looking = harness.WorkerSampler(log)
     with lab.pool(SLOTS), lab.policy("doubling", guard_k=0), harness.sampling(looking):
-        first = lab.start(sweep_file("alone", log, first_lasts, EPOCHS))
-        harness.await_(lambda: first.sizes() == [4] and first.lines(0) > 3, WAIT_S)
-        second = lab.start(sweep_file("joins", log, second_lasts, EPOCHS))
+        first = lab.start(sweep_file("alone", log, first_lasts, EPOCHS, pause=PAUSE_S))
+        harness.await_(lambda: first.sizes() == [4] and first.lines(0) > 1, WAIT_S)
+        second = lab.start(sweep_file("joins", log, second_lasts, EPOCHS, pause=PAUSE_S))
         harness.await_(lambda: first.sizes()[-1] == 2 and second.sizes() == [2], WAIT_S)
-        harness.await_(lambda: second.lines(0) > 3 and len(looking.alive()) == SLOTS, WAIT_S)
+        harness.await_(lambda: second.lines(0) > 1 and len(looking.alive()) == SLOTS, WAIT_S)
         second_lasts.unlink()
         harness.await_(lambda: first.sizes()[-1] == 4 and len(looking.alive()) == SLOTS, WAIT_S)
         first_lasts.unlink()
