@@ -91,7 +91,7 @@ endif
 
 # Lines are counted for all tests but those over many drawn worlds (tests/unit/conftest.py).
 test-unit: setup
-	{ nice -n 19 $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" tests/unit && \
+	{ nice $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" --timeout 900 tests/unit && \
 	  $(BIN)/coverage report --format=total; } 2>&1 | sed -u 's/^/unit      /'
 
 test-services: setup
