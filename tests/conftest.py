@@ -17,7 +17,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-MARKS_OF_FEW = ("heavy", "horovod", "installation", "k8s")
+MARKS_OF_FEW = ("heavy", "horovod", "installation", "k8s")  # written as mark.NAME in their files
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -25,11 +25,10 @@ from hermes_ops.stack.preflight import free_port
 from tests.integration import harness
 from tests.integration.conftest import UP_TIMEOUT_S, Stack
 from tests.k8s import faults
-from tests.k8s.conftest import Cluster, PodLab, preempted_with_the_same_curve
+from tests.k8s.conftest import ROOT, Cluster, PodLab, preempted_with_the_same_curve
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1_500)]
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = sysconfig.get_path("purelib")
 ACCOUNT = "airflow-worker"
 RIGHTS = [

@@ -20,13 +20,14 @@ from typing import Any
 import pytest
 
 from bench.horovod_env import PYTHON
-from tests import horovod_python
+from tests.horovod_python import VARIABLES as HOROVOD_VARIABLES
+from tests.horovod_python import horovod_python
 from tests.standby_server import Taught
 
 ROOT = Path(__file__).parents[2]
 KERAS = os.environ.get("HERMES_TEST_HOROVOD_KERAS", "tf_keras")
 VARIABLES = {
-    **horovod_python.VARIABLES,
+    **HOROVOD_VARIABLES,
     "CUDA_VISIBLE_DEVICES": "",
     "TF_USE_LEGACY_KERAS": "1" if KERAS == "tf_keras" else "0",
 }
@@ -105,7 +106,7 @@ Trials = Callable[[str], HorovodTrial]
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
     """A standby server that has imported what Horovod scripts import."""
-    python = horovod_python.horovod_python()
+    python = horovod_python()
     made = Taught(tmp_path_factory.mktemp("standby"))
     server = made.teach(str(python), IMPORTS, VARIABLES)
     yield made

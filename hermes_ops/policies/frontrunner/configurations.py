@@ -172,6 +172,7 @@ def _ranks(values: Sequence[Value | None]) -> Floats | None:
     different, place, counts = np.unique(numbers[seen], return_inverse=True, return_counts=True)
     if len(different) < 2:
         return None
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # equal values share their mean rank
+    # Equal values share their mean rank, as in scipy.stats, whose import takes 0.6 s.
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     column[seen] = (ranks - ranks.mean()) / ranks.std()
     return column
