@@ -150,20 +150,32 @@ def harness() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def lab(stack: Stack, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Sweeps on the shared stack, and views of them."""
+def shared_lab(
+    stack: Stack, harness: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """Sweeps on the shared stack, and views of them: `lab` without its end of each module."""
     shared = harness.Lab(stack, tmp_path_factory.mktemp("sweeps"))
     yield shared
     shared.close()
 
 
+@pytest.fixture(scope="module")
+def lab(shared_lab: Any) -> Iterator[Any]:
+    """Sweeps on the shared stack, and views of them.
+
+    What a module leaves behind where one of its tests fails does not hold the GPUs of the next one.
+    """
+    yield shared_lab
+    shared_lab.stop_sweeps()
+
+
 @pytest.fixture(scope="session")
-def second_user(lab: Any) -> Iterator[Any]:
+def second_user(shared_lab: Any) -> Iterator[Any]:
     """Airflow's REST interface as another user than the administrator reaches it.
 
     It is `hermes-controller`, which each stack has.
     """
-    client = lab.logged_in("hermes-controller")
+    client = shared_lab.logged_in("hermes-controller")
     yield client
     client.close()
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 import psutil
+import yaml
 
 from hermes_ops.stack import processes
 from hermes_ops.trial.checkpoint_store.store import safe_name
@@ -36,7 +38,10 @@ def await_(condition: Callable[[], Any], timeout_s: float = 120.0, period_s: flo
     """Return the first true value of `condition`; fail when there is none in time."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline_s, f"it did not happen within {timeout_s:g} s"
+        if time.monotonic() >= deadline_s:
+            asked = traceback.extract_stack(limit=2)[0]  # a summary shows nothing but the message
+            where = f"{Path(asked.filename).name}:{asked.lineno}"
+            raise AssertionError(f"{where}: not within {timeout_s:g} s: {asked.line}")
         time.sleep(period_s)
     return value
 
@@ -403,6 +408,27 @@ class Lab:
         finally:
             assert self.hermes("policy", "frontrunner").returncode == 0
 
+    @contextlib.contextmanager
+    def quota(self, teams: Any) -> Iterator[str]:
+        """The pool with this quota for a while; what `hermes pool quota` says of it."""
+        file = self._folder / f"teams-{uuid.uuid4().hex[:6]}.yaml"
+        file.write_text(yaml.safe_dump(teams))
+        chosen = self.hermes("pool", "quota", str(file))
+        assert chosen.returncode == 0, chosen.stderr
+        try:
+            yield chosen.stdout
+        finally:
+            removed = self.hermes("pool", "quota", "--remove")
+        assert "has no quota from now on" in removed.stdout
+
+    def stop_sweeps(self) -> None:
+        """Stop the sweeps that have not ended."""
+        query = {"state": ["queued", "running"]}
+        for run in self.airflow.get(DAG, params=query).json()["dag_runs"]:
+            sweep = Sweep(self, run["dag_run_id"])
+            self.hermes("sweep", "stop", sweep.id, "--reason", "its test has ended")
+            sweep.await_end()
+
     def runs(self, sweep: str) -> list[dict[str, Any]]:
         """Every MLflow run of a sweep, its parent included, with its tags as a mapping."""
         experiments = self._mlflow("experiments/search", {"max_results": 1000})["experiments"]
@@ -516,6 +542,15 @@ class Sweep:
 
     def decisions(self) -> list[dict[str, Any]]:
         return json_lines(self.folder / "decisions.jsonl")
+
+    def await_preemptible(self, trials: int, pause_s: float) -> None:
+        """Wait until its first trials train and any of them may be preempted.
+
+        Also without a quantum (k = 0) a trial keeps its GPUs for its start, taken as 5 s until its
+        cost is known; before that a policy takes those of the other trials.
+        """
+        epochs = 6.0 / pause_s
+        await_(lambda: all(self.lines(number) > epochs for number in range(trials)))
 
     def on_gpus(self) -> set[int]:
         """The trials of this sweep that hold GPUs now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -13,6 +12,7 @@ OWNER, BORROWER = "hermes-controller", "admin"
 """Two Airflow users that each stack has."""
 
 NOTICE_S = 6.0
+PAUSE_S = 0.5  # in each epoch, as long as the trials last
 QUOTA = {
     "teams": [
         {"name": "vision", "guaranteed": 1, "users": [BORROWER]},
@@ -31,21 +31,17 @@ def shared(
 
     The other team may not use the class interactive, and tries.
     """
-    folder = tmp_path_factory.mktemp("classes")
-    lasts = harness.slow_file(folder)
-    file = folder / "teams.yaml"
-    file.write_text(yaml.safe_dump(QUOTA))
+    lasts = harness.slow_file(tmp_path_factory.mktemp("classes"))
 
     def start(name: str, trials: int, of_class: str | None, client: Any = None) -> Any:
-        content = harness.stub(name, harness.alike(trials), harness.LONG, 0.5, slow_while=lasts)
+        content = harness.stub(name, harness.alike(trials), harness.LONG, PAUSE_S, slow_while=lasts)
         return lab.start(content | {"class": of_class}, client)
 
     told: dict[str, str] = {}
     # Without quanta a trial that has just begun may be stopped.
-    with lab.policy("fifo", guard_k=0):
-        assert lab.hermes("pool", "quota", str(file)).returncode == 0
+    with lab.policy("fifo", guard_k=0), lab.quota(QUOTA):
         night = start("night", 2, "nightly")
-        harness.await_(lambda: night.on_gpus() == {0, 1})
+        night.await_preemptible(2, PAUSE_S)
         live = start("live", 1, "interactive")
         harness.await_(lambda: live.on_gpus() == {0})
         refused = start("refused", 1, "interactive", second_user)
@@ -58,7 +54,6 @@ def shared(
         for sweep in (own, live, night):
             sweep.await_end()
         told["usage"] = harness.await_(lambda: _usage(lab))
-        assert lab.hermes("pool", "quota", "--remove").returncode == 0
     return night, live, own, refused, told
 
 
