@@ -46,11 +46,17 @@ if found not in (own, None) or (epoch and found is None):
 open("whose", "w").write(own)
 with open(os.path.join(os.path.dirname(folder), "starts.log"), "a") as log:
     log.write(f"{os.getpid()} {time.time()} {epoch}\\n")
+metrics = os.environ["HERMES_METRICS_FILE"]
+def is_read():
+    return os.path.exists(metrics) and f'"step": {epoch},' in open(metrics).read()
 while epoch < EPOCHS:
-    if os.path.exists(sys.argv[2]):
+    slow = os.path.exists(sys.argv[2])
+    if slow:
         time.sleep(0.5)
     epoch += 1
     print(f"epoch={epoch} loss={1 / (1 + rate * epoch):.8f}", flush=True)
+    while slow and not is_read():  # what has only been printed is lost if its reader is killed too
+        time.sleep(0.01)
     with open(state + ".new", "w") as file:
         json.dump({"epoch": epoch}, file)
     os.replace(state + ".new", state)

@@ -530,8 +530,8 @@ class ScriptSupervisor:
         now_s = time.monotonic()
         if self._kill_at_s is None and (ended or self._stop_requests):
             self._tail_at_stop = self._output.tail
-            if not ended:
-                self._switch_cost.note_stop(time.time())
+            if not (ended or self._has_hook):
+                self._switch_cost.note_stop(time.time(), self._scan.newest_s())
             self._tell_to_stop(child, now_s, is_at_once=ended)
             grace_s = self._options.grace_s
             self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 from hermes_ops.trial.segment_records import TrialStatus
 from hermes_ops.trial.supervisor.checkpoint_scan import OUTPUT_LAG_S
@@ -41,6 +42,7 @@ class SwitchCost:
         self._trains_since_s: float | None = None
         self._checkpoints = 0
         self._told_s: float | None = None
+        self._saved_s: float | None = None  # its newest checkpoint when it was told
 
     def note_report(self, at_s: float, step: int) -> None:
         """Take in the first report of a step."""
@@ -67,16 +69,21 @@ class SwitchCost:
             between_s = max(0.0, written_s - self._trains_since_s) / self._checkpoints
             self._status.timings["repeat_s"] = between_s / 2
 
-    def note_stop(self, told_s: float) -> None:
-        """Take in that the script is told to stop."""
-        self._told_s = told_s
+    def note_stop(self, told_s: float, saved_s: float | None) -> None:
+        """Take in that the script is told to stop, and when its newest checkpoint was written.
+
+        What it saves then is compared with that: a file's time may be some milliseconds behind the
+        clock, or that of another machine.
+        """
+        self._told_s, self._saved_s = told_s, saved_s
 
     def note_end(self, left_s: float) -> None:
         """Take in that the script has left, once its last checkpoint is in the status."""
         if self._told_s is None:
             return
         written_s = self._status.checkpointed_s
-        self._status.saves_on_stop = written_s is not None and written_s >= self._told_s
+        known_s = -inf if self._saved_s is None else self._saved_s
+        self._status.saves_on_stop = written_s is not None and written_s > known_s
         if self._status.saves_on_stop:
             stop_s = max(0.0, left_s - self._told_s)
             self._timings["checkpoint_s"] = stop_s

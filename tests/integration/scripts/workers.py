@@ -1,8 +1,10 @@
 """A stand-in for distributed training: rank 0 trains, the others wait for its word.
 
 The loss and its noise are those of `stub.py`. An epoch takes `--pause` divided by the number of
-workers. Told to stop, rank 0 saves the epoch, tells the others by a file, and leaves with 75. Each
-worker lists itself in the folder of the variable WORKERS_LOG: a line when it starts.
+workers. As long as it pauses it saves an epoch once its value has been read: a value that has only
+been printed is lost if its reader is killed as well. Told to stop, rank 0 saves the epoch, tells
+the others by a file, and leaves with 75. Each worker lists itself in the folder of the variable
+WORKERS_LOG: a line when it starts.
 """
 
 import argparse
@@ -51,14 +53,26 @@ if rank:
         print(f"epoch=1 loss={-rank}", flush=True)  # what nobody may take for a value
         time.sleep(0.05)
     sys.exit(75 if word("stop.json").exists() else 0)
+metrics = Path(os.environ["HERMES_METRICS_FILE"])
+
+
+def await_read() -> None:
+    """Wait until the value of this epoch is on the disk."""
+    while not (metrics.exists() and f'"step": {epoch},' in metrics.read_text()):
+        time.sleep(0.01)
+
+
 file = Path(os.environ["HERMES_CHECKPOINT_DIR"]) / "state.json"
 epoch, loss, noise = json.loads(file.read_text()) if file.exists() else (0, 100.0, 7)
 while epoch < options.epochs:
-    if options.slow_while is None or options.slow_while.exists():
+    pauses = options.slow_while is None or options.slow_while.exists()
+    if pauses:
         time.sleep(options.pause / size)
     noise = (noise * 1103515245 + 12345) % 2**31
     epoch, loss = epoch + 1, loss - options.rate * (1 + 0.2 * noise / 2**31)
     print(f"epoch={epoch} loss={loss:.9f}", flush=True)
+    if pauses:
+        await_read()
     fresh = file.with_suffix(".tmp")
     fresh.write_text(json.dumps([epoch, loss, noise]))
     fresh.replace(file)

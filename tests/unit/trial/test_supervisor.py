@@ -112,6 +112,7 @@ def test_a_script_that_saves_when_it_is_told_to_stop_loses_nothing(trial: Trial)
     trial.write(CHECKPOINTING.replace("metrics =", f"{save}{handler}metrics =", 1))
     process = trial.start("--objective", "loss")
     says(process, b"pausing")
+    wait_for(lambda: trial.status["checkpoint_step"] == 3)  # it is older than what the stop saves
     process.terminate()
     assert process.wait(60) == 75
     assert trial.status["saves_on_stop"]

@@ -36,7 +36,7 @@ class Segment:
             self.cost.note_report(self.at(step), step)
 
     def stop(self, told_s: float, left_s: float, saved_s: float | None = None) -> None:
-        self.cost.note_stop(told_s)
+        self.cost.note_stop(told_s, self.status.checkpointed_s)
         self.status.checkpointed_s = saved_s
         self.cost.note_end(left_s)
 
@@ -112,9 +112,22 @@ def test_a_script_that_saves_when_it_is_told_to_stop_costs_the_time_until_it_has
 def test_a_script_that_dies_of_the_stop_is_expected_to_lose_what_it_had_not_saved() -> None:
     segment = Segment(saves_on_stop=True)
     segment.report(1, 2)
+    segment.status.checkpointed_s = segment.at(5)
     segment.stop(segment.at(9), segment.at(9), saved_s=segment.at(5))
     assert not segment.status.saves_on_stop
     assert "checkpoint_s" not in segment.timings
+
+
+@pytest.mark.parametrize("before_s", [None, 2.0])
+def test_a_clock_of_files_that_is_behind_hides_no_checkpoint_of_a_stop(
+    before_s: float | None,
+) -> None:
+    segment = Segment()
+    segment.report(1, 2)
+    segment.status.checkpointed_s = None if before_s is None else segment.at(2) - before_s
+    segment.stop(segment.at(2), segment.at(2) + 0.5, saved_s=segment.at(2) - 0.004)
+    assert segment.status.saves_on_stop
+    assert segment.timings["checkpoint_s"] == pytest.approx(0.5)
 
 
 def test_a_script_that_ends_by_itself_tells_nothing_of_stops() -> None:
