@@ -268,11 +268,19 @@ def program(stack: Any, name: str) -> int:
     return next(int(p["pid"]) for p in document["programs"] if p["name"] == name)
 
 
-def kill_supervisor(home: Path, sweep: str) -> None:
-    """Kill the hermes-trial of one trial of that sweep."""
-    leaders = processes.leaders(processes.members(home))
-    first, *_ = (m for m in leaders if m.process.environ()["HERMES_SWEEP"] == sweep)
-    first.process.kill()
+def kill_supervisor(home: Path, sweep: str, trial: int = 0) -> None:
+    """Kill the hermes-trial of a trial of that sweep; the next one where it has just ended."""
+
+    def kills() -> bool:
+        for member in processes.leaders(processes.members(home)):
+            with contextlib.suppress(psutil.Error):
+                of = member.process.environ()
+                if (of["HERMES_SWEEP"], of["HERMES_TRIAL"]) == (sweep, str(trial)):
+                    member.process.kill()
+                    return True
+        return False
+
+    await_(kills, period_s=0.05)
 
 
 class Patient(httpx.HTTPTransport):

@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-
-from hermes_ops.stack import processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(2400)]
 
@@ -78,27 +75,21 @@ class Kills:
         """Kill one of the processes of a resize, or of the stack, during it."""
         trial = self.await_resize(len(self.resizes()))
         if what == "rank":
-            os.kill(self._worker(trial), signal.SIGKILL)
+            self.harness.await_(lambda: self._kill_worker(trial), period_s=0.05)
         elif what == "supervisor":
-            self.harness.await_(lambda: self._kill_supervisor(trial), period_s=0.05)
+            self.harness.kill_supervisor(self.stack.home, self.sweep.id, trial)
         elif what == "everything":
             self.lab.restart_stack(*UP)
         else:
             os.kill(self.harness.program(self.stack, what), signal.SIGKILL)
 
-    def _worker(self, trial: int) -> int:
-        """Return the process id of the trial's worker that started last."""
+    def _kill_worker(self, trial: int) -> bool:
+        """Kill the trial's worker that started last; False where none lives at this moment."""
         alive = self.workers.alive()
         mine = [w for w in self.workers.starts if int(w["trial"]) == trial and w["pid"] in alive]
-        return int(mine[-1]["pid"])
-
-    def _kill_supervisor(self, trial: int) -> bool:
-        """Kill the trial's hermes-trial; False where it has just ended, and the next one begins."""
-        for member in processes.leaders(processes.members(self.stack.home)):
-            with contextlib.suppress(psutil.Error, OSError):
-                if member.process.environ()["HERMES_TRIAL"] == str(trial):
-                    member.process.kill()
-                    return True
+        with contextlib.suppress(IndexError, ProcessLookupError):
+            os.kill(int(mine[-1]["pid"]), signal.SIGKILL)
+            return True
         return False
 
 
