@@ -126,10 +126,8 @@ class ServiceOrder:
 
         Jobs larger than the whole pool do not count: they block nobody.
         """
-        first, places = next(iter(self._waiting), None), self._places
-        if first is None or job.id not in places:
-            return None
-        return first if places[first.id] < places[job.id] else None
+        first, not_behind = self._head
+        return None if job.id in not_behind or job.id not in self._ids else first
 
     def place_in_line(self, job: Job) -> int:
         """Return the job's place, from 1, among the jobs that wait and fit into the pool."""
@@ -140,11 +138,26 @@ class ServiceOrder:
         return {job.id: place for place, job in enumerate(self._waiting, start=1)}
 
     @cached_property
-    def _places(self) -> Mapping[JobId, int]:
-        return {job.id: place for place, job in enumerate(self.jobs)}
+    def _ids(self) -> Collection[JobId]:
+        return {job.id for job in self.jobs}
+
+    @cached_property
+    def _head(self) -> tuple[Job | None, Collection[JobId]]:
+        """The first job that waits; it and those before it. No more is read of a long queue."""
+        seen: set[JobId] = set()
+        for job in self.jobs:
+            seen.add(job.id)
+            if self._waits(job):
+                return job, seen
+        return None, seen
 
     @cached_property
     def _waiting(self) -> Sequence[Job]:
-        granted = {grant.job for grant in self.grants}
-        size = len(self.snapshot.gpus)
-        return [j for j in self.jobs if j.min_gpus <= size and j.id not in granted]
+        return [job for job in self.jobs if self._waits(job)]
+
+    @cached_property
+    def _granted(self) -> Collection[JobId]:
+        return {grant.job for grant in self.grants}
+
+    def _waits(self, job: Job) -> bool:
+        return job.min_gpus <= len(self.snapshot.gpus) and job.id not in self._granted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot, SweepId
-from hermes_ops.policies.priority import Key, PriorityPolicy
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Plan, Snapshot, SweepId
+from hermes_ops.policies.priority import Key, PriorityPolicy, ServiceOrder
 from tests import builders
 
 
@@ -122,3 +123,26 @@ def test_a_reason_that_speaks_of_a_job_that_waits_is_true(
             first = by_name[reason.runner_up]
             assert first in waiting
             assert first.weight <= own.weight
+
+
+class _Queue(list[Job]):
+    """A queue that counts how many of its jobs are read."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[Job]:
+        for found in super().__iter__():
+            self.read += 1
+            yield found
+
+
+def test_why_a_job_starts_is_said_without_reading_the_queue_behind_the_first_that_waits() -> None:
+    queue = _Queue(job(f"job-{n:03}", float(n)) for n in range(500))
+    snapshot = Snapshot(9.0, (Gpu(0), Gpu(1)), tuple(queue))
+    queue.read = 0
+    grants = [Grant(found.id, (n,)) for n, found in enumerate(queue[:2])]
+    service = ServiceOrder(snapshot, queue, {}, grants)
+    assert [service.first_waiting_before(found) for found in queue[:3]] == [None] * 3
+    assert queue.read == 3
+    assert service.first_waiting_before(queue[400]) is queue[2]
+    assert service.first_waiting_before(job("elsewhere", 1.0)) is None
