@@ -122,12 +122,12 @@ class ServiceOrder:
     grants: Collection[Grant]
 
     def first_waiting_before(self, job: Job) -> Job | None:
-        """Return the first job that waits though it comes before this one; None if there is none.
+        """Return the first job that waits though it comes before this one of the order, or None.
 
         Jobs larger than the whole pool do not count: they block nobody.
         """
         first, not_behind = self._head
-        return None if job.id in not_behind or job.id not in self._ids else first
+        return None if job.id in not_behind else first
 
     def place_in_line(self, job: Job) -> int:
         """Return the job's place, from 1, among the jobs that wait and fit into the pool."""
@@ -136,10 +136,6 @@ class ServiceOrder:
     @cached_property
     def _line(self) -> Mapping[JobId, int]:
         return {job.id: place for place, job in enumerate(self._waiting, start=1)}
-
-    @cached_property
-    def _ids(self) -> Collection[JobId]:
-        return {job.id for job in self.jobs}
 
     @cached_property
     def _head(self) -> tuple[Job | None, Collection[JobId]]:

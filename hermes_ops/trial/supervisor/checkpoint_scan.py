@@ -41,10 +41,6 @@ class CheckpointScan:
         """Look at the next call: there are new values, so there may be a checkpoint."""
         self._due_s = 0.0
 
-    def newest_s(self) -> float | None:
-        """Return the Unix time of the newest checkpoint; None without any."""
-        return newest_checkpoint_s(self._folder)
-
     def find(self, known_s: float | None, *, final: bool) -> float | None:
         """Return the Unix time of a checkpoint other than that of `known_s`; None: no new one.
 
@@ -54,7 +50,7 @@ class CheckpointScan:
         if not final and look_s < self._due_s:
             return None
         self._due_s = look_s + PERIOD_S
-        newest_s = self.newest_s()
+        newest_s = newest_checkpoint_s(self._folder)
         if newest_s is None or newest_s == known_s:
             self._unread_s = None
             return None

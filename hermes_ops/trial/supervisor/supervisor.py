@@ -531,7 +531,8 @@ class ScriptSupervisor:
         if self._kill_at_s is None and (ended or self._stop_requests):
             self._tail_at_stop = self._output.tail
             if not (ended or self._has_hook):
-                self._switch_cost.note_stop(time.time(), self._scan.newest_s())
+                saved_s = segment_records.newest_checkpoint_s(self._folder)
+                self._switch_cost.note_stop(time.time(), saved_s)
             self._tell_to_stop(child, now_s, is_at_once=ended)
             grace_s = self._options.grace_s
             self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)
