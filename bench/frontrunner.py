@@ -31,6 +31,7 @@ from bench.curve_tasks import KNOWN, folder, split, tasks
 from hermes_ops.core.model import Phase, Policy, Snapshot
 from hermes_ops.loop import run
 from hermes_ops.policies import make_policy
+from hermes_ops.policies.frontrunner.configuration_prior import prior_scores, read_prior
 from hermes_ops.policies.frontrunner.configurations import features, similarities
 from hermes_ops.policies.frontrunner.correction import read_correction
 from hermes_ops.policies.frontrunner.forecast import estimate_sweep, forecast_sweep
@@ -116,6 +117,8 @@ class Variant:
         forecast_sweep.cache_clear()
         estimate_sweep.cache_clear()
         read_correction.cache_clear()
+        read_prior.cache_clear()
+        prior_scores.cache_clear()
         if any(name.startswith(("configurations.", "relevance.")) for name, _ in self.changes):
             features.cache_clear()
             similarities.cache_clear()

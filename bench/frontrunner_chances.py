@@ -4,7 +4,7 @@
 depths (`random_states`), asks for the chances there, and prints by how many nats a variant loses
 to the first one: the mean over tasks, with its interval by a paired bootstrap over tasks and
 states. It costs a thousandth of the simulations of `bench.frontrunner`; a variant that is better
-here must be confirmed there.
+here must be confirmed there. `--changes` names the files of what was learnt from other tasks.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ ABLATIONS = {
     "no persistence": f"{MODEL}:regression.PERSISTENCE=[0.0,1e9]",
     "variances as they are": f"{MODEL}:forecast.SURER=1.0",
     "no least chance": f"{MODEL}:forecast.UNSEEN=0",
+    "no prior over configurations": (f"{MODEL}:forecast.PRIOR_SLOPE=0:forecast.PRIOR_SLOPE_SD=0"),
 }
 """The model without a part of it."""
 
@@ -142,6 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("variants", nargs="*", help="default: the model and its ablations")
     parser.add_argument("--side", choices=("training", "validation", "known"), default="training")
     parser.add_argument("--tasks", help="names, separated by commas, in place of a side")
+    parser.add_argument("--changes", default="", help="constants of all variants, as in one")
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--states", type=int, default=1, help="of each sweep")
     asked = parser.parse_args(arguments)
@@ -153,7 +155,8 @@ def main(arguments: Sequence[str]) -> int:
         **ABLATIONS,
         "the model, corrected": "frontrunner",
     }
-    variants = {label: Variant.parse(text) for label, text in labels.items()}
+    changes = f":{asked.changes}" if asked.changes else ""
+    variants = {label: Variant.parse(f"{text}{changes}") for label, text in labels.items()}
     found = scores(list(variants.values()), names, asked.seeds, asked.states)
     first = found[next(iter(variants.values()))]
     print(f"{len(names)} tasks x {first.shape[1]} states; mean nats, and above")

@@ -6,6 +6,10 @@ tasks and of those that were known before the split: random ones (`random_states
 those into which the policy itself gets with what it has learnt so far, as it is most wrong where it
 goes (DAgger, Ross et al., AISTATS 2011). Each task counts the same, and so does each kind.
 
+In the states of a task the prior over configurations is one that was learnt from the others
+(`bench.configuration_prior_learn`), as it will be on tasks of users. In each eighth sweep it knows
+no hyper-parameter, in each eighth but half of them.
+
 `--without TASK,... --into FILE` learns from the others: how good the correction is for a task that
 it has not seen is what `bench.frontrunner` and `bench.frontrunner_chances` print, with `--tasks
 TASK,...` and the variant `frontrunner:correction.FILE="FILE"` (the quotes belong to it).
@@ -22,12 +26,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from bench.configuration_prior_learn import write_prior
 from bench.curve_tasks import KNOWN, split, tasks
 from bench.frontrunner import TRIALS, Variant, dataset, until_best_s
 from bench.frontrunner_chances import State, random_states
@@ -98,11 +104,24 @@ def states_at_random(curves: CurveDataset, sweeps: int, each: int) -> Iterator[S
             shortest = min(SHORTEST, epochs)
             epochs = int(np.random.default_rng(seed).integers(shortest, epochs + 1))
         shorter = replace(
-            curves, val_loss=curves.val_loss[:, :epochs], elapsed_s=curves.elapsed_s[:, :epochs]
+            with_unknown_names(curves, seed),
+            val_loss=curves.val_loss[:, :epochs],
+            elapsed_s=curves.elapsed_s[:, :epochs],
         )
         trials = SMALL if number % 4 == 3 else TRIALS
         if np.isfinite(shorter.val_loss[:, -1]).any():
             yield from random_states(shorter, seed, each, trials)
+
+
+def with_unknown_names(curves: CurveDataset, seed: int) -> CurveDataset:
+    """Return the curves; for two seeds of eight all or half of the names become unknown ones."""
+    first = {1: 0, 5: len(curves.hyperparameter_names) // 2}.get(seed % 8)
+    if first is None:
+        return curves
+    order = np.random.default_rng(seed).permutation(len(curves.hyperparameter_names))
+    unknown = {curves.hyperparameter_names[number] for number in order[first:]}
+    names = (f"unknown {n}" if n in unknown else n for n in curves.hyperparameter_names)
+    return replace(curves, hyperparameter_names=tuple(names))
 
 
 class _Recorder:
@@ -120,28 +139,35 @@ class _Recorder:
         return plan, after
 
 
-def states_of_policy(task: str, sweeps: int, each: int, correction: Path) -> Iterator[State]:
-    """Yield states of simulated sweeps under the policy with this correction.
+def states_of_policy(
+    task: str, sweeps: int, each: int, correction: Path, prior: Path
+) -> Iterator[State]:
+    """Yield states of simulated sweeps under the policy with this correction and prior.
 
     Each third sweep has an earlier one, each fourth is small.
     """
     for seed in range(FIRST_SEED, FIRST_SEED + sweeps):
         trials = SMALL if seed % 4 == 3 else TRIALS
         prior_sweeps = int(seed % 3 == 2)
-        workload, prior = sample(
-            dataset(task), trials, seed, prior_sweeps=prior_sweeps, costs=Costs()
+        workload, earlier = sample(
+            with_unknown_names(dataset(task), seed),
+            trials,
+            seed,
+            prior_sweeps=prior_sweeps,
+            costs=Costs(),
         )
         best = best_work(workload)
         if best is None:
             continue
-        recorder = _Recorder(make_policy("frontrunner", {}, {"prior": prior}))
-        with Variant("frontrunner", (("correction.FILE", str(correction)),)).applied():
+        recorder = _Recorder(make_policy("frontrunner", {}, {"prior": earlier}))
+        files = (("correction.FILE", str(correction)), _of_prior(prior))
+        with Variant("frontrunner", files).applied():
             until_best_s(workload, recorder)
         chosen = np.random.default_rng(seed).permutation(len(recorder.snapshots))[:each]
         for number in np.sort(chosen):
             jobs: Sequence[Job] = contenders(recorder.snapshots[number].jobs)
             row = next((row for row, job in enumerate(jobs) if job.id == best.id), None)
-            table = tabulate(jobs, prior)
+            table = tabulate(jobs, earlier)
             if row is not None and is_timed(table) and not table.over[row]:
                 yield State(table, row)
 
@@ -222,25 +248,38 @@ def main(arguments: Sequence[str]) -> int:
         "states": asked.states,
         "evidence": EVIDENCE,
     }
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        of_random = partial(_at_random, sweeps=4 * asked.sweeps, each=asked.states // 2)
-        at_random, of_policy = list(pool.map(of_random, names)), list[Examples]()
+    with (
+        TemporaryDirectory() as folder,
+        ProcessPoolExecutor(mp_context=get_context("spawn")) as pool,
+    ):
+        priors = [Path(folder, f"{name}.json") for name in names]
+        others = [[other for other in names if other != name] for name in names]
+        list(pool.map(write_prior, others, priors))
+        of_random = partial(_at_random, 4 * asked.sweeps, asked.states // 2)
+        at_random, of_policy = list(pool.map(of_random, names, priors)), list[Examples]()
         for number in range(asked.rounds + 1):
             if number:
                 of_round = partial(_of_policy, asked.sweeps, asked.states, asked.into)
-                of_policy += pool.map(of_round, names)
+                of_policy += pool.map(of_round, names, priors)
             correction = _learnt(at_random, of_policy)
             asked.into.write_text(json.dumps({**facts, **correction.to_json()}, indent=1) + "\n")
             print(f"round {number}: {asked.into}", file=sys.stderr, flush=True)
     return 0
 
 
-def _at_random(task: str, sweeps: int, each: int) -> Examples:
-    return Examples.of([*states_at_random(dataset(task), sweeps, each)])
+def _of_prior(prior: Path) -> tuple[str, object]:
+    return "configuration_prior.FILE", str(prior)
 
 
-def _of_policy(sweeps: int, each: int, correction: Path, task: str) -> Examples:
-    return Examples.of([*states_of_policy(task, sweeps, each, correction)])
+def _at_random(sweeps: int, each: int, task: str, prior: Path) -> Examples:
+    with Variant("frontrunner", (_of_prior(prior),)).applied():
+        return Examples.of([*states_at_random(dataset(task), sweeps, each)])
+
+
+def _of_policy(sweeps: int, each: int, correction: Path, task: str, prior: Path) -> Examples:
+    states = [*states_of_policy(task, sweeps, each, correction, prior)]
+    with Variant("frontrunner", (_of_prior(prior),)).applied():
+        return Examples.of(states)
 
 
 def _learnt(*kinds: Sequence[Examples]) -> ChanceCorrection:

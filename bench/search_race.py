@@ -126,7 +126,7 @@ class SearchCluster(VirtualCluster):
             place.work,
             seconds=float(curves.elapsed_s[row, -1]),
             curve=curves.curve(row),
-            configuration=tuple((n, v) for n, v in sorted(config.items()) if v is not None),
+            configuration=curves.configuration(row),
         )
 
     def _history(self, snapshot: Snapshot) -> Iterator[Observation]:

@@ -5,8 +5,9 @@ The decision is made here, in these steps:
 1. `table` reads the curves into a table of losses by depth, `configurations` the hyper-parameters,
    and `relevance` learns from complete trials which of them matter.
 2. `regression` extrapolates each curve to its final loss.
-3. `forecast` combines this with the final losses of trials with similar hyper-parameters, turns it
-   into each trial's chance to end as the best, and adds the training time that is left.
+3. `forecast` combines this with the final losses of trials with similar hyper-parameters and with
+   what recorded tasks say of these (`configuration_prior`), turns it into each trial's chance to
+   end as the best, and adds the training time that is left.
 4. `correction` corrects the chances by what recorded sweeps have taught.
 5. Here an index values each trial by chance per second; the GPUs go to the highest values.
 6. With a deadline before some trials' end, `deadline` forecasts what each reaches by then.
@@ -38,6 +39,7 @@ from hermes_ops.core.model import (
     Term,
 )
 from hermes_ops.core.order import submission
+from hermes_ops.policies.frontrunner.configuration_prior import prior_scores
 from hermes_ops.policies.frontrunner.deadline import (
     forecast_by_deadline,
     next_deadline_s,
@@ -99,7 +101,7 @@ class Frontrunner:
 
     `prior`: trials of earlier sweeps of the same space; those with complete curves are learnt
     from. Own rule, measured on recorded sweeps. A sweep of more than CONTENDERS trials compares its
-    best begun ones and its first new ones; sweeps share the GPUs by (GPUs + 1) / weight.
+    best begun ones and its best expected new ones; sweeps share the GPUs by (GPUs + 1) / weight.
     """
 
     prior: tuple[PastTrial, ...] = ()
@@ -216,13 +218,17 @@ def _in_time(
 
 
 def contenders(jobs: Sequence[Job]) -> list[Job]:
-    """Return the trials that are compared: the best begun and the first new ones, in order."""
+    """Return the trials that are compared: the best begun and the best expected new ones, in order.
+
+    New ones of which the prior over configurations says nothing are taken in order of submission.
+    """
     if len(jobs) <= CONTENDERS:
         return list(jobs)
     begun = sorted((job for job in jobs if job.curve), key=lambda j: (best(j.curve), submission(j)))
-    unbegun = (job for job in jobs if not job.curve)
+    scores = prior_scores(tuple(tuple(job.configuration) for job in jobs))
+    rows = (row for row in np.argsort(scores, kind="stable") if not jobs[row].curve)
     compared = {job.id for job in begun[: CONTENDERS * 3 // 4]}
-    compared.update(job.id for job in islice(unbegun, CONTENDERS - len(compared)))
+    compared.update(jobs[row].id for row in islice(rows, CONTENDERS - len(compared)))
     return [job for job in jobs if job.id in compared]
 
 

@@ -123,7 +123,7 @@ def columns_of(configurations: Sequence[Configuration]) -> ParameterColumns:
     is_numeric = False
     for name in names:
         values = [configuration.get(name) for configuration in named_values]
-        if name in codes or not all(_is_number(v) for v in values if v is not None):
+        if name in codes or not all(is_number(v) for v in values if v is not None):
             own = _one_hot(values)
         else:
             column = _ranks(values)
@@ -135,7 +135,8 @@ def columns_of(configurations: Sequence[Configuration]) -> ParameterColumns:
     return ParameterColumns(values_of, tuple(owners), is_numeric)
 
 
-def _is_number(value: Value) -> bool:
+def is_number(value: Value) -> bool:
+    """Return True for a number; a truth value is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -153,7 +154,7 @@ def _codes(names: Sequence[str], configurations: Sequence[Mapping[str, Value]]) 
             for name in group
             if name in configuration
         }
-        are_integers = all(_is_number(v) and float(v) == round(float(v)) for v in values)
+        are_integers = all(is_number(v) and float(v) == round(float(v)) for v in values)
         if len(group) >= 3 and are_integers and len(values) <= 16:
             codes.update(group)
     return codes

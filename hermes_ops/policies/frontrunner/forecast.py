@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtrs
 from scipy.special import ndtr
 
+from hermes_ops.policies.frontrunner.configuration_prior import prior_scores
 from hermes_ops.policies.frontrunner.correction import Positions, corrected
 from hermes_ops.policies.frontrunner.regression import (
     FinalLosses,
@@ -58,15 +59,20 @@ def forecast_sweep(table: CurveTable) -> Forecast:
     """
     count, stages = table.trial_count, len(table.depths)
     if not is_timed(table):
-        uniform = np.where(table.over, 0.0, 1.0)
         steps = np.broadcast_to(np.array(table.depths, float), (count, stages))
-        return Forecast(uniform / max(uniform.sum(), 1.0), steps, np.full((count, stages), 0.5))
+        return Forecast(_first_chances(table), steps, np.full((count, stages), 0.5))
     estimates = estimate_sweep(table)
     correlation = np.zeros((count, stages))
     for probability, final_losses, pooled in estimates.scenarios:
         correlation += probability * _correlation(table, final_losses, pooled)
     chance = corrected(table, estimates.at_the_end(table.over))
     return Forecast(chance, np.cumsum(estimates.stage_s, axis=1), correlation)
+
+
+def _first_chances(table: CurveTable) -> Floats:
+    """Return the chances before any report: equal but for what the configurations say."""
+    scores = PRIOR_SLOPE * prior_scores(table.configurations)[: table.trial_count]
+    return chances(scores, np.full(len(scores), PRIOR_RESIDUAL), ~table.over, np.inf)
 
 
 def is_timed(table: CurveTable) -> bool:
@@ -80,14 +86,16 @@ class SweepEstimates:
 
     `stage_s[N, K]`: training seconds of each stage, 0 where it has been; `scaled[N, K]`: the
     losses on the scale of the forecasts (NaN where a trial has not been), `lowest[N]`: the lowest
-    of each (NaN before any); `slowness[N]`: log seconds a step, in deviations; `scenarios`: the
-    probability of each, its final losses by the curves alone, and by all observations.
+    of each (NaN before any); `slowness[N]`: log seconds a step, in deviations;
+    `prior_score[N]`: by the learned prior over configurations; `scenarios`: the probability of
+    each, its final losses by the curves alone, and by all observations.
     """
 
     stage_s: Floats
     scaled: Floats
     lowest: Floats
     slowness: Floats
+    prior_score: Floats
     scenarios: tuple[tuple[float, FinalLosses, LossForecast], ...]
 
     def at_the_end(self, over: NDArray[np.bool_]) -> Positions:
@@ -115,6 +123,7 @@ class SweepEstimates:
             sd_without_curve=np.sqrt(probabilities @ without_curve),
             slowness=self.slowness,
             scaled=self.scaled,
+            prior_score=self.prior_score,
         )
 
 
@@ -130,13 +139,16 @@ def estimate_sweep(table: CurveTable) -> SweepEstimates:
     scenarios = [
         StageRegressions(table, scaled, slowness, SLOW_GAIN * gain).final_losses() for gain in gains
     ]
-    forecasts = pool_estimates(scenarios, gains, TrialSet(kernel_families(table), slowness, count))
+    scores = prior_scores(table.configurations)
+    trial_set = TrialSet(kernel_families(table), slowness, scores, count)
+    forecasts = pool_estimates(scenarios, gains, trial_set)
     lowest = np.fmin.reduce(scaled[:count], axis=1)
     return SweepEstimates(
         stage_s,
         scaled[:count],
         lowest,
         slowness[:count],
+        scores[:count],
         tuple(zip(probabilities, scenarios, forecasts, strict=True)),
     )
 
@@ -272,6 +284,9 @@ def _wins(mean: Floats, sd: Floats, record: float) -> Floats:
 SIGNALS = (0.1, 0.5, 1.2)  # variance explained by hyper-parameters, over that of the estimates
 NUGGETS = (0.08, 0.3, 0.8)  # variance that no other trial explains, over that of the estimates
 SLOW = 0.3  # mean and sd of how much lower a trial one deviation slower ends, likewise
+PRIOR_SLOPE = 1.0  # of the final losses on the scores of the learned prior, in the same unit
+PRIOR_SLOPE_SD = 0.3  # of that slope, between tasks
+PRIOR_RESIDUAL = 0.7  # sd of the final losses that these scores leave
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,11 +306,13 @@ class LossForecast:
 class TrialSet:
     """The features of M trials; the first `trial_count` are the sweep's.
 
-    `kernels`: families of them, each W x M x M, of their hyper-parameters; `slowness[M]`.
+    `kernels`: families of them, each W x M x M, of their hyper-parameters; `slowness[M]`;
+    `scores[M]`: by the learned prior over configurations.
     """
 
     kernels: tuple[Floats, ...]
     slowness: Floats
+    scores: Floats
     trial_count: int
 
 
@@ -333,7 +350,8 @@ def pool_estimates(
     slowness = trial_set.slowness
     none = np.zeros((1, *2 * slowness.shape))
     families = [family if len(family) else none for family in trial_set.kernels]
-    common_covariance = SLOW**2 * np.outer(slowness, slowness) + COMMON
+    scores = PRIOR_SLOPE_SD * trial_set.scores
+    common_covariance = SLOW**2 * np.outer(slowness, slowness) + np.outer(scores, scores) + COMMON
     unit = observations.signal_variance
     posteriors = [
         _posterior(observations, unit * (signal * kernel + common_covariance), unit * nugget)
@@ -368,7 +386,10 @@ def _observe(
     means = np.stack([scenario.mean for scenario in scenarios])
     levels = np.array([_level_and_variance(scenario, has_begun) for scenario in scenarios])
     signal_variance = float(levels[:, 1].mean())
-    baseline = levels[:, :1] - SLOW * np.sqrt(signal_variance) * np.outer(gains, trial_set.slowness)
+    unit = np.sqrt(signal_variance)
+    by_prior = PRIOR_SLOPE * unit * trial_set.scores
+    level = levels[:, :1] - by_prior[has_begun].mean()
+    baseline = level + by_prior - SLOW * unit * np.outer(gains, trial_set.slowness)
     of_sweep = slice(trial_set.trial_count)
     return Observations(
         has_begun=has_begun,

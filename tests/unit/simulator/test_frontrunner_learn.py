@@ -17,8 +17,10 @@ from bench.frontrunner_learn import (
     mean_nats,
     states_at_random,
     states_of_policy,
+    with_unknown_names,
 )
-from hermes_ops.policies.frontrunner import correction
+from hermes_ops.policies.frontrunner import configuration_prior, correction
+from hermes_ops.policies.frontrunner.configuration_prior import FILE as PRIOR
 from hermes_ops.policies.frontrunner.correction import EVIDENCE, FILE
 
 TASK = KNOWN[2]
@@ -34,7 +36,7 @@ def examples(count: int = 60, trials: int = 8, column: int = 3, seed: int = 0) -
 
 
 def test_what_is_learnt_tells_the_best_trial_of_states_that_were_not_seen() -> None:
-    learnt = learn(examples())
+    learnt = learn(examples(200))
     unseen = examples(seed=1)
     hits = 0
     for inputs, chance, best in zip(unseen.evidence, unseen.chance, unseen.best, strict=True):
@@ -70,10 +72,24 @@ def test_the_policy_is_asked_with_what_it_has_learnt_and_forgets_it_afterwards(
 ) -> None:
     file = tmp_path / "learnt.json"
     file.write_text(Path(FILE).read_text("utf-8"), "utf-8")
-    states = [*states_of_policy(TASK, 1, 3, file)]
+    states = [*states_of_policy(TASK, 1, 3, file, Path(PRIOR))]
     assert 0 < len(states) <= 3
     assert not any(state.table.over[state.best] for state in states)
     assert correction.FILE == FILE
+    assert configuration_prior.FILE == PRIOR
+
+
+def test_two_sweeps_of_eight_have_names_that_the_prior_does_not_know() -> None:
+    curves = dataset(TASK)
+    unknown = [
+        sum(
+            name.startswith("unknown")
+            for name in with_unknown_names(curves, seed).hyperparameter_names
+        )
+        for seed in range(8)
+    ]
+    count = len(curves.hyperparameter_names)
+    assert unknown == [0, count, 0, 0, 0, count - count // 2, 0, 0]
 
 
 def test_kinds_of_states_count_the_same_however_many_there_are() -> None:

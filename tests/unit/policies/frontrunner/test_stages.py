@@ -68,7 +68,7 @@ def test_a_trial_without_a_curve_is_guessed_from_the_ones_like_it() -> None:
     kernel = np.exp(-8 * (place[:, None] - place) ** 2)
     mean = np.where(np.arange(8) < 6, place, np.nan)
     final_losses = FinalLosses(mean, np.where(np.isnan(mean), np.nan, 0.01), np.full(6, 0.1), 0.5)
-    crowd = TrialSet((kernel[None],), np.zeros(8), 8)
+    crowd = TrialSet((kernel[None],), np.zeros(8), np.zeros(8), 8)
     (found,) = pool_estimates([final_losses], [0.0], crowd)
     assert found.mean[6] < 0.35 < 0.65 < found.mean[7]
     assert found.sd[6] > found.sd[0]
@@ -79,7 +79,7 @@ def test_a_finished_trial_is_known_exactly() -> None:
     mean = np.array([0.3, 0.5, 0.1, 0.9])
     final_losses = FinalLosses(mean, np.array([0.0, 0.0, 0.2, 0.2]), np.zeros(6), 0.5)
     (found,) = pool_estimates(
-        [final_losses], [0.0], TrialSet((np.zeros((0, 4, 4)),), np.zeros(4), 4)
+        [final_losses], [0.0], TrialSet((np.zeros((0, 4, 4)),), np.zeros(4), np.zeros(4), 4)
     )
     np.testing.assert_allclose(found.mean[:2], mean[:2], atol=1e-3)
     assert found.sd[2] > 10 * found.sd[0]
