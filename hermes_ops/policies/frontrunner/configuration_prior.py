@@ -45,21 +45,30 @@ PARAMETERS = {
 
 SYNONYMS = {
     "lr": "learning_rate",
+    "base_lr": "learning_rate",
+    "init_lr": "learning_rate",
     "learning_rate_init": "learning_rate",
     "initial_learning_rate": "learning_rate",
     "batch": "batch_size",
+    "train_batch_size": "batch_size",
+    "per_device_train_batch_size": "batch_size",
     "wd": "weight_decay",
-    "n_layers": "num_layers",
     "layers": "num_layers",
+    "n_layers": "num_layers",
+    "num_hidden_layers": "num_layers",
     "units": "max_units",
     "num_units": "max_units",
-    "hidden_units": "max_units",
+    "hidden_dim": "max_units",
     "hidden_size": "max_units",
+    "hidden_units": "max_units",
     "dropout": "max_dropout",
     "dropout_rate": "max_dropout",
     "beta_1": "beta1",
+    "adam_beta1": "beta1",
     "beta_2": "beta2",
+    "adam_beta2": "beta2",
     "eps": "epsilon",
+    "adam_epsilon": "epsilon",
 }
 """Other names of them. Names are compared in lower case, their last part alone, with _ for -."""
 

@@ -101,11 +101,13 @@ def test_a_trial_within_its_slice_keeps_a_gpu_although_others_have_more_chance()
 @pytest.mark.parametrize("gpus", ["1", "3"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_with_one_size_trials_run_exactly_as_under_frontrunner(gpus: str, seed: int) -> None:
+    """Which of the GPUs of the one node a trial has may differ: the order of the grants does."""
     curves = Path(__file__).parents[3] / "examples" / "curves" / "lcbench_adult.npz"
     workload = CurvesSource(curves, trials=6).draw(seed).workload
     segments = [
-        simulate(workload, layout(gpus), make_policy(name, {})).segments
+        sorted((replace(segment, gpus=segment.gpus[1:]) for segment in found.segments), key=str)
         for name in ("frontrunner", "elastic-frontrunner")
+        for found in [simulate(workload, layout(gpus), make_policy(name, {}))]
     ]
     assert segments[0] == segments[1]
 
