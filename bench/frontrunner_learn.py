@@ -4,11 +4,9 @@
 maximises the likelihood of the trial that ends as the best, in two kinds of states of the training
 tasks and of those that were known before the split: random ones (`random_states`), and, in rounds,
 those into which the policy itself gets with what it has learnt so far, as it is most wrong where it
-goes (DAgger, Ross et al., AISTATS 2011). Each task counts the same, and so does each kind.
-
-In the states of a task the prior over configurations is one that was learnt from the others
-(`bench.configuration_prior_learn`), as it will be on tasks of users. In each eighth sweep it knows
-no hyper-parameter, in each eighth but half of them.
+goes (DAgger, Ross et al., AISTATS 2011). Each task counts the same, and so does each kind. The
+prior over configurations is left out there (WITHOUT_PRIOR), so that what is learnt holds in spaces
+of which it knows nothing.
 
 `--without TASK,... --into FILE` learns from the others: how good the correction is for a task that
 it has not seen is what `bench.frontrunner` and `bench.frontrunner_chances` print, with `--tasks
@@ -26,14 +24,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from bench.configuration_prior_learn import write_prior
 from bench.curve_tasks import KNOWN, split, tasks
 from bench.frontrunner import TRIALS, Variant, dataset, until_best_s
 from bench.frontrunner_chances import State, random_states
@@ -59,6 +55,9 @@ PENALTY = 0.003  # of the squares of the weights, a task's mean nats being 1
 SMALL = 24  # trials of each fourth sweep
 SHORTEST = 12  # epochs of a sweep that is cut off
 ITERATIONS = 200
+WITHOUT_PRIOR = Variant(
+    "frontrunner", (("forecast.PRIOR_SLOPE", 0.0), ("forecast.PRIOR_SLOPE_SD", 0.0))
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,24 +103,11 @@ def states_at_random(curves: CurveDataset, sweeps: int, each: int) -> Iterator[S
             shortest = min(SHORTEST, epochs)
             epochs = int(np.random.default_rng(seed).integers(shortest, epochs + 1))
         shorter = replace(
-            with_unknown_names(curves, seed),
-            val_loss=curves.val_loss[:, :epochs],
-            elapsed_s=curves.elapsed_s[:, :epochs],
+            curves, val_loss=curves.val_loss[:, :epochs], elapsed_s=curves.elapsed_s[:, :epochs]
         )
         trials = SMALL if number % 4 == 3 else TRIALS
         if np.isfinite(shorter.val_loss[:, -1]).any():
             yield from random_states(shorter, seed, each, trials)
-
-
-def with_unknown_names(curves: CurveDataset, seed: int) -> CurveDataset:
-    """Return the curves; for two seeds of eight all or half of the names become unknown ones."""
-    first = {1: 0, 5: len(curves.hyperparameter_names) // 2}.get(seed % 8)
-    if first is None:
-        return curves
-    order = np.random.default_rng(seed).permutation(len(curves.hyperparameter_names))
-    unknown = {curves.hyperparameter_names[number] for number in order[first:]}
-    names = (f"unknown {n}" if n in unknown else n for n in curves.hyperparameter_names)
-    return replace(curves, hyperparameter_names=tuple(names))
 
 
 class _Recorder:
@@ -139,35 +125,29 @@ class _Recorder:
         return plan, after
 
 
-def states_of_policy(
-    task: str, sweeps: int, each: int, correction: Path, prior: Path
-) -> Iterator[State]:
-    """Yield states of simulated sweeps under the policy with this correction and prior.
+def states_of_policy(task: str, sweeps: int, each: int, correction: Path) -> Iterator[State]:
+    """Yield states of simulated sweeps under the policy with this correction.
 
     Each third sweep has an earlier one, each fourth is small.
     """
     for seed in range(FIRST_SEED, FIRST_SEED + sweeps):
         trials = SMALL if seed % 4 == 3 else TRIALS
         prior_sweeps = int(seed % 3 == 2)
-        workload, earlier = sample(
-            with_unknown_names(dataset(task), seed),
-            trials,
-            seed,
-            prior_sweeps=prior_sweeps,
-            costs=Costs(),
+        workload, prior = sample(
+            dataset(task), trials, seed, prior_sweeps=prior_sweeps, costs=Costs()
         )
         best = best_work(workload)
         if best is None:
             continue
-        recorder = _Recorder(make_policy("frontrunner", {}, {"prior": earlier}))
-        files = (("correction.FILE", str(correction)), _of_prior(prior))
-        with Variant("frontrunner", files).applied():
+        recorder = _Recorder(make_policy("frontrunner", {}, {"prior": prior}))
+        changes = (("correction.FILE", str(correction)), *WITHOUT_PRIOR.changes)
+        with Variant("frontrunner", changes).applied():
             until_best_s(workload, recorder)
         chosen = np.random.default_rng(seed).permutation(len(recorder.snapshots))[:each]
         for number in np.sort(chosen):
             jobs: Sequence[Job] = contenders(recorder.snapshots[number].jobs)
             row = next((row for row, job in enumerate(jobs) if job.id == best.id), None)
-            table = tabulate(jobs, earlier)
+            table = tabulate(jobs, prior)
             if row is not None and is_timed(table) and not table.over[row]:
                 yield State(table, row)
 
@@ -248,37 +228,27 @@ def main(arguments: Sequence[str]) -> int:
         "states": asked.states,
         "evidence": EVIDENCE,
     }
-    with (
-        TemporaryDirectory() as folder,
-        ProcessPoolExecutor(mp_context=get_context("spawn")) as pool,
-    ):
-        priors = [Path(folder, f"{name}.json") for name in names]
-        others = [[other for other in names if other != name] for name in names]
-        list(pool.map(write_prior, others, priors))
-        of_random = partial(_at_random, 4 * asked.sweeps, asked.states // 2)
-        at_random, of_policy = list(pool.map(of_random, names, priors)), list[Examples]()
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        of_random = partial(_at_random, sweeps=4 * asked.sweeps, each=asked.states // 2)
+        at_random, of_policy = list(pool.map(of_random, names)), list[Examples]()
         for number in range(asked.rounds + 1):
             if number:
                 of_round = partial(_of_policy, asked.sweeps, asked.states, asked.into)
-                of_policy += pool.map(of_round, names, priors)
+                of_policy += pool.map(of_round, names)
             correction = _learnt(at_random, of_policy)
             asked.into.write_text(json.dumps({**facts, **correction.to_json()}, indent=1) + "\n")
             print(f"round {number}: {asked.into}", file=sys.stderr, flush=True)
     return 0
 
 
-def _of_prior(prior: Path) -> tuple[str, object]:
-    return "configuration_prior.FILE", str(prior)
-
-
-def _at_random(sweeps: int, each: int, task: str, prior: Path) -> Examples:
-    with Variant("frontrunner", (_of_prior(prior),)).applied():
+def _at_random(task: str, sweeps: int, each: int) -> Examples:
+    with WITHOUT_PRIOR.applied():
         return Examples.of([*states_at_random(dataset(task), sweeps, each)])
 
 
-def _of_policy(sweeps: int, each: int, correction: Path, task: str, prior: Path) -> Examples:
-    states = [*states_of_policy(task, sweeps, each, correction, prior)]
-    with Variant("frontrunner", (_of_prior(prior),)).applied():
+def _of_policy(sweeps: int, each: int, correction: Path, task: str) -> Examples:
+    states = [*states_of_policy(task, sweeps, each, correction)]
+    with WITHOUT_PRIOR.applied():
         return Examples.of(states)
 
 

@@ -29,7 +29,6 @@ EVIDENCE = (
     "log deviation of the end, over the usual one",
     "log deviation without the own curve, over the usual one",
     "slowness, in deviations",
-    "score by the prior over configurations",
     "rank at its depth, 0 the best to 1",
     "log rank at its depth",
     "log number of trials that have been as deep",
@@ -54,7 +53,7 @@ class Positions:
 
     `sd_without_curve`: of the final losses by other trials alone; `slowness`: log seconds a step,
     in deviations of the sweep; `scaled[N, K]`: the losses on the model's scale, NaN where a trial
-    has not been; `prior_score`: by the learned prior over configurations.
+    has not been.
     """
 
     chance: Floats
@@ -63,7 +62,6 @@ class Positions:
     sd_without_curve: Floats
     slowness: Floats
     scaled: Floats
-    prior_score: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +145,6 @@ def evidence(table: CurveTable, positions: Positions) -> Floats:
         np.log(np.maximum(positions.sd / usual_sd, LEAST)),
         np.log(np.maximum(positions.sd_without_curve / usual_sd, LEAST)),
         positions.slowness,
-        positions.prior_score,
     )
     columns = np.broadcast_arrays(
         *own,

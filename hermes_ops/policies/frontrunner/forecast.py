@@ -86,16 +86,14 @@ class SweepEstimates:
 
     `stage_s[N, K]`: training seconds of each stage, 0 where it has been; `scaled[N, K]`: the
     losses on the scale of the forecasts (NaN where a trial has not been), `lowest[N]`: the lowest
-    of each (NaN before any); `slowness[N]`: log seconds a step, in deviations;
-    `prior_score[N]`: by the learned prior over configurations; `scenarios`: the probability of
-    each, its final losses by the curves alone, and by all observations.
+    of each (NaN before any); `slowness[N]`: log seconds a step, in deviations; `scenarios`: the
+    probability of each, its final losses by the curves alone, and by all observations.
     """
 
     stage_s: Floats
     scaled: Floats
     lowest: Floats
     slowness: Floats
-    prior_score: Floats
     scenarios: tuple[tuple[float, FinalLosses, LossForecast], ...]
 
     def at_the_end(self, over: NDArray[np.bool_]) -> Positions:
@@ -123,7 +121,6 @@ class SweepEstimates:
             sd_without_curve=np.sqrt(probabilities @ without_curve),
             slowness=self.slowness,
             scaled=self.scaled,
-            prior_score=self.prior_score,
         )
 
 
@@ -148,7 +145,6 @@ def estimate_sweep(table: CurveTable) -> SweepEstimates:
         scaled[:count],
         lowest,
         slowness[:count],
-        scores[:count],
         tuple(zip(probabilities, scenarios, forecasts, strict=True)),
     )
 

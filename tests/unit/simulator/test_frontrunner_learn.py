@@ -12,16 +12,16 @@ from bench import frontrunner_learn as bench
 from bench.curve_tasks import KNOWN
 from bench.frontrunner import TRIALS, dataset
 from bench.frontrunner_learn import (
+    WITHOUT_PRIOR,
     Examples,
     learn,
     mean_nats,
     states_at_random,
     states_of_policy,
-    with_unknown_names,
 )
-from hermes_ops.policies.frontrunner import configuration_prior, correction
-from hermes_ops.policies.frontrunner.configuration_prior import FILE as PRIOR
+from hermes_ops.policies.frontrunner import correction
 from hermes_ops.policies.frontrunner.correction import EVIDENCE, FILE
+from hermes_ops.policies.frontrunner.forecast import forecast_sweep
 
 TASK = KNOWN[2]
 
@@ -36,7 +36,7 @@ def examples(count: int = 60, trials: int = 8, column: int = 3, seed: int = 0) -
 
 
 def test_what_is_learnt_tells_the_best_trial_of_states_that_were_not_seen() -> None:
-    learnt = learn(examples(200))
+    learnt = learn(examples())
     unseen = examples(seed=1)
     hits = 0
     for inputs, chance, best in zip(unseen.evidence, unseen.chance, unseen.best, strict=True):
@@ -72,24 +72,25 @@ def test_the_policy_is_asked_with_what_it_has_learnt_and_forgets_it_afterwards(
 ) -> None:
     file = tmp_path / "learnt.json"
     file.write_text(Path(FILE).read_text("utf-8"), "utf-8")
-    states = [*states_of_policy(TASK, 1, 3, file, Path(PRIOR))]
+    states = [*states_of_policy(TASK, 1, 3, file)]
     assert 0 < len(states) <= 3
     assert not any(state.table.over[state.best] for state in states)
     assert correction.FILE == FILE
-    assert configuration_prior.FILE == PRIOR
 
 
-def test_two_sweeps_of_eight_have_names_that_the_prior_does_not_know() -> None:
-    curves = dataset(TASK)
-    unknown = [
-        sum(
-            name.startswith("unknown")
-            for name in with_unknown_names(curves, seed).hyperparameter_names
-        )
-        for seed in range(8)
-    ]
-    count = len(curves.hyperparameter_names)
-    assert unknown == [0, count, 0, 0, 0, count - count // 2, 0, 0]
+def test_the_correction_is_learnt_without_the_prior_over_configurations() -> None:
+    (state,) = states_at_random(dataset(TASK), 1, 1)
+    names = dataset(TASK).hyperparameter_names
+    unknown = {name: f"unknown {name}" for name in names}
+    renamed = tuple(
+        tuple((unknown[name], value) for name, value in configuration)
+        for configuration in state.table.configurations
+    )
+    nameless = replace(state.table, configurations=renamed)
+    assert (forecast_sweep(state.table).chance != forecast_sweep(nameless).chance).any()
+    with WITHOUT_PRIOR.applied():
+        known = forecast_sweep(state.table).chance
+    np.testing.assert_allclose(known, forecast_sweep(nameless).chance)
 
 
 def test_kinds_of_states_count_the_same_however_many_there_are() -> None:

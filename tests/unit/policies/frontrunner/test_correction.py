@@ -53,7 +53,7 @@ def positions(of: CurveTable, chance: list[float] | None = None) -> Positions:
     chances = np.where(of.over, 0.0, 1 / count) if chance is None else np.array(chance)
     scaled = np.where(of.seen, np.minimum(of.losses, 2.0), NO)
     ones = np.ones(count)
-    return Positions(chances, lowest, 0.3 * ones, 0.4 * ones, 0.0 * ones, scaled, 0.0 * ones)
+    return Positions(chances, lowest, 0.3 * ones, 0.4 * ones, 0.0 * ones, scaled)
 
 
 def column(of: CurveTable, number: int) -> list[float]:
