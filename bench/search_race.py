@@ -280,8 +280,9 @@ with that time (`in time`: the share of the others).
 
 Different: ours pause trials and may resume them; Optuna's pruners and Syne Tune's ASHA (its variant
 without pauses) end them and suggest others. Optuna and Syne Tune have their defaults, Optuna's TPE
-with `constant_liar`, Hyperband and ASHA with rungs of 1, 3, 9, ... epochs. Before it begins,
-`frontrunner` does not know a trial's configuration here.
+with `constant_liar`, Hyperband and ASHA with rungs of 1, 3, 9, ... epochs. Before a trial begins,
+`frontrunner` does not know its configuration here, afterwards the recorded one; it has learnt from
+other sweeps of the first three files.
 
 ```sh
 {COMMAND}
