@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes_ops.policies.frontrunner.configurations import Configuration, is_number
+from hermes_ops.policies.frontrunner.correction import rounded
 
 Floats = NDArray[np.float64]
 FILE = str(Path(__file__).with_name("configuration_prior.json"))
@@ -102,7 +103,7 @@ class ConfigurationPrior:
 
     def to_json(self) -> dict[str, object]:
         """Return the spaces, and the numbers, rounded to five digits."""
-        arrays = {name: _rounded(getattr(self, name)).tolist() for name in ARRAYS}
+        arrays = {name: rounded(getattr(self, name), 5).tolist() for name in ARRAYS}
         return {"spaces": sorted(map(sorted, self.spaces)), **arrays}
 
     def familiarity(self, names: Set[str]) -> float:
@@ -123,12 +124,6 @@ class ConfigurationPrior:
         """Return N scores of `values[N, P]`, NaN where one is not known."""
         scores: Floats = np.tanh(self.inputs(values) @ self.hidden + self.bias) @ self.output
         return scores
-
-
-def _rounded(array: Floats) -> Floats:
-    """Return the array with five significant digits."""
-    flat = [float(f"{value:.5g}") for value in array.ravel()]
-    return np.array(flat).reshape(array.shape)
 
 
 @lru_cache(maxsize=4)

@@ -88,7 +88,7 @@ class ChanceCorrection:
     def to_json(self) -> dict[str, object]:
         """Return the numbers, rounded to six digits."""
         arrays = {name: getattr(self, name) for name in self.__slots__}
-        return {name: _rounded(array).tolist() for name, array in arrays.items()}
+        return {name: rounded(array).tolist() for name, array in arrays.items()}
 
     def standardised(self, evidence: Floats) -> Floats:
         """Return the evidence in deviations."""
@@ -112,9 +112,9 @@ class ChanceCorrection:
         return corrected
 
 
-def _rounded(array: Floats) -> Floats:
-    """Return the array with six significant digits."""
-    flat = [float(f"{value:.6g}") for value in array.ravel()]
+def rounded(array: Floats, digits: int = 6) -> Floats:
+    """Return the array with so many significant digits."""
+    flat = [float(f"{value:.{digits}g}") for value in array.ravel()]
     return np.array(flat).reshape(array.shape)
 
 
