@@ -1,11 +1,11 @@
 """Learn the prior over configurations that `frontrunner` ships, from recorded tasks.
 
 `python -m bench.configuration_prior_learn` writes
-hermes_ops/policies/frontrunner/configuration_prior.json, in a minute. A small network learns the
-normal score of each configuration's final loss within its task, from the training tasks and those
-that were known before the split; each task counts the same. To answer for spaces that have but some
-of the hyper-parameters, each configuration is also learnt with some of them left out, the same of
-all configurations of a task.
+hermes_ops/policies/frontrunner/configuration_prior.json, in some seconds. A small network learns
+the normal score of each configuration's final loss within its task, from the training tasks and
+those that were known before the split; each task counts the same. To answer for spaces that have
+but some of the hyper-parameters, each configuration is also learnt with some of them left out, the
+same of all configurations of a task.
 
 `--without TASK,... --into FILE` learns from the others, as in `bench.frontrunner_learn`.
 """

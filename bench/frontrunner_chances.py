@@ -28,6 +28,8 @@ Counts = NDArray[np.intp]
 FIRST_SEED = 100  # sweeps of other seeds than those of `bench.frontrunner`
 MODEL = "frontrunner:correction.EXTREME=0"
 """The policy with the chances of its model, not corrected by what recorded sweeps have taught."""
+NO_PRIOR = "configuration_prior.EXTREME=0"
+"""The change with which all configurations score alike."""
 ABLATIONS = {
     "one scenario of slow trials": f"{MODEL}:forecast.SCENARIOS=[[0.4,1.0]]",
     "no slowness": f"{MODEL}:forecast.SCENARIOS=[[0.0,1.0]]:forecast.SLOW=0",
@@ -37,7 +39,7 @@ ABLATIONS = {
     "no persistence": f"{MODEL}:regression.PERSISTENCE=[0.0,1e9]",
     "variances as they are": f"{MODEL}:forecast.SURER=1.0",
     "no least chance": f"{MODEL}:forecast.UNSEEN=0",
-    "no prior over configurations": (f"{MODEL}:forecast.PRIOR_SLOPE=0:forecast.PRIOR_SLOPE_SD=0"),
+    "no prior over configurations": f"{MODEL}:{NO_PRIOR}",
 }
 """The model without a part of it."""
 

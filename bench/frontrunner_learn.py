@@ -32,7 +32,7 @@ from scipy.optimize import minimize
 
 from bench.curve_tasks import KNOWN, split, tasks
 from bench.frontrunner import TRIALS, Variant, dataset, until_best_s
-from bench.frontrunner_chances import State, random_states
+from bench.frontrunner_chances import NO_PRIOR, State, random_states
 from hermes_ops.core.model import Job, Plan, Policy, Snapshot
 from hermes_ops.policies import make_policy
 from hermes_ops.policies.frontrunner import contenders
@@ -55,9 +55,7 @@ PENALTY = 0.003  # of the squares of the weights, a task's mean nats being 1
 SMALL = 24  # trials of each fourth sweep
 SHORTEST = 12  # epochs of a sweep that is cut off
 ITERATIONS = 200
-WITHOUT_PRIOR = Variant(
-    "frontrunner", (("forecast.PRIOR_SLOPE", 0.0), ("forecast.PRIOR_SLOPE_SD", 0.0))
-)
+WITHOUT_PRIOR = Variant.parse(f"frontrunner:{NO_PRIOR}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,11 +77,12 @@ class Examples:
             np.array([state.best for state in states]),
             np.full(len(states), 1 / len(states)),
         )
-        for number, state in enumerate(states):
-            table, count = state.table, state.table.trial_count
-            positions = estimate_sweep(table).at_the_end(table.over)
-            found.chance[number, :count] = positions.chance
-            found.evidence[number, :count] = evidence(table, positions)
+        with WITHOUT_PRIOR.applied():
+            for number, state in enumerate(states):
+                table, count = state.table, state.table.trial_count
+                positions = estimate_sweep(table).at_the_end(table.over)
+                found.chance[number, :count] = positions.chance
+                found.evidence[number, :count] = evidence(table, positions)
         return found
 
     @classmethod
@@ -242,14 +241,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _at_random(task: str, sweeps: int, each: int) -> Examples:
-    with WITHOUT_PRIOR.applied():
-        return Examples.of([*states_at_random(dataset(task), sweeps, each)])
+    return Examples.of([*states_at_random(dataset(task), sweeps, each)])
 
 
 def _of_policy(sweeps: int, each: int, correction: Path, task: str) -> Examples:
-    states = [*states_of_policy(task, sweeps, each, correction)]
-    with WITHOUT_PRIOR.applied():
-        return Examples.of(states)
+    return Examples.of([*states_of_policy(task, sweeps, each, correction)])
 
 
 def _learnt(*kinds: Sequence[Examples]) -> ChanceCorrection:

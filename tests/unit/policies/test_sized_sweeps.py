@@ -105,9 +105,12 @@ def test_with_one_size_trials_run_exactly_as_under_frontrunner(gpus: str, seed: 
     curves = Path(__file__).parents[3] / "examples" / "curves" / "lcbench_adult.npz"
     workload = CurvesSource(curves, trials=6).draw(seed).workload
     segments = [
-        sorted((replace(segment, gpus=segment.gpus[1:]) for segment in found.segments), key=str)
+        simulate(workload, layout(gpus), make_policy(name, {})).segments
         for name in ("frontrunner", "elastic-frontrunner")
-        for found in [simulate(workload, layout(gpus), make_policy(name, {}))]
+    ]
+    segments = [
+        sorted((replace(each, gpus=tuple(range(len(each.gpus)))) for each in run), key=str)
+        for run in segments
     ]
     assert segments[0] == segments[1]
 

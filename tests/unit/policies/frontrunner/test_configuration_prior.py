@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hermes_ops.policies.frontrunner import CONTENDERS, contenders
 from hermes_ops.policies.frontrunner.configuration_prior import (
     ARRAYS,
     FILE,
@@ -100,11 +101,13 @@ def test_every_other_name_is_that_of_a_known_parameter() -> None:
 
 
 def test_a_value_without_a_logarithm_counts_as_an_extreme_one() -> None:
-    spaces = tuple(
-        configuration(learning_rate=rate, momentum=momentum)
-        for rate, momentum in ((0.0, 0.5), (-1.0, 1.0), (1e9, 1.5), (math.inf, 0.1))
-    )
-    assert np.isfinite(prior_scores(spaces)).all()
+    rates, momenta = (0.0, -1.0, 1e-30, 1e-2), (1.0, 1.5, 1 - 1e-14, 0.9)
+    by_rate = prior_scores(tuple(configuration(learning_rate=rate) for rate in rates))
+    by_momentum = prior_scores(tuple(configuration(momentum=value) for value in momenta))
+    for scores in (by_rate, by_momentum):
+        assert scores[0] == scores[1] == scores[2] != scores[3]
+    infinite = prior_scores((configuration(lr=math.inf), configuration(lr=1e30)))
+    assert infinite[0] == infinite[1]
 
 
 def test_the_first_trials_are_those_that_were_good_elsewhere() -> None:
@@ -115,3 +118,9 @@ def test_the_first_trials_are_those_that_were_good_elsewhere() -> None:
     chance = forecast_sweep(tabulate(jobs, ())).chance
     assert chance[1] == chance.max()
     assert chance[0] == pytest.approx(chance[2])
+
+
+def test_a_large_sweep_compares_the_new_trials_that_were_good_elsewhere() -> None:
+    configurations = [configuration(**BAD)] * CONTENDERS + [configuration(**GOOD)]
+    jobs = [job(number, configuration=each) for number, each in enumerate(configurations)]
+    assert contenders(jobs) == [*jobs[: CONTENDERS - 1], jobs[-1]]
