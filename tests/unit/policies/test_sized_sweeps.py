@@ -104,15 +104,15 @@ def test_with_one_size_trials_run_exactly_as_under_frontrunner(gpus: str, seed: 
     """Which of the GPUs of the one node a trial has may differ: the order of the grants does."""
     curves = Path(__file__).parents[3] / "examples" / "curves" / "lcbench_adult.npz"
     workload = CurvesSource(curves, trials=6).draw(seed).workload
-    segments = [
+    found = [
         simulate(workload, layout(gpus), make_policy(name, {})).segments
         for name in ("frontrunner", "elastic-frontrunner")
     ]
-    segments = [
+    first, second = (
         sorted((replace(each, gpus=tuple(range(len(each.gpus)))) for each in run), key=str)
-        for run in segments
-    ]
-    assert segments[0] == segments[1]
+        for run in found
+    )
+    assert first == second
 
 
 def test_no_trial_starts_on_so_few_gpus_that_it_reports_nothing_before_the_deadline() -> None:
