@@ -19,7 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.policies.frontrunner.configurations import Configuration, is_number
+from hermes_ops.policies.frontrunner.configurations import (
+    Configuration,
+    is_number,
+    known_trials,
+)
 from hermes_ops.policies.frontrunner.correction import rounded
 
 Floats = NDArray[np.float64]
@@ -139,6 +143,10 @@ def prior_scores(configurations: tuple[Configuration, ...]) -> Floats:
     They are the smaller, the less the space is like those from which the prior was learnt: an
     optimiser, or a network, with other hyper-parameters may want other values of the shared ones.
     """
+    known = known_trials(configurations)
+    if not known.are_all:
+        of_known: Floats = known.shares @ prior_scores(known.configurations)
+        return of_known
     values = known_values(configurations)
     if not len(values) or np.isnan(values).all():
         return np.zeros(len(configurations))

@@ -20,8 +20,52 @@ Configuration = tuple[tuple[str, Value], ...]
 DIRECTIONS = 10
 WIDTH = 0.7  # of the exponent, at the median squared distance of two configurations
 WIDTHS = (0.35, 1.2)  # of the similarities between which the data choose
+RECENT = 8  # trials of which the next one of a search may be like any
 LANDMARKS = 256  # configurations that span the directions of a larger sweep
 _NUMBER = re.compile(r"\d+$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownTrials:
+    """The R of M trials that have a configuration, and each of the M as a mean of them.
+
+    `configurations[R]`; `shares[M, R]`: 1 for a known trial itself. A trial that its search has not
+    configured yet is like one of the RECENT last ones that have been, each as likely: a search
+    improves, and what it suggests next is more like those than like the mean of all.
+    """
+
+    configurations: tuple[Configuration, ...]
+    shares: Floats
+
+    @property
+    def are_all(self) -> bool:
+        """Whether each trial has a configuration, or none has."""
+        return len(self.configurations) in (0, len(self.shares))
+
+    def kernels(self, of_known: Floats) -> Floats:
+        """Return W x M x M kernels from those of the known trials, W x R x R.
+
+        An unknown trial has the variance of a known one, and the mean covariance of those that it
+        may be like.
+        """
+        kernels: Floats = self.shares @ of_known @ self.shares.T
+        diagonal = np.arange(len(self.shares))
+        kernels[:, diagonal, diagonal] = np.diagonal(of_known, axis1=1, axis2=2) @ self.shares.T
+        return kernels
+
+
+@lru_cache(maxsize=64)
+def known_trials(configurations: tuple[Configuration, ...]) -> KnownTrials:
+    """Return which of M trials, in order of submission, have a configuration."""
+    is_known = np.array([bool(each) for each in configurations], dtype=bool)
+    rows, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
+    shares = np.zeros((len(configurations), len(rows)))
+    shares[rows, np.arange(len(rows))] = 1.0
+    if len(rows) and len(unknown):
+        before = np.flatnonzero(rows < unknown[-1])[-RECENT:]
+        recent = before if len(before) else np.arange(len(rows))
+        shares[np.ix_(unknown, recent)] = 1 / len(recent)
+    return KnownTrials(tuple(configurations[row] for row in rows), shares)
 
 
 @lru_cache(maxsize=64)
@@ -30,9 +74,14 @@ def features(configurations: tuple[Configuration, ...]) -> Floats:
 
     Numbers are replaced by their ranks, so that no scale matters; text, truth values and codes
     (whole numbers of three or more parameters that differ in a trailing number, as `op_0` ...
-    `op_13`) by one column for each value. A missing value, and a trial without a configuration,
-    is at the mean. Kernel: half linear, half Gaussian; Gaussian alone without any number.
+    `op_13`) by one column for each value. A missing value is at the mean; a trial without a
+    configuration has the mean features of the last ones (`KnownTrials`). Kernel: half linear, half
+    Gaussian; Gaussian alone without any number.
     """
+    known = known_trials(configurations)
+    if not known.are_all:
+        of_known: Floats = known.shares @ features(known.configurations)
+        return of_known
     standardised = np.zeros((len(configurations), DIRECTIONS))
     found = columns_of(configurations)
     columns = found.values
@@ -64,6 +113,9 @@ def similarities(
 
     `relevance`: how much each hyper-parameter counts in a squared distance; empty: 1.
     """
+    known = known_trials(configurations)
+    if not known.are_all:
+        return known.kernels(similarities(known.configurations, relevance))
     found = columns_of(configurations)
     columns = found.values
     if not found.owners or len(configurations) < 3:
