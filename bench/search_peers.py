@@ -1,4 +1,4 @@
-"""The searches of other packages: Optuna's TPE with its pruners, Syne Tune's ASHA.
+"""The searches of other packages: Optuna's TPE with its pruners, Syne Tune's ASHA and DyHPO.
 
 They are not in the project's own environment: `requirements-bench.lock` has them.
 """
@@ -18,10 +18,16 @@ REDUCTION = 3
 
 
 class Peer(Protocol):
-    """A search and its scheduler, asked by one GPU after the other; a stopped trial is over."""
+    """A search and its scheduler, asked by one GPU after the other; `resumes`: paused trials."""
+
+    resumes: bool
 
     def next_trial(self) -> tuple[int, Config]:
-        """Return a new trial for a free GPU, with its configuration."""
+        """Return a new or a paused trial for a free GPU, with its configuration."""
+        ...
+
+    def begin(self, trial: int) -> None:
+        """Tell that a new trial begins."""
         ...
 
     def trains_on(self, trial: int, epoch: int, loss: float, *, is_last: bool) -> bool:
@@ -31,6 +37,8 @@ class Peer(Protocol):
 
 class OptunaPeer:
     """A study of Optuna with its TPE, told which trials run (`constant_liar`), and a pruner."""
+
+    resumes = False
 
     def __init__(self, first: Sequence[Config], seed: int, pruner: Any) -> None:  # noqa: ANN401
         import optuna
@@ -48,6 +56,9 @@ class OptunaPeer:
         self._trials.append(trial)
         return trial.number, {name: trial.suggest_float(name, 0.0, 1.0) for name in self._names}
 
+    def begin(self, trial: int) -> None:
+        """Do nothing: the study knows its trials."""
+
     def trains_on(self, trial: int, epoch: int, loss: float, *, is_last: bool) -> bool:
         """Report, and ask whether to prune."""
         from optuna.trial import TrialState
@@ -64,33 +75,50 @@ class OptunaPeer:
 
 
 class SyneTunePeer:
-    """Syne Tune's ASHA, its variant that stops trials, with one of its searchers."""
+    """A scheduler of Syne Tune with its searcher.
 
-    def __init__(self, searcher: str, first: Sequence[Config], epochs: int, seed: int) -> None:
+    ASHA is the variant that stops trials; DyHPO pauses them, and may resume them.
+    """
+
+    def __init__(self, scheduler: str, first: Sequence[Config], epochs: int, seed: int) -> None:
         from syne_tune.config_space import uniform
-        from syne_tune.optimizer.schedulers.asha import AsynchronousSuccessiveHalving
+        from syne_tune.optimizer import baselines
 
-        self._scheduler = AsynchronousSuccessiveHalving(
-            {name: uniform(0.0, 1.0) for name in first[0]},
-            "loss",
-            searcher=searcher,
-            time_attr="epoch",
-            max_t=epochs,
-            reduction_factor=REDUCTION,
+        options = {"grace_period": 1, "reduction_factor": REDUCTION} if scheduler == "ASHA" else {}
+        self._scheduler = getattr(baselines, scheduler)(
+            {**{name: uniform(0.0, 1.0) for name in first[0]}, "epochs": epochs},
+            metric="loss",
+            mode="min",
+            resource_attr="epoch",
+            max_resource_attr="epochs",
             random_seed=seed,
-            searcher_kwargs={"points_to_evaluate": [dict(config) for config in first]},
+            points_to_evaluate=[dict(config) for config in first],
+            search_options={"debug_log": False},
+            **options,
         )
+        self.resumes = scheduler == "DyHPO"
         self._trials: list[Any] = []
+        self._begun: set[int] = set()
 
     def next_trial(self) -> tuple[int, Config]:
-        """Ask for a new trial."""
+        """Ask for a trial; one that was suggested last and has not begun has failed."""
         from syne_tune.backend.trial_status import Trial
 
-        suggestion = self._scheduler.suggest()
-        trial = Trial(len(self._trials), suggestion.config, datetime(2000, 1, 1, tzinfo=UTC))
-        self._trials.append(trial)
-        self._scheduler.on_trial_add(trial)
-        return trial.trial_id, suggestion.config
+        if self._trials and self._trials[-1].trial_id not in self._begun:
+            self._scheduler.on_trial_error(self._trials[-1])
+            self._begun.add(self._trials[-1].trial_id)
+        number = len(self._trials)
+        suggestion = self._scheduler.suggest(number)
+        if not suggestion.spawn_new_trial_id:
+            number = suggestion.checkpoint_trial_id
+            return number, self._trials[number].config
+        self._trials.append(Trial(number, suggestion.config, datetime(2000, 1, 1, tzinfo=UTC)))
+        return number, suggestion.config
+
+    def begin(self, trial: int) -> None:
+        """Register the trial."""
+        self._begun.add(trial)
+        self._scheduler.on_trial_add(self._trials[trial])
 
     def trains_on(self, trial: int, epoch: int, loss: float, *, is_last: bool) -> bool:
         """Report, and return the scheduler's decision."""
@@ -118,7 +146,8 @@ PEERS: dict[str, tuple[str, Callable[[Sequence[Config], int, int], Peer]]] = {
     "Optuna TPE": ("optuna", partial(_optuna, "none")),
     "Optuna TPE + Hyperband": ("optuna", partial(_optuna, "hyperband")),
     "Optuna TPE + median": ("optuna", partial(_optuna, "median")),
-    "Syne Tune ASHA + random": ("syne-tune", partial(SyneTunePeer, "random_search")),
+    "Syne Tune ASHA + random": ("syne-tune", partial(SyneTunePeer, "ASHA")),
+    "Syne Tune DyHPO": ("syne-tune", partial(SyneTunePeer, "DyHPO")),
 }
 
 

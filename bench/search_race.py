@@ -15,7 +15,7 @@ import heapq
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import exp, inf
 from typing import Any
 
@@ -48,10 +48,11 @@ TASKS = ("lcbench_fashion_mnist", "lcbench_adult", "lcbench_sylvine", "mlp_digit
 TRIALS = 128
 BEST_OF = 64
 STARTUP_TRIALS = 10
+ATTEMPTS = 20
 OURS = tuple(f"{policy} + {search}" for search in ("tpe", "random")
              for policy in ("fifo", "asha", "frontrunner"))  # fmt: skip
 BASE, BEST = "fifo + tpe", "frontrunner + tpe"
-SEEDS = 5
+SEEDS = 20
 COMMAND = "make compare-search"
 
 
@@ -155,37 +156,64 @@ def ours_s(entrant: str, table: SurrogateTable, seed: int) -> float:
     return cluster.now_s
 
 
-def peer_s(peer: Peer, table: SurrogateTable) -> float:
-    """Return the seconds until another package's search has shown the target.
+@dataclass(slots=True)
+class PeerRace:
+    """Another package's search on a table.
 
     Each GPU asks for a trial, trains it epoch by epoch, and asks again once it has ended or was
-    stopped.
+    stopped or paused. One that is offered a trial more than there may be asks again at the next
+    epoch of another.
     """
-    curves, target = table.curves, table.target
-    rows: dict[int, int] = {}
-    epochs: dict[int, int] = {}
-    ends: list[tuple[float, int, int]] = []  # of an epoch: time, GPU, its trial
 
-    def begin(now_s: float, gpu: int) -> None:
-        if len(rows) < TRIALS:
-            trial, config = peer.next_trial()
-            rows[trial], epochs[trial] = table.nearest(config, tuple(rows.values())), 0
-            heapq.heappush(ends, (now_s + _epoch_s(curves, rows[trial], 0), gpu, trial))
+    peer: Peer
+    table: SurrogateTable
+    rows: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    idle: list[int] = field(default_factory=lambda: list(range(int(GPUS))))
+    ends: list[tuple[float, int, int]] = field(default_factory=list)
+    """The ends of epochs: time, GPU and trial."""
 
-    for gpu in range(int(GPUS)):
-        begin(0.0, gpu)
-    while ends:
-        now_s, gpu, trial = heapq.heappop(ends)
-        loss = float(curves.val_loss[rows[trial], epochs[trial]])
-        if loss <= target or now_s > table.limit_s:
-            return now_s
-        epochs[trial] += 1
-        if peer.trains_on(trial, epochs[trial], loss, is_last=epochs[trial] == curves.epochs):
-            epoch_s = _epoch_s(curves, rows[trial], epochs[trial])
-            heapq.heappush(ends, (now_s + epoch_s, gpu, trial))
-        else:
-            begin(now_s, gpu)
-    return inf
+    def run_s(self) -> float:
+        """Return the seconds until the target is shown; infinite if it never is."""
+        curves = self.table.curves
+        self._ask(0.0)
+        while self.ends:
+            now_s, gpu, trial = heapq.heappop(self.ends)
+            loss = float(curves.val_loss[self.rows[trial], self.epochs[trial]])
+            if loss <= self.table.target or now_s > self.table.limit_s:
+                return now_s
+            self.epochs[trial] += 1
+            is_last = self.epochs[trial] == curves.epochs
+            if self.peer.trains_on(trial, self.epochs[trial], loss, is_last=is_last):
+                self._train(now_s, gpu, trial)
+            else:
+                self.idle.append(gpu)
+            self._ask(now_s)
+        return inf
+
+    def _ask(self, now_s: float) -> None:
+        while self.idle and (trial := self._next_trial()) is not None:
+            self._train(now_s, self.idle.pop(0), trial)
+
+    def _next_trial(self) -> int | None:
+        """Return the trial that the search offers; None for one more than there may be.
+
+        A search that resumes trials is asked again, as it draws which it does.
+        """
+        for _ in range(ATTEMPTS if self.peer.resumes else 1):
+            trial, config = self.peer.next_trial()
+            if trial in self.rows:
+                return trial
+            if len(self.rows) < TRIALS:
+                self.peer.begin(trial)
+                self.rows[trial] = self.table.nearest(config, tuple(self.rows.values()))
+                self.epochs[trial] = 0
+                return trial
+        return None
+
+    def _train(self, now_s: float, gpu: int, trial: int) -> None:
+        epoch_s = _epoch_s(self.table.curves, self.rows[trial], self.epochs[trial])
+        heapq.heappush(self.ends, (now_s + epoch_s, gpu, trial))
 
 
 def _epoch_s(curves: CurveDataset, row: int, epoch: int) -> float:
@@ -229,7 +257,8 @@ def _time_s(entrant: str, table: SurrogateTable, seed: int) -> float:
         return ours_s(entrant, table, seed)
     draw = RandomSampler(_space(table), seed)
     first = [draw.ask(number, ()) for number in range(STARTUP_TRIALS)]
-    return peer_s(search_peers.make(entrant, first, table.curves.epochs, seed), table)
+    peer = search_peers.make(entrant, first, table.curves.epochs, seed)
+    return PeerRace(peer, table).run_s()
 
 
 def _space(table: SurrogateTable) -> Feasible:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ PACE_SCALES = (0.3, 1.0, 3.0)
 PACE_REACH = 2.0  # log units from the usual pace of a stage: beyond it a clock has stood still
 SLOW_GAIN = 3.0  # of a trial one deviation slower a step, over the mean of two recorded families
 SLOW_REACH = 2.0  # deviations: a slower trial still is not expected to fall further still
+SPREAD_PRIOR = (0.107, 3.0)  # of the first losses: its variance, worth so many trials
 SCENARIOS = ((1.0, 0.4), (0.0, 0.6))  # share of SLOW_GAIN, probability: slow trials fall further?
 
 
@@ -231,11 +232,13 @@ def _scaled(table: CurveTable) -> Floats:
     loss_range = max(median_first - lowest, 1e-9 * (1.0 + abs(lowest)))
     scaled = log_losses(losses, lowest, loss_range)
     first_scaled = scaled[seen[:, 0], 0]
-    spread = np.sqrt((first_scaled.var() * len(first_scaled) + 0.48) / (len(first_scaled) + 3))
+    variance, trials = SPREAD_PRIOR
+    total = first_scaled.var() * len(first_scaled) + variance * trials
+    spread = np.sqrt(total / (len(first_scaled) + trials))
     return scaled / max(float(spread), 1e-3)
 
 
-MODEL_ERRORS = ((0.0, 0.4), (0.5, 0.2), (1.0, 0.2), (2.0, 0.2))  # error of the model, its chance
+MODEL_ERRORS = ((0.0, 0.6), (0.5, 0.2), (1.0, 0.2), (3.0, 0.133))  # the model's, with their weights
 BINS = 48
 UNSEEN = 3e-4  # the least chance of a trial, whatever the model says
 SURER = 0.85  # recorded final losses, over the forecasts' standard deviations
@@ -255,8 +258,8 @@ def chances(mean: Floats, sd: Floats, is_running: NDArray[np.bool_], record: flo
     expected, error_sd = mean[is_running], np.maximum(SURER * sd[is_running], 1e-4)
     usual_sd = np.sqrt((error_sd**2).mean())
     wins = sum(
-        probability * _wins(expected, np.hypot(error_sd, error * usual_sd), record)
-        for error, probability in MODEL_ERRORS
+        weight * _wins(expected, np.hypot(error_sd, error * usual_sd), record)
+        for error, weight in MODEL_ERRORS
     )
     total = float(np.sum(wins))
     win_share = wins / total if total > 1e-300 else np.full(len(expected), 1 / len(expected))
@@ -277,9 +280,11 @@ def _wins(mean: Floats, sd: Floats, record: float) -> Floats:
     return wins
 
 
-SIGNALS = (0.1, 0.5, 1.2)  # variance explained by hyper-parameters, over that of the estimates
-NUGGETS = (0.08, 0.3, 0.8)  # variance that no other trial explains, over that of the estimates
-SLOW = 0.3  # mean and sd of how much lower a trial one deviation slower ends, likewise
+SIGNAL = 0.938  # variance explained by hyper-parameters, over that of the estimates
+NUGGET = 0.3  # variance that no other trial explains, likewise
+LEAST_BETWEEN = 0.02  # added to the variance of the final losses between trials
+SPREAD_WEIGHT = 2.0  # trials that the spread of the regressions is worth in that variance
+SLOW = 0.16  # mean and sd of how much lower a trial one deviation slower ends, likewise
 PRIOR_SLOPE = 1.0  # of the final losses on the scores of the learned prior, in the same unit
 PRIOR_SLOPE_SD = 0.3  # of that slope, between tasks
 PRIOR_RESIDUAL = 0.7  # sd of the final losses that these scores leave
@@ -337,10 +342,10 @@ def pool_estimates(
     """Forecast the final losses in each scenario, by a Gaussian process.
 
     Its inputs are the hyper-parameters and the slowness; trials that have begun are its data. The
-    kernels of a family, the signal variance and the nugget (variance of each trial's own) are
-    averaged by their evidence. The families count alike, whatever their evidence: weights of
-    hyper-parameters that were chosen by it are too sure. `gains`, 0 to 1: how much lower slow
-    trials end in each scenario. The scenarios share one covariance, from their mean variances.
+    kernels of a family are averaged by their evidence. The families count alike, whatever their
+    evidence: weights of hyper-parameters that were chosen by it are too sure. `gains`, 0 to 1: how
+    much lower slow trials end in each scenario. The scenarios share one covariance, from their mean
+    variances.
     """
     observations = _observe(scenarios, gains, trial_set)
     slowness = trial_set.slowness
@@ -350,8 +355,8 @@ def pool_estimates(
     common_covariance = SLOW**2 * np.outer(slowness, slowness) + np.outer(scores, scores) + COMMON
     unit = observations.signal_variance
     posteriors = [
-        _posterior(observations, unit * (signal * kernel + common_covariance), unit * nugget)
-        for kernel, signal, nugget in product(chain(*families), SIGNALS, NUGGETS)
+        _posterior(observations, unit * (SIGNAL * kernel + common_covariance), unit * NUGGET)
+        for kernel in chain(*families)
     ]
     columns = zip(*posteriors, strict=True)
     evidence, mean, variance, without_curve = (np.array(column) for column in columns)
@@ -401,12 +406,13 @@ def _observe(
 def _level_and_variance(scenario: FinalLosses, has_begun: NDArray[np.bool_]) -> tuple[float, float]:
     """Return the mean level of the final losses and their variance, from the curves alone."""
     mean, noise = scenario.mean[has_begun], scenario.variance[has_begun]
-    between_variance = float(mean.var()) + 0.02
+    between_variance = float(mean.var()) + LEAST_BETWEEN
     weight = 1 / (noise + between_variance)
     level = float(weight @ mean / weight.sum())
     weight = 1 / (noise + COMMON * between_variance)
     observed_variance = float(weight @ (mean - level) ** 2 / weight.sum())
-    return level, (observed_variance * len(mean) + 2 * scenario.spread**2) / (len(mean) + 2)
+    prior = SPREAD_WEIGHT * scenario.spread**2
+    return level, (observed_variance * len(mean) + prior) / (len(mean) + SPREAD_WEIGHT)
 
 
 def _posterior(

@@ -93,10 +93,13 @@ def normal_levels() -> Floats:
 
 FIRST_NOISE = 0.1  # of the first stage, over the spread of first losses
 GROWTH = 1.2  # of the expected residual from one stage to the next
-NOISE_RANGE = (0.02, 1.0)  # of that expectation
+NOISE_RANGE = (0.02, 0.534)  # of that expectation
 PRIOR_WEIGHT = 3.0
-PERSISTENCE = (0.35, 20.0)  # of residuals from stage to stage: its prior, worth so many pairs
 KEPT_OF_PRIOR = 0.5  # of earlier trials, at each stage those with the lower losses
+LEVEL_EFFECT = (-0.0266, -0.08)  # of the prior of a drop: at depth 0, and added by the last depth
+SLOPE_EFFECT = (0.9, -0.562)  # likewise
+SLOW_EFFECT = (0.0133, 0.0333)  # likewise, of a slower trial: one deviation, times the gain
+EFFECT_SDS = (1.0, 0.08, 0.375, 0.0426)  # of a drop; of its effects of level, slope, slowness
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,11 +136,9 @@ class StageRegressions:
     gain: float
     fits: list[Posterior] = field(init=False, default_factory=list)
     mean_levels: list[float] = field(init=False, default_factory=list)
-    residuals: Floats = field(init=False)
     spread: float = field(init=False, default=1.0)
 
     def __post_init__(self) -> None:
-        self.residuals = np.full_like(self.scaled, np.nan)
         noise, mean_level = FIRST_NOISE, 0.0
         for stage in range(1, self.scaled.shape[1]):
             before = self.scaled[:, stage - 1]
@@ -153,13 +154,12 @@ class StageRegressions:
 
     def final_losses(self) -> FinalLosses:
         """Follow the regressions from each trial's depth to its last step."""
-        persistence = self._persistence()
-        variance_to = self._variance_to(persistence)
+        variance_to = self._variance_to()
         variance_by_depth = variance_to[-1]
         reached = (~np.isnan(self.scaled)).sum(axis=1)
         lowest = np.fmin.reduce(self.scaled, axis=1)
         variance = np.where(reached > 0, variance_by_depth[np.maximum(reached, 1) - 1], np.nan)
-        path = self._follow(persistence)
+        path = self._follow()
         mean = np.fmin(path[:, -1], lowest)
         return FinalLosses(mean, variance, variance_by_depth, self.spread, path, variance_to)
 
@@ -180,58 +180,37 @@ class StageRegressions:
             slope = (before - self.scaled[:, stage - 2]) * growth
         regressors = (np.ones_like(before), before - mean_level, slope, self.slowness)
         rows, drops = np.stack(regressors, axis=1)[is_chosen], (after - before)[is_chosen]
-        posterior = fit(rows, drops, _prior(stage, self.table.depths, noise, self.gain))
-        residuals = drops - rows @ posterior.mean
-        relative = residuals / max(posterior.noise, 1e-6)
-        self.residuals[is_chosen, stage] = np.clip(relative, -3.0, 3.0)
-        return posterior
+        return fit(rows, drops, _prior(stage, self.table.depths, noise, self.gain))
 
-    def _persistence(self) -> float:
-        """Return the correlation of the residuals of consecutive stages, 0 to 0.9."""
-        early, late = self.residuals[:, 2:-1], self.residuals[:, 3:]
-        pairs = ~np.isnan(early) & ~np.isnan(late)
-        first, second = early[pairs], late[pairs]
-        prior, weight = PERSISTENCE
-        norm = np.sqrt((first @ first) * (second @ second))
-        correlation = (first @ second + prior * weight) / (norm + weight)
-        return float(np.clip(correlation, 0.0, 0.9))
-
-    def _follow(self, persistence: float) -> Floats:
+    def _follow(self) -> Floats:
         """Return M x K: the expected loss at each depth; NaN for a trial that has not begun."""
         level = self.scaled[:, 0]
         path = [level]
-        slope, error = np.zeros_like(level), np.zeros_like(level)
+        slope = np.zeros_like(level)
         for stage in range(1, self.scaled.shape[1]):
             mean, ratio = self.fits[stage - 1].mean, self._ratio(stage)
-            error = error * (persistence if stage > 2 else 0.0)
-            drop = (
-                mean[0] + mean[1] * (level - self.mean_levels[stage - 1]) + mean[2] * ratio * slope
-            )
-            drop = drop + mean[3] * self.slowness + self.fits[stage - 1].noise * error
+            above = level - self.mean_levels[stage - 1]
+            drop = mean @ np.stack([np.ones_like(level), above, ratio * slope, self.slowness])
             seen = self.scaled[:, stage]
             after = np.where(np.isnan(seen), level + drop, seen)
-            residual = np.nan_to_num(self.residuals[:, stage])
-            error = np.where(np.isnan(seen), error, residual)
             slope, level = (after - level) / ratio, after
             path.append(level)
         return np.stack(path, axis=1)
 
-    def _variance_to(self, persistence: float) -> Floats:
+    def _variance_to(self) -> Floats:
         """Return K x K: the variance of the loss at each depth, by the depth that is known.
 
-        It is that of a linear process of (level, slope, error).
+        It is that of a linear process of (level, slope).
         """
         stages = self.scaled.shape[1]
-        covariance = np.zeros((stages, 3, 3))
+        covariance = np.zeros((stages, 2, 2))
         variance = np.zeros((stages, stages))
         for stage in range(1, stages):
             mean, noise = self.fits[stage - 1].mean, self.fits[stage - 1].noise
-            ratio, carried = self._ratio(stage), persistence if stage > 2 else 0.0
-            independent_share = np.sqrt(1 - carried**2)
-            drop = np.array([mean[1], mean[2] * ratio, noise * carried])
-            level = drop + np.array([1.0, 0.0, 0.0])
-            transition = np.stack([level, drop / ratio, [0.0, 0.0, carried]])
-            innovation = independent_share * np.array([noise, noise / ratio, 1.0])
+            ratio = self._ratio(stage)
+            drop = np.array([mean[1], mean[2] * ratio])
+            transition = np.stack([drop + np.array([1.0, 0.0]), drop / ratio])
+            innovation = noise * np.array([1.0, 1 / ratio])
             added = np.outer(innovation, innovation)
             covariance[:stage] = transition @ covariance[:stage] @ transition.T + added
             variance[stage] = covariance[:, 0, 0]
@@ -244,9 +223,17 @@ def _prior(stage: int, depths: tuple[int, ...], noise: float, gain: float) -> Re
     The slope continues, a little weaker later; worse trials catch up a little; trials that are
     slower per step fall a little further. Read off two families of recorded curves, and widened.
     """
-    share = depths[stage] / depths[-1]
-    later = stage > 1
-    slope = 0.9 - 0.3 * share if later else 0.0
-    mean = np.array([0.0, -0.05 - 0.15 * share**2, slope, -gain * (0.02 + 0.05 * share)])
-    sd = np.array([1.0, 0.15 * (1 + share), 0.3 if later else 1e-3, 0.08])
+    share, is_first = depths[stage] / depths[-1], stage == 1
+    (level, later_level), (slope, later_slope) = LEVEL_EFFECT, SLOPE_EFFECT
+    slow, later_slow = SLOW_EFFECT
+    mean = np.array(
+        [
+            0.0,
+            level + later_level * share**2,
+            0.0 if is_first else slope + later_slope * share,
+            -gain * (slow + later_slow * share),
+        ]
+    )
+    drop_sd, level_sd, slope_sd, slow_sd = EFFECT_SDS
+    sd = np.array([drop_sd, level_sd * (1 + share), 1e-3 if is_first else slope_sd, slow_sd])
     return RegressionPrior(mean, sd, (1.0,), noise, PRIOR_WEIGHT)

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
 PAST = 128  # earlier trials that are learnt from, the last ones handed over
 LAST_SHARE = 0.85  # a depth nearer to the end than this is left out
-WARP = 0.25  # of a range of losses: below it their scale is nearly linear
+WARP = 0.134  # of a range of losses: below it their scale is nearly linear
 CEILING = 8.0  # of that range: a loss beyond it, or none that is finite, counts as this
 
 

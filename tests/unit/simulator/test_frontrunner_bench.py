@@ -69,11 +69,12 @@ def test_a_simulation_until_the_best_trial_ends_takes_the_time_of_the_whole_one(
 
 
 def test_a_variant_sets_its_constants_only_while_it_is_applied() -> None:
-    variant = Variant.parse("frontrunner:forecast.SURER=0.5:forecast.SIGNALS=[1, 2, 3]")
-    before = forecast.SURER, forecast.SIGNALS
+    variant = Variant.parse("frontrunner:forecast.SURER=0.5:forecast.MODEL_ERRORS=[[0.0, 1.0]]")
+    before = forecast.SURER, forecast.MODEL_ERRORS
     with variant.applied():
-        assert (forecast.SURER, forecast.SIGNALS) == (0.5, (1, 2, 3))
-    assert before == (forecast.SURER, forecast.SIGNALS)
+        assert forecast.SURER == 0.5
+        assert list(forecast.MODEL_ERRORS) == [(0.0, 1.0)]
+    assert before == (forecast.SURER, forecast.MODEL_ERRORS)
 
 
 @pytest.mark.parametrize("name", sorted(ABLATIONS))

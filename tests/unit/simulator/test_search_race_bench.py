@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from bench import search_race as bench
-from bench.search_race import SurrogateTable, ours_s, peer_s
+from bench.frontrunner import GPUS
+from bench.search_peers import Peer
+from bench.search_race import PeerRace, SurrogateTable, ours_s
 from hermes_ops.simulator.curves import CurveDataset
 
 EPOCHS = 4
@@ -32,15 +34,44 @@ class Listed:
     units: list[float]
     worst: float = inf
     asked: int = 0
+    resumes: bool = False
 
     def next_trial(self) -> tuple[int, Mapping[str, Any]]:
         """Return the next of the list; after its end its first."""
         self.asked += 1
         return self.asked - 1, {"x": self.units[(self.asked - 1) % len(self.units)]}
 
+    def begin(self, trial: int) -> None:
+        """Know all trials already."""
+
     def trains_on(self, trial: int, epoch: int, loss: float, *, is_last: bool) -> bool:
         """Stop what is worse than the limit."""
         return not is_last and loss <= self.worst
+
+
+@dataclass
+class Pausing(Listed):
+    """The same, which pauses each trial after an epoch and resumes the first that is not over."""
+
+    resumes: bool = True
+    paused: list[int] = field(default_factory=list)
+
+    def next_trial(self) -> tuple[int, Mapping[str, Any]]:
+        """Return the first paused trial, once half of the list has been asked for."""
+        if self.asked < len(self.units) // 2 or not self.paused:
+            return Listed.next_trial(self)
+        return self.paused.pop(0), {}
+
+    def trains_on(self, trial: int, epoch: int, loss: float, *, is_last: bool) -> bool:
+        """Pause the trial."""
+        if not is_last:
+            self.paused.append(trial)
+        return False
+
+
+def peer_s(peer: Peer, on: SurrogateTable) -> float:
+    """Return the seconds of a race."""
+    return PeerRace(peer, on).run_s()
 
 
 def test_a_suggestion_trains_as_the_nearest_recorded_configuration_that_is_unused() -> None:
@@ -61,6 +92,21 @@ def test_a_stopped_trial_frees_its_gpu_for_the_next_suggestion() -> None:
     slow, soon = ([0.0] * 4 + [1.0], inf), ([0.0] * 4 + [1.0], 0.05)
     times_s = [peer_s(Listed(*kind), table()) for kind in (slow, soon)]
     assert times_s == [2 * EPOCHS, 1 + EPOCHS]
+
+
+def test_a_paused_trial_resumes_after_its_last_epoch() -> None:
+    race = PeerRace(Pausing([0.0, 0.1, 0.2, 1.0] * 2), table())
+    assert race.run_s() == EPOCHS
+    assert race.epochs[3] == EPOCHS - 1
+
+
+def test_a_search_that_resumes_is_asked_again_when_no_new_trial_may_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "TRIALS", int(GPUS))
+    race = PeerRace(Pausing([1.0, 0.0, 0.1, 0.2] * 3), table())
+    assert race.run_s() == EPOCHS
+    assert set(race.rows) == set(range(int(GPUS)))
 
 
 def test_a_peer_that_stops_every_good_trial_is_never_in_time(
