@@ -16,7 +16,8 @@ def with_sweep_rules(
 ) -> Policy[Any]:
     """Wrap the policy in each sweep's early stopping, its limit of parallel trials and its search.
 
-    `open_per_gpu`: trials for each GPU that a sweep whose search learns may have open; None: all.
+    `open_per_gpu`: trials for each GPU that a sweep whose search learns may have open without a
+    loss; None: all.
     """
     configs_by_id = {SweepId(s): config for s, config in sorted(configs.items())}
     limits = ((s, config.budget.max_parallel) for s, config in configs_by_id.items())

@@ -1,4 +1,4 @@
-"""Limits of a sweep: trials that train at once, and trials open while its search learns."""
+"""Limits of a sweep: trials that train at once, and open trials of which a search knows nothing."""
 
 from __future__ import annotations
 
@@ -119,11 +119,13 @@ class OpenForLearning(Wrapper[M]):
     """Any policy, but a search that learns has results before it gives configurations away.
 
     Of each sweep in `learning`, whose trials get their configurations from earlier results as
-    they are opened, at most `per_gpu` (at least 1) trials for each GPU of the pool are open. The
-    inner policy does not see pending trials beyond that, so their GPUs go to others, nor the
-    configurations of those it sees, which a replay knows before they are drawn. The bound is the
-    threshold of Hermes' queues (Son et al. 2021, Algorithm 1), for every policy and for each
-    sweep on its own: both are our choice.
+    they are opened, at most `per_gpu` (at least 1) trials for each GPU of the pool are open without
+    a reported loss. One that has reported counts no more, ended or not: the search knows its loss
+    so far. The inner policy does not see pending trials beyond that, so their GPUs go to others,
+    nor the configurations of those it sees, which a replay knows before they are drawn. The bound
+    is the threshold of Hermes' queues (Son et al. 2021, Algorithm 1), for every policy, for each
+    sweep on its own, and for trials without a loss alone: all three are our choice. To count all
+    open trials makes policies that pause trials find good ones later (docs/frontrunner.md).
     """
 
     learning: frozenset[SweepId]
@@ -144,8 +146,8 @@ class OpenForLearning(Wrapper[M]):
         plan, after = self.policy.decide(replace(snapshot, jobs=seen), memory)
         why = Reason(
             f"waits to be opened: its search learns from results, so {most} trials of its sweep "
-            "at most are open at once",
-            would_change="one of them ending, or a larger open_per_gpu",
+            "at most are open without one",
+            would_change="one of them reporting a loss, or a larger guard_open",
         )
         return replace(plan, reasons=overlay(plan.reasons, dict.fromkeys(hidden, why))), after
 
@@ -157,7 +159,7 @@ def _beyond(snapshot: Snapshot, learning: frozenset[SweepId], most: int) -> set[
     """Return the pending trials of learning sweeps beyond the bound, the last ones first."""
     room = dict.fromkeys(learning, most)
     for job in snapshot.jobs:
-        if job.sweep in room and job.is_open:
+        if job.sweep in room and job.is_open and not job.curve:
             room[job.sweep] -= 1
     hidden: set[JobId] = set()
     for job in snapshot.queue:

@@ -25,22 +25,33 @@ def plan(*jobs: Job, gpus: int = 2, per_gpu: int = 2, name: str = "fifo") -> Pla
     return found
 
 
-def test_a_search_that_learns_opens_no_more_trials_than_the_bound() -> None:
-    open_ones = (trial(0, 1.0), trial(1, 1.0), trial(2, 1.0))
-    full = (*open_ones, trial(3, 1.0, gpu=0), trial(4), trial(5))
-    assert len(begun := granted(plan(*full, name="asha"))) == 2
-    assert {"s/4", "s/5"}.isdisjoint(begun)
-    assert granted(plan(*open_ones[:1], trial(4), trial(5), name="asha")) == ["s/4", "s/5"]
+def unread(number: int, phase: Phase = Phase.WAITING) -> Job:
+    """Return an open trial without a loss."""
+    return replace(trial(number), phase=phase)
+
+
+def test_a_search_that_learns_opens_no_more_trials_without_a_loss_than_the_bound() -> None:
+    full = (*(unread(n) for n in range(3)), unread(3, Phase.STOPPING), trial(4), trial(5))
+    assert {"s/4", "s/5"}.isdisjoint(granted(plan(*full, name="asha")))
+    assert granted(plan(unread(0, Phase.STOPPING), trial(4), trial(5), name="asha")) == [
+        "s/4",
+        "s/5",
+    ]
+
+
+def test_a_trial_that_has_reported_a_loss_leaves_its_room_to_another() -> None:
+    paused = [trial(n, 1.0) for n in range(9)]
+    assert "s/9" in granted(plan(*paused, trial(9), gpus=4, per_gpu=1, name="asha"))
 
 
 def test_the_gpus_that_a_search_may_not_use_go_to_another_sweep() -> None:
-    stuck = [replace(trial(n, 1.0), phase=Phase.STOPPING) for n in range(4)]
+    stuck = [unread(n, Phase.STOPPING) for n in range(4)]
     other = replace(trial(9), sweep=SweepId("t"))
     assert granted(plan(*stuck, trial(4), other)) == ["s/9"]
 
 
 def test_a_trial_that_is_not_opened_yet_has_that_as_its_reason() -> None:
-    found = plan(*(trial(n, 1.0) for n in range(4)), trial(4))
+    found = plan(*(unread(n) for n in range(4)), trial(4))
     assert "learns from results, so 4 trials" in found.reasons[trial(4).id].text
 
 
@@ -74,15 +85,22 @@ PHASES = st.sampled_from([Phase.PENDING, Phase.WAITING, Phase.STOPPING, Phase.EN
 
 
 @pytest.mark.parametrize("name", ["fifo", "asha", "frontrunner"])
-@given(phases=st.lists(PHASES, max_size=12), gpus=st.integers(1, 4), per_gpu=st.integers(1, 3))
+@given(
+    states=st.lists(st.tuples(PHASES, st.booleans()), max_size=12),
+    gpus=st.integers(1, 4),
+    per_gpu=st.integers(1, 3),
+)
 def test_no_plan_opens_more_trials_of_a_learning_sweep_than_there_is_room_for(
-    name: str, phases: list[Phase], gpus: int, per_gpu: int
+    name: str, states: list[tuple[Phase, bool]], gpus: int, per_gpu: int
 ) -> None:
-    jobs = [replace(trial(n), phase=phase) for n, phase in enumerate(phases)]
+    jobs = [
+        replace(trial(n, *[1.0] * (reports and phase is not Phase.PENDING)), phase=phase)
+        for n, (phase, reports) in enumerate(states)
+    ]
     found = plan(*jobs, gpus=gpus, per_gpu=per_gpu, name=name)
-    begun = sum(job.is_open for job in jobs)
+    unknown = sum(job.is_open and not job.curve for job in jobs)
     opened = {grant.job for grant in found.grants if grant.job in {
         job.id for job in jobs if job.phase is Phase.PENDING}}  # fmt: skip
-    assert len(opened) <= max(0, gpus * per_gpu - begun)
+    assert len(opened) <= max(0, gpus * per_gpu - unknown)
     assert found.reasons.keys() >= {job.id for job in jobs if job.phase in (
         Phase.PENDING, Phase.WAITING)}  # fmt: skip

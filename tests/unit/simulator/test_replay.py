@@ -134,21 +134,21 @@ def test_the_policy_is_within_the_guards_of_a_live_pool_unless_they_are_taken_of
     assert calm == 0
 
 
-def test_a_search_that_learns_has_no_more_trials_open_than_in_a_live_pool() -> None:
-    works = [work(n, [4, 3, 2, 1]) for n in range(4)]
+def test_a_search_that_learns_has_no_more_trials_without_a_loss_than_in_a_live_pool() -> None:
+    from_step_2 = tuple(Point(step, 1.0 / step, float(step)) for step in (2, 3, 4))
+    works = [work(n, [4, 3, 2, 1], curve=from_step_2) for n in range(4)]
 
     def first_starts(algorithm: str, *, guards: bool = True, **options: Any) -> list[float | None]:
         given = config().search.model_dump(mode="json") | {"algorithm": algorithm}
-        settings = ReplaySettings(
-            "fair", {"quantum_steps": 1, "guard_k": 0, **options}, guards=guards
-        )
+        no_wait = {"quantum_s": 1.0, "guard_k": 0, "guard_default_switch_s": 0}
+        settings = ReplaySettings("fair", {**no_wait, **options}, guards=guards)
         run = dict(replay(sweep(*works, search=given), settings).runs)["whole"]
         return [outcome.first_start_s for outcome in run.outcomes]
 
     assert first_starts("random") == first_starts("tpe", guards=False) == [0, 1, 2, 3]
-    # Two for the GPU: trial 0 has ended after its four turns at 7 s, trial 1 at 9 s.
-    assert first_starts("tpe") == [0, 1, 7, 9]
-    assert first_starts("tpe", guard_open=1) == [0, 4, 8, 12]
+    # Two for the GPU: trial 0 reports first in its second turn, at 3 s, trial 1 at 5 s.
+    assert first_starts("tpe") == [0, 1, 3, 5]
+    assert first_starts("tpe", guard_open=1) == [0, 2, 5, 9]
 
 
 def test_the_sweeps_own_limit_on_parallel_trials_holds() -> None:
