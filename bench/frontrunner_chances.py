@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,11 +112,16 @@ def random_walk(losses: Floats, best: int, chance: np.random.Generator) -> list[
     return steps[:-1]
 
 
-def nats(variant: Variant, state: State) -> float:
-    """Return the negative log-likelihood of the best trial by the variant's chances."""
+def states_of(task: str, seeds: Iterable[int], each: int) -> list[State]:
+    """Return `each` random states of the sweep of each seed."""
+    return [state for seed in seeds for state in random_states(dataset(task), seed, each)]
+
+
+def nats(variant: Variant, states: Sequence[State]) -> list[float]:
+    """Return the negative log-likelihoods of the best trials by the variant's chances."""
     with variant.applied():
-        chance = forecast_sweep(state.table).chance
-    return -float(np.log(max(chance[state.best], 1e-9)))
+        chances = [forecast_sweep(state.table).chance[state.best] for state in states]
+    return [-float(np.log(max(chance, 1e-9))) for chance in chances]
 
 
 def scores(
@@ -125,14 +130,10 @@ def scores(
     """Return tasks x states nats of each variant; None: those of equal chances."""
     found: dict[Variant | None, list[list[float]]] = {v: [] for v in (None, *variants)}
     for task in names:
-        rows: dict[Variant | None, list[float]] = {v: [] for v in found}
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            for state in random_states(dataset(task), seed, each):
-                rows[None].append(state.uniform)
-                for variant in variants:
-                    rows[variant].append(nats(variant, state))
-        for key, values in rows.items():
-            found[key].append(values)
+        states = states_of(task, range(FIRST_SEED, FIRST_SEED + seeds), each)
+        found[None].append([state.uniform for state in states])
+        for variant in variants:
+            found[variant].append(nats(variant, states))
         print(task, file=sys.stderr, flush=True)
     return {key: np.array(values) for key, values in found.items()}
 

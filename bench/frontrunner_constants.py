@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.curve_tasks import KNOWN, split, tasks
-from bench.frontrunner import PACKAGE, Variant, dataset, interval_of_mean
-from bench.frontrunner_chances import MODEL, NO_PRIOR, State, random_states
-from hermes_ops.policies.frontrunner.forecast import forecast_sweep
+from bench.frontrunner import PACKAGE, Variant, interval_of_mean
+from bench.frontrunner_chances import MODEL, NO_PRIOR, State, nats, states_of
 
 Floats = NDArray[np.float64]
 Place = tuple[int, ...]  # of a number in a constant of tuples
@@ -63,15 +62,16 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     left_out = tuple(filter(None, asked.without.split(",")))
     names = [name for name in (*training, *KNOWN) if name not in left_out]
-    states = states_of(names, asked.sweeps, asked.states)
+    seeds = range(FIRST_SEED, FIRST_SEED + asked.sweeps)
+    states = [states_of(name, seeds, asked.states) for name in names]
     first = {name: constant(name) for name in LEARNT}
     found = climb(states, first)
     changed = {name: value for name, value in found.items() if value != first[name]}
     print(Variant("frontrunner", tuple(changed.items())))
-    others = states_of(left_out, asked.sweeps, asked.states)
+    others = [states_of(name, seeds, asked.states) for name in left_out]
     for label, of in (("learnt from", states), ("the others", others)):
         if of:
-            mean, low, high = interval_of_mean(mean_nats(of, found) - mean_nats(of, first))
+            mean, low, high = interval_of_mean(nats_of(of, found) - nats_of(of, first))
             print(f"{label:12} {mean:+.3f} nats ({low:+.3f} to {high:+.3f})")
     return 0
 
@@ -82,37 +82,23 @@ def constant(name: str) -> Any:  # noqa: ANN401 - a number, or tuples of numbers
     return getattr(import_module(module), own)
 
 
-def states_of(names: Sequence[str], sweeps: int, each: int) -> list[list[State]]:
-    """Return random states of each task."""
-    seeds = range(FIRST_SEED, FIRST_SEED + sweeps)
-    return [
-        [state for seed in seeds for state in random_states(dataset(name), seed, each)]
-        for name in names
-    ]
-
-
-def mean_nats(states: Sequence[Sequence[State]], constants: Mapping[str, Any]) -> Floats:
+def nats_of(states: Sequence[Sequence[State]], constants: Mapping[str, Any]) -> Floats:
     """Return tasks x states nats of the trials that end as the best."""
     model = Variant.parse(f"{MODEL}:{NO_PRIOR}")
-    with Variant("frontrunner", (*model.changes, *constants.items())).applied():
-        chances = [
-            [forecast_sweep(state.table).chance[state.best] for state in of_task]
-            for of_task in states
-        ]
-    nats: Floats = -np.log(np.maximum(chances, 1e-9))
-    return nats
+    variant = Variant("frontrunner", (*model.changes, *constants.items()))
+    return np.array([nats(variant, of_task) for of_task in states])
 
 
 def climb(states: Sequence[Sequence[State]], constants: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constants that no change of a single number improves, as far as FACTORS reach."""
     best = dict(constants)
-    least = float(mean_nats(states, best).mean())
+    least = float(nats_of(states, best).mean())
     for factor in FACTORS:
         numbers = [(name, place) for name, value in constants.items() for place in places(value)]
         for name, place in numbers:
             for by in (factor, 1 / factor):
                 tried = {**best, name: multiplied(best[name], place, by)}
-                found = float(mean_nats(states, tried).mean())
+                found = float(nats_of(states, tried).mean())
                 if found < least - LEAST_GAIN:
                     best, least = tried, found
                     print(f"{least:.4f} {name} {best[name]}", file=sys.stderr, flush=True)

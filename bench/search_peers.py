@@ -98,26 +98,27 @@ class SyneTunePeer:
         )
         self.resumes = scheduler == "DyHPO"
         self._trials: list[Any] = []
-        self._begun: set[int] = set()
+        self._offered: int | None = None  # a new trial that has not begun
 
     def next_trial(self) -> tuple[int, Config]:
         """Ask for a trial; one that was suggested last and has not begun has failed."""
         from syne_tune.backend.trial_status import Trial
 
-        if self._trials and self._trials[-1].trial_id not in self._begun:
-            self._scheduler.on_trial_error(self._trials[-1])
-            self._begun.add(self._trials[-1].trial_id)
+        if self._offered is not None:
+            self._scheduler.on_trial_error(self._trials[self._offered])
+            self._offered = None
         number = len(self._trials)
         suggestion = self._scheduler.suggest(number)
         if not suggestion.spawn_new_trial_id:
             number = suggestion.checkpoint_trial_id
             return number, self._trials[number].config
         self._trials.append(Trial(number, suggestion.config, datetime(2000, 1, 1, tzinfo=UTC)))
+        self._offered = number
         return number, suggestion.config
 
     def begin(self, trial: int) -> None:
         """Register the trial."""
-        self._begun.add(trial)
+        self._offered = None
         self._scheduler.on_trial_add(self._trials[trial])
 
     def trains_on(self, trial: int, epoch: int, loss: float, *, is_last: bool) -> bool:

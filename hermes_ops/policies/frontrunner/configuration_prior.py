@@ -144,9 +144,10 @@ def prior_scores(configurations: tuple[Configuration, ...]) -> Floats:
     optimiser, or a network, with other hyper-parameters may want other values of the shared ones.
     """
     known = known_trials(configurations)
-    if not known.are_all:
-        of_known: Floats = known.shares @ prior_scores(known.configurations)
-        return of_known
+    return known.values(_scores(known.configurations))
+
+
+def _scores(configurations: tuple[Configuration, ...]) -> Floats:
     values = known_values(configurations)
     if not len(values) or np.isnan(values).all():
         return np.zeros(len(configurations))

@@ -37,10 +37,12 @@ class KnownTrials:
     configurations: tuple[Configuration, ...]
     shares: Floats
 
-    @property
-    def are_all(self) -> bool:
-        """Whether each trial has a configuration, or none has."""
-        return len(self.configurations) in (0, len(self.shares))
+    def values(self, of_known: Floats) -> Floats:
+        """Return M rows (or numbers) from those of the known trials, R."""
+        if len(of_known) == len(self.shares):
+            return of_known
+        values: Floats = self.shares @ of_known
+        return values
 
     def kernels(self, of_known: Floats) -> Floats:
         """Return W x M x M kernels from those of the known trials, W x R x R.
@@ -48,6 +50,8 @@ class KnownTrials:
         An unknown trial has the variance of a known one, and the mean covariance of those that it
         may be like.
         """
+        if of_known.shape[1] == len(self.shares):
+            return of_known
         kernels: Floats = self.shares @ of_known @ self.shares.T
         diagonal = np.arange(len(self.shares))
         kernels[:, diagonal, diagonal] = np.diagonal(of_known, axis1=1, axis2=2) @ self.shares.T
@@ -79,9 +83,10 @@ def features(configurations: tuple[Configuration, ...]) -> Floats:
     Gaussian; Gaussian alone without any number.
     """
     known = known_trials(configurations)
-    if not known.are_all:
-        of_known: Floats = known.shares @ features(known.configurations)
-        return of_known
+    return known.values(_features(known.configurations))
+
+
+def _features(configurations: tuple[Configuration, ...]) -> Floats:
     standardised = np.zeros((len(configurations), DIRECTIONS))
     found = columns_of(configurations)
     columns = found.values
@@ -114,8 +119,12 @@ def similarities(
     `relevance`: how much each hyper-parameter counts in a squared distance; empty: 1.
     """
     known = known_trials(configurations)
-    if not known.are_all:
-        return known.kernels(similarities(known.configurations, relevance))
+    return known.kernels(_similarities(known.configurations, relevance))
+
+
+def _similarities(
+    configurations: tuple[Configuration, ...], relevance: tuple[float, ...]
+) -> Floats:
     found = columns_of(configurations)
     columns = found.values
     if not found.owners or len(configurations) < 3:

@@ -221,7 +221,7 @@ def _prior(stage: int, depths: tuple[int, ...], noise: float, gain: float) -> Re
     """Return the prior of a stage's drop, before any trial has passed the stage.
 
     The slope continues, a little weaker later; worse trials catch up a little; trials that are
-    slower per step fall a little further. Read off two families of recorded curves, and widened.
+    slower per step fall a little further. How much is learnt by bench/frontrunner_constants.py.
     """
     share, is_first = depths[stage] / depths[-1], stage == 1
     (level, later_level), (slope, later_slope) = LEVEL_EFFECT, SLOPE_EFFECT

@@ -80,7 +80,7 @@ def test_a_variant_sets_its_constants_only_while_it_is_applied() -> None:
 @pytest.mark.parametrize("name", sorted(ABLATIONS))
 def test_every_ablation_changes_the_chances_of_a_state(name: str) -> None:
     (state,) = random_states(bench.dataset(TASK), 103, 1)
-    model, without = (nats(Variant.parse(text), state) for text in (MODEL, ABLATIONS[name]))
+    model, without = (nats(Variant.parse(text), [state]) for text in (MODEL, ABLATIONS[name]))
     assert model != without
 
 
@@ -115,7 +115,7 @@ def test_a_correction_that_was_written_anew_is_read_anew(tmp_path: Path) -> None
     found, digests = [], set()
     for linear in (shipped["linear"], [0.0] * len(shipped["linear"])):
         file.write_text(json.dumps({**shipped, "linear": linear}), "utf-8")
-        found.append(nats(variant, state))
+        found += nats(variant, [state])
         digests.add(variant.files)
     assert found[0] != found[1]
     assert len(digests) == 2
@@ -173,7 +173,7 @@ def test_no_chance_is_scored_on_what_has_not_been_seen() -> None:
     state = next(random_states(bench.dataset(TASK), 100, 1))
     table = state.table
     assert (table.seen.sum(axis=1) == table.reached).all()
-    assert 0.0 < nats(Variant("frontrunner"), state) < 10.0
+    assert 0.0 < nats(Variant("frontrunner"), [state])[0] < 10.0
 
 
 def test_the_best_value_by_a_deadline_is_the_lowest_that_was_reported_until_then() -> None:
