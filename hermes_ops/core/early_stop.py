@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from hermes_ops.core.amounts import figure
 from hermes_ops.core.curves import best_by, mean_by
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, Term, overlay
+from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, SweepId, Term, overlay
 from hermes_ops.core.order import by_submission
 from hermes_ops.core.wrapper import Wrapper
 
@@ -124,7 +124,7 @@ class EarlyStop(Wrapper[M]):
         if not ends:
             return self.policy.decide(snapshot, memory)
         jobs = tuple(
-            replace(job, phase=Phase.STOPPING) if job.id in ends else job for job in snapshot.jobs
+            job.stopping(resumes=False) if job.id in ends else job for job in snapshot.jobs
         )
         plan, memory = self.policy.decide(replace(snapshot, jobs=jobs), memory)
         all_ends = tuple(dict.fromkeys((*plan.ends, *ends)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from itertools import chain
@@ -64,6 +64,7 @@ class Job:
     submitted_s: float
     phase: Phase
     gpus_held: tuple[int, ...] = ()
+    gpus_to_leave: tuple[int, ...] = ()  # STOPPING: those that it has not left yet
     share_held: float = 1.0  # of each of its GPUs, in (0, 1]; less than 1 in a simulation only
     min_gpus: int = 1
     max_gpus: int = 1
@@ -125,6 +126,12 @@ class Job:
         """Return the least number of GPUs above `size`, at most `limit`; None: it takes none."""
         sizes = self.sizes_up_to(self.max_gpus if limit is None else limit)
         return next((larger for larger in sizes if larger > size), None)
+
+    def stopping(self, *, resumes: bool = True) -> Job:
+        """Return the job as it is once it was told to stop, with its GPUs yet to leave."""
+        return replace(
+            self, phase=Phase.STOPPING, gpus_held=(), gpus_to_leave=self.gpus_held, resumes=resumes
+        )
 
     @property
     def holds_gpus(self) -> bool:
@@ -295,6 +302,12 @@ class Snapshot:
         free = set(map(_INDEX, self.gpus))
         free.difference_update(chain.from_iterable(self.held.values()))
         return frozenset(free)
+
+    @cached_property
+    def idle(self) -> frozenset[int]:
+        """The GPUs of `free` that no stopping job has yet to leave."""
+        leaving = [job.gpus_to_leave for job in self.others if job.phase is Phase.STOPPING]
+        return self.free.difference(*leaving) if leaving else self.free
 
     @cached_property
     def node_of(self) -> Mapping[int, str]:

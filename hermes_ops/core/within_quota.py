@@ -225,9 +225,7 @@ class _QuotaView:
         for job in (*self.snapshot.holding, *self.snapshot.queue):
             if job.id in hidden:
                 if job.id not in self._shown:
-                    self._shown[job.id] = replace(
-                        job, phase=Phase.STOPPING, gpus_held=(), resumes=False
-                    )
+                    self._shown[job.id] = job.stopping(resumes=False)
                 yield self._shown[job.id]
 
 
@@ -289,7 +287,7 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
         return plan
     held = HeldGpus()
     for job in (*snapshot.holding, *snapshot.others):
-        size = len(job.gpus_held) * job.share_held
+        size = len(job.gpus_held or job.gpus_to_leave) * job.share_held
         if job.phase is Phase.STOPPING:
             size = size or job.requested_gpus or job.min_gpus
         held.add(quota.team_of(job.virtual_cluster).name, job.user, size)

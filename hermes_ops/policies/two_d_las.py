@@ -31,6 +31,7 @@ from hermes_ops.policies.toolbox.fill import (
     grant,
     lowest,
 )
+from hermes_ops.policies.toolbox.gpu_choice import soonest
 from hermes_ops.policies.toolbox.multilevel_queues import (
     MultilevelQueues,
     QueueService,
@@ -187,6 +188,7 @@ def seat(queues: MultilevelQueues, choose: Chooser) -> tuple[QueueService, tuple
             if gpus is None:
                 unplaceable |= {job.id}
                 break
+            gpus = soonest(snapshot, gpus, free)
             free.difference_update(gpus)
             starts.append(grant(job.id, gpus))
         else:

@@ -226,6 +226,7 @@ class SimulatedJob:
         queued = self.phase in (Phase.PENDING, Phase.WAITING)
         training = self.training_since_s is not None and holds
         grant = self.grant if holds else None
+        left = self.grant if self.phase is Phase.STOPPING else None
         sizes = (work.gpus,) if work.training is None else work.training.sizes
         self._update_observed()
         return OracleJob(
@@ -234,6 +235,7 @@ class SimulatedJob:
             submitted_s=work.submitted_s,
             phase=self.phase,
             gpus_held=grant.gpus if grant is not None else (),
+            gpus_to_leave=left.gpus if left is not None else (),
             share_held=grant.share if grant is not None else 1.0,
             min_gpus=sizes[0],
             max_gpus=sizes[-1],

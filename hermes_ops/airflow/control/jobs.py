@@ -212,6 +212,7 @@ def job(
         submitted_s=facts.submitted_s,
         phase=phase,
         gpus_held=trial.lease.gpus if holds and trial.lease else (),
+        gpus_to_leave=trial.lease.gpus if phase is Phase.STOPPING and trial.lease else (),
         min_gpus=facts.gpus,
         max_gpus=most_gpus,
         sizes=sizes,

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
 from hermes_ops.core.nodes import NodeCapacity, unplaceable
+from hermes_ops.policies.toolbox.gpu_choice import soonest
 
 _GPUS = attrgetter("gpus")
 
@@ -96,6 +97,7 @@ def fill(
     without, and for jobs that are not preemptible, they keep them. Without `backfill` the first
     job that does not fit blocks all queued ones after it. A job that stays keeps its very GPUs.
     A job that may run on some nodes only starts on those, even if others must be stopped there.
+    Of the GPUs of a node those that nobody has yet to leave are taken first.
     """
     retained = snapshot.retained
     kept = dict(retained) if not preempt else _pinned(snapshot)
@@ -166,6 +168,7 @@ def _started(
     for job in starts:
         gpus = choose(job, free if rooms is None else rooms.usable_for(job, free))
         if gpus is not None:
+            gpus = soonest(snapshot, gpus, free)
             free.difference_update(gpus)
             grants.append(grant(job.id, gpus))
     return grants

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from operator import attrgetter
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
 from hermes_ops.core.order import by_submission, submission
 from hermes_ops.policies.toolbox.answer import answer
+from hermes_ops.policies.toolbox.gpu_choice import soonest
 
 Sizes = Mapping[JobId, int]
 Batches = Mapping[JobId, int | None]
@@ -92,6 +94,7 @@ class SizingProblem:
             gpus = nodes.evenly(sizes[job.id], nodes_wanted.get(job.id, 1))
             gpus = gpus or placing.choose(nodes, job, sizes[job.id])
             if gpus is not None:
+                gpus = nodes.exchange(gpus, self.snapshot.held.get(job.id, ()))
                 placed.append(Grant(job.id, gpus, batch=batches.get(job.id)))
         placed += self._idle(nodes, {grant.job for grant in (*kept, *placed)})
         return (*self.fixed, *kept, *placed)
@@ -167,6 +170,17 @@ class FreeNodes:
         if self._with_room:
             for node in {where[gpu] for gpu in gpus}:
                 self._note_room(node)
+
+    def exchange(self, taken: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
+        """Return the `soonest` GPUs in the place of those just taken, for a job with its `own`."""
+        where = self.snapshot.node_of
+        able = chain.from_iterable(self.free[node] for node in {where[gpu] for gpu in taken})
+        better = soonest(self.snapshot, taken, tuple(able), own)
+        for gpu in set(taken).difference(better):
+            insort(self.free[where[gpu]], gpu)
+        for gpu in set(better).difference(taken):
+            self.free[where[gpu]].remove(gpu)
+        return better
 
     def pack(self, number: int, allowed: Sequence[str] = ()) -> tuple[int, ...] | None:
         """Take that many GPUs on the fullest node with room, else on as few nodes as possible.

@@ -112,7 +112,7 @@ def serve(
 def _without(snapshot: Snapshot, ends: Mapping[JobId, Reason]) -> Snapshot:
     if not ends:
         return snapshot
-    jobs = (replace(j, phase=Phase.STOPPING) if j.id in ends else j for j in snapshot.jobs)
+    jobs = (j.stopping(resumes=False) if j.id in ends else j for j in snapshot.jobs)
     return replace(snapshot, jobs=tuple(jobs))
 
 

@@ -254,5 +254,5 @@ def _applied(this: Job, gpus: tuple[int, ...]) -> Job:
     if gpus and not this.holds_gpus:
         return replace(this, phase=Phase.STARTING, gpus_held=gpus)
     if this.holds_gpus and not gpus:
-        return replace(this, phase=Phase.STOPPING, gpus_held=())
+        return this.stopping()
     return this

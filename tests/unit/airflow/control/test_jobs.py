@@ -76,6 +76,8 @@ def test_only_a_trial_whose_lease_is_in_force_holds_gpus(
     found = job(trial, FACTS, (), 130.0)
     assert bool(found.gpus_held) == (found.phase in (Phase.STARTING, Phase.RUNNING))
     assert not found.gpus_held or trial.has_lease_in_force
+    assert not (found.gpus_held and found.gpus_to_leave)
+    assert bool(found.gpus_to_leave) == (found.phase is Phase.STOPPING)
     assert (found.waiting_since_s is None) <= (trial.has_lease_in_force or last is not None)
 
 
