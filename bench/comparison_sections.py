@@ -200,8 +200,8 @@ def raw(reuse: Reuse) -> str:
     return f"""## Raw curves
 
 As above on the recorded curves of small networks, noisy as they are, trained on four data sets.
-`frontrunner` has learnt nothing from them, as it has from the files above. Time until the best trial
-has finished, speed-up over FIFO.
+`frontrunner` has learnt nothing from them, as it has from the files above. Time until the best
+trial has finished, speed-up over FIFO.
 
 {_commands([command for command, _ in every.values()])}
 {_by_file(found, BEST)}
