@@ -18,7 +18,6 @@ from hermes_ops.core.model import (
     Job,
     JobId,
     LazyReasons,
-    Phase,
     Plan,
     Policy,
     Reason,
@@ -288,8 +287,6 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
     held = HeldGpus()
     for job in (*snapshot.holding, *snapshot.others):
         size = len(job.gpus_held or job.gpus_to_leave) * job.share_held
-        if job.phase is Phase.STOPPING:
-            size = size or job.requested_gpus or job.min_gpus
         held.add(quota.team_of(job.virtual_cluster).name, job.user, size)
     early: dict[JobId, Reason] = {}
     for grant in plan.grants:

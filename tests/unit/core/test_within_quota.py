@@ -116,7 +116,7 @@ def test_a_user_never_holds_more_than_his_limit() -> None:
 
 def test_a_job_starts_once_the_one_in_its_users_place_has_left() -> None:
     limited = Quota((TeamQuota("a", 4),), user_limits=(("ann", 1),))
-    leaves = replace(of_team("a", 0, user="ann"), phase=Phase.STOPPING)
+    leaves = replace(of_team("a", 0, user="ann"), phase=Phase.STOPPING, gpus_to_leave=(0,))
     plan = plan_of(limited, leaves, of_team("a", 1, user="ann"))
     assert plan.grants == ()
     assert "has left its GPUs" in plan.reasons[JobId("a/1")].text
