@@ -253,12 +253,15 @@ def kill_at_once(members: Iterable[processes.HomeProcess]) -> None:
     """Kill these processes, so that none of them sees another go.
 
     No script prints and saves an epoch when nobody reads any more: trials come first.
+    A process may end by itself between being listed and being killed.
     """
     killed = [m.process for m in sorted(members, key=lambda m: m.supervises_trial or not m.trial)]
     for process in killed:
-        process.suspend()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
     for process in killed:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(killed, timeout=10)
 
 

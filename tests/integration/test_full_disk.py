@@ -26,7 +26,7 @@ FULL_S = 6.0
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
+def home(tmp_path: Path, harness: Any) -> Iterator[Path]:
     """Return a state folder on a small disk, with `sweeps` on one of its own."""
     place = tmp_path / "home"
     mounted: list[Path] = []
@@ -40,8 +40,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
             mounted.append(folder)
         yield place
     finally:
-        for member in processes.members(place):
-            member.process.kill()
+        harness.kill_at_once(processes.members(place))
         for folder in reversed(mounted):
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

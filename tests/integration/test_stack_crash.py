@@ -44,13 +44,6 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _kill_everything(home: Path) -> None:
-    killed = [member.process for member in processes.members(home)]
-    for process in killed:
-        process.kill()
-    psutil.wait_procs(killed, timeout=10)
-
-
 def test_both_services_run_on_postgresql(killed: CrashedStack) -> None:
     home = killed.stack.home
     assert not (home / "airflow" / "airflow.db").exists()
@@ -118,10 +111,10 @@ def test_when_only_the_supervisor_was_killed_up_starts_again_on_the_same_ports(
 
 
 def test_after_a_sigkill_of_everything_up_needs_no_cleaning_and_sigint_stops_it_in_the_foreground(
-    killed: CrashedStack,
+    killed: CrashedStack, harness: Any
 ) -> None:
     stack = killed.stack
-    _kill_everything(stack.home)
+    harness.kill_at_once(processes.members(stack.home))
     (stack.home / "drain").touch()
     command = [str(HERMES), "up", "--foreground", "--home", str(stack.home), "--slots", "2"]
     with subprocess.Popen([*command, *killed.options], stdout=subprocess.PIPE, text=True) as up:
