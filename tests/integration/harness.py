@@ -6,10 +6,12 @@ MLflow and Airflow are asked over their own REST interfaces here, not through th
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 import psutil
+import pytest
 import yaml
 
 from hermes_ops.stack import processes
@@ -135,18 +138,19 @@ def alike(trials: int) -> list[float]:
     return [1.0 + n / 10_000 for n in range(trials)]
 
 
-def plain_curve(folder: Path, rate: float, epochs: int) -> list[float]:
+@functools.cache
+def plain_curve(rate: float, epochs: int) -> tuple[float, ...]:
     """The losses of a stub that is run by itself, without Hermes and without a stop."""
-    folder.mkdir(parents=True)
     script = [sys.executable, str(SCRIPTS / "stub.py"), "--pause", "0"]
-    said = subprocess.run(
-        [*script, "--rate", repr(rate), "--epochs", str(epochs)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "HERMES_CHECKPOINT_DIR": str(folder)},
-    )
-    return [float(line.partition("loss=")[2]) for line in said.stdout.splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        said = subprocess.run(
+            [*script, "--rate", repr(rate), "--epochs", str(epochs)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "HERMES_CHECKPOINT_DIR": folder},
+        )
+    return tuple(float(line.partition("loss=")[2]) for line in said.stdout.splitlines())
 
 
 @dataclass
@@ -530,6 +534,13 @@ class Sweep:
 
     def curve(self, number: int) -> list[tuple[int, float]]:
         return self.lab.history(self.runs()[number][0]["info"]["run_id"])
+
+    def assert_whole(self, number: int, rate: float, epochs: int = LONG) -> None:
+        """Check that a trial has one run, with the curve of a stub that nothing has stopped."""
+        (run,) = self.runs()[number]
+        curve = self.lab.history(run["info"]["run_id"])
+        assert [step for step, _ in curve] == list(range(1, epochs + 1)), curve
+        assert [loss for _, loss in curve] == pytest.approx(plain_curve(rate, epochs), abs=1e-9)
 
     def tag(self, number: int, name: str) -> str:
         return str(self.runs()[number][0]["tags"][name])

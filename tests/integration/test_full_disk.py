@@ -103,12 +103,8 @@ def test_disks_that_fill_up_in_mid_sweep_lose_and_double_nothing(
         assert sweep.await_end(240) == "success"
         assert (home / "run" / "supervisord.pid").read_text() == supervisor
         assert sweep.states() == dict.fromkeys(range(TRIALS), "finished")
-        assert {n: len(runs) for n, runs in sweep.runs().items()} == dict.fromkeys(range(TRIALS), 1)
         for number, rate in enumerate(rates):
-            plain = harness.plain_curve(tmp_path / f"plain{number}", rate, EPOCHS)
-            curve = sweep.curve(number)
-            assert [step for step, _ in curve] == list(range(1, EPOCHS + 1))
-            assert [value for _, value in curve] == pytest.approx(plain)
+            sweep.assert_whole(number, rate, EPOCHS)
         assert [p for p in (home / "sweeps").rglob(".*") if p.name.endswith((".tmp", ".new"))] == []
     finally:
         lab.close()

@@ -91,15 +91,12 @@ def await_running(machines: MachinesStack, harness: Any, sweep: Any, trials: int
     harness.await_(have_trained, SLOW_S)
 
 
-def assert_finished_without_a_gap(lab: Any, harness: Any, sweep: Any, folder: Path) -> None:
+def assert_finished_without_a_gap(sweep: Any) -> None:
     """Each trial has the curve of one that was never stopped."""
     assert sweep.await_end(SLOW_S) == "success"
     assert set(sweep.states().values()) == {"finished"}
     for number, runs in sweep.runs().items():
-        assert len(runs) == 1
-        rate = float(runs[0]["params"]["rate"])
-        plain = harness.plain_curve(folder / str(number), rate, EPOCHS)
-        assert [value for _, value in sweep.curve(number)] == pytest.approx(plain)
+        sweep.assert_whole(number, float(runs[0]["params"]["rate"]), EPOCHS)
 
 
 @pytest.fixture
@@ -118,7 +115,6 @@ def test_a_machine_that_dies_gives_its_trials_back_when_it_returns(
     lab: Any,
     harness: Any,
     slow: Path,
-    tmp_path: Path,
     worker_b: Worker,
 ) -> None:
     sweep = started(lab, harness, "dies", 3, slow)
@@ -135,7 +131,7 @@ def test_a_machine_that_dies_gives_its_trials_back_when_it_returns(
     worker_b.start()
     await_running(machines, harness, sweep, 3)
     slow.unlink()
-    assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
+    assert_finished_without_a_gap(sweep)
 
 
 @celery
@@ -144,7 +140,6 @@ def test_a_trial_whose_worker_is_killed_before_it_has_begun_starts_once_the_mach
     lab: Any,
     harness: Any,
     slow: Path,
-    tmp_path: Path,
     worker_b: Worker,
 ) -> None:
     for child in psutil.Process(worker_b.pid).children(recursive=True):
@@ -161,7 +156,7 @@ def test_a_trial_whose_worker_is_killed_before_it_has_begun_starts_once_the_mach
     worker_b.start()
     await_running(machines, harness, sweep, 3)
     slow.unlink()
-    assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
+    assert_finished_without_a_gap(sweep)
 
 
 @celery
@@ -188,7 +183,6 @@ def test_a_worker_of_another_machine_refuses_the_lease_and_the_trial_is_queued_a
     lab: Any,
     harness: Any,
     slow: Path,
-    tmp_path: Path,
     worker_b: Worker,
 ) -> None:
     worker_b.close()
@@ -209,12 +203,12 @@ def test_a_worker_of_another_machine_refuses_the_lease_and_the_trial_is_queued_a
     worker_b.start()
     await_running(machines, harness, sweep, 3)
     slow.unlink()
-    assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
+    assert_finished_without_a_gap(sweep)
 
 
 @each_executor
 def test_trials_that_are_preempted_go_on_on_their_machine_in_its_own_home(
-    machines: MachinesStack, lab: Any, harness: Any, slow: Path, tmp_path: Path
+    machines: MachinesStack, lab: Any, harness: Any, slow: Path
 ) -> None:
     rates = [0.001, 0.002, 0.003, 1.0, 2.0]
     with lab.policy("hermes", threshold=3, guard_k=0, guard_quanta=1000):
@@ -223,7 +217,7 @@ def test_trials_that_are_preempted_go_on_on_their_machine_in_its_own_home(
             lambda: any(j["preemptions"] for j in jobs(machines, sweep).values()), SLOW_S
         )
         slow.unlink()
-        assert_finished_without_a_gap(lab, harness, sweep, tmp_path)
+        assert_finished_without_a_gap(sweep)
     places = {n: trained_on(machines, sweep, n) for n in range(len(rates))}
     assert {len(names) for names in places.values()} == {1}
     assert {names[0] for names in places.values()} == {"a", "b"}

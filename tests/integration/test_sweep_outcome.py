@@ -68,17 +68,14 @@ def test_no_step_is_missing_or_logged_twice(told: Any, lab: Any) -> None:
         assert steps == list(range(1, EPOCHS + 1)), f"trial {number}"
 
 
-def test_preempted_trials_have_the_curve_of_one_never_interrupted(
-    told: Any, harness: Any, tmp_path: Path
-) -> None:
+def test_preempted_trials_have_the_curve_of_one_never_interrupted(told: Any, harness: Any) -> None:
     sweep, document, _ = told
     preempted = [t for t in document["trials"] if t["preemptions"]]
     assert preempted, "the policy preempted nobody: the test shows nothing"
     for trial in preempted:
-        folder = tmp_path / str(trial["number"])
-        alone = harness.plain_curve(folder, trial["config"]["rate"], EPOCHS)
-        seen = [loss for _, loss in sweep.curve(trial["number"])]
-        assert seen == pytest.approx(alone, abs=1e-9)
+        rate = trial["config"]["rate"]
+        sweep.assert_whole(trial["number"], rate, EPOCHS)
+        alone = harness.plain_curve(rate, EPOCHS)
         assert trial["final"] == pytest.approx(alone[-1], abs=1e-9)
         assert trial["best"] == pytest.approx(min(alone), abs=1e-9)
 

@@ -72,18 +72,13 @@ def test_a_team_that_comes_back_gets_its_gpus_within_one_switch(reclaimed: Any) 
     assert begun_s - max(d["time_s"] for d in stops) < 20.0
 
 
-def test_the_borrower_loses_nothing_and_goes_on_later(
-    reclaimed: Any, harness: Any, tmp_path: Any
-) -> None:
+def test_the_borrower_loses_nothing_and_goes_on_later(reclaimed: Any, harness: Any) -> None:
     borrower, owner, _, _ = reclaimed
     assert set(borrower.states().values()) == set(owner.states().values()) == {"finished"}
     outcomes = [[s["outcome"] for s in borrower.segments(number)] for number in range(4)]
     assert outcomes == [["finished"]] * 2 + [["preempted", "finished"]] * 2
     for number, rate in enumerate(harness.alike(4)):
-        curve = borrower.curve(number)
-        assert [step for step, _ in curve] == list(range(1, harness.LONG + 1))
-        plain = harness.plain_curve(tmp_path / str(number), rate, harness.LONG)
-        assert [value for _, value in curve] == pytest.approx(plain)
+        borrower.assert_whole(number, rate)
 
 
 def test_the_pool_is_never_over_committed_by_a_reclaim(reclaimed: Any) -> None:

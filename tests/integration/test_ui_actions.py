@@ -70,14 +70,6 @@ def train(lab: Any, harness: Any, name: str, folder: Path, trials: int = 2) -> t
     return sweep, slow
 
 
-def assert_whole(harness: Any, sweep: Any, number: int, folder: Path, epochs: int) -> None:
-    """The trial's curve is that of a training that nobody has disturbed."""
-    rate = harness.alike(number + 1)[number]
-    expected = harness.plain_curve(folder / f"plain-{number}", rate, epochs)
-    assert [step for step, _ in sweep.curve(number)] == list(range(1, epochs + 1))
-    assert [value for _, value in sweep.curve(number)] == pytest.approx(expected)
-
-
 def test_a_running_trial_that_is_cleared_resumes_from_its_checkpoint(
     lab: Any, harness: Any, tmp_path: Path
 ) -> None:
@@ -87,7 +79,7 @@ def test_a_running_trial_that_is_cleared_resumes_from_its_checkpoint(
     slow.unlink()
     sweep.await_end()
     assert sweep.states() == {0: "finished", 1: "finished"}
-    assert_whole(harness, sweep, 0, tmp_path, harness.LONG)
+    sweep.assert_whole(0, harness.alike(1)[0])
     assert first_steps(harness, sweep, 0)[1] > 3
     assert sweep.tasks()["trial", 0]["try_number"] == 2
     assert [len(runs) for runs in sweep.runs().values()] == [1, 1]
@@ -231,8 +223,8 @@ def test_a_pool_that_shrinks_and_grows_takes_and_gives_back_gpus(
         slow.unlink()
         sweep.await_end()
     assert sweep.states() == {0: "finished", 1: "finished"}
-    for number in (0, 1):
-        assert_whole(harness, sweep, number, tmp_path, harness.LONG)
+    for number, rate in enumerate(harness.alike(2)):
+        sweep.assert_whole(number, rate)
 
 
 def test_triggering_again_with_the_same_configuration_is_a_sweep_of_its_own(

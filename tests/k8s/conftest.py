@@ -261,17 +261,12 @@ def airflow_beside(
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
 
-def preempted_with_the_same_curve(
-    sweep: Any, rates: Sequence[float], epochs: int, folder: Path
-) -> list[int]:
+def preempted_with_the_same_curve(sweep: Any, rates: Sequence[float], epochs: int) -> list[int]:
     """The trials that gave way, of which there must be some; each curve is that of one alone."""
     preempted = [n for n in range(len(rates)) if len(sweep.segments(n)) > 1]
     assert preempted, "the policy preempted nobody: the test shows nothing"
     for number in preempted:
-        alone = harness.plain_curve(folder / str(number), rates[number], epochs)
-        curve = sweep.curve(number)
-        assert [step for step, _ in curve] == list(range(1, epochs + 1))
-        assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+        sweep.assert_whole(number, rates[number], epochs)
     return preempted
 
 

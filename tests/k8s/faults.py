@@ -24,22 +24,18 @@ NO_POD_S = 60.0
 """How soon after a sweep's end, or a fault, no pod without a lease may be left."""
 
 
-def check(sweep: Any, lab: Any, tmp_path: Path, *outcomes: list[str]) -> None:
+def check(sweep: Any, lab: Any, *outcomes: list[str]) -> None:
     """It ends finished in one of these ways, with the curve of a run that nothing disturbed."""
     sweep.await_end(SWEEP_S)
-    whole(sweep, lab, tmp_path)
+    whole(sweep, lab)
     assert [s["outcome"] for s in sweep.segments(0)] in outcomes
 
 
-def whole(sweep: Any, lab: Any, tmp_path: Path) -> None:
+def whole(sweep: Any, lab: Any) -> None:
     """Its trial has ended once, finished, never ran twice, lost an epoch at most, left no pod."""
     assert sweep.states() == {0: "finished"}, sweep.log("trial", 0)
-    assert len(sweep.runs()[0]) == 1
     assert sweep.tasks()["trial", 0]["state"] == "success"
-    alone = harness.plain_curve(tmp_path / "alone", RATE, EPOCHS)
-    curve = sweep.curve(0)
-    assert [step for step, _ in curve] == list(range(1, EPOCHS + 1))
-    assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+    sweep.assert_whole(0, RATE, EPOCHS)
     never_twice(sweep, 0)
     harness.await_(lambda: not lab.cluster.pods(sweep=sweep.id), NO_POD_S)
 

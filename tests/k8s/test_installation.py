@@ -376,15 +376,10 @@ def test_an_upgrade_and_a_rollback_lose_no_trial_and_spend_no_try(upgraded: Any)
 
 
 @pytest.mark.installation
-def test_a_trial_trains_on_through_an_upgrade_with_one_continuous_curve(
-    upgraded: Any, tmp_path: Path
-) -> None:
+def test_a_trial_trains_on_through_an_upgrade_with_one_continuous_curve(upgraded: Any) -> None:
     for sweep in upgraded[0]:
         for number, rate in enumerate(RATES):
-            alone = harness.plain_curve(tmp_path / sweep.id / str(number), rate, EPOCHS)
-            curve = sweep.curve(number)
-            assert [step for step, _ in curve] == list(range(1, EPOCHS + 1))
-            assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+            sweep.assert_whole(number, rate, EPOCHS)
 
 
 @pytest.mark.installation

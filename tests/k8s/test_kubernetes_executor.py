@@ -157,7 +157,7 @@ def kubernetes_lab(
 
 @pytest.mark.parametrize("deferrable", [True, False], ids=["triggerer", "task"])
 def test_trials_of_tasks_that_are_pods_are_preempted_and_resumed(
-    kubernetes_lab: PodLab, tmp_path: Path, deferrable: bool
+    kubernetes_lab: PodLab, deferrable: bool
 ) -> None:
     pod = {"deferrable": deferrable}
     content = kubernetes_lab.pod_sweep("executor", RATES, EPOCHS, PAUSE_S, pod=pod)
@@ -166,7 +166,7 @@ def test_trials_of_tasks_that_are_pods_are_preempted_and_resumed(
         sweep.await_end(SWEEP_S)
     assert sweep.state == "success", sweep.log("plan", -1)
     assert sweep.states() == dict.fromkeys(range(len(RATES)), "finished")
-    assert preempted_with_the_same_curve(sweep, RATES, EPOCHS, tmp_path)
+    assert preempted_with_the_same_curve(sweep, RATES, EPOCHS)
     assert (sampler.twice, sampler.most_gpus <= SLOTS) == ([], True)
     for number in range(len(RATES)):
         faults.never_twice(sweep, number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,7 +88,7 @@ class Pod:
 
 
 def test_a_pod_that_is_deleted_leaves_its_checkpoint_in_the_bucket_for_the_next(
-    cluster: Cluster, pod_bucket: Bucket, image_with_s3: str, tmp_path: Path
+    cluster: Cluster, pod_bucket: Bucket, image_with_s3: str
 ) -> None:
     first = Pod(cluster, image_with_s3, pod_bucket.url, 1)
     harness.await_(lambda: len(first.curve()) >= 5, READY_S)
@@ -98,7 +97,7 @@ def test_a_pod_that_is_deleted_leaves_its_checkpoint_in_the_bucket_for_the_next(
     harness.await_(lambda: second.phase() == "Succeeded", READY_S)
     second.reader.join(READY_S)
     assert "comes from the store" in second.output
-    alone = list(enumerate(harness.plain_curve(tmp_path / "alone", RATE, EPOCHS), 1))
+    alone = list(enumerate(harness.plain_curve(RATE, EPOCHS), 1))
     done, (resumed_at, _) = first.curve()[-1][0], second.curve()[0]
     assert done < EPOCHS
     assert done <= resumed_at <= done + 1

@@ -149,11 +149,9 @@ def test_a_trial_stays_on_its_node_and_has_that_nodes_claim(told: Any, disks: Di
     assert places.most_gpus <= sum(disks.gpus.values())
 
 
-def test_a_trial_preempted_on_its_node_goes_on_with_the_same_curve(
-    told: Any, tmp_path: Path
-) -> None:
+def test_a_trial_preempted_on_its_node_goes_on_with_the_same_curve(told: Any) -> None:
     sweep, _ = told
-    for number in preempted_with_the_same_curve(sweep, RATES, EPOCHS, tmp_path):
+    for number in preempted_with_the_same_curve(sweep, RATES, EPOCHS):
         parts = sweep.segments(number)
         assert [p["first_step"] for p in parts[1:]] == [p["last_step"] for p in parts[:-1]]
         devices = [fact["devices"] for fact in pods_seen(sweep, number)]
@@ -168,7 +166,7 @@ def test_nothing_is_left_on_the_nodes_of_trials_that_have_finished(told: Any, di
 
 
 def test_a_trial_that_begins_from_scratch_may_begin_anywhere_and_has_no_old_checkpoint(
-    node_lab: PodLab, disks: Disks, tmp_path: Path
+    node_lab: PodLab, disks: Disks
 ) -> None:
     rate, epochs = 0.5, 30
     sweep = node_lab.start(node_lab.pod_sweep("anew", [rate], epochs, 0.6))
@@ -179,8 +177,7 @@ def test_a_trial_that_begins_from_scratch_may_begin_anywhere_and_has_no_old_chec
     harness.await_(lambda: [s for s in sweep.segments(0) if s["start_s"] > begun], 120.0)
     sweep.await_end(SWEEP_S)
     assert sweep.segments(0)[0]["first_step"] == 0
-    alone = harness.plain_curve(tmp_path / "alone", rate, epochs)
-    assert [loss for _, loss in sweep.curve(0)] == pytest.approx(alone, abs=1e-9)
+    sweep.assert_whole(0, rate, epochs)
     assert disks.left(sweep.id) == []
 
 
@@ -262,7 +259,7 @@ def without(cluster: Cluster, node: str) -> Iterator[None]:
 
 
 def test_a_trial_grows_over_two_nodes_shrinks_for_another_and_outlives_a_node(
-    node_lab: PodLab, gang_service: str, tmp_path: Path
+    node_lab: PodLab, gang_service: str
 ) -> None:
     cluster = node_lab.cluster
     with node_lab.policy("doubling", guard_k=0), node_lab.sampled_pods() as sampler:
@@ -285,8 +282,7 @@ def test_a_trial_grows_over_two_nodes_shrinks_for_another_and_outlives_a_node(
     assert "failed" not in outcomes
     assert outcomes[-1] == "finished"
     assert sampler.most_gpus <= 4
-    plain = harness.plain_curve(tmp_path / "plain", harness.alike(1)[0], harness.LONG)
-    assert [value for _, value in first.sweep.curve(0)] == pytest.approx(plain)
+    first.sweep.assert_whole(0, harness.alike(1)[0])
 
 
 def test_the_triggerer_follows_a_trial_on_two_nodes_and_it_outlives_a_pod(

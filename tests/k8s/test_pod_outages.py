@@ -61,19 +61,17 @@ def gpus(cluster: Any, node: str) -> int:
     return int(cluster.api.read_node(node).status.allocatable["nvidia.com/gpu"])
 
 
-def test_kubelet_and_containerd_that_come_back_soon_cost_nothing(
-    sweep: Any, lab: Any, tmp_path: Path
-) -> None:
+def test_kubelet_and_containerd_that_come_back_soon_cost_nothing(sweep: Any, lab: Any) -> None:
     node = lab.cluster.running(sweep.id)["spec"]["nodeName"]
     with Recovery(sweep, "kubelet and containerd away for 10 s").measured():
         with stopped(lab.cluster, f"kubelet-{node}", f"containerd-{node}"):
             time.sleep(10.0)
         harness.await_(lambda: ready(lab.cluster, node), 120.0)
-        check(sweep, lab, tmp_path, ["finished"])
+        check(sweep, lab, ["finished"])
     harness.await_(lambda: gpus(lab.cluster, node) == 2, 120.0)
 
 
-def test_a_gpu_that_breaks_is_given_to_no_further_pod(sweep: Any, lab: Any, tmp_path: Path) -> None:
+def test_a_gpu_that_breaks_is_given_to_no_further_pod(sweep: Any, lab: Any) -> None:
     pod = lab.cluster.running(sweep.id)
     device = devices(sweep)[-1]
     try:
@@ -82,7 +80,7 @@ def test_a_gpu_that_breaks_is_given_to_no_further_pod(sweep: Any, lab: Any, tmp_
             harness.await_(lambda: gpus(lab.cluster, pod["spec"]["nodeName"]) == 1, 120.0)
             os.kill(inside(sweep), signal.SIGKILL)
             resumed(sweep, pod["metadata"]["uid"], lab)
-            check(sweep, lab, tmp_path, ["killed", "finished"])
+            check(sweep, lab, ["killed", "finished"])
         assert devices(sweep)[-1] != device
     finally:
         lab.cluster.tool("gpu", "heal", device)
@@ -93,13 +91,13 @@ def devices(sweep: Any) -> list[str]:
     return [str(fact["devices"]) for fact in pods_seen(sweep, 0)]
 
 
-def test_an_api_server_that_is_away_stops_no_trial(sweep: Any, lab: Any, tmp_path: Path) -> None:
+def test_an_api_server_that_is_away_stops_no_trial(sweep: Any, lab: Any) -> None:
     with Recovery(sweep, f"API server away for {AWAY_S:g} s").measured():
         with stopped(lab.cluster, "kube-apiserver"):
             time.sleep(AWAY_S)
         sweep.await_end()
         harness.await_(lambda: answers(lab.cluster), 120.0)
-        check(sweep, lab, tmp_path, ["finished"])
+        check(sweep, lab, ["finished"])
 
 
 def answers(cluster: Any) -> bool:
@@ -108,9 +106,7 @@ def answers(cluster: Any) -> bool:
     return False
 
 
-def test_a_worker_that_is_killed_leaves_its_pod_to_the_next_try(
-    sweep: Any, lab: Any, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_killed_leaves_its_pod_to_the_next_try(sweep: Any, lab: Any) -> None:
     former = lab.cluster.running(sweep.id)["metadata"]["uid"]
     began = time.monotonic()
     with Recovery(sweep, "worker and task killed").measured():
@@ -119,7 +115,7 @@ def test_a_worker_that_is_killed_leaves_its_pod_to_the_next_try(
         harness.await_(lambda: sweep.tasks()["trial", 0]["state"] == "running", 120.0)
         print(f"\nthe next try looks after the pod after {time.monotonic() - began:.1f} s")
         assert {p["metadata"]["uid"] for p in lab.cluster.pods(sweep=sweep.id)} <= {former}
-        check(sweep, lab, tmp_path, ["finished"])
+        check(sweep, lab, ["finished"])
 
 
 def kill_worker(sweep: Any, number: int) -> None:
@@ -150,9 +146,7 @@ def test_a_pod_whose_task_was_killed_and_never_comes_again_is_deleted(lab: Any) 
     harness.await_(lambda: not lab.cluster.pods(sweep=sweep.id), NO_POD_S)
 
 
-def test_a_volume_that_is_full_for_a_while_costs_an_epoch_at_most(
-    sweep: Any, lab: Any, tmp_path: Path
-) -> None:
+def test_a_volume_that_is_full_for_a_while_costs_an_epoch_at_most(sweep: Any, lab: Any) -> None:
     volume = lab.home / "sweeps"
     assert os.path.ismount(volume), "the volume is no disk of its own: this fault cannot be made"
     former = lab.cluster.running(sweep.id)["metadata"]["uid"]
@@ -165,7 +159,7 @@ def test_a_volume_that_is_full_for_a_while_costs_an_epoch_at_most(
             ballast.unlink()
         resumed(sweep, former, lab)
         sweep.await_end()
-        whole(sweep, lab, tmp_path)
+        whole(sweep, lab)
 
 
 def fill(file: Path) -> None:
@@ -201,26 +195,24 @@ def test_of_two_controllers_the_other_one_leads_when_the_leader_is_killed(
         lab.cluster.api.delete_namespaced_pod(pod["name"], pod["namespace"])
         harness.await_(lambda: "Leading" in log.read_text(), 120.0)
         resumed(sweep, pod["uid"], lab)
-        check(sweep, lab, tmp_path, ["preempted", "finished"])
+        check(sweep, lab, ["preempted", "finished"])
 
 
 @pytest.mark.installation
 def test_a_trial_that_ends_on_a_node_that_does_not_answer_counts_and_its_pod_goes(
-    sweep: Any, lab: Any, tmp_path: Path
+    sweep: Any, lab: Any
 ) -> None:
     node, began = lab.cluster.running(sweep.id)["spec"]["nodeName"], time.monotonic()
     with stopped(lab.cluster, f"kubelet-{node}"):
         harness.await_(lambda: not ready(lab.cluster, node), 120.0)
         sweep.await_end(LOST_NODE_S)
-        check(sweep, lab, tmp_path, ["finished"])
+        check(sweep, lab, ["finished"])
         print(f"\nrecovery: kubelet gone: its pod is gone after {time.monotonic() - began:.1f} s")
     harness.await_(lambda: ready(lab.cluster, node), 120.0)
 
 
 @pytest.mark.installation
-def test_a_node_that_has_died_loses_its_trial_to_another_node(
-    sweep: Any, lab: Any, tmp_path: Path
-) -> None:
+def test_a_node_that_has_died_loses_its_trial_to_another_node(sweep: Any, lab: Any) -> None:
     pod = lab.cluster.running(sweep.id)
     node = pod["spec"]["nodeName"]
     with Recovery(sweep, "node dead").measured():
@@ -228,5 +220,5 @@ def test_a_node_that_has_died_loses_its_trial_to_another_node(
             os.kill(inside(sweep), signal.SIGKILL)
             resumed(sweep, pod["metadata"]["uid"], lab, LOST_NODE_S)
             assert lab.cluster.running(sweep.id)["spec"]["nodeName"] != node
-        check(sweep, lab, tmp_path, ["killed", "finished"])
+        check(sweep, lab, ["killed", "finished"])
     harness.await_(lambda: ready(lab.cluster, node), 120.0)

@@ -104,10 +104,8 @@ def test_every_trial_with_its_checkpoints_in_a_bucket_is_finished_and_all_accoun
         assert told.tag(number, "hermes.preemptions") == str(len(outcomes) - 1)
 
 
-def test_a_trial_preempted_with_a_bucket_has_the_curve_of_one_never_stopped(
-    told: Any, tmp_path: Path
-) -> None:
-    for number in preempted_with_the_same_curve(told, RATES, EPOCHS, tmp_path):
+def test_a_trial_preempted_with_a_bucket_has_the_curve_of_one_never_stopped(told: Any) -> None:
+    for number in preempted_with_the_same_curve(told, RATES, EPOCHS):
         parts = told.segments(number)
         assert [p["first_step"] for p in parts[1:]] == [p["last_step"] for p in parts[:-1]]
 
@@ -200,15 +198,12 @@ def test_one_copy_of_a_trial_that_may_go_on_stays_in_the_bucket_until_its_time_i
 
 
 def test_a_sweep_that_is_resumed_goes_on_from_the_bucket_and_leaves_nothing_there(
-    stopped: Stopped, pod_bucket: Bucket, tmp_path: Path
+    stopped: Stopped, pod_bucket: Bucket
 ) -> None:
     sweep = stopped.resumed
     ((done, first),) = went_on(sweep, 0)
     assert 1 < done <= first <= done + 1
-    curve = sweep.curve(0)
-    alone = harness.plain_curve(tmp_path / "alone", RATE, LONG)
-    assert [step for step, _ in curve] == list(range(1, LONG + 1))
-    assert [loss for _, loss in curve] == pytest.approx(alone, abs=1e-9)
+    sweep.assert_whole(0, RATE, LONG)
     assert pod_bucket.held(sweep.id) == []
 
 

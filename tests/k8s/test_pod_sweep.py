@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,9 +38,9 @@ def test_every_trial_of_pods_is_finished_and_all_accounts_agree(told: Any) -> No
     assert {tasks["trial", n]["try_number"] for n in range(len(RATES))} == {1}
 
 
-def test_a_trial_preempted_as_a_pod_goes_on_with_the_same_curve(told: Any, tmp_path: Path) -> None:
+def test_a_trial_preempted_as_a_pod_goes_on_with_the_same_curve(told: Any) -> None:
     sweep, _ = told
-    for number in preempted_with_the_same_curve(sweep, RATES, EPOCHS, tmp_path):
+    for number in preempted_with_the_same_curve(sweep, RATES, EPOCHS):
         outcomes = [segment["outcome"] for segment in sweep.segments(number)]
         assert outcomes == ["preempted"] * (len(outcomes) - 1) + ["finished"]
 
