@@ -147,8 +147,8 @@ a quantum of one epoch is the papers' round robin (RR). `best finished`: the tri
 loss of all has run all its epochs. `within 1 %`: any trial has shown a loss that near to it.
 `oracle-best` is the bound. The Hermes paper (Electronics 2021, 10(3), 350) reports up to 4.04
 times shorter times than FIFO, RR and SLAQ on its own testbed. `frontrunner` has learnt from
-configurations of these four files; [elsewhere](frontrunner-measured.md#how-good-it-is) are its figures on
-tasks that it has not seen.
+configurations of these four files; its figures on tasks that it has not seen are
+[elsewhere](frontrunner-measured.md#how-good-it-is).
 """
     ]
     for name, (command, found) in every.items():

@@ -125,7 +125,8 @@ class OpenForLearning(Wrapper[M]):
     nor the configurations of those it sees, which a replay knows before they are drawn. The bound
     is the threshold of Hermes' queues (Son et al. 2021, Algorithm 1), for every policy, for each
     sweep on its own, and for trials without a loss alone: all three are our choice. To count all
-    open trials makes policies that pause trials find good ones later (docs/frontrunner-measured.md).
+    open trials makes policies that pause trials find good ones later
+    (docs/frontrunner-measured.md).
     """
 
     learning: frozenset[SweepId]
