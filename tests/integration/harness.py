@@ -12,14 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import httpx
 import psutil
@@ -29,6 +27,7 @@ import yaml
 from hermes_ops.stack import processes
 from hermes_ops.trial.checkpoint_store.store import safe_name
 from tests.horovod_python import VARIABLES, horovod_python
+from tests.integration.samplers import Sampler, held_gpus, sampling
 from tests.torch_python import torch_python
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -153,106 +152,6 @@ def plain_curve(rate: float, epochs: int) -> tuple[float, ...]:
     return tuple(float(line.partition("loss=")[2]) for line in said.stdout.splitlines())
 
 
-@dataclass
-class Sample:
-    """Who held which GPUs at one instant, from the live processes: (trial, GPUs)."""
-
-    time_s: float
-    held: list[tuple[str, tuple[int, ...]]]
-
-    @property
-    def gpus(self) -> list[int]:
-        return [gpu for _, gpus in self.held for gpu in gpus]
-
-
-@dataclass
-class Sampler:
-    """Looks at the live trials each 0.1 s."""
-
-    home: Path
-    samples: list[Sample] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def loop(self) -> None:
-        while not self.stop.wait(0.1):
-            self.samples.append(Sample(time.time(), live_trials(self.home)))
-
-    @property
-    def most(self) -> int:
-        return max(len(s.gpus) for s in self.samples)
-
-    @property
-    def doubly_held(self) -> list[Sample]:
-        return [s for s in self.samples if len(s.gpus) != len(set(s.gpus))]
-
-    def most_trials(self, sweep: str) -> int:
-        return max(sum(t.startswith(f"{sweep}/") for t, _ in s.held) for s in self.samples)
-
-
-@dataclass
-class WorkerSampler:
-    """Looks each 0.1 s which processes of scripts/workers.py live: they list themselves."""
-
-    folder: Path
-    samples: list[list[int]] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-    _gone: set[int] = field(default_factory=set)
-
-    def loop(self) -> None:
-        while not self.stop.wait(0.1):
-            self.samples.append(self.alive())
-
-    def alive(self) -> list[int]:
-        """Return the process ids of the workers that live."""
-        listed = {int(file.name.partition("-")[0]) for file in self.folder.glob("*.json")}
-        found = []
-        for pid in sorted(listed - self._gone):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                    found.append(pid)
-                    continue
-            self._gone.add(pid)
-        return found
-
-    @property
-    def most(self) -> int:
-        return max(map(len, self.samples), default=0)
-
-    @property
-    def starts(self) -> list[dict[str, Any]]:
-        """Return the facts of all workers, in the order in which they have started."""
-        facts = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
-        return sorted(facts, key=lambda fact: float(fact["time_s"]))
-
-    def groups(self, sweep: str) -> list[list[dict[str, Any]]]:
-        """Return the workers of each segment of a sweep of one trial that all have started."""
-        mine = [fact for fact in self.starts if fact["sweep"] == sweep]
-        found = []
-        while mine:
-            size = int(mine[0]["size"])
-            group, mine = mine[:size], mine[size:]
-            found.append(group)
-        return found
-
-    def batches(self, worker: Mapping[str, Any]) -> int:
-        """Return how many batches a worker of scripts/horovod_train.py has trained."""
-        file = self.folder / f"{worker['pid']}-{worker['rank']}.batches"
-        return int(file.read_text())
-
-
-def live_trials(home: Path) -> list[tuple[str, tuple[int, ...]]]:
-    """Sweep/number and GPUs of each live trial of this home."""
-    guards = {m.pid: m.process for m in processes.members(home) if m.supervises_trial}
-    found = []
-    for process in guards.values():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.ppid() not in guards:
-                environment = process.environ()
-                gpus = tuple(int(g) for g in environment["HERMES_GPUS"].split(",") if g)
-                found.append((f"{environment['HERMES_SWEEP']}/{environment['HERMES_TRIAL']}", gpus))
-    return found
-
-
 def kill_at_once(members: Iterable[processes.HomeProcess]) -> None:
     """Kill these processes, so that none of them sees another go.
 
@@ -303,30 +202,6 @@ class Patient(httpx.HTTPTransport):
                 return answer
             answer.close()
         return super().handle_request(request)
-
-
-S = TypeVar("S", bound="Looking")
-
-
-class Looking(Protocol):
-    """What looks at something again and again until it is told to stop."""
-
-    stop: threading.Event
-
-    def loop(self) -> None:
-        """Look until `stop` is set."""
-
-
-@contextlib.contextmanager
-def sampling(sampler: S) -> Iterator[S]:
-    """It looks in a thread of its own, as long as this lasts."""
-    thread = threading.Thread(target=sampler.loop, daemon=True)
-    thread.start()
-    try:
-        yield sampler
-    finally:
-        sampler.stop.set()
-        thread.join()
 
 
 class Lab:
@@ -576,7 +451,7 @@ class Sweep:
 
     def on_gpus(self) -> set[int]:
         """The trials of this sweep that hold GPUs now."""
-        live = (trial.rpartition("/") for trial, _ in live_trials(self.lab.home))
+        live = (trial.rpartition("/") for trial, _ in held_gpus(self.lab.home))
         return {int(number) for sweep, _, number in live if sweep == self.id}
 
     def live(self) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration.samplers import Sampler, WorkerSampler, sampling
+
 pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(1500)]
 
 SLOTS = 4
@@ -69,8 +71,8 @@ class Kills:
 
 def _survive(kills: Kills, harness: Any) -> Any:
     """Run the sweeps through the kills; return them with what was seen of workers and GPUs."""
-    looking, holding = harness.WorkerSampler(kills.log), harness.Sampler(kills.stack.home)
-    with harness.sampling(looking), harness.sampling(holding):
+    looking, holding = WorkerSampler(kills.log), Sampler(kills.stack.home)
+    with sampling(looking), sampling(holding):
         first = kills.start("lasts")
         kills.trains(first, 4)
         kills.kill_in_resize(lambda: kills.start("joins"), kills.kill_supervisor)

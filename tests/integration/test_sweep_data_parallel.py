@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration.samplers import WorkerSampler, sampling
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 SLOTS, EPOCHS, PAUSE_S = 4, 200, 12.0
@@ -40,8 +42,8 @@ def resized(
     sweep_file = {"horovod": harness.horovod, "ddp": harness.ddp}[request.param]
     folder, log = tmp_path_factory.mktemp("resized"), tmp_path_factory.mktemp("workers")
     first_lasts, second_lasts = harness.slow_file(folder), harness.slow_file(folder)
-    looking = harness.WorkerSampler(log)
-    with lab.pool(SLOTS), lab.policy("doubling", guard_k=0), harness.sampling(looking):
+    looking = WorkerSampler(log)
+    with lab.pool(SLOTS), lab.policy("doubling", guard_k=0), sampling(looking):
         first = lab.start(sweep_file("alone", log, first_lasts, EPOCHS, pause=PAUSE_S))
         harness.await_(lambda: first.sizes() == [4] and first.lines(0) > 1, WAIT_S)
         second = lab.start(sweep_file("joins", log, second_lasts, EPOCHS, pause=PAUSE_S))
@@ -96,12 +98,12 @@ def searched(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -
     """A search for the best of eight Horovod trials under the elastic policy for sweeps."""
     log = tmp_path_factory.mktemp("workers")
     lasts = harness.slow_file(tmp_path_factory.mktemp("searched"))
-    looking = harness.WorkerSampler(log)
+    looking = WorkerSampler(log)
     content = harness.horovod("search", log, lasts, SHORT, pause=1.5, search=TPE)
     with (
         lab.pool(SLOTS),
         lab.policy("elastic-frontrunner", guard_k=0),
-        harness.sampling(looking),
+        sampling(looking),
     ):
         sweep = lab.start(content)
         sweep.await_end(WAIT_S)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration.samplers import Sampler, WorkerSampler, sampling
+
 pytestmark = [pytest.mark.integration, pytest.mark.horovod, pytest.mark.timeout(2400)]
 
 SLOTS, TRIALS, EPOCHS = 4, 8, 30
@@ -38,7 +40,7 @@ class Kills:
         self.lab = harness.Lab(stack, folder)
         log = folder / "workers"
         log.mkdir()
-        self.workers, self.holders = harness.WorkerSampler(log), harness.Sampler(stack.home)
+        self.workers, self.holders = WorkerSampler(log), Sampler(stack.home)
         self.lasts, self.other_lasts = harness.slow_file(folder), folder / "nobody"
         budget = {"max_parallel": 2}
         self.sweep = self.lab.start(
@@ -101,7 +103,7 @@ def survived(
     stack = stack_at(tmp_path_factory.mktemp("horovod"))
     with stack.running(*UP):
         kills = Kills(stack, harness, tmp_path_factory.mktemp("search"))
-        with harness.sampling(kills.workers), harness.sampling(kills.holders):
+        with sampling(kills.workers), sampling(kills.holders):
             for what in KILLED:
                 kills.kill_in_next_resize(what)
             for lasts in (kills.lasts, kills.other_lasts):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration.samplers import WorkerSampler, sampling
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 SLOTS = 4
@@ -22,7 +24,7 @@ def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
     """A trial alone on four slots, and a second one that comes and goes while the first lasts."""
     folder, log = tmp_path_factory.mktemp("resized"), tmp_path_factory.mktemp("workers")
     first_lasts, second_lasts = harness.slow_file(folder), harness.slow_file(folder)
-    looking = harness.WorkerSampler(log)
+    looking = WorkerSampler(log)
     slots = []
 
     def start(name: str, lasts: Any) -> Any:
@@ -32,7 +34,7 @@ def resized(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) ->
         lab.pool(SLOTS),
         lab.policy("doubling", guard_k=0),
         lab.sampled() as sampler,
-        harness.sampling(looking),
+        sampling(looking),
     ):
         first = start("alone", first_lasts)
         harness.await_(lambda: first.sizes() == [4] and first.lines(0) > 3)
@@ -114,7 +116,7 @@ def test_a_policy_chooses_the_batch_and_the_script_gets_a_workers_part_of_it(
 ) -> None:
     lasts, log = harness.slow_file(tmp_path), tmp_path / "workers"
     log.mkdir()
-    looking = harness.WorkerSampler(log)
+    looking = WorkerSampler(log)
     batch = {"parameter": "batch_size", "min": 32, "max": 256, "per_gpu_max": 64}
     content = harness.workers("batch", harness.alike(1), log, lasts, batch=batch)
     content["trial"]["command"] += ["--batch-size", "{batch_size}"]

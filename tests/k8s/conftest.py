@@ -29,6 +29,7 @@ from bench import pod_cluster
 from hermes_ops.kubernetes import connect
 from tests.integration import harness
 from tests.integration.conftest import Stack
+from tests.integration.samplers import sampling
 from tests.k8s import faults
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class PodLab(harness.Lab):
 
     @contextlib.contextmanager
     def sampled_pods(self) -> Iterator[PodSampler]:
-        with harness.sampling(PodSampler(self.cluster)) as sampler:
+        with sampling(PodSampler(self.cluster)) as sampler:
             yield sampler
 
 

@@ -24,6 +24,7 @@ import pytest
 from hermes_ops.kubernetes import labels_of_sweep
 from hermes_ops.stack import airflow_service
 from tests.integration import harness
+from tests.integration.samplers import sampling
 from tests.k8s import faults
 from tests.k8s.conftest import Cluster, PodSampler
 
@@ -350,7 +351,7 @@ def upgraded(
     for name in names:
         await_steps(sh, name, GPUS, 240.0)
     harness.await_(lambda: len(training(sh)) == GPUS, 120.0, 1.0)
-    with harness.sampling(PodSampler(Cluster((), TRIALS))) as sampler:
+    with sampling(PodSampler(Cluster((), TRIALS))) as sampler:
         how = f"hermes helm/hermes-ops -n {NAMESPACE} --wait --timeout 15m"
         upgrade = f"helm upgrade {how} --values my-values.yaml --values -"
         changed(sh, names, upgrade, text=json.dumps(OTHER_VALUES), cwd=checkout)

@@ -19,6 +19,7 @@ import pytest
 
 from bench import pod_cluster
 from tests.integration import harness
+from tests.integration.samplers import sampling
 from tests.k8s.conftest import (
     Cluster,
     PodLab,
@@ -125,7 +126,7 @@ def told(node_lab: PodLab, disks: Disks) -> Any:
     content = node_lab.pod_sweep("nodes", RATES, EPOCHS, PAUSE_S)
     with (
         node_lab.policy("hermes", guard_k=0),
-        harness.sampling(Places(node_lab.cluster)) as places,
+        sampling(Places(node_lab.cluster)) as places,
     ):
         sweep = node_lab.start(content)
         harness.await_(lambda: disks.left(sweep.id), 120.0)

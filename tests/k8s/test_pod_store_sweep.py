@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -18,6 +19,7 @@ from bench import pod_cluster
 from hermes_ops.stack.layout import Layout
 from tests.bucket import Bucket
 from tests.integration import harness
+from tests.integration.samplers import sampling
 from tests.k8s.conftest import Cluster, PodLab, airflow_beside, preempted_with_the_same_curve
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(1500)]
@@ -44,7 +46,8 @@ class Seen:
     def loop(self) -> None:
         while not self.stop.wait(0.3):
             self.pods |= {p["metadata"]["name"]: p for p in self.cluster.pods()}
-            self.shared |= set(self.sweeps.glob("*/trials/*/checkpoints/*"))
+            with contextlib.suppress(FileNotFoundError):  # a folder that was just removed
+                self.shared |= set(self.sweeps.glob("*/trials/*/checkpoints/*"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def store_lab(
 
 @pytest.fixture(scope="module")
 def seen(store_lab: PodLab) -> Iterator[Seen]:
-    with harness.sampling(Seen(store_lab.cluster, store_lab.home / "sweeps")) as sampler:
+    with sampling(Seen(store_lab.cluster, store_lab.home / "sweeps")) as sampler:
         yield sampler
 
 
