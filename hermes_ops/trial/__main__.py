@@ -124,8 +124,8 @@ def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
 def _run(options: SegmentOptions, folder: Folder, parent: int) -> int:
     if options.node is not None:
         node_checkpoints.claim(folder, options.node)
-    segment_records.recover_values(folder)
     segment_records.close_lost_segment(folder, _last_step(options, folder))
+    segment_records.recover_values(folder)
     folder.result.unlink(missing_ok=True)
     segment_records.keep_reserve(folder.reserve)
     token = os.urandom(16).hex()

@@ -102,14 +102,21 @@ def close_segment(
 
 
 def close_lost_segment(folder: Folder, step: int) -> None:
-    """End a segment whose supervisor was killed, at the last sign of its life."""
+    """End a segment that has no end on record, at the last sign of its life.
+
+    Its supervisor was killed, or the disk was full: then its result is there, in the reserved
+    space, with values that the metrics file did not take. Call this before `recover_values`, which
+    writes that file now.
+    """
     lines = list(Follower(folder.segments).new())
     if not lines or "end_s" in lines[-1]:
         return
     end_s = float(lines[-1].get("start_s") or 0.0)
-    for path in (folder.metrics, folder.status, folder.events):
+    for path in (folder.metrics, folder.status, folder.events, folder.result):
         with contextlib.suppress(OSError):
             end_s = max(end_s, os.stat(path).st_mtime)
+    reached = (read_json(folder.result) or {}).get("step")
+    step = max(step, reached) if isinstance(reached, int) else step
     close_segment(folder, int(lines[-1].get("epoch") or 0), end_s, step, "killed")
 
 

@@ -77,7 +77,7 @@ class AirflowCluster:
     quota: QuotaInForce | None = None  # that the policy keeps, if there is one
     machines: PoolMachines = field(default_factory=PoolMachines)
     _running: RunningSweeps = field(init=False)
-    _janitor: Janitor = field(default_factory=Janitor)
+    _janitor: Janitor = field(init=False)
     _pod_janitor: PodJanitor = field(default_factory=PodJanitor)
     _state_retention: StateRetention = field(init=False)
     _plan_value_retention: PlanValueRetention = field(init=False)
@@ -89,6 +89,7 @@ class AirflowCluster:
 
     def __post_init__(self) -> None:
         self._running = RunningSweeps(self.pool, self.faults, self.machines.machines)
+        self._janitor = Janitor(self._goes_on)
         self._state_retention = StateRetention(self.metadata, self.applier.client)
         self._plan_value_retention = PlanValueRetention(self.applier.client)
 
@@ -214,6 +215,11 @@ class AirflowCluster:
                 self.faults.isolate, Subject(sweep_id), step, bound
             )
             self._under_way[sweep_id, step] = future
+
+    def _goes_on(self, sweep: str) -> bool:
+        """Return whether the sweep of that id, of any pool of this Airflow, has not ended."""
+        past = self.metadata.sweep(sweep)
+        return past is not None and past.run.state in ("queued", "running")
 
     def wake(self) -> None:
         """End the current `wait`."""

@@ -97,6 +97,8 @@ class Granting:
         configs = self._configs.get(sweep.id, {})
         pending = [t.number for t in sweep.trials if t.lease is None and not t.has_ended]
         slow = [n for n in pending if n not in configs and self._is_slow(sweep, n)]
+        # One has been ended since, or MLflow knows the configuration that a killed controller drew.
+        self.searches.keep_only(sweep.id, slow)
         if not slow:
             return frozenset()
         if sweep.can_draw:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,12 @@ class SearchProcess:
         """Return the trials whose configuration, or why there is none, can be taken."""
         return frozenset((*self._answers, *self._failed))
 
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Drop the answers for other trials: nobody will take them, and no question is asked."""
+        for number in self.answered().difference(numbers):
+            self._answers.pop(number, None)
+            self._failed.pop(number, None)
+
     @property
     def is_asked(self) -> bool:
         """Return whether a question is open; one that is open for too long is given up."""
@@ -180,6 +186,12 @@ class SlowSearches:
         if process is None:
             process = self._processes[sweep] = SearchProcess(config)
         process.ask(number, history())
+
+    def keep_only(self, sweep: str, numbers: Collection[int]) -> None:
+        """Drop the answers for all other trials of a sweep."""
+        process = self._processes.get(sweep)
+        if process is not None:
+            process.keep_only(numbers)
 
     def answered(self, sweep: str) -> frozenset[int]:
         """Return the trials of a sweep whose configuration can be taken."""
@@ -258,13 +270,18 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Answer questions on standard output until standard input ends."""
+    """Answer questions on standard output until standard input ends.
+
+    What a sampler prints goes to standard error, into the controller's log: it is no answer.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(NICENESS)
-    with contextlib.suppress(StopIteration, BrokenPipeError):
-        for answer in answers(iter(sys.stdin)):
-            sys.stdout.write(f"{json.dumps(answer)}\n")
-            sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
+        os.dup2(2, 1)
+        with contextlib.suppress(StopIteration, BrokenPipeError):
+            for answer in answers(iter(sys.stdin)):
+                replies.write(f"{json.dumps(answer)}\n")
+                replies.flush()
 
 
 if __name__ == "__main__":

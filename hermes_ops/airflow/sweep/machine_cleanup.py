@@ -58,7 +58,7 @@ def clean_up(tracker: Tracker, now_s: float) -> list[str]:
             has_ended = isinstance(error, Refused)
         if not has_ended:
             running.append(sweep)
-    expired = free_expired(running, now_s)
+    expired = free_expired(running.__contains__, now_s)
     return sorted({*freed, *(folder.name for folder in expired)})
 
 

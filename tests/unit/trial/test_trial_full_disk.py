@@ -91,6 +91,27 @@ def test_values_that_had_no_space_until_the_end_are_written_by_the_next_segment(
     assert _lines(folder) == EXPECTED
 
 
+def test_a_trial_that_waited_for_space_has_not_trained_meanwhile(trial: tuple[Path, Path]) -> None:
+    """Neither its last values nor the end of its segment had room; there is some two hours later."""
+    folder, script = trial
+    _trial(folder, script, 1)
+    (folder / "metrics.jsonl").unlink()
+    segments = folder / "segments.jsonl"
+    start, _end = map(json.loads, segments.read_text().splitlines())
+    start["start_s"] -= 7_200
+    segments.write_text(json.dumps(start) + "\n")
+    for path in folder.iterdir():
+        os.utime(path, (path.stat().st_mtime - 7_200,) * 2)
+    script.write_text("")
+    assert _trial(folder, script, 2) == 0
+    lines = [json.loads(line) for line in segments.read_text().splitlines()]
+    lost = lines[1]
+    assert (lost["epoch"], lost["last_step"], lost["outcome"]) == (1, 5, "killed")
+    assert 0 <= lost["end_s"] - start["start_s"] < 600
+    assert segment_records.trained_s(lines) < 600
+    assert _lines(folder) == EXPECTED
+
+
 def _full(*_: object, **__: object) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

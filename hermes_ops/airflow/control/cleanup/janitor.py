@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,26 +95,26 @@ def free_ended(
         note.unlink(missing_ok=True)
 
 
-def free_expired(running: Collection[str], now_s: float) -> list[Path]:
+def free_expired(goes_on: Callable[[str], bool], now_s: float) -> list[Path]:
     """Delete the checkpoints of ended sweeps whose time is over; the folders of those sweeps.
 
-    A sweep whose store does not obey stays due.
+    A sweep whose store does not obey stays due, as does one that goes on: its note is of an
+    earlier end, and its next end replaces it.
+
+    :param goes_on: whether the sweep of an id runs, or is about to
     """
-    awake = {sweep_folder(sweep) for sweep in running}
-    due = {
-        note: known
-        for note in (home() / "sweeps").glob(f"*/{KEEP_FILE}")
-        if note.parent not in awake
-        and (kept_until_s(known := keep_note(note.parent)) or 0.0) <= now_s
-    }
     expired = []
-    for note, known in due.items():
-        for folder in _kept_folders(note.parent):
-            _delete(folder)
-        if clear_sweep(known.get("store"), str(known.get("sweep"))):
+    for note in (home() / "sweeps").glob(f"*/{KEEP_FILE}"):
+        folder, known = note.parent, keep_note(note.parent)
+        sweep = str(known.get("sweep") or folder.name)
+        if (kept_until_s(known) or 0.0) > now_s or goes_on(sweep):
+            continue
+        for kept in _kept_folders(folder):
+            _delete(kept)
+        if clear_sweep(known.get("store"), sweep):
             note.unlink(missing_ok=True)
-            expired.append(note.parent)
-            log.info("The checkpoints of %s have been kept long enough", note.parent.name)
+            expired.append(folder)
+            log.info("The checkpoints of %s have been kept long enough", folder.name)
     return expired
 
 
@@ -153,9 +153,13 @@ def size_bytes(folder: Path) -> int:
 
 
 class Janitor:
-    """Looks after the disk in the background, so that no decision waits for it."""
+    """Looks after the disk in the background, so that no decision waits for it.
 
-    def __init__(self) -> None:
+    `goes_on` tells of any sweep of the home, of another pool too, whether it has not ended.
+    """
+
+    def __init__(self, goes_on: Callable[[str], bool]) -> None:
+        self._goes_on = goes_on
         self._due_s = 0.0
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
@@ -169,17 +173,12 @@ class Janitor:
         quotas = tuple(
             quota for sweep in sweeps if (quota := CheckpointQuota.from_sweep(sweep)) is not None
         )
-        running = tuple(sweep.id for sweep in sweeps)
-        self._thread = threading.Thread(
-            target=self.clean, args=(running, quotas, now_s), daemon=True
-        )
+        self._thread = threading.Thread(target=self.clean, args=(quotas, now_s), daemon=True)
         self._thread.start()
 
-    def clean(
-        self, running: Sequence[str], quotas: Sequence[CheckpointQuota], now_s: float
-    ) -> None:
+    def clean(self, quotas: Sequence[CheckpointQuota], now_s: float) -> None:
         """Delete what has expired, then keep the limit of each sweep that has one."""
-        self._try(lambda: free_expired(running, now_s))
+        self._try(lambda: free_expired(self._goes_on, now_s))
         for quota in quotas:
             self._try(lambda own=quota: self._warn(own, make_room(own)))  # type: ignore[misc]
 

@@ -36,6 +36,9 @@ class Database:
     def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
         return tuple(PastRun(run, None) for run in self.runs)
 
+    def sweep(self, sweep: str) -> PastRun | None:
+        return next((PastRun(run, None) for run in self.runs if run.sweep_id == sweep), None)
+
     def segments(self, run: RunRow, task_id: str) -> tuple[str, ...]:
         return ()
 

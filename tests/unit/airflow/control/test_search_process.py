@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +25,15 @@ from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.config import parse
 from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Start
 from hermes_ops.search.interface import Observation
-from tests.unit.airflow.builders import SWEEP, Journal, pending, running, sweep_file, sweep_with
+from tests.unit.airflow.builders import (
+    SWEEP,
+    Journal,
+    pending,
+    row,
+    running,
+    sweep_file,
+    sweep_with,
+)
 
 TRIAL = {"command": ["python", "train.py"], "directory": "/"}
 
@@ -157,6 +169,28 @@ def test_a_search_is_slow_with_many_parameters_or_many_trials(
     assert is_slow(config, axes, number, observed) is slow
 
 
+def test_what_a_sampler_prints_is_no_answer() -> None:
+    """A library that it calls may print too, past Python's own stream."""
+    talk = """
+import os
+from hermes_ops.airflow.control import search_process
+
+def answers(lines):
+    print("trial 3 looks good")
+    os.write(1, b"trial 4 too" + b"\\n")
+    yield {"config": {"x": 0.25}}
+
+search_process.answers = answers
+search_process.main()
+"""
+    command = [sys.executable, "-c", talk]
+    said = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == '{"config": {"x": 0.25}}\n'
+    assert sorted(said.stderr.splitlines()) == ["trial 3 looks good", "trial 4 too"]
+
+
 class Answering(SlowSearches):
     """Searches that answer when they are told to."""
 
@@ -204,3 +238,41 @@ def test_a_trial_waits_for_its_slow_search_and_is_offered_with_the_answer() -> N
     ((_, number, config, _),) = outside.of("open")
     assert (number, config["p7"]) == (2, 0.25)
     assert applier.faults.faults == ()
+
+
+ANSWER = {f"p{n}": 0.25 for n in range(1_000)}
+
+
+@pytest.mark.parametrize("how", ["mlflow knows it already", "a person has skipped it"])
+def test_an_answer_that_nobody_takes_does_not_stop_a_search(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that was killed had drawn the configuration, or the trial is to run no more."""
+    process = SimpleNamespace(stdin=None, stdout=None, kill=lambda: None, wait=lambda: None)
+    monkeypatch.setattr(search_process, "_started", lambda: process)
+    monkeypatch.setattr(search_process, "_exchanged", lambda *_: {"config": ANSWER})
+    outside = Journal(opened={2: ANSWER} if how.startswith("mlflow") else {})
+    applier = outside.applier()
+    trials = [running(0, 0), running(1, 1), pending(2), pending(3)]
+
+    def offered() -> list[str]:
+        world = wide(*trials)
+        applier.settle(world, 200.0)
+        return [j.id.rpartition("/")[2] for j in world.jobs(200.0)]
+
+    offered()
+    wait_for(applier._granting.searches._processes[SWEEP], 2)
+    assert offered() == ["0", "1", "2"]
+    if outside.opened:
+        world = wide(*trials)
+        applier.settle(world, 200.0)
+        snapshot = Snapshot(200.0, (Gpu(0), Gpu(1), Gpu(2)), tuple(world.jobs(200.0)))
+        begin = Start(JobId(f"{SWEEP}/2"), (2,), Reason("it has not been seen"))
+        plan = Plan((Grant(begin.job, (2,)),))
+        applier.apply({SWEEP: world}, snapshot, plan, (begin,), {})
+        trials[2] = running(2, 2)
+    else:
+        trials[2] = replace(trials[2], row=row(2, "skipped"))
+    offered()
+    wait_for(applier._granting.searches._processes[SWEEP], 3)
+    assert "3" in offered()

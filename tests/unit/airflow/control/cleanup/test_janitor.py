@@ -17,6 +17,7 @@ from hermes_ops.airflow.control.cleanup.janitor import (
 from hermes_ops.airflow.control.cleanup.sweep_end import due_end
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
+from hermes_ops.airflow.metadata import RunRow
 from hermes_ops.airflow.records import CLOSED_TAG, REACHED_TAG
 from tests.unit.airflow.builders import (
     SWEEP,
@@ -28,6 +29,12 @@ from tests.unit.airflow.builders import (
     segment,
     sweep_with,
 )
+from tests.unit.airflow.control.controllers import Database, controller_of
+
+
+def none_goes_on(_: str) -> bool:
+    return False
+
 
 STATES = {0: "finished", 1: "stopped_early", 2: "cancelled", 3: "failed"}
 
@@ -63,13 +70,28 @@ def test_nothing_is_kept_when_the_time_is_zero_nor_when_all_finished() -> None:
 def test_checkpoints_go_when_their_time_is_over_and_not_before() -> None:
     folder = checkpoint(2)
     free_ended(SWEEP, {2: "cancelled"}, 60.0, 1_000.0)
-    assert free_expired((), 1_059.0) == []
+    assert free_expired(none_goes_on, 1_059.0) == []
     assert folder.exists()
-    assert free_expired((SWEEP,), 1_061.0) == []  # it has been resumed
+    assert free_expired({SWEEP}.__contains__, 1_061.0) == []  # it has been resumed
     assert folder.exists()
-    assert free_expired((), 1_061.0) == [sweep_folder(SWEEP)]
+    assert free_expired(none_goes_on, 1_061.0) == [sweep_folder(SWEEP)]
     assert not folder.exists()
-    assert free_expired((), 1_061.0) == []
+    assert free_expired(none_goes_on, 1_061.0) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "stays"), [("queued", True), ("running", True), ("failed", False), (None, False)]
+)
+def test_a_sweep_that_goes_on_keeps_its_checkpoints_though_its_pool_has_another_controller(
+    state: str | None, stays: bool, tmp_path: Path
+) -> None:
+    """It was resumed: its note is of its first end. The controller has read no sweep this round."""
+    folder = checkpoint(2)
+    free_ended(SWEEP, {2: "cancelled"}, 60.0, 1_000.0)
+    run = RunRow(1, "hermes_sweep", SWEEP, "plan", state or "", 900.0, {})
+    database = Database(*([] if state is None else [run]))
+    controller_of(database, tmp_path / "view").cluster._janitor.clean((), 1_061.0)
+    assert folder.exists() is stays
 
 
 def test_a_trials_own_working_directory_is_kept_as_long_whatever_its_end_and_counts() -> None:
@@ -81,7 +103,7 @@ def test_a_trials_own_working_directory_is_kept_as_long_whatever_its_end_and_cou
     assert [f.exists() for f in folders] == [True, True, False, False]
     assert make_room(CheckpointQuota(SWEEP, 250.0, (1, 0))) == 250.0  # two of 100 and one of 50
     assert [f.exists() for f in folders] == [True, False, False, False]
-    assert free_expired((), 1_061.0) == [sweep_folder(SWEEP)]
+    assert free_expired(none_goes_on, 1_061.0) == [sweep_folder(SWEEP)]
     assert not folders[0].exists()
     folders[0].mkdir(parents=True)
     free_ended(SWEEP, {0: "finished"}, 0.0, 1_000.0)
@@ -118,9 +140,9 @@ def test_room_is_made_no_further_than_the_limit_asks() -> None:
 
 def test_open_trials_above_the_limit_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     checkpoint(0)
-    janitor = Janitor()
+    janitor = Janitor(none_goes_on)
     for now_s in (1.0, 2.0):
-        janitor.clean((SWEEP,), (CheckpointQuota(SWEEP, 10.0, ()),), now_s)
+        janitor.clean((CheckpointQuota(SWEEP, 10.0, ()),), now_s)
     assert [r.levelno for r in caplog.records].count(logging.WARNING) == 1
     assert "max_gigabytes" in caplog.text
 

@@ -68,9 +68,9 @@ def refuse(_: str) -> CheckpointStore:
 def test_at_the_end_the_store_keeps_what_can_go_on_until_its_time_is_over(store: str) -> None:
     free_ended(SWEEP, STATES, 60.0, 1_000.0, store)
     assert set(left(store)) == {"other/0", f"{SWEEP}/2", f"{SWEEP}/3"}
-    assert free_expired((), 1_059.0) == []
+    assert free_expired(lambda _: False, 1_059.0) == []
     assert f"{SWEEP}/2" in left(store)
-    assert free_expired((), 1_061.0) == [sweep_folder(SWEEP)]
+    assert free_expired(lambda _: False, 1_061.0) == [sweep_folder(SWEEP)]
     assert left(store) == ["other/0"]
 
 
@@ -105,11 +105,11 @@ def test_a_store_that_was_away_at_the_end_is_asked_again_by_the_controller(
         patch.setattr(janitor, "clear_trials", partial(clear_trials, open_store=refuse))
         patch.setattr(janitor, "clear_sweep", partial(clear_sweep, open_store=refuse))
         free_ended(SWEEP, STATES, 0.0, 1_000.0, store)
-        assert free_expired((), 1_001.0) == []
+        assert free_expired(lambda _: False, 1_001.0) == []
     assert f"{SWEEP}/0" in left(store)
     note = json.loads((sweep_folder(SWEEP) / KEEP_FILE).read_text())
     assert note == {"until_s": 1_000.0, "sweep": SWEEP, "store": store}
-    assert free_expired((), 1_021.0) == [sweep_folder(SWEEP)]
+    assert free_expired(lambda _: False, 1_021.0) == [sweep_folder(SWEEP)]
     assert left(store) == ["other/0"]
 
 
