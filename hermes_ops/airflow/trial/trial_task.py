@@ -203,9 +203,11 @@ class TrialTask:
     ) -> None:
         """Empty the folder of a trial that begins from scratch; reschedule while it is in use."""
         is_first = last is None or last.epoch < lease.anew
-        if lease.machine:  # it may have begun from scratch elsewhere, and left an old folder here
+        # It may have begun from scratch elsewhere, and left an old folder here; or the lease with
+        # which it was to begin was for another host, so that no process has seen it.
+        if lease.machine or (last is not None and last.outcome == WRONG_HOST):
             epochs = [s["epoch"] for s in folder.segments() if isinstance(s.get("epoch"), int)]
-            is_first = is_first or max(epochs, default=lease.epoch) < lease.anew
+            is_first = is_first or max(epochs, default=0) < lease.anew
         if lease.anew and is_first and not folder.empty():
             self.reschedule("it begins from scratch once its last segment has left its folder")
 

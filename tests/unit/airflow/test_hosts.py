@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,12 @@ from hermes_ops.airflow.control.cleanup.sweep_end import cannot_start
 from hermes_ops.airflow.control.pool_file import failures
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords, is_on_wrong_host
+from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.hosts import WRONG_HOST, Host, home_id_file, mark_home
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, Lease, SegmentRecord, decode, encode
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.pod_trigger import HeldPod, hold
+from hermes_ops.airflow.trial.trial_task import TrialTask
 from hermes_ops.cli import completion
 from hermes_ops.core.model import Gpu, Grant, JobId, Phase, Plan, Reason, Snapshot, Start
 from tests.unit.airflow.builders import SWEEP, DictStore, Journal, lease, row, segment, sweep_with
@@ -91,6 +94,27 @@ def test_what_a_trial_had_done_before_is_kept() -> None:
     record = entered(given, before)
     assert (record.epoch, record.step, record.segments) == (3, 7, 2)
     assert (record.service_gpu_s, record.failures) == (9.0, 1)
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_trial_begins_from_scratch_once_however_many_leases_were_refused(
+    refused: int, trained: bool
+) -> None:
+    """The machine was rebooted between the grant and the task: a lease is for one boot."""
+    folder = TrialFolder.from_sweep(SWEEP, 0)
+    folder.checkpoints.mkdir(parents=True)
+    epochs = (5, 6) if trained else (5,)
+    lines = [{"epoch": epoch, "start_s": 1.0, "end_s": 2.0} for epoch in epochs]
+    (folder.path / "segments.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    (folder.path / "result.json").write_text(json.dumps({"epoch": 5, "outcome": "finished"}))
+    given = replace(for_host(Host.here()), anew=6)
+    last = segment(max(epochs), running=False, segments=0)
+    for epoch in range(last.epoch + 1, last.epoch + 1 + refused):
+        last = entered(replace(given, host="another/", epoch=epoch), last)
+    task = TrialTask(HermesTrialOperator(task_id="trial", number=0))
+    task.restart_from_scratch(folder, replace(given, epoch=last.epoch + 1), last)
+    assert folder.checkpoints.exists() is trained
 
 
 @pytest.mark.parametrize("own", [lease(1), for_host(Host("m", "gpu-1", ""))])
