@@ -229,16 +229,21 @@ def _clean(
     text: str,
     what: str,
 ) -> None:
-    done = subprocess.run(
-        command,
-        input=text,
-        capture_output=True,
-        text=True,
-        env=dict(environment),
-        cwd=folder,
-        timeout=CLEANUP_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            env=dict(environment),
+            cwd=folder,
+            timeout=CLEANUP_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StackError(
+            f"{what}: it took more than an hour; the next `hermes prune` goes on from there"
+        ) from error
     if done.returncode:
         last = "\n".join(f"    {line}" for line in (done.stdout + done.stderr).splitlines()[-8:])
         raise StackError(f"{what}; the next `hermes prune` tries it again:\n{last}")

@@ -3,6 +3,9 @@
 A newer program upgrades the tables of both databases. Neither Airflow nor MLflow has a tool that
 moves an SQLite database into PostgreSQL: each makes its own tables, in both databases of the same
 revision; the rows are then read and written as the types of PostgreSQL's columns say.
+
+A migration has no time limit: of a large database it takes its time, and one that is killed half
+way has to be restored from a backup.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ from hermes_ops.stack.programs import inherited_variables, mlflow_database_url
 from hermes_ops.stack.settings import Settings
 from hermes_ops.trial.files import read_json
 
-TIMEOUT_S = 600
 COMMANDS = {
     AIRFLOW: ("airflow", "db", "migrate"),
     MLFLOW: ("hermes_ops.tracking.database", "upgrade"),
@@ -85,7 +87,6 @@ def _run(settings: Settings, name: str, environment: dict[str, str]) -> None:
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=settings.layout.run,
-            timeout=TIMEOUT_S,
             check=False,
         ).returncode
     if status:
@@ -139,7 +140,6 @@ def _is_newer(version: str, than: str) -> bool:
 
 
 ROWS = 1_000
-TRANSFER_TIMEOUT_S = 3_600
 
 
 def to_postgresql(source: Path, target: Database) -> None:
@@ -183,7 +183,6 @@ def prepare(name: str, url: URL, folder: Path) -> None:
         capture_output=True,
         text=True,
         env={**inherited_variables(()), "AIRFLOW_HOME": str(folder), **variables},
-        timeout=TRANSFER_TIMEOUT_S,
         check=False,
     )
     if done.returncode:

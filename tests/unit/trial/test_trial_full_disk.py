@@ -92,7 +92,7 @@ def test_values_that_had_no_space_until_the_end_are_written_by_the_next_segment(
 
 
 def test_a_trial_that_waited_for_space_has_not_trained_meanwhile(trial: tuple[Path, Path]) -> None:
-    """Neither its last values nor the end of its segment had room; there is some two hours later."""
+    """Its last values and the end of its segment had no room; two hours later there is some."""
     folder, script = trial
     _trial(folder, script, 1)
     (folder / "metrics.jsonl").unlink()
