@@ -71,9 +71,12 @@ def main() -> None:
     except OSError as error:
         from hermes_ops.trial.disk_space import DISK_ERRNOS, write_remedy
 
-        if error.errno not in DISK_ERRNOS:
+        if error.errno in DISK_ERRNOS:
+            place = error.filename or "a file"
+            message = f"{place} cannot be written ({error.strerror}): {write_remedy(error)}"
+        elif error.filename is not None:
+            message = f"{error.filename}: {error.strerror}: correct the path, or its permissions"
+        else:
             raise
-        place = error.filename or "a file"
-        message = f"{place} cannot be written ({error.strerror}): {write_remedy(error)}"
         print(f"hermes: {message}", file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None

@@ -215,7 +215,7 @@ def workspace_warnings(
     `environ` None: trials train on another machine, and nothing is checked.
     """
     trial, folder = config.trial, Path(config.trial.directory)
-    is_here = environ is not None and trial.run_in is RunIn.PROCESS and folder.is_dir()
+    is_here = environ is not None and trial.run_in is RunIn.PROCESS and os.path.isdir(folder)
     if trial.workspace is not Workspace.COPY or not is_here:
         return ()
     home = os.environ.get("HERMES_HOME")

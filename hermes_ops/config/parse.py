@@ -28,7 +28,7 @@ def load_file(path: str | os.PathLike[str]) -> SweepConfig:
     A relative `trial.directory` or `trial.python` with a slash is taken from the file's folder,
     unless the trials are pods: then both are of the image.
     """
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     document = read_document(file)
     config, problems = _validate(document.data)
     problems = [*document.problems, *problems]
@@ -82,4 +82,4 @@ def _absolute(config: SweepConfig, base: Path) -> SweepConfig:
 
 def _from(base: Path, path: str) -> str:
     # Not resolve(): a virtual environment's interpreter is a link that must stay one.
-    return os.path.normpath(base.absolute() / Path(path).expanduser())
+    return os.path.normpath(base.absolute() / os.path.expanduser(path))

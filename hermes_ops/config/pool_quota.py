@@ -165,7 +165,7 @@ def load_quota(path: str | os.PathLike[str], gpus: int | None = None) -> PoolQuo
     Raise ConfigError with the line of each problem: unknown keys, wrong values, a name that is
     used twice, a user in two teams, guarantees that exceed the pool.
     """
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     return _checked(read_document(file), str(file), file.name, gpus)
 
 

@@ -65,7 +65,7 @@ def script_warnings(config: SweepConfig, environ: Mapping[str, str]) -> Iterator
     folder = Path(trial.directory)
     if trial.run_in is not RunIn.PROCESS or not folder.is_absolute():
         return
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         found = f"{printable(trial.directory)}, which is no folder on this machine"
         yield SweepWarning(("trial", "directory"), found, "no trial can start", "correct the path")
         return
@@ -76,7 +76,7 @@ def script_warnings(config: SweepConfig, environ: Mapping[str, str]) -> Iterator
         yield _no_program(config, path)
         return
     program = entry_point_of(trial.command)
-    if program.kind == "file" and not (folder / program.name).exists():
+    if program.kind == "file" and not os.path.exists(folder / program.name):
         found = f"{printable(program.name)}, which is not in {printable(trial.directory)}"
         fix = "correct the name, or trial.directory"
         path = ("trial", "command", program.place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,9 @@ class CurveDataset:
 
     def configuration(self, row: int) -> tuple[tuple[str, Value], ...]:
         """Return the hyper-parameters of a row; an int where the whole column is integral."""
-        integral = np.all(self.configs == np.floor(self.configs), axis=0)
+        integral = np.all(
+            np.isfinite(self.configs) & (self.configs == np.floor(self.configs)), axis=0
+        )
         pairs = zip(self.hyperparameter_names, self.configs[row], integral, strict=True)
         return tuple((name, int(value) if whole else float(value)) for name, value, whole in pairs)
 
@@ -83,11 +86,22 @@ def read_curves(path: Path) -> CurveDataset:
     return CurveDataset(path.stem, names, **numbers)
 
 
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    AttributeError,
+    TypeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {key: stored[key] for key in SHAPES if key in stored}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except _UNREADABLE as error:
         to_job = str(error).partition("\n")[0]
         problem = Problem("the file", to_job, "an .npz of plain arrays", "save it with numpy.savez")
         raise ConfigError(str(path), (problem,)) from error

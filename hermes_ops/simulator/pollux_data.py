@@ -115,7 +115,7 @@ class _CsvFile:
     def rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield each line's number and its cells by column."""
         try:
-            with self.path.open(encoding="utf-8", newline="") as file:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:
                 lines = list(csv.reader(file, strict=True))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             fix = "correct the path or the file"

@@ -58,7 +58,7 @@ class ShockwaveSource:
 
 def _read(path: Path) -> tuple[Work, ...]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             rows = list(reader)
             header = tuple(reader.fieldnames or ())

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -64,7 +65,7 @@ def read_trace(path: Path) -> Workload:
     try:
         with _opened(path) as file:
             works = _read(str(path), csv.reader(file, strict=True))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         problem = Problem(str(path), str(error), "a readable CSV file", "correct the path or file")
         raise ConfigError("the trace", (problem,)) from error
     return Workload(path.name.removesuffix(".gz").removesuffix(".csv"), works)
@@ -99,8 +100,8 @@ def poisson(
 
 def _opened(path: Path) -> io.TextIOWrapper:
     if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _read(source: str, rows: Iterator[list[str]]) -> tuple[Work, ...]:

@@ -198,7 +198,7 @@ def read_disturbances(path: Path) -> tuple[NodeFailure | Interference, ...]:
     for a file that cannot be read, other columns, and values that cannot be.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(enumerate(csv.reader(file, strict=True), start=1))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         problem = Problem(str(path), str(error), "a readable CSV file", "correct the path or file")

@@ -19,8 +19,14 @@ def default_home() -> Path:
 
 
 def absolute(path: str | Path) -> Path:
-    """Return `path` expanded and resolved: two spellings of one home must compare as equal."""
-    return Path(path).expanduser().resolve()
+    """Return `path` expanded and resolved: two spellings of one home must compare as equal.
+
+    StackError for `~name` of a user who is not known.
+    """
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise StackError(f"{path}: there is no user {expanded.partition('/')[0][1:]!r} here")
+    return Path(expanded).resolve()
 
 
 @dataclass(frozen=True, slots=True)

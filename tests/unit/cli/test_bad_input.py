@@ -52,6 +52,33 @@ class Airflow:
         return {"is_paused": False}
 
 
+SIMULATED = ("--poisson", "2", "--gpus", "1", "--policy", "fifo")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["sweep", "check", "~no-such-user/sweep.yaml"], "~no-such-user/sweep.yaml"),
+        (["status", "--home", "~no-such-user/hermes"], "there is no user 'no-such-user' here"),
+        (["status", "--home", "/dev/null"], "/dev/null/stack.json: Not a directory"),
+        (["simulate", *SIMULATED, "--teams", "~no-such-user/q.yaml"], "~no-such-user/q.yaml"),
+    ],
+)
+def test_a_path_that_cannot_be_is_one_error_and_no_trace(
+    command: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hermes", *command])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code not in (0, None)
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+
+
 class Sweeps:
     """An MLflow that knows no sweep."""
 

@@ -54,6 +54,24 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert "no folder on this machine" in line
 
 
+def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (line,) = said(tmp_path, directory=str(tmp_path / ("a" * 300)))
+    assert line.startswith("trial.directory: ")
+
+
+def test_a_script_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (line,) = said(tmp_path, None, ["python", "a" * 300 + ".py", "{x}"])
+    assert line.startswith("trial.command[1]: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_script_in_a_folder_of_others_is_said(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+    (line,) = said(tmp_path, None, directory=str(locked))
+    assert line.startswith("trial.command[1]: train.py, which is not in ")
+
+
 @pytest.mark.parametrize("python", ["gone/bin/python", "/gone/python", "python-that-is-not-there"])
 def test_an_interpreter_that_is_not_there_is_said(tmp_path: Path, python: str) -> None:
     (line,) = said(tmp_path, python=python)

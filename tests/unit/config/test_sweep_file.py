@@ -92,6 +92,27 @@ def test_a_grid_counts_its_own_combinations() -> None:
     assert config.trial_count == 8
 
 
+def test_the_folder_of_a_user_who_is_not_there_is_a_folder_that_is_not_there(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    given = {"command": ["python", "train.py"], "directory": "~no-such-user/experiment"}
+    file.write_text(json.dumps(sweep(trial=given)))
+    assert load_file(file).trial.directory == str(tmp_path / "~no-such-user/experiment")
+
+
+def test_a_grid_tries_every_combination_though_a_point_is_written_in_two_ways() -> None:
+    """2 and 2.0 are one value of the parameter."""
+    space = {"batch": {"type": "quantised", "low": 1, "high": 4, "step": 1}}
+    grid = {"search__algorithm": "grid", "search__space": space, "trial__command": ["x"]}
+    told = problems(sweep(**grid, search__points_to_evaluate=[{"batch": 2}, {"batch": 2.0}]))
+    assert told["search.points_to_evaluate[1]"].found == "point 0 again"
+    config = parse(sweep(**grid, search__points_to_evaluate=[{"batch": 2.0}]), "test", None)
+    sampler = config.search.to_sampler()
+    tried = [sampler.ask(number, ())["batch"] for number in range(config.trial_count)]
+    assert tried == [2, 1, 3, 4]
+
+
 def test_a_resolved_config_reads_back_to_an_equal_one(tmp_path: Path) -> None:
     config = parse(sweep(search__points_to_evaluate=[POINT], schedule="0 2 * * *"), "test", None)
     path = tmp_path / "resolved.yaml"

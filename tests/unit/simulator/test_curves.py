@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,24 @@ def test_a_column_of_whole_numbers_becomes_integers_and_no_other_does() -> None:
     found = curves().configuration(4)
     assert found == (("rate", 2.0), ("layers", 4))
     assert [type(value) for _, value in found] == [float, int]
+
+
+def test_a_column_with_an_infinite_value_has_no_integers(tmp_path: Path) -> None:
+    given = arrays()
+    given["configs"][0, 1] = np.inf
+    pairs = read_curves(saved(tmp_path, configs=given["configs"])).configuration(0)
+    assert [type(value) for _, value in pairs][1] is float
+
+
+def test_an_archive_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.npz"
+    np.savez_compressed(path, **arrays(rows=200))
+    data, names = bytearray(path.read_bytes()), zipfile.ZipFile(path)
+    for member in names.infolist():  # no compressed block begins with these bits
+        lengths = struct.unpack_from("<HH", data, member.header_offset + 26)
+        data[member.header_offset + 30 + sum(lengths)] = 0xFF
+    path.write_bytes(data)
+    assert "an .npz of plain arrays" in complaint(path)
 
 
 def test_every_missing_key_is_named_at_once(tmp_path: Path) -> None:

@@ -60,6 +60,25 @@ def test_a_compressed_file_reads_the_same(tmp_path: Path) -> None:
     assert read_trace(packed) == read_trace(written(tmp_path, text))
 
 
+def test_a_file_of_a_spreadsheet_reads_the_same(tmp_path: Path) -> None:
+    """It begins with a byte-order mark."""
+    text = f"{HEADER}\na,0,1,9\n"
+    marked = tmp_path / "marked.csv"
+    marked.write_text(text, encoding="utf-8-sig")
+    assert read_trace(marked).jobs == read_trace(written(tmp_path, text)).jobs
+
+
+def test_a_compressed_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    rows = "".join(f"{n},{n * 7 % 1000},1,{n * 13 % 997 + 1}\n" for n in range(300))
+    data = bytearray(gzip.compress(f"{HEADER}\n{rows}".encode()))
+    for place in (200, 201):
+        data[place] ^= 0xFF
+    damaged = tmp_path / "trace.csv.gz"
+    damaged.write_bytes(data)
+    with pytest.raises(ConfigError, match="a readable CSV file"):
+        read_trace(damaged)
+
+
 def test_unknown_doubled_and_missing_columns_are_named(tmp_path: Path) -> None:
     problems = refusal(tmp_path, "job_id,submit_time,num_gpus,num_gpus\na,0,1,1\n")
     assert "line 1, column 2: found 'submit_time'; allowed: job_id, submit_time_s" in problems[0]
