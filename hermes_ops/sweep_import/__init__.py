@@ -6,6 +6,7 @@ counterpart or had to be guessed. Nothing of the source is run.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -39,7 +40,7 @@ def import_sweep(source: str, options: DraftOptions, form: SourceFormat | None =
     if (form or _optuna_or_none(source)) is SourceFormat.OPTUNA:
         draft = optuna_study.convert(source, options)
     else:
-        path = Path(source).expanduser()
+        path = Path(os.path.expanduser(source))
         document = read_document(path)
         if document.problems:
             raise ConfigError(str(path), tuple(problem for _, problem in document.problems))
@@ -54,11 +55,14 @@ def _optuna_or_none(source: str) -> SourceFormat | None:
     """Recognise the storage of a study: a database URL, a SQLite file, a journal file."""
     if re.match(r"[a-z][a-z0-9+]*://", source):
         return SourceFormat.OPTUNA
-    path = Path(source).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(source))
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as stream:
+            head = stream.read(64)
+    except OSError:  # read_document says what is wrong with it
         return None
-    with path.open("rb") as stream:
-        head = stream.read(64)
     is_study = head.startswith(_SQLITE) or re.match(rb'\{"op_code": ?\d+', head) is not None
     return SourceFormat.OPTUNA if is_study else None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hermes_ops.config import parse
 from hermes_ops.config.files import printable, to_yaml
+from hermes_ops.config.problems import show
 from hermes_ops.errors import ConfigError, Problem
 
 DEFAULT_MAX_EPOCHS = 100
@@ -80,6 +81,7 @@ class Conversion:
     source: str
     options: DraftOptions
     notes: list[Note] = field(default_factory=list, init=False)
+    _named: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
 
     def note(self, place: str, text: str) -> None:
         """Add a note on a key of the sweep file."""
@@ -88,6 +90,53 @@ class Conversion:
     def refused(self, where: str, found: str, allowed: str, fix: str) -> ConfigError:
         """Return the error for a key of the source that cannot be converted."""
         return refusal(self.source, where, found, allowed, fix)
+
+    def parameter_name(self, given: str, where: str) -> str:
+        """Return the nearest valid name of a parameter; refuse one that another has already."""
+        name = valid_parameter(given)
+        if name in self._named:
+            other, place = self._named[name]
+            found = f"{quoted(given)}, which becomes `{name}` as {quoted(other)} ({place}) does"
+            allowed = "names that differ in letters, digits, `_`, `.` or `-`"
+            fix = "rename one of them in the source, or write the space by hand"
+            raise self.refused(where, found, allowed, fix)
+        self._named[name] = (given, where)
+        return name
+
+    def items(self, value: object, where: str) -> list[Any]:
+        """Return the items of a list of the source; none where there is no list."""
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.refused(where, show(value), "a list", "write it as a list: [a, b]")
+        return value
+
+    def scalars(self, value: object, where: str) -> list[str | int | float]:
+        """Return the items of a list of texts and numbers."""
+        listed = self.items(value, where)
+        for index, item in enumerate(listed):
+            if not isinstance(item, str | int | float):
+                allowed = "a text or a number"
+                raise self.refused(f"{where}[{index}]", show(item), allowed, "write one there")
+        return listed
+
+    def mappings(self, value: object, where: str) -> list[Mapping[str, Any]]:
+        """Return the items of a list of mappings."""
+        listed = self.items(value, where)
+        for index, item in enumerate(listed):
+            if not isinstance(item, Mapping):
+                fix = "write its keys with their values there"
+                raise self.refused(f"{where}[{index}]", "no mapping", "a mapping", fix)
+        return listed
+
+    def whole_number(self, value: Any, where: str, fix: str) -> int:  # noqa: ANN401 - checked here
+        """Return a whole number, which the source may have as a text."""
+        try:
+            if not isinstance(value, bool) and float(value).is_integer():
+                return int(float(value))
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise self.refused(where, quoted(value), "a whole number", fix)
 
 
 def quoted(value: object) -> str:
@@ -101,9 +150,10 @@ def range_parameter(
     """Return the parameter of the sweep file for numbers from `low` to `high`, bounds inclusive.
 
     Both bounds as `int` make whole numbers. A range of one value becomes a choice of it, because
-    the ranges of a sweep file have two different bounds.
+    the ranges of a sweep file have two different bounds. Reversed bounds stay as they are:
+    `Draft.check` refuses them.
     """
-    if low >= high:
+    if low == high:
         return {"type": "choice", "values": [low]}
     whole = isinstance(low, int) and isinstance(high, int) and step in (None, 1)
     if whole:

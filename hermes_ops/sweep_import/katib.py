@@ -38,6 +38,7 @@ _ALGORITHMS = {
     "hyperband": "tpe",
 }
 _SAME = frozenset({"random", "grid", "tpe", "multivariate-tpe"})
+_DISTRIBUTIONS = {name.lower(): name for name in ("uniform", "logUniform", "normal", "logNormal")}
 _LOG = frozenset({"loguniform", "lognormal"})
 
 
@@ -90,11 +91,12 @@ class _KatibConversion(Conversion):
         if given.get("type") not in ("minimize", "maximize"):
             found = quoted(given.get("type"))
             raise self.refused(f"{where}.type", found, "minimize or maximize", "correct it")
-        objective = {"metric": str(metric), "direction": given["type"]}
+        objective = {"metric": metric, "direction": given["type"]}
         return objective | ({} if given.get("goal") is None else {"target": given["goal"]})
 
     def _metrics(self) -> dict[str, Any]:
-        names = _mapping(self.spec.get("objective")).get("additionalMetricNames") or []
+        given = _mapping(self.spec.get("objective")).get("additionalMetricNames")
+        names = self.scalars(given, "spec.objective.additionalMetricNames")
         return {"metrics": [{"name": str(name)} for name in names]} if names else {}
 
     def _search(self) -> dict[str, Any]:
@@ -153,19 +155,22 @@ class _KatibConversion(Conversion):
         return {}
 
     def _space(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for index, given in enumerate(self.spec.get("parameters") or []):
+        parameters = self.mappings(self.spec.get("parameters"), "spec.parameters")
+        for index, parameter in enumerate(parameters):
             where = f"spec.parameters[{index}]"
-            parameter = _mapping(given)
-            name = valid_parameter(str(parameter.get("name", "")))
-            if name != parameter.get("name"):
-                self.note(f"search.space.{name}", f"was named {quoted(parameter.get('name'))}")
+            given = parameter.get("name")
+            if given in (None, ""):
+                raise self.refused(f"{where}.name", "none", "the parameter's name", "add it")
+            name = self.parameter_name(str(given), where)
+            if name != given:
+                self.note(f"search.space.{name}", f"was named {quoted(given)}")
             yield name, self._parameter(parameter, where, f"search.space.{name}")
 
     def _parameter(self, given: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
         feasible = _mapping(given.get("feasibleSpace"))
         kind = given.get("parameterType")
         if kind in ("categorical", "discrete"):
-            listed = feasible.get("list") or []
+            listed = self.scalars(feasible.get("list"), f"{where}.feasibleSpace.list")
             return choice_parameter(_value(v) if kind == "discrete" else str(v) for v in listed)
         if kind not in ("int", "double"):
             allowed = "int, double, discrete or categorical"
@@ -178,18 +183,27 @@ class _KatibConversion(Conversion):
             found = quoted(dict(feasible))
             allowed = "min, max and perhaps step, numbers in quotes"
             raise self.refused(f"{where}.feasibleSpace", found, allowed, "correct it") from error
-        distribution = str(feasible.get("distribution") or "uniform").lower()
-        if distribution in ("normal", "lognormal"):
-            self.note(place, f"was {distribution}; is uniform over its range")
-        log = distribution in _LOG
+        log = self._is_log(feasible, where, place)
         if log and step is not None and not (kind == "int" and step == 1):
             self.note(place, f"had the step {step:g}, which a logarithmic range has not")
         return range_parameter(low, high, log=log, step=step)
 
+    def _is_log(self, feasible: Mapping[str, Any], where: str, place: str) -> bool:
+        """Say whether a range is logarithmic; note what its distribution was."""
+        distribution = str(feasible.get("distribution") or "uniform").lower()
+        if distribution not in _DISTRIBUTIONS:
+            found, allowed = quoted(feasible["distribution"]), ", ".join(_DISTRIBUTIONS.values())
+            where = f"{where}.feasibleSpace.distribution"
+            raise self.refused(where, found, allowed, "choose one of them")
+        if distribution in ("normal", "lognormal"):
+            self.note(place, f"was {distribution}; is uniform over its range")
+        return distribution in _LOG
+
     def _add_known_point(self, sweep: dict[str, Any]) -> None:
         """Add the best trial so far, which a running or finished experiment names."""
         optimal = _mapping(_mapping(self.data.get("status")).get("currentOptimalTrial"))
-        assignments = optimal.get("parameterAssignments") or []
+        where = "status.currentOptimalTrial.parameterAssignments"
+        assignments = self.mappings(optimal.get("parameterAssignments"), where)
         values = {valid_parameter(str(a.get("name"))): a.get("value") for a in assignments}
         space: Mapping[str, Mapping[str, Any]] = sweep["search"]["space"]
         if not self.options.points or set(values) != set(space):
@@ -221,6 +235,8 @@ def _assigned(parameter: Mapping[str, Any], text: object) -> object:
 
 
 GPU_RESOURCE = "nvidia.com/gpu"
+_TRIAL_SPEC = "spec.trialTemplate.trialSpec"
+_TRIAL_PARAMETERS = "spec.trialTemplate.trialParameters"
 _PLACEHOLDER = re.compile(r"\$\{trial(Parameters|Spec)\.([^}]+)\}")
 
 
@@ -234,36 +250,37 @@ class _Trial(Conversion):
     def section(self) -> dict[str, Any]:
         spec = self.template.get("trialSpec")
         if not isinstance(spec, Mapping):
-            where = "spec.trialTemplate.trialSpec"
             fix = "put the resource of the ConfigMap there"
-            raise self.refused(where, quoted(spec), "a resource, such as a Job", fix)
-        pod = self._pod(spec)
-        container = self._container(pod)
+            raise self.refused(_TRIAL_SPEC, quoted(spec), "a resource, such as a Job", fix)
+        where, pod = self._pod(spec)
+        where, container = self._container(pod, where)
         limits = dict(_mapping(_mapping(container.get("resources")).get("limits")))
         requests = dict(_mapping(_mapping(container.get("resources")).get("requests")))
         gpus = limits.pop(GPU_RESOURCE, requests.pop(GPU_RESOURCE, None))
         requests.pop(GPU_RESOURCE, None)
-        section: dict[str, Any] = {"command": self._command(container), "run_in": "pod"}
+        section: dict[str, Any] = {"command": self._command(container, where), "run_in": "pod"}
         if gpus is not None:
-            section["gpus"] = int(gpus)
+            place = f"{where}.resources, {GPU_RESOURCE}"
+            section["gpus"] = self.whole_number(gpus, place, "write how many GPUs a trial has")
         own: dict[str, Any] = {
             "image": container.get("image"),
             "requests": {k: str(v) for k, v in requests.items()} or None,
             "limits": {k: str(v) for k, v in limits.items()} or None,
             "node_selector": dict(_mapping(pod.get("nodeSelector"))) or None,
-            "environment": self._environment(container) or None,
+            "environment": self._environment(container, where) or None,
         }
         section["pod"] = {key: value for key, value in own.items() if value is not None}
         self._note_rest(pod, container)
         return section
 
-    def _pod(self, resource: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the pod of a Job, or of the first replica of a Kubeflow training job."""
+    def _pod(self, resource: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """Return the pod of a Job, or of the first replica of a training job, with its place."""
         spec = _mapping(resource.get("spec"))
         if "template" in spec:
-            return _mapping(_mapping(spec["template"]).get("spec"))
+            pod = _mapping(_mapping(spec["template"]).get("spec"))
+            return f"{_TRIAL_SPEC}.spec.template.spec", pod
         replicas = [
-            (name, kind)
+            (name, f"{_TRIAL_SPEC}.spec.{key}.{name}", _mapping(kind))
             for key, named in spec.items()
             if str(key).endswith("ReplicaSpecs")
             for name, kind in _mapping(named).items()
@@ -271,28 +288,37 @@ class _Trial(Conversion):
         if not replicas:
             found = quoted(resource.get("kind"))
             allowed = "a Job, or a training job with replica specs"
-            where = "spec.trialTemplate.trialSpec"
-            raise self.refused(where, found, allowed, "_trial_section its container by hand")
+            raise self.refused(_TRIAL_SPEC, found, allowed, "convert its container by hand")
         wanted = self.template.get("primaryReplicaType") or replicas[0][0]
-        name, replica = next((r for r in replicas if r[0] == wanted), replicas[0])
-        count = sum(int(_mapping(kind).get("replicas") or 1) for _, kind in replicas)
+        name, where, replica = next((r for r in replicas if r[0] == wanted), replicas[0])
+        fix = "write how many replicas there are"
+        count = sum(
+            self.whole_number(kind.get("replicas") or 1, f"{place}.replicas", fix)
+            for _, place, kind in replicas
+        )
         if count > 1:
             self.note("trial", f"was {count} replicas; one process is run, as {name} was")
-        return _mapping(_mapping(_mapping(replica).get("template")).get("spec"))
+        pod = _mapping(_mapping(replica.get("template")).get("spec"))
+        return f"{where}.template.spec", pod
 
-    def _container(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
-        containers = [_mapping(one) for one in pod.get("containers") or []]
-        wanted = self.template.get("primaryContainerName")
-        named = [one for one in containers if one.get("name") == wanted] or containers[:1]
-        if not named:
-            where = "spec.trialTemplate.trialSpec"
-            raise self.refused(where, "no container", "one with a command", "add it")
+    def _container(self, pod: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
+        """Return the container that trains, with its place."""
+        containers = self.mappings(pod.get("containers"), f"{where}.containers")
+        if not containers:
+            raise self.refused(f"{where}.containers", "none", "one with a command", "add it")
         if len(containers) > 1:
             self.note("trial.pod", f"one of {len(containers)} containers is converted")
-        return named[0]
+        wanted = self.template.get("primaryContainerName")
+        names = [one.get("name") for one in containers]
+        index = names.index(wanted) if wanted in names else 0
+        return f"{where}.containers[{index}]", containers[index]
 
-    def _command(self, container: Mapping[str, Any]) -> list[str]:
-        words = [str(w) for key in ("command", "args") for w in container.get(key) or []]
+    def _command(self, container: Mapping[str, Any], where: str) -> list[str]:
+        words = [
+            str(word)
+            for key in ("command", "args")
+            for word in self.scalars(container.get(key), f"{where}.{key}")
+        ]
         if not container.get("command"):
             script = self.options.script
             self.note("trial.command", "the image's entry point is not used: check the command")
@@ -300,7 +326,7 @@ class _Trial(Conversion):
                 words = ["python", script or "train.py", *words]
         references = {
             str(p.get("name")): valid_parameter(str(p.get("reference")))
-            for p in self.template.get("trialParameters") or []
+            for p in self.mappings(self.template.get("trialParameters"), _TRIAL_PARAMETERS)
         }
         if not any(_PLACEHOLDER.search(word) for word in words):
             self.note("trial.command", "named no parameter: one argument for each was added")
@@ -323,11 +349,18 @@ class _Trial(Conversion):
         self.note("trial.command", f"{quoted(match[0])} is no parameter: replace it")
         return literal(match[0])
 
-    def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
+    def _environment(self, container: Mapping[str, Any], where: str) -> dict[str, str]:
         """Return the variables with plain values that hold no secret."""
-        given = [_mapping(one) for one in container.get("env") or []]
+        given = self.mappings(container.get("env"), f"{where}.env")
+        for index, one in enumerate(given):
+            place = f"{where}.env[{index}]"
+            if one.get("name") in (None, ""):
+                raise self.refused(f"{place}.name", "none", "the variable's name", "add it")
+            if not isinstance(one.get("value", ""), str | int | float):
+                fix = "write it as a text in quotes"
+                raise self.refused(f"{place}.value", "no text", "a text", fix)
         plain = {str(one["name"]): str(one["value"]) for one in given if "value" in one}
-        left_out = [str(one.get("name")) for one in given if "value" not in one]
+        left_out = [str(one["name"]) for one in given if "value" not in one]
         left_out += open_secrets(plain)
         for name in left_out:
             text = f"{name} is left out: name a Secret with that key in trial.pod.secrets"

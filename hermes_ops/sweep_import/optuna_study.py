@@ -5,6 +5,7 @@ The study is read by Optuna itself, an optional package. Nothing is written to i
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,10 @@ class _StudyConversion(Conversion):
             raise self.refused("the study", found, "one objective", fix)
         trials = self.study.get_trials(deepcopy=False)
         axes = self._axes(trials)
-        space = {valid_parameter(name): _parameter(axis) for name, axis in axes.items()}
+        space = {
+            self.parameter_name(name, "the study's parameters"): _parameter(axis)
+            for name, axis in axes.items()
+        }
         points = self._points(trials, axes)
         search: dict[str, Any] = {
             "algorithm": "tpe",
@@ -170,8 +174,8 @@ def _storage(source: str, place: str) -> BaseStorage:
         message = "Optuna itself reads studies: `pip install 'hermes-ops[optuna]'`."
         raise HermesError(message) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    path = Path(source.removeprefix("sqlite:///")).expanduser()
-    if ("://" not in source or source.startswith("sqlite:///")) and not path.is_file():
+    path = Path(os.path.expanduser(source.removeprefix("sqlite:///")))
+    if ("://" not in source or source.startswith("sqlite:///")) and not os.path.isfile(path):
         raise refusal(place, "the storage", "no such file", "the file of a study", "check the path")
     try:
         if "://" not in source and not _is_sqlite(path):

@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
 
+from hermes_ops.config.fields import GREATEST_INTEGER
+from hermes_ops.config.problems import show
 from hermes_ops.sweep_import.draft import (
     DEFAULT_MAX_EPOCHS,
     DEFAULT_MAX_TRIALS,
@@ -72,8 +75,9 @@ class _WandbConversion(Conversion):
         return valid_name(str(given), "wandb")
 
     def _objective(self) -> dict[str, Any]:
-        metric = self.data.get("metric")
-        metric = metric if isinstance(metric, Mapping) else {}
+        metric = self.data.get("metric") or {}
+        if not isinstance(metric, Mapping):
+            raise self.refused("metric", quoted(metric), "a mapping", "write `name: …` below it")
         name = self.options.metric or metric.get("name")
         if name is None:
             name = "loss"
@@ -81,12 +85,12 @@ class _WandbConversion(Conversion):
         goal = metric.get("goal", "minimize")
         if goal not in ("minimize", "maximize"):
             raise self.refused("metric.goal", quoted(goal), "minimize or maximize", "correct it")
-        objective = {"metric": str(name), "direction": goal}
+        objective = {"metric": name, "direction": goal}
         return objective | ({} if metric.get("target") is None else {"target": metric["target"]})
 
     def _search(self, space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         method = self.data.get("method")
-        if method not in _METHODS:
+        if not isinstance(method, str) or method not in _METHODS:
             allowed = f"one of {', '.join(_METHODS)}"
             raise self.refused("method", quoted(method), allowed, "correct it")
         trials = self.options.max_trials or self.data.get("run_cap")
@@ -99,8 +103,11 @@ class _WandbConversion(Conversion):
     def _max_epochs(self) -> int:
         early = self.data.get("early_terminate")
         most = early.get("max_iter") if isinstance(early, Mapping) else None
-        if (epochs := self.options.max_epochs or most) is not None:
-            return int(epochs)
+        if self.options.max_epochs is not None:
+            return self.options.max_epochs
+        if most is not None:
+            where = "early_terminate.max_iter"
+            return self.whole_number(most, where, "correct it, or use --max-epochs")
         self.note("budget.max_epochs", "not in the sweep; set it, or use --max-epochs")
         return DEFAULT_MAX_EPOCHS
 
@@ -109,13 +116,15 @@ class _WandbConversion(Conversion):
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the parameters of a mapping; nested ones are named `outer.inner`."""
         for key, spec in parameters.items():
-            here, name = f"{place}.{key}", valid_parameter(f"{prefix}{key}")
+            here = f"{place}.{key}"
             if not isinstance(spec, Mapping):
                 raise self.refused(here, quoted(spec), "a mapping", "write `value: …` for one")
             if isinstance(spec.get("parameters"), Mapping):
-                self.note(f"search.space.{name}.*", "was nested; the names have a dot now")
+                outer = valid_parameter(f"{prefix}{key}")
+                self.note(f"search.space.{outer}.*", "was nested; the names have a dot now")
                 yield from self._space(spec["parameters"], f"{here}.parameters", f"{prefix}{key}.")
                 continue
+            name = self.parameter_name(f"{prefix}{key}", here)
             if name != f"{prefix}{key}":
                 self.note(f"search.space.{name}", f"was named {quoted(key)}")
             yield name, self._parameter(spec, here, f"search.space.{name}")
@@ -129,6 +138,10 @@ class _WandbConversion(Conversion):
             if not isinstance(spec["values"], list):
                 raise self.refused(f"{where}.values", quoted(spec["values"]), "a list", "make it")
             return choice_parameter(spec["values"])
+        return self._range(spec, where, place)
+
+    def _range(self, spec: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+        """Return what the distribution of a parameter becomes."""
         name = spec.get("distribution") or self._default_distribution(spec, where)
         converter = _DISTRIBUTIONS.get(str(name))
         if converter is None:
@@ -136,10 +149,12 @@ class _WandbConversion(Conversion):
             raise self.refused(f"{where}.distribution", quoted(name), allowed, "choose one")
         try:
             parameter, text = converter(spec)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            allowed = f"the numbers that {name} needs"
-            found = f"{error}" if isinstance(error, KeyError) else quoted(dict(spec))
-            raise self.refused(where, found, allowed, "add or correct them") from error
+        except _NumberError as error:
+            fix = f"add or correct it: {name} needs it"
+            raise self.refused(f"{where}.{error.key}", error.found, error.allowed, fix) from error
+        except ArithmeticError as error:
+            allowed = f"numbers that {name} can be computed with"
+            raise self.refused(where, quoted(dict(spec)), allowed, "correct them") from error
         if text:
             self.note(place, text)
         return parameter
@@ -152,15 +167,17 @@ class _WandbConversion(Conversion):
         return "int_uniform" if all(isinstance(b, int) for b in bounds) else "uniform"
 
     def _command(self, names: list[str]) -> list[str]:
-        given = self.data.get("command") or _DEFAULT_COMMAND
+        given = self.data.get("command") or list(_DEFAULT_COMMAND)
         program = self.options.script or self.data.get("program")
         if program is None:
             program = "train.py"
             self.note("trial.command", "the sweep has no `program`; set it, or use --script")
-        words = given.split() if isinstance(given, str) else given
+        if not isinstance(program, str):
+            raise self.refused("program", quoted(program), "a script's name", "correct it")
+        words = given.split() if isinstance(given, str) else self.scalars(given, "command")
         arguments: list[str] = []
         for word in words:
-            arguments += self._argument(str(word), str(program), names)
+            arguments += self._argument(str(word), program, names)
         return arguments
 
     def _argument(self, word: str, program: str, names: list[str]) -> list[str]:
@@ -199,20 +216,51 @@ def _levels(parameter: Mapping[str, Any]) -> int:
     if parameter["type"] in ("integer", "log_integer"):
         return int(parameter["high"] - parameter["low"]) + 1
     if parameter["type"] == "quantised":
-        return int((parameter["high"] - parameter["low"]) / parameter["step"] + 1e-9) + 1
+        steps = (parameter["high"] - parameter["low"]) / parameter["step"]
+        return int(min(steps + 1e-9, GREATEST_INTEGER)) + 1
     return 1
 
 
 _Converted = tuple[dict[str, Any], str]
 
 
+class _NumberError(ValueError):
+    """A key of a distribution has no number that it can be computed with."""
+
+    def __init__(self, key: str, found: str, allowed: str) -> None:
+        self.key, self.found, self.allowed = key, found, allowed
+        super().__init__(key)
+
+
 def _number(spec: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = spec.get(key, default)
     if value is None:
-        raise KeyError(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(key)
+        raise _NumberError(key, "none", "a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        raise _NumberError(key, show(value), "a finite number")
     return value
+
+
+def _is_finite(value: float) -> bool:
+    """Say whether a number is finite, also as the float that some distributions need."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _positive(spec: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = _number(spec, key, default)
+    if value <= 0:
+        raise _NumberError(key, show(value), "a number above 0")
+    return value
+
+
+def _whole(spec: Mapping[str, Any], key: str) -> int:
+    value = _number(spec, key)
+    if value != int(value):
+        raise _NumberError(key, show(value), "a whole number")
+    return int(value)
 
 
 def _uniform(spec: Mapping[str, Any]) -> _Converted:
@@ -221,12 +269,27 @@ def _uniform(spec: Mapping[str, Any]) -> _Converted:
 
 
 def _integer(spec: Mapping[str, Any]) -> _Converted:
-    return range_parameter(int(_number(spec, "min")), int(_number(spec, "max"))), ""
+    return range_parameter(_whole(spec, "min"), _whole(spec, "max")), ""
 
 
 def _quantised(spec: Mapping[str, Any]) -> _Converted:
-    step = _number(spec, "q", 1)
-    return range_parameter(_number(spec, "min"), _number(spec, "max"), step=step), ""
+    return _multiples(_number(spec, "min"), _number(spec, "max"), spec)
+
+
+def _multiples(low: float, high: float, spec: Mapping[str, Any]) -> _Converted:
+    """Return the multiples of `q` that W&B's round(X / q) * q makes of a range."""
+    step = _positive(spec, "q", 1)
+    first, last = _multiple(low, step), _multiple(high, step)
+    moved = (first, last) != (low, high)
+    text = f"was {low} to {high}; is {first} to {last}, the multiples of {step} that W&B draws"
+    return range_parameter(first, last, step=step), text if moved else ""
+
+
+def _multiple(value: float, step: float) -> float:
+    """Return round(value / step) * step without errors of binary fractions."""
+    exact_step = Decimal(str(step))
+    multiple = (Decimal(str(value)) / exact_step).to_integral_value(ROUND_HALF_EVEN) * exact_step
+    return int(multiple) if isinstance(step, int) else float(multiple)
 
 
 def _log(spec: Mapping[str, Any]) -> _Converted:
@@ -240,7 +303,7 @@ def _inverse_log(spec: Mapping[str, Any]) -> _Converted:
 
 
 def _log_values(spec: Mapping[str, Any]) -> _Converted:
-    low, high = float(_number(spec, "min")), float(_number(spec, "max"))
+    low, high = float(_positive(spec, "min")), float(_positive(spec, "max"))
     return range_parameter(low, high, log=True), ""
 
 
@@ -249,38 +312,48 @@ def _quantised_log(spec: Mapping[str, Any]) -> _Converted:
 
 
 def _quantised_log_values(spec: Mapping[str, Any]) -> _Converted:
-    return _rounded_log(_number(spec, "min"), _number(spec, "max"), spec)
+    return _rounded_log(_positive(spec, "min"), _positive(spec, "max"), spec)
 
 
 def _rounded_log(low: float, high: float, spec: Mapping[str, Any]) -> _Converted:
     """Return whole numbers for a step of 1; else the range without its step."""
-    step = _number(spec, "q", 1)
-    if step == 1:
-        return range_parameter(max(1, round(low)), max(1, round(high)), log=True), ""
-    return range_parameter(float(low), float(high), log=True), f"was rounded to multiples of {step}"
+    step = _positive(spec, "q", 1)
+    if step != 1:
+        text = f"was rounded to multiples of {step}"
+        return range_parameter(float(low), float(high), log=True), text
+    first, last = round(low), round(high)
+    if first == last or min(first, last) > 0:
+        return range_parameter(first, last, log=True), ""
+    text = "could be 0, which a logarithmic range has not; starts at 1"
+    return range_parameter(max(1, first), max(1, last), log=True), text
 
 
 def _normal(spec: Mapping[str, Any]) -> _Converted:
-    middle, sigma = _number(spec, "mu", 0.0), _number(spec, "sigma", 1.0)
+    middle, sigma = _number(spec, "mu", 0.0), _positive(spec, "sigma", 1.0)
     low, high = middle - _SIGMAS * sigma, middle + _SIGMAS * sigma
     text = f"was normal (mu {middle:g}, sigma {sigma:g}); is uniform over three sigmas"
     if "q" in spec or spec.get("distribution") == "q_normal":
-        step = _number(spec, "q", 1)
-        low, high = math.ceil(low / step) * step, math.floor(high / step) * step
-        return range_parameter(low, high, step=step), text
+        parameter, _ = _multiples(low, high, spec)
+        return parameter, text
     return range_parameter(float(low), float(high)), text
 
 
 def _log_normal(spec: Mapping[str, Any]) -> _Converted:
-    middle, sigma = _number(spec, "mu", 0.0), _number(spec, "sigma", 1.0)
+    middle, sigma = _number(spec, "mu", 0.0), _positive(spec, "sigma", 1.0)
     low, high = math.exp(middle - _SIGMAS * sigma), math.exp(middle + _SIGMAS * sigma)
     text = f"was log-normal (mu {middle:g}, sigma {sigma:g}); is log-uniform over three sigmas"
-    return range_parameter(low, high, log=True), text
+    if spec.get("distribution") != "q_log_normal":
+        return range_parameter(low, high, log=True), text
+    parameter, rounding = _rounded_log(low, high, spec)
+    return parameter, "; ".join(filter(None, (text, rounding)))
 
 
 def _beta(spec: Mapping[str, Any]) -> _Converted:
     text = f"was beta (a {_number(spec, 'a', 1):g}, b {_number(spec, 'b', 1):g}); is uniform"
-    return range_parameter(0.0, 1.0), text
+    if spec.get("distribution") != "q_beta":
+        return range_parameter(0.0, 1.0), text
+    parameter, rounding = _multiples(0, 1, spec)
+    return parameter, "; ".join(filter(None, (text, rounding)))
 
 
 _DISTRIBUTIONS: dict[str, Callable[[Mapping[str, Any]], _Converted]] = {

@@ -13,6 +13,7 @@ from hermes_ops.sweep_import.draft import Draft, DraftOptions
 from hermes_ops.sweep_import.katib import convert
 
 NOTHING = DraftOptions()
+OBJECTIVE = {"type": "minimize", "objectiveMetricName": "loss"}
 EXPERIMENT: dict[str, Any] = {
     "apiVersion": "kubeflow.org/v1beta1",
     "kind": "Experiment",
@@ -98,6 +99,34 @@ def container(**changes: Any) -> dict[str, Any]:
     template: dict[str, Any] = deepcopy(EXPERIMENT["spec"]["trialTemplate"])
     template["trialSpec"]["spec"]["template"]["spec"]["containers"][1].update(changes)
     return template
+
+
+def training_job(replicas: object) -> dict[str, Any]:
+    template: dict[str, Any] = deepcopy(EXPERIMENT["spec"]["trialTemplate"])
+    pod = template["trialSpec"]["spec"]["template"]
+    template["trialSpec"] = {
+        "kind": "PyTorchJob",
+        "spec": {
+            "pytorchReplicaSpecs": {
+                "Master": {"replicas": 1, "template": pod},
+                "Worker": {"replicas": replicas, "template": pod},
+            }
+        },
+    }
+    return template
+
+
+def categorical(listed: object) -> dict[str, Any]:
+    return {"name": "p", "parameterType": "categorical", "feasibleSpace": {"list": listed}}
+
+
+def double(name: str, low: str, high: str, distribution: str = "uniform") -> dict[str, Any]:
+    feasible = {"min": low, "max": high, "distribution": distribution}
+    return {"name": name, "parameterType": "double", "feasibleSpace": feasible}
+
+
+def gpus(number: object) -> dict[str, Any]:
+    return {"limits": {"nvidia.com/gpu": number}}
 
 
 def told(draft: Draft) -> str:
@@ -217,6 +246,20 @@ def test_a_secret_in_the_environment_is_left_out_and_its_value_is_nowhere() -> N
     assert "sw0rdfish" not in draft.to_yaml()
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"API_TOKEN": "sw0rdfish-9f2c"},
+        ["API_TOKEN=sw0rdfish-9f2c"],
+        [{"name": "API_TOKEN", "value": {"is": "sw0rdfish-9f2c"}}],
+    ],
+)
+def test_an_environment_of_a_wrong_kind_is_refused_without_its_values(env: object) -> None:
+    with pytest.raises(ConfigError, match="env") as raised:
+        converted(trialTemplate=container(env=env))
+    assert "sw0rdfish" not in str(raised.value)
+
+
 def test_a_placeholder_of_something_else_stays_text_and_is_noted() -> None:
     command = ["python", "x.py", "${trialParameters.learningRate}", "${trialSpec.Name}"]
     draft = converted(trialTemplate=container(command=command))
@@ -225,18 +268,7 @@ def test_a_placeholder_of_something_else_stays_text_and_is_noted() -> None:
 
 
 def test_the_first_replica_of_a_training_job_is_converted_and_the_others_are_noted() -> None:
-    template = deepcopy(EXPERIMENT["spec"]["trialTemplate"])
-    pod = template["trialSpec"]["spec"]["template"]
-    template["trialSpec"] = {
-        "kind": "PyTorchJob",
-        "spec": {
-            "pytorchReplicaSpecs": {
-                "Master": {"replicas": 1, "template": pod},
-                "Worker": {"replicas": 2, "template": pod},
-            }
-        },
-    }
-    draft = converted(trialTemplate=template)
+    draft = converted(trialTemplate=training_job(replicas=2))
     assert draft.sweep["trial"]["pod"]["image"] == "registry/mnist:1"
     assert "was 3 replicas; one process is run, as Master was" in told(draft)
 
@@ -261,11 +293,27 @@ def test_a_pattern_of_its_own_is_noted_with_what_it_needs() -> None:
         ({"parameters": []}, "spec.parameters"),
         ({"objective": {"type": "minimize"}}, "objectiveMetricName"),
         ({"objective": {"objectiveMetricName": "x", "type": "up"}}, "spec.objective.type"),
+        ({"objective": OBJECTIVE | {"objectiveMetricName": ["loss"]}}, "objective.metric"),
         ({"algorithm": {"algorithmName": "enas"}}, "algorithmName"),
         ({"parameters": [{"name": "p", "parameterType": "double"}]}, "[0].feasibleSpace"),
         ({"parameters": [{"name": "p", "parameterType": "tree"}]}, "[0].parameterType"),
         ({"trialTemplate": {}}, "trialSpec"),
         ({"trialTemplate": {"trialSpec": {"kind": "Pipeline", "spec": {}}}}, "trialSpec"),
+        ({"parameters": "lr"}, "spec.parameters"),
+        ({"parameters": ["lr"]}, "spec.parameters[0]"),
+        ({"parameters": [{"parameterType": "double"}]}, "spec.parameters[0].name"),
+        ({"parameters": [double("p", "1", "2", "logunifrom")]}, "feasibleSpace.distribution"),
+        ({"parameters": [categorical("sgd")]}, "[0].feasibleSpace.list"),
+        ({"parameters": [categorical(["sgd", None])]}, "[0].feasibleSpace.list[1]"),
+        ({"objective": OBJECTIVE | {"additionalMetricNames": "loss"}}, "additionalMetricNames"),
+        ({"trialTemplate": container(command="python train.py")}, "containers[1].command"),
+        ({"trialTemplate": container(args="--lr=1")}, "containers[1].args"),
+        ({"trialTemplate": container(env={"A": "b"})}, "containers[1].env"),
+        ({"trialTemplate": container(env=[{"value": "x"}])}, "containers[1].env[0].name"),
+        ({"trialTemplate": container(env=[{"name": "A", "value": {}}])}, "env[0].value"),
+        ({"trialTemplate": container(resources=gpus("all"))}, "nvidia.com/gpu"),
+        ({"trialTemplate": container() | {"trialParameters": ["lr"]}}, "trialParameters[0]"),
+        ({"trialTemplate": training_job(replicas="two")}, "Worker.replicas"),
     ],
 )
 def test_what_cannot_be_converted_is_one_error_that_names_its_place(
@@ -275,3 +323,34 @@ def test_what_cannot_be_converted_is_one_error_that_names_its_place(
         converted(**spec)
     assert place in raised.value.problems[0].where
     assert raised.value.problems[0].fix
+
+
+def test_reversed_bounds_are_refused_and_become_no_constant() -> None:
+    with pytest.raises(ConfigError, match=r"search\.space\.lr.*low below high.*swap them"):
+        converted(parameters=[double("lr", "0.05", "0.01")])
+
+
+@pytest.mark.parametrize(("one", "other"), [("lr", "lr"), ("l r", "l_r"), ("学習率", "層")])
+def test_two_parameters_whose_names_become_the_same_are_refused_by_both_names(
+    one: str, other: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        converted(parameters=[double(one, "0", "1"), double(other, "0", "2")])
+    problem = raised.value.problems[0]
+    assert problem.where == "spec.parameters[1]"
+    assert f"'{other}'" in problem.found
+    assert f"'{one}' (spec.parameters[0])" in problem.found
+    assert "rename one of them" in problem.fix
+
+
+def test_assignments_that_are_no_mappings_are_refused_by_their_place() -> None:
+    experiment = deepcopy(EXPERIMENT)
+    experiment["status"] = {"currentOptimalTrial": {"parameterAssignments": ["lr"]}}
+    with pytest.raises(ConfigError, match=r"parameterAssignments\[0\]"):
+        convert(experiment, "x", NOTHING)
+
+
+def test_a_resource_without_a_pod_is_to_be_converted_by_hand() -> None:
+    template = {"trialSpec": {"kind": "Pipeline", "spec": {}}}
+    with pytest.raises(ConfigError, match="Fix: convert its container by hand"):
+        converted(trialTemplate=template)

@@ -141,3 +141,24 @@ def test_the_password_of_a_database_is_nowhere(tmp_path: Path) -> None:
         convert("postgresql://me:sw0rdfish@127.0.0.1:1/none", NOTHING)
     assert "sw0rdfish" not in str(raised.value)
     assert "me:***@127.0.0.1" in str(raised.value)
+
+
+def test_two_parameters_whose_names_become_the_same_are_refused_by_both_names(
+    tmp_path: Path,
+) -> None:
+    def two(trial: Any) -> float:
+        return float(trial.suggest_float("a b", 0, 1) + trial.suggest_float("a_b", 0, 2))
+
+    url = f"sqlite:///{tmp_path / 'o.db'}"
+    optuna.create_study(storage=url, study_name="s").optimize(two, n_trials=2)
+    with pytest.raises(ConfigError) as raised:
+        import_sweep(url, NOTHING)
+    problem = raised.value.problems[0]
+    assert "'a b'" in problem.found
+    assert "'a_b'" in problem.found
+    assert "rename one of them" in problem.fix
+
+
+def test_the_home_of_a_user_who_does_not_exist_is_no_such_file() -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        convert("~nosuchuser/optuna.db", NOTHING)

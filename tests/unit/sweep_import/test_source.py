@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from hermes_ops.cli import assemble
 from hermes_ops.config import load_file
-from hermes_ops.errors import ConfigError
+from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.sweep_import import DraftOptions, SourceFormat, import_sweep
 
 NOTHING = DraftOptions()
@@ -76,3 +77,33 @@ def test_without_a_file_the_sweep_is_printed_as_one_valid_document(tmp_path: Pat
     assert result.exit_code == 0, result.output
     out.write_text(result.stdout)
     assert set(load_file(out).search.space) == {"l_r"}
+
+
+@pytest.mark.parametrize("name", ["none/sweep.yaml", "a" * 300])
+def test_a_file_that_cannot_be_written_is_one_line_with_the_remedy(
+    tmp_path: Path, name: str
+) -> None:
+    source = tmp_path / "w.yaml"
+    source.write_text(WANDB)
+    arguments = ["sweep", "import", str(source), "--out", str(tmp_path / name)]
+    result = CliRunner().invoke(assemble(), arguments)
+    assert isinstance(result.exception, HermesError)
+    assert "cannot be written" in str(result.exception)
+    assert "--out" in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("/proc/self/mem", "Input/output error|Permission denied"),
+        ("a" * 300, "File name too long"),
+        ("~nosuchuser/sweep.yaml", "no such file"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_error_with_the_remedy(source: str, found: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        import_sweep(source, NOTHING)
+    assert re.fullmatch(found, raised.value.problems[0].found)
+    assert raised.value.problems[0].fix

@@ -76,6 +76,26 @@ def test_what_a_sweep_says_is_what_the_sweep_file_says() -> None:
             {"distribution": "q_log_uniform_values", "min": 8, "max": 256, "q": 1},
             {"type": "log_integer", "low": 8, "high": 256},
         ),
+        (
+            {"distribution": "q_uniform", "min": 1, "max": 64, "q": 8},
+            {"type": "quantised", "low": 0, "high": 64, "step": 8},
+        ),
+        (
+            {"distribution": "q_uniform", "min": 0.25, "max": 1, "q": 0.1},
+            {"type": "quantised", "low": 0.2, "high": 1.0, "step": 0.1},
+        ),
+        (
+            {"distribution": "q_normal", "mu": 10, "sigma": 2, "q": 3},
+            {"type": "quantised", "low": 3, "high": 15, "step": 3},
+        ),
+        (
+            {"distribution": "q_beta", "a": 2, "b": 5, "q": 0.25},
+            {"type": "quantised", "low": 0.0, "high": 1.0, "step": 0.25},
+        ),
+        (
+            {"distribution": "q_log_uniform_values", "min": 0.2, "max": 64, "q": 1},
+            {"type": "log_integer", "low": 1, "high": 64},
+        ),
         ({"distribution": "beta", "a": 2, "b": 5}, {"type": "uniform", "low": 0.0, "high": 1.0}),
         (
             {"distribution": "normal", "mu": 1, "sigma": 0.5},
@@ -118,6 +138,60 @@ def test_what_changes_the_search_is_noted() -> None:
     assert "search.space.b: was normal" in told(draft)
     assert "search.space.l_r: was named 'l r'" in told(draft)
     assert set(draft.sweep["search"]["space"]) == {"a", "b", "l_r", "outer.inner"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"distribution": "q_uniform", "min": 1, "max": 64, "q": 8}, "is 0 to 64"),
+        ({"distribution": "q_log_uniform_values", "min": 0.2, "max": 64}, "starts at 1"),
+        ({"distribution": "q_log_normal", "mu": 3, "sigma": 0.5, "q": 4}, "multiples of 4"),
+    ],
+)
+def test_rounding_to_multiples_that_changes_a_range_is_noted(
+    spec: dict[str, Any], text: str
+) -> None:
+    assert text in told(converted(parameters={"p": spec}))
+
+
+def test_bounds_that_are_multiples_already_are_not_noted() -> None:
+    spec = {"distribution": "q_uniform", "min": 16, "max": 128, "q": 16}
+    assert "search.space" not in told(converted(parameters={"p": spec}))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"min": 0.1, "max": 0.0001},
+        {"min": 8, "max": 1},
+        {"distribution": "q_uniform", "min": 64, "max": 8, "q": 8},
+        {"distribution": "log_uniform_values", "min": 0.1, "max": 0.001},
+        {"distribution": "q_log_uniform_values", "min": 256, "max": 16},
+    ],
+)
+def test_reversed_bounds_are_refused_and_become_no_constant(spec: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"search\.space\.p.*low below high.*swap them"):
+        converted(parameters={"p": spec})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "both"),
+    [
+        ({"l r": {"value": 1}, "l_r": {"value": 2}}, ("parameters.l r", "parameters.l_r")),
+        (
+            {"a.b": {"value": 1}, "a": {"parameters": {"b": {"value": 2}}}},
+            ("parameters.a.b", "parameters.a.parameters.b"),
+        ),
+        ({"学習率": {"value": 1}, "層": {"value": 2}}, ("学習率", "層")),
+    ],
+)
+def test_two_parameters_whose_names_become_the_same_are_refused_by_both_names(
+    parameters: dict[str, Any], both: tuple[str, str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        converted(parameters=parameters)
+    assert all(name in str(raised.value) for name in both)
+    assert "rename one of them" in raised.value.problems[0].fix
 
 
 def test_what_the_sweep_does_not_say_is_noted_and_can_be_stated() -> None:
@@ -180,6 +254,19 @@ def test_values_as_json_have_no_counterpart_and_the_way_is_named() -> None:
         ({"parameters": {"p": {"distribution": "q_uniform", "min": 1}}}, "parameters.p"),
         ({"parameters": {"p": {"distribution": "cauchy"}}}, "parameters.p.distribution"),
         ({"metric": {"name": "x", "goal": "up"}}, "metric.goal"),
+        ({"metric": "loss"}, "metric"),
+        ({"metric": {"name": ["loss"]}}, "objective.metric"),
+        ({"parameters": {"p": {"min": 0, "max": 1 << 20_000}}}, "parameters.p.max"),
+        ({"method": ["random"]}, "method"),
+        ({"early_terminate": {"max_iter": "27 epochs"}}, "early_terminate.max_iter"),
+        ({"command": 5}, "command"),
+        ({"command": {"a": "b"}}, "command"),
+        ({"command": ["python", ["train.py"]]}, "command[1]"),
+        ({"program": ["train.py"]}, "program"),
+        ({"parameters": {"p": {"distribution": "int_uniform", "min": 0.5, "max": 2}}}, "p.min"),
+        ({"parameters": {"p": {"distribution": "uniform", "min": 0, "max": math.inf}}}, "p.max"),
+        ({"parameters": {"p": {"distribution": "log_uniform_values", "min": 0}}}, "p.min"),
+        ({"parameters": {"p": {"distribution": "normal", "sigma": -1}}}, "p.sigma"),
         ({"parameters": {"p": {"distribution": "log_uniform", "min": 1, "max": 1e6}}}, "p"),
     ],
 )
@@ -190,6 +277,23 @@ def test_what_cannot_be_converted_is_one_error_that_names_its_place(
         converted(**changes)
     assert place in raised.value.problems[0].where
     assert raised.value.problems[0].fix
+
+
+@pytest.mark.parametrize("step", [0, -2, "8", math.nan])
+@pytest.mark.parametrize("distribution", ["q_uniform", "q_normal", "q_log_uniform_values"])
+def test_a_step_that_is_not_above_0_is_refused_by_its_place(
+    distribution: str, step: object
+) -> None:
+    spec = {"distribution": distribution, "min": 1, "max": 64, "q": step}
+    with pytest.raises(ConfigError) as raised:
+        converted(method="grid", run_cap=None, parameters={"p": spec})
+    assert raised.value.problems[0].where == "parameters.p.q"
+
+
+def test_a_grid_of_more_steps_than_can_be_counted_is_refused() -> None:
+    spec = {"distribution": "q_uniform", "min": 0, "max": 1e300, "q": 1e-300}
+    with pytest.raises(ConfigError):
+        converted(method="grid", run_cap=None, parameters={"p": spec})
 
 
 def test_a_grid_over_a_range_of_floats_is_refused_by_the_sweep_file_s_own_check() -> None:
