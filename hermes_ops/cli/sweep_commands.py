@@ -454,24 +454,11 @@ def import_(
     if out is None:
         typer.echo(draft.to_yaml(), nl=False)
     else:
-        _write_new(out, draft.to_yaml())
+        with out.open("x", encoding="utf-8") as file:
+            file.write(draft.to_yaml())
         typer.echo(f"{out} is {draft.kind} as a sweep file. Try `hermes sweep check {out}`.")
     for note in draft.notes if out is not None else ():
         typer.echo(f"  {note}", err=True)
-
-
-def _write_new(out: Path, text: str) -> None:
-    """Write a file that is not there yet; HermesError if it cannot be made."""
-    from hermes_ops.trial.disk_space import DISK_ERRNOS
-
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        if error.errno in DISK_ERRNOS:
-            raise
-        fix = "name another file, in a folder that exists, with --out"
-        raise HermesError(f"{out} cannot be written ({error.strerror}): {fix}.") from error
 
 
 def _format(name: str | None) -> SourceFormat | None:

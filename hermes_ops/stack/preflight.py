@@ -230,5 +230,5 @@ def check_policy(settings: Settings) -> None:
 def check_dags(settings: Settings) -> None:
     """Raise `StackError` if an extra DAG folder is not there."""
     for folder in settings.dags:
-        if not os.path.isdir(os.path.expanduser(folder)):
+        if not os.path.isdir(folder):
             raise StackError(f"--dags {folder} is not a folder: correct it, or leave it out")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from hermes_ops import cli
 from hermes_ops.cli import assemble
 from hermes_ops.config import load_file
-from hermes_ops.errors import ConfigError, HermesError
+from hermes_ops.errors import ConfigError
 from hermes_ops.sweep_import import DraftOptions, SourceFormat, import_sweep
 
 NOTHING = DraftOptions()
@@ -81,16 +83,18 @@ def test_without_a_file_the_sweep_is_printed_as_one_valid_document(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["none/sweep.yaml", "a" * 300])
 def test_a_file_that_cannot_be_written_is_one_line_with_the_remedy(
-    tmp_path: Path, name: str
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "w.yaml"
     source.write_text(WANDB)
     arguments = ["sweep", "import", str(source), "--out", str(tmp_path / name)]
-    result = CliRunner().invoke(assemble(), arguments)
-    assert isinstance(result.exception, HermesError)
-    assert "cannot be written" in str(result.exception)
-    assert "--out" in str(result.exception)
-    assert "\n" not in str(result.exception)
+    monkeypatch.setattr(sys, "argv", ["hermes", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hermes: {tmp_path / name}: ")
+    assert line.endswith("correct the path, or its permissions")
     assert [path.name for path in tmp_path.iterdir()] == ["w.yaml"]
 
 
