@@ -7,6 +7,7 @@ deep are refused; nothing in a file is ever constructed as an object or evaluate
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -79,7 +80,8 @@ def _text(path: Path) -> str:
         raise _unreadable(path, f"no UTF-8 at byte {error.start}", allowed, fix) from error
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or str(error)
-        fix = "make the file readable for this user"
+        is_path_wrong = getattr(error, "errno", None) == errno.ENAMETOOLONG
+        fix = "check the path" if is_path_wrong else "make the file readable for this user"
         raise _unreadable(path, found, allowed, fix) from error
 
 

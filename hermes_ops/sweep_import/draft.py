@@ -129,6 +129,17 @@ class Conversion:
                 raise self.refused(f"{where}[{index}]", "no mapping", "a mapping", fix)
         return listed
 
+    def inside(self, given: Mapping[str, Any], where: str, *keys: str) -> Mapping[str, Any]:
+        """Return the mapping below some keys of `given`, which lies at `where`; empty if absent."""
+        for key in keys:
+            where = f"{where}.{key}" if where else key
+            value = given.get(key)
+            if not isinstance(value, Mapping | None):
+                fix = "write its keys with their values there"
+                raise self.refused(where, show(value), "a mapping", fix)
+            given = value or {}
+        return given
+
     def whole_number(self, value: Any, where: str, fix: str) -> int:  # noqa: ANN401 - checked here
         """Return a whole number, which the source may have as a text."""
         try:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hermes_ops.config import parse
+from hermes_ops.errors import ConfigError
 from hermes_ops.sweep_import.draft import (
     DEFAULT_MAX_EPOCHS,
     DEFAULT_MAX_TRIALS,
@@ -55,7 +57,10 @@ class _KatibConversion(Conversion):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        return _mapping(self.data.get("spec"))
+        return self.inside(self.data, "", "spec")
+
+    def of_spec(self, *keys: str) -> Mapping[str, Any]:
+        return self.inside(self.spec, "spec", *keys)
 
     def draft(self) -> Draft:
         if "nasConfig" in self.spec:
@@ -63,10 +68,10 @@ class _KatibConversion(Conversion):
         space = dict(self._space())
         if not space:
             raise self.refused("spec.parameters", "none", "at least one", "add them")
-        template = _mapping(self.spec.get("trialTemplate"))
+        template = self.of_spec("trialTemplate")
         conversion = _Trial(self.source, self.options, template, list(space))
         trial = conversion.section()
-        metadata = _mapping(self.data.get("metadata"))
+        metadata = self.inside(self.data, "", "metadata")
         name = self.options.name or metadata.get("name") or metadata.get("generateName") or ""
         sweep: dict[str, Any] = {
             "name": valid_name(str(name), "katib"),
@@ -82,7 +87,7 @@ class _KatibConversion(Conversion):
         return Draft(self.source, "a Katib experiment", sweep, tuple(self.notes))
 
     def _objective(self) -> dict[str, Any]:
-        given = _mapping(self.spec.get("objective"))
+        given = self.of_spec("objective")
         metric = self.options.metric or given.get("objectiveMetricName")
         where = "spec.objective"
         if not metric:
@@ -95,12 +100,12 @@ class _KatibConversion(Conversion):
         return objective | ({} if given.get("goal") is None else {"target": given["goal"]})
 
     def _metrics(self) -> dict[str, Any]:
-        given = _mapping(self.spec.get("objective")).get("additionalMetricNames")
+        given = self.of_spec("objective").get("additionalMetricNames")
         names = self.scalars(given, "spec.objective.additionalMetricNames")
         return {"metrics": [{"name": str(name)} for name in names]} if names else {}
 
     def _search(self) -> dict[str, Any]:
-        algorithm = str(_mapping(self.spec.get("algorithm")).get("algorithmName"))
+        algorithm = str(self.of_spec("algorithm").get("algorithmName"))
         if algorithm not in _ALGORITHMS:
             allowed = ", ".join(_ALGORITHMS)
             where = "spec.algorithm.algorithmName"
@@ -112,7 +117,7 @@ class _KatibConversion(Conversion):
         if trials is None:
             trials = DEFAULT_MAX_TRIALS
             self.note("search.max_trials", "no `maxTrialCount`; set it, or use --max-trials")
-        if _mapping(self.spec.get("algorithm")).get("algorithmSettings"):
+        if self.of_spec("algorithm").get("algorithmSettings"):
             self.note("search", "the algorithm's settings are left out")
         return {"algorithm": _ALGORITHMS[algorithm], "max_trials": trials}
 
@@ -128,9 +133,9 @@ class _KatibConversion(Conversion):
         return budget
 
     def _early_stop(self) -> dict[str, Any]:
-        name = _mapping(self.spec.get("earlyStopping")).get("algorithmName")
+        name = self.of_spec("earlyStopping").get("algorithmName")
         if name is None:
-            hyperband = _mapping(self.spec.get("algorithm")).get("algorithmName") == "hyperband"
+            hyperband = self.of_spec("algorithm").get("algorithmName") == "hyperband"
             return {"early_stop": "asha"} if hyperband else {}
         if name != "medianstop":
             self.note("early_stop", f"{quoted(name)} has no counterpart; none is used")
@@ -139,16 +144,16 @@ class _KatibConversion(Conversion):
 
     def _pattern(self) -> dict[str, Any]:
         """Note how the metrics were collected; the default format is what Hermes reads."""
-        collector = _mapping(self.spec.get("metricsCollectorSpec"))
-        kind = _mapping(collector.get("collector")).get("kind", "StdOut")
-        path = _mapping(_mapping(collector.get("source")).get("fileSystemPath")).get("path")
+        collector = "metricsCollectorSpec"
+        kind = self.of_spec(collector, "collector").get("kind", "StdOut")
+        path = self.of_spec(collector, "source", "fileSystemPath").get("path")
         if kind == "TensorFlowEvent":
             self.note("trial.tensorboard", "the folder of the event files, below trial.directory")
             return {"tensorboard": str(path or "logs")}
         if kind != "StdOut":
             text = f"metrics were collected by {quoted(kind)}; the script must print them"
             self.note("trial.metric_pattern", text)
-        formats = _mapping(_mapping(collector.get("source")).get("filter")).get("metricsFormat")
+        formats = self.of_spec(collector, "source", "filter").get("metricsFormat")
         if formats:
             text = "the collector had its own pattern; name its groups `name` and `value`"
             self.note("trial.metric_pattern", f"{text}: {quoted(formats)}")
@@ -167,7 +172,7 @@ class _KatibConversion(Conversion):
             yield name, self._parameter(parameter, where, f"search.space.{name}")
 
     def _parameter(self, given: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
-        feasible = _mapping(given.get("feasibleSpace"))
+        feasible = self.inside(given, where, "feasibleSpace")
         kind = given.get("parameterType")
         if kind in ("categorical", "discrete"):
             listed = self.scalars(feasible.get("list"), f"{where}.feasibleSpace.list")
@@ -201,7 +206,7 @@ class _KatibConversion(Conversion):
 
     def _add_known_point(self, sweep: dict[str, Any]) -> None:
         """Add the best trial so far, which a running or finished experiment names."""
-        optimal = _mapping(_mapping(self.data.get("status")).get("currentOptimalTrial"))
+        optimal = self.inside(self.data, "", "status", "currentOptimalTrial")
         where = "status.currentOptimalTrial.parameterAssignments"
         assignments = self.mappings(optimal.get("parameterAssignments"), where)
         values = {valid_parameter(str(a.get("name"))): a.get("value") for a in assignments}
@@ -209,11 +214,22 @@ class _KatibConversion(Conversion):
         if not self.options.points or set(values) != set(space):
             return
         point = {name: _assigned(spec, values[name]) for name, spec in space.items()}
-        sweep["search"]["points_to_evaluate"] = [point]
+        tried = {**sweep, "search": {**sweep["search"], "points_to_evaluate": [point]}}
+        if refused := _point_refusals(tried):
+            text = f"the best trial does not fit the space as it is ({refused[0]})"
+            self.note("search.points_to_evaluate", text)
+        else:
+            sweep["search"]["points_to_evaluate"] = [point]
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _point_refusals(sweep: Mapping[str, Any]) -> list[str]:
+    """Return what a sweep file's check says of the points to evaluate, each as one line."""
+    try:
+        parse(sweep, "", None)
+    except ConfigError as error:
+        problems = [p for p in error.problems if p.where.startswith("search.points_to_evaluate")]
+        return [f"{p.where.rpartition('.')[2]}: {p.found}; allowed: {p.allowed}" for p in problems]
+    return []
 
 
 def _value(text: object) -> int | float | str:
@@ -252,10 +268,10 @@ class _Trial(Conversion):
         if not isinstance(spec, Mapping):
             fix = "put the resource of the ConfigMap there"
             raise self.refused(_TRIAL_SPEC, quoted(spec), "a resource, such as a Job", fix)
-        where, pod = self._pod(spec)
-        where, container = self._container(pod, where)
-        limits = dict(_mapping(_mapping(container.get("resources")).get("limits")))
-        requests = dict(_mapping(_mapping(container.get("resources")).get("requests")))
+        pod_place, pod = self._pod(spec)
+        where, container = self._container(pod, pod_place)
+        limits = dict(self.inside(container, where, "resources", "limits"))
+        requests = dict(self.inside(container, where, "resources", "requests"))
         gpus = limits.pop(GPU_RESOURCE, requests.pop(GPU_RESOURCE, None))
         requests.pop(GPU_RESOURCE, None)
         section: dict[str, Any] = {"command": self._command(container, where), "run_in": "pod"}
@@ -266,7 +282,7 @@ class _Trial(Conversion):
             "image": container.get("image"),
             "requests": {k: str(v) for k, v in requests.items()} or None,
             "limits": {k: str(v) for k, v in limits.items()} or None,
-            "node_selector": dict(_mapping(pod.get("nodeSelector"))) or None,
+            "node_selector": dict(self.inside(pod, pod_place, "nodeSelector")) or None,
             "environment": self._environment(container, where) or None,
         }
         section["pod"] = {key: value for key, value in own.items() if value is not None}
@@ -275,15 +291,15 @@ class _Trial(Conversion):
 
     def _pod(self, resource: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Return the pod of a Job, or of the first replica of a training job, with its place."""
-        spec = _mapping(resource.get("spec"))
+        place = f"{_TRIAL_SPEC}.spec"
+        spec = self.inside(resource, _TRIAL_SPEC, "spec")
         if "template" in spec:
-            pod = _mapping(_mapping(spec["template"]).get("spec"))
-            return f"{_TRIAL_SPEC}.spec.template.spec", pod
+            return f"{place}.template.spec", self.inside(spec, place, "template", "spec")
         replicas = [
-            (name, f"{_TRIAL_SPEC}.spec.{key}.{name}", _mapping(kind))
-            for key, named in spec.items()
+            (name, f"{place}.{key}.{name}", self.inside(spec, place, key, name))
+            for key in spec
             if str(key).endswith("ReplicaSpecs")
-            for name, kind in _mapping(named).items()
+            for name in self.inside(spec, place, key)
         ]
         if not replicas:
             found = quoted(resource.get("kind"))
@@ -298,8 +314,7 @@ class _Trial(Conversion):
         )
         if count > 1:
             self.note("trial", f"was {count} replicas; one process is run, as {name} was")
-        pod = _mapping(_mapping(replica.get("template")).get("spec"))
-        return f"{where}.template.spec", pod
+        return f"{where}.template.spec", self.inside(replica, where, "template", "spec")
 
     def _container(self, pod: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
         """Return the container that trains, with its place."""

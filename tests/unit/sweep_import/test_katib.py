@@ -314,6 +314,17 @@ def test_a_pattern_of_its_own_is_noted_with_what_it_needs() -> None:
         ({"trialTemplate": container(resources=gpus("all"))}, "nvidia.com/gpu"),
         ({"trialTemplate": container() | {"trialParameters": ["lr"]}}, "trialParameters[0]"),
         ({"trialTemplate": training_job(replicas="two")}, "Worker.replicas"),
+        ({"objective": "loss"}, "spec.objective"),
+        ({"algorithm": "tpe"}, "spec.algorithm"),
+        ({"earlyStopping": "medianstop"}, "spec.earlyStopping"),
+        ({"metricsCollectorSpec": "StdOut"}, "spec.metricsCollectorSpec"),
+        ({"metricsCollectorSpec": {"source": ["x"]}}, "spec.metricsCollectorSpec.source"),
+        ({"parameters": [{"name": "p", "feasibleSpace": [1, 2]}]}, "[0].feasibleSpace"),
+        ({"trialTemplate": "job"}, "spec.trialTemplate"),
+        ({"trialTemplate": {"trialSpec": {"spec": "x"}}}, "trialSpec.spec"),
+        ({"trialTemplate": {"trialSpec": {"spec": {"template": "x"}}}}, "trialSpec.spec.template"),
+        ({"trialTemplate": container(resources=5)}, "containers[1].resources"),
+        ({"trialTemplate": container(resources={"limits": "8Gi"})}, "resources.limits"),
     ],
 )
 def test_what_cannot_be_converted_is_one_error_that_names_its_place(
@@ -321,7 +332,7 @@ def test_what_cannot_be_converted_is_one_error_that_names_its_place(
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         converted(**spec)
-    assert place in raised.value.problems[0].where
+    assert raised.value.problems[0].where.endswith(place)
     assert raised.value.problems[0].fix
 
 
@@ -341,6 +352,18 @@ def test_two_parameters_whose_names_become_the_same_are_refused_by_both_names(
     assert f"'{other}'" in problem.found
     assert f"'{one}' (spec.parameters[0])" in problem.found
     assert "rename one of them" in problem.fix
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", "0.5"), ("layers", "2.5"), ("optimizer", "x")])
+def test_a_best_trial_outside_the_space_is_left_out_with_a_note(name: str, value: str) -> None:
+    best = {"lr": "0.01", "layers": "2", "optimizer": "adam"} | {name: value}
+    experiment = deepcopy(EXPERIMENT)
+    assignments = [{"name": key, "value": text} for key, text in best.items()]
+    experiment["status"] = {"currentOptimalTrial": {"parameterAssignments": assignments}}
+    draft = convert(experiment, "x", NOTHING)
+    draft.check()
+    assert "points_to_evaluate" not in draft.sweep["search"]
+    assert f"the best trial does not fit the space as it is ({name}: " in told(draft)
 
 
 def test_assignments_that_are_no_mappings_are_refused_by_their_place() -> None:
