@@ -26,6 +26,8 @@ DEEPEST_LEVEL = 32
 LONGEST_WORD = 80
 KeyPath = tuple[str | int, ...]
 TAG = "tag:yaml.org,2002:"
+WRITTEN = "written "
+"""Before the tag of a node that has it from the file itself, not from how its value looks."""
 
 
 class _TooMuchError(Exception):
@@ -112,6 +114,14 @@ _Core.yaml_implicit_resolvers[""] = [(TAG + "null", re.compile(r"\Z"))]
 
 class _SweepFileLoader(_Core, yaml.SafeLoader):
     """Composes nodes only; values are made by `_Reader`."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Mark a node whose tag stands in the file: `!!bool yes` is as little allowed as any."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        if node is not None and getattr(event, "tag", None) is not None:
+            node.tag = WRITTEN + node.tag
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -227,7 +237,8 @@ class _Reader:
 
     def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
         fix = "remove the tag and write a plain value"
-        self._document.refuse(path, f"the tag {node.tag[:100]!r}", "plain YAML without tags", fix)
+        tag = node.tag.removeprefix(WRITTEN)[:100]
+        self._document.refuse(path, f"the tag {tag!r}", "plain YAML without tags", fix)
 
 
 def _line(node: yaml.Node) -> int:

@@ -482,6 +482,13 @@ def test_a_tag_is_refused_and_makes_no_object(tmp_path: Path, tag: str) -> None:
     assert any("without tags" in problem.allowed for problem in error.problems)
 
 
+@pytest.mark.parametrize("tagged", ["!!bool yes", "!!null 3", "!!str 5", "! 5", "!!seq [a]"])
+def test_a_tag_that_yaml_itself_has_is_refused_too(tmp_path: Path, tagged: str) -> None:
+    """`!!bool yes` would be read as false, and `!!null 3` as nothing."""
+    error = refused_file(tmp_path, f"early_stop: {tagged}\n")
+    assert any("without tags" in problem.allowed for problem in error.problems)
+
+
 @pytest.mark.parametrize("key", ["1", "true", "null", "[a, b]", "!!set {a}"])
 def test_a_key_that_is_no_text_is_refused(tmp_path: Path, key: str) -> None:
     error = refused_file(tmp_path, f"? {key}\n: 1\n")
