@@ -15,6 +15,7 @@ from typing import Any
 from hermes_ops.airflow.trial.connections import EXPRESSION, Render
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.config.files import read_document
+from hermes_ops.config.problems import with_line
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.references import refers
 
@@ -61,14 +62,21 @@ class SweepSource:
 
     @classmethod
     def from_sweep(cls, sweep: object, base: Path, pool: str | None) -> SweepSource:
-        """Return the source for a path of a sweep file, its content, or a `SweepCall`."""
+        """Return the source for a path of a sweep file, its content, or a `SweepCall`.
+
+        Raise ConfigError for a file with keys that stand twice, with tags, or without any sweep.
+        """
         if isinstance(sweep, SweepCall):
             return cls(sweep, base, pool or DEFAULT_POOL)
         if isinstance(sweep, Mapping):
             named = sweep.get("pool")
             return cls(sweep, base, pool or (named if isinstance(named, str) else DEFAULT_POOL))
         path = base / str(sweep)
-        data = read_document(path).data
+        document = read_document(path)
+        data = document.data
+        if document.problems:
+            found = (with_line(*each, document.lines, path.name) for each in document.problems)
+            raise ConfigError(str(path), tuple(found))
         if not isinstance(data, Mapping):
             problem = Problem("(top level)", type(data).__name__, "a sweep", "write its keys")
             raise ConfigError(str(path), (problem,))

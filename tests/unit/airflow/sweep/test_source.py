@@ -34,6 +34,16 @@ def test_without_data_the_sweep_is_the_runs_own_configuration() -> None:
     assert config.name == "mine"
 
 
+@pytest.mark.parametrize("line", ["weight: 3", "owner: !!str ann", "5: five"])
+def test_a_file_of_a_dag_is_refused_for_what_would_be_left_out_of_it(
+    tmp_path: Path, line: str
+) -> None:
+    text = json.dumps(sweep_file(weight=2))[1:-1]
+    (tmp_path / "sweep.yaml").write_text(f"{{{text},\n{line}}}\n")
+    with pytest.raises(ConfigError, match=r"sweep\.yaml:\d"):
+        SweepSource.from_sweep("sweep.yaml", tmp_path, None)
+
+
 def run_with(conf: Any) -> Any:
     return SimpleNamespace(conf=conf)
 
