@@ -162,8 +162,12 @@ def passed_deadline(sweep: SweepState, now_s: float) -> CloseRecord | None:
 
 
 def service_gpu_s(sweep: SweepState, now_s: float) -> float:
-    """GPU-seconds of the sweep up to now, the segments under way included."""
-    return sum(j.service_gpu_s for j in sweep.jobs(now_s))
+    """GPU-seconds of the sweep up to now, the segments under way included.
+
+    Those of trials that no policy is offered count too, such as all that wait while the DAG is
+    paused.
+    """
+    return sum(trial.service_gpu_s(now_s) for trial in sweep.trials)
 
 
 def _spent(reason: str, now_s: float) -> CloseRecord:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.cleanup.sweep_end import (
+    due_end,
     end_deleted,
     overlapped_sweeps,
     replaced_by_newer,
@@ -17,7 +18,14 @@ from hermes_ops.airflow.control.sweep_state import SweepSpec, SweepState
 from hermes_ops.airflow.metadata import RunRow
 from hermes_ops.airflow.records import CloseRecord, SweepRecord, encode
 from hermes_ops.errors import Unavailable
-from tests.unit.airflow.builders import SWEEP, Journal, running, sweep_file, sweep_with
+from tests.unit.airflow.builders import (
+    SWEEP,
+    Journal,
+    running,
+    sweep_file,
+    sweep_with,
+    waiting,
+)
 
 
 def night(
@@ -131,3 +139,18 @@ def test_a_sweep_that_is_being_resumed_is_not_taken_for_an_abandoned_one() -> No
     assert Services(FAILED | {"state": "success"}, tags=continued).settle() == []
     ended_again = Services(FAILED | {"end_date": LATER}, tags=continued)
     assert [state for _, state, _ in ended_again.settle()] == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("withheld", [frozenset(), frozenset({0})], ids=len)
+def test_gpu_seconds_of_trials_that_wait_count_also_while_their_dag_is_paused(
+    paused: bool, withheld: frozenset[int]
+) -> None:
+    trained = waiting(0)
+    assert trained.segment is not None
+    trained = replace(trained, segment=replace(trained.segment, service_gpu_s=95.0))
+    world = sweep_with(trained, running(1, 1), budget={"gpu_seconds": 100})
+    spec = replace(world.spec, run=replace(world.spec.run, paused=paused))
+    close = due_end(replace(world, spec=spec, withheld=withheld), 110.0)
+    assert close is not None
+    assert close.reason == "budget.gpu_seconds (100) is spent"
