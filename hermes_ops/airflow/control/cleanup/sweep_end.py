@@ -63,8 +63,13 @@ def due_end(sweep: SweepState, now_s: float) -> CloseRecord | None:
 
 
 def cannot_start(sweep: SweepState, now_s: float) -> CloseRecord | None:
-    """Return why no trial of the sweep can be started; None while that is not so."""
-    reasons = [t.segment.reason for t in sweep.trials if t.segment and t.was_given_up]
+    """Return why no trial of the sweep can be started; None while that is not so.
+
+    Those that were given up before the sweep was resumed or extended say nothing of it now.
+    """
+    began_s = sweep.spec.facts.submitted_s
+    given_up = (t.segment for t in sweep.trials if t.segment and t.was_given_up)
+    reasons = [s.reason for s in given_up if (s.ended_s or now_s) >= began_s]
     if sweep.has_begun or not reasons or len(reasons) < min(FIRST_FAILURES, len(sweep.trials)):
         return None
     return CloseRecord(f"no trial could be started: {reasons[-1]}", "cancelled", now_s, FAILED_TAG)

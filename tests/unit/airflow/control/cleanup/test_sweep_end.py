@@ -15,13 +15,17 @@ from hermes_ops.airflow.control.cleanup.sweep_end import (
     replaced_by_newer,
 )
 from hermes_ops.airflow.control.sweep_state import SweepSpec, SweepState
+from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.metadata import RunRow
 from hermes_ops.airflow.records import CloseRecord, SweepRecord, encode
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,
     Journal,
+    pending,
+    row,
     running,
+    segment,
     sweep_file,
     sweep_with,
     waiting,
@@ -154,3 +158,21 @@ def test_gpu_seconds_of_trials_that_wait_count_also_while_their_dag_is_paused(
     close = due_end(replace(world, spec=spec, withheld=withheld), 110.0)
     assert close is not None
     assert close.reason == "budget.gpu_seconds (100) is spent"
+
+
+def given_up(number: int, ended_s: float) -> TrialRecords:
+    over = segment(0, running=False, segments=0, ended_s=ended_s, final="failed", reason="boom")
+    return TrialRecords(row(number, "failed"), None, None, over)
+
+
+def test_trials_that_could_not_be_started_do_not_end_a_sweep_again_that_was_resumed() -> None:
+    world = sweep_with(*(given_up(n, 110.0) for n in range(3)), *map(pending, range(3, 8)))
+    assert due_end(world, 111.0) is not None
+    facts = replace(world.spec.facts, submitted_s=200.0)
+    resumed = replace(world, spec=replace(world.spec, facts=facts))
+    assert due_end(resumed, 201.0) is None
+    failed_again = tuple(given_up(n, 202.0) for n in range(3, 6))
+    still_open = (*resumed.trials[:3], *failed_again, *map(pending, range(6, 8)))
+    close = due_end(replace(resumed, trials=still_open), 203.0)
+    assert close is not None
+    assert close.reason == "no trial could be started: boom"
