@@ -51,10 +51,13 @@ class CheckpointQuota:
 
     @classmethod
     def from_sweep(cls, sweep: SweepState) -> CheckpointQuota | None:
-        """Return the quota of a sweep as it stands now; None where it has no limit."""
+        """Return the quota of a sweep as it stands now; None where it has no limit.
+
+        None also until MLflow has told the curves: nobody knows the best trial before.
+        """
         rules = sweep.spec.config.checkpoints
         most = rules.max_bytes
-        if most is None:
+        if most is None or not sweep.curves_read:
             return None
         best = sweep.best_trial()
         ended = [t for t in sweep.trials if t.has_ended and t.number != best]

@@ -132,6 +132,18 @@ def test_room_is_made_of_ended_trials_never_of_open_ones_nor_of_the_best() -> No
     assert [f.exists() for f in folders] == [False, True, False, True]
 
 
+def test_no_room_is_made_before_it_is_known_which_trial_is_the_best() -> None:
+    """A controller that has just begun has not read the curves; those of MLflow that is away."""
+    trials = (ended(0, "finished"), ended(1, "finished"), running(2, 0))
+    world = sweep_with(*trials, checkpoints={"max_gigabytes": 1e-9 * 250})
+    world.curves_read = False
+    assert CheckpointQuota.from_sweep(world) is None
+    world.curves, world.curves_read = {0: ((1, 0.1, 0),), 1: ((1, 0.5, 0),)}, True
+    room = CheckpointQuota.from_sweep(world)
+    assert room is not None
+    assert room.spare == (1,)
+
+
 def test_room_is_made_no_further_than_the_limit_asks() -> None:
     folders = [checkpoint(n) for n in range(3)]
     assert make_room(CheckpointQuota(SWEEP, 200.0, (0, 1, 2))) == 200.0
