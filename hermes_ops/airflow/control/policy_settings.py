@@ -39,12 +39,14 @@ class PolicySettings:
     def load(cls, path: Path) -> PolicySettings:
         """Return the settings of the policy file, or of the environment where there is none.
 
-        Raises HermesError for a malformed file or variable.
+        Raises HermesError for a malformed file or variable, or a file that cannot be read.
         """
         try:
             text, source = path.read_text(), str(path)
         except FileNotFoundError:
             text, source = os.environ.get("HERMES_POLICY_OPTIONS") or "{}", "HERMES_POLICY_OPTIONS"
+        except (OSError, UnicodeDecodeError) as error:
+            raise HermesError(f"{path} cannot be read ({error}): correct it.") from error
         value = read_object(text, source)
         if source != str(path):
             value = {"policy": os.environ.get("HERMES_POLICY"), "options": value}
@@ -53,7 +55,7 @@ class PolicySettings:
             raise HermesError(f"{source}: `options` is {options!r}, not an object: correct it.")
         by, at_s = str(value.get("by") or ""), value.get("at_s")
         name = str(value.get("policy") or DEFAULT_POLICY)
-        return cls(name, options, by, float(at_s) if isinstance(at_s, int | float) else 0.0)
+        return cls(name, options, by, moment_of(at_s))
 
     @staticmethod
     def file() -> Path:
@@ -83,6 +85,14 @@ class PolicySettings:
     def guards(self) -> GuardOptions:
         """Return the options of the guards; raises ConfigError for a bad one."""
         return GuardOptions.parse(self.options)
+
+
+_LATEST_S = 1e11  # in the year 5138: a later time is none
+
+
+def moment_of(at_s: object) -> float:
+    """Return the Unix time that a file of settings has; 0 for what is none."""
+    return float(at_s) if isinstance(at_s, int | float) and 0 <= at_s < _LATEST_S else 0.0
 
 
 def read_object(text: str, source: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.airflow.control.past_use import PastUse
-from hermes_ops.airflow.control.policy_settings import read_object
+from hermes_ops.airflow.control.policy_settings import moment_of, read_object
 from hermes_ops.airflow.dag_teams import is_multi_team
 from hermes_ops.airflow.folders import home
 from hermes_ops.config.pool_quota import WITHOUT_TEAMS, PoolQuota, parse_quota, refuse_class
@@ -39,8 +39,6 @@ _NO_TEAMS = (
     "The pool's quota names teams of Airflow, which has none: their `airflow_team` does not count. "
     "Set `core.multi_team`, or list the users of the teams."
 )
-
-_LATEST_S = 1e11  # in the year 5138: a later time is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,8 @@ class QuotaSettings:
         value = read_object(text, str(path))
         if value.get("quota", value) is None:
             return None
-        quota, at_s = parse_quota(value.get("quota"), str(path)), value.get("at_s")
-        if not (isinstance(at_s, int | float) and 0 <= at_s < _LATEST_S):
-            at_s = 0.0
-        return cls(quota, str(value.get("by") or ""), float(at_s))
+        quota = parse_quota(value.get("quota"), str(path))
+        return cls(quota, str(value.get("by") or ""), moment_of(value.get("at_s")))
 
     @classmethod
     def of_pool(cls, pool: str) -> QuotaSettings | None:

@@ -85,6 +85,26 @@ def test_a_bad_policy_file_is_named(text: str) -> None:
         PolicySettings.load(PolicySettings.file())
 
 
+def test_a_policy_file_that_cannot_be_read_leaves_the_policy_in_force() -> None:
+    file = PolicySettings.file()
+    PolicySettings("fifo").write(file)
+    controller = controller_of(Database(), file)
+    before = controller._current_policy()
+    file.write_bytes(b'{"policy": "\xff"}')
+    assert controller._current_policy() is before
+    file.unlink()
+    file.mkdir()
+    assert controller._current_policy() is before
+    with pytest.raises(HermesError, match=r"policy\.json cannot be read"):
+        PolicySettings.load(file)
+
+
+@pytest.mark.parametrize("at_s", ["NaN", "-1", "1" + 400 * "0", "true", '"today"'])
+def test_a_policy_file_with_a_time_that_is_none_is_read_without_it(at_s: str) -> None:
+    PolicySettings.file().write_text(f'{{"policy": "fifo", "by": "ann", "at_s": {at_s}}}')
+    assert PolicySettings.load(PolicySettings.file()).at_s in (0.0, 1.0)
+
+
 @pytest.mark.parametrize("text", ["{", "[1]", "fifo"])
 def test_bad_options_in_the_environment_are_named(
     monkeypatch: pytest.MonkeyPatch, text: str
