@@ -17,11 +17,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import TrialFolder, home, sweep_folder
+from hermes_ops.config.sections import WEEK_S
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.checkpoint_store.store import (
     CheckpointStore,
@@ -93,7 +95,7 @@ def free_ended(
     note = sweep_folder(sweep) / KEEP_FILE
     if kept or copies or not obeyed:
         until_s = now_s + (keep_s if kept or copies else 0.0)
-        write_json(note, {"until_s": until_s, "sweep": sweep, "store": store})
+        write_json(note, {"until_s": until_s, "sweep": sweep, "store": store}, durable=True)
     else:
         note.unlink(missing_ok=True)
 
@@ -102,7 +104,7 @@ def free_expired(goes_on: Callable[[str], bool], now_s: float) -> list[Path]:
     """Delete the checkpoints of ended sweeps whose time is over; the folders of those sweeps.
 
     A sweep whose store does not obey stays due, as does one that goes on: its note is of an
-    earlier end, and its next end replaces it.
+    earlier end, and its next end replaces it. A note that is damaged holds for a week.
 
     :param goes_on: whether the sweep of an id runs, or is about to
     """
@@ -110,7 +112,8 @@ def free_expired(goes_on: Callable[[str], bool], now_s: float) -> list[Path]:
     for note in (home() / "sweeps").glob(f"*/{KEEP_FILE}"):
         folder, known = note.parent, keep_note(note.parent)
         sweep = str(known.get("sweep") or folder.name)
-        if (kept_until_s(known) or 0.0) > now_s or goes_on(sweep):
+        until_s = kept_until_s(known)
+        if (_week_after(note) if until_s is None else until_s) > now_s or goes_on(sweep):
             continue
         for kept in _kept_folders(folder):
             _delete(kept)
@@ -216,9 +219,19 @@ def keep_note(sweep: Path) -> dict[str, Any]:
 def kept_until_s(known: Mapping[str, Any]) -> float | None:
     """Return the Unix time up to which a sweep keeps its checkpoints; None if the note has none."""
     try:
-        return float(known["until_s"])
-    except (ValueError, KeyError, TypeError):
+        until_s = float(known["until_s"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
+    return None if isnan(until_s) else until_s
+
+
+def _week_after(note: Path) -> float:
+    """Return the Unix time a week after a note was written; never, while it cannot be read."""
+    try:
+        note.read_bytes()
+        return note.stat().st_mtime + WEEK_S
+    except OSError:
+        return inf
 
 
 def _delete(folder: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.metadata import RunRow
 from hermes_ops.airflow.records import CLOSED_TAG, REACHED_TAG
+from hermes_ops.config.sections import WEEK_S
 from tests.unit.airflow.builders import (
     SWEEP,
     Journal,
@@ -77,6 +79,33 @@ def test_checkpoints_go_when_their_time_is_over_and_not_before() -> None:
     assert free_expired(none_goes_on, 1_061.0) == [sweep_folder(SWEEP)]
     assert not folder.exists()
     assert free_expired(none_goes_on, 1_061.0) == []
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"until_s": null}', '{"until_s": NaN}'])
+def test_a_damaged_note_deletes_no_checkpoints_for_a_week(text: str) -> None:
+    folder = checkpoint(2)
+    free_ended(SWEEP, {2: "cancelled"}, 60.0, 1_000.0)
+    note = sweep_folder(SWEEP) / KEEP_FILE
+    note.write_text(text)
+    os.utime(note, (1_000.0, 1_000.0))
+    assert free_expired(none_goes_on, 1_000.0 + WEEK_S - 1.0) == []
+    assert folder.exists()
+    assert free_expired(none_goes_on, 1_001.0 + WEEK_S) == [sweep_folder(SWEEP)]
+    assert not folder.exists()
+
+
+def test_a_note_that_cannot_be_read_now_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint(2)
+    free_ended(SWEEP, {2: "cancelled"}, 60.0, 1_000.0)
+
+    def fail(_: Path, *args: object, **named: object) -> bytes:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        patch.setattr(Path, "read_bytes", fail)
+        assert free_expired(none_goes_on, 1e12) == []
+    assert folder.exists()
 
 
 @pytest.mark.parametrize(
