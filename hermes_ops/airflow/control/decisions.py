@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from hermes_ops.airflow.folders import sweep_folder
 from hermes_ops.core.model import Action, JobId, Reason, Start, Stop
 from hermes_ops.errors import HermesError
-from hermes_ops.trial.files import write_json
+from hermes_ops.trial.files import read_json, write_json
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
@@ -126,20 +126,31 @@ def _send_chunk(tracker: Tracker, sweep: str, parent_run_id: str) -> bool:
     path, state_path = _path(sweep), _path(sweep).with_suffix(".sent.json")
     if not path.exists():
         return False
-    state = json.loads(state_path.read_text()) if state_path.exists() else {"bytes": 0, "chunk": 0}
+    begin, chunks = _sent(state_path)
     with path.open("rb") as file:
-        file.seek(state["bytes"])
+        file.seek(begin)
         lines = [line for line, _ in zip(file, range(CHUNK_LINES), strict=False)]
     complete = [line for line in lines if line.endswith(b"\n")]
     if not complete:
         return False
-    chunk = state["chunk"] + 1
-    tracker.record_decisions(
-        parent_run_id, chunk, [line.decode().rstrip("\n") for line in complete]
-    )
-    sent = {"bytes": state["bytes"] + sum(map(len, complete)), "chunk": chunk}
+    chunk = chunks + 1
+    texts = [line.decode(errors="replace").rstrip("\n") for line in complete]
+    tracker.record_decisions(parent_run_id, chunk, texts)
+    sent = {"bytes": begin + sum(map(len, complete)), "chunk": chunk}
     write_json(state_path, sent)
     return len(complete) == CHUNK_LINES
+
+
+def _sent(path: Path) -> tuple[int, int]:
+    """Return how many bytes and chunks MLflow has; none if that is not known any more.
+
+    Then all is sent anew: some decisions may be there twice.
+    """
+    state = read_json(path) or {}
+    begin, chunks = state.get("bytes"), state.get("chunk")
+    if not (isinstance(begin, int) and isinstance(chunks, int) and min(begin, chunks) >= 0):
+        return 0, 0
+    return begin, chunks
 
 
 def read_local(sweep: str) -> list[dict[str, Any]]:

@@ -120,6 +120,21 @@ def test_decisions_stay_on_disk_while_mlflow_is_away() -> None:
     assert sent(mlflow) == [(1, [1])]
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"bytes": "many", "chunk": 1}', "\0" * 30])
+def test_a_damaged_note_of_what_was_sent_has_all_sent_again_and_ends_nothing(
+    home: Path, text: str
+) -> None:
+    mlflow = Journal()
+    log = log_of(mlflow)
+    log.append([choice(1)])
+    log.upload(SWEEP, "parent", force=True)
+    (home / "sweeps" / SWEEP / "decisions.sent.json").write_text(text)
+    log.append([choice(2)])
+    log.upload(SWEEP, "parent", force=True)
+    log.upload(SWEEP, "parent", force=True)
+    assert sent(mlflow) == [(1, [1]), (1, [1, 2])]
+
+
 def test_a_volume_that_is_full_delays_the_upload_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
