@@ -245,7 +245,8 @@ class Accounts:
     def from_segments(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
         """Return the accounts of these segments; one that has not ended is only counted."""
         ended = [s for s in segments if s.get("end_s") is not None]
-        held = [(float(s["start_s"]), float(s["end_s"])) for s in ended]
+        begun = [float(s["start_s"]) for s in ended]
+        held = [(b, max(b, float(s["end_s"]))) for b, s in zip(begun, ended, strict=True)]
         leads = (float(s.get("startup_s") or 0.0) + float(s.get("restore_s") or 0.0) for s in ended)
         spans = tuple(
             (min(start + lead, end), end) for (start, end), lead in zip(held, leads, strict=True)

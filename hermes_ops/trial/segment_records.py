@@ -96,7 +96,12 @@ def close_segment(
     *,
     timings: Mapping[str, float] | None = None,
 ) -> None:
-    """Write the line of a segment's end, with what was measured in it."""
+    """Write the line of a segment's end, with what was measured in it.
+
+    It ends no sooner than it began: the clock may have been set back meanwhile.
+    """
+    starts = [line["start_s"] for line in Follower(folder.segments).new() if "start_s" in line]
+    end_s = max(end_s, float(starts[-1])) if starts else end_s
     end = {"epoch": epoch, "end_s": end_s, "last_step": step, "outcome": outcome}
     append_lines(folder.segments, [{**(timings or {}), **end}])
 

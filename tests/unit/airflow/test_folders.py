@@ -75,6 +75,11 @@ def test_a_killed_segment_is_counted_and_charged_once_it_is_closed() -> None:
     assert accounts == Accounts(((10.0, 14.0), (20.0, 25.0)), (1, 2), 14.0, 2, 1)
 
 
+def test_a_segment_in_which_the_clock_was_set_back_costs_nothing_instead_of_less() -> None:
+    back = folder(begin(1, 10.0, 0), end(1, 14.0, "preempted"), begin(2, 20.0), end(2, 5.0, "x"))
+    assert Accounts.from_segments(back.segments()).service_gpu_s == 4.0
+
+
 def test_a_stop_without_a_checkpoint_is_a_preemption_too() -> None:
     found = folder(begin(1, 10.0), end(1, 11.0, "interrupted"))
     assert Accounts.from_segments(found.segments()) == Accounts(((10.0, 11.0),), (1,), 1.0, 1, 1)
