@@ -260,12 +260,12 @@ class SweepState:
         return TrialFolder.from_sweep(self.id, trial.number)
 
     def jobs(self, now_s: float, nodes: tuple[str, ...] = ()) -> list[Job]:
-        """Return every trial as a policy sees it; those of a closing sweep are left out.
+        """Return every trial as a policy sees it; of a closing sweep those that leave GPUs.
 
         `nodes` names the node of each GPU of the pool, as far as it goes.
         """
         if self.close is not None:
-            return []
+            return self._leaving(now_s)
         drawn = self.spec.draw_ahead(t.number for t in self.trials if t.lease is None)
         facts, curves = on_one_node(self.spec.facts, nodes), self.curves
         job = self.spec.cache.job
@@ -273,6 +273,20 @@ class SweepState:
             job(t, facts, curves.get(t.number, ()), now_s, drawn.get(t.number)) for t in self.trials
         ]
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
+
+    def _leaving(self, now_s: float) -> list[Job]:
+        """Return the trials of a closing sweep that have GPUs yet, as stopping for good.
+
+        No policy decides on them; their GPUs are not idle, and count for their team, until then.
+        """
+        job, facts, curves = self.spec.cache.job, self.spec.facts, self.curves
+        phases = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+        held = (t for t in self.trials if t.phase in phases)
+        jobs = (job(t, facts, curves.get(t.number, ()), now_s) for t in held)
+        return [
+            replace(j, resumes=False) if j.phase is Phase.STOPPING else j.stopping(resumes=False)
+            for j in jobs
+        ]
 
     def _offered(self, candidate: Job, trial: TrialRecords) -> bool:
         """Return whether a trial is offered to the policy: once Airflow would start it.

@@ -626,4 +626,6 @@ def test_a_spent_budget_closes_the_sweep_once() -> None:
     applier.settle(world, NOW_S)
     assert kinds(outside) == [("hermes_close", -1), ("hermes_stop", 0)]
     assert world.close is not None
-    assert world.jobs(NOW_S) == []
+    (leaving,) = world.jobs(NOW_S)
+    assert (leaving.phase, leaving.resumes) == (Phase.STOPPING, False)
+    assert (leaving.gpus_held, leaving.gpus_to_leave) == ((), (0,))

@@ -22,7 +22,7 @@ from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.sweep_state import usable_gpus
 from hermes_ops.airflow.metadata import PoolRow, RunRow
 from hermes_ops.airflow.records import CloseRecord
-from hermes_ops.core.model import Plan, Snapshot
+from hermes_ops.core.model import Phase, Plan, Snapshot
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.trial.disk_space import DiskSpace
 from tests.unit.airflow.builders import SWEEP, run_row
@@ -417,12 +417,13 @@ def test_the_controller_decides_in_one_thread_and_leaves_the_cores_to_the_trials
     assert set(threads) == {1}
 
 
-def test_a_closing_sweep_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closing_sweep_offers_nothing_but_shows_who_has_yet_to_leave() -> None:
     from tests.unit.airflow.builders import pending, running, sweep_with
 
     trials = (running(0, 0), pending(1))
     assert len(sweep_with(*trials).jobs(1.0)) == 2
-    assert sweep_with(*trials, close=CloseRecord("over")).jobs(1.0) == []
+    (leaving,) = sweep_with(*trials, close=CloseRecord("over")).jobs(1.0)
+    assert (leaving.phase, leaving.resumes) == (Phase.STOPPING, False)
 
 
 def test_nothing_is_started_while_a_disk_of_the_sweeps_is_full_and_it_goes_on_by_itself(

@@ -1,0 +1,81 @@
+"""GPUs of trials on which no policy decides: of a sweep that ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.control.sweep_state import SweepState, pool_snapshot
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.metadata import PoolRow
+from hermes_ops.airflow.records import CloseRecord
+from hermes_ops.config.pool_quota import parse_quota
+from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.gpu_time import GpuTime
+from hermes_ops.core.guards import Quantum
+from hermes_ops.core.model import Plan, Snapshot
+from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
+from hermes_ops.policies import make_policy
+from tests.unit.airflow.builders import (
+    flag,
+    lease,
+    pending,
+    row,
+    run_row,
+    running,
+    segment,
+    starting,
+    sweep_with,
+    waiting,
+)
+
+NOW_S = 130.0
+ENDING = CloseRecord("stopped by ann")
+STOPPING = TrialRecords(row(0, "running"), lease(gpus=(0,)), flag(), segment(gpus=(0,)))
+
+
+def sweep(name: str, *trials: TrialRecords, close: CloseRecord | None = None) -> SweepState:
+    made = sweep_with(*trials, close=close)
+    run = replace(run_row(), run_id=name, triggered_by="ann")
+    spec = type(made.spec).from_run(run)
+    assert spec is not None
+    return replace(made, spec=spec)
+
+
+def seen(*sweeps: SweepState, slots: int = 2, foreign: int = 0, **more: Any) -> Snapshot:
+    class Pool:
+        def pool(self, *_: object) -> PoolRow:
+            return PoolRow(slots, foreign)
+
+    outside: Any = Pool()
+    return pool_snapshot("gpus", outside, {s.id: s for s in sweeps}, NOW_S, **more)
+
+
+def plan_of(snapshot: Snapshot) -> Plan:
+    policy = make_policy("fifo", {}, None)
+    return policy.decide(snapshot, policy.initial())[0]
+
+
+@pytest.mark.parametrize("leaving", [STOPPING, running(0, 0), starting(0, 0)], ids=str)
+def test_a_trial_starts_on_an_idle_gpu_before_one_that_a_sweep_which_ends_has_yet_to_leave(
+    leaving: TrialRecords,
+) -> None:
+    ending = sweep("ending", leaving, waiting(1), pending(2), close=ENDING)
+    snapshot = seen(ending, sweep("next", pending(0)))
+    (job,) = (job for job in snapshot.jobs if job.sweep == "ending")
+    assert (job.gpus_held, job.gpus_to_leave, job.resumes) == ((), (0,), False)
+    (grant,) = plan_of(snapshot).grants
+    assert (grant.job, grant.gpus) == ("next/0", (1,))
+
+
+def test_a_limit_of_a_user_holds_until_a_sweep_that_ends_has_left_its_gpus() -> None:
+    quota = parse_quota({"teams": [], "users": [{"name": "ann", "gpus": 1}]}, "test").quota()
+    policy = WithinQuota(make_policy("fifo", {}, None), quota, Quantum(3.0, 5.0))
+    memory = QuotaMemory(policy.policy.initial(), DecayedUse(), GpuTime(), ())
+    following = sweep("next", pending(0))
+    ending = sweep("ending", STOPPING, close=ENDING)
+    assert policy.decide(seen(ending, following), memory)[0].grants == ()
+    left = sweep("ending", waiting(0), close=ENDING)
+    assert [g.job for g in policy.decide(seen(left, following), memory)[0].grants] == ["next/0"]
