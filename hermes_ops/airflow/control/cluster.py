@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from hermes_ops.airflow.control.sweep_state import (
     RunningSweeps,
     SweepSpec,
     SweepState,
+    leased_gpus,
     pool_snapshot,
 )
 from hermes_ops.airflow.folders import WAKE_POLL_S, WakeFile, controller_wake_file, home
@@ -83,6 +84,7 @@ class AirflowCluster:
     _plan_value_retention: PlanValueRetention = field(init=False)
     _wake_file: WakeFile = field(default_factory=controller_wake_file)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _unread: dict[str, frozenset[int]] = field(default_factory=dict)
     _under_way: dict[tuple[str, str], Future[Done[None] | None]] = field(default_factory=dict)
     _view_due_s: float = 0.0
     _observed_s: float = 0.0
@@ -114,6 +116,7 @@ class AirflowCluster:
             snapshot = pool_snapshot(
                 self.pool, self.metadata, self.sweeps, now,
                 nodes=self.nodes, jobs=self._jobs(now), lendable=self.machines.lendable,
+                unread=frozenset().union(*self._unread.values()),
             )  # fmt: skip
         return Snapshot(now, (), ()) if self.draining else snapshot
 
@@ -260,7 +263,23 @@ class AirflowCluster:
             )
             for sweep_id, spec in specs.items()
         }
+        before = self.sweeps
         self.sweeps = {sweep_id: done.value for sweep_id, done in read.items() if done is not None}
+        self._unread = dict(self._read_gpus(before))
+
+    def _read_gpus(self, before: Mapping[str, SweepState]) -> Iterator[tuple[str, frozenset[int]]]:
+        """Yield the GPUs of each sweep that could not be read now, as far as they are known.
+
+        Its trials train on: nobody is to wait for their GPUs while others are idle.
+        """
+        for sweep_id in self._running.specs.keys() - self.sweeps.keys():
+            last = before.get(sweep_id)
+            gpus = self._unread.get(sweep_id, frozenset()) if last is None else last.gpus_in_use
+            yield sweep_id, gpus
+        for sweep_id, run in self._running.unread_runs().items():
+            subject, step = Subject(sweep_id), "read its leases"
+            done = self.faults.isolate(subject, step, leased_gpus, self.metadata, run)
+            yield sweep_id, self._unread.get(sweep_id, frozenset()) if done is None else done.value
 
     def _end_unreadable(self, now_s: float) -> None:
         """End the sweeps of this pool whose record cannot be read."""

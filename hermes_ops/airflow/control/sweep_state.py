@@ -27,7 +27,17 @@ from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
-from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, SweepRecord, decode
+from hermes_ops.airflow.records import (
+    CLOSE_KEY,
+    LEASE_KEY,
+    SEGMENT_KEY,
+    CloseRecord,
+    Lease,
+    SegmentRecord,
+    SweepRecord,
+    decode,
+    is_active,
+)
 from hermes_ops.config import (
     RunIn,
     SweepConfig,
@@ -302,6 +312,13 @@ class SweepState:
         return candidate.phase is not Phase.PENDING or trial.row.state == "scheduled"
 
     @property
+    def gpus_in_use(self) -> frozenset[int]:
+        """Return the GPUs that its trials hold, or have yet to leave."""
+        phases = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+        leases = (t.lease for t in self.trials if t.phase in phases)
+        return frozenset(gpu for lease in leases if lease is not None for gpu in lease.gpus)
+
+    @property
     def is_complete(self) -> bool:
         """Return whether Airflow has a task for every trial of the spec."""
         return len(self.trials) >= self.spec.record.trials
@@ -450,6 +467,11 @@ class RunningSweeps:
         self.unreadable = unreadable
         return {gone: self.specs.pop(gone) for gone in set(self.specs) - set(runs)}
 
+    def unread_runs(self) -> Mapping[str, RunRow]:
+        """Return the runs of this pool of which no record was ever read."""
+        runs = self.unreadable.items()
+        return {s: run for s, run in runs if s not in self.specs and _pool_of(run) == self.pool}
+
     def hopeless(self, now_s: float) -> Iterator[tuple[RunRow, str]]:
         """Yield the unreadable sweeps of this pool that are to end, and why."""
         for fault in self.faults.faults:
@@ -467,6 +489,16 @@ def _pool_of(run: RunRow) -> str | None:
     return pool if isinstance(pool, str) else None
 
 
+def leased_gpus(metadata: Metadata, run: RunRow) -> frozenset[int]:
+    """Return the GPUs of the leases in force of a sweep whose own record cannot be read."""
+    gpus: set[int] = set()
+    for records in metadata.records(run).values():
+        lease = decode(Lease, records.get(LEASE_KEY))
+        if lease is not None and is_active(lease, decode(SegmentRecord, records.get(SEGMENT_KEY))):
+            gpus.update(lease.gpus)
+    return frozenset(gpus)
+
+
 def pool_snapshot(
     pool: str,
     metadata: Metadata,
@@ -476,11 +508,12 @@ def pool_snapshot(
     nodes: Sequence[str] = (),
     jobs: tuple[Job, ...] | None = None,
     lendable: Collection[int] | None = None,
+    unread: Collection[int] = (),
 ) -> Snapshot:
     """Return the facts on which a policy decides; raises HermesError when Airflow has no such pool.
 
     `jobs` are the trials of the sweeps, where they have been built, `lendable` the slots whose
-    GPUs may be granted, None for all.
+    GPUs may be granted, None for all, `unread` the GPUs of trials that could not be read.
     """
     if jobs is None:
         jobs = tuple(j for b in sweeps.values() for j in b.jobs(now_s))
@@ -489,7 +522,7 @@ def pool_snapshot(
     if row is None:
         raise HermesError(missing_pool(pool))
     held = [g for j in jobs for g in j.gpus_held]
-    return Snapshot(now_s, usable_gpus(row, held, nodes, lendable), jobs)
+    return Snapshot(now_s, usable_gpus(row, held, nodes, lendable, unread), jobs)
 
 
 def missing_pool(pool: str) -> str:
@@ -505,16 +538,18 @@ def usable_gpus(
     held: Sequence[int],
     nodes: Sequence[str] = (),
     lendable: Collection[int] | None = None,
+    unread: Collection[int] = (),
 ) -> tuple[Gpu, ...]:
     """Return the GPUs that trials may use: those lendable, less as many as other tasks occupy.
 
     Tasks that are not trials name no GPU, so those that our trials hold are kept before free ones.
-    `nodes` names the node of each slot, as far as it goes. Without `lendable`, all of the pool's
-    are.
+    Trials that could not be read count as such tasks, but their GPUs are known: `unread`, which
+    come last. `nodes` names the node of each slot, as far as it goes. Without `lendable`, all of
+    the pool's are.
     """
     able = range(pool.slots) if lendable is None else sorted(lendable)
     capacity = max(0, min(len(able), pool.slots) - pool.foreign_slots)
     mine = sorted({g for g in held if g in able})
-    free = [g for g in able if g not in mine]
+    free = sorted((g for g in able if g not in mine), key=lambda g: g in unread)
     usable = sorted((mine + free)[:capacity])
     return tuple(Gpu(i, nodes[i]) if i < len(nodes) else Gpu(i) for i in usable)
