@@ -19,10 +19,12 @@ from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords, TrialState
 from hermes_ops.airflow.identity import sweep_id
 from hermes_ops.airflow.records import (
+    CLOSE_KEY,
     HELD_POOL_SLOTS,
     LEASE_KEY,
     SEGMENT_KEY,
     SWEEP_KEY,
+    CloseRecord,
     Lease,
     SegmentRecord,
     SweepRecord,
@@ -54,7 +56,8 @@ class ClearRequest(Enum):
 def clear_trial(client: AirflowClient, plan: TaskKey, number: int, *, from_scratch: bool) -> None:
     """Clear a trial of that plan and the report, as a person does.
 
-    Raises HermesError if the trial has not begun.
+    Raises HermesError if the trial has not begun, or would be what it is again: one that has
+    finished, or one of a sweep that was closed.
     """
     sweep = sweep_id(plan.dag_id, plan.run_id, plan.task_id)
     record = decode(SweepRecord, client.get_state(plan, SWEEP_KEY))
@@ -65,6 +68,18 @@ def clear_trial(client: AirflowClient, plan: TaskKey, number: int, *, from_scrat
         raise HermesError(
             f"trial {number} of {sweep!r} has not begun: there is nothing to clear. "
             f"`hermes sweep watch {sweep}` shows those that have."
+        )
+    close = decode(CloseRecord, client.get_state(plan, CLOSE_KEY))
+    if close is not None:
+        raise HermesError(
+            f"the sweep {sweep!r} was ended ({close.reason}), so none of its trials goes on alone: "
+            f"`hermes sweep resume {sweep}` resumes it, with --failed also what has failed."
+        )
+    segment = decode(SegmentRecord, client.get_state(task, SEGMENT_KEY))
+    if segment is not None and segment.outcome == "finished" and not from_scratch:
+        raise HermesError(
+            f"trial {number} of {sweep!r} has finished: there is nothing to continue. "
+            "--from-scratch restarts it."
         )
     tasks: list[str | tuple[str, int]] = [(record.trial_task, number), report_of(plan)]
     client.clear(plan.dag_id, plan.run_id, tasks, FROM_SCRATCH if from_scratch else None)

@@ -168,12 +168,15 @@ def test_of_a_paused_dag_only_trials_that_train_are_offered_and_leases_are_taken
 class Client:
     """Airflow with one planned sweep whose trial 3 has begun; keeps what was cleared."""
 
-    def __init__(self) -> None:
+    def __init__(self, **known: object) -> None:
         self.cleared: list[tuple[Any, ...]] = []
+        self.known = known
 
     def get_state(self, task: TaskKey, key: str) -> object:
         if task.run_id != SWEEP:
             return None
+        if key in self.known:
+            return self.known[key]
         if key == "hermes_lease":
             return encode(lease()) if task == TaskKey("dag", SWEEP, "trial", 3) else None
         return sweep_record() if task.task_id.endswith("plan") else None
@@ -201,6 +204,27 @@ def test_a_trial_that_is_not_there_or_has_not_begun_is_not_cleared(sweep: str, n
     with pytest.raises(HermesError, match=rf"dag:{sweep}' (has no trials|has not begun)"):
         clear_trial(client, replace(PLAN, run_id=sweep), number, from_scratch=False)
     assert client.cleared == []
+
+
+FINISHED = encode(segment(running=False, final="finished", outcome="finished"))
+ENDED = encode(CloseRecord("its deadline has passed"))
+
+
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_a_trial_of_a_sweep_that_was_ended_is_not_said_to_go_on(from_scratch: bool) -> None:
+    client: Any = Client(hermes_close=ENDED)
+    with pytest.raises(HermesError, match=r"its deadline has passed.*hermes sweep resume"):
+        clear_trial(client, PLAN, 3, from_scratch=from_scratch)
+    assert client.cleared == []
+
+
+def test_a_trial_that_has_finished_is_restarted_from_scratch_only() -> None:
+    client: Any = Client(hermes_segment=FINISHED, hermes_close={})
+    with pytest.raises(HermesError, match=r"has finished.*--from-scratch"):
+        clear_trial(client, PLAN, 3, from_scratch=False)
+    assert client.cleared == []
+    clear_trial(client, PLAN, 3, from_scratch=True)
+    assert len(client.cleared) == 1
 
 
 def test_a_folder_is_emptied_unless_a_process_holds_it(tmp_path: Any) -> None:
