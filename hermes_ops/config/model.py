@@ -296,7 +296,7 @@ class Budget(Model):
     max_epochs: Annotated[int, Field(ge=1, le=10**9, examples=[20])]
     """Epochs (or reported steps) of a trial."""
     wall_clock_seconds: Annotated[Seconds | None, Field(examples=[7200])] = None
-    """Time from the first trial's start to the sweep's end."""
+    """Time of the whole sweep, from its start: waiting for the first GPU counts too."""
     gpu_seconds: Annotated[Seconds | None, Field(examples=[14400])] = None
     """GPU time of all trials together."""
     failed_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = None
