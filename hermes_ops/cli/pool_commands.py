@@ -144,6 +144,8 @@ def policy(
     from hermes_ops.core.options import parse_options
     from hermes_ops.policies import live_policies
 
+    if name is None and option:
+        raise typer.BadParameter("name the policy that gets the options: `hermes policy NAME`")
     connection = connect(home)
     path = PolicySettings.file()
     if name is None:

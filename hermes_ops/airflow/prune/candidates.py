@@ -35,6 +35,7 @@ OTHER_NAME = "another name was asked for"
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([hdw])")
 _UNITS_S = {"h": 3_600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+MOST_AGE_S = 10_000 * 86_400.0  # a longer one leads beyond the calendar
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,10 @@ def parse_age_s(text: str) -> float:
     match = _AGE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"found {text!r}; allowed: hours, days or weeks, as in 12h, 90d or 8w")
-    return float(match[1]) * _UNITS_S[match[2]]
+    age_s = float(match[1]) * _UNITS_S[match[2]]
+    if age_s > MOST_AGE_S:
+        raise ValueError(f"found {text[:20]!r}; allowed: at most 10000d")
+    return age_s
 
 
 def is_named(age: SweepAge, only: Iterable[str]) -> bool:

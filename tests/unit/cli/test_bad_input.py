@@ -236,6 +236,15 @@ def test_a_bad_policy_changes_nothing(
     assert not (home / "policy.json").exists()
 
 
+def test_options_without_a_policy_are_refused_instead_of_left_out(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path
+) -> None:
+    said = Said(capsys, "policy", "--option", "guard_k=2")
+    assert said.code == 2
+    assert "name the policy" in said.err
+    assert not (home / "policy.json").exists()
+
+
 def test_stopping_a_sweep_that_runs_closes_it_with_the_users_reason(
     capsys: pytest.CaptureFixture[str], airflow: Airflow
 ) -> None:

@@ -97,3 +97,9 @@ def test_ages_are_hours_days_or_weeks() -> None:
 def test_another_age_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="as in 12h, 90d or 8w"):
         parse_age_s(text)
+
+
+@pytest.mark.parametrize("text", ["10001d", "1000000d", "9" * 400 + "w"])
+def test_an_age_beyond_the_calendar_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="at most 10000d"):
+        parse_age_s(text)
