@@ -317,7 +317,7 @@ class Applier:
         those: they would fail as well.
         """
         failing, now_s = self.faults.starting(sweep.id), self.faults.clock()
-        early = {n for n, fault in failing.items() if now_s < fault.again_s}
+        early = {n for n, fault in failing.items() if not fault.is_due(now_s)}
         if sweep.has_begun or len(failing) < FIRST_FAILURES:
             return frozenset(early)
         others = {t.number for t in sweep.trials} - failing.keys()

@@ -21,6 +21,7 @@ from hermes_ops.airflow.control.cleanup.sweep_end import (
     replaced_by_newer,
 )
 from hermes_ops.airflow.control.decisions import DecisionLog
+from hermes_ops.airflow.control.due import is_due
 from hermes_ops.airflow.control.faults import THE_POOL, Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.pool_file import publish
@@ -175,14 +176,15 @@ class AirflowCluster:
         """Send decisions that are done, then sleep until the next round is due.
 
         That is after a second, or earlier if woken, or if the last round was short enough and a
-        curve has changed or a trial waits for slots that a task is about to leave.
+        curve has changed or a trial waits for slots that a task is about to leave. It is also over
+        if the clock was set back meanwhile.
         """
         self._do_what_nobody_waits_for()
         now = self.clock()
         due_s = now + PERIOD_S if until_s is None else min(now + PERIOD_S, until_s)
         rested_s = self._observed_s + (now - self._observed_s) / CURVE_SHARE
         while not self._wake.wait(WAKE_POLL_S):
-            if self._wake_file.woken() or self.clock() >= due_s:
+            if self._wake_file.woken() or is_due(self.clock(), due_s, PERIOD_S):
                 break
             if self.clock() >= rested_s and (
                 self.applier.waits_for_slots or self.curves.has_news()

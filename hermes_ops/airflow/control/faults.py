@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from hermes_ops.airflow.control.due import is_due
 from hermes_ops.errors import HermesError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,10 @@ class Fault:
     tries: int
     again_s: float
     is_service: bool
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether it may be tried again."""
+        return is_due(now_s, self.again_s, LONGEST_PAUSE_S)
 
     def __str__(self) -> str:
         times = "once" if self.tries == 1 else f"{self.tries} times"
@@ -223,7 +228,7 @@ class FaultBarrier:
             fault = self._faults.get((subject, step))
             if subject.sweep in self._away:
                 return False
-            return fault is None or self.clock() >= fault.again_s
+            return fault is None or fault.is_due(self.clock())
 
     def _leave_out(self, sweep: str, error: Unavailable) -> None:
         """Ask nothing more for that sweep in this round; raise if nobody is answered."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hermes_ops.airflow.control.due import is_due
 from hermes_ops.airflow.control.machine_watch import Absence, MachineWatch
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.machines import MachineSlots
@@ -65,7 +66,7 @@ class PoolMachines:
             and trial.lease is not None
             and trial.lease.machine in self.away
         )
-        if slots != self._slots or now_s >= self._again_s:
+        if slots != self._slots or is_due(now_s, self._again_s, RECHECK_S):
             pools.resize_pool(pool, slots)
             self._slots, self._again_s = slots, now_s + RECHECK_S
 

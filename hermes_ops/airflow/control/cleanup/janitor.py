@@ -21,6 +21,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
+from hermes_ops.airflow.control.due import is_due
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import TrialFolder, home, sweep_folder
 from hermes_ops.config.sections import WEEK_S
@@ -172,7 +173,9 @@ class Janitor:
 
     def run_if_due(self, sweeps: Iterable[SweepState], now_s: float) -> None:
         """Clean up in the background, if it is time and the last time is over."""
-        if now_s < self._due_s or (self._thread is not None and self._thread.is_alive()):
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if not is_due(now_s, self._due_s, PERIOD_S):
             return
         self._due_s = now_s + PERIOD_S
         sweeps = tuple(sweeps)

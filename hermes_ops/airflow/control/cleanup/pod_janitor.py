@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from hermes_ops.airflow.control.due import is_due
 from hermes_ops.airflow.control.faults import error_text
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import pod_file
@@ -77,7 +78,7 @@ class PodJanitor:
         if self._thread is not None and self._thread.is_alive():
             return
         pods = [b for b in sweeps if b.spec.config.trial.run_in is RunIn.POD]
-        if now_s < self._due_s or not (pods or self._namespaces):
+        if not is_due(now_s, self._due_s, PERIOD_S) or not (pods or self._namespaces):
             return
         followed = self._follow(pods)
         self._due_s = now_s + PERIOD_S

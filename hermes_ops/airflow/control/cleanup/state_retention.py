@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.control.due import is_due
 from hermes_ops.airflow.control.trial_state import FINAL_STATES
 from hermes_ops.airflow.records import HELD_POOL_SLOTS
 from hermes_ops.airflow.sweep.ended_sweep import restore_plan_values
@@ -49,7 +50,9 @@ class StateRetention:
 
     def run_if_due(self, now_s: float) -> None:
         """Begin a look if it is time; a query of one indexed column, so that no round waits."""
-        if now_s < self._due_s or (self._thread is not None and self._thread.is_alive()):
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if not is_due(now_s, self._due_s, PERIOD_S):
             return
         keys = self.metadata.expiring(FINAL_STATES, HELD_POOL_SLOTS, MOST_AT_ONCE)
         self._due_s = now_s + (SOON_S if len(keys) == MOST_AT_ONCE else PERIOD_S)
