@@ -129,7 +129,7 @@ class LeasesInForce:
 
 @dataclass(frozen=True, slots=True)
 class PodDeletion:
-    """A pod to be deleted, with the seconds that its script has to checkpoint."""
+    """A pod to be deleted, with the seconds that it has to end."""
 
     pod: PodView
     grace_s: int
@@ -163,7 +163,7 @@ def find_orphans(
     leased: LeasesInForce,
     since_s: Mapping[str, float],
     now_s: float,
-    script_grace_s: int,
+    pod_grace_s: int,
 ) -> OrphanFindings:
     """Return the orphans at `now_s`, and those that have been orphans for ORPHAN_GRACE_S.
 
@@ -175,7 +175,7 @@ def find_orphans(
     deletions = []
     for pod in due:
         if pod.gone_by_s is None:
-            deletions.append(PodDeletion(pod, script_grace_s))
+            deletions.append(PodDeletion(pod, pod_grace_s))
         elif now_s > pod.gone_by_s + FORCE_AFTER_S:
             deletions.append(PodDeletion(pod, 0))
     return OrphanFindings(orphans, tuple(deletions))

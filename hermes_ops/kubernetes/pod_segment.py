@@ -39,7 +39,7 @@ class OwnershipLost(HermesError):
 
 @dataclass(frozen=True, slots=True)
 class PodLimits:
-    """Seconds: what a script has to checkpoint, a pod to start, and an image or setting to work.
+    """Seconds: what a pod has to end, what it has to start, and an image or setting to work.
 
     `poll_s` is the time between two reads of a running pod.
     """

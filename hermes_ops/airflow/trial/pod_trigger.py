@@ -42,9 +42,12 @@ from hermes_ops.kubernetes import (
     PodSegment,
     labels_of_sweep,
 )
-from hermes_ops.kubernetes.template import TRIAL
+from hermes_ops.kubernetes.template import GRACE_MARGIN_S, TRIAL
 from hermes_ops.tracking import Tracker
 from hermes_ops.trial.outcome import INFRASTRUCTURE
+
+POD_GRACE_S = GRACE_S + GRACE_MARGIN_S
+"""Seconds that a pod has to end: those of its script, then those of hermes-trial."""
 
 SOONEST_S, LATEST_S = 0.05, 0.5
 LOOKS_A_SECOND = 2_000
@@ -237,7 +240,7 @@ def _outcome(
 ) -> Event | None:
     log, wake_file = TaskLogCopy.from_segment(held.folder, held.epoch, say), controller_wake_file()
     try:
-        limits = PodLimits(GRACE_S, held.start_s, poll_s=LOOK_S)
+        limits = PodLimits(POD_GRACE_S, held.start_s, poll_s=LOOK_S)
         segment = held.segment(held.pods(), log, limits, log_over=wake_file.wake)
         segment.start()
         feed.start()
@@ -264,7 +267,7 @@ def end(held: HeldPod) -> None:
     pods = held.pods()
     for name in held.names:
         while (view := pods.fetch(name)) is not None and view.owner == held.owner:
-            if view.gone_by_s is not None or pods.delete(view, round(GRACE_S)):
+            if view.gone_by_s is not None or pods.delete(view, round(POD_GRACE_S)):
                 break
 
 

@@ -30,7 +30,7 @@ from hermes_ops.airflow.folders import TrialFolder, home, pod_file
 from hermes_ops.airflow.records import ONE_PER_GPU, Lease
 from hermes_ops.airflow.trial.links import MlflowRunLink
 from hermes_ops.airflow.trial.local import GRACE_S, trial_options, trial_variables
-from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger
+from hermes_ops.airflow.trial.pod_trigger import POD_GRACE_S, HeldPod, PodTrigger
 from hermes_ops.airflow.trial.running_segment import RunningSegment
 from hermes_ops.airflow.trial.segment_run import SegmentRun
 from hermes_ops.airflow.trial.trial_task import TrialTask, trial_defaults
@@ -127,7 +127,7 @@ class HermesPodTrialOperator(KubernetesPodOperator):
         return held.segment(
             ClusterPods(self.client, held.namespace),
             self.log.info,
-            PodLimits(GRACE_S, held.start_s),
+            PodLimits(POD_GRACE_S, held.start_s),
             pods,
             holder=PodTrigger(**asdict(held)) if spec.deferrable or self.deferrable else None,
         )
@@ -330,5 +330,5 @@ def end_pods(sweep: str, own: PodSpec | None) -> int:
     pods = ClusterPods(hook.core_v1_client, str(spec.namespace))
     left = pods.find(labels_of_sweep(sweep))
     for pod in left:
-        pods.delete(pod, round(GRACE_S))
+        pods.delete(pod, round(POD_GRACE_S))
     return len(left)

@@ -30,7 +30,7 @@ from hermes_ops.kubernetes import (
     labels_of_sweep,
     own_namespace,
 )
-from hermes_ops.kubernetes.template import MANAGED, SWEEP
+from hermes_ops.kubernetes.template import GRACE_MARGIN_S, MANAGED, SWEEP
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class PodJanitor:
         cluster = self._watch(namespace)
         pods = cluster.current()
         before = self._findings.get(namespace, OrphanFindings())
-        orphans = find_orphans(pods, leased, before.since_s, now_s, round(GRACE_S))
+        orphans = find_orphans(pods, leased, before.since_s, now_s, round(GRACE_S) + GRACE_MARGIN_S)
         self._findings[namespace] = orphans
         for ending in orphans.deletions:
             pod = ending.pod

@@ -154,7 +154,7 @@ def test_a_stop_flag_beside_the_folder_ends_the_pod(
     monkeypatch.setattr(pods, "delete", delete)
     write_stop_flag(HELD.folder, flag(1), needed=True)
     event = ended()
-    assert (event["code"], pods.deleted) == (75, [(POD.name, 30)])
+    assert (event["code"], pods.deleted) == (75, [(POD.name, 45)])
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_a_trigger_that_is_cancelled_leaves_its_pod_unless_a_person_ended_the_ta
             await work
         assert pods.deleted == []
         await trigger.on_kill()
-        assert pods.deleted == [(POD.name, 30)]
+        assert pods.deleted == [(POD.name, 45)]
 
     asyncio.run(cancelled())
     for thread in threading.enumerate():

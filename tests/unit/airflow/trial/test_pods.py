@@ -292,6 +292,20 @@ def test_the_result_of_an_earlier_lease_says_nothing_of_this_one() -> None:
     assert exit_code_reader(own.folder, own.lease.epoch)() == 0
 
 
+def test_a_pod_that_is_deleted_outlives_its_script_so_that_the_result_is_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "pod.yaml").write_text("image: a\nclaim: trials\nnamespace: trials\n")
+    monkeypatch.setattr(HermesPodTrialOperator, "hook", HOOK)
+    monkeypatch.setattr(HermesPodTrialOperator, "client", None)
+    monkeypatch.setattr(HermesPodTrialOperator, "_get_ti_pod_labels", lambda *_a, **_k: {})
+    operator = HermesPodTrialOperator(task_id="trial", number=4, pool="gpus", in_cluster=False)
+    own: Any = operator.segment(segment_run(), SWEEP, {"ti": SimpleNamespace(try_number=1)})
+    words = own.request.spec.containers[0].args
+    assert own.limits.grace_s > float(words[words.index("--grace") + 1])
+    assert own.limits.grace_s == own.request.spec.termination_grace_period_seconds
+
+
 def test_the_pods_user_can_write_in_the_trials_folder(tmp_path: Path) -> None:
     folder = tmp_path / "trials" / "0"
     prepare(folder, os.getuid() or 1000)

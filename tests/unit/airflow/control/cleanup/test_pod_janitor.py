@@ -92,7 +92,7 @@ def test_a_pod_whose_trial_waits_goes_after_its_grace(
     look(janitor, 100.0, of_pods(waiting(0)))
     assert cluster.deleted == []
     look(janitor, 100.0 + ORPHAN_GRACE_S, of_pods(waiting(0)))
-    assert cluster.deleted == [("p", 30)]
+    assert cluster.deleted == [("p", 45)]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_pods_of_a_sweep_that_has_ended_go_and_then_nothing_more_is_asked(
     look(janitor, 100.0, of_pods(running(0, 0)))
     look(janitor, 110.0)
     look(janitor, 110.0 + ORPHAN_GRACE_S)
-    assert cluster.deleted == [("p", 30)]
+    assert cluster.deleted == [("p", 45)]
     cluster.pods = []
     look(janitor, 160.0)
     asked = len(cluster.listed)
@@ -169,7 +169,7 @@ def test_the_cluster_is_asked_once_a_period_and_when_a_grace_is_over(
         look(janitor, now_s, of_pods(waiting(0)))
     assert cluster.deleted == []
     look(janitor, 103.0 + PERIOD_S + ORPHAN_GRACE_S, of_pods(waiting(0)))
-    assert cluster.deleted == [("p", 30)]
+    assert cluster.deleted == [("p", 45)]
 
 
 def test_a_look_that_hangs_holds_nothing_up(cluster: FakePods) -> None:
@@ -203,7 +203,7 @@ def test_trouble_of_a_namespace_is_said_once_and_the_others_are_looked_at(
     with caplog.at_level(logging.WARNING):
         for now_s in (100.0, 115.0, 131.0):
             look(janitor, now_s, there, here)
-    assert cluster.deleted == [("p", 30)]
+    assert cluster.deleted == [("p", 45)]
     assert cluster.listed == ["a", "b"] * 3
     assert [str(trouble) in r.getMessage() for r in caplog.records].count(True) == 1
 
