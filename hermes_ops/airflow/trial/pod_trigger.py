@@ -202,6 +202,7 @@ def hold(
 ) -> None:
     """Supervise the pods until they are gone, then `tell` how they ended; None if given up.
 
+    Whatever is raised is told as trouble: without an event the task would hold its slots for ever.
     The remaining metrics are sent after that, so that nobody waits for them. A triggerer that does
     not see the controller's state folder ends the pods: it could neither stop them nor read their
     files.
@@ -209,14 +210,14 @@ def hold(
     here = Host.here()
     if unseen := here.mismatch(held.host, held.host_name, is_pod=True):
         say(f"Its pod is ended: {unseen}.")
-        with contextlib.suppress(HermesError):  # else the controller ends it
+        with contextlib.suppress(Exception):  # else the controller ends it
             end(held)
         tell({**_event(held, INFRASTRUCTURE, unseen), "host": here.id})
         return
     try:
         feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id), _poll_s)
-    except HermesError as error:  # MLflow's address is not known
-        tell(_event(held, INFRASTRUCTURE, str(error)))
+    except Exception as error:  # such as an unknown address of MLflow
+        tell(_event(held, INFRASTRUCTURE, _described(error)))
         return
     _HELD.add(held.name)
     try:
@@ -250,11 +251,15 @@ def _outcome(
         else:
             segment.finish()
         trouble = segment.trouble
-    except HermesError as error:  # another try looks after it, or it cannot be reached
-        code, trouble = INFRASTRUCTURE, str(error)
+    except Exception as error:  # another try looks after it, or it cannot be reached
+        code, trouble = INFRASTRUCTURE, _described(error)
     finally:
         log.close()
     return None if code is None else _event(held, code, trouble)
+
+
+def _described(error: Exception) -> str:
+    return str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
 
 
 def _poll_s() -> float:

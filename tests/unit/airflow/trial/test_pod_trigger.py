@@ -223,6 +223,24 @@ def test_an_unknown_address_of_mlflow_is_trouble_and_leaves_the_pod(
     assert pods.deleted == []
 
 
+@pytest.mark.parametrize("broken", ["tracker", "cluster", "folder"])
+def test_a_triggerer_that_lacks_something_tells_its_task_so(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("it is not here")
+
+    if broken == "tracker":
+        monkeypatch.setattr(pod_trigger, "tracker", fail)
+    elif broken == "cluster":
+        monkeypatch.setattr(HeldPod, "pods", fail)
+    else:
+        monkeypatch.setattr(HeldPod, "stop_flag", fail)
+    event = ended()
+    assert (event["epoch"], event["code"], pods.deleted) == (1, 70, [])
+    assert event["trouble"] == "ValueError: it is not here"
+
+
 def test_a_pod_that_is_given_up_sends_nothing_more(
     pods: FakePods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
