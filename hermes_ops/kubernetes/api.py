@@ -66,7 +66,8 @@ class PodView:
 
     `code` is the exit code of the trial's container once that has ended; `lost` says why the pod
     was ended from outside (Evicted, NodeLost, ...); `gone_by_s` is when a pod that is being deleted
-    should be gone, in Unix seconds. `sweep` is the value of the sweep's label.
+    should be gone, in Unix seconds. `sweep` is the value of the sweep's label. `waits_for` is that
+    of an init container while the trial's waits for it; `init_failure` says which one has failed.
     """
 
     name: str
@@ -82,6 +83,7 @@ class PodView:
     waits_for: str = ""
     message: str = ""
     lost: str = ""
+    init_failure: str = ""
     gone_by_s: float | None = None
     sweep: str = ""
     trial: int = -1
@@ -98,7 +100,9 @@ class PodView:
         labels = metadata.get("labels") or {}
         container = _container(status)
         state: Plain = container.get("state") or {}
-        terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+        terminated = state.get("terminated") or {}
+        failed_init = {} if terminated else _failed_init(pod.get("spec") or {}, status)
+        waiting = _waiting_init(status) or state.get("waiting") or {}
         gone_by = metadata.get("deletionTimestamp")
         return cls(
             name=metadata["name"],
@@ -112,8 +116,12 @@ class PodView:
             code=terminated.get("exitCode"),
             ended_for=terminated.get("reason") or "",
             waits_for=waiting.get("reason") or "",
-            message=waiting.get("message") or status.get("message") or _unscheduled(status),
-            lost=status.get("reason") or "",
+            message=waiting.get("message")
+            or status.get("message")
+            or terminated.get("message")
+            or _unscheduled(status),
+            lost=status.get("reason") or _lost_track(terminated) or _lost_track(failed_init),
+            init_failure=failed_init.get("text", ""),
             gone_by_s=datetime.fromisoformat(gone_by).timestamp() if gone_by else None,
             sweep=labels.get(SWEEP, ""),
             trial=_number(labels.get(TRIAL), -1),
@@ -127,6 +135,32 @@ def _number(label: str | None, absent: int) -> int:
 def _container(status: Plain) -> Plain:
     statuses = status.get("containerStatuses") or ()
     return next((s for s in statuses if s.get("name") == CONTAINER), {})
+
+
+def _waiting_init(status: Plain) -> Plain:
+    """Return what the first init container that has not begun waits for; its turn is no reason."""
+    states = (s.get("state") or {} for s in status.get("initContainerStatuses") or ())
+    reasons = (state.get("waiting") or {} for state in states)
+    return next((w for w in reasons if w.get("reason", "PodInitializing") != "PodInitializing"), {})
+
+
+def _failed_init(spec: Plain, status: Plain) -> Plain:
+    """Return the end of the init container that failed, with a `text` for its trial's user."""
+    inits = spec.get("initContainers") or ()
+    sidecars = {c.get("name") for c in inits if c.get("restartPolicy") == "Always"}
+    for found in status.get("initContainerStatuses") or ():
+        terminated: Plain = (found.get("state") or {}).get("terminated") or {}
+        has_failed = terminated.get("exitCode") and found.get("name") not in sidecars
+        if has_failed and status.get("phase") == "Failed":
+            words = f"its init container {found.get('name')} ended with {terminated['exitCode']}"
+            return {**terminated, "text": f"{words} ({terminated.get('reason') or 'Error'})"}
+    return {}
+
+
+def _lost_track(terminated: Plain) -> str:
+    """Return the reason of a container that its node knows no more, as after a restart of it."""
+    reason = str(terminated.get("reason") or "")
+    return reason if reason in ("Unknown", "ContainerStatusUnknown") else ""
 
 
 def _unscheduled(status: Plain) -> str:

@@ -28,8 +28,10 @@ FORCE_AFTER_S = 30.0
 """Seconds beyond its grace after which a pod is removed by force: its node does not answer."""
 
 POLL_S, SHORT_POLL_S = 1.0, 0.2
-IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+                 "ImageInspectError", "SignatureValidationFailed")  # fmt: skip
+CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+                  "CrashLoopBackOff")  # fmt: skip
 LOG_PATIENCE_S = 5.0
 
 
@@ -256,6 +258,9 @@ class PodSegment:
         elif view.ended_for in ("StartError", "ContainerCannotRun"):
             self.is_mistake = True
             self.trouble = f"its container cannot start: {view.message or 'is hermes-trial in it?'}"
+        elif view.init_failure and view.gone_by_s is None:
+            self.is_mistake = True
+            self._container_code, self.trouble = FAILED, f"{view.init_failure}: correct trial.pod"
         if view.gone_by_s is None:
             self._decide_exit_code()
 

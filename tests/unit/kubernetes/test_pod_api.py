@@ -52,6 +52,60 @@ def test_a_pod_that_waits_says_why() -> None:
     assert view(phase="Pending", conditions=unplaced).message == "Insufficient GPUs"
 
 
+def init(name: str, **container: Any) -> dict[str, Any]:
+    return {"name": name, "state": container}
+
+
+def test_a_pod_waits_for_what_its_init_container_waits_for() -> None:
+    waiting = state(waiting={"reason": "PodInitializing"})
+    missing = init("data", waiting={"reason": "ErrImagePull", "message": "no such image"})
+    later = init("more", waiting={"reason": "PodInitializing"})
+    found = view(phase="Pending", initContainerStatuses=[missing, later], containerStatuses=waiting)
+    assert (found.waits_for, found.message) == ("ErrImagePull", "no such image")
+    done = init("data", terminated={"exitCode": 0, "reason": "Completed"})
+    found = view(phase="Pending", initContainerStatuses=[done, later], containerStatuses=waiting)
+    assert (found.waits_for, found.init_failure) == ("PodInitializing", "")
+
+
+def test_a_pod_names_the_init_container_that_has_failed() -> None:
+    failed = init("data", terminated={"exitCode": 3, "reason": "Error"})
+    waiting = state(waiting={"reason": "PodInitializing"})
+    found = view(phase="Failed", initContainerStatuses=[failed], containerStatuses=waiting)
+    assert (found.ended, found.code, found.lost) == (True, None, "")
+    assert found.init_failure == "its init container data ended with 3 (Error)"
+
+
+def test_a_sidecar_that_ends_with_the_pod_is_no_failure() -> None:
+    spec = {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "data"}]}
+    proxy = init("proxy", terminated={"exitCode": 143, "reason": "Error"})
+    data = init("data", terminated={"exitCode": 3, "reason": "Error"})
+    waiting = state(waiting={"reason": "PodInitializing"})
+    for states, inits, failure in (
+        (state(terminated={"exitCode": 1}), [proxy], ""),
+        (state(terminated={"exitCode": 1}), [data], ""),
+        (waiting, [proxy, data], "its init container data ended with 3 (Error)"),
+    ):
+        status = {"phase": "Failed", "initContainerStatuses": inits, "containerStatuses": states}
+        found = PodView.from_json({"metadata": METADATA, "spec": spec, "status": status})
+        assert found.init_failure == failure
+
+
+@pytest.mark.parametrize("reason", ["Unknown", "ContainerStatusUnknown"])
+def test_a_container_that_its_restarted_node_knows_no_more_was_lost(reason: str) -> None:
+    gone = {"exitCode": 255, "reason": reason}
+    assert view(phase="Failed", containerStatuses=state(terminated=gone)).lost == reason
+    waiting = state(waiting={"reason": "PodInitializing"})
+    lost = [init("data", terminated=gone)]
+    found = view(phase="Failed", initContainerStatuses=lost, containerStatuses=waiting)
+    assert found.lost == reason
+
+
+def test_a_container_that_cannot_start_says_why() -> None:
+    ended = {"exitCode": 128, "reason": "StartError", "message": "no such file: hermes-trial"}
+    found = view(phase="Failed", containerStatuses=state(terminated=ended))
+    assert found.message == "no such file: hermes-trial"
+
+
 def test_an_evicted_pod_and_one_that_is_being_deleted_say_so() -> None:
     found = view(phase="Failed", reason="Evicted", message="low on memory")
     assert (found.lost, found.message, found.ended) == ("Evicted", "low on memory", True)

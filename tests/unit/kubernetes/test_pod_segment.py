@@ -121,6 +121,18 @@ def test_an_evicted_pod_is_trouble_of_the_infrastructure() -> None:
     assert "low on memory" in trouble
 
 
+def test_an_init_container_that_fails_is_a_mistake_unless_the_pod_was_deleted() -> None:
+    world = made(phase="Failed", init_failure="its init container data ended with 3")
+    assert world.look() == 1
+    assert "init container data" in world.segment.trouble
+    assert world.segment.is_mistake
+    world = made(phase="Failed", init_failure="its init container data ended with 143",
+                 gone_by_s=2_000.0)  # fmt: skip
+    world.look()
+    world.pods.pods.clear()
+    assert world.look() == 70
+
+
 def test_a_pod_that_vanished_is_trouble_of_the_infrastructure_unless_the_trial_had_its_say() -> (
     None
 ):
