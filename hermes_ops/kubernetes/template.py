@@ -51,6 +51,8 @@ LABEL_LENGTH = 63
 
 Plain = dict[str, Any]
 _KEYS = ("name", "mountPath", "key")
+_WHOLE = ("env", "volumes", "volumeMounts")
+"""Lists whose items have one of several sources: one replaces the other as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,8 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
     """Return `under` overridden by `over`.
 
     Mappings are merged by key; lists of mappings by name, mount path or key; other lists replaced.
+    Tolerations are added; of node selector terms, one of each list has to match. No list is removed
+    by null.
     """
     result = dict(under)
     for key, value in over.items():
@@ -178,23 +182,34 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             result[key] = merged(below, value)
         elif isinstance(below, list) and isinstance(value, list):
-            result[key] = _merged_lists(below, value)
-        else:
+            result[key] = _merged_lists(key, below, value)
+        elif value is not None or not isinstance(below, list):
             result[key] = value
     return result
 
 
-def _merged_lists(under: list[Any], over: list[Any]) -> list[Any]:
+def _merged_lists(name: str, under: list[Any], over: list[Any]) -> list[Any]:
     if not all(isinstance(item, Mapping) for item in (*under, *over)):
         return list(over)
+    if name == "nodeSelectorTerms" and under and over:
+        return [_joint_term(one, other) for one in under for other in over]
     result = [dict(item) for item in under]
+    if name == "tolerations":
+        return result + [dict(item) for item in over if item not in result]
     for item in over:
         same = next((i for i, present in enumerate(result) if _same(present, item)), None)
         if same is None:
             result.append(dict(item))
         else:
-            result[same] = merged(result[same], item)
+            result[same] = dict(item) if name in _WHOLE else merged(result[same], item)
     return result
+
+
+def _joint_term(one: Mapping[str, Any], other: Mapping[str, Any]) -> Plain:
+    """Return the node selector term that matches where both do."""
+    kinds = ("matchExpressions", "matchFields")
+    joint = {kind: [*(one.get(kind) or ()), *(other.get(kind) or ())] for kind in kinds}
+    return _without_nothing(joint)
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -282,6 +297,7 @@ def _specifics(spec: PodSpec, facts: PodRequest) -> Plain:
         "affinity": _affinity(facts),
         "priorityClassName": spec.priority_class,
         "serviceAccountName": spec.service_account,
+        "securityContext": _without_nothing({"runAsUser": spec.user}),
         "imagePullSecrets": [{"name": name} for name in spec.pull_secrets or ()],
         "containers": [_container(spec, facts)],
         "volumes": [
@@ -311,6 +327,9 @@ def _container(spec: PodSpec, facts: PodRequest) -> Plain:
         "env": _variables(environment),
         "envFrom": [{"secretRef": {"name": name}} for name in spec.secrets or ()],
         "resources": _resources(spec, facts.gpus),
+        "securityContext": _without_nothing(
+            {"runAsUser": spec.user, "readOnlyRootFilesystem": spec.read_only_root}
+        ),
         "volumeMounts": [
             {"name": "trials", "mountPath": TRIAL_MOUNT, "subPath": facts.folder},
             *_checkpoint_mount(facts),

@@ -202,6 +202,65 @@ def test_a_template_goes_before_the_defaults_and_the_sweep_before_the_template()
     assert pod["metadata"]["labels"]["cost"] == "7"
 
 
+def with_template(spec: PodSpec, container: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    return manifest(spec, FACTS, {"spec": {"containers": [{"name": "main", **container}], **pod}})
+
+
+def test_a_variable_a_mount_and_a_volume_have_one_source_whatever_the_template_says() -> None:
+    from_secret = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    mount = {"name": "d", "mountPath": "/data", "subPath": "x", "readOnly": True}
+    scratch = {"name": "tmp", "ephemeral": {"volumeClaimTemplate": {}}}
+    data = Volume(mount="/data", claim="data", read_only=False)
+    spec = SPEC.model_copy(update={"environment": {"A": "b"}, "volumes": (data,)})
+    pod = with_template(
+        spec, {"env": [from_secret], "volumeMounts": [mount]}, volumes=[scratch, {"name": "d"}]
+    )
+    assert {"name": "A", "value": "b"} in container(pod)["env"]
+    assert mounts(pod)["/data"] == {"name": "volume-0", "mountPath": "/data", "readOnly": False}
+    assert volumes(pod)["tmp"] == scratch
+
+
+def test_tolerations_of_the_sweep_are_added_to_those_of_the_template() -> None:
+    theirs = [{"key": "gpu", "operator": "Equal", "value": "a"}]
+    ours = (
+        Toleration(key="gpu", effect=Effect.NO_SCHEDULE),
+        Toleration(key="gpu", effect=Effect.NO_EXECUTE),
+    )
+    spec = SPEC.model_copy(update={"tolerations": ours})
+    assert with_template(spec, {}, tolerations=theirs)["spec"]["tolerations"] == [
+        *theirs,
+        {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "gpu", "operator": "Exists", "effect": "NoExecute"},
+    ]
+
+
+def test_a_required_node_is_required_beside_what_the_template_requires_of_nodes() -> None:
+    kind = {"key": "gpu", "operator": "In", "values": ["a100"]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [kind]}]}
+    template = {"spec": {"affinity": {"nodeAffinity": {required: terms}}}}
+    facts = replace(FACTS, nodes=("node-a",), inside="3", checkpoint_claim="disk-a")
+    affinity = manifest(SPEC, facts, template)["spec"]["affinity"]["nodeAffinity"]
+    host = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-a"]}
+    assert affinity[required]["nodeSelectorTerms"] == [{"matchExpressions": [kind, host]}]
+
+
+def test_an_empty_list_of_the_template_removes_nothing() -> None:
+    pod = with_template(SPEC, {"env": None, "volumeMounts": None}, volumes=None)
+    assert {m["name"] for m in mounts(pod).values()} == set(volumes(pod))
+    assert "HOME" in variables(pod)
+
+
+def test_the_sweeps_user_and_root_go_before_those_of_the_template() -> None:
+    loose = {"securityContext": {"runAsUser": 1, "readOnlyRootFilesystem": False}}
+    spec = SPEC.model_copy(update={"user": 3_000, "read_only_root": True})
+    pod = with_template(spec, loose, securityContext={"runAsUser": 2_000, "fsGroup": 7})
+    context = container(pod)["securityContext"]
+    assert (context["runAsUser"], context["readOnlyRootFilesystem"]) == (3_000, True)
+    assert pod["spec"]["securityContext"]["runAsUser"] == 3_000
+    assert pod["spec"]["securityContext"]["fsGroup"] == 7
+
+
 def test_each_lease_has_one_pod_name_and_no_two_trials_share_one() -> None:
     assert replace(FACTS, attempt=2).name == FACTS.name
     others = (replace(FACTS, epoch=3), replace(FACTS, number=4), replace(FACTS, identity="run-4"))
