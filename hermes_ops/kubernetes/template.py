@@ -159,6 +159,7 @@ def cleanup_manifest(
     pod = manifest(spec, facts, template)
     container = next(c for c in pod["spec"]["containers"] if c["name"] == CONTAINER)
     container.pop("envFrom", None)
+    container["env"] = [variable for variable in container["env"] if "valueFrom" not in variable]
     mounts = ("/tmp", CHECKPOINTS_MOUNT)  # noqa: S108 - in the pod
     container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] in mounts]
     names = {m["name"] for m in container["volumeMounts"]}

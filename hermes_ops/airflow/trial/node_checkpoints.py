@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
@@ -18,7 +19,7 @@ from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.trial.pods import allowed_spec, template, with_namespace
 from hermes_ops.config import PodSpec
 from hermes_ops.confined_folder import ConfinedFolder, NotConfinedError
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes import ClusterPods, PodRequest, Pods
 from hermes_ops.kubernetes.template import CHECKPOINTS_MOUNT, DEFAULT_USER, cleanup_manifest
 from hermes_ops.trial.node_checkpoints import EMPTY_OPTION, MARK
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """Seconds that a node may take to delete."""
+
+LAST_PATIENCE_S = 30.0
+"""Seconds in which the cluster is asked once more to delete what has not ended by then."""
 
 LOOK_S = 1.0
 _NAME_BYTES = 1_000
@@ -79,7 +83,7 @@ def request(sweep: str, spec: PodSpec, node: str, numbers: Collection[int]) -> d
         number=0,
         epoch=0,
         attempt=0,
-        identity=f"{sweep} on {node}",
+        identity=f"{sweep} on {node}: {sorted(numbers)}",  # no earlier pod answers for others
         folder="",
         arguments=(EMPTY_OPTION, *(f"{CHECKPOINTS_MOUNT}/{number}" for number in numbers)),
         environment={},
@@ -94,22 +98,58 @@ def request(sweep: str, spec: PodSpec, node: str, numbers: Collection[int]) -> d
 
 
 def cleared(pods: Pods, requests: Mapping[str, dict[str, Any]]) -> set[str]:
-    """Run one pod per node, concurrently; return the nodes whose pod has succeeded."""
-    names = {node: str(pod["metadata"]["name"]) for node, pod in requests.items()}
-    for pod in requests.values():
-        pods.create(pod)
-    done: set[str] = set()
+    """Run one pod per node, concurrently; return the nodes whose pod has succeeded.
+
+    No pod is left: a cluster that does not answer is asked again.
+    """
+    every = [_Clearing(pods, node, pod) for node, pod in requests.items()]
+    waiting = [one for one in every if one.begins()]
     until_s = time.monotonic() + PATIENCE_S
-    while names:
-        late = time.monotonic() >= until_s
-        for node, name in list(names.items()):
-            view = pods.fetch(name)
-            if view is not None and not (view.ended or late):
-                continue
-            del names[node]
-            if view is not None:
-                done |= {node} if view.code == 0 else set()
-                pods.delete(view, 0)
-        if names:
+    while waiting and time.monotonic() < until_s + LAST_PATIENCE_S:
+        is_late = time.monotonic() >= until_s
+        waiting = [one for one in waiting if not one.is_over(is_late)]
+        if waiting:
             time.sleep(LOOK_S)
-    return done
+    for one in waiting:
+        log.warning("The pod %s may be left: the cluster does not answer", one.name)
+    return {one.node for one in every if one.code == 0}
+
+
+@dataclass(slots=True)
+class _Clearing:
+    """The pod that deletes checkpoints on a node; `code` is its exit code once it has ended."""
+
+    pods: Pods
+    node: str
+    request: Mapping[str, Any]
+    code: int | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.request["metadata"]["name"])
+
+    def begins(self) -> bool:
+        """Create the pod; return whether there may be one."""
+        return self._unless_refused(lambda: self.pods.create(self.request) is None) is not None
+
+    def is_over(self, is_late: bool) -> bool:
+        """Delete the pod once it has ended, or if it is late; return whether it is gone."""
+        return self._unless_refused(lambda: self._look(is_late)) is not False
+
+    def _look(self, is_late: bool) -> bool:
+        view = self.pods.fetch(self.name)
+        if view is None:
+            return True
+        if view.ended:
+            self.code = view.code
+        return (view.ended or is_late) and self.pods.delete(view, 0)
+
+    def _unless_refused(self, call: Callable[[], bool]) -> bool | None:
+        """Return what the call returns, False for no answer, None for a refusal."""
+        try:
+            return call()
+        except Unavailable:
+            return False
+        except HermesError as error:
+            log.warning("No checkpoint on %s is deleted: %s", self.node, error)
+            return None

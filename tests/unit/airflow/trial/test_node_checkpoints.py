@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.sweep import sweep_report
 from hermes_ops.airflow.trial import node_checkpoints
 from hermes_ops.config import PodSpec, parse
-from hermes_ops.errors import HermesError
-from hermes_ops.kubernetes import PodView
+from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.kubernetes import PodView, Rejected
 from tests.unit.airflow.builders import SWEEP, sweep_file
 
 SPEC = PodSpec(
@@ -79,6 +80,15 @@ def test_the_pod_that_deletes_is_on_the_node_and_sees_its_claim_alone() -> None:
         node_checkpoints.request(SWEEP, SPEC, "node-c", [3])
 
 
+def test_the_pod_that_deletes_gets_no_secret_of_the_template(tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    secret = {"secretKeyRef": {"name": "s", "key": "k"}}
+    container = {"name": "x", "env": [{"name": "A", "valueFrom": secret}]}
+    file.write_text(json.dumps({"spec": {"containers": [container]}}))
+    spec = SPEC.model_copy(update={"template_file": str(file)})
+    assert "secret" not in str(node_checkpoints.request(SWEEP, spec, "node-b", [3]))
+
+
 def test_the_nodes_whose_pod_has_failed_or_never_came_are_not_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,6 +98,50 @@ def test_the_nodes_whose_pod_has_failed_or_never_came_are_not_done(
     assert node_checkpoints.cleared(nodes, requests) == {"a"}
     assert sorted(nodes.deleted) == ["p-a", "p-b", "p-c"]
     assert len(nodes.made) == 3
+
+
+@dataclass
+class Shaky(Nodes):
+    """Does not answer one look, and changes each pod once before it can be deleted."""
+
+    away: int = 1
+    changed: set[str] = field(default_factory=set)
+
+    def create(self, pod: dict[str, Any]) -> None:
+        if pod["metadata"]["name"] == "p-refused":
+            raise Rejected("exceeds the limits of its namespace")
+        super().create(pod)
+
+    def fetch(self, name: str) -> PodView | None:
+        if self.away:
+            self.away -= 1
+            raise Unavailable("refused")
+        return None if name in self.deleted else super().fetch(name)
+
+    def delete(self, pod: PodView, grace_s: int) -> bool:
+        if pod.name not in self.changed:
+            self.changed.add(pod.name)
+            return False
+        return super().delete(pod, grace_s)
+
+
+def test_no_pod_is_left_by_a_cluster_that_is_away_for_a_moment_or_refuses_one_of_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_checkpoints, "LOOK_S", 0.0)
+    requests = {node: {"metadata": {"name": f"p-{node}"}} for node in ("refused", "a", "b")}
+    nodes: Any = Shaky(codes={"p-b": 1})
+    assert node_checkpoints.cleared(nodes, requests) == {"a"}
+    assert sorted(nodes.deleted) == ["p-a", "p-b"]
+    assert "on refused is deleted: exceeds the limits" in caplog.text
+
+
+def test_an_earlier_pod_does_not_answer_for_other_trials_of_its_sweep() -> None:
+    names = {
+        node_checkpoints.request(SWEEP, SPEC, "node-b", numbers)["metadata"]["name"]
+        for numbers in ([3, 7], [7, 3], [3])
+    }
+    assert len(names) == 2
 
 
 def test_what_is_deleted_is_forgotten_and_what_is_not_stays_noted(
