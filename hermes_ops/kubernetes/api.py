@@ -38,6 +38,7 @@ def connect(context: str | None = None) -> Any:  # noqa: ANN401 - the client has
     Raise HermesError where there is neither.
     """
     from kubernetes import client, config
+    from yaml import YAMLError
 
     keep_bodies_out_of_logs()
     try:
@@ -46,9 +47,10 @@ def connect(context: str | None = None) -> Any:  # noqa: ANN401 - the client has
         try:
             path = os.environ.get("KUBECONFIG") or None  # as it is now, not as it was at import
             config.load_kube_config(path, context=context)
-        except (config.ConfigException, OSError) as error:
+        except (config.ConfigException, YAMLError, OSError, ValueError) as error:
+            why = " ".join(str(error).split())
             raise HermesError(
-                f"no Kubernetes cluster is known ({error}): set KUBECONFIG, or run this in a pod "
+                f"no Kubernetes cluster is known ({why}): set KUBECONFIG, or run this in a pod "
                 "with a service account."
             ) from error
     return client.CoreV1Api()

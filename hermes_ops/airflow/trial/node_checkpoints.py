@@ -13,14 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
-
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
-from hermes_ops.airflow.trial.pods import allowed_spec, template, with_namespace
+from hermes_ops.airflow.trial.pods import cluster_pods, template
 from hermes_ops.config import PodSpec
 from hermes_ops.confined_folder import ConfinedFolder, NotConfinedError
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes import ClusterPods, PodRequest, Pods
+from hermes_ops.kubernetes import PodRequest, Pods
 from hermes_ops.kubernetes.template import CHECKPOINTS_MOUNT, DEFAULT_USER, cleanup_manifest
 from hermes_ops.trial.node_checkpoints import EMPTY_OPTION, MARK
 
@@ -58,9 +56,7 @@ def clear_disks(sweep: str, own: PodSpec, numbers: Collection[int]) -> None:
     if not left:
         return
     try:
-        hook = KubernetesHook()
-        spec = with_namespace(allowed_spec(own), hook)
-        pods = ClusterPods(hook.core_v1_client, str(spec.namespace))
+        spec, pods = cluster_pods(own)
         done = cleared(pods, {n: request(sweep, spec, n, t) for n, t in left.items()})
     except HermesError as error:
         log.warning("Checkpoints of %s stay on %s: %s", sweep, ", ".join(left), error)

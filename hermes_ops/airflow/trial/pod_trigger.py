@@ -29,6 +29,7 @@ from hermes_ops.airflow.folders import (
 )
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.records import StopFlag
+from hermes_ops.airflow.trial.cluster import known_cluster
 from hermes_ops.airflow.trial.connections import URI, mlflow_variables
 from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
@@ -99,7 +100,8 @@ class HeldPod:
 
     def pods(self) -> ClusterPods:
         """Return the client of its namespace."""
-        return ClusterPods(_client(tuple(sorted(self.cluster.items()))), self.namespace)
+        with known_cluster():
+            return ClusterPods(_client(tuple(sorted(self.cluster.items()))), self.namespace)
 
     def segment(
         self,

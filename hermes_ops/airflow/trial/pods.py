@@ -28,6 +28,7 @@ from kubernetes.client import ApiClient
 
 from hermes_ops.airflow.folders import TrialFolder, home, pod_file
 from hermes_ops.airflow.records import ONE_PER_GPU, Lease
+from hermes_ops.airflow.trial.cluster import known_cluster
 from hermes_ops.airflow.trial.links import MlflowRunLink
 from hermes_ops.airflow.trial.local import GRACE_S, trial_options, trial_variables
 from hermes_ops.airflow.trial.pod_trigger import POD_GRACE_S, HeldPod, PodTrigger
@@ -113,6 +114,8 @@ class HermesPodTrialOperator(KubernetesPodOperator):
     ) -> RunningSegment:
         """Return the segment as a pod, or as a pod on each of its nodes, to be started."""
         spec = spec_of(segment_run.lease, self.hook)
+        with known_cluster():  # the first question of the hook reads its configuration
+            self.log.debug("In the cluster: %s", self.hook.is_in_cluster)
         attempt = int(context["ti"].try_number)
         facts = facts_of(segment_run, spec, sweep, self.number, attempt)
         prepare(segment_run.folder.path, facts.user)
@@ -197,7 +200,8 @@ def allowed_spec(own: PodSpec) -> PodSpec:
 
 def with_namespace(spec: PodSpec, hook: PodOperatorHookProtocol) -> PodSpec:
     """Return the specification with its namespace: by default the connection's, or this pod's."""
-    name = spec.namespace or hook.get_namespace() or own_namespace() or "default"
+    with known_cluster():
+        name = spec.namespace or hook.get_namespace() or own_namespace() or "default"
     return spec.model_copy(update={"namespace": name})
 
 
@@ -323,11 +327,17 @@ def template(file: str | None) -> dict[str, Any] | None:
     return found
 
 
+def cluster_pods(own: PodSpec) -> tuple[PodSpec, ClusterPods]:
+    """Return a sweep's whole specification of pods, and the pods of its namespace."""
+    hook = KubernetesHook()
+    spec = with_namespace(allowed_spec(own), hook)
+    with known_cluster():
+        return spec, ClusterPods(hook.core_v1_client, str(spec.namespace))
+
+
 def end_pods(sweep: str, own: PodSpec | None) -> int:
     """Delete the pods that an ended sweep has left; return how many."""
-    hook = KubernetesHook()
-    spec = with_namespace(allowed_spec(own or PodSpec()), hook)
-    pods = ClusterPods(hook.core_v1_client, str(spec.namespace))
+    _, pods = cluster_pods(own or PodSpec())
     left = pods.find(labels_of_sweep(sweep))
     for pod in left:
         pods.delete(pod, round(POD_GRACE_S))

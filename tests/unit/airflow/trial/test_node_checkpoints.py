@@ -149,10 +149,7 @@ def test_what_is_deleted_is_forgotten_and_what_is_not_stays_noted(
 ) -> None:
     left(t0="node-a", t1="node-b", t2="node-c")
     nodes = Nodes()
-    monkeypatch.setattr(
-        node_checkpoints, "KubernetesHook", lambda: type("H", (), {"core_v1_client": None})
-    )
-    monkeypatch.setattr(node_checkpoints, "ClusterPods", lambda *_: nodes)
+    monkeypatch.setattr(node_checkpoints, "cluster_pods", lambda own: (own, nodes))
     node_checkpoints.clear_disks(SWEEP, SPEC, [0])
     assert node_checkpoints.by_node(SWEEP, [0, 1, 2]) == {"node-b": [1], "node-c": [2]}
     node_checkpoints.clear_disks(SWEEP, SPEC, [1, 2])  # node-c has no claim any more

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from airflow.providers.cncf.kubernetes.secret import Secret
 from airflow.sdk.exceptions import AirflowFailException
 from kubernetes.client import V1HostPathVolumeSource, V1Volume
@@ -33,7 +34,7 @@ from hermes_ops.airflow.trial.segment_run import SegmentRun, exit_code_of, exit_
 from hermes_ops.config import PodSpec, RunIn, SweepConfig, leased_pod, parse
 from hermes_ops.config.workers import Workers
 from hermes_ops.errors import ConfigError, HermesError, NotAllowed
-from hermes_ops.kubernetes import PodRequest, manifest
+from hermes_ops.kubernetes import PodRequest, connect, manifest
 from hermes_ops.trial.outcome import INCOMPLETE
 from tests.unit.airflow.builders import SWEEP, DictStore, lease, segment
 
@@ -357,6 +358,31 @@ def test_the_pods_operator_keeps_the_pod_when_airflow_kills_its_task() -> None:
     operator = HermesPodTrialOperator(task_id="trial", number=4, pool="gpus")
     assert operator.on_kill_action.value == "keep_pod"
     assert (operator.deferrable, operator.random_name_suffix) == (False, False)
+
+
+@pytest.mark.parametrize("config", [None, "[", "a: b", ""])
+def test_a_worker_that_knows_no_cluster_says_what_to_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch, config: str | None
+) -> None:
+    (home / "pod.yaml").write_text("image: a\nclaim: trials\nnamespace: trials\n")
+    if config is not None:
+        (home / "config").write_text(config)
+    monkeypatch.setattr(HermesPodTrialOperator, "_get_ti_pod_labels", lambda *_a, **_k: {})
+    operator = HermesPodTrialOperator(
+        task_id="trial", number=4, pool="gpus", in_cluster=False, kubernetes_conn_id=None,
+        config_file=str(home / "config"),
+    )  # fmt: skip
+    with pytest.raises(HermesError, match=r"no Kubernetes cluster is known.*KUBECONFIG"):
+        operator.segment(segment_run(), SWEEP, {"ti": SimpleNamespace(try_number=1)})
+    monkeypatch.setenv("KUBECONFIG", str(home / "config"))
+    with pytest.raises(HermesError, match=r"no Kubernetes cluster is known.*KUBECONFIG"):
+        connect()
+
+
+def test_a_connection_to_the_cluster_that_is_not_there_is_named() -> None:
+    hook = KubernetesHook(conn_id="nowhere")
+    with pytest.raises(HermesError, match=r"nowhere.*kubernetes_conn_id"):
+        spec_of(lease(pod={"image": "a", "claim": "b"}), hook)
 
 
 # -- what the installation forbids ---------------------------------------------------------------
