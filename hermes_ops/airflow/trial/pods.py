@@ -57,6 +57,8 @@ from hermes_ops.kubernetes import (
 from hermes_ops.kubernetes.template import DEFAULT_USER, TRIAL_MOUNT
 
 START_TIMEOUT_S = 600.0
+MOST_LOOKS = 10
+"""So often are the pods of an ended sweep listed, as each may change before it is deleted."""
 POD_FOLDER = TrialFolder(Path(TRIAL_MOUNT))
 GPU_LOCKS = Path("/tmp/gpus")  # noqa: S108 - in the pod: whose GPUs these are Kubernetes decides
 
@@ -338,7 +340,10 @@ def cluster_pods(own: PodSpec) -> tuple[PodSpec, ClusterPods]:
 def end_pods(sweep: str, own: PodSpec | None) -> int:
     """Delete the pods that an ended sweep has left; return how many."""
     _, pods = cluster_pods(own or PodSpec())
-    left = pods.find(labels_of_sweep(sweep))
-    for pod in left:
-        pods.delete(pod, round(POD_GRACE_S))
-    return len(left)
+    deleted: set[str] = set()
+    for _ in range(MOST_LOOKS):
+        left = [pod for pod in pods.find(labels_of_sweep(sweep)) if pod.gone_by_s is None]
+        deleted.update(pod.uid for pod in left if pods.delete(pod, round(POD_GRACE_S)))
+        if all(pod.uid in deleted for pod in left):
+            break  # else one has changed since it was read
+    return len(deleted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, SegmentRecord, decode, encode
 from hermes_ops.airflow.sweep.tasks import check_pods
 from hermes_ops.airflow.trial import local
+from hermes_ops.airflow.trial import pods as pods_module
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.pods import (
@@ -34,9 +36,10 @@ from hermes_ops.airflow.trial.segment_run import SegmentRun, exit_code_of, exit_
 from hermes_ops.config import PodSpec, RunIn, SweepConfig, leased_pod, parse
 from hermes_ops.config.workers import Workers
 from hermes_ops.errors import ConfigError, HermesError, NotAllowed
-from hermes_ops.kubernetes import PodRequest, connect, manifest
+from hermes_ops.kubernetes import PodRequest, PodView, connect, manifest
 from hermes_ops.trial.outcome import INCOMPLETE
 from tests.unit.airflow.builders import SWEEP, DictStore, lease, segment
+from tests.unit.kubernetes.pods import POD, FakePods
 
 HOOK: Any = SimpleNamespace(get_namespace=lambda: "of-the-connection", is_in_cluster=False)
 SPEC = PodSpec(image="trial:1", claim="trials", claim_folder="hermes/sweeps", user=7)
@@ -383,6 +386,26 @@ def test_a_connection_to_the_cluster_that_is_not_there_is_named() -> None:
     hook = KubernetesHook(conn_id="nowhere")
     with pytest.raises(HermesError, match=r"nowhere.*kubernetes_conn_id"):
         spec_of(lease(pod={"image": "a", "claim": "b"}), hook)
+
+
+def test_a_pod_that_changes_while_its_sweep_ends_is_deleted_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Changing(FakePods):
+        """Its pods change once before they can be deleted."""
+
+        def delete(self, pod: PodView, grace_s: int) -> bool:
+            if pod.version == "1":
+                self.change(pod.name, version="2")
+                return False
+            self.change(pod.name, gone_by_s=1.0)
+            return super().delete(pod, grace_s)
+
+    going = replace(POD, name="p-3", uid="u-3", gone_by_s=1.0)
+    pods = Changing({"p-1": POD, "p-2": replace(POD, name="p-2", uid="u-2"), "p-3": going})
+    monkeypatch.setattr(pods_module, "cluster_pods", lambda own: (own, pods))
+    assert end_pods(SWEEP, None) == 2
+    assert pods.deleted == [("p-1", 45), ("p-2", 45)]
 
 
 # -- what the installation forbids ---------------------------------------------------------------
