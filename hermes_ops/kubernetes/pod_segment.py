@@ -90,6 +90,7 @@ class PodSegment:
     _is_deleted: bool = False
     _owner_lost: bool = False
     _misconfigured_since_s: float | None = None
+    _refused_since_s: float | None = None
     _last_message: str = ""
 
     @property
@@ -176,8 +177,19 @@ class PodSegment:
         except OwnershipLost:
             raise
         except HermesError as error:
-            self._give_up(FAILED, str(error))
-            self._gone = self._gone or self._uid is None
+            self._handle_refusal(str(error))
+        else:
+            self._refused_since_s = None
+
+    def _handle_refusal(self, reason: str) -> None:
+        """Fail; where the pod is there, once that has lasted: a right may be away for a moment."""
+        since_s = self._refused_since_s = self._refused_since_s or self.clock()
+        if self._uid is not None and self.clock() - since_s < self.limits.mistake_s:
+            self._emit_once(f"Kubernetes refuses to answer, the pod goes on: {reason}")
+            self._poll_at_s = self.clock() + POLL_S
+            return
+        self._give_up(FAILED, reason)
+        self._gone = self._gone or self._uid is None
 
     def _create_or_adopt(self, view: PodView | None) -> None:
         """Adopt the pod of an earlier attempt, or create one once its predecessors are gone."""

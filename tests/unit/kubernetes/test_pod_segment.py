@@ -276,6 +276,25 @@ def test_a_request_that_is_rejected_fails_with_the_reason() -> None:
     assert "PodSecurity" in world.segment.trouble
 
 
+def test_a_right_that_is_away_for_a_moment_costs_a_running_trial_nothing() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    for _ in range(2):
+        world.pods.away = Rejected("Unauthorized")
+        assert (world.look(), world.look(50.0)) == (None, None)
+        world.pods.away = None
+        assert world.look() is None
+    assert world.pods.deleted == []
+
+
+def test_a_right_that_stays_away_fails_the_trial_with_the_reason() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.away = Rejected("pods is forbidden")
+    assert (world.look(), world.look(61.0)) == (None, 1)
+    assert world.segment.trouble == "pods is forbidden"
+
+
 def test_a_finished_pod_is_cleared_away() -> None:
     world = made(code=0, phase="Succeeded", started=True)
     world.result = 0
