@@ -66,7 +66,7 @@
 {{- range $section, $options := $sections }}
 [{{ $section }}]
 {{- range $name, $value := $options }}
-{{ $name }} = {{ $value | toString | replace "%" "%%" }}
+{{ $name }} = {{ $value | toString | replace "%" "%%" | replace "\n" "\n  " }}
 {{- end }}
 {{ end }}
 {{- end -}}
@@ -86,7 +86,7 @@
 {{- if include "hermes.mlflowAuth" . }}
 - {name: MLFLOW_TRACKING_USERNAME, value: hermes}
 - name: MLFLOW_TRACKING_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "hermes.mlflowUsersSecret" . }}, key: hermes-password}}
+  valueFrom: {secretKeyRef: {name: {{ include "hermes.mlflowUsersSecret" . | quote }}, key: hermes-password}}
 {{- end }}
 - {name: AIRFLOW_HOME, value: /tmp/airflow}
 - {name: HOME, value: /tmp}
@@ -116,11 +116,11 @@
   secret: {secretName: {{ include "hermes.fullname" . }}-airflow, defaultMode: 0440}
 - name: database
   secret:
-    secretName: {{ include "hermes.airflowDatabaseSecret" . }}
+    secretName: {{ include "hermes.airflowDatabaseSecret" . | quote }}
     defaultMode: 0440
     items: [{key: connection, path: connection}]
 - name: home
-  persistentVolumeClaim: {claimName: {{ include "hermes.claim" . }}}
+  persistentVolumeClaim: {claimName: {{ include "hermes.claim" . | quote }}}
 {{- end -}}
 
 {{/* HERMES_HOME, and the installation's defaults and rules of trials' pods. */}}

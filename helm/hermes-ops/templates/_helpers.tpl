@@ -12,8 +12,8 @@
 {{/* Selector labels of a component: (list . "controller") */}}
 {{- define "hermes.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
@@ -29,7 +29,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- define "hermes.metadata" -}}
 {{- $root := index . 0 -}}
 name: {{ include "hermes.fullname" $root }}{{ index . 2 }}
-namespace: {{ $root.Release.Namespace }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "hermes.labels" (list $root (index . 1)) | nindent 2 }}
 {{- end -}}
@@ -73,7 +73,7 @@ imagePullPolicy: {{ $image.pullPolicy }}
 {{- define "hermes.trialsMetadata" -}}
 {{- $root := index . 0 -}}
 name: {{ include "hermes.fullname" $root }}{{ index . 1 }}
-namespace: {{ include "hermes.trialsNamespace" $root }}
+namespace: {{ include "hermes.trialsNamespace" $root | quote }}
 labels:
   {{- include "hermes.labels" (list $root "trials") | nindent 2 }}
 {{- end -}}
@@ -109,7 +109,7 @@ securityContext:
 {{- with $root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import configparser
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +50,21 @@ def helm() -> str:
 def render(helm: str) -> Render:
     """The objects that values render to, of a release `hermes` in the namespace `hermes`."""
 
-    def run(values: dict[str, Any] | None = None) -> Objects:
-        done = templated(helm, values or {})
+    def run(values: dict[str, Any] | None = None, namespace: str = "hermes") -> Objects:
+        done = templated(helm, values or {}, namespace)
         assert done.returncode == 0, done.stderr
         return [o for o in yaml.safe_load_all(done.stdout) if o]
 
     return run
 
 
-def templated(helm: str, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    command = [helm, "template", "hermes", str(CHART), "--namespace", "hermes"]
+def templated(
+    helm: str, values: dict[str, Any], namespace: str = "hermes"
+) -> subprocess.CompletedProcess[str]:
+    command = [helm, "template", "hermes", str(CHART), "--namespace", namespace]
     return subprocess.run(
         [*command, "--kube-version", "1.34.0", "--values", "-"],
-        input=yaml.safe_dump(values), capture_output=True, text=True, check=False,
+        input=json.dumps(values), capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -110,6 +114,76 @@ def bound(objects: Objects, namespace: str) -> dict[str, set[str]]:
         for subject in binding["subjects"]:
             found.setdefault(subject["name"], set()).update(may)
     return found
+
+
+# -- what values may be --------------------------------------------------------------------------
+
+NAMES = frozenset({"name", "namespace", "claimName", "secretName", "storageClassName", "cidr"})
+LISTS = frozenset({"args", "command", "values"})
+TEXTS = frozenset({"labels", "matchLabels", "annotations"})
+
+
+def no_texts(found: Any, where: str = "", is_text: bool = False) -> Iterator[str]:
+    """Yield where Kubernetes takes a text and something else stands."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            is_name = key in NAMES | LISTS or where.rpartition(".")[2] in TEXTS
+            yield from no_texts(value, f"{where}.{key}", is_name)
+    elif isinstance(found, list):
+        for item in found:
+            yield from no_texts(item, where, is_text and where.rpartition(".")[2] in LISTS)
+    elif is_text and not isinstance(found, str):
+        yield where
+
+
+def test_names_that_look_like_numbers_stay_names(render: Render) -> None:
+    auth = {"enabled": True, "existingSecret": "33", "trialsSecret": "44"}
+    values = {
+        "nameOverride": "12",
+        "imagePullSecrets": ["123"],
+        "pool": {"name": "2026"},
+        "poolSync": {"enabled": True, "selector": "gpu in (a, b),!spot"},
+        "prune": {"enabled": True},
+        "storage": {"existingClaim": "77", "storageClass": "78"},
+        "trials": {"namespace": {"name": "2027"}},
+        "mlflow": {"auth": auth, "databaseSecret": "5", "artifacts": {"storageClass": "1e3"}},
+        "postgresql": {"storageClass": "79"},
+        "networkPolicy": {
+            "ingressNamespaces": ["1e3"],
+            "metricsNamespaces": ["2028"],
+            "dns": {"namespace": "53", "addresses": ["::1/128"]},
+        },
+    }
+    away = {
+        "postgresql": {"enabled": False},
+        "airflow": {"enabled": False},
+        "existingAirflow": {"url": "http://a", "passwordSecret": "1", "databaseSecret": "2",
+                            "poolPasswordSecret": "3"},
+    }  # fmt: skip
+    for objects in (render(values, "2026"), render({**values, **away}, "2026")):
+        assert [w for o in objects for w in no_texts(o, o["kind"])] == []
+
+
+def test_the_sweep_of_helm_test_is_of_the_pool_whatever_its_name(render: Render) -> None:
+    objects = render({"pool": {"name": "2026"}})
+    sweep = one(objects, "ConfigMap", "hermes-test")["data"]["sweep.yaml"]
+    assert yaml.safe_load(sweep)["pool"] == "2026"
+
+
+def test_a_setting_of_airflow_may_have_several_lines(render: Render) -> None:
+    text = "first\nsecond: 50%\n\nlast"
+    objects = render({"airflow": {"config": {"core": {"mine": text}}}})
+    found = configparser.ConfigParser()
+    found.read_string(one(objects, "ConfigMap", "hermes-airflow")["data"]["airflow.cfg"])
+    assert found["core"]["mine"] == text
+    assert found["core"]["executor"] == "LocalExecutor"
+
+
+def test_the_dashboard_needs_no_label(render: Render) -> None:
+    no_label = {"enabled": True, "labels": {"grafana_dashboard": None}}
+    objects = render({"metrics": {"dashboard": no_label}})
+    labels = one(objects, "ConfigMap", "hermes-dashboard")["metadata"]["labels"]
+    assert "grafana_dashboard" not in labels
 
 
 # -- where trials run ----------------------------------------------------------------------------

@@ -100,6 +100,9 @@ def test_a_name_that_is_no_value_is_refused_wherever_it_stands(at: tuple[str, ..
         ("trials.namespace.name", "My_Trials"),
         ("trials.namespace.enabled", "no"),
         ("trials.allowed.secrets", "wandb"),
+        ("fullnameOverride", "My_Name"),
+        ("fullnameOverride", "2026"),
+        ("nameOverride", "Hermes Ops"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused(path: str, value: Any) -> None:
