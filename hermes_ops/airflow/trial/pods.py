@@ -55,10 +55,14 @@ from hermes_ops.kubernetes import (
     own_namespace,
 )
 from hermes_ops.kubernetes.template import DEFAULT_USER, TRIAL_MOUNT
+from hermes_ops.trial.disk_space import DISK_ERRNOS
 
 START_TIMEOUT_S = 600.0
 MOST_LOOKS = 10
 """So often are the pods of an ended sweep listed, as each may change before it is deleted."""
+PASSING_ERRNOS = frozenset({*DISK_ERRNOS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT})
+"""Errors of a volume that is full or away: the trial and its settings are not at fault."""
+
 POD_FOLDER = TrialFolder(Path(TRIAL_MOUNT))
 GPU_LOCKS = Path("/tmp/gpus")  # noqa: S108 - in the pod: whose GPUs these are Kubernetes decides
 
@@ -296,7 +300,10 @@ def checkpoint_claim(spec: PodSpec, lease: Lease) -> str | None:
 
 
 def prepare(folder: Path, user: int) -> None:
-    """Make the trial's folder writable for the pod's user; HermesError if that fails."""
+    """Make the trial's folder writable for the pod's user; HermesError if that fails.
+
+    OSError where its volume is full or away, which may pass.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.is_symlink():  # its script made it: the link's target is not the pod's
@@ -308,6 +315,8 @@ def prepare(folder: Path, user: int) -> None:
         else:
             folder.chmod(0o777)
     except OSError as error:
+        if error.errno in PASSING_ERRNOS:
+            raise
         raise HermesError(
             f"{folder} cannot be made writable for the pod's user {user} ({error.strerror}): "
             "give trial.pod.user the user of the Airflow worker."

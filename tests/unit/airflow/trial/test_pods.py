@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from airflow.providers.cncf.kubernetes.secret import Secret
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 from kubernetes.client import V1HostPathVolumeSource, V1Volume
 
 from hermes_ops.airflow.folders import TrialFolder, write_lease
@@ -316,6 +317,29 @@ def test_the_pods_user_can_write_in_the_trials_folder(tmp_path: Path) -> None:
     prepare(folder, 54_321)
     facts = folder.stat()
     assert facts.st_uid == 54_321 or facts.st_mode & 0o777 == 0o777
+
+
+@pytest.mark.parametrize(
+    ("number", "failures"), [(errno.ENOSPC, 0), (errno.ESTALE, 0), (errno.EACCES, 1)]
+)
+def test_a_volume_that_is_full_or_away_before_the_pod_is_made_is_no_failure_of_the_trial(
+    home: Path, monkeypatch: pytest.MonkeyPatch, number: int, failures: int
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (home / "pod.yaml").write_text("image: a\nclaim: trials\nnamespace: trials\n")
+    monkeypatch.setattr(HermesPodTrialOperator, "hook", HOOK)
+    monkeypatch.setattr("hermes_ops.airflow.trial.trial_task.sweep_of", lambda *_: SWEEP)
+    monkeypatch.setattr(Path, "chmod", fail)
+    monkeypatch.setattr(os, "chown", fail)
+    store = DictStore({LEASE_KEY: encode(lease(1, pod={"user": 54_321}, max_failures=2))})
+    operator = HermesPodTrialOperator(task_id="trial", number=4, pool="gpus", in_cluster=False)
+    with pytest.raises(AirflowRescheduleException):
+        operator.execute({"task_state_store": store, "ti": SimpleNamespace(try_number=1)})
+    record = decode(SegmentRecord, store[SEGMENT_KEY])
+    assert record is not None
+    assert record.failures == failures
 
 
 @pytest.mark.parametrize("text", [None, "[", "kind: Pod", "- a"])
