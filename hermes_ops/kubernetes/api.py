@@ -230,7 +230,7 @@ class ClusterPods:
 
     def create(self, pod: Any) -> PodView | None:  # noqa: ANN401 - the client's own model
         """Create a pod and return it; None when one of that name exists or is being deleted."""
-        with _translated("create a pod", lambda: _variables(pod)):
+        with translated("create a pod", lambda: _variables(pod)):
             try:
                 answer = self.client.create_namespaced_pod(self.namespace, pod, **self._plain)
             except _api_error() as error:
@@ -241,7 +241,7 @@ class ClusterPods:
 
     def fetch(self, name: str) -> PodView | None:
         """Return the pod; None when there is none of that name."""
-        with _translated("read a pod"):
+        with translated("read a pod"):
             try:
                 answer = self.client.read_namespaced_pod(name, self.namespace, **self._plain)
             except _api_error() as error:
@@ -256,7 +256,7 @@ class ClusterPods:
 
     def list_with_version(self, labels: Mapping[str, str]) -> tuple[list[PodView], str]:
         """Return the pods with these labels, and the version that `watch_events` continues from."""
-        with _translated("list pods"):
+        with translated("list pods"):
             answer = self.client.list_namespaced_pod(
                 self.namespace, label_selector=_selector(labels), **self._plain
             )
@@ -271,7 +271,7 @@ class ClusterPods:
 
         Raise Unavailable when the watch breaks off, or when the API has forgotten that version.
         """
-        with _translated("watch pods"):
+        with translated("watch pods"):
             answer = self.client.list_namespaced_pod(
                 self.namespace,
                 label_selector=_selector(labels),
@@ -304,7 +304,7 @@ class ClusterPods:
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
         """Yield the log's lines with their times; raise Unavailable when it breaks off."""
         since = {} if since_s is None else {"since_seconds": max(1, since_s)}
-        with _translated("read a pod's log"):
+        with translated("read a pod's log"):
             answer = self.client.read_namespaced_pod_log(
                 name,
                 self.namespace,
@@ -319,7 +319,7 @@ class ClusterPods:
                 yield from _lines(answer.stream(65_536))
 
     def _unchanged(self, what: str, call: Any, name: str, **arguments: Any) -> bool:  # noqa: ANN401
-        with _translated(what):
+        with translated(what):
             try:
                 call(name, self.namespace, **arguments, **self._plain)
             except _api_error() as error:
@@ -350,7 +350,7 @@ def _api_error() -> Any:  # noqa: ANN401 - the client has no types
 
 
 @contextlib.contextmanager
-def _translated(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
+def translated(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
     """Raise our own errors in place of the client's, which show the whole answer."""
     from urllib3.exceptions import HTTPError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.errors import HermesError
-from hermes_ops.kubernetes.api import connect
+from hermes_ops.kubernetes.api import connect, translated
 
 PATIENCE_S = 540.0
 POLL_S = 2.0
@@ -188,7 +188,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     labels = dict(label.split("=", 1) for label in options.label)
     try:
-        VolumeSharing(connect(), options.source, options.target, options.volume, labels).run()
+        api = connect()
+        with translated("share a volume"):
+            VolumeSharing(api, options.source, options.target, options.volume, labels).run()
     except HermesError as error:
         sys.stderr.write(f"{error}\n")
         return 1

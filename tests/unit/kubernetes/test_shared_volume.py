@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import MaxRetryError
 
 from hermes_ops.errors import HermesError
+from hermes_ops.kubernetes import shared_volume
 from hermes_ops.kubernetes.shared_volume import Claim, VolumeSharing
 
 HOME, TRIALS = Claim("hermes", "hermes-home"), Claim("hermes-trials", "hermes-trials")
@@ -121,3 +124,29 @@ def test_a_claim_of_another_volume_is_an_error_that_says_what_to_do() -> None:
 def test_a_claim_that_is_never_bound_is_an_error_and_not_an_endless_wait() -> None:
     with pytest.raises(HermesError, match="hermes/hermes-home to be bound"):
         sharing(Api(waits=1_000)).run()
+
+
+REFUSED = ApiException(status=403, reason="Forbidden")
+REFUSED.body = json.dumps({"message": "cannot create resource persistentvolumes"})
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (REFUSED, "answered 403 (share a volume): cannot create resource persistentvolumes"),
+        (MaxRetryError(None, "/", None), "did not answer (share a volume)"),  # type: ignore[arg-type]
+    ],
+    ids=["refused", "away"],
+)
+def test_what_the_cluster_refuses_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
+    class Refusing(Api):
+        def create_persistent_volume(self, body: Any) -> None:
+            raise error
+
+    monkeypatch.setattr(shared_volume, "connect", Refusing)
+    arguments = ["hermes/hermes-home", "hermes-trials/hermes-trials", "--volume=second"]
+    assert shared_volume.main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
