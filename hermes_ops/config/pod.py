@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hermes_ops.config.fields import Model, PodValue, PodVariable, Seconds, Text, refusal
 
@@ -17,7 +18,23 @@ LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._\-/]{0,315}[A-Za-z0-9])?$"
 
 KubernetesName = Annotated[str, Field(pattern=KUBERNETES_NAME)]
 Quantity = Annotated[str, Field(pattern=QUANTITY)]
-MountPath = Annotated[str, Field(pattern=MOUNT_PATH, max_length=1_000)]
+TRIAL_FOLDER = "/hermes/trial"
+"""Where a pod has its trial's folder."""
+
+
+def _free_path(path: str) -> str:
+    normal = posixpath.normpath(path)
+    if f"{TRIAL_FOLDER}/".startswith(f"{normal.rstrip('/')}/"):
+        raise refusal(
+            f"a path that does not hide {TRIAL_FOLDER}, the trial's folder", "mount it elsewhere"
+        )
+    if normal == f"{TRIAL_FOLDER}/checkpoints":
+        allowed = "another path, as each trial's checkpoints are there"
+        raise refusal(allowed, "mount it elsewhere, or write trial.pod.checkpoint_claims")
+    return path
+
+
+MountPath = Annotated[str, Field(pattern=MOUNT_PATH, max_length=1_000), AfterValidator(_free_path)]
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
 LabelValue = Annotated[str, Field(max_length=63)]
 
@@ -155,6 +172,14 @@ class PodSpec(Model):
     """How long a pod may take to start before its trial waits for another turn; null: 600."""
     deferrable: bool | None = None
     """Whether Airflow's triggerer holds the pods, instead of a worker process each; null: false."""
+
+    @field_validator("volumes")
+    @classmethod
+    def _each_path_once(cls, volumes: tuple[Volume, ...] | None) -> tuple[Volume, ...] | None:
+        paths = [posixpath.normpath(volume.mount) for volume in volumes or ()]
+        if twice := sorted({path for path in paths if paths.count(path) > 1}):
+            raise refusal("one volume for each path", "correct mount", f"{twice[0]} twice")
+        return volumes
 
     def with_defaults(self, defaults: PodSpec) -> PodSpec:
         """Return this section with the fields that it leaves open taken from `defaults`."""

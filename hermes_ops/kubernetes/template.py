@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_ops.config import PodSpec
+from hermes_ops.config.pod import TRIAL_FOLDER
 
 RESOURCE = "nvidia.com/gpu"
 """The extended resource of a GPU, where a sweep names no other."""
@@ -19,7 +20,7 @@ RESOURCE = "nvidia.com/gpu"
 CONTAINER = "base"
 """Name of the trial's container; a template's first container gets it."""
 
-TRIAL_MOUNT = "/hermes/trial"
+TRIAL_MOUNT = TRIAL_FOLDER
 """Where the trial's folder is mounted, the only one of the volume that its pod sees."""
 
 CHECKPOINTS_MOUNT = f"{TRIAL_MOUNT}/checkpoints"

@@ -62,6 +62,17 @@ def test_the_command_and_folder_of_a_pod_are_those_of_its_image() -> None:
         ({"volumes": [{"mount": "data", "claim": "data"}]}, "trial.pod.volumes[0].mount"),
         ({"volumes": [{"mount": "/data"}]}, "trial.pod.volumes[0]"),
         ({"volumes": [{"mount": "/d", "claim": "a", "secret": "b"}]}, "trial.pod.volumes[0]"),
+        ({"volumes": [{"mount": "/hermes/trial/", "claim": "a"}]}, "trial.pod.volumes[0].mount"),
+        ({"volumes": [{"mount": "/hermes", "claim": "a"}]}, "trial.pod.volumes[0].mount"),
+        ({"volumes": [{"mount": "/", "claim": "a"}]}, "trial.pod.volumes[0].mount"),
+        (
+            {"volumes": [{"mount": "/hermes/trial/checkpoints", "claim": "a"}]},
+            "trial.pod.volumes[0].mount",
+        ),
+        (
+            {"volumes": [{"mount": "/d", "claim": "a"}, {"mount": "/d/", "claim": "b"}]},
+            "trial.pod.volumes",
+        ),
         ({"environment": {"HERMES_HOME": "/"}}, "trial.pod.environment.HERMES_HOME"),
     ],
 )
@@ -71,6 +82,14 @@ def test_mistakes_in_a_pod_are_told_with_their_place(pod: dict[str, Any], where:
     assert found[where].found
     assert found[where].allowed
     assert found[where].fix
+
+
+def test_volumes_may_be_mounted_anywhere_else() -> None:
+    paths = ["/d", "/d/e", "/hermes/data", "/hermes/trials", "/tmp", "/dev/shm"]
+    volumes = [{"mount": path, "claim": "a"} for path in paths]
+    found = sweep(run_in="pod", pod={"volumes": volumes}).trial.pod
+    assert found is not None
+    assert [volume.mount for volume in found.volumes or ()] == paths
 
 
 def test_a_key_with_a_slip_is_recognised_and_a_secret_value_is_not_shown() -> None:
