@@ -8,10 +8,12 @@ pod's label names may end it. The trial's own record decides how it ended, never
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from math import inf
 from typing import Any
 
@@ -331,6 +333,7 @@ class PodSegment:
             self.emit(text)
 
 
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT[0-2]\d:[0-5]\d:[0-5]\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 LOG_PAUSE_S = 0.5
 LOG_OVERLAP_S = 5
 """Seconds of the log that are read again after a break; lines emitted before are skipped."""
@@ -346,7 +349,8 @@ class LogFollower:
     on_end: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
     _over: threading.Event = field(default_factory=threading.Event)
-    _last: tuple[str, str] = ("", "")
+    _last: tuple[float, str] = (-inf, "")
+    _last_of_node: str = ""
     _last_at_s: float | None = None
     _thread: threading.Thread | None = None
 
@@ -378,17 +382,31 @@ class LogFollower:
             since_s = int(self.clock() - self._last_at_s) + LOG_OVERLAP_S
         try:
             for line in self.pods.log(self.name, since_s):
-                stamp, _, text = line.partition(" ")
-                moment = _log_moment(stamp)
-                if moment > self._last:
-                    self._last, self._last_at_s = moment, self.clock()
-                    self.emit(text)
+                self._take(line)
         except HermesError:  # it is read again from where it broke off
             return False
         return True
 
+    def _take(self, line: str) -> None:
+        """Emit a line that is new; one without a time is the node's own, at each reading again."""
+        stamp, _, text = line.partition(" ")
+        moment = _log_moment(stamp)
+        if moment is None:
+            if line != self._last_of_node:
+                self._last_of_node = line
+                self.emit(line)
+        elif moment > self._last:
+            self._last, self._last_at_s = moment, self.clock()
+            self.emit(text)
 
-def _log_moment(stamp: str) -> tuple[str, str]:
-    """Return a time of the log in a sortable form: seconds, then nanoseconds in nine digits."""
-    seconds, _, fraction = stamp.rstrip("Z").partition(".")
-    return seconds, fraction.ljust(9, "0")
+
+def _log_moment(stamp: str) -> tuple[float, str] | None:
+    """Return a time of the log: Unix seconds, and nanoseconds in nine digits; None if it is none.
+
+    Nodes write the time of their own zone.
+    """
+    found = _STAMP.fullmatch(stamp)
+    if found is None:
+        return None
+    seconds = datetime.fromisoformat(f"{found[1]}{found[3]}").timestamp()
+    return seconds, (found[2] or "").ljust(9, "0")

@@ -365,3 +365,28 @@ def test_times_of_different_precision_are_in_order() -> None:
     follower.finish(0.0)
     follower.run()
     assert said == ["a", "b", "c"]
+
+
+def test_times_of_a_node_in_another_zone_are_in_order_when_its_clock_is_put_back() -> None:
+    said: list[str] = []
+    stamps = ("2026-10-25T02:59:59.5+02:00 summer", "2026-10-25T02:00:00.1+01:00 winter")
+    follower = LogFollower(FakePods(lines=stamps), "p", said.append, lambda: None)
+    follower.finish(0.0)
+    follower.run()
+    assert said == ["summer", "winter"]
+
+
+def test_a_line_of_the_node_itself_is_said_once_and_hides_no_later_one() -> None:
+    said: list[str] = []
+    trouble = "failed to create fsnotify watcher: too many open files"
+    pods = FakePods(lines=("2026-01-01T00:00:01Z a", trouble))
+    follower = LogFollower(pods, "p", said.append, lambda: None)
+
+    def on_end() -> None:
+        if len(pods.lines) == 3:
+            follower.finish(0.0)
+        pods.lines = ("2026-01-01T00:00:01Z a", "2026-01-01T00:00:02Z b", trouble)
+
+    follower.on_end = on_end
+    follower.run()
+    assert said == ["a", trouble, "b"]
