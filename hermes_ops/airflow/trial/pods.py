@@ -329,12 +329,18 @@ def template(file: str | None) -> dict[str, Any] | None:
         return None
     try:
         found = yaml.safe_load(Path(file).read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise HermesError(
             f"the pod template {file} cannot be read ({error}): correct trial.pod.template_file."
         ) from error
     if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
         raise HermesError(f"{file} is no pod: it has no spec; correct trial.pod.template_file.")
+    containers = found["spec"].get("containers") or []
+    if not isinstance(containers, list) or not all(isinstance(c, dict) for c in containers):
+        raise HermesError(
+            f"{file} is no pod: its containers are no list of mappings; correct "
+            "trial.pod.template_file."
+        )
     return found
 
 

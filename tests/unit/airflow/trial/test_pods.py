@@ -342,11 +342,15 @@ def test_a_volume_that_is_full_or_away_before_the_pod_is_made_is_no_failure_of_t
     assert record.failures == failures
 
 
-@pytest.mark.parametrize("text", [None, "[", "kind: Pod", "- a"])
+@pytest.mark.parametrize(
+    "text",
+    [None, "[", "kind: Pod", "- a", "spec: {containers: {name: x}}", "spec: {containers: [x]}",
+     "spec: ä"],
+)  # fmt: skip
 def test_a_template_that_is_none_names_the_setting(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "pod.yaml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text.encode("latin-1"))
     with pytest.raises(HermesError, match=r"trial\.pod\.template_file"):
         template(str(file))
 
