@@ -453,6 +453,11 @@ def _nodes(api: Any, selector: str, resource: str) -> tuple[GpuNode, ...]:  # no
                 f"the cluster does not let us list nodes ({error.reason}): give the service "
                 "account `list` on nodes."
             ) from None
+        if error.status == 400:
+            raise HermesError(
+                f"the cluster does not understand the selector {selector!r} of nodes "
+                f"({_message(error, tuple)}): write labels, such as gpu=a100."
+            ) from None
         raise Unavailable(f"the cluster did not answer: {error.reason}") from None
     except HTTPError as error:
         raise Unavailable(f"the cluster did not answer: {error}") from error
@@ -460,6 +465,9 @@ def _nodes(api: Any, selector: str, resource: str) -> tuple[GpuNode, ...]:  # no
 
 
 def _node(item: Any, resource: str) -> GpuNode:  # noqa: ANN401 - the client's own
+    from kubernetes.utils.quantity import parse_quantity
+
     ready = [c.status for c in item.status.conditions or () if c.type == "Ready"]
     gpus = (item.status.allocatable or {}).get(resource, "0")
-    return GpuNode(item.metadata.name, int(gpus), ready == ["True"], bool(item.spec.unschedulable))
+    count = int(parse_quantity(gpus))  # a resource that is no device may have thousandths
+    return GpuNode(item.metadata.name, count, ready == ["True"], bool(item.spec.unschedulable))

@@ -84,6 +84,19 @@ def test_a_node_is_read_as_kubernetes_shows_it() -> None:
     )
 
 
+def test_a_resource_that_is_no_device_counts_in_whole_ones() -> None:
+    found = _nodes(api([node("7910m"), node("2k")]), "", RESOURCE)
+    assert [n.gpus for n in found] == [7, 2_000]
+
+
+def test_a_selector_that_is_none_is_named() -> None:
+    refused = ApiException(status=400, reason="Bad Request")
+    refused.body = '{"message": "unable to parse requirement"}'
+    with pytest.raises(HermesError, match=r"'a b' of nodes .unable to parse requirement") as caught:
+        _nodes(api(refused), "a b", RESOURCE)
+    assert not isinstance(caught.value, Unavailable)
+
+
 @pytest.mark.parametrize(
     "failure", [ApiException(status=500, reason="no leader"), ProtocolError("reset")]
 )
