@@ -24,12 +24,14 @@ from hermes_ops.kubernetes import (
     ClusterPods,
     LeasesInForce,
     OrphanFindings,
+    Rejected,
     WatchedPods,
     connect,
     find_orphans,
     labels_of_sweep,
     own_namespace,
 )
+from hermes_ops.kubernetes.orphan_pods import PodDeletion
 from hermes_ops.kubernetes.template import GRACE_MARGIN_S, MANAGED, SWEEP
 
 log = logging.getLogger(__name__)
@@ -133,13 +135,9 @@ class PodJanitor:
         before = self._findings.get(namespace, OrphanFindings())
         orphans = find_orphans(pods, leased, before.since_s, now_s, round(GRACE_S) + GRACE_MARGIN_S)
         self._findings[namespace] = orphans
-        for ending in orphans.deletions:
-            pod = ending.pod
-            if cluster.delete(pod, ending.grace_s):
-                log.warning("Pod %s of trial %s of %s has no lease: it is deleted",
-                            pod.name, pod.trial, pod.sweep)  # fmt: skip
         if now_s < orphans.next_s:
             self._due_s = min(self._due_s, orphans.next_s)
+        _delete_all(cluster, orphans.deletions)
         return {p.sweep for p in pods}
 
     def _watch(self, namespace: str) -> WatchedPods:
@@ -153,3 +151,17 @@ class PodJanitor:
             reason = error_text(error)
             log.warning("Pods without a lease cannot be looked for (%s): %s", where, reason)
         self._complaints.add(where)
+
+
+def _delete_all(cluster: WatchedPods, deletions: Iterable[PodDeletion]) -> None:
+    """Delete these pods; raise the first refusal once all others are deleted."""
+    refused: Rejected | None = None
+    for pod, grace_s in ((one.pod, one.grace_s) for one in deletions):
+        try:
+            if cluster.delete(pod, grace_s):
+                log.warning("Pod %s of trial %s of %s has no lease: it is deleted",
+                            pod.name, pod.trial, pod.sweep)  # fmt: skip
+        except Rejected as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused

@@ -14,7 +14,7 @@ from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import pod_file
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes import PodView
+from hermes_ops.kubernetes import PodView, Rejected
 from hermes_ops.kubernetes.orphan_pods import ORPHAN_GRACE_S
 from tests.unit.airflow.builders import SWEEP, lease, row, running, segment, sweep_with, waiting
 
@@ -33,6 +33,7 @@ class FakePods:
     away: dict[str, Exception] = field(default_factory=dict)
     opened: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
 
     def open(self) -> Opened:
         def opened(namespace: str) -> Any:
@@ -56,6 +57,8 @@ class FakeSpace:
         return self.cluster.pods
 
     def delete(self, pod: PodView, grace_s: int) -> bool:
+        if pod.name in self.cluster.refused:
+            raise Rejected("a webhook denied the request")
         self.cluster.deleted.append((pod.name, grace_s))
         return True
 
@@ -93,6 +96,17 @@ def test_a_pod_whose_trial_waits_goes_after_its_grace(
     assert cluster.deleted == []
     look(janitor, 100.0 + ORPHAN_GRACE_S, of_pods(waiting(0)))
     assert cluster.deleted == [("p", 45)]
+
+
+def test_a_pod_whose_deletion_is_refused_keeps_no_other_pod(
+    janitor: PodJanitor, cluster: FakePods, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.pods = [POD, replace(POD, name="q", uid="another")]
+    cluster.refused = {"p"}
+    for now_s in (100.0, 100.0 + ORPHAN_GRACE_S):
+        look(janitor, now_s, of_pods(waiting(0)))
+    assert cluster.deleted == [("q", 45)]
+    assert "a webhook denied the request" in caplog.text
 
 
 @pytest.mark.parametrize(
