@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAY_BE_MISSING = 404
+_ARTIFACTS = "/mlflow-artifacts/"  # of these alone MLflow answers 404 without its code
+MISSING = "RESOURCE_DOES_NOT_EXIST"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -135,9 +137,10 @@ class RestClient:
         if response.status_code in (401, 403):
             remedy = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or _TOKEN)."
             raise Refused(f"{where} does not let us in: {answer}. {remedy}", "PERMISSION_DENIED")
-        if response.status_code == _MAY_BE_MISSING and not code:
-            code = "RESOURCE_DOES_NOT_EXIST"
-        raise Refused(f"{where} refused {response.request.url.path}: {answer}", code)
+        path = response.request.url.path
+        if response.status_code == _MAY_BE_MISSING and not code and _ARTIFACTS in path:
+            code = MISSING
+        raise Refused(f"{where} refused {path}: {answer}", code)
 
 
 def _new_client(uri: str, timeout_s: float, env: Mapping[str, str]) -> httpx.Client:
@@ -170,9 +173,11 @@ def _verification(uri: str) -> ssl.SSLContext | bool:
 def _object(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content or b"{}")
-    except ValueError as error:
-        raise Unavailable("The tracking address answers, but not as an MLflow server.") from error
-    return value if isinstance(value, dict) else {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Unavailable("The tracking address answers, but not as an MLflow server.")
+    return value
 
 
 def _error_of(response: httpx.Response) -> tuple[str, str]:

@@ -16,7 +16,14 @@ from hermes_ops.tracking.artifacts import Artifacts, Registry
 from hermes_ops.tracking.comparison import SharedViews, comparison_path
 from hermes_ops.tracking.deletion import Deletion
 from hermes_ops.tracking.overview import Overview
-from hermes_ops.tracking.rest import RestClient, chunked_tag, in_batches, legal_name, tag_filter
+from hermes_ops.tracking.rest import (
+    MISSING,
+    RestClient,
+    chunked_tag,
+    in_batches,
+    legal_name,
+    tag_filter,
+)
 from hermes_ops.tracking.runs import (
     CONFIG,
     KIND,
@@ -281,7 +288,9 @@ class Tracker:
         """Return whether the run exists and is not deleted."""
         try:
             run = self._rest.get("runs/get", {"run_id": run_id})["run"]
-        except Refused:
+        except Refused as error:
+            if error.code != MISSING:
+                raise  # by a proxy in front of MLflow, for instance, which knows no run
             return False
         return bool(run["info"].get("lifecycle_stage", "active") == "active")
 
@@ -412,7 +421,7 @@ class Tracker:
         try:
             answer = self._rest.get("experiments/get-by-name", {"experiment_name": name})
         except Refused as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
+            if error.code != MISSING:
                 raise
             return None
         experiment: dict[str, Any] = answer["experiment"]
