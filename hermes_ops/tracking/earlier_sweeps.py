@@ -16,7 +16,7 @@ from hermes_ops.core.training import training
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.curves import CurveReader
 from hermes_ops.tracking.rest import chunked_tag, joined_json, legal_name
-from hermes_ops.tracking.runs import RUN_STATUS, SweepRun, TrialRun
+from hermes_ops.tracking.runs import NAME, RUN_STATUS, SweepRun, TrialRun
 from hermes_ops.tracking.summary import CollectedSweep
 from hermes_ops.tracking.tracker import Tracker
 
@@ -159,7 +159,7 @@ def earlier_nights(tracker: Tracker, sweep: SweepRun, count: int) -> tuple[Night
     schedule = sweep.tags.get(NIGHTLY)
     if schedule is None or count == 0:
         return ()
-    runs = _ended(tracker, sweep.tags.get("hermes.name", sweep.name), schedule)
+    runs = _ended(tracker, sweep.tags.get(NAME, sweep.name), schedule)
     earlier = (r for r in runs if r.started_ms < sweep.started_ms)
     return tuple(map(_night, earlier))[:count]
 

@@ -12,6 +12,7 @@ from hermes_ops.core.summary import Segment
 from hermes_ops.tracking.rest import joined_json, legal_name
 
 SWEEP, TRIAL, KIND, STATE = "hermes.sweep", "hermes.trial", "hermes.kind", "hermes.state"
+NAME = "hermes.name"  # of a sweep, in its file; it was the name of its experiment, too
 RUN_STATUS = {  # of the final states; any other state is open
     "finished": "FINISHED",
     "failed": "FAILED",

@@ -27,6 +27,7 @@ from hermes_ops.tracking.rest import (
 from hermes_ops.tracking.runs import (
     CONFIG,
     KIND,
+    NAME,
     RUN_STATUS,
     SEGMENT_LOG,
     STATE,
@@ -110,13 +111,16 @@ class Tracker:
         return SweepRef(sweep_id, experiment_id, run_id)
 
     def find_sweep(self, sweep_id: str, experiment_name: str | None = None) -> SweepRef | None:
-        """Search a sweep in one experiment or in all; return None when there is none."""
-        if experiment_name is None:
-            experiments = [e["experiment_id"] for e in self._experiments()]
-        else:
-            experiment = self._experiment_named(experiment_name)
-            experiments = [experiment["experiment_id"]] if experiment else []
-        runs = self._search(experiments, {SWEEP: sweep_id, KIND: "sweep"})
+        """Search a sweep in one experiment or in all; return None when there is none.
+
+        The experiment may have been renamed since: then the sweep is the one of that name and id.
+        """
+        key = {SWEEP: sweep_id, KIND: "sweep"}
+        experiment = self._experiment_named(experiment_name) if experiment_name else None
+        runs = self._search([experiment["experiment_id"]], key) if experiment else []
+        if not runs:
+            found = self._search([e["experiment_id"] for e in self._experiments()], key)
+            runs = [r for r in found if experiment_name in (None, tags_of(r).get(NAME))]
         if not runs:
             return None
         return SweepRef(sweep_id, runs[0]["info"]["experiment_id"], runs[0]["info"]["run_id"])

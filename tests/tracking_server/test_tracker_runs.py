@@ -304,6 +304,16 @@ def test_a_sweep_that_is_not_there_is_none(tracker: Tracker) -> None:
     assert tracker.find_sweep("nowhere", "no such experiment") is None
 
 
+def test_a_sweep_is_found_though_its_experiment_was_renamed(tracker: Tracker) -> None:
+    one = tracker.ensure_sweep("before", "kept", "x", {"hermes.name": "before"})
+    body = {"experiment_id": one.experiment_id, "new_name": "after"}
+    tracker._rest.post("experiments/update", body)
+    assert tracker.find_sweep("kept", "before") == one
+    tracker.ensure_sweep("before", "next", "x", {"hermes.name": "before"})
+    assert tracker.find_sweep("kept", "before") == one
+    assert tracker.find_sweep("kept", "of another") is None
+
+
 def test_the_sweeps_of_an_experiment_are_listed_newest_first(tracker: Tracker) -> None:
     made = [tracker.ensure_sweep("listed", f"listed__{n}", "name: listed\n") for n in range(3)]
     tracker.finish_sweep(made[0].parent_run_id, "finished")

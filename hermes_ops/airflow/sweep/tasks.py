@@ -80,6 +80,7 @@ from hermes_ops.errors import ConfigError, HermesError, Problem
 from hermes_ops.references import names_in, refers
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.comparison import ComparedSweep
+from hermes_ops.tracking.runs import NAME
 from hermes_ops.trial.environment import InheritanceRule, why_missing
 
 
@@ -142,7 +143,9 @@ class PlanOperator(BaseOperator):
         deadline = deadline_tag(config, _began_s(context, planned_s))
         tags = {**self._tags(config), **deadline}
         tags |= self._warn(config) if before is None else {}
-        ref = tracker.ensure_sweep(config.name, sweep, redact(config).to_yaml(), tags)
+        ref = tracker.find_sweep(sweep, config.name) if before is not None else None
+        if ref is None:
+            ref = tracker.ensure_sweep(config.name, sweep, redact(config).to_yaml(), tags)
         now_ms = int(time.time() * 1_000)
         tracker.views.save(ref, ComparedSweep.from_config(config), now_ms)
         record = SweepRecord(
@@ -266,7 +269,7 @@ class PlanOperator(BaseOperator):
     def _tags(self, config: SweepConfig) -> dict[str, str]:
         tags = {
             "hermes.sampler": config.search.algorithm.value,
-            "hermes.name": config.name,
+            NAME: config.name,
             "hermes.pool": config.pool,
         }
         return {**tags, **self.nights.tags} if self.nights is not None else tags

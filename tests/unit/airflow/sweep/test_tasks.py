@@ -37,6 +37,7 @@ class Mlflow:
     tags: list[dict[str, str]]
     stored: list[str]
     compared: list[ComparedSweep]
+    known: SweepRef | None
 
     def __init__(self, uri: str) -> None:
         assert uri == "http://mlflow"
@@ -44,6 +45,9 @@ class Mlflow:
 
     def save(self, ref: Any, compared: ComparedSweep, created_ms: int) -> None:
         self.compared.append(compared)
+
+    def find_sweep(self, sweep: str, name: str) -> SweepRef | None:
+        return self.known
 
     def ensure_sweep(self, name: str, sweep: str, config: str, tags: Any) -> Any:
         self.opened.append((name, sweep))
@@ -63,6 +67,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Mlflow]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
     monkeypatch.setattr(tasks, "Tracker", Mlflow)
     Mlflow.opened, Mlflow.stored, Mlflow.tags, Mlflow.compared = [], [], [], []
+    Mlflow.known = None
     return Mlflow
 
 
@@ -97,6 +102,20 @@ def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlfl
     given["params"] = sweep_file(name="other")
     assert operator.execute(given) == list(range(8))  # a second try changes nothing
     assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
+
+
+def test_a_sweep_that_is_planned_again_keeps_its_run_though_its_experiment_was_renamed(
+    mlflow: type[Mlflow],
+) -> None:
+    given = context(sweep_file())
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    operator.execute(given)
+    mlflow.known = SweepRef(SWEEP, "7", "the first run")
+    operator.execute(given)
+    record = decode(SweepRecord, given["task_state_store"][SWEEP_KEY])
+    assert record is not None
+    assert record.parent_run_id == "the first run"
+    assert mlflow.opened == [("digits", SWEEP), ("the first run", CLOSED_TAG)]
 
 
 @pytest.mark.parametrize(
