@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from hermes_ops.airflow.page.pool_view import PageSources, decision_row, pool_co
 from hermes_ops.airflow.page.sweep_view import decisions_of, read_sweep_view, sweep_contents
 from hermes_ops.airflow.page.usage_view import UsageQuery, UsageTable
 from hermes_ops.airflow.page.what_if import current_choice, what_if
+from hermes_ops.config.fields import NAME_PATTERN
 from hermes_ops.core.amounts import duration
 from hermes_ops.core.usage import BY
 from hermes_ops.core.usage_table import csv_text, key_text, number_text
@@ -149,9 +151,15 @@ def _reader(user: GetUserDep, sources: Annotated[PageSources, Depends(_sources)]
     return Reader(dag_reader(user), sources.metadata)
 
 
-def _pools(user: GetUserDep, sources: Annotated[PageSources, Depends(_sources)]) -> tuple[str, ...]:
+def _pools(
+    user: GetUserDep,
+    sources: Annotated[PageSources, Depends(_sources)],
+    pool: PoolName = None,
+) -> tuple[str, ...]:
+    """Return the pools that the user may choose; the requested one also without a running sweep."""
     readable = readable_pools(user)
-    return tuple(p for p in sources.pools() if p in readable)
+    asked: set[str] = {pool} if pool and re.fullmatch(NAME_PATTERN, pool) else set()
+    return tuple(sorted(p for p in {*sources.pools(), *asked} if p in readable))
 
 
 SourcesDep = Annotated[PageSources, Depends(_sources)]

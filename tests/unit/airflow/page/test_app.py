@@ -99,6 +99,18 @@ def test_a_pool_that_the_user_may_not_read_is_not_there(get: Get, users: Users) 
     assert get("/what-if", policy="fifo").status_code == 404
 
 
+def test_a_pool_is_there_after_the_last_of_its_sweeps_has_ended(get: Get, users: Users) -> None:
+    users.pools = {"gpus", "big"}
+    assert "No sweep runs in this pool" not in read(get())
+    for path in ("/", "/usage", "/what-if"):
+        answer = get(path, pool="big", **({"policy": "fifo"} if path == "/what-if" else {}))
+        assert answer.status_code == 200
+        assert 'href="usage?pool=big"' in answer.text
+    users.pools = {"gpus", "x" * 250, "../gpus"}
+    for name in ("big", "x" * 250, "../gpus"):  # no sweep can name the last two
+        assert get(pool=name).status_code == 404
+
+
 # -- what it shows -------------------------------------------------------------------------------
 
 
