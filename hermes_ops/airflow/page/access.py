@@ -14,7 +14,7 @@ ENTRY = "TASK_INSTANCE"
 
 UNSEEN = "a trial that you may not see"
 
-_TRIAL = re.compile(r"([A-Za-z0-9_.~:+-]+)/[0-9]+")
+_TRIAL = re.compile(r"([\w.~:+-]+)/[0-9]+")  # a DAG's id may have letters of any script
 
 
 @dataclass(slots=True)

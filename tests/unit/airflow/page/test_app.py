@@ -92,6 +92,18 @@ def test_a_reason_that_names_a_trial_of_an_unreadable_sweep_is_veiled(
     assert f"ahead of private:run-1/4 and {SWEEP}/1 by 1/3" in read(get())
 
 
+def test_a_trial_of_a_dag_whose_name_has_letters_beyond_ascii_is_veiled_too(
+    get: Get, users: Users, database: Database
+) -> None:
+    hidden = RunRow(2, "prévision", "run-1", "plan", "running", 60.0, run_row().sweep)
+    database.runs = (*database.runs, hidden)
+    view(reason="ahead of prévision:run-1/4")
+    assert f"ahead of {UNSEEN}" in read(get())
+    assert "vision" not in get().text
+    users.dags["ann"].add("prévision")
+    assert "ahead of prévision:run-1/4" in read(get())
+
+
 def test_a_pool_that_the_user_may_not_read_is_not_there(get: Get, users: Users) -> None:
     users.pools = {"other"}
     assert "no pool that you may read" in read(get())
