@@ -38,7 +38,8 @@ from hermes_ops.airflow.page.usage_view import UsageReader
 from hermes_ops.airflow.records import SweepRecord, decode
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL
 from hermes_ops.core.model import QUEUED_PHASES
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Refused
+from hermes_ops.tracking.rest import MISSING
 
 if TYPE_CHECKING:
     from hermes_ops.tracking import Tracker
@@ -113,13 +114,16 @@ class PageSources:
     def from_mlflow(self, ask: Callable[[Tracker], T]) -> T | None:
         """Return MLflow's answer; None when it does not answer, and for SILENCE_S after that.
 
-        A page that is refreshed constantly must not wait for it each time.
+        A page that is refreshed constantly must not wait for it each time. What has been deleted in
+        MLflow is missing in that answer alone.
         """
         if self.clock() < self._silent_until_s:
             return None
         try:
             return ask(self.tracker)
         except HermesError as error:
+            if isinstance(error, Refused) and error.code == MISSING:
+                return None
             log.warning("MLflow is left out of the page: %s", error)
             self._silent_until_s = self.clock() + SILENCE_S
             return None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hermes_ops.airflow.metadata import RunRow
+from hermes_ops.errors import Refused
 from tests.unit.airflow.builders import SWEEP
 from tests.unit.airflow.page.builders import (
     Database,
@@ -87,6 +88,21 @@ def test_a_silent_mlflow_costs_the_list_its_best_values_alone_and_is_not_asked_e
     assert all("MLflow does not answer" in s and "digits-1 running" in s for s in seen)
     assert "secret.internal" not in "".join(seen)
     assert mlflow.asked == 1
+
+
+def test_a_run_that_was_deleted_in_mlflow_costs_the_other_pages_nothing(
+    get: Get, database: Database, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(run_id: str, path: str) -> tuple[str, ...]:
+        raise Refused(f"Run {run_id} not found", "RESOURCE_DOES_NOT_EXIST")
+
+    database.ended = [ended(1)]
+    monkeypatch.setattr(mlflow, "files", gone)
+    assert "old-1" in read(get("/sweep", sweep="old-1"))
+    mlflow.best = 0.25
+    seen = read(get("/sweeps"))
+    assert "MLflow does not answer" not in seen
+    assert "0.25" in seen
 
 
 def test_a_sweep_has_a_page_of_its_own_with_curves_timeline_trials_and_decisions(
