@@ -27,11 +27,16 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hermes_ops.airflow.control.decisions import read_tail
-from hermes_ops.airflow.explanation import UNDECIDED, explain, ownership, parts
+from hermes_ops.airflow.explanation import UNDECIDED, explain, ownership, parts, short
 from hermes_ops.airflow.page.access import ENTRY, Reader, dag_reader, readable_pools
 from hermes_ops.airflow.page.history import NEWEST_ROWS, history
 from hermes_ops.airflow.page.pool_view import PageSources, decision_row, pool_contents
-from hermes_ops.airflow.page.sweep_view import decisions_of, read_sweep_view, sweep_contents
+from hermes_ops.airflow.page.sweep_view import (
+    decisions_of,
+    pool_of,
+    read_sweep_view,
+    sweep_contents,
+)
 from hermes_ops.airflow.page.usage_view import UsageQuery, UsageTable
 from hermes_ops.airflow.page.what_if import current_choice, what_if
 from hermes_ops.config.fields import NAME_PATTERN
@@ -67,7 +72,7 @@ def _environment() -> Environment:
         "script": Markup(_asset("page.js")),  # noqa: S704
         "refresh_s": REFRESH_S,
     }
-    environment.filters |= {"clock": clock, "duration": duration}
+    environment.filters |= {"clock": clock, "duration": duration, "short": short}
     return environment
 
 
@@ -248,7 +253,8 @@ def explain_page(
         raise HTTPException(404, f"Airflow knows no sweep of the trial {trial!r}.")
     if not reader.reads_sweep(sweep):
         raise HTTPException(403, "You may not read the trials of this sweep's DAG.")
-    chosen = _chosen(pools, pool) or ""
+    own = pool_of(sources.metadata.sweep(sweep))
+    chosen = own if own in pools else _chosen(pools, pool) or ""
     explanation = explain(chosen, sources.tracker, trial)
     return draw(
         "explain",

@@ -76,6 +76,12 @@ def read_sweep_view(sources: PageSources, past: PastRun) -> SweepView:
     )
 
 
+def pool_of(past: PastRun | None) -> str:
+    """Return the pool of a sweep; empty before it is planned."""
+    record = None if past is None else decode(SweepRecord, past.run.sweep)
+    return "" if record is None else str(record.config.get("pool", DEFAULT_POOL))
+
+
 def decisions_of(sources: PageSources, past: PastRun, before: int | None) -> Decisions:
     """Return the newest decisions of a sweep before that byte of its log, and where they begin.
 

@@ -10,7 +10,7 @@ from hermes_ops.airflow.control.pool_file import view_path
 from hermes_ops.airflow.metadata import PoolRow, RunRow
 from hermes_ops.airflow.page import APP, VIEW, LazyApp
 from hermes_ops.airflow.page.access import UNSEEN
-from tests.unit.airflow.builders import SWEEP, run_row
+from tests.unit.airflow.builders import SWEEP, run_row, sweep_record
 from tests.unit.airflow.page.builders import (
     HOSTILE,
     NOW_S,
@@ -218,6 +218,41 @@ def test_explain_says_what_the_command_line_says(get: Get) -> None:
     assert "runner-up digits-1/1" in seen
     assert "it would change with a gain of 0.3" in seen
     assert "Decisions about it (1)" in seen
+
+
+def test_explain_says_what_fails_the_deadline_and_why_a_trial_cannot_be_preempted(
+    get: Get,
+) -> None:
+    view(terms={"gain": 1 / 3})
+    path = view_path("gpus")
+    facts = {"deadline_s": 4e9, "not_preemptible": {"0": "it has no checkpoint"}}
+    problem = {"sweep": SWEEP, "trial": 0, "step": "write its lease", "tries": 2, "since_s": 100.0}
+    found = json.loads(path.read_text()) | {
+        "sweeps": {SWEEP: facts},
+        "problems": [{**problem, "reason": "Airflow refused it"}],
+    }
+    path.write_text(json.dumps(found))
+    seen = read(get("/explain", trial=f"{SWEEP}/0"))
+    assert "it cannot be preempted now it has no checkpoint" in seen
+    assert f"Deadline of {SWEEP}: 2096-10-02 07:06:40 UTC" in seen
+    assert f"Problem of trial 0 of {SWEEP}: write its lease failed 2 times" in seen
+    assert "gain 0.3333 " in seen
+
+
+def test_a_trial_is_explained_by_the_view_of_its_own_pool(
+    get: Get, users: Users, database: Database
+) -> None:
+    users.pools = {"gpus", "big"}
+    record = sweep_record(pool="big")
+    database.runs = (
+        *database.runs,
+        RunRow(5, "hermes_sweep", "wide-1", "plan", "running", 60.0, record),
+    )
+    view(id="wide-1/0")
+    view_path("gpus").rename(view_path("big"))
+    view()
+    for pool in ("gpus", "big"):
+        assert "wide-1/0 is running on GPU 1" in read(get("/explain", trial="wide-1/0", pool=pool))
 
 
 @pytest.mark.parametrize(
