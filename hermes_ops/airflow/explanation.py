@@ -31,7 +31,7 @@ def trouble_line(view: Mapping[str, Any] | None) -> str:
     if not trouble:
         return ""
     return (
-        f"The controller's rounds have failed since {_clock(trouble['since_s'])} "
+        f"The controller's rounds have failed since {moment(trouble['since_s'])} "
         f"({trouble['rounds']} in a row), so no trial is started or stopped: {trouble['reason']}"
     )
 
@@ -40,7 +40,7 @@ def silence_line(view: Mapping[str, Any] | None, now_s: float) -> str:
     """Return since when the controller has made no round; empty while it makes some."""
     if view is None or now_s - view["time_s"] <= SILENT_S or trouble_line(view):
         return ""
-    since = _clock(view["time_s"])
+    since = moment(view["time_s"])
     return f"The controller has made no round since {since}: see its log."
 
 
@@ -65,7 +65,7 @@ def away_lines(view: Mapping[str, Any] | None) -> list[str]:
 
 
 def _absence(name: str, machine: Mapping[str, Any]) -> str:
-    return f"{name} since {_clock(machine['away_since_s'])}, as {machine['reason']}"
+    return f"{name} since {moment(machine['away_since_s'])}, as {machine['reason']}"
 
 
 def problem_lines(
@@ -92,12 +92,8 @@ def _line(problem: Mapping[str, Any]) -> str:
     times = "once" if problem["tries"] == 1 else f"{problem['tries']} times"
     return (
         f"Problem of {whose}: {problem['step']} failed {times} since "
-        f"{_clock(problem['since_s'])}: {problem['reason']}"
+        f"{moment(problem['since_s'])}: {problem['reason']}"
     )
-
-
-def _clock(time_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
 UNDECIDED = "nothing was decided about it yet"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ from hermes_ops.cli.sweep_location import (
     locate_or_explain,
     newest,
 )
+from hermes_ops.core.deadline import moment
 from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 
@@ -253,7 +253,7 @@ def _why(explained: Explanation) -> list[str]:
 def _line(decision: Mapping[str, Any]) -> str:
     from hermes_ops.airflow.explanation import on_gpus, short
 
-    when = time.strftime("%H:%M:%S", time.localtime(float(decision["time_s"])))
+    when = moment(float(decision["time_s"]))
     terms = ", ".join(f"{k}={short(v)}" for k, v in decision["terms"].items())
     return f"  {when} {decision['action']}{on_gpus(decision['gpus'])}: {decision['reason']}" + (
         f" [{terms}]" if terms else ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hermes_ops.airflow.control.faults import Fault, Subject
 from hermes_ops.airflow.control.pool_file import publish, publish_trouble, read_view
 from hermes_ops.airflow.explanation import explain, problem_lines, silence_line, trouble_line
+from hermes_ops.cli.inspection_commands import _line
 from hermes_ops.cli.live_view import new_lines
 from hermes_ops.cli.stack_commands import _problem_lines
 from hermes_ops.core.model import Gpu, Plan, Snapshot
@@ -50,6 +52,22 @@ def test_a_step_that_fails_is_in_the_view_in_explain_and_in_a_followed_sweep() -
     assert not new_lines(view_with(fault(tries=3)), SWEEP, said)
     assert len(problem_lines(view)) == 3
     assert problem_lines(view_with(), SWEEP) == []
+
+
+def test_times_are_in_utc_with_their_date_wherever_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(time.tzset)  # the last to run: after the variable is undone
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        (line,) = problem_lines(view_with(fault()), SWEEP, 3)
+        assert "since 1970-01-01 00:01:00 UTC" in line
+        failing = {"time_s": 7.0, "trouble": {"since_s": 60.0, "rounds": 17, "reason": "no pool"}}
+        assert "since 1970-01-01 00:01:00 UTC (17 in a row)" in trouble_line(failing)
+        assert "since 1970-01-01 00:00:07 UTC" in silence_line({"time_s": 7.0}, 1e6)
+        taken = {"time_s": 60.0, "action": "start", "gpus": [1], "reason": "x", "terms": {}}
+        assert _line(taken) == "  1970-01-01 00:01:00 UTC start on GPU 1: x"
 
 
 def test_of_many_problems_some_are_shown_and_the_others_counted() -> None:
