@@ -164,13 +164,14 @@ def print_list(console: Console, rows: Iterable[ListedSweep]) -> None:
     from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, is_wide, print_whole
 
     rows = list(rows)
-    columns = [TableColumn(head) for head in ("sweep", "state", "started", "ended")]
+    columns = [TableColumn(head) for head in ("sweep", "state", "started, UTC", "ended, UTC")]
     cells = [(r.sweep, r.state, _minute(r.start_date), _minute(r.end_date)) for r in rows]
     if not any(r.reason for r in rows) and not is_wide(columns, cells, console.width):
         print_whole(console, fit_table("", columns, map(TableRow, cells), console.width))
         return
     for row, (sweep, state, began, ended) in zip(rows, cells, strict=True):
         line = f"{sweep}  {state}  {began}" + (f" to {ended}" if ended else "")
+        line += " UTC" if began else ""
         if len(line) > console.width:
             line = f"{sweep}\n  {line[len(sweep) + 2 :]}"
         console.print(Text(line), soft_wrap=True)

@@ -108,6 +108,7 @@ def test_the_list_shows_whole_ids_at_every_width(width: int, reason: str | None)
     said = " ".join(out.getvalue().split())
     assert (reason or "success") in said
     assert "2026-11-25 08:00:00" in said
+    assert "UTC" in said
 
 
 def recorded(state: str, **tags: str) -> Any:
