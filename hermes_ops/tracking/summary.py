@@ -166,7 +166,8 @@ def _known(configured: int | None, tag: str | None) -> int | None:
 
 
 def _wall_s(run: SweepRun, now_s: float) -> float:
-    end_s = now_s if run.ended_ms is None else run.ended_ms / 1_000
+    has_ended = run.state in RUN_STATUS and run.ended_ms is not None
+    end_s = (run.ended_ms or 0) / 1_000 if has_ended else now_s  # MLflow keeps an earlier end
     return max(0.0, end_s - run.started_ms / 1_000)
 
 

@@ -172,7 +172,7 @@ def _row(
         ended=ended,
         trials=record.trials if record else sum(sweep.trial_states.values()),
         metric=str(config.get("objective", {}).get("metric", "")),
-        best=_best(run, best.get(past.run.sweep_id)),
+        best=_best(run if state in ENDED_STATES else None, best.get(past.run.sweep_id)),
         compare=_address(sources, lambda uri: comparison_address(uri, ref) if ref else ""),
         report=_address(sources, lambda uri: _report_page(uri, ref, state)),
     )

@@ -12,7 +12,7 @@ from hermes_ops.core.summary import Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused, Unavailable
 from hermes_ops.tracking import SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.rest import legal_name
-from hermes_ops.tracking.summary import COLUMNS, CollectedSweep, log_columns, log_sizes
+from hermes_ops.tracking.summary import COLUMNS, CollectedSweep, collect, log_columns, log_sizes
 
 RUN = TrialRun(0, "run-0", {}, "finished", {}, {}, "FINISHED", 1_000, 9_000)
 TRIAL = TrialSummary(0, "finished", {}, 0.5, 0.4, 3, 2, 1, 7.5)
@@ -141,3 +141,24 @@ def test_of_a_trial_that_has_had_one_gpu_only_no_size_is_a_metric() -> None:
     log_sizes(mlflow, "run-0", [Segment(0, 1, (3,), 10.0, 14.0, 0, 4)])
     log_sizes(mlflow, "run-0", [])
     assert mlflow.logged == {}
+
+
+@pytest.mark.parametrize(("state", "wall_s"), [("finished", 9.0), ("running", 60.0)])
+def test_a_sweep_that_goes_on_has_taken_the_time_until_now_not_until_its_earlier_end(
+    state: str, wall_s: float
+) -> None:
+    class Server:
+        """A server whose only sweep keeps the time of its first end."""
+
+        def sweep(self, ref: SweepRef) -> SweepRun:
+            return SweepRun(ref, "s", state, "RUNNING", {}, 0, 9_000)
+
+        def trials(self, ref: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
+            return ()
+
+    server: Any = Server()
+    ref = SweepRef("s", "1", "parent")
+    found = collect(
+        server, ref, metric="loss", direction="minimize", max_trials=2, clock=lambda: 60.0
+    )
+    assert found.summary.wall_seconds == wall_s

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hermes_ops.airflow.metadata import RunRow
+from hermes_ops.airflow.metadata import PastRun, RunRow
 from hermes_ops.errors import Refused
 from tests.unit.airflow.builders import SWEEP
 from tests.unit.airflow.page.builders import (
@@ -49,6 +49,19 @@ def test_of_a_running_sweep_the_best_so_far_is_shown_and_no_report(
     mlflow.best = 0.25
     seen = read(get("/sweeps"))
     assert re.search(r"digits-1 running .* 0 of 8 0\.25 val_loss compare trials(?! report)", seen)
+
+
+def test_of_a_resumed_sweep_the_best_is_that_of_now_not_of_its_earlier_end(
+    get: Get, database: Database, mlflow: Mlflow
+) -> None:
+    mlflow.best = 0.25
+    earlier = {"hermes.best": "0.75"}
+    mlflow.runs = {"parent": replace(sweep_run(1, "running", **earlier), ended_ms=1)}
+    assert "0 of 8 0.25 val_loss" in read(get("/sweeps"))
+    past = PastRun(replace(database.runs[0], state="success"), 90.0)
+    database.runs, database.ended = (), [past]
+    mlflow.runs = {"parent": sweep_run(1, "finished", **earlier)}
+    assert "0 of 8 0.75 val_loss" in read(get("/sweeps"))
 
 
 @pytest.mark.parametrize(
