@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hermes_ops.core.summary import CurvePoints
 from hermes_ops.tracking.rest import legal_name
-from hermes_ops.tracking.runs import LatestMetric, SweepRef, TrialRun
+from hermes_ops.tracking.runs import LatestMetric, SweepRef, TrialRun, curve_of
 from hermes_ops.tracking.tracker import Tracker
 
 _FULL_READ_EVERY = 20  # reads; those between look at open trials only
@@ -113,25 +113,6 @@ class CurveReader:
         points = curve_of(self._tracker.history(trial.run_id, metric))
         if points:
             curves[trial.number] = points
-
-
-def curve_of(history: Iterable[LatestMetric]) -> CurvePoints:
-    """Return the points by step, each step once with its earliest value.
-
-    A script that resumed from a checkpoint behind its last value logs some steps again. The first
-    value stands, as in the trial's own file: a value on which a decision was made never changes,
-    and the time of a value is that of its first report.
-
-    Keras' autologging counts epochs from 0 and the collector counts completed ones from 1; where
-    both log, the first point is there twice and the one at step 0 is left out.
-    """
-    first: dict[int, LatestMetric] = {}
-    for point in history:
-        if point.step not in first or point.time_ms < first[point.step].time_ms:
-            first[point.step] = point
-    if 0 in first and 1 in first and first[0].value == first[1].value:
-        del first[0]
-    return tuple((s, first[s].value, first[s].time_ms) for s in sorted(first))
 
 
 def _same(one: LatestMetric, other: LatestMetric | None) -> bool:

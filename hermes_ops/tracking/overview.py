@@ -16,9 +16,11 @@ from hermes_ops.tracking.runs import (
     KIND,
     STATE,
     SWEEP,
+    LatestMetric,
     SweepRef,
     SweepRun,
     TrialRun,
+    curve_of,
     has_tags,
     metric_of,
     sweep_of,
@@ -92,8 +94,7 @@ class Overview:
             "max_results": points,
         }
         answer = self._rest.get("metrics/get-history-bulk-interval", query)
-        steps: dict[str, dict[int, tuple[int, float, int]]] = defaultdict(dict)
+        points_of: dict[str, list[LatestMetric]] = defaultdict(list)
         for entry in answer.get("metrics", ()):
-            point = metric_of(entry)
-            steps[entry["run_id"]][point.step] = (point.step, point.value, point.time_ms)
-        return {run: tuple(of[step] for step in sorted(of)) for run, of in steps.items()}
+            points_of[entry["run_id"]].append(metric_of(entry))
+        return {run: curve_of(found) for run, found in points_of.items()}

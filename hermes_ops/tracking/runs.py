@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_ops.core.summary import Segment
+from hermes_ops.core.summary import CurvePoints, Segment
 from hermes_ops.tracking.rest import joined_json, legal_name
 
 SWEEP, TRIAL, KIND, STATE = "hermes.sweep", "hermes.trial", "hermes.kind", "hermes.state"
@@ -119,6 +119,25 @@ def metric_of(entry: Mapping[str, Any]) -> LatestMetric:
     if abs(value) >= _MAX_DOUBLE:
         value = math.copysign(math.inf, value)
     return LatestMetric(value, int(entry.get("step", 0)), int(entry.get("timestamp", 0)))
+
+
+def curve_of(history: Iterable[LatestMetric]) -> CurvePoints:
+    """Return the points by step, each step once with its earliest value.
+
+    A script that resumed from a checkpoint behind its last value logs some steps again. The first
+    value stands, as in the trial's own file: a value on which a decision was made never changes,
+    and the time of a value is that of its first report.
+
+    Keras' autologging counts epochs from 0 and the collector counts completed ones from 1; where
+    both log, the first point is there twice and the one at step 0 is left out.
+    """
+    first: dict[int, LatestMetric] = {}
+    for point in history:
+        if point.step not in first or point.time_ms < first[point.step].time_ms:
+            first[point.step] = point
+    if 0 in first and 1 in first and first[0].value == first[1].value:
+        del first[0]
+    return tuple((s, first[s].value, first[s].time_ms) for s in sorted(first))
 
 
 def sweep_of(run: Mapping[str, Any]) -> SweepRun:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Unavailable, Unsupported
 from hermes_ops.tracking import LatestMetric, MetricSender, Tracker
-from hermes_ops.tracking.curves import curve_of
+from hermes_ops.tracking.runs import curve_of
 from hermes_ops.tracking.sender import SeenSteps, load_offset, read_lines, save_offset
 
 
