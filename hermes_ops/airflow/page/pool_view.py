@@ -84,7 +84,7 @@ class PageSources:
     _quotas: dict[str, QuotaInForce] = field(default_factory=dict)
     _pool_views: dict[str, PoolView] = field(default_factory=dict)
     _tracker: Tracker | None = None
-    _silent_until_s: float = 0.0
+    _failed_s: float = -SILENCE_S
 
     def __post_init__(self) -> None:
         self.usage = UsageReader(self.metadata, lambda: self.tracker, self.clock)
@@ -117,7 +117,7 @@ class PageSources:
         A page that is refreshed constantly must not wait for it each time. What has been deleted in
         MLflow is missing in that answer alone.
         """
-        if self.clock() < self._silent_until_s:
+        if 0 <= self.clock() - self._failed_s < SILENCE_S:
             return None
         try:
             return ask(self.tracker)
@@ -125,7 +125,7 @@ class PageSources:
             if isinstance(error, Refused) and error.code == MISSING:
                 return None
             log.warning("MLflow is left out of the page: %s", error)
-            self._silent_until_s = self.clock() + SILENCE_S
+            self._failed_s = self.clock()
             return None
 
     def pools(self) -> tuple[str, ...]:
@@ -138,7 +138,8 @@ class PageSources:
         """Return the pool, at most FRESH_S old."""
         with self._lock:
             known = self._pool_views.get(pool)
-            if known is None or self.clock() - known.time_s > FRESH_S:
+            # Older than now also where the clock has been set back since.
+            if known is None or not 0 <= self.clock() - known.time_s <= FRESH_S:
                 known = self._pool_views[pool] = self._read_pool(pool)
             return known
 

@@ -73,7 +73,7 @@ class SweepProgress:
 class ProgressCache:
     """Caches the progress of the sweeps that were read last."""
 
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     _kept: dict[str, tuple[SweepProgress, float]] = field(
         default_factory=dict
     )  # with its last moment

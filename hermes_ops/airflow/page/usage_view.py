@@ -96,7 +96,8 @@ class UsageReader:
         with self._lock:
             table, until_s = self._tables.get(query, (None, 0.0))
             reading = self._under_way.get(query)
-            if reading is None and (table is None or self.clock() > until_s):
+            # It is of the future where the clock has been set back since.
+            if reading is None and not (table and table.read_s <= self.clock() <= until_s):
                 if len(self._under_way) >= MOST_UNDER_WAY:
                     return table, "Too much is being read now: ask again in a minute."
                 reading = self._under_way[query] = threading.Event()

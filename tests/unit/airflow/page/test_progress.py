@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 
+from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.page.progress import (
     ENDED_FRESH_S,
     MOST_KEPT,
@@ -13,12 +15,13 @@ from hermes_ops.airflow.page.progress import (
     SweepProgress,
     read_progress,
 )
+from hermes_ops.airflow.page.usage_view import UsageQuery
 from hermes_ops.core.summary import Segment, SweepSummary
 from hermes_ops.errors import Unavailable
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.overview import MOST_CURVES
 from tests.unit.airflow.builders import running, sweep_with, waiting
-from tests.unit.airflow.page.builders import Mlflow, trial_run
+from tests.unit.airflow.page.builders import Mlflow, Users, planned, trial_run
 
 REF = SweepRef("digits-1", "7", "parent")
 OBJECTIVE = ("val_loss", "minimize")
@@ -45,6 +48,31 @@ def test_one_reading_serves_everybody_for_a_while_and_an_ended_sweep_for_longer(
     assert second is not first
     clock.now_s += ENDED_FRESH_S - 1
     assert cache.get("s", progress) is second
+
+
+def test_a_clock_that_is_set_back_leaves_no_reader_with_an_old_pool_or_table(users: Users) -> None:
+    database: Any = planned()
+    mlflow: Any = Mlflow()
+    clock = Clock()
+    clock.now_s = 10_000.0
+    sources = PageSources(database, lambda: mlflow, clock=clock)
+    query = UsageQuery("gpus", 1, "user", frozenset({"hermes_sweep"}))
+
+    def ask(tracker: Any) -> float | None:
+        return cast("float | None", tracker.overview.best(None, maximize=True))
+
+    mlflow.away, mlflow.best = True, 0.5
+    first, old = sources.pool_view("gpus"), sources.usage.get(query)[0]
+    assert sources.from_mlflow(ask) is None
+    mlflow.away = False
+    clock.now_s = 5_000.0
+    assert sources.pool_view("gpus") is not first
+    assert sources.from_mlflow(ask) == 0.5
+    assert old is not None
+    deadline_s = time.monotonic() + 30.0
+    while sources.usage.get(query)[0] is old and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert sources.usage.get(query)[0] is not old
 
 
 def test_what_is_read_again_keeps_nobody_waiting_who_can_have_the_last_one() -> None:
