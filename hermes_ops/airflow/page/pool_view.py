@@ -240,10 +240,23 @@ def pool_contents(
         closing={s: b.close.reason for s, b in seen if b.close},
         unseen_sweeps=len(pool_view.sweep_states) - len(seen),
         decisions=last_decisions(decisions, reader),
-        teams=quota_lines(pool_view.view),
-        notices=[reader.veiled(line) for line in notice_lines(pool_view.view)],
+        teams=_team_lines(pool_view.view, sees_all=len(seen) == len(pool_view.sweep_states)),
+        notices=_notices(pool_view.view, reader),
         problems=_problems(pool_view.view, [sweep for sweep, _ in seen]),
     )
+
+
+def _team_lines(view: Mapping[str, Any], *, sees_all: bool) -> list[str]:
+    """Return what each team holds; what users have used only to those who see all sweeps."""
+    quota = view.get("quota") or {}
+    return quota_lines({"quota": quota if sees_all else {**quota, "users": ()}})
+
+
+def _notices(view: Mapping[str, Any], reader: Reader) -> list[str]:
+    """Return which trials have notice, of those that the reader may see."""
+    told = [job for job in view.get("jobs", ()) if job.get("notice_s")]
+    seen = [job for job in told if reader.reads_sweep(job["id"].rpartition("/")[0])]
+    return [reader.veiled(line) for line in notice_lines({"jobs": seen})]
 
 
 def _problems(view: Mapping[str, Any], sweeps: Iterable[str]) -> list[str]:

@@ -163,6 +163,25 @@ def test_the_owner_and_what_each_team_holds_are_shown(get: Get, users: Users) ->
     assert "carla" not in read(get(user="eve"))
 
 
+def test_notices_and_used_hours_of_others_are_shown_to_those_alone_who_may_see_their_sweeps(
+    get: Get, users: Users
+) -> None:
+    view(notice_s=300.0, reason="loses borrowed GPUs to team speech")
+    path = view_path("gpus")
+    used = {"user": "carla", "period": "day", "gpu_hours": 3.0, "limit_gpu_hours": 4.0}
+    team = {"team": "vision", "guaranteed": 1, "limit": None, "held": 1, "borrowed": 1}
+    quota = {"teams": [{**team, "waiting": 0}], "users": [used]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quota": quota}))
+    seen = read(get())
+    assert f"Notice: {SWEEP}/0 loses borrowed GPUs to team speech" in seen
+    assert "User carla: 3 of 4 GPU-hours of this day used" in seen
+    users.dags["eve"] = {"another"}
+    veiled = read(get(user="eve"))
+    assert "Team vision: 1 GPUs held" in veiled
+    assert "Notice" not in veiled
+    assert "carla" not in veiled
+
+
 def test_slots_of_other_tasks_count(get: Get, database: Database) -> None:
     database.pool_row = PoolRow(2, 1)
     assert "1 slots held by other tasks" in read(get())
