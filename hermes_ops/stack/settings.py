@@ -114,8 +114,8 @@ def _from_file(file: Path) -> dict[str, object]:
     if not file.exists():
         return {}
     try:
-        return dict(tomllib.loads(file.read_text()))
-    except (tomllib.TOMLDecodeError, OSError) as error:
+        return dict(tomllib.loads(file.read_text("utf-8")))
+    except (ValueError, OSError) as error:  # ValueError: no TOML, or no UTF-8
         problem = Problem(str(file), str(error), "a TOML file", f"correct or remove {file}")
         raise ConfigError("The stack's settings", (problem,)) from error
 

@@ -65,6 +65,14 @@ def test_a_name_that_no_trial_may_inherit_is_refused(tmp_path: Path, name: str) 
     assert name in str(refused.value)
 
 
+def test_a_settings_file_that_is_not_utf_8_is_refused_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "hermes.toml"
+    file.write_bytes('pool = "café"\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="a TOML file") as refused:
+        resolve(tmp_path, {}, {})
+    assert str(file) in str(refused.value)
+
+
 def test_a_refused_database_address_never_shows_its_password(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         resolve(tmp_path, {"airflow_db": "mysql://user:hush@host/name"}, {})
