@@ -220,11 +220,13 @@ def _check_postgresql(option: str, url: str) -> None:
 
 def check_policy(settings: Settings) -> None:
     """Raise `ConfigError` if the policy or a parameter is unknown, or it cannot run live."""
+    from hermes_ops.core.options import GuardOptions
     from hermes_ops.policies import check_live, make_policy
 
     check_live(settings.policy)
     options = settings.policy_options.items()
     make_policy(settings.policy, {k: v for k, v in options if not k.startswith(GUARD_PREFIX)})
+    GuardOptions.parse(settings.policy_options)
 
 
 def check_dags(settings: Settings) -> None:

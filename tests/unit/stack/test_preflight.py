@@ -159,6 +159,15 @@ def test_the_guards_options_are_not_the_policys(tmp_path: Path) -> None:
     preflight.check_policy(resolve(tmp_path, options, {}))
 
 
+@pytest.mark.parametrize("option", [{"guard_kk": 2.0}, {"guard_k": "abc"}])
+def test_a_wrong_option_of_the_guards_is_refused_before_anything_starts(
+    tmp_path: Path, option: dict[str, object]
+) -> None:
+    options = {"policy": "fifo", "policy_options": option}
+    with pytest.raises(ConfigError, match="guard_k"):
+        preflight.check_policy(resolve(tmp_path, options, {}))
+
+
 def test_an_extra_dag_folder_that_is_absent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StackError, match="--dags"):
         preflight.check_dags(resolve(tmp_path, {"dags": (tmp_path / "none",)}, {}))
