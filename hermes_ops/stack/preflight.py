@@ -9,6 +9,7 @@ import random
 import socket
 import subprocess
 from collections.abc import Collection, Iterable
+from itertools import combinations
 
 import psutil
 
@@ -119,9 +120,10 @@ def _warning_bytes(disk: DiskSpace) -> int:
 def check_ports(settings: Settings, ours: Collection[int]) -> None:
     """Raise `StackError` if a port that is set is another's; `ours` end before it is needed."""
     airflow, mlflow, metrics = settings.airflow_port, settings.mlflow_port, settings.metrics_port
-    if airflow == mlflow != AUTOMATIC_PORT:
-        raise StackError(f"Airflow and MLflow cannot share port {airflow}: change one of them")
     named = {"--airflow-port": airflow, "--mlflow-port": mlflow, "--metrics-port": metrics}
+    for (one, port), (other, same) in combinations(named.items(), 2):
+        if port == same != AUTOMATIC_PORT:
+            raise StackError(f"{one} and {other} cannot share port {port}: change one of them")
     for option, port in named.items():
         if port != AUTOMATIC_PORT and not _owners(port) & set(ours):
             choose_port(port, option)

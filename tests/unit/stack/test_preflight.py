@@ -56,6 +56,16 @@ def test_port_zero_takes_a_free_one_that_no_outgoing_connection_is_given() -> No
     assert preflight.choose_port(0, "--airflow-port") in range(20_000, 30_000)
 
 
+@pytest.mark.parametrize("others", ["airflow", "mlflow"])
+def test_a_port_of_the_metrics_that_is_another_services_is_refused(
+    tmp_path: Path, others: str
+) -> None:
+    port = preflight.free_port()
+    ports = {"airflow_port": 0, "mlflow_port": 0, f"{others}_port": port, "metrics_port": port}
+    with pytest.raises(StackError, match=rf"--{others}-port and --metrics-port cannot share"):
+        preflight.check_ports(resolve(tmp_path, ports, {}), ())
+
+
 def test_ports_in_use_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
