@@ -16,7 +16,7 @@ import typer
 from hermes_ops.cli.connection import Home
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
     from hermes_ops.stack.lifecycle import StackStatus
     from hermes_ops.stack.record import StackRecord
@@ -202,13 +202,13 @@ def status(
         typer.echo(json.dumps({**_document(settings, stack_status), **extra}, indent=2))
         raise typer.Exit(_status_code(stack_status))
     if stack_status.programs and stack_status.record is not None:
-        _print_status(stack_status)
+        _print_status(Console(), stack_status)
         view = _view(settings.home, stack_status)
         quota = (*quota_lines(view), *notice_lines(view), *queue_lines(view))
         for line in (*quota, *deadline_lines(view, time.time())):
             typer.echo(line)
     elif stack_status.is_unsupervised:
-        Console().print(_programs_table(stack_status.orphans))
+        _print_programs(Console(), stack_status.orphans)
     else:
         typer.echo(f"Hermes is not running in {settings.home}.")
     if disk_usage is not None:
@@ -291,28 +291,25 @@ def _view(home: Path, stack_status: StackStatus) -> dict[str, Any] | None:
     return read_view(stack_status.record.pool, home)
 
 
-def _programs_table(programs: tuple[ProgramState, ...]) -> Table:
-    from rich.table import Table
+def _print_programs(console: Console, programs: tuple[ProgramState, ...]) -> None:
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+    from hermes_ops.core.amounts import duration
 
-    table = Table("program", "state", "pid", "up for")
-    for program in programs:
-        up_for = f"{program.uptime_s:.0f} s" if program.pid else ""
-        table.add_row(program.name, program.state.lower(), str(program.pid or ""), up_for)
-    return table
+    columns = [TableColumn(head) for head in ("program", "state", "pid", "up for")]
+    rows = [
+        TableRow((p.name, p.state.lower(), str(p.pid or ""), duration(p.uptime_s) if p.pid else ""))
+        for p in programs
+    ]
+    print_whole(console, fit_table("", columns, rows, console.width))
 
 
-def _print_status(stack_status: StackStatus) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(_programs_table(stack_status.programs))
+def _print_status(console: Console, stack_status: StackStatus) -> None:
+    _print_programs(console, stack_status.programs)
     stack = stack_status.record
     if stack:
         options = " ".join(f"{k}={v}" for k, v in stack.policy_options.items())
-        console.print(f"Airflow  {stack.airflow_url}", highlight=False)
-        console.print(f"MLflow   {stack.mlflow_url}", highlight=False)
-        console.print(f"Metrics  {stack.metrics_url}", highlight=False)
-        console.print(
-            f"Pool     {stack.pool}: {stack.slots} slots, policy {stack.policy} {options}".rstrip(),
-            highlight=False,
-        )
+        pool = f"{stack.pool}: {stack.slots} slots, policy {stack.policy} {options}".rstrip()
+        typer.echo(f"Airflow  {stack.airflow_url}")
+        typer.echo(f"MLflow   {stack.mlflow_url}")
+        typer.echo(f"Metrics  {stack.metrics_url}")
+        typer.echo(f"Pool     {pool}")
