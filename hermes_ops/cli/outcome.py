@@ -114,12 +114,17 @@ def print_outcome(connection: Connection, sweep: str, details: Mapping[str, Any]
         console.print(Text(why_no_best(details)))
     if (deadline := details.get("deadline")) is not None:
         console.print(Text(deadline_line(deadline)))
-    console.print(
-        f"{details['wall_seconds']:.0f} s, at most {details['max_slots_used']} of "
-        f"{details['pool_slots']} GPUs in use at once"
-    )
-    console.print(f"MLflow   {_page(connection, sweep)}", soft_wrap=True)
+    console.print(Text(usage_line(details)))
+    console.print(Text(f"MLflow   {_page(connection, sweep)}"), soft_wrap=True)
     print_comparison(console, connection, sweep)
+
+
+def usage_line(details: Mapping[str, Any]) -> str:
+    """Return how long a sweep has taken, and how many GPUs it has used at once."""
+    slots = details["pool_slots"]  # unknown before the first decision
+    of_pool = "" if slots is None else f" of {slots}"
+    used = f"at most {details['max_slots_used'] or 0}{of_pool} GPUs in use at once"
+    return f"{details['wall_seconds']:.0f} s, {used}"
 
 
 def settings_line(config: Mapping[str, Any]) -> str:
@@ -184,7 +189,7 @@ def print_comparison(console: Console, connection: Connection, sweep: str) -> bo
     except HermesError:
         return False
     address = connection.tracker.comparison_url(ref)
-    console.print(f"Compare  {address}", soft_wrap=True, highlight=False)
+    console.print(Text(f"Compare  {address}"), soft_wrap=True)
     return True
 
 

@@ -10,9 +10,16 @@ import pytest
 
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.records import SweepRecord, encode
-from hermes_ops.cli.outcome import deadline_line, document, most_gpus
+from hermes_ops.cli.outcome import (
+    deadline_line,
+    document,
+    most_gpus,
+    print_outcome,
+    usage_line,
+)
 from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.core.summary import Segment
+from hermes_ops.tracking import SweepRef
 from tests.unit.simulator.recorded_sweeps import Mlflow, config
 
 
@@ -58,3 +65,42 @@ def test_without_processes_here_the_document_tells_what_the_segments_held(
     connection: Any = SimpleNamespace(airflow=Airflow(), tracker=Mlflow())
     place = SweepLocation("digits-1", "mine", "1", "group")
     assert document(connection, place, seen)["max_slots_used"] == told
+
+
+def test_before_the_first_decision_no_size_of_the_pool_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    facts = {"wall_seconds": 3.2, "max_slots_used": 0, "pool_slots": None}
+    tracker = Addressed("http://mlflow:5000")
+    begun: dict[str, Any] = {"trials": [], "best": None, "state": "running", **facts}
+    connection: Any = SimpleNamespace(tracker=tracker)
+    print_outcome(connection, "digits-1", begun)
+    said = capsys.readouterr().out
+    assert "3 s, at most 0 GPUs in use at once" in said
+    assert "None" not in said
+    assert usage_line({**facts, "pool_slots": 2}) == "3 s, at most 0 of 2 GPUs in use at once"
+
+
+def test_an_address_of_ipv6_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = Addressed("http://[fd00::7]:5000")
+    begun: dict[str, Any] = {"trials": [], "best": None, "state": "running", "wall_seconds": 3.2,
+             "max_slots_used": 0, "pool_slots": None}  # fmt: skip
+    connection: Any = SimpleNamespace(tracker=tracker)
+    print_outcome(connection, "digits-1", begun)
+    assert capsys.readouterr().out.count("http://[fd00::7]:5000/") == 2
+
+
+class Addressed:
+    """An MLflow that has every sweep; its addresses begin so."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def find_sweep(self, sweep: str, experiment: str | None = None) -> SweepRef:
+        return SweepRef(sweep, "1", "parent")
+
+    def run_url(self, experiment: str, run: str) -> str:
+        return f"{self.uri}/{run}"
+
+    def comparison_url(self, sweep: SweepRef) -> str:
+        return f"{self.uri}/{sweep.sweep_id}"
