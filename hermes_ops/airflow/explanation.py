@@ -152,9 +152,10 @@ class Explanation:
             return f"{self.trial} {self.ended.words}"
         if job is None:
             return f"{self.trial} is not in the pool now."
+        value = "no value yet" if job["value"] is None else f"value {short(job['value'])}"
         return (
             f"{self.trial} is {job['phase']}{on_gpus(job['gpus'])}, at step {job['step']}, "
-            f"value {job['value']}, {job['preemptions']} preemptions "
+            f"{value}, {job['preemptions']} preemptions "
             f"(policy {self.policy}, {self.age_s:.1f} s ago){_bound(job.get('nodes') or ())}"
         )
 

@@ -77,6 +77,16 @@ def test_a_trial_that_is_bound_to_its_node_is_said_to_be(home: Path) -> None:
     assert "only" not in explanation(connection(), TRIAL, 5)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"), [(None, "no value yet"), (1 / 3, "value 0.3333"), ("nan", "value nan")]
+)
+def test_the_value_of_a_trial_is_in_four_digits_or_said_to_be_missing(
+    value: object, words: str
+) -> None:
+    standing(value=value)
+    assert f"at step 3, {words}, 2 preemptions" in explanation(connection(), TRIAL, 5)
+
+
 def test_a_running_trial_is_explained_with_terms_and_runner_up() -> None:
     standing()
     text = explanation(connection(), TRIAL, 5)
