@@ -42,7 +42,7 @@ from hermes_ops.errors import HermesError, Refused
 from hermes_ops.tracking.rest import MISSING
 
 if TYPE_CHECKING:
-    from hermes_ops.tracking import Tracker
+    from hermes_ops.tracking import CurveReader, SweepRef, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class PageSources:
     clock: Callable[[], float] = time.time
     progress: ProgressCache = field(default_factory=ProgressCache)
     usage: UsageReader = field(init=False)
+    curve_readers: dict[SweepRef, CurveReader] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sweeps: dict[str, RunningSweeps] = field(default_factory=dict)
     _quotas: dict[str, QuotaInForce] = field(default_factory=dict)

@@ -87,9 +87,8 @@ def _what_if(sources: PageSources, pool: str, name: str, reader: Reader) -> What
     choice = current if current.name == name else PolicySettings(name)
     choice.build()  # a name that is none is refused before anything is read
     pool_view = sources.pool_view(pool)
-    sweep_states = {
-        s: replace(b, curves=_curves(sources, b)) for s, b in pool_view.sweep_states.items()
-    }
+    curves = _curves(sources, pool_view.sweep_states)
+    sweep_states = {s: replace(b, curves=curves[s]) for s, b in pool_view.sweep_states.items()}
     prior = _prior(sources, sweep_states) if takes_prior(name) else ()
     view = pool_view.view  # of a pool with machines it alone tells whose GPUs there are
     lendable = view.get("gpus") if view.get("machines") else None
@@ -131,11 +130,22 @@ def decide(
     return plan
 
 
-def _curves(sources: PageSources, sweep_state: SweepState) -> Mapping[int, Any]:
+def _curves(
+    sources: PageSources, sweep_states: Mapping[str, SweepState]
+) -> dict[str, Mapping[int, Any]]:
+    """Return the curves of each sweep; of those read before, only what is new is asked for.
+
+    A reader asks MLflow once for each trial at first. One request at a time has the readers.
+    """
     from hermes_ops.tracking import CurveReader
 
-    plan = sweep_state.spec
-    return CurveReader(sources.tracker, plan.config.objective.metric).fetch(plan.ref).points
+    specs = {sweep: sweep_state.spec for sweep, sweep_state in sweep_states.items()}
+    sources.curve_readers = {
+        spec.ref: sources.curve_readers.get(spec.ref)
+        or CurveReader(sources.tracker, spec.config.objective.metric)
+        for spec in specs.values()
+    }
+    return {s: sources.curve_readers[spec.ref].fetch(spec.ref).points for s, spec in specs.items()}
 
 
 def _prior(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from hermes_ops.airflow.control.pool_file import view_path
 from hermes_ops.airflow.metadata import PoolRow, RunRow
 from hermes_ops.airflow.page import APP, VIEW, LazyApp
 from hermes_ops.airflow.page.access import UNSEEN
+from hermes_ops.tracking import LatestMetric
 from tests.unit.airflow.builders import SWEEP, run_row, sweep_record
 from tests.unit.airflow.page.builders import (
     HOSTILE,
@@ -22,6 +24,7 @@ from tests.unit.airflow.page.builders import (
     Users,
     decide,
     read,
+    trial_run,
     view,
 )
 
@@ -339,6 +342,25 @@ def test_a_what_if_says_when_earlier_sweeps_could_not_be_read(
     monkeypatch.setattr(Mlflow, "away", True)
     assert words in read(get("/what-if", policy="frontrunner"))
     assert words not in read(get("/what-if", policy="fifo"))
+
+
+def test_a_second_what_if_asks_mlflow_for_what_is_new_alone(get: Get, mlflow: Mlflow) -> None:
+    asked: list[str] = []
+    latest = {"val_loss": LatestMetric(0.5, 3, 3_000)}
+    trials = tuple(
+        trial_run(number, "running", 0.5, config={}, metrics=latest) for number in range(2)
+    )
+    monkeyed: Any = mlflow
+    monkeyed.trials = lambda ref, *, open_only=False: trials
+
+    def history(run_id: str, metric: str) -> tuple[LatestMetric, ...]:
+        asked.append(run_id)
+        return (LatestMetric(0.5, 3, 3_000),)
+
+    monkeyed.history = history
+    for _ in range(3):
+        assert get("/what-if", policy="fifo").status_code == 200
+    assert asked == ["run-0", "run-1"]
 
 
 def test_one_what_if_at_a_time_so_that_nobody_keeps_the_server_busy(get: Get) -> None:
