@@ -160,14 +160,28 @@ def _problem(detail: ErrorDetails, file: Path) -> Problem:
     name = ".".join(str(part) for part in detail["loc"]) or "settings"
     setting_names = ", ".join(sorted(set(Settings.model_fields) - {"home"}))
     unknown = detail["type"] == "extra_forbidden"
-    option = f"--{name.replace('_', '-')}"
     return Problem(
         where=name,
         # A database address carries a password: it is never echoed.
         found="an unknown setting" if unknown else _shown(name, detail["input"]),
         allowed=setting_names if unknown else str(detail["msg"]),
-        fix=f"correct {option}, HERMES_{name.upper()} or {file}",
+        fix=f"correct {' or '.join([*_places(name.partition('.')[0]), str(file)])}",
     )
+
+
+_WITHOUT_OPTION = ("start_timeout_s", "drain_timeout_s", "hang_timeout_s")
+_IN_FILE_ALONE = ("airflow", "people")
+
+
+def _places(setting: str) -> list[str]:
+    """Return the option and the variable of a setting, as far as it has them."""
+    if setting in _IN_FILE_ALONE or setting not in Settings.model_fields:
+        return []
+    variable = f"HERMES_{setting.upper()}"
+    if setting in _WITHOUT_OPTION:
+        return [variable]
+    option = "policy-option" if setting == "policy_options" else setting.replace("_", "-")
+    return [f"--{option}", variable]
 
 
 def _shown(name: str, value: object) -> str:

@@ -73,6 +73,27 @@ def test_a_settings_file_that_is_not_utf_8_is_refused_by_its_name(tmp_path: Path
     assert str(file) in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ('[people]\nann = "king"', "correct {file}"),
+        ("[airflow.core]\nparallelism = 4", "correct {file}"),
+        ("slotz = 2", "correct {file}"),
+        ("drain_timeout_s = -1", "correct HERMES_DRAIN_TIMEOUT_S or {file}"),
+        ("policy_options = 3", "correct --policy-option or HERMES_POLICY_OPTIONS or {file}"),
+        ("slots = 0", "correct --slots or HERMES_SLOTS or {file}"),
+    ],
+)
+def test_the_remedy_names_the_places_in_which_a_setting_can_be(
+    tmp_path: Path, text: str, fix: str
+) -> None:
+    file = tmp_path / "hermes.toml"
+    file.write_text(f"{text}\n")
+    with pytest.raises(ConfigError) as refused:
+        resolve(tmp_path, {}, {})
+    assert [p.fix for p in refused.value.problems] == [fix.format(file=file)]
+
+
 def test_a_refused_database_address_never_shows_its_password(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         resolve(tmp_path, {"airflow_db": "mysql://user:hush@host/name"}, {})
