@@ -22,13 +22,24 @@ PRICE = {"price": "price"}
 UNKNOWN = {"user": "unknown", "team": "none"}
 
 
+_FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def spreadsheet_text(text: str) -> str:
+    """Return a text for a CSV file, with an apostrophe where it would be read as a formula."""
+    return f"'{text}" if text.startswith(_FORMULA_BEGINS) else text
+
+
 def csv_text(by: str, rows: Sequence[Figures], columns: Mapping[str, str]) -> str:
-    """Return the rows as CSV, with a line of heads."""
+    """Return the rows as CSV, with a line of heads.
+
+    A name that a spreadsheet would read as a formula gets an apostrophe in front.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow((by, *columns))
     for row in rows:
-        writer.writerow((row["key"], *(row[name] for name in columns)))
+        writer.writerow((spreadsheet_text(str(row["key"])), *(row[name] for name in columns)))
     return out.getvalue()
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from hermes_ops.core.amounts import duration
 from hermes_ops.core.summary import Night, SweepSummary, TrialSummary, course
+from hermes_ops.core.usage_table import spreadsheet_text
 from hermes_ops.report.background import Background
 
 FACTS = ("number", "state", "best", "final", "steps", "segments", "preemptions", "gpu_seconds")
 BOUNDS = "bounds"
-_FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def parameters(summary: SweepSummary) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def _cell(value: object) -> object:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "" if value is None else "NaN"
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(_FORMULA_BEGINS) else value
+        return spreadsheet_text(value)
     return value if isinstance(value, int | float) else json.dumps(value, default=str)
 
 

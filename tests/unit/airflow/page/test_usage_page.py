@@ -144,3 +144,11 @@ def test_a_hostile_user_is_text(get: Get, database: Database) -> None:
     database.ended[1] = of_user(ended(8), HOSTILE)
     assert HOSTILE not in get("/usage").text
     assert HOSTILE in read(get("/usage"))
+
+
+def test_a_user_whose_name_is_a_formula_is_text_in_the_file(get: Get, database: Database) -> None:
+    database.ended[1] = of_user(ended(8), "=cmd()")
+    assert "\n'=cmd(),1,30.0" in get("/usage", form="csv").text
+    assert "=cmd() 1 30" in read(get("/usage"))
+    keys = [row["key"] for row in get("/usage", form="json").json()["usage"]]
+    assert "=cmd()" in keys
