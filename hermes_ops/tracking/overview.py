@@ -22,6 +22,7 @@ from hermes_ops.tracking.runs import (
     TrialRun,
     curve_of,
     has_tags,
+    is_numbered,
     metric_of,
     sweep_of,
     trial_of,
@@ -63,8 +64,8 @@ class Overview:
             "order_by": [f"metrics.`{BEST}` {order}"],
         }
         for run in self._rest.post("runs/search", body).get("runs", ()):
-            metric = trial_of(run).metrics.get(BEST)
-            return None if metric is None else metric.value
+            metrics = run.get("data", {}).get("metrics", ())
+            return next((metric_of(m).value for m in metrics if m["key"] == BEST), None)
         return None
 
     def trials(self, sweep: SweepRef, most: int) -> tuple[TrialRun, ...]:
@@ -77,7 +78,7 @@ class Overview:
             "order_by": ["attributes.start_time ASC"],
         }
         runs = islice(self._rest.pages("runs/search", body, "runs"), most)
-        trials = [trial_of(run) for run in runs if has_tags(run, key)]
+        trials = [trial_of(run) for run in runs if has_tags(run, key) and is_numbered(run)]
         of_sweep = [t for t in trials if t.tags.get("mlflow.parentRunId") == sweep.parent_run_id]
         return tuple(sorted(of_sweep, key=lambda trial: trial.number))
 

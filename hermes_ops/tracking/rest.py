@@ -246,13 +246,16 @@ def chunked_tag(key: str, value: str) -> dict[str, str]:
 
 
 def joined_json(key: str, tags: Mapping[str, str]) -> Any:  # noqa: ANN401 - whatever JSON holds
-    """Return the JSON value that `chunked_tag` split; None when there is none."""
+    """Return the JSON value that `chunked_tag` split; None when there is none, or a broken one."""
     parts = [tags.get(key, "")]
     while part := tags.get(f"{key}.{len(parts)}", ""):
         parts.append(part)
     text = "".join(parts)
     # Parts of an older, longer text may follow: the value ends where its JSON ends.
-    return json.JSONDecoder().raw_decode(text)[0] if text else None
+    try:
+        return json.JSONDecoder().raw_decode(text)[0] if text else None
+    except (ValueError, RecursionError):  # somebody has edited it
+        return None
 
 
 def in_batches(entries: Sequence[Mapping[str, str]]) -> Iterator[list[Mapping[str, str]]]:

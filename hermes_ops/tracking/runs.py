@@ -101,6 +101,12 @@ def has_tags(run: Mapping[str, Any], tags: Mapping[str, str]) -> bool:
     return tags.items() <= tags_of(run).items()
 
 
+def is_numbered(run: Mapping[str, Any]) -> bool:
+    """Return whether a run has the number of a trial: people may edit tags."""
+    number = tags_of(run).get(TRIAL, "")
+    return number.isascii() and number.isdecimal()
+
+
 def param_of(item: tuple[str, Any]) -> dict[str, str]:
     """Return MLflow's param for a (name, value) of a configuration."""
     name, value = item

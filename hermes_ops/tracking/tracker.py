@@ -39,6 +39,7 @@ from hermes_ops.tracking.runs import (
     TrialRun,
     config_of,
     has_tags,
+    is_numbered,
     metric_of,
     param_of,
     sweep_of,
@@ -222,7 +223,7 @@ class Tracker:
         key = {SWEEP: sweep.sweep_id, KIND: "trial"}
         runs = self._search([sweep.experiment_id], key, open_only=open_only)
         by_number: dict[int, TrialRun] = {}
-        for run in runs:  # oldest first: of two runs it is the trial's
+        for run in filter(is_numbered, runs):  # oldest first: of two runs it is the trial's
             trial = trial_of(run)
             if trial.tags.get("mlflow.parentRunId") == sweep.parent_run_id:
                 by_number.setdefault(trial.number, trial)
