@@ -35,6 +35,12 @@ def test_tonight_stands_above_the_nights_before_it() -> None:
     assert found[2]["gpu_time"] == "–"
 
 
+def test_the_page_says_that_the_times_of_nights_are_in_utc() -> None:
+    text = page(summary(0.5), {}, (), told(night(0.7)))
+    assert ">night, UTC</th>" in text
+    assert ">1970-01-02 00:00</th>" in text
+
+
 def test_the_best_of_all_nights_is_marked_in_the_users_own_direction() -> None:
     found = nights(summary(0.5), told(night(0.4), night(0.6)))
     assert [n["is_best"] for n in found] == [False, True, False]
