@@ -111,8 +111,9 @@ DECIDED_SWEEPS = 5
 AWAY = "Airflow's database or MLflow did not answer; the API server's log says more."
 
 PoolName = Annotated[str | None, Query(max_length=256)]
-TrialName = Annotated[str, Query(max_length=512)]
-SweepName = Annotated[str, Query(max_length=512)]
+_WITHOUT_NUL = r"^[^\x00]*$"  # PostgreSQL's driver takes no text with one
+TrialName = Annotated[str, Query(max_length=512, pattern=_WITHOUT_NUL)]
+SweepName = Annotated[str, Query(max_length=512, pattern=_WITHOUT_NUL)]
 PageNumber = Annotated[int, Query(ge=1, le=1_000_000)]
 FilePlace = Annotated[int | None, Query(ge=1, le=2**53)]
 PolicyName = Annotated[str, Query(max_length=64)]

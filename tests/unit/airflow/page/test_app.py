@@ -291,6 +291,14 @@ def test_a_trial_that_is_none_is_a_sentence(get: Get, trial: str, code: int, wor
     assert (answer.status_code, words in Text(answer.text).text) == (code, True), answer.text
 
 
+@pytest.mark.parametrize("path", ["/explain?trial=a%00/1", "/sweep?sweep=a%00"])
+def test_a_name_that_no_database_can_hold_is_refused_before_it_is_asked(
+    get: Get, path: str
+) -> None:
+    answer = get(path)
+    assert (answer.status_code, "has a wrong" in Text(answer.text).text) == (422, True)
+
+
 def test_a_what_if_shows_the_next_decision_and_applies_nothing(
     get: Get, home: Path, database: Database
 ) -> None:
