@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot
-from hermes_ops.core.nodes import unplaceable
 from hermes_ops.core.sizes import BatchRange
 from hermes_ops.policies.toolbox.batch_speeds import (
     KnownSteps,
@@ -78,14 +77,11 @@ class Saxena:
         """Return the plan of the greatest sum of speed-ups."""
         problem = SizingProblem.from_snapshot(snapshot)
         known = KnownSteps(snapshot.jobs)
-        scalings: dict[JobId, Scaling] = {}
-        for job in problem.jobs:
-            if not unplaceable(snapshot, job):
-                scalings[job.id] = self._scaling(job, known, problem.gpus)
-        able = [job for job in problem.jobs if job.id in scalings]
+        scalings = {job.id: self._scaling(job, known, problem.gpus) for job in problem.jobs}
 
         def solve(without: Collection[JobId]) -> tuple[Sizes, Batches]:
-            return _sized((j for j in able if j.id not in without), scalings, problem.gpus)
+            able = (job for job in problem.jobs if job.id not in without)
+            return _sized(able, scalings, problem.gpus)
 
         plan = problem.plan(problem.placed(solve), _reason)
         return (self._dropping(snapshot, plan) if self.overflow == "drop" else plan), memory

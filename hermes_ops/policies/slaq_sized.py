@@ -12,7 +12,6 @@ import numpy as np
 
 from hermes_ops.core.amounts import figure, short_duration
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
-from hermes_ops.core.nodes import unplaceable
 from hermes_ops.core.order import submission
 from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, usual_step_s
 from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearStepTime
@@ -51,7 +50,7 @@ class SlaqSized:
         """Return the plan of the greatest predicted drop."""
         problem = SizingProblem.from_snapshot(snapshot)
         slice_s = self.slice_s or usual_step_s(snapshot.jobs)
-        jobs = [job for job in problem.jobs if not unplaceable(snapshot, job)]
+        jobs = problem.jobs
         drops = _drops(jobs, KnownSteps(snapshot.jobs), slice_s, problem.gpus)
         kept = {job.id for job in jobs if _is_kept(snapshot, job, slice_s)}
 

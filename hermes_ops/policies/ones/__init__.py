@@ -14,7 +14,7 @@ import numpy as np
 
 from hermes_ops.core.amounts import figure
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot, Term
-from hermes_ops.core.nodes import unplaceable, usable
+from hermes_ops.core.nodes import usable
 from hermes_ops.policies.ones.evolution import Operators
 from hermes_ops.policies.ones.history import (
     HistoryReader,
@@ -162,11 +162,12 @@ class Ones:
 
 def _states(problem: SizingProblem, reader: HistoryReader, lengths: Lengths) -> list[JobState]:
     """Return the states of the jobs; of those that have not begun as many as there are GPUs."""
-    snapshot, gpus = problem.snapshot, problem.gpus
-    able = [job for job in problem.jobs if not unplaceable(snapshot, job)]
-    new = {job.id for job in [job for job in able if job.phase is Phase.PENDING][gpus:]}
+    gpus = problem.gpus
+    new = {job.id for job in [job for job in problem.jobs if job.phase is Phase.PENDING][gpus:]}
     states = [
-        reader.state(job, problem.held(job), lengths, gpus) for job in able if job.id not in new
+        reader.state(job, problem.held(job), lengths, gpus)
+        for job in problem.jobs
+        if job.id not in new
     ]
     limits = overtime_limits(states, gpus)
     return [replace(s, limit=limits.get(s.job.id, s.limit)) for s in states]

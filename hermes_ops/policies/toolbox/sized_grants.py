@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter
 
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
+from hermes_ops.core.nodes import usable
 from hermes_ops.core.order import by_submission, submission
 from hermes_ops.policies.toolbox.answer import answer
 from hermes_ops.policies.toolbox.gpu_choice import soonest
@@ -42,7 +43,10 @@ class SizingProblem:
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> SizingProblem:
-        """Return the problem of this snapshot; a job that can never fit has no part in it."""
+        """Return the problem of this snapshot; a job that cannot fit now has no part in it.
+
+        A job that may run on some nodes only has the sizes for which one of these has GPUs.
+        """
         retained = snapshot.retained
         pinned = [j.id for j in snapshot.holding if not j.preemptible and j.id in retained]
         fixed = tuple(retained[job] for job in pinned)
@@ -50,7 +54,9 @@ class SizingProblem:
         without = set(pinned)
         stopping = (j for j in snapshot.others if j.phase is Phase.STOPPING and j.resumes)
         jobs = (j for j in chain(snapshot.holding, snapshot.queue, stopping) if j.id not in without)
-        fitting = (j for j in jobs if j.min_gpus <= gpus)
+        taken = set(chain.from_iterable(grant.gpus for grant in fixed))
+        able = (_on_its_nodes(snapshot, j, taken) if j.nodes else j for j in jobs)
+        fitting = (j for j in able if j is not None and j.min_gpus <= gpus)
         ordered = tuple(by_submission(fitting))
         return cls(snapshot, fixed, ordered, gpus, _gpus_a_node(snapshot))
 
@@ -133,6 +139,19 @@ class SizingProblem:
         """Return the plan; `order` ranks the waiting jobs, by submission if it is not given."""
         ranked = self.snapshot.queue if order is None else order
         return answer(self.snapshot, grants, ranked, explain, review_at_s)
+
+
+def _on_its_nodes(snapshot: Snapshot, job: Job, taken: Collection[int]) -> Job | None:
+    """Return the job with the sizes for which one of its nodes has GPUs; None: with none of them.
+
+    `taken` GPUs count as none. What the job holds it may keep.
+    """
+    free = snapshot.node_of.keys() - taken
+    most = max(len(usable(snapshot, job, free)), len(snapshot.held.get(job.id, ())))
+    sizes = job.sizes_up_to(most)
+    if not sizes or sizes[-1] == job.max_gpus:
+        return job if sizes else None
+    return replace(job, max_gpus=sizes[-1], sizes=tuple(sizes) if job.sizes else ())
 
 
 def _gpus_a_node(snapshot: Snapshot) -> int:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import JobId, Phase, Policy
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Policy, Snapshot
 from hermes_ops.core.plan import check, diff
-from hermes_ops.policies import make_policy
+from hermes_ops.policies import live_policies, make_policy, sizes_jobs
 from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
 from tests.builders import arriving, world
 
@@ -80,3 +80,34 @@ def test_nobody_grows_into_the_gpus_of_a_job_that_is_being_resized(name: str) ->
     third = world(arriving(0, Phase.WAITING, **RANGE), started, gpus=2)
     plan, _ = policy.decide(third, memory)
     assert {grant.job: len(grant.gpus) for grant in plan.grants} == {wide.id: 1, late.id: 1}
+
+
+SIZING = tuple(name for name in live_policies() if sizes_jobs(name))
+
+
+def sizes(name: str, *jobs: Job, nodes: str) -> dict[str, int]:
+    """Return the GPUs of each job in a first decision; a letter of `nodes` is a GPU on it."""
+    policy: Policy[Any] = make_policy(name, {})
+    snapshot = Snapshot(100.0, tuple(map(Gpu, range(len(nodes)), nodes)), jobs)
+    plan, _ = policy.decide(snapshot, policy.initial())
+    check(snapshot, plan)
+    return {grant.job: len(grant.gpus) for grant in plan.grants}
+
+
+@pytest.mark.parametrize("name", SIZING)
+def test_a_job_whose_node_has_left_the_pool_keeps_no_gpu_from_the_others(name: str) -> None:
+    away = arriving(1, Phase.WAITING, nodes=("b",), segments=1)
+    assert sizes(name, away, arriving(2), nodes="a") == {"s/2": 1}
+
+
+@pytest.mark.parametrize("name", SIZING)
+def test_a_job_that_is_bound_to_a_node_grows_no_larger_than_that_node(name: str) -> None:
+    bound = arriving(1, Phase.WAITING, nodes=("b",), segments=1, max_gpus=4)
+    assert 1 <= sizes(name, bound, nodes="aabb").get("s/1", 0) <= 2
+
+
+@pytest.mark.parametrize("name", SIZING)
+def test_a_job_whose_node_is_held_by_one_that_must_not_stop_lets_another_start(name: str) -> None:
+    fixed = arriving(0, Phase.RUNNING, gpus_held=(1,), started_s=0.0, preemptible=False)
+    bound = arriving(1, Phase.WAITING, nodes=("b",), segments=1)
+    assert sizes(name, fixed, bound, arriving(2), nodes="ab") == {"s/0": 1, "s/2": 1}
