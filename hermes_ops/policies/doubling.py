@@ -72,9 +72,9 @@ class Doubling:
         now_s = snapshot.time_s
         reserved = {job.id: _widths(job) for job in problem.jobs if job.id in exploring}
 
-        def sizes() -> dict[JobId, int]:
-            others = [job for job in problem.jobs if job.id not in exploring]
-            gpus = problem.gpus - sum(widths[-1] for widths in reserved.values())
+        def sizes(fitting: SizingProblem) -> dict[JobId, int]:
+            others = [job for job in fitting.jobs if job.id not in exploring]
+            gpus = fitting.gpus - sum(widths[-1] for widths in reserved.values())
             return widened(others, gpus, time_gain(self._speeds(snapshot)))
 
         after = planned(before, problem, interval_s, sizes)

@@ -63,18 +63,19 @@ class ElasticTwoDLas:
         """Return the plan that serves the queues, and ask for the next demotion."""
         problem = SizingProblem.from_snapshot(snapshot)
         levels = {job.id: self._level(job, snapshot.time_s) for job in snapshot.jobs}
-        order = sorted(
-            problem.jobs,
-            key=lambda j: (levels[j.id], not j.segments and not j.curve, submission(j)),
-        )
+
+        def place(job: Job) -> tuple[object, ...]:
+            return levels[job.id], not job.segments and not job.curve, submission(job)
+
         speeds: JobSpeeds = (
             MeasuredSpeeds(snapshot) if self.oracle is None else KnownSpeeds(self.oracle, snapshot)
         )
         now = tuple(levels[job.id] for job in problem.jobs)
         before = memory.planned if now == memory.levels else PlannedSizes()
 
-        def sizes() -> dict[JobId, int]:
-            return _Service(order, levels, problem.gpus, speeds).sizes(self.pending)
+        def sizes(able: SizingProblem) -> dict[JobId, int]:
+            order = sorted(able.jobs, key=place)
+            return _Service(order, levels, able.gpus, speeds).sizes(self.pending)
 
         after = planned(before, problem, None, sizes)
         granted = dict(after.sizes)
@@ -86,7 +87,7 @@ class ElasticTwoDLas:
             change = "a job of its queue ending or being demoted"
             return Reason("waits: others have had less GPU time", terms, None, change)
 
-        waiting = [job for job in order if not job.holds_gpus]
+        waiting = sorted((job for job in problem.jobs if not job.holds_gpus), key=place)
         review_s = self._next_demotion_s(problem, granted)
         plan = problem.plan(problem.grants(granted), explain, waiting, review_s)
         return plan, ElasticLasMemory(after, now)

@@ -29,17 +29,22 @@ class ElasticFifo:
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the plan in which all GPUs are used that the jobs can use."""
         problem = SizingProblem.from_snapshot(snapshot)
-        sizes, left = least_sizes(problem)
-        grew = True
-        while left and grew:
-            grew = False
-            for job in problem.jobs:
-                size = sizes.get(job.id, 0)
-                more = job.size_above(size, size + left) if size else None
-                if more is not None:
-                    left -= more - size
-                    sizes[job.id], grew = more, True
-        return problem.plan(problem.grants(sizes), _reason), memory
+        return problem.plan(problem.grants(problem.fitted(_sizes)), _reason), memory
+
+
+def _sizes(problem: SizingProblem) -> dict[JobId, int]:
+    """Return the least sizes, and of what is left one size more to each in turn."""
+    sizes, left = least_sizes(problem)
+    grew = True
+    while left and grew:
+        grew = False
+        for job in problem.jobs:
+            size = sizes.get(job.id, 0)
+            more = job.size_above(size, size + left) if size else None
+            if more is not None:
+                left -= more - size
+                sizes[job.id], grew = more, True
+    return sizes
 
 
 def least_sizes(problem: SizingProblem) -> tuple[dict[JobId, int], int]:

@@ -91,7 +91,7 @@ class Pollux:
         jobs = _by_service(problem.jobs, snapshot.time_s)
         grants = _still_possible(problem, memory.grants) if memory.at_s == snapshot.time_s else None
         if grants is None:
-            sizes = self._sizes(problem, jobs)
+            sizes = problem.fitted(self._sizes)
             placing = packing(problem, jobs) if self.placement == "packed" else PACKED
             grants = problem.grants(sizes, placing=placing, moving=cleared(problem, sizes))
         order = [job for job in jobs if not job.holds_gpus]
@@ -101,7 +101,8 @@ class Pollux:
         plan = problem.plan(grants, _reason(grants), order, review_s)
         return plan, PolluxMemory(snapshot.time_s, grants)
 
-    def _sizes(self, problem: SizingProblem, jobs: Sequence[Job]) -> dict[JobId, int]:
+    def _sizes(self, problem: SizingProblem) -> dict[JobId, int]:
+        jobs = _by_service(problem.jobs, problem.snapshot.time_s)
         if not jobs:
             return {}
         speeds = GoodputSpeeds(problem, self._known_rate(), shared=self.shared)

@@ -44,7 +44,7 @@ class Throughput(SpeedPolicy):
             memory,
             problem,
             interval_s,
-            lambda: widened(sorted(problem.jobs, key=rank), problem.gpus, speed_up_gain(speeds)),
+            lambda able: widened(sorted(able.jobs, key=rank), able.gpus, speed_up_gain(speeds)),
         )
         order = sorted(snapshot.queue, key=rank)
         grants = problem.grants(dict(after.sizes))

@@ -35,9 +35,9 @@ def planned(
     memory: PlannedSizes,
     problem: SizingProblem,
     interval_s: float | None,
-    plan: Callable[[], dict[JobId, int]],
+    plan: Callable[[SizingProblem], dict[JobId, int]],
 ) -> PlannedSizes:
-    """Return the memory if its sizes still hold, else the sizes of `plan`.
+    """Return the memory if its sizes still hold, else the sizes of `plan` that find a place.
 
     They hold for the same jobs with the same ranges on the same number of GPUs.
     """
@@ -47,7 +47,7 @@ def planned(
     same = memory.jobs == jobs and memory.gpus == problem.gpus
     if same and memory.at_s <= now_s < ends_s and _takes(memory, problem):
         return memory
-    return PlannedSizes(jobs, problem.gpus, tuple(plan().items()), now_s)
+    return PlannedSizes(jobs, problem.gpus, tuple(problem.fitted(plan).items()), now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,30 @@ class SizingProblem:
                 return grants
             without |= missing
 
+    def fitted(self, solve: Callable[[SizingProblem], dict[JobId, int]]) -> dict[JobId, int]:
+        """Return the sizes that `solve` gives to jobs, once each job finds a place.
+
+        Jobs bound to some nodes may find none, as others take their GPUs there. `solve` is asked
+        again with the next smaller size as the largest of these jobs, at last without them.
+        """
+        problem = self
+        while True:
+            sizes = solve(problem)
+            missing = problem._without_place(sizes)
+            if not missing:
+                return sizes
+            able = (
+                _at_most(job, sizes[job.id] - 1) if job.id in missing else job
+                for job in problem.jobs
+            )
+            problem = replace(problem, jobs=tuple(job for job in able if job is not None))
+
+    def _without_place(self, sizes: Sizes) -> set[JobId]:
+        """Return the jobs bound to some nodes that find no place there at these sizes."""
+        bound = {j.id for j in self.jobs if j.nodes and j.phase is not Phase.STOPPING}
+        sized = {job for job in bound if sizes.get(job)}
+        return sized - {grant.job for grant in self.grants(sizes)} if sized else set()
+
     def _idle(self, nodes: FreeNodes, granted: set[JobId]) -> Iterator[Grant]:
         """Yield what jobs without a grant hold and nobody else gets: they stop for nobody."""
         for job in self.jobs:
@@ -147,7 +171,11 @@ def _on_its_nodes(snapshot: Snapshot, job: Job, taken: Collection[int]) -> Job |
     `taken` GPUs count as none. What the job holds it may keep.
     """
     free = snapshot.node_of.keys() - taken
-    most = max(len(usable(snapshot, job, free)), len(snapshot.held.get(job.id, ())))
+    return _at_most(job, max(len(usable(snapshot, job, free)), len(snapshot.held.get(job.id, ()))))
+
+
+def _at_most(job: Job, most: int) -> Job | None:
+    """Return the job without the sizes above `most`; None: it has no other."""
     sizes = job.sizes_up_to(most)
     if not sizes or sizes[-1] == job.max_gpus:
         return job if sizes else None

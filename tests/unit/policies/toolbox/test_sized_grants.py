@@ -111,3 +111,19 @@ def test_a_job_whose_node_is_held_by_one_that_must_not_stop_lets_another_start(n
     fixed = arriving(0, Phase.RUNNING, gpus_held=(1,), started_s=0.0, preemptible=False)
     bound = arriving(1, Phase.WAITING, nodes=("b",), segments=1)
     assert sizes(name, fixed, bound, arriving(2), nodes="ab") == {"s/0": 1, "s/2": 1}
+
+
+@pytest.mark.parametrize("name", [name for name in SIZING if name != "elastic-frontrunner"])
+def test_jobs_that_wait_for_the_same_node_let_others_have_the_gpus_of_the_next(name: str) -> None:
+    bound = [arriving(n, Phase.WAITING, nodes=("b",), segments=1) for n in (0, 1, 2)]
+    found = sizes(name, *bound, arriving(3), arriving(4), nodes="aab")
+    assert sum(found.values()) == 3
+    assert {"s/3", "s/4"} <= found.keys()
+
+
+def test_a_job_without_a_place_at_its_size_gets_the_largest_that_has_one() -> None:
+    bound = [arriving(n, Phase.WAITING, nodes=("b",), min_gpus=1, max_gpus=2) for n in (0, 1)]
+    snapshot = Snapshot(0.0, tuple(map(Gpu, range(5), "aabbb")), tuple(bound))
+    problem = SizingProblem.from_snapshot(snapshot)
+    found = problem.fitted(lambda able: {job.id: job.max_gpus for job in able.jobs})
+    assert found == {bound[0].id: 2, bound[1].id: 1}
