@@ -10,6 +10,7 @@ from math import exp, log
 from typing import Any, ClassVar
 
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.core.nodes import NodeCapacity, unplaceable
 from hermes_ops.policies.priority import PriorityPolicy, ServiceOrder
 from hermes_ops.policies.toolbox.ended_jobs import newly_ended
 from hermes_ops.policies.toolbox.fill import Chooser, consolidated, lowest
@@ -137,7 +138,7 @@ class _ShortestPredicted(PriorityPolicy):
         return lowest if self.placement == "count" else consolidated(snapshot.gpus)
 
     def admitted(self, snapshot: Snapshot, jobs: Sequence[Job]) -> Iterable[Job]:
-        return _heads(snapshot, jobs)
+        return _heads(snapshot, jobs, self.chooser(snapshot))
 
     def reason(self, job: Job, is_granted: bool, service: ServiceOrder) -> Reason:
         if job.holds_gpus:
@@ -153,18 +154,28 @@ def _served(job: Job, now_s: float) -> bool:
     return job.attained_gpu_s(now_s) > 0
 
 
-def _heads(snapshot: Snapshot, order: Iterable[Job]) -> Iterable[Job]:
-    """Yield the order, each virtual cluster's line cut at its first job that does not fit."""
-    left = len(snapshot.gpus) - sum(len(stay.gpus) for stay in snapshot.retained.values())
+def _heads(snapshot: Snapshot, order: Iterable[Job], choose: Chooser) -> Iterable[Job]:
+    """Yield the order, each virtual cluster's line cut at its first job that does not fit.
+
+    A job without a place by `choose` does not fit; one that never will is passed over.
+    """
+    free, rooms = set(snapshot.free), NodeCapacity(snapshot, snapshot.retained.values())
     blocked: set[str] = set()
     for job in order:
-        if job.min_gpus > len(snapshot.gpus) or job.virtual_cluster in blocked:
+        if job.virtual_cluster in blocked or _never_fits(snapshot, job):
             continue
-        if job.min_gpus > left:
+        fits = job.min_gpus <= len(free) and rooms.promise(job)
+        gpus = choose(job, rooms.usable_for(job, free)) if fits else None
+        if not fits or (gpus is None and not job.nodes):
             blocked.add(job.virtual_cluster)
             continue
-        left -= job.min_gpus
+        # One that is bound to a node is placed before others, which make room for it there.
+        free.difference_update(gpus or sorted(free)[: job.min_gpus])
         yield job
+
+
+def _never_fits(snapshot: Snapshot, job: Job) -> bool:
+    return job.min_gpus > len(snapshot.gpus) or unplaceable(snapshot, job)
 
 
 def past(job: Job, seconds: float) -> PastJob:

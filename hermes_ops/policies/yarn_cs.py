@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
+from hermes_ops.core.nodes import NodeCapacity, unplaceable
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.answer import answer
 from hermes_ops.policies.toolbox.fill import fill
@@ -92,6 +93,7 @@ class _Capacity:
         size = len(snapshot.gpus)
         self.guaranteed = {queue: size * weight / total for queue, weight in weights.items()}
         self.used = dict.fromkeys(weights, 0)
+        self._rooms = NodeCapacity(snapshot)
 
     def order(self) -> list[Job]:
         """Order the jobs: running ones within the guarantee or not preemptible, then by need."""
@@ -103,6 +105,7 @@ class _Capacity:
         for job in runs:
             within = self._after(job) <= self.guaranteed[self._policy.queue_of(job)]
             if within or not (self._policy.reclaim and job.preemptible):
+                self._rooms.stay(self._snapshot.retained[job.id].gpus)
                 self._use(job, order)
             else:
                 surplus.append(job)
@@ -113,13 +116,14 @@ class _Capacity:
         """Order the starts within the guarantee, then the surplus, then the other starts."""
         lines: dict[str, list[Job]] = {}
         for job in reversed(self._snapshot.queue):
-            if job.min_gpus <= len(self._snapshot.gpus):
+            fits = job.min_gpus <= len(self._snapshot.gpus)
+            if fits and not unplaceable(self._snapshot, job):
                 lines.setdefault(self._policy.queue_of(job), []).append(job)
         left = len(self._snapshot.gpus) - sum(self.used.values())
         left = self._serve(lines, order, left, within=True)
         for job in surplus:
             size = len(self._snapshot.retained[job.id].gpus)
-            if size <= left:
+            if size <= left and self._rooms.stay(self._snapshot.retained[job.id].gpus):
                 left -= size
                 self._use(job, order)
         self._serve(lines, order, left, within=False)
@@ -135,7 +139,7 @@ class _Capacity:
             queue = min(ready, key=lambda q: (self._need(q), submission(lines[q][-1])))
             job = lines[queue][-1]
             beyond = within and self._after(job) > self.guaranteed[queue]
-            if beyond or job.min_gpus > left:
+            if beyond or job.min_gpus > left or not self._rooms.promise(job):
                 blocked.add(queue)
                 continue
             left -= job.min_gpus

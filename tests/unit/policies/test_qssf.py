@@ -126,3 +126,19 @@ def test_the_model_is_fitted_anew_only_after_a_quarter_more() -> None:
 def test_impossible_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"history_weight|remembered|placement"):
         Qssf(**parameters)
+
+
+def test_the_shortest_blocks_its_line_too_while_no_node_has_room_for_it() -> None:
+    nodes = tuple(Gpu(i, f"node-{i // 3}") for i in range(6))
+    runs = [job(n, phase=Phase.RUNNING, gpus_held=(3 * n,)) for n in (0, 1)]
+    wide = job(2, user="bob", virtual_cluster="a", min_gpus=3)
+    behind = job(3, user="ann", virtual_cluster="a")
+    other = job(4, user="ann", virtual_cluster="b", min_gpus=2)
+    snapshot = Snapshot(1_000.0, nodes, (*runs, wide, behind, other))
+    plan, _ = Qssf().decide(snapshot, known(ANN, replace(ANN, user="bob", seconds=1.0)))
+    assert [grant.job for grant in plan.grants] == ["s/0", "s/1", "s/4"]
+
+
+def test_a_job_whose_node_has_left_the_pool_blocks_nobody() -> None:
+    away = job(1, phase=Phase.WAITING, nodes=("elsewhere",))
+    assert decide(away, job(2), memory=known(ANN))[0] == ["s/2"]

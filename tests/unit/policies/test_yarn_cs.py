@@ -86,3 +86,17 @@ def test_the_queues_can_be_the_users() -> None:
 def test_impossible_parameters_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"capacities|by"):
         YarnCs(**parameters)
+
+
+def test_a_job_whose_node_has_left_the_pool_blocks_nobody() -> None:
+    assert granted(job(0, "a", nodes=("elsewhere",)), job(1, "a"), gpus=1) == {"a/1"}
+
+
+def test_a_job_whose_node_is_full_leaves_the_gpus_of_others_to_the_other_queues() -> None:
+    snapshot = Snapshot(
+        100.0,
+        (Gpu(0, "one"), Gpu(1, "two")),
+        (running(0, "c", 1), job(1, "a", nodes=("two",)), job(2, "b")),
+    )
+    plan, _ = YarnCs().decide(snapshot, None)
+    assert {grant.job for grant in plan.grants} == {"c/0", "b/2"}
