@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from typing import ClassVar
 
 import numpy as np
 
 from hermes_ops.core.goodput import BatchTable
-from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import (
+    QUEUED_PHASES,
+    Grant,
+    Job,
+    JobId,
+    Phase,
+    Plan,
+    Reason,
+    Snapshot,
+    Term,
+)
 from hermes_ops.core.nodes import on_allowed_node
 from hermes_ops.core.oracle import GoodputOracle
 from hermes_ops.core.order import submission
@@ -25,6 +35,9 @@ from hermes_ops.policies.toolbox.whole_nodes import cleared, node_size, packing,
 
 MOST_GPUS = 64
 RESTART_S = 30.0
+SOON_S = 1.0
+"""After F has risen above 0: then an idle GPU is worth something to a job."""
+
 WEIGHT = 0.25
 FLOOR = 1e-3
 PLACEMENTS = ("spread", "packed")
@@ -52,7 +65,8 @@ class Pollux:
     is best there) over that of the job's fair size, the largest up to GPUs / jobs, rounded up. F is
     1 for the size that a job holds, else max(age - 30 s x restarts, 0) / (age + 30 s). A job gets
     at most twice the GPUs of the largest size that it has tried, at most 64, and at first its
-    least. Sizes of a node and more are whole nodes. Decided again every `interval_s`.
+    least. Sizes of a node and more are whole nodes. Decided again every `interval_s`, and sooner
+    for jobs of F = 0 (that of a job just submitted) while GPUs are idle.
 
     With an oracle step times are known; without one, or with `blind`, they are fitted to what
     jobs have measured: each job's own, or with `shared` those of all jobs of a kind, who then share
@@ -97,7 +111,9 @@ class Pollux:
         order = [job for job in jobs if not job.holds_gpus]
         if len(order) < len(snapshot.queue):  # some can never fit
             order = _by_service(sorted(snapshot.queue, key=submission), snapshot.time_s)
-        review_s = snapshot.time_s + self.interval_s if problem.jobs else None
+        review_s = None
+        if problem.jobs:
+            review_s = min(snapshot.time_s + self.interval_s, _worth_soon_s(problem, grants))
         plan = problem.plan(grants, _reason(grants), order, review_s)
         return plan, PolluxMemory(snapshot.time_s, grants)
 
@@ -161,11 +177,31 @@ def _restart_factors(problem: SizingProblem, jobs: Sequence[Job], sizes: tuple[i
     """Return F by job (rows) and size (columns)."""
     now_s = problem.snapshot.time_s
     age_s = np.maximum(0.0, now_s - np.array([job.submitted_s for job in jobs]))
-    moves = np.array([max(0, job.segments - 1) for job in jobs])
+    moves = np.array([_moves(job) for job in jobs])
     moved = np.maximum(age_s - RESTART_S * moves, 0.0) / (age_s + RESTART_S)
     held_by = problem.snapshot.held
     held = np.array([len(held_by.get(job.id, ())) for job in jobs])
     return np.where(np.array(sizes) == held[:, None], 1.0, moved[:, None])
+
+
+def _moves(job: Job) -> int:
+    return max(0, job.segments - 1)
+
+
+def _worth_soon_s(problem: SizingProblem, grants: tuple[Grant, ...]) -> float:
+    """Return when F of the first waiting job is above 0, if GPUs are idle; inf without such a job.
+
+    Until then nothing is worth an idle GPU to it.
+    """
+    snapshot, granted = problem.snapshot, {grant.job for grant in grants}
+    idle = len(snapshot.gpus) - sum(len(grant.gpus) for grant in grants)
+    zero_until_s = (
+        job.submitted_s + RESTART_S * _moves(job)
+        for job in problem.jobs
+        if job.phase in QUEUED_PHASES and job.id not in granted and job.min_gpus <= idle
+    )
+    due_s = (at_s + SOON_S for at_s in zero_until_s if at_s >= snapshot.time_s)
+    return min(due_s, default=inf)
 
 
 def _still_possible(problem: SizingProblem, grants: tuple[Grant, ...]) -> tuple[Grant, ...] | None:

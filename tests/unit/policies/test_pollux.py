@@ -40,3 +40,20 @@ def test_a_job_that_is_bound_to_a_node_now_gets_gpus_of_that_node_alone() -> Non
 def test_a_job_that_has_ended_gets_nothing() -> None:
     ended = replace(ONCE, phase=Phase.ENDED)
     assert asked_again(ended, grants=(Grant(ONCE.id, (0,)),)).grants == ()
+
+
+def test_a_job_that_was_just_submitted_starts_on_an_idle_gpu_within_seconds() -> None:
+    policy, fresh = Pollux(), replace(ONCE, submitted_s=NOW_S)
+    plan, memory = policy.decide(Snapshot(NOW_S, POOL, (fresh,)), policy.initial())
+    assert plan.review_at_s is not None
+    assert plan.review_at_s <= NOW_S + 1.0
+    plan, _ = policy.decide(Snapshot(plan.review_at_s, POOL, (fresh,)), memory)
+    assert [grant.job for grant in plan.grants] == [fresh.id]
+
+
+def test_a_job_with_many_restarts_starts_on_an_idle_gpu_once_it_is_worth_one() -> None:
+    policy, often = Pollux(), replace(ONCE, phase=Phase.WAITING, segments=5)
+    plan, memory = policy.decide(Snapshot(NOW_S, POOL, (often,)), policy.initial())
+    assert plan.review_at_s == 121.0
+    plan, _ = policy.decide(Snapshot(121.0, POOL, (often,)), memory)
+    assert [grant.job for grant in plan.grants] == [often.id]
