@@ -6,7 +6,8 @@ is remembered of jobs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -161,16 +162,25 @@ class Ones:
 
 
 def _states(problem: SizingProblem, reader: HistoryReader, lengths: Lengths) -> list[JobState]:
-    """Return the states of the jobs; of those that have not begun as many as there are GPUs."""
+    """Return the states of the jobs; of those that have not begun as many as could start."""
     gpus = problem.gpus
-    new = {job.id for job in [job for job in problem.jobs if job.phase is Phase.PENDING][gpus:]}
-    states = [
-        reader.state(job, problem.held(job), lengths, gpus)
-        for job in problem.jobs
-        if job.id not in new
-    ]
+    states = [reader.state(job, problem.held(job), lengths, gpus) for job in _that_count(problem)]
     limits = overtime_limits(states, gpus)
     return [replace(s, limit=limits.get(s.job.id, s.limit)) for s in states]
+
+
+def _that_count(problem: SizingProblem) -> Iterator[Job]:
+    """Yield the jobs, without those that have not begun if all GPUs have room for none of them.
+
+    Those of the same least size that were submitted before could fill the GPUs.
+    """
+    new = Counter[int]()
+    for job in problem.jobs:
+        if job.phase is Phase.PENDING:
+            new[job.min_gpus] += job.min_gpus
+            if new[job.min_gpus] > problem.gpus:
+                continue
+        yield job
 
 
 def _most(snapshot: Snapshot, state: JobState) -> int:

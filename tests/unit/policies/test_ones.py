@@ -379,3 +379,10 @@ def test_the_batch_grows_with_the_gpus_unless_the_job_chooses_it(
 def test_a_parameter_outside_its_range_is_refused_by_name(parameter: str, value: object) -> None:
     with pytest.raises(ConfigError, match=parameter):
         make_policy("ones", {parameter: value})
+
+
+def test_a_new_job_that_fits_starts_however_many_wider_ones_were_submitted_before_it() -> None:
+    begun = [running(job(n, epochs=2, most=1), (n,), done_here=0) for n in (0, 1)]
+    wide = [job(n, min_gpus=3, most=3) for n in range(2, 9)]
+    plan, _ = Ones().decide(world(4, *begun, *wide, job(9, most=1)), Ones().initial())
+    assert sizes(plan) == {"a/0": 1, "a/1": 1, "a/9": 1}
