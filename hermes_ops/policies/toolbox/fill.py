@@ -97,8 +97,24 @@ def fill(
     without, and for jobs that are not preemptible, they keep them. Without `backfill` the first
     job that does not fit blocks all queued ones after it. A job that stays keeps its very GPUs.
     A job that may run on some nodes only starts on those, even if others must be stopped there.
-    Of the GPUs of a node those that nobody has yet to leave are taken first.
+    Of the GPUs of a node those that nobody has yet to leave are taken first. A job for which
+    `choose` finds no place does not fit: the others are served as if it were not there.
     """
+    if choose is lowest:  # it always finds one
+        return _filled(snapshot, order, backfill, preempt, choose)[0]
+    line = list(order)
+    while True:
+        grants, unplaced = _filled(snapshot, line, backfill, preempt, choose)
+        if unplaced is None:
+            return grants
+        behind = line.index(unplaced) + 1
+        line = line[: behind - 1] + (line[behind:] if backfill else [])
+
+
+def _filled(
+    snapshot: Snapshot, order: Iterable[Job], backfill: bool, preempt: bool, choose: Chooser
+) -> tuple[tuple[Grant, ...], Job | None]:
+    """Return the grants, and the first job that starts but has no place."""
     retained = snapshot.retained
     kept = dict(retained) if not preempt else _pinned(snapshot)
     left = len(snapshot.gpus) - sum(map(len, map(_GPUS, kept.values())))
@@ -123,7 +139,8 @@ def fill(
             starts.append(job)
         if left == 0:
             break
-    return (*kept.values(), *_started(snapshot, kept, starts, choose, rooms))
+    started, unplaced = _started(snapshot, kept, starts, choose, rooms)
+    return (*kept.values(), *started), unplaced
 
 
 def bound_first(starts: Iterable[Job]) -> list[Job]:
@@ -156,19 +173,22 @@ def _started(
     starts: list[Job],
     choose: Chooser,
     rooms: NodeCapacity | None,
-) -> list[Grant]:
-    """Return grants for the jobs that start, where the chooser finds GPUs."""
+) -> tuple[list[Grant], Job | None]:
+    """Return grants for the jobs that start, and the first for which the chooser finds no GPUs."""
     if not starts:
-        return []
+        return [], None
     free = {gpu.index for gpu in snapshot.gpus}
     free.difference_update(chain.from_iterable(map(_GPUS, kept.values())))
     grants: list[Grant] = []
+    unplaced: Job | None = None
     if rooms is not None:
         starts = bound_first(starts)
     for job in starts:
         gpus = choose(job, free if rooms is None else rooms.usable_for(job, free))
-        if gpus is not None:
-            gpus = soonest(snapshot, gpus, free)
-            free.difference_update(gpus)
-            grants.append(grant(job.id, gpus))
-    return grants
+        if gpus is None:
+            unplaced = unplaced or job
+            continue
+        gpus = soonest(snapshot, gpus, free)
+        free.difference_update(gpus)
+        grants.append(grant(job.id, gpus))
+    return grants, unplaced

@@ -111,6 +111,14 @@ def test_nothing_is_stopped_for_a_job_without_a_place() -> None:
     assert served(plan).keys() == {"s/4", "s/5", "s/6", "s/0"} or "s/8" in served(plan)
 
 
+def test_by_quanta_too_a_job_without_a_place_stops_nobody_and_leaves_its_gpus_to_the_next() -> None:
+    fixed = [running(n, (4 * n,), 9_000.0, preemptible=False) for n in (0, 1)]
+    others = [running(n, (4 * n - 7,), 9_000.0) for n in (2, 3)]
+    wide, small = job(8, min_gpus=4, tensor_skew=0.7), job(9, min_gpus=4)
+    plan = decide(world(*fixed, *others, wide, small, gpus=8), quantum_s=60.0)
+    assert served(plan).keys() == {"s/0", "s/1", "s/9", "s/2", "s/3"}
+
+
 def test_a_job_that_must_not_be_stopped_keeps_its_gpu() -> None:
     plan = decide(world(running(0, (0,), 9_000.0, preemptible=False), job(1)))
     assert served(plan) == {"s/0": (0,)}
