@@ -137,7 +137,9 @@ class FlowCon:
             for rate, grow in zip(rates, grows, strict=True)
         ]
         scale = sum(raw)
-        return [max(1, floor(GRAIN * part / scale + 1e-9)) / GRAIN for part in raw]
+        grains = [max(1, floor(GRAIN * part / scale + 1e-9)) for part in raw]
+        grains[grains.index(max(grains))] -= max(0, sum(grains) - GRAIN)  # what small ones lacked
+        return [number / GRAIN for number in grains]
 
     def _waits(self) -> Reason:
         text = f"waits: each GPU that it could take has {self.jobs_a_gpu} jobs"

@@ -100,3 +100,10 @@ def test_the_weight_multiplies_the_growth() -> None:
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"alpha|floor|jobs_a_gpu"):
         FlowCon(**wrong)
+
+
+def test_a_gpu_is_never_given_more_than_once_however_small_the_floor() -> None:
+    fast, slow = trial(0, 5.0, 1.0, gpu=0), [trial(n, 1.0, 1.0, 1.0, gpu=0) for n in (1, 2, 3)]
+    found = shares(plan(fast, *slow, floor=1e-6))
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    assert min(found.values()) > 0
