@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, inf
+from math import floor, inf
 from typing import ClassVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from hermes_ops.policies.themis.job_shares import (
     fluid_parts,
     predicted_left_s,
 )
-from hermes_ops.policies.themis.offers import offer_order
+from hermes_ops.policies.themis.offers import offer_order, offered_number
 from hermes_ops.policies.toolbox.answer import answer
 from hermes_ops.policies.toolbox.fill import fill
 from hermes_ops.policies.toolbox.parameter_checks import one_of, positive
@@ -169,7 +169,8 @@ class Themis:
             return -field.rho
         if self.form in ("auto", "fluid"):
             return -field.claims(fluid_parts(field))
-        offered = np.argsort(-field.rho, kind="stable")[: ceil((1 - self.knob) * len(field.rho))]
+        number = offered_number(self.knob, len(field.rho))
+        offered = np.argsort(-field.rho, kind="stable")[:number]
         ranks = field.left_s.copy()
         ranks[offered] -= field.left_s.max(initial=0.0) + 1.0
         return ranks

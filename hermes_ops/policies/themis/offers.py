@@ -10,6 +10,11 @@ from hermes_ops.core.model import Job
 from hermes_ops.policies.themis.apps import App
 
 
+def offered_number(knob: float, number: int) -> int:
+    """Return ceil((1 - `knob`) x `number`), of the decimals: 3 of 10 with 0.7."""
+    return ceil((1 - knob) * number - 1e-9)
+
+
 def offer_order(
     apps: Sequence[App], knob: float, pool_gpus: int, *, lease_ends: bool
 ) -> Iterator[Job]:
@@ -25,7 +30,7 @@ def offer_order(
     kept = {app.name: _kept(app, lease_ends=lease_ends) for app in ranked}
     for app in ranked:
         yield from kept[app.name]
-    few = ceil((1 - knob) * len(ranked))
+    few = offered_number(knob, len(ranked))
     for offered in (ranked[:few], ranked[few:]):
         yield from _to_the_largest_rho(offered, kept)
 

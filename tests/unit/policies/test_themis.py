@@ -11,6 +11,7 @@ from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, Sweep
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import check_live, make_policy
 from hermes_ops.policies.themis import Themis, predicted_left_s
+from hermes_ops.policies.themis.offers import offered_number
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.metrics import Metrics, measure, static_fairness
 from hermes_ops.simulator.named_workload import named_workload
@@ -126,3 +127,9 @@ def test_a_bad_trace_is_refused_with_the_place(tmp_path: Path, text: str, found:
 def test_a_missing_trace_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data"):
         named_workload("shockwave").make(tmp_path, 1.0).draw(0)
+
+
+def test_the_offer_goes_to_the_share_of_apps_that_the_decimals_of_the_knob_say() -> None:
+    assert [offered_number(0.7, number) for number in (1, 3, 10, 20, 30)] == [1, 1, 3, 6, 9]
+    assert [offered_number(0.8, number) for number in (1, 5, 6)] == [1, 1, 2]
+    assert [offered_number(knob, 7) for knob in (0.0, 1.0)] == [7, 0]
