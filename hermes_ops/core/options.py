@@ -21,6 +21,8 @@ OptionValue = Scalar | tuple[Scalar, ...] | dict[str, Scalar]
 _PARTING = re.compile(r",(?![^\[{]*[\]}])")  # a comma that stands in no list and no object
 
 
+_TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
+
 M = TypeVar("M")
 
 _GUARD_PREFIX = "guard_"
@@ -38,9 +40,9 @@ GUARD_VALUES = {
 def parse_options(pairs: Iterable[str] | None) -> dict[str, OptionValue]:
     """Turn `["k=3", "mode=fast", "limits=[1, 2]"]` into `{"k": 3, "mode": "fast", ...}`.
 
-    A value is JSON; a list becomes a tuple. True and False in any case, `.5` and `inf` are what
-    they look like, and anything else is text. None: no option was given. ConfigError for what is
-    no pair.
+    A value is JSON; a list becomes a tuple. True, False, yes and no in any case, `.5` and `inf` are
+    what they look like, and anything else is text. None: no option was given. ConfigError for what
+    is no pair.
     """
     parsed: dict[str, OptionValue] = {}
     for pair in pairs or ():
@@ -66,8 +68,8 @@ def _value(text: str) -> OptionValue:
 
 
 def _loose(text: str) -> OptionValue:
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
+    if text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
     try:
         return float(text)
     except ValueError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hermes_ops.core.model import Policy
@@ -113,10 +113,23 @@ def make_policy(
             for p in unknown
         )
         raise ConfigError("the pool's policy", problems)
+    vague = tuple(_not_true_or_false(name, parameters))
+    if vague:
+        raise ConfigError("the pool's policy", vague)
     try:
         return POLICIES[name](**parameters, **handed)
     except (TypeError, ValueError) as error:
         raise ConfigError("the pool's policy", _refused(name, parameters, handed, error)) from error
+
+
+def _not_true_or_false(name: str, parameters: Mapping[str, object]) -> Iterator[Problem]:
+    """Name each parameter that is true or false by default and has another value."""
+    from inspect import signature
+
+    known = signature(POLICIES[name]).parameters
+    for p, value in parameters.items():
+        if isinstance(known[p].default, bool) and not isinstance(value, bool):
+            yield Problem(f"policy.{name}.{p}", repr(value), "true or false", "correct the value")
 
 
 def _refused(

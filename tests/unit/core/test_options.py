@@ -27,6 +27,8 @@ from hermes_ops.policies import make_policy
         ("inf", float("inf")),
         ("true", True),
         ("False", False),
+        ("no", False),
+        ("Yes", True),
         ("null", None),
         ("queue", "queue"),
         ('"3"', "3"),

@@ -40,6 +40,19 @@ def test_a_wrong_parameter_is_refused(parameters: dict[str, object]) -> None:
         make_policy("hermes", parameters)
 
 
+def of_type(*types: type) -> list[tuple[str, str]]:
+    """Each parameter of a policy whose default is of one of these types, with its policy."""
+    pairs = ((name, p) for name in POLICIES for p in signature(POLICIES[name]).parameters.values())
+    return [(name, p.name) for name, p in pairs if type(p.default) in types]
+
+
+@pytest.mark.parametrize(("name", "parameter"), of_type(bool))
+def test_a_parameter_that_is_true_or_false_is_nothing_else(name: str, parameter: str) -> None:
+    for value in ("off", 0, 1, None):
+        with pytest.raises(ConfigError, match="true or false"):
+            make_policy(name, {parameter: value})
+
+
 def documented() -> dict[str, tuple[str, set[str]]]:
     """Each policy of the table on docs/policies.md: where it runs, and its parameters."""
     text = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
