@@ -8,7 +8,7 @@ from typing import ClassVar
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.policies.toolbox.job_speeds import JobSpeeds, KnownSpeeds, MeasuredSpeeds
-from hermes_ops.policies.toolbox.parameter_checks import positive
+from hermes_ops.policies.toolbox.parameter_checks import positive, positive_or_none
 from hermes_ops.policies.toolbox.planned_sizes import INTERVAL_S, PlannedSizes, planned
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from hermes_ops.policies.toolbox.widening import time_gain, twice, widened
@@ -55,7 +55,7 @@ class Doubling:
     sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive("interval_s", self.interval_s)
+        positive_or_none("interval_s", self.interval_s)
         positive("explore_s", self.explore_s)
 
     def initial(self) -> DoublingMemory:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
 from hermes_ops.policies.toolbox.answer import answer
 from hermes_ops.policies.toolbox.fill import fill
-from hermes_ops.policies.toolbox.parameter_checks import positive
+from hermes_ops.policies.toolbox.parameter_checks import positive, positive_or_none
 from hermes_ops.policies.toolbox.rounds import JoinedRounds, RoundOrder, TimeSlices
 
 
@@ -35,7 +35,7 @@ class Fair:
 
     def __post_init__(self) -> None:
         positive("quantum_s", self.quantum_s)
-        positive("quantum_steps", self.quantum_steps)
+        positive_or_none("quantum_steps", self.quantum_steps)
 
     def initial(self) -> JoinedRounds:
         """Return the first round."""

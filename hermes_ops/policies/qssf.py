@@ -14,7 +14,7 @@ from hermes_ops.core.nodes import NodeCapacity, unplaceable
 from hermes_ops.policies.priority import PriorityPolicy, ServiceOrder
 from hermes_ops.policies.toolbox.ended_jobs import newly_ended
 from hermes_ops.policies.toolbox.fill import Chooser, consolidated, lowest
-from hermes_ops.policies.toolbox.parameter_checks import one_of, positive
+from hermes_ops.policies.toolbox.parameter_checks import one_of, whole
 
 PLACEMENTS = ("consolidated", "count")
 DAY_S = 86_400.0
@@ -81,7 +81,7 @@ class Qssf:
     def __post_init__(self) -> None:
         if not 0 <= self.history_weight <= 1:
             raise ValueError("history_weight is between 0 and 1")
-        positive("remembered", self.remembered)
+        whole("remembered", self.remembered, 1)
         one_of("placement", self.placement, PLACEMENTS)
 
     def initial(self) -> Experience:

@@ -15,7 +15,7 @@ from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Ter
 from hermes_ops.core.order import submission
 from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, usual_step_s
 from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearStepTime
-from hermes_ops.policies.toolbox.parameter_checks import positive
+from hermes_ops.policies.toolbox.parameter_checks import positive_or_none
 from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
 
 
@@ -40,7 +40,7 @@ class SlaqSized:
     sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive("slice_s", self.slice_s)
+        positive_or_none("slice_s", self.slice_s)
 
     def initial(self) -> None:
         """Return None: fits are made from the curves."""

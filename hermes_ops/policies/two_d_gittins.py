@@ -14,7 +14,7 @@ from hermes_ops.core.model import JobId, Plan, Snapshot
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.ended_jobs import newly_ended
 from hermes_ops.policies.toolbox.multilevel_queues import MultilevelQueues, QueuesMemory
-from hermes_ops.policies.toolbox.parameter_checks import ascending, one_of, positive
+from hermes_ops.policies.toolbox.parameter_checks import ascending, one_of, positive_or_none
 from hermes_ops.policies.two_d_las import TwoDLas, served
 
 INDICES = ("published", "textbook")
@@ -102,7 +102,7 @@ class TwoDGittins:
         object.__setattr__(self, "limits_gpu_s", ascending("limits_gpu_s", self.limits_gpu_s))
         object.__setattr__(self, "given_sizes", Sizes(tuple(map(float, self.sizes_gpu_s))))
         one_of("index", self.index, INDICES)
-        positive("delta_gpu_s", self.delta_gpu_s)
+        positive_or_none("delta_gpu_s", self.delta_gpu_s)
         self._queued()
 
     def initial(self) -> GittinsMemory:

@@ -37,7 +37,7 @@ from hermes_ops.policies.toolbox.multilevel_queues import (
     QueueService,
     QueuesMemory,
 )
-from hermes_ops.policies.toolbox.parameter_checks import ascending, one_of, positive
+from hermes_ops.policies.toolbox.parameter_checks import ascending, one_of, positive_or_none
 
 ORDERS = ("start", "entry")
 PLACEMENTS = ("profile", "count", "emptiest")
@@ -91,8 +91,8 @@ class TwoDLas:
         one_of("order", self.order, ORDERS)
         one_of("placement", self.placement, PLACEMENTS)
         one_of("demotion", self.demotion, DEMOTIONS)
-        positive("promote_knob", self.promote_knob)
-        positive("quantum_s", self.quantum_s)
+        positive_or_none("promote_knob", self.promote_knob)
+        positive_or_none("quantum_s", self.quantum_s)
         if not 0 <= self.pack_limit <= 1:
             raise ValueError("pack_limit is a share of a model's size, from 0 to 1")
 

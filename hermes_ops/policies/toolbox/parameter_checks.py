@@ -13,12 +13,16 @@ def whole(name: str, value: object, least: int) -> None:
         raise ValueError(f"{name} is at least {least}")
 
 
-def positive(name: str, value: float | None) -> None:
-    """Raise unless the value is None or a finite number above 0."""
-    if value is None:
-        return
+def positive(name: str, value: object) -> None:
+    """Raise unless the value is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise ValueError(f"{name} is a number above 0, or left out")
+        raise ValueError(f"{name} is a number above 0")
+
+
+def positive_or_none(name: str, value: object) -> None:
+    """Raise unless the value is None or a finite number above 0."""
+    if value is not None:
+        positive(name, value)
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

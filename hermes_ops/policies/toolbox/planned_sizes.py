@@ -10,7 +10,7 @@ from typing import ClassVar
 from hermes_ops.core.model import JobId, Snapshot
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.policies.toolbox.job_speeds import JobSpeeds, KnownSpeeds, MeasuredSpeeds
-from hermes_ops.policies.toolbox.parameter_checks import positive
+from hermes_ops.policies.toolbox.parameter_checks import positive_or_none
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 
 INTERVAL_S = 600.0
@@ -65,7 +65,7 @@ class SpeedPolicy:
     sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive("interval_s", self.interval_s)
+        positive_or_none("interval_s", self.interval_s)
 
     def initial(self) -> PlannedSizes:
         """Return the memory without planned sizes."""

@@ -53,6 +53,12 @@ def test_a_parameter_that_is_true_or_false_is_nothing_else(name: str, parameter:
             make_policy(name, {parameter: value})
 
 
+@pytest.mark.parametrize(("name", "parameter"), of_type(int, float))
+def test_a_parameter_that_is_a_number_is_never_none(name: str, parameter: str) -> None:
+    with pytest.raises(ConfigError, match=parameter):
+        make_policy(name, {parameter: None})
+
+
 def documented() -> dict[str, tuple[str, set[str]]]:
     """Each policy of the table on docs/policies.md: where it runs, and its parameters."""
     text = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")

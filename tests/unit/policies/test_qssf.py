@@ -121,10 +121,11 @@ def test_the_model_is_fitted_anew_only_after_a_quarter_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"history_weight": 2.0}, {"remembered": 0}, {"placement": "x"}]
+    "parameters",
+    [{"history_weight": 2.0}, {"remembered": 0}, {"remembered": 2.5}, {"placement": "x"}],
 )
 def test_impossible_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"history_weight|remembered|placement"):
+    with pytest.raises((TypeError, ValueError), match=r"history_weight|remembered|placement"):
         Qssf(**parameters)
 
 
