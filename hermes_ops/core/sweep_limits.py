@@ -16,6 +16,7 @@ from hermes_ops.core.model import (
     SweepId,
     overlay,
 )
+from hermes_ops.core.nodes import unplaceable
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")
@@ -121,12 +122,12 @@ class OpenForLearning(Wrapper[M]):
     Of each sweep in `learning`, whose trials get their configurations from earlier results as
     they are opened, at most `per_gpu` (at least 1) trials for each GPU of the pool are open without
     a reported loss. One that has reported counts no more, ended or not: the search knows its loss
-    so far. The inner policy does not see pending trials beyond that, so their GPUs go to others,
-    nor the configurations of those it sees, which a replay knows before they are drawn. The bound
-    is the threshold of Hermes' queues (Son et al. 2021, Algorithm 1), for every policy, for each
-    sweep on its own, and for trials without a loss alone: all three are our choice. To count all
-    open trials makes policies that pause trials find good ones later
-    (docs/frontrunner-measured.md).
+    so far. Nor does one whose nodes have left the pool: it may report nothing for long. The inner
+    policy does not see pending trials beyond that, so their GPUs go to others, nor the
+    configurations of those it sees, which a replay knows before they are drawn. The bound is the
+    threshold of Hermes' queues (Son et al. 2021, Algorithm 1), for every policy, for each sweep on
+    its own, and for trials without a loss alone: all three are our choice. To count all open trials
+    makes policies that pause trials find good ones later (docs/frontrunner-measured.md).
     """
 
     learning: frozenset[SweepId]
@@ -160,7 +161,8 @@ def _beyond(snapshot: Snapshot, learning: frozenset[SweepId], most: int) -> set[
     """Return the pending trials of learning sweeps beyond the bound, the last ones first."""
     room = dict.fromkeys(learning, most)
     for job in snapshot.jobs:
-        if job.sweep in room and job.is_open and not job.curve:
+        unknown = job.sweep in room and job.is_open and not job.curve
+        if unknown and not unplaceable(snapshot, job):
             room[job.sweep] -= 1
     hidden: set[JobId] = set()
     for job in snapshot.queue:

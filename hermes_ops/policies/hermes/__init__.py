@@ -19,7 +19,13 @@ import numpy as np
 from hermes_ops.core.amounts import figure
 from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.nodes import usable
-from hermes_ops.policies.hermes.placement import FairShareOrder, GpuQueues, Places, place
+from hermes_ops.policies.hermes.placement import (
+    FairShareOrder,
+    GpuQueues,
+    Places,
+    number_open,
+    place,
+)
 from hermes_ops.policies.toolbox.answer import forced_reason
 from hermes_ops.policies.toolbox.convergence import weighted_convergences
 from hermes_ops.policies.toolbox.fill import grant
@@ -199,7 +205,7 @@ def _admit(assignment: Assignment, most_open: int) -> None:
     if not assignment.idle:
         return
     started = {job.id for job in assignment.pending if job.id in assignment.assigned}
-    opened = sum(job.is_open for job in assignment.snapshot.jobs) + len(started)
+    opened = number_open(assignment.snapshot) + len(started)
     shares = FairShareOrder(assignment.snapshot)
     while assignment.idle and opened < most_open and shares:
         job = shares.pop()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, merge
 
 from hermes_ops.core.model import Job, JobId, Phase, Snapshot, SweepId
-from hermes_ops.core.nodes import on_allowed_node
+from hermes_ops.core.nodes import on_allowed_node, unplaceable
 from hermes_ops.core.order import SubmissionKey, by_submission, submission
 
 Places = dict[JobId, tuple[int, ...]]
@@ -117,6 +117,11 @@ def _place_open(snapshot: Snapshot, places: Places, loads: Loads) -> None:
             places[job.id] = gpus
 
 
+def number_open(snapshot: Snapshot) -> int:
+    """Return the number of open jobs, without those whose nodes have left the pool (a choice)."""
+    return sum(job.is_open and not unplaceable(snapshot, job) for job in snapshot.jobs)
+
+
 def _place_pending(snapshot: Snapshot, places: Places, loads: Loads, threshold: int) -> None:
     """Place pending jobs in the order of `FairShareOrder`, at most up to threshold x GPUs jobs.
 
@@ -124,7 +129,7 @@ def _place_pending(snapshot: Snapshot, places: Places, loads: Loads, threshold: 
     (jobs change queues, GPUs leave).
     """
     shares = FairShareOrder(snapshot)
-    left = threshold * len(loads.jobs) - (sum(j.is_open for j in snapshot.jobs) if shares else 0)
+    left = threshold * len(loads.jobs) - (number_open(snapshot) if shares else 0)
     while shares and left > 0 and loads.has_room:
         job = shares.pop()
         gpus = loads.join(job)

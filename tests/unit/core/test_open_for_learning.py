@@ -44,6 +44,11 @@ def test_a_trial_that_has_reported_a_loss_leaves_its_room_to_another() -> None:
     assert "s/9" in granted(plan(*paused, trial(9), gpus=4, per_gpu=1, name="asha"))
 
 
+def test_a_trial_whose_node_has_left_the_pool_leaves_its_room_to_another() -> None:
+    away = [replace(unread(n), nodes=("elsewhere",)) for n in range(4)]
+    assert granted(plan(*away, trial(4), trial(5))) == ["s/4", "s/5"]
+
+
 def test_the_gpus_that_a_search_may_not_use_go_to_another_sweep() -> None:
     stuck = [unread(n, Phase.STOPPING) for n in range(4)]
     other = replace(trial(9), sweep=SweepId("t"))

@@ -116,6 +116,14 @@ def test_a_trial_that_is_stopping_still_counts_as_open() -> None:
     assert granted(plan) == {}
 
 
+def test_trials_whose_node_has_left_the_pool_keep_no_others_from_being_opened() -> None:
+    away = [waits(f"s/{n}", *SLOW, nodes=("elsewhere",)) for n in range(4)]
+    plan = decide(world(*away, job("s/7"), job("s/8"), gpus=2))
+    assert granted(plan) == {"s/7": (0,), "s/8": (1,)}
+    plan = decide(world(*away, job("s/8", min_gpus=2), job("s/9"), gpus=2), threshold=1)
+    assert len(granted(plan)) == 1
+
+
 def test_the_sweep_with_the_smallest_weighted_share_is_next() -> None:
     sweeps = [job(f"s/{n}", weight=1.0) for n in range(6)]
     sweeps += [job(f"t/{n}", weight=2.0) for n in range(6)]
