@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
+from hermes_ops.core.nodes import NodeCapacity
 from hermes_ops.policies.toolbox.answer import answer
 from hermes_ops.policies.toolbox.fill import fill
 from hermes_ops.policies.toolbox.parameter_checks import positive, positive_or_none
@@ -63,11 +64,16 @@ class Fair:
 
 
 def _held_back(snapshot: Snapshot, order: list[Job]) -> Iterator[Job]:
-    """Yield the order without the jobs that wait behind a gang that does not fit yet."""
-    left, blocked = len(snapshot.gpus), False
+    """Yield the order without the jobs that wait behind a gang that does not fit yet.
+
+    One that finds no room on its nodes blocks nobody: the GPUs that become free may be others.
+    """
+    left, blocked, rooms = len(snapshot.gpus), False, NodeCapacity(snapshot)
     for job in order:
         stay = snapshot.retained.get(job.id)
-        if stay is None and (blocked or job.min_gpus > len(snapshot.gpus)):
+        if stay is not None:
+            rooms.stay(stay.gpus)
+        elif blocked or job.min_gpus > len(snapshot.gpus) or not rooms.promise(job):
             continue
         wanted = job.min_gpus if stay is None else len(stay.gpus)
         if wanted <= left:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import JobId, Point
+from hermes_ops.core.model import JobId, Phase, Point
 from hermes_ops.policies.fair import Fair
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.workload import Costs, SimulationRun, Work, Workload
+from tests import builders
 
 
 def work(number: int, seconds: float, gpus: int = 1, **facts: Any) -> Work:
@@ -86,6 +87,15 @@ def test_with_slices_of_steps_small_jobs_do_not_overtake_a_wide_one_for_ever() -
     wide = work(5, 20.0, gpus=2, curve=curve(2, 10.0), submitted_s=1.0)
     found = run(*small, wide, gpus="2", quantum_steps=1)
     assert min(begin for job, begin in turns(found) if job == "s/5") < 20.0
+
+
+def test_jobs_that_find_no_room_on_their_node_hold_no_gpus_back() -> None:
+    bound = [builders.job(n, Phase.WAITING, 1.0, nodes=("elsewhere",)) for n in (0, 1)]
+    others = [builders.job(n, Phase.WAITING, 1.0, 0.9) for n in (2, 3, 4)]
+    snapshot = builders.world(*bound, *others, gpus=3)
+    policy = Fair(quantum_steps=1)
+    plan, _ = policy.decide(snapshot, policy.initial())
+    assert builders.granted(plan) == ["s/2", "s/3", "s/4"]
 
 
 @pytest.mark.parametrize(
