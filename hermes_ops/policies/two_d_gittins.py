@@ -46,7 +46,7 @@ class Sizes:
         above = bisect_right(self.gpu_s, attained_gpu_s)
         if above == len(self.gpu_s):
             return 0.0
-        within = bisect_right(self.gpu_s, self.gpu_s[above] - 1 + delta_gpu_s)
+        within = max(above, bisect_right(self.gpu_s, self.gpu_s[above] - 1 + delta_gpu_s))
         left, ending = len(self.gpu_s) - above, within - above
         rest_gpu_s = delta_gpu_s * (left - ending) if left > ending else 0.0
         return _ratio(ending, self.sums[within] - self.sums[above] + rest_gpu_s)

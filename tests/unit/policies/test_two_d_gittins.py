@@ -43,6 +43,10 @@ def test_the_index_looks_no_further_than_delta() -> None:
     assert sizes.textbook_index(10.0, 100.0) == 0.0
 
 
+def test_a_delta_below_a_gpu_second_reaches_no_size() -> None:
+    assert Sizes((10.0, 10.2)).index(10.1, 0.5) == 0.0
+
+
 def test_of_one_queue_the_likelier_to_end_soon_goes_first() -> None:
     sizes = (10.0, 10.0, 10.0, 500.0, 600.0)
     fresh, past_the_hump = job(2), job(1, service_gpu_s=50.0)
