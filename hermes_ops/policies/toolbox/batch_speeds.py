@@ -15,6 +15,7 @@ from hermes_ops.core.sizes import BatchRange, StepTime
 
 Floats = NDArray[np.float64]
 MOST_BATCHES = 32
+LEAST_COST = 0.01
 Sample = tuple[int, float, float]
 """A measured step: GPUs, samples on each of them in one pass, seconds."""
 
@@ -47,10 +48,9 @@ def fit_step_time(samples: tuple[Sample, ...]) -> LinearStepTime:
 
     The terms are added as the measured pairs of GPUs and samples allow: with one pair the time is
     taken to be all computing (ideal scaling), with two on one GPU there is a constant term, with
-    two others an all-reduce. Without a usable measurement: IDEAL.
+    two others an all-reduce. Without a usable measurement: IDEAL. A sample costs at least the part
+    LEAST_COST of the fastest measured one, or the speed of more samples would have no bound.
     """
-    from scipy.optimize import nnls
-
     usable = [s for s in samples if s[0] > 0 and s[1] > 0 and isfinite(s[2]) and s[2] > 0]
     if not usable:
         return IDEAL
@@ -59,13 +59,20 @@ def fit_step_time(samples: tuple[Sample, ...]) -> LinearStepTime:
     shapes = len({(g, b) for g, b, _ in usable})
     told = ([0, 1, 2] if (gpus > 1).any() else [0, 2])[:shapes]  # one GPU has no all-reduce
     rows = columns[:, told] / seconds[:, None]
-    scale = np.maximum(np.abs(rows).max(axis=0), np.finfo(np.float64).tiny)
-    terms, _ = nnls(rows / scale, np.ones(len(rows)))
     fitted = np.zeros(3)
-    fitted[told] = terms / scale
-    if not fitted[0] > 0:  # no cost of a sample: the speed of more samples would have no bound
-        return LinearStepTime(0.0, float(np.median(seconds / local)), 0.0)
+    fitted[told] = _not_negative(rows, np.ones(len(rows)))
+    if not fitted[0] > 0:
+        fitted[0] = LEAST_COST * float((seconds / local).min())
+        fitted[told[1:]] = _not_negative(rows[:, 1:], 1.0 - fitted[0] * rows[:, 0])
     return LinearStepTime(float(fitted[2]), float(fitted[0]), float(fitted[1]))
+
+
+def _not_negative(rows: Floats, values: Floats) -> Floats:
+    """Return the terms, none below 0, whose sums over the columns are nearest to the values."""
+    from scipy.optimize import nnls
+
+    scale = np.maximum(np.abs(rows).max(axis=0), np.finfo(np.float64).tiny)
+    return np.asarray(nnls(rows / scale, values)[0] / scale)
 
 
 def samples_of(job: Job) -> tuple[Sample, ...]:

@@ -127,6 +127,17 @@ def test_a_job_that_slows_down_on_more_gpus_stays_small() -> None:
     assert sizes(pool(5, *jobs)) == {"a/0": 1, "a/1": 4}
 
 
+def test_a_job_of_several_gpus_at_least_that_slows_down_on_more_stays_small_too() -> None:
+    slow = tuple(StepTime(g, s) for g, s in ((2, 1.0), (4, 2.0)))
+    assert sizes(pool(4, replace(waiting(0, least=2), step_times=slow))) == {"a/0": 2}
+
+
+def test_steps_as_long_with_more_samples_make_more_samples_cheap_but_not_free() -> None:
+    model = fit_step_time(((1, 8.0, 0.5), (1, 16.0, 0.49)))
+    assert 0 < model.a_sample_s < 0.01 * 0.5 / 8
+    assert model.fixed_s == pytest.approx(0.5, rel=0.02)
+
+
 def test_what_a_kind_has_measured_holds_for_jobs_that_have_measured_nothing() -> None:
     slow = tuple(StepTime(g, s) for g, s in ((1, 1.0), (2, 3.0), (4, 4.0)))
     assert sizes(pool(6, replace(waiting(0), step_times=slow), waiting(1))) == {"a/0": 1, "a/1": 1}
