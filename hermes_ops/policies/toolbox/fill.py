@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, tee
 from operator import attrgetter
 
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
@@ -102,19 +102,29 @@ def fill(
     """
     if choose is lowest:  # it always finds one
         return _filled(snapshot, order, backfill, preempt, choose)[0]
-    line = list(order)
+    unplaced: set[JobId] = set()
     while True:
-        grants, unplaced = _filled(snapshot, line, backfill, preempt, choose)
-        if unplaced is None:
+        order, again = tee(order)
+        line = _without(again, unplaced, backfill)
+        grants, missing = _filled(snapshot, line, backfill, preempt, choose)
+        if not missing:
             return grants
-        behind = line.index(unplaced) + 1
-        line = line[: behind - 1] + (line[behind:] if backfill else [])
+        unplaced |= missing  # nor will they later: the others take their GPUs
+
+
+def _without(order: Iterable[Job], unplaced: Collection[JobId], backfill: bool) -> Iterator[Job]:
+    """Yield the order without some jobs, up to the first of them if it blocks those behind."""
+    for job in order:
+        if job.id not in unplaced:
+            yield job
+        elif not backfill:
+            return
 
 
 def _filled(
     snapshot: Snapshot, order: Iterable[Job], backfill: bool, preempt: bool, choose: Chooser
-) -> tuple[tuple[Grant, ...], Job | None]:
-    """Return the grants, and the first job that starts but has no place."""
+) -> tuple[tuple[Grant, ...], set[JobId]]:
+    """Return the grants, and the jobs that start but have no place."""
     retained = snapshot.retained
     kept = dict(retained) if not preempt else _pinned(snapshot)
     left = len(snapshot.gpus) - sum(map(len, map(_GPUS, kept.values())))
@@ -139,8 +149,8 @@ def _filled(
             starts.append(job)
         if left == 0:
             break
-    started, unplaced = _started(snapshot, kept, starts, choose, rooms)
-    return (*kept.values(), *started), unplaced
+    started, missing = _started(snapshot, kept, starts, choose, rooms)
+    return (*kept.values(), *started), missing
 
 
 def bound_first(starts: Iterable[Job]) -> list[Job]:
@@ -173,20 +183,24 @@ def _started(
     starts: list[Job],
     choose: Chooser,
     rooms: NodeCapacity | None,
-) -> tuple[list[Grant], Job | None]:
-    """Return grants for the jobs that start, and the first for which the chooser finds no GPUs."""
+) -> tuple[list[Grant], set[JobId]]:
+    """Return grants for the jobs that start, and those for which the chooser finds no GPUs.
+
+    Where jobs are bound to nodes only the first of these: what it was promised may be of use.
+    """
     if not starts:
-        return [], None
+        return [], set()
     free = {gpu.index for gpu in snapshot.gpus}
     free.difference_update(chain.from_iterable(map(_GPUS, kept.values())))
     grants: list[Grant] = []
-    unplaced: Job | None = None
+    unplaced: set[JobId] = set()
     if rooms is not None:
         starts = bound_first(starts)
     for job in starts:
         gpus = choose(job, free if rooms is None else rooms.usable_for(job, free))
         if gpus is None:
-            unplaced = unplaced or job
+            if rooms is None or not unplaced:
+                unplaced.add(job.id)
             continue
         gpus = soonest(snapshot, gpus, free)
         free.difference_update(gpus)
