@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import ClassVar
 
@@ -91,12 +92,16 @@ class ElasticFrontrunner:
         }
         done = {job: progress.until(now_s) for job, progress in before.items()}
         kinds = learn_kinds(snapshot, dict(memory.kinds), done)
-        problem = SizingProblem.from_snapshot(snapshot)
-        sweeps = SizedSweeps.from_problem(problem, memory.search, self.prior)
-        others = [job for job in problem.jobs if job.id not in sweeps.search_of]
-        choices = self._choices(problem, others, kinds, before)
         guard = self._guard(snapshot, memory)
-        sizes = sweeps.sizes(others, lambda gpus: guard.sizes(choices.of_jobs, gpus, choices.best))
+        narrowed: SizingProblem | None = SizingProblem.from_snapshot(snapshot)
+        while narrowed is not None:  # jobs that find no place on their nodes are sized anew
+            problem = narrowed
+            sweeps = SizedSweeps.from_problem(problem, memory.search, self.prior)
+            others = [job for job in problem.jobs if job.id not in sweeps.search_of]
+            choices = self._choices(problem, others, kinds, before)
+            value = partial(guard.sizes, choices.of_jobs, best=choices.best)
+            sizes = sweeps.sizes(others, value)
+            narrowed = problem.narrowed(sizes)
         chosen = [choice for choice in choices.of_jobs if sizes.get(choice.job.id)]
         batches = _batches(problem, choices, chosen, sizes)
         grants = problem.grants(sizes, batches, nodes_wanted=_nodes(choices, chosen, sizes))

@@ -127,17 +127,23 @@ class SizingProblem:
         Jobs bound to some nodes may find none, as others take their GPUs there. `solve` is asked
         again with the next smaller size as the largest of these jobs, at last without them.
         """
-        problem = self
-        while True:
+        problem: SizingProblem | None = self
+        sizes: dict[JobId, int] = {}
+        while problem is not None:
             sizes = solve(problem)
-            missing = problem._without_place(sizes)
-            if not missing:
-                return sizes
-            able = (
-                _at_most(job, sizes[job.id] - 1) if job.id in missing else job
-                for job in problem.jobs
-            )
-            problem = replace(problem, jobs=tuple(job for job in able if job is not None))
+            problem = problem.narrowed(sizes)
+        return sizes
+
+    def narrowed(self, sizes: Sizes) -> SizingProblem | None:
+        """Return the problem in which jobs that find no place at these sizes have smaller ones.
+
+        None: all find one. A job that has no smaller size has no part in it.
+        """
+        missing = self._without_place(sizes)
+        if not missing:
+            return None
+        able = (_at_most(j, sizes[j.id] - 1) if j.id in missing else j for j in self.jobs)
+        return replace(self, jobs=tuple(job for job in able if job is not None))
 
     def _without_place(self, sizes: Sizes) -> set[JobId]:
         """Return the jobs bound to some nodes that find no place there at these sizes."""

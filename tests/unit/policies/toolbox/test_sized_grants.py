@@ -113,7 +113,7 @@ def test_a_job_whose_node_is_held_by_one_that_must_not_stop_lets_another_start(n
     assert sizes(name, fixed, bound, arriving(2), nodes="ab") == {"s/0": 1, "s/2": 1}
 
 
-@pytest.mark.parametrize("name", [name for name in SIZING if name != "elastic-frontrunner"])
+@pytest.mark.parametrize("name", SIZING)
 def test_jobs_that_wait_for_the_same_node_let_others_have_the_gpus_of_the_next(name: str) -> None:
     bound = [arriving(n, Phase.WAITING, nodes=("b",), segments=1) for n in (0, 1, 2)]
     found = sizes(name, *bound, arriving(3), arriving(4), nodes="aab")
