@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -18,6 +19,9 @@ LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._\-/]{0,315}[A-Za-z0-9])?$"
 
 KubernetesName = Annotated[str, Field(pattern=KUBERNETES_NAME)]
 Quantity = Annotated[str, Field(pattern=QUANTITY)]
+GPU_RESOURCE = r"/(gpu|mig-|tpu|gaudi)"
+"""What names of resources that count GPUs, or parts of them, contain: `nvidia.com/gpu.shared`."""
+
 TRIAL_FOLDER = "/hermes/trial"
 """Where a pod has its trial's folder."""
 
@@ -172,6 +176,15 @@ class PodSpec(Model):
     """How long a pod may take to start before its trial waits for another turn; null: 600."""
     deferrable: bool | None = None
     """Whether Airflow's triggerer holds the pods, instead of a worker process each; null: false."""
+
+    @field_validator("requests", "limits")
+    @classmethod
+    def _no_gpus(cls, amounts: dict[str, str] | None) -> dict[str, str] | None:
+        gpus = [name for name in amounts or () if re.search(GPU_RESOURCE, name)]
+        if gpus:
+            fix = "remove it: trial.gpus says how many, trial.pod.gpu_resource of what"
+            raise refusal("resources other than GPUs, which the pool grants", fix, gpus[0])
+        return amounts
 
     @field_validator("volumes")
     @classmethod

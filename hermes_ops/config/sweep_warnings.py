@@ -86,20 +86,25 @@ def config_warnings(config: SweepConfig, pool_slots: int | None) -> Iterator[Swe
 
 def never_fits(gpus: int, pool: str, slots: int) -> str | None:
     """Say why no trial with that number of GPUs can ever start in the pool; None if one can."""
-    if slots == 0:
-        return f"the pool {pool} has 0 slots: no trial can start while it has none"
+    if slots <= 0:
+        return f"the pool {pool} has {_none(slots)}: no trial can start while it has none"
     if gpus > slots:
         have = "1 slot" if slots == 1 else f"{slots} slots"
         return f"a trial needs {gpus} GPUs and the pool {pool} has {have}: no trial can ever start"
     return None
 
 
+def _none(slots: int) -> str:
+    return "0 slots" if slots == 0 else f"no number of slots ({slots})"
+
+
 def _gpus(config: SweepConfig, pool_slots: int | None) -> Iterator[SweepWarning]:
     if pool_slots is None:
         return
     gpus, pool = config.trial.gpu_range.least, config.pool
-    if pool_slots == 0:
-        found, leads_to = f"the pool {pool} has 0 slots", "no trial can start while it has none"
+    if pool_slots <= 0:
+        found = f"the pool {pool} has {_none(pool_slots)}"
+        leads_to = "no trial can start while it has none"
         yield SweepWarning(("pool",), found, leads_to, "give the pool slots, one for each GPU")
     elif gpus > pool_slots:
         found = f"{gpus} GPUs a trial, and the pool {pool} has {pool_slots}"

@@ -510,7 +510,9 @@ def pool_snapshot(
     lendable: Collection[int] | None = None,
     unread: Collection[int] = (),
 ) -> Snapshot:
-    """Return the facts on which a policy decides; raises HermesError when Airflow has no such pool.
+    """Return the facts on which a policy decides.
+
+    Raise HermesError when Airflow has no such pool, or one without a number of slots.
 
     `jobs` are the trials of the sweeps, where they have been built, `lendable` the slots whose
     GPUs may be granted, None for all, `unread` the GPUs of trials that could not be read.
@@ -521,6 +523,8 @@ def pool_snapshot(
     row = metadata.pool(pool, [(r.dag_id, r.run_id, record.trial_task) for r, record in runs])
     if row is None:
         raise HermesError(missing_pool(pool))
+    if row.slots < 0:
+        raise HermesError(unlimited_pool(pool))
     held = [g for j in jobs for g in j.gpus_held]
     return Snapshot(now_s, usable_gpus(row, held, nodes, lendable, unread), jobs)
 
@@ -530,6 +534,15 @@ def missing_pool(pool: str) -> str:
     return (
         f"Airflow has no pool {pool!r}: create it with as many slots as GPUs (Admin, Pools in "
         f"Airflow's page, or `airflow pools set {pool} SLOTS GPUs`). All sweeps go on then."
+    )
+
+
+def unlimited_pool(pool: str) -> str:
+    """Say that Airflow does not count the slots of a pool, and what to do."""
+    return (
+        f"Airflow's pool {pool!r} has no limit (-1 slots), so nobody knows how many GPUs it has: "
+        f"give it as many slots as GPUs (Admin, Pools in Airflow's page, or `airflow pools set "
+        f"{pool} SLOTS GPUs`). All sweeps go on then."
     )
 
 

@@ -42,6 +42,13 @@ def test_a_pod_for_processes_is_refused_with_the_one_line_that_is_missing() -> N
     assert found["trial.pod"].fix == "write trial.run_in: pod, or remove trial.pod"
 
 
+def test_a_pod_may_have_devices_that_are_no_gpus() -> None:
+    amounts = {"memory": "8Gi", "nvidia.com/hostdev": "1", "rdma/hca": "1"}
+    spec = sweep(run_in="pod", pod={"limits": amounts, "requests": amounts}).trial.pod
+    assert spec is not None
+    assert (spec.limits, spec.requests) == (amounts, amounts)
+
+
 def test_the_command_and_folder_of_a_pod_are_those_of_its_image() -> None:
     config = sweep(run_in="pod", python="bin/python", directory="code")
     assert (config.trial.python, config.trial.directory) == ("bin/python", "code")
@@ -55,6 +62,9 @@ def test_the_command_and_folder_of_a_pod_are_those_of_its_image() -> None:
         ({"imge": "a"}, "trial.pod.imge"),
         ({"claim": "Trials"}, "trial.pod.claim"),
         ({"limits": {"memory": "4 GB"}}, "trial.pod.limits.memory"),
+        ({"limits": {"nvidia.com/gpu": "8"}}, "trial.pod.limits"),
+        ({"limits": {"nvidia.com/gpu.shared": "1"}}, "trial.pod.limits"),
+        ({"requests": {"nvidia.com/mig-1g.5gb": "1"}}, "trial.pod.requests"),
         ({"user": 0}, "trial.pod.user"),
         ({"pull_policy": "Sometimes"}, "trial.pod.pull_policy"),
         ({"tolerations": [{"value": "x"}]}, "trial.pod.tolerations[0].key"),

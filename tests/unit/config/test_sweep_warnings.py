@@ -54,6 +54,8 @@ def test_more_gpus_than_the_pool_has_can_never_run() -> None:
 def test_a_pool_without_slots_is_said() -> None:
     assert "0 slots" in said(sweep(), 0)["pool"]
     assert "0 slots" in str(never_fits(1, "gpus", 0))
+    assert "no number of slots (-1)" in said(sweep(), -1)["pool"]
+    assert "no number of slots (-1)" in str(never_fits(1, "gpus", -1))
     assert "needs 3 GPUs and the pool gpus has 1 slot:" in str(never_fits(3, "gpus", 1))
     assert never_fits(2, "gpus", 2) is None
 

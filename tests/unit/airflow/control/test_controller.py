@@ -310,6 +310,13 @@ def test_a_missing_pool_is_named_with_its_remedy() -> None:
         controller_of(database, PolicySettings.file()).cluster.observe()
 
 
+def test_a_pool_without_a_number_of_slots_is_named_with_its_remedy() -> None:
+    database = Database(run_row())
+    database.pool_row = PoolRow(-1, 0)
+    with pytest.raises(HermesError, match=r"'gpus' has no limit .-1 slots.*give it as many"):
+        controller_of(database, PolicySettings.file()).cluster.observe()
+
+
 def test_while_draining_there_is_no_gpu_and_no_job(home: Path) -> None:
     cluster = controller_of(Database(run_row()), PolicySettings.file()).cluster
     assert len(cluster.observe().gpus) == 2
