@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import io
 import os
@@ -78,7 +79,7 @@ class ReachableState:
         for key, value in state.items():
             if key in self.others:
                 try:
-                    self.others[key].write(value)
+                    self.others[key].write(copy.deepcopy(value))  # it may be put back again
                 except Exception as error:  # an object of the user's may raise anything
                     self.failed[key] = repr(error)
 
@@ -239,7 +240,7 @@ def _write_cell(cell: Any, value: Any) -> None:
         present = cell.cell_contents
     except ValueError:
         present = None
-    if not _refill(present, value):
+    if not refill(present, value):
         cell.cell_contents = value
 
 
@@ -249,7 +250,7 @@ def _read_global(values: Mapping[str, Any], name: str, stored: bool) -> Any:
 
 
 def _write_global(values: dict[str, Any], name: str, value: Any) -> None:
-    if not _refill(values.get(name), value):
+    if not refill(values.get(name), value):
         values[name] = value
 
 
@@ -258,13 +259,24 @@ def _read_plain(thing: Any) -> Any:
     own: set[str] = set()
     for _, method in _methods(type(thing)):
         own.update(_attributes(method.__code__))
-    items = ((k, v) for k, v in vars(thing).items() if k in own)
+    items = ((k, _untracked(v)) for k, v in vars(thing).items() if k in own)
     return {k: v for k, v in items if is_plain(v) and is_small(v)}
+
+
+def _untracked(value: Any, depth: int = 6) -> Any:
+    """Return what Keras has made a tracked list, dictionary or set of, as it was."""
+    base = next((kind for kind in (list, dict, set) if isinstance(value, kind)), None)
+    is_tracked = type(value).__module__.split(".")[0] in _FRAMEWORKS
+    if base is None or not is_tracked or depth == 0 or len(value) > _MOST_ITEMS:
+        return value
+    if base is dict:
+        return {k: _untracked(v, depth - 1) for k, v in value.items()}
+    return base(_untracked(member, depth - 1) for member in value)
 
 
 def _write_plain(thing: Any, state: Mapping[str, Any]) -> None:
     for name, value in state.items():
-        if not _refill(vars(thing).get(name), value):
+        if not refill(vars(thing).get(name), value):
             setattr(thing, name, value)
 
 
@@ -272,11 +284,11 @@ def _kept(value: Any) -> Any:
     return value if is_plain(value) and is_small(value) else None
 
 
-def _refill(present: Any, value: Any) -> bool:
+def refill(present: Any, value: Any) -> bool:
     """Change a container in place, as others may hold it too; False if it is none."""
-    if type(present) is not type(value) or not isinstance(present, _CONTAINERS):
+    if not isinstance(present, type(value)) or not isinstance(value, _CONTAINERS):
         return False
-    if present != value:
+    if present is not value:
         present.clear()
         present.extend(value) if hasattr(present, "extend") else present.update(value)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import math
 import pickle
 import random
@@ -20,7 +21,13 @@ from hermes_ops.trial.keras.pipeline import (
     is_pipeline,
     pipeline_functions,
 )
-from hermes_ops.trial.keras.python_state import ReachableState, is_plain, reachable
+from hermes_ops.trial.keras.python_state import (
+    ReachableState,
+    is_plain,
+    is_small,
+    reachable,
+    refill,
+)
 
 
 class TrainingState:
@@ -334,9 +341,11 @@ def read_callback(callback: Any) -> dict[str, Any]:
 
 
 def write_callback(callback: Any, state: Mapping[str, Any]) -> None:
-    """Put a callback's attributes back."""
+    """Put a callback's attributes back; lists and the like in place, as others may hold them."""
     for name, value in state.items():
-        setattr(callback, name, value)
+        fresh = copy.deepcopy(value) if is_small(value) else value  # it may be put back again
+        if not refill(vars(callback).get(name), fresh):
+            setattr(callback, name, fresh)
 
 
 def is_reference(value: Any) -> bool:

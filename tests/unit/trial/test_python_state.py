@@ -174,3 +174,56 @@ def test_an_object_that_cannot_be_kept_fails_nothing_and_is_told() -> None:
     state = found({"broken": Broken(), "whole": random.Random(1), "variable": Variable()})
     assert list(state.read()) == ["callback/0/whole"]
     assert state.failed == {"callback/0/broken": "OSError('no state')"}
+
+
+def test_arrays_in_a_dictionary_are_put_back_whatever_the_new_process_has_there() -> None:
+    best: dict[str, Any] = {"weights": np.ones(3), "loss": 0.4}
+
+    def note() -> dict[str, Any]:
+        return best
+
+    saved = kept(found(note))
+    best["weights"], best["loss"] = np.zeros(3), 0.4
+    state = found(note)
+    state.write(saved)
+    assert best["weights"].tolist() == [1.0, 1.0, 1.0]
+    assert state.failed == {}
+
+
+def test_a_state_that_is_put_back_twice_is_the_same_whatever_has_come_in_between() -> None:
+    begun: dict[str, list[int]] = {"epochs": [0, 1]}
+
+    def begin() -> None:
+        begun["epochs"].append(2)
+
+    saved = kept(found(begin))
+    begun.clear()
+    for _ in range(2):
+        found(begin).write(saved)
+        assert begun == {"epochs": [0, 1]}
+        begin()
+
+
+class TrackedList(list[Any]):
+    """As the list that a Keras model makes of one that is set on it."""
+
+    __module__ = "keras.src.utils.tracking"
+
+
+class Network:
+    """A model in the manner of a user; Keras replaces its lists by its own."""
+
+    def __init__(self) -> None:
+        self.seen = TrackedList([TrackedList([0.5])])
+        self.layers = TrackedList([object()])
+
+
+def test_a_list_that_keras_tracks_on_a_model_is_kept_and_stays_the_same_object() -> None:
+    saved = kept(reachable([("model", Network())], lambda _: False))
+    later = Network()
+    seen = later.seen
+    seen.clear()
+    reachable([("model", later)], lambda _: False).write(saved)
+    assert later.seen is seen
+    assert seen == [[0.5]]
+    assert len(later.layers) == 1

@@ -1,0 +1,46 @@
+"""What a checkpoint holds of the callbacks of a `fit`, and how it is put back."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hermes_ops.trial.keras.training_state import read_callback, write_callback
+
+
+class Callback(SimpleNamespace):
+    """A callback in the manner of a user."""
+
+
+def kept(callback: Any) -> dict[str, Any]:
+    state: dict[str, Any] = pickle.loads(pickle.dumps(read_callback(callback)))
+    return state
+
+
+def test_a_list_that_the_script_holds_too_goes_on_as_one_with_that_of_its_callback() -> None:
+    saved = kept(Callback(losses=[0.5, 0.4]))
+    losses: list[float] = []
+    callback = Callback(losses=losses)
+    write_callback(callback, saved)
+    callback.losses.append(0.3)
+    assert losses == [0.5, 0.4, 0.3]
+
+
+def test_what_a_callback_appends_at_the_beginning_of_its_epoch_is_there_once() -> None:
+    saved = kept(Callback(begun=[0, 1], by_phase={"warm": [0, 1]}))
+    callback = Callback(begun=[], by_phase={})
+    for _ in range(2):  # when the fit begins, and in its first epoch, after the callbacks
+        write_callback(callback, saved)
+        assert (callback.begun, callback.by_phase) == ([0, 1], {"warm": [0, 1]})
+        callback.begun.append(2)
+        callback.by_phase["warm"].append(2)
+
+
+def test_large_weights_of_a_callback_are_put_back_in_its_list() -> None:
+    weights = [np.ones((600, 600)), np.zeros(3)]
+    callback = Callback(best=[np.zeros(3), np.ones(2)])
+    write_callback(callback, kept(Callback(best=weights)))
+    assert all(np.array_equal(a, b) for a, b in zip(callback.best, weights, strict=True))
