@@ -11,6 +11,7 @@ import pickle
 import random
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.trial.keras.callback_files import counters
@@ -326,6 +327,23 @@ def _python_generators() -> Iterator[tuple[str, random.Random]]:
             yield module, generator
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A function by its module and name, pickled on its own.
+
+    A script that resumes may define it later than it reads the checkpoint.
+    """
+
+    data: bytes
+
+    def resolve(self) -> Any:
+        """Return the function; None where there is none of its name."""
+        try:
+            return pickle.loads(self.data)  # noqa: S301 - ours
+        except Exception:  # whatever a foreign module may raise
+            return None
+
+
 def read_callback(callback: Any) -> dict[str, Any]:
     """Return a callback's state: those of its attributes that are plain data."""
     if type(callback).__name__ in _STATELESS_CALLBACKS:
@@ -333,25 +351,31 @@ def read_callback(callback: Any) -> dict[str, Any]:
     if type(callback).__name__ == "TensorBoard":
         return counters(callback)
     without = _NOT_STATE | _OF_THE_PROCESS.get(type(callback).__name__, set())
-    return {
-        name: value
-        for name, value in vars(callback).items()
-        if name not in without and (is_plain(value) or is_reference(value))
-    }
+    state = {}
+    for name, value in vars(callback).items():
+        if name not in without:
+            kept = value if is_plain(value) else reference_to(value)
+            if kept is not None or value is None:
+                state[name] = kept
+    return state
 
 
 def write_callback(callback: Any, state: Mapping[str, Any]) -> None:
     """Put a callback's attributes back; lists and the like in place, as others may hold them."""
     for name, value in state.items():
         fresh = copy.deepcopy(value) if is_small(value) else value  # it may be put back again
+        if isinstance(value, Reference):
+            fresh = value.resolve() or vars(callback).get(name)
         if not refill(vars(callback).get(name), fresh):
             setattr(callback, name, fresh)
 
 
-def is_reference(value: Any) -> bool:
-    """Tell whether a function can be pickled by its module and name (a monitor's np.less)."""
-    named = type(value).__name__ in ("function", "builtin_function_or_method", "ufunc")
+def reference_to(value: Any) -> Reference | None:
+    """Return the reference to a function that has a module and a name (a monitor's np.less)."""
+    if type(value).__name__ not in ("function", "builtin_function_or_method", "ufunc"):
+        return None
     try:
-        return named and pickle.loads(pickle.dumps(value)) is value  # noqa: S301 - just made
+        reference = Reference(pickle.dumps(value))
     except Exception:  # whatever a foreign object may raise
-        return False
+        return None
+    return reference if reference.resolve() is value else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hermes_ops.trial.keras.training_state import read_callback, write_callback
 
@@ -44,3 +46,24 @@ def test_large_weights_of_a_callback_are_put_back_in_its_list() -> None:
     callback = Callback(best=[np.zeros(3), np.ones(2)])
     write_callback(callback, kept(Callback(best=weights)))
     assert all(np.array_equal(a, b) for a, b in zip(callback.best, weights, strict=True))
+
+
+def test_a_function_that_the_resumed_script_defines_later_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = ModuleType("script_of_a_user")
+    exec("def warm(): pass\ndef cold(): pass", vars(script))
+    monkeypatch.setitem(sys.modules, script.__name__, script)
+    data = pickle.dumps(read_callback(Callback(schedule=script.cold)))
+    del script.cold
+    saved = pickle.loads(data)
+    callback = Callback(schedule=script.warm)
+    write_callback(callback, saved)
+    assert callback.schedule is script.warm
+
+
+def test_a_function_that_a_callback_has_chosen_is_put_back() -> None:
+    callback = Callback(better=np.greater, read=read_callback)
+    write_callback(callback, kept(Callback(better=np.less, read=write_callback)))
+    assert callback.better is np.less
+    assert callback.read is write_callback
