@@ -40,6 +40,7 @@ from hermes_ops.trial.keras.training_state import (
     assign_variables,
     make_array,
     may_differ_by_rank,
+    plain_history,
     read_callback,
     read_variables,
     tensor_skew,
@@ -477,7 +478,7 @@ class FitSession:
             return
         record = {
             "epochs": epochs,
-            "history": dict(getattr(history, "history", {})),
+            "history": plain_history(getattr(history, "history", {})),
             "epoch": list(getattr(history, "epoch", ())),
         }
         self.epoch = self.first_epoch + epochs

@@ -357,7 +357,30 @@ def read_callback(callback: Any) -> dict[str, Any]:
             kept = value if is_plain(value) else reference_to(value)
             if kept is not None or value is None:
                 state[name] = kept
+    if type(callback).__name__ == "History":
+        state["history"] = plain_history(callback.history)
     return state
+
+
+def plain_history(history: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the series of a fit's history as plain data: callbacks may have added tensors.
+
+    What is no number either, such as an object of the user's, becomes None.
+    """
+    return {
+        name: [_plain(value) for value in series] if isinstance(series, list) else _plain(series)
+        for name, series in history.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_plain(value):
+        return value
+    try:
+        array = value.numpy() if hasattr(value, "numpy") else value.__array__()
+        return array if is_plain(array) else None
+    except Exception:  # whatever a foreign object may raise
+        return None
 
 
 def write_callback(callback: Any, state: Mapping[str, Any]) -> None:

@@ -67,3 +67,26 @@ def test_a_function_that_a_callback_has_chosen_is_put_back() -> None:
     write_callback(callback, kept(Callback(better=np.less, read=write_callback)))
     assert callback.better is np.less
     assert callback.read is write_callback
+
+
+class History(Callback):
+    """As the callback that Keras adds."""
+
+
+class Tensor:
+    """As a tensor or a variable of a framework."""
+
+    def __init__(self, value: float | list[float]) -> None:
+        self.value = value
+
+    def numpy(self) -> Any:
+        return np.float32(self.value) if isinstance(self.value, float) else np.array(self.value)
+
+
+def test_a_history_is_kept_though_callbacks_have_added_tensors_to_it() -> None:
+    history = {"loss": [0.5, 0.4], "lr": [Tensor(0.5), Tensor([0.25, 1.0])], "odd": [object(), 1]}
+    callback = History(history={})
+    write_callback(callback, kept(History(history=history)))
+    first, second = callback.history.pop("lr")
+    assert (first, second.tolist()) == (0.5, [0.25, 1.0])
+    assert callback.history == {"loss": [0.5, 0.4], "odd": [None, 1]}
