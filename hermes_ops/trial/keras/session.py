@@ -482,6 +482,7 @@ class FitSession:
             "epoch": list(getattr(history, "epoch", ())),
         }
         self.epoch = self.first_epoch + epochs
+        self._state_epochs(history)
         self.runtime.writer.wait()
         if epochs and self.runtime.group.is_leader:
             end = FitEnd(self.number, self.epoch, self.best_epoch)
@@ -508,6 +509,13 @@ class FitSession:
         history = self._history()
         if history is not None:
             history.history, history.epoch = dict(record["history"]), list(record["epoch"])
+        self._state_epochs(history)
+
+    def _state_epochs(self, history: Any) -> None:
+        """Let the history say the epochs that the script asked for, not those that were left."""
+        params = getattr(history, "params", None)
+        if isinstance(params, dict):
+            history.params = {**params, "epochs": self.epochs}
 
 
 def _is_number(value: Any) -> bool:

@@ -46,6 +46,7 @@ class History:
     def __init__(self) -> None:
         self.history: dict[str, list[float]] = {"loss": []}
         self.epoch: list[int] = []
+        self.params: dict[str, int] = {}
 
 
 class Callbacks:
@@ -86,6 +87,7 @@ class Model:
 
     def fit(self, epochs: int = 1, initial_epoch: int = 0, callbacks: Any = None) -> Any:
         callbacks = Callbacks(self, callbacks or (lambda _: None))
+        self.history.params["epochs"] = epochs
         self.stop_training = False
         callbacks.on_train_begin()
         for epoch in range(initial_epoch, epochs):
@@ -144,7 +146,7 @@ def script(die_at: tuple[int, int] | None) -> list[Any]:
         arguments = {"epochs": EPOCHS, "callbacks": die}
         history = fit.run_fit(KerasBackend(), Model.fit, model, (), arguments)
         after = float(model.weight.numpy()[0] + model.moment.numpy()[0])
-        seen.append((turn, before, history.history["loss"], history.epoch, after))
+        seen.append((turn, before, history.history["loss"], history.epoch, history.params, after))
     return seen
 
 
