@@ -12,8 +12,10 @@ import collections
 import contextlib
 import copy
 import functools
+import hashlib
 import io
 import os
+import pickle
 import random
 import sys
 import sysconfig
@@ -459,3 +461,12 @@ def is_small(value: Any) -> bool:
         if left < 0:
             return False
     return True
+
+
+def digest(value: Any) -> str:
+    """Return what tells two values apart, however large they are."""
+    try:
+        data = pickle.dumps(value, protocol=4)
+    except Exception:  # whatever a foreign object may raise
+        data = repr(type(value)).encode()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

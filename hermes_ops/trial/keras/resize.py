@@ -6,12 +6,12 @@ Pure functions of what the checkpoint holds and of what the script has set up at
 
 from __future__ import annotations
 
-import hashlib
 import math
-import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+from hermes_ops.trial.keras.python_state import digest
 
 RATE_VARIABLE = "HERMES_SCALE_LEARNING_RATE"
 SCRIPT, HERMES, OFF = "script", "hermes", "off"
@@ -135,23 +135,15 @@ def fingerprints(
         number = counts.setdefault(entry["type"], 0)
         counts[entry["type"]] += 1
         for name, value in entry["state"].items():
-            digests[attribute_key(entry["type"], number, name)] = _digest(value)
+            digests[attribute_key(entry["type"], number, name)] = digest(value)
     for key, value in python.items():
-        digests[key] = _digest(value)
+        digests[key] = digest(value)
     return digests
 
 
 def attribute_key(kind: str, number: int, name: str) -> str:
     """Return the key of an attribute of the n-th callback of a type, among the fingerprints."""
     return f"{kind}#{number}.{name}"
-
-
-def _digest(value: Any) -> str:
-    try:
-        data = pickle.dumps(value, protocol=4)
-    except Exception:  # whatever a foreign object may raise
-        data = repr(type(value)).encode()
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def size_dependent(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:

@@ -38,6 +38,7 @@ from hermes_ops.trial.keras.runtime import KerasRuntime
 from hermes_ops.trial.keras.training_state import (
     TrainingState,
     assign_variables,
+    large_data,
     make_array,
     may_differ_by_rank,
     plain_history,
@@ -136,6 +137,7 @@ class FitSession:
         self._steps_before = runtime.steps_before
         self._evaluated = False
         self._lengths: dict[str, int] = {}
+        self._given: dict[int, dict[str, str]] = {}  # large data of callbacks as the fit begins
 
     def _size_before(self, header: Mapping[str, Any]) -> int:
         return int(header.get("size", 1)) if header else self.runtime.group.size
@@ -149,6 +151,7 @@ class FitSession:
         saved = self.objects.get("pipeline")
         dataset = self.backend.dataset(self)
         self.state = TrainingState(self.model, self._callbacks(), self._arguments, dataset, saved)
+        self._given = {id(callback): large_data(callback) for callback in self._callbacks()}
         self._compare_with_others()
         if self.checkpoint is not None:
             started_s = time.monotonic()
@@ -452,7 +455,10 @@ class FitSession:
         self.runtime.writer.submit(header, arrays, data, time.monotonic() - started_s)
 
     def _callback_states(self) -> list[dict[str, Any]]:
-        return [{"type": type(c).__name__, "state": read_callback(c)} for c in self._callbacks()]
+        return [
+            {"type": type(c).__name__, "state": read_callback(c, self._given.get(id(c)))}
+            for c in self._callbacks()
+        ]
 
     def _parts(
         self, variables: Mapping[str, Any], of_rank: Mapping[str, Any]

@@ -24,6 +24,7 @@ from hermes_ops.trial.keras.pipeline import (
 )
 from hermes_ops.trial.keras.python_state import (
     ReachableState,
+    digest,
     is_plain,
     is_small,
     reachable,
@@ -344,8 +345,20 @@ class Reference:
             return None
 
 
-def read_callback(callback: Any) -> dict[str, Any]:
-    """Return a callback's state: those of its attributes that are plain data."""
+def large_data(callback: Any) -> dict[str, str]:
+    """Return digests of what a callback has of large data, such as those that it validates on."""
+    return {
+        name: digest(value)
+        for name, value in vars(callback).items()
+        if name not in _NOT_STATE and is_plain(value) and not is_small(value)
+    }
+
+
+def read_callback(callback: Any, given: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a callback's state: those of its attributes that are plain data.
+
+    Without those that are still what `given` says: large data that the script gives to it anew.
+    """
     if type(callback).__name__ in _STATELESS_CALLBACKS:
         return {}
     if type(callback).__name__ == "TensorBoard":
@@ -353,7 +366,8 @@ def read_callback(callback: Any) -> dict[str, Any]:
     without = _NOT_STATE | _OF_THE_PROCESS.get(type(callback).__name__, set())
     state = {}
     for name, value in vars(callback).items():
-        if name not in without:
+        is_given = given is not None and name in given and given[name] == digest(value)
+        if name not in without and not is_given:
             kept = value if is_plain(value) else reference_to(value)
             if kept is not None or value is None:
                 state[name] = kept

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes_ops.trial.keras.training_state import read_callback, write_callback
+from hermes_ops.trial.keras.training_state import large_data, read_callback, write_callback
 
 
 class Callback(SimpleNamespace):
@@ -90,3 +90,16 @@ def test_a_history_is_kept_though_callbacks_have_added_tensors_to_it() -> None:
     first, second = callback.history.pop("lr")
     assert (first, second.tolist()) == (0.5, [0.25, 1.0])
     assert callback.history == {"loss": [0.5, 0.4], "odd": [None, 1]}
+
+
+def test_large_data_that_a_callback_was_given_are_not_kept_and_what_it_has_changed_is() -> None:
+    data, sums = np.ones((600, 600)), np.zeros((600, 600))
+    callback = Callback(data=data, sums=sums, best=None)
+    given = large_data(callback)
+    sums[0, 0], callback.best = 1.0, [np.ones((600, 600))]
+    saved = read_callback(callback, given)
+    assert sorted(saved) == ["best", "sums"]
+    later = Callback(data=data, sums=np.zeros((600, 600)), best=None)
+    write_callback(later, saved)
+    assert later.sums[0, 0] == 1.0
+    assert later.best[0].all()
