@@ -7,7 +7,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +23,15 @@ NAME = "model.keras"
 
 
 class FitEnd(NamedTuple):
-    """The end of a call of `fit`: its number, the epochs trained, and the best one's index.
+    """The end of a call of `fit`: its number, and the index of the best epoch.
 
-    `best_epoch` None: no objective says which epoch was the best.
+    `best_epoch` None: no objective says which epoch was the best. `best_values`: the variables of
+    the model as that epoch left them, if no checkpoint has them.
     """
 
     number: int
-    epochs: int
     best_epoch: int | None
+    best_values: Mapping[str, Any] | None = None
 
 
 def keep_best(runtime: KerasRuntime, model: Any, end: FitEnd) -> None:
@@ -55,7 +56,7 @@ def keep_best(runtime: KerasRuntime, model: Any, end: FitEnd) -> None:
 
 
 def _save_at_best(runtime: KerasRuntime, model: Any, end: FitEnd, path: str) -> None:
-    variables = {k: v for k, v in model_variables(model).items() if k.startswith("k/model/")}
+    variables = _variables(model)
     best = _best_values(runtime, end)
     now = dict(read_variables(variables)) if best else {}
     assign_variables(variables, best)
@@ -69,10 +70,25 @@ def _save_at_best(runtime: KerasRuntime, model: Any, end: FitEnd, path: str) -> 
         assign_variables(variables, now)
 
 
-def _best_values(runtime: KerasRuntime, end: FitEnd) -> dict[str, Any]:
-    """Return the variables of the best epoch; empty if the model holds them now."""
-    if end.best_epoch is None or end.best_epoch + 1 == end.epochs:
+def values_now(model: Any) -> dict[str, Any]:
+    """Return the variables of a model that are saved with it, as arrays."""
+    return dict(read_variables(_variables(model)))
+
+
+def _variables(model: Any) -> dict[str, Any]:
+    return {k: v for k, v in model_variables(model).items() if k.startswith("k/model/")}
+
+
+def _best_values(runtime: KerasRuntime, end: FitEnd) -> Mapping[str, Any]:
+    """Return the variables of the best epoch; empty if nothing holds them.
+
+    Those of the last epoch are not always those that the model has after it: a callback may have
+    restored an epoch that was better by its own measure.
+    """
+    if end.best_epoch is None:
         return {}
+    if end.best_values is not None:
+        return end.best_values
     best = runtime.store.newest(
         lambda header: bool(header.get("best")) and header["fit"] == end.number
     )

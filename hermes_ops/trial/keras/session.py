@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hermes_ops.trial.event_channel import send
 from hermes_ops.trial.group import GroupError
-from hermes_ops.trial.keras.best_model import FitEnd, keep_best
+from hermes_ops.trial.keras.best_model import FitEnd, keep_best, values_now
 from hermes_ops.trial.keras.callback_files import CallbackFiles
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint
 from hermes_ops.trial.keras.learning_rate import FitRate
@@ -118,6 +118,7 @@ class FitSession:
         self.permutations: Any = None
         self.boundary_reason: str | None = None
         self.best_epoch: int | None = None
+        self._best_values: dict[str, Any] | None = None  # if it was the last one
         data = checkpoint.objects() if checkpoint else None
         saved = pickle.loads(data) if data else {}  # noqa: S301 - ours
         self.objects = objects_of_rank(saved, runtime.group.rank, self.change.is_same)
@@ -330,14 +331,19 @@ class FitSession:
             return  # the trial is about to be failed; NaN is not worth keeping
         if vote.ended:
             self.model.stop_training = True
-        best = self._is_best(values)
+        best, last = self._is_best(values), vote.ended or epoch + 1 >= self.epochs
         if best:
-            self.best_epoch = epoch
-        last = vote.ended or epoch + 1 >= self.epochs
+            self._note_best(epoch, last)
         if vote.stop or not last:
             self.save(batch=0, best=best, objective=self._objective(values))
         if vote.stop and not last:
             self._leave()
+
+    def _note_best(self, epoch: int, last: bool) -> None:
+        """Remember the best epoch; the last one has no checkpoint before callbacks may undo it."""
+        self.best_epoch = epoch
+        if last and self.runtime.group.is_leader:
+            self._best_values = values_now(self.model)
 
     def _count_epoch(self) -> dict[str, float]:
         """Count the samples of the epoch that is over; return the metric of a distributed trial."""
@@ -491,7 +497,7 @@ class FitSession:
         self._state_epochs(history)
         self.runtime.writer.wait()
         if epochs and self.runtime.group.is_leader:
-            end = FitEnd(self.number, self.epoch, self.best_epoch)
+            end = FitEnd(self.number, self.best_epoch, self._best_values)
             keep_best(self.runtime, self.model, end)
         self.runtime.records.append(record)
         if self.ranks.gather(self.runtime.unresumable)[0] is None:

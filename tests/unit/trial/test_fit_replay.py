@@ -224,3 +224,31 @@ def test_a_state_that_cannot_be_read_is_no_reason_to_go_on_wrongly(tmp_path: Pat
     with pytest.raises(MismatchError, match="the state after fit call 1 cannot be read"):
         trial.segment(None)
     assert trial.segment(None) is not None
+
+
+@pytest.mark.usefixtures("_keras")
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_best_epoch_is_saved_though_a_callback_restores_another_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: bool
+) -> None:
+    monkeypatch.setenv("HERMES_OBJECTIVE", "loss")
+    monkeypatch.setattr(process.KerasRuntime, "end_soon", lambda _: None)
+    monkeypatch.setattr(Model, "save", lambda self, path: Path(path).write_text(str(self.weight)))
+    monkeypatch.setattr(Variable, "__str__", lambda self: str(self.numpy()[0]), raising=False)
+    best = []
+
+    def restore(epoch: int) -> None:
+        if epoch == EPOCHS - 1:
+            best.append(str(model.weight))
+            process.runtime().stop = stop  # the checkpoint of this epoch is written
+        if epoch == EPOCHS:
+            model.weight.assign([9.0])
+
+    trial = Trial(tmp_path)
+    process._runtime = None
+    model = Model()
+    model.moment.assign([9.0])  # the loss falls
+    fit.run_fit(KerasBackend(), Model.fit, model, (), {"epochs": EPOCHS, "callbacks": restore})
+    process.runtime().writer.wait()
+    assert (trial.folder / "model" / "model.keras").read_text() == best[0]
+    assert str(model.weight) == "9.0"
