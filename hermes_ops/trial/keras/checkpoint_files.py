@@ -193,6 +193,9 @@ ALWAYS_KEPT = 16
 
 Headers = Mapping[int, Mapping[str, Any]]
 
+RAISED = "raised"
+"""In the record of a fit: it ended with an error, which the script has caught."""
+
 
 def retained(headers: Headers, newest: int) -> set[int]:
     """Return the serials to keep: the newest ones, the best of the running fit, the ends of fits.
@@ -213,9 +216,13 @@ def final_states(headers: Headers) -> dict[int, int]:
     }
 
 
-def is_complete(headers: Headers, completed: int) -> bool:
-    """Return whether the states after the first `completed` fits are all there."""
-    return set(range(completed)) <= set(final_states(headers))
+def is_complete(headers: Headers, records: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the states after the fits of these records are all there.
+
+    A fit that raised an error has none: it is run again.
+    """
+    returned = {number for number, record in enumerate(records) if not record.get(RAISED)}
+    return returned <= set(final_states(headers))
 
 
 def exceeds(sizes_bytes: Mapping[int, int], budget_bytes: int) -> bool:

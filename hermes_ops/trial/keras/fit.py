@@ -14,6 +14,7 @@ from typing import Any
 
 from hermes_ops.trial.event_channel import announce
 from hermes_ops.trial.keras.callback_files import shared_files, take_out_backups
+from hermes_ops.trial.keras.checkpoint_files import RAISED
 from hermes_ops.trial.keras.runtime import KerasRuntime, runtime
 from hermes_ops.trial.keras.session import FitSession, KerasBackend
 from hermes_ops.trial.keras.training_state import MismatchError
@@ -36,7 +37,7 @@ def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kw
     process.fit_count += 1
     number = process.fit_count - 1
     records = process.resumed.get("records", [])
-    if number < len(records):
+    if number < len(records) and not records[number].get(RAISED):
         return _skip(process, backend, original, call, records[number])
     return _train(process, backend, original, call)
 
@@ -73,6 +74,7 @@ def _train(
     here = resume is not None and resume.header["fit"] == number and not resume.header["final"]
     model = next(iter(arguments.values()))
     session = FitSession(process, backend, model, arguments, resume if here else None)
+    session.is_repeated = number < len(process.resumed.get("records", []))
     start = session.first_epoch
     spent = process.max_epochs is not None and process.steps_before >= process.max_epochs
     if session.ended_before or spent:
@@ -92,7 +94,11 @@ def _call(
 ) -> Any:
     process.session = session
     try:
-        result = original(*call.args, **call.kwargs)
+        try:
+            result = original(*call.args, **call.kwargs)
+        except BaseException:
+            session.on_error()
+            raise
         session.on_return()
         return result
     finally:

@@ -49,7 +49,7 @@ class KerasRuntime:
         self.metrics = MetricsFile(Path(os.environ["HERMES_METRICS_FILE"]))
         self.stop = False
         self.session: Any = None
-        self.records: list[dict[str, Any]] = []  # the fits that are complete
+        self.records: list[dict[str, Any]] = []  # the fits that are over
         self.resume: Checkpoint | None = None
         self.resumed: dict[str, Any] = {}
         self.best: float | None = None  # of the objective; lower is better
@@ -120,7 +120,7 @@ class KerasRuntime:
         for serial in sorted(headers, reverse=True):
             checkpoint = self.store.load(serial)
             resumed = pickle.loads(checkpoint.objects()) if checkpoint else {}  # noqa: S301 - ours
-            if checkpoint and checkpoint_files.is_complete(headers, len(resumed["records"])):
+            if checkpoint and checkpoint_files.is_complete(headers, resumed["records"]):
                 self.resume, self.resumed = checkpoint, resumed
                 break
         self.best = self.resumed.get("best_value")

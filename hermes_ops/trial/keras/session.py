@@ -14,7 +14,7 @@ from hermes_ops.trial.event_channel import send
 from hermes_ops.trial.group import GroupError
 from hermes_ops.trial.keras.best_model import FitEnd, keep_best, values_now
 from hermes_ops.trial.keras.callback_files import CallbackFiles
-from hermes_ops.trial.keras.checkpoint_files import Checkpoint
+from hermes_ops.trial.keras.checkpoint_files import RAISED, Checkpoint
 from hermes_ops.trial.keras.learning_rate import FitRate
 from hermes_ops.trial.keras.pipeline import (
     keeps_hidden_random_state,
@@ -36,6 +36,7 @@ from hermes_ops.trial.keras.resize import (
 )
 from hermes_ops.trial.keras.runtime import KerasRuntime
 from hermes_ops.trial.keras.training_state import (
+    MismatchError,
     TrainingState,
     assign_variables,
     large_data,
@@ -110,6 +111,7 @@ class FitSession:
         self.resume_batches = self._shape_before.batches if self.change.is_same else None
         self.ended_before = bool(header.get("stopped"))
         self.is_replayed = bool(header.get("final"))
+        self.is_repeated = False  # it raised an error before: run again for that, and not saved
         self.epoch = self.resume_epoch
         self.source: Any = None  # the training data's iterator or handler
         self.adapter: Any = None
@@ -418,6 +420,8 @@ class FitSession:
 
     def save(self, batch: int, best: bool, objective: float | None, final: bool = False) -> None:
         """Read the state now; a background thread writes it, if this is the leader."""
+        if self.is_repeated:
+            return
         started_s = time.monotonic()
         header = {
             "fit": self.number,
@@ -488,6 +492,7 @@ class FitSession:
         epochs = len(getattr(history, "epoch", ()))
         if self.is_replayed:
             return
+        self._check_repeated()
         record = {
             "epochs": epochs,
             "history": plain_history(getattr(history, "history", {})),
@@ -506,6 +511,20 @@ class FitSession:
         send({"kind": "trained", "step": self._step(self.epoch)})
         if self.runtime.stop:
             self.runtime.end_soon()
+
+    def on_error(self) -> None:
+        """Count a fit that ends with an error: a script that catches it may call others."""
+        if not self.is_replayed:
+            epochs = self.epoch - self.first_epoch
+            self.runtime.records.append({"epochs": epochs, RAISED: True})
+
+    def _check_repeated(self) -> None:
+        if self.is_repeated:
+            self.runtime.store.keep(())
+            raise MismatchError(
+                f"fit call {self.number + 1} ended with an error before the stop, and does not "
+                "now: the trial starts anew"
+            )
 
     def _keep_end(self) -> None:
         if self.runtime.group.is_leader:

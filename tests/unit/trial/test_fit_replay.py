@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -156,14 +157,17 @@ class Trial:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        os.environ["HERMES_TRIAL_DIR"] = str(folder)
-        os.environ["HERMES_METRICS_FILE"] = str(folder / "metrics.jsonl")
-        os.environ["HERMES_CHECKPOINT_DIR"] = str(folder / "checkpoints")
 
     def segment(self, die_at: tuple[int, int] | None) -> list[Any] | None:
+        return self.run(lambda: script(die_at))
+
+    def run(self, script: Callable[[], list[Any]]) -> list[Any] | None:
+        os.environ["HERMES_TRIAL_DIR"] = str(self.folder)
+        os.environ["HERMES_METRICS_FILE"] = str(self.folder / "metrics.jsonl")
+        os.environ["HERMES_CHECKPOINT_DIR"] = str(self.folder / "checkpoints")
         process._runtime = None
         try:
-            return script(die_at)
+            return script()
         except KilledError:
             return None
         finally:
@@ -244,11 +248,66 @@ def test_the_best_epoch_is_saved_though_a_callback_restores_another_at_the_end(
         if epoch == EPOCHS:
             model.weight.assign([9.0])
 
-    trial = Trial(tmp_path)
-    process._runtime = None
-    model = Model()
-    model.moment.assign([9.0])  # the loss falls
-    fit.run_fit(KerasBackend(), Model.fit, model, (), {"epochs": EPOCHS, "callbacks": restore})
-    process.runtime().writer.wait()
+    def train() -> list[Any]:
+        model.moment.assign([9.0])  # the loss falls
+        arguments = {"epochs": EPOCHS, "callbacks": restore}
+        return [fit.run_fit(KerasBackend(), Model.fit, model, (), arguments)]
+
+    trial, model = Trial(tmp_path), Model()
+    trial.run(train)
     assert (trial.folder / "model" / "model.keras").read_text() == best[0]
     assert str(model.weight) == "9.0"
+
+
+class PrunedError(Exception):
+    """What a callback of a script raises to end a fold, and the script catches."""
+
+
+def folds(
+    trained: list[tuple[int, int]], die_at: tuple[int, int] | None = None, *, prunes: bool = True
+) -> list[Any]:
+    """Fit a new model for each fold, the second one in vain; return what the script sees."""
+    np.random.seed(3)
+    seen: list[Any] = []
+    for fold in range(4):
+
+        def end(epoch: int, fold: int = fold) -> None:
+            trained.append((fold, epoch))
+            if (fold, epoch) == die_at:
+                raise KilledError
+            if prunes and (fold, epoch) == (1, 1):
+                raise PrunedError
+
+        model = Model()
+        try:
+            history = fit.run_fit(
+                KerasBackend(), Model.fit, model, (), {"epochs": 3, "callbacks": end}
+            )
+            seen.append((fold, history.history["loss"], float(model.weight.numpy()[0])))
+        except PrunedError:
+            seen.append((fold, float(model.weight.numpy()[0]), np.random.rand()))
+    return seen
+
+
+@pytest.mark.usefixtures("_keras")
+def test_a_fit_whose_error_the_script_catches_costs_no_other_fit_its_progress(
+    tmp_path: Path,
+) -> None:
+    whole, trial = Trial(tmp_path / "whole"), Trial(tmp_path / "trial")
+    expected = whole.run(lambda: folds([]))
+    assert trial.run(lambda: folds([], (3, 1))) is None
+    trained: list[tuple[int, int]] = []
+    assert trial.run(lambda: folds(trained)) == expected
+    assert {fold for fold, epoch in trained if 0 <= epoch < 3} == {1, 3}
+    assert (3, 0) not in trained
+    lines = (trial.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
+
+
+@pytest.mark.usefixtures("_keras")
+def test_a_fit_that_raised_before_and_does_not_now_has_the_trial_begin_anew(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    assert trial.run(lambda: folds([], (3, 1))) is None
+    with pytest.raises(MismatchError, match="fit call 2 ended with an error before the stop"):
+        trial.run(lambda: folds([], prunes=False))
+    assert trial.run(lambda: folds([], prunes=False)) is not None
