@@ -13,6 +13,11 @@ _RANDOM_OPS = {
     "Multinomial", "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal",
     "SampleDistortedBoundingBoxV2", "RandomCrop",
 }  # fmt: skip
+_SEED_INPUTS = {
+    "ShuffleDataset": 2, "ShuffleDatasetV3": 2, "ShuffleAndRepeatDataset": 2,
+    "ShuffleAndRepeatDatasetV2": 2, "RandomDataset": 0, "RandomDatasetV2": 0,
+}  # fmt: skip
+"""Where the seeds are among the inputs of a dataset that a function makes (`interleave`)."""
 
 
 def seeded() -> bool:
@@ -37,12 +42,17 @@ def _why_not(part: Any) -> str | None:
     if _draws_by_seed(part) and _zero(part._seed, part._seed2):
         what = "shuffle" if "Shuffle" in type(part).__name__ else "random source"
         return f"its tf.data {what} has no seed (set one, or tf.random.set_seed)"
-    for wrapper in part._functions():
-        for op, seeds in _operations(wrapper.function):
-            if op in _PYTHON_OPS:
-                return "Python code in its tf.data pipeline keeps no position"
-            if op in _RANDOM_OPS and not any(seeds):
-                return "a random operation in its tf.data pipeline has no seed"
+    if getattr(part, "_deterministic", "") == "false":
+        return "its tf.data pipeline is not deterministic (deterministic=False)"
+    functions = [wrapper.function for wrapper in part._functions()]
+    operations = [operation for function in functions for operation in _operations(function)]
+    if any(op in _PYTHON_OPS for op, _ in operations):
+        return "Python code in its tf.data pipeline keeps no position"
+    unseeded = {op for op, seeds in operations if not any(seeds)}
+    if unseeded & _SEED_INPUTS.keys():
+        return "a shuffle within its tf.data pipeline has no seed (set one, or tf.random.set_seed)"
+    if unseeded & _RANDOM_OPS:
+        return "a random operation in its tf.data pipeline has no seed"
     return None
 
 
@@ -161,11 +171,26 @@ def _zero(*seeds: Any) -> bool:
 
 def _operations(function: Any) -> Iterator[tuple[str, tuple[int, int]]]:
     definition = function.graph.as_graph_def()
-    nodes = list(definition.node)
-    for inner in definition.library.function:
-        nodes.extend(inner.node_def)
-    for node in nodes:
-        yield node.op, (node.attr["seed"].i, node.attr["seed2"].i)
+    inner = [one.node_def for one in definition.library.function]
+    for nodes in (definition.node, *inner):
+        by_name = {node.name: node for node in nodes}
+        for node in nodes:
+            yield node.op, _seeds(node, by_name)
+
+
+def _seeds(node: Any, by_name: Mapping[str, Any]) -> tuple[int, int]:
+    at = _SEED_INPUTS.get(node.op)
+    if at is None:
+        return node.attr["seed"].i, node.attr["seed2"].i
+    first, second = (_constant(by_name.get(name.split(":")[0])) for name in node.input[at : at + 2])
+    return first, second
+
+
+def _constant(node: Any) -> int:
+    """Return the number that a node of a graph is; 1 of one that is computed: of a seed."""
+    if node is None or node.op != "Const":
+        return 1
+    return sum(node.attr["value"].tensor.int64_val)
 
 
 class Permutations:
