@@ -333,8 +333,9 @@ class ScriptRun:
         announced = event_channel.announced
         if is_follower():
             return own
-        if name in self._curve_names and name not in announced:
-            self._note(own, run_id, name, value, step)
+        is_noted = name not in self._curve_names or name in announced
+        if not is_noted and not self._note(own, run_id, name, value, step):
+            return False  # MLflow says what is wrong with it
         if own and (name in announced or name in self._curve_names):
             return True
         if own and name not in self._logged and len(self._logged) < _MOST_NAMES:
@@ -342,11 +343,12 @@ class ScriptRun:
             event_channel.send({"kind": "mlflow", "names": [name]})
         return False
 
-    def _note(self, own: bool, run_id: object, name: str, value: Any, step: Any) -> None:
+    def _note(self, own: bool, run_id: object, name: str, value: Any, step: Any) -> bool:
+        """Note a value; return False if it, or its step, is no number."""
         try:
             number, whole = float(value), int(step or 0)
         except (TypeError, ValueError, OverflowError):
-            return  # MLflow says what is wrong with it
+            return False
         with self._lock:
             run = 0 if own else self._runs.setdefault(str(run_id), len(self._runs) + 1)
         has_step = step is not None and not getattr(self.call, "has_no_step", False)
@@ -358,6 +360,7 @@ class ScriptRun:
             "time_ms": now_ms(),
         }
         append_lines(self._file, [entry])
+        return True
 
     def new_params(self, params: Sequence[Any], fetch: Callable[[], dict[str, str]]) -> list[Any]:
         """Return the params that the trial's run does not have yet; MLflow refuses other values."""

@@ -75,3 +75,14 @@ def test_a_param_that_the_run_has_is_left_out_and_named_once_if_it_differs(
     assert new(seed="2") == []
     said = "hermes: MLflow keeps the values that were logged first: "
     assert capsys.readouterr().out == f"{said}key\n{said}seed\n"
+
+
+@pytest.mark.parametrize(("value", "step"), [("abc", 1), (None, 1), ([0.5, 0.4], 1), (0.5, "one")])
+def test_an_objective_that_is_no_number_is_left_to_mlflow_which_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, step: object
+) -> None:
+    monkeypatch.setenv("HERMES_OBJECTIVE", "val_loss")
+    run = ScriptRun(Folder(tmp_path))
+    assert not run.record_value(True, "abc", "val_loss", value, step)
+    assert run.record_value(True, "abc", "val_loss", "0.5", 1)
+    assert len(Folder(tmp_path).logged_values.read_text().splitlines()) == 1
