@@ -208,6 +208,25 @@ print("weights", [round(float(np.abs(w).sum()), 4) for w in network.get_weights(
 """
 )
 
+STAGES = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + """
+x, y = data()
+slices = tf.data.Dataset.from_tensor_slices((x, y))
+train = slices.take(128).shuffle(128, seed=1).batch(16)
+test = slices.skip(64).shuffle(96, seed=2).batch(16).take(3)
+network = model()
+for epochs in (2, 3):
+    history = network.fit(train, epochs=epochs, verbose=0, validation_data=test,
+        callbacks=[Signal()])
+    Signal.fit_number += 1
+    print("history", [round(float(v), 5) for v in history.history["val_loss"]],
+        round(network.evaluate(test, verbose=0)[0], 5), flush=True)
+"""
+)
+
 HIDDEN = (
     PREAMBLE
     + SEEDED

@@ -181,6 +181,16 @@ def test_of_several_fits_those_that_are_complete_are_not_run_again(
     assert {step for _, step in run.metrics()} == set(range(1, 9))
 
 
+def test_fits_that_share_a_shuffled_pipeline_go_on_in_its_order(
+    tmp_path: Path, interpreter: Interpreter, whole_run: Whole
+) -> None:
+    whole = whole_run(interpreter, scripts.STAGES)
+    run = Run(tmp_path, "run", interpreter, scripts.STAGES)
+    assert run.segment("TERM:1:1:3") == 75, run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+
+
 def test_any_number_of_fits_is_replayed_with_what_the_code_between_them_sees(
     tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:

@@ -15,6 +15,7 @@ from hermes_ops.trial.keras.fit import report_own_loops, run_fit, running, wrap_
 from hermes_ops.trial.keras.pipeline import (
     Permutations,
     batch_size_of,
+    is_repeatable,
     seeded,
     why_not_repeatable,
 )
@@ -220,6 +221,32 @@ class Keras2:
 
     def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
         """Do nothing: the earlier epochs are skipped where they are counted."""
+
+    def repeat_fit(self, session: FitSession) -> None:
+        """Make the iterators that a complete fit has made: shuffles of its datasets count them."""
+        self._repeat_training(session)
+        if is_repeatable(session.validation_data):
+            model = session.model
+            source = type(session.source)(
+                session.validation_data,
+                steps_per_epoch=session.validation_steps,
+                model=model,
+                steps_per_execution=model._steps_per_execution,
+            )
+            for _ in range(session.evaluations_before()):
+                collections.deque(source.enumerate_epochs(), maxlen=0)
+
+    def _repeat_training(self, session: FitSession) -> None:
+        """Make the iterators of the epochs; that with which the first began is there already."""
+        source, pipeline = session.source, session.state.pipeline
+        dataset = self.dataset(session)
+        if not is_repeatable(dataset) or not source._adapter.should_recreate_iterator():
+            return
+        pipeline.put_back_first()
+        for epoch in range(session.first_epoch, session.resume_epoch):
+            iterator = iter(source._dataset)
+            if pipeline.has_random_cache and epoch == session.first_epoch:
+                collections.deque(iterator, maxlen=0)
 
     def build(self, session: FitSession) -> bool:
         """Trace the training step, which makes every variable that it uses."""

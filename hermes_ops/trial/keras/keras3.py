@@ -9,7 +9,12 @@ from types import ModuleType
 from typing import Any
 
 from hermes_ops.trial.keras.fit import report_own_loops, run_fit, running, wrap_callbacks
-from hermes_ops.trial.keras.pipeline import Permutations, seeded, why_not_repeatable
+from hermes_ops.trial.keras.pipeline import (
+    Permutations,
+    is_repeatable,
+    seeded,
+    why_not_repeatable,
+)
 from hermes_ops.trial.keras.ranks import refuse_keras_3
 from hermes_ops.trial.keras.runtime import install_handlers, runtime, shuffle_seed
 from hermes_ops.trial.keras.session import FitSession
@@ -203,6 +208,37 @@ class Keras3:
     def repeat_epochs(self, session: FitSession, source: Any) -> None:
         """Do nothing: data that are resumed at the start of an epoch only cannot be repeated."""
 
+    def repeat_fit(self, session: FitSession) -> None:
+        """Make the iterators that a complete fit has made: shuffles of its datasets count them."""
+        self._repeat_training(session)
+        if is_repeatable(session.validation_data):
+            source = self._validation_source(session)
+            for _ in range(session.evaluations_before()):
+                _repeat_epoch(session, source, source._enumerate_iterator(), draws=False)
+                source.reset()
+
+    def _repeat_training(self, session: FitSession) -> None:
+        if not is_repeatable(self.dataset(session)):
+            return
+        pipeline, source = session.state.pipeline, session.source
+        pipeline.put_back_first()
+        for epoch in range(session.first_epoch, session.resume_epoch):
+            draws = pipeline.has_random_cache and epoch == session.first_epoch
+            _repeat_epoch(session, source, source._enumerate_iterator(), draws)
+
+    def _source_options(self, session: FitSession) -> dict[str, Any]:
+        return {"distribute_strategy": session.model.distribute_strategy}
+
+    def _validation_source(self, session: FitSession) -> Any:
+        """Return the iterator of the validation data as `fit` makes it."""
+        return type(session.source)(
+            x=session.validation_data,
+            steps_per_epoch=session.validation_steps,
+            steps_per_execution=session.model.steps_per_execution,
+            shuffle=False,
+            **self._source_options(session),
+        )
+
     def batch_size(self, session: FitSession) -> int | None:  # noqa: ARG002
         """Return None, as for `samples`."""
         return None
@@ -266,3 +302,9 @@ class Keras3AtEpochs(Keras3):
             for _ in range(session.first_epoch, session.resume_epoch):
                 next(iter(source._get_iterator()), None)
             session.state.pipeline.put_back_start()
+
+    def _repeat_training(self, session: FitSession) -> None:
+        self.repeat_epochs(session, session.source)
+
+    def _source_options(self, session: FitSession) -> dict[str, Any]:  # noqa: ARG002
+        return {}

@@ -83,6 +83,11 @@ def is_pipeline(dataset: Any) -> bool:
     return hasattr(dataset, "_functions") and hasattr(dataset, "_inputs")
 
 
+def is_repeatable(dataset: Any) -> bool:
+    """Tell whether this is a tf.data pipeline whose order another process can repeat."""
+    return is_pipeline(dataset) and why_not_repeatable(dataset) is None
+
+
 def caches_random_data(dataset: Any) -> bool:
     """Tell whether a pipeline keeps in memory what it has shuffled or drawn in its first epoch."""
     return any(

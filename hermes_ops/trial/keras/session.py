@@ -80,6 +80,9 @@ class KerasBackend(Protocol):
     def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
         """Let `fit` begin at an epoch."""
 
+    def repeat_fit(self, session: FitSession) -> None:
+        """Make the iterators that a fit which is not run again has made of its data."""
+
 
 class FitSession:
     """A running `fit`; `epoch` and `batch` count what is complete."""
@@ -102,6 +105,8 @@ class FitSession:
         self.epochs = int(arguments.get("epochs") or 1)
         self.steps_per_epoch = arguments.get("steps_per_epoch")
         self.shuffle = arguments.get("shuffle", True)
+        self.validation_data = arguments.get("validation_data")
+        self.validation_steps = arguments.get("validation_steps")
         self.checkpoint = checkpoint
         header: Mapping[str, Any] = checkpoint.header if checkpoint else {}
         self.resume_epoch = int(header.get("epoch", self.first_epoch))
@@ -533,6 +538,7 @@ class FitSession:
 
     def put_back_end(self, record: Mapping[str, Any]) -> None:
         """Restore the last state and the history of a fit that was complete before."""
+        self.backend.repeat_fit(self)
         self._restore()
         self.state.pipeline.put_back_end()
         self.files.put_back()

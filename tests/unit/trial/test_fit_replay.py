@@ -127,6 +127,9 @@ class KerasBackend:
     def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
         arguments["initial_epoch"] = epoch
 
+    def repeat_fit(self, session: Any) -> None:
+        pass
+
 
 fit.wrap_callbacks(Callbacks)
 

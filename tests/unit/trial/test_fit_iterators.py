@@ -1,0 +1,110 @@
+"""Iterators of the datasets of a fit that is not run again, with stand-ins for those of Keras."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes_ops.trial.keras.keras2 import Keras2
+from hermes_ops.trial.keras.keras3 import Keras3
+
+
+class Dataset:
+    """As a tf.data pipeline whose shuffle counts its iterators."""
+
+    def __init__(self) -> None:
+        self.iterators = 0
+        self._dataset = self
+
+    def __iter__(self) -> Iterator[int]:
+        self.iterators += 1
+        return iter(())
+
+    def options(self) -> Any:
+        return SimpleNamespace(deterministic=None)
+
+    def _inputs(self) -> list[Any]:
+        return []
+
+    def _functions(self) -> list[Any]:
+        return []
+
+
+class TFDatasetAdapter:
+    """As the one of Keras 3, which goes by its name."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+
+class Source:
+    """As the iterator of Keras 3: with each epoch it makes one for the next epoch too."""
+
+    def __init__(self, x: Any, steps_per_epoch: int | None = None, **_: Any) -> None:
+        self.data_adapter, self._dataset = TFDatasetAdapter(x), x
+        self.steps_per_epoch, self.steps_per_execution, self._num_batches = steps_per_epoch, 1, 2
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        iterator = iter(self._dataset)
+        for step in range(2):
+            yield step, step, iterator
+        iter(self._dataset)
+
+    def reset(self) -> None:
+        pass
+
+
+class DatasetAdapter:
+    """As the one of Keras 2."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def should_recreate_iterator(self) -> bool:
+        return True
+
+
+class Handler:
+    """As the one of Keras 2: beside each epoch's iterator it makes one at its beginning."""
+
+    def __init__(self, x: Any, **_: Any) -> None:
+        self._adapter, self._dataset = DatasetAdapter(x), x
+
+    def enumerate_epochs(self) -> Iterator[Any]:
+        iter(self._dataset)
+        yield 0, iter(self._dataset)
+
+
+def session(source: Any, validation: Dataset) -> Any:
+    """A fit of three epochs that is not run again, with a validation after each."""
+    pipeline = SimpleNamespace(has_random_cache=False, put_back_first=lambda: None)
+    model = SimpleNamespace(distribute_strategy=None, steps_per_execution=1, _steps_per_execution=1)
+    return SimpleNamespace(
+        source=source, model=model, state=SimpleNamespace(pipeline=pipeline),
+        first_epoch=2, resume_epoch=5, resume_batches=2,
+        validation_data=validation, validation_steps=None, evaluations_before=lambda: 3,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(data=SimpleNamespace(Dataset=Dataset))
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+
+
+def test_the_datasets_of_a_fit_that_is_not_run_again_have_had_as_many_iterators() -> None:
+    train, validation = Dataset(), Dataset()
+    Keras3().repeat_fit(session(Source(train), validation))
+    assert (train.iterators, validation.iterators) == (6, 6)
+
+
+def test_so_it_is_under_keras_2_whose_fit_has_made_the_first_one_already() -> None:
+    train, validation = Dataset(), Dataset()
+    adapters: Any = SimpleNamespace(TensorLikeDataAdapter=Source)
+    backend = Keras2(SimpleNamespace(data_adapter=adapters))  # type: ignore[arg-type]
+    backend.repeat_fit(session(Handler(train), validation))
+    assert (train.iterators, validation.iterators) == (3, 6)
