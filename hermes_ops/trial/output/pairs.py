@@ -15,8 +15,9 @@ _LONGEST_NAME = 250
 _MOST_OBJECTS = 16  # beginnings of JSON objects that are tried in a line
 _LEAD_CHARACTERS = 40
 
-_PAIR = re.compile(r"(?<![\w./@%$-])([A-Za-z_][\w./-]{0,249})\s{0,4}([=:])(?!=)\s{0,4}")
-_ITEM = re.compile(r"(['\"])([^'\"]{1,250})\1\s{0,4}:\s{0,4}")
+_GAP = r"\s{0,40}"  # beside the sign of a pair: some align names and values as columns
+_PAIR = re.compile(rf"(?<![\w./@%$-])([A-Za-z_][\w./-]{{0,249}}){_GAP}([=:])(?!=){_GAP}")
+_ITEM = re.compile(rf"(['\"])([^'\"]{{1,250}})\1{_GAP}:{_GAP}")
 _LEAD = re.compile(r"(?:^|[^\w'.-])([^\W\d_][\w']*) $")
 _STEP = re.compile(r"[\[(#]{0,2}\s{0,4}([0-9][0-9,_]{0,18})(\.[0-9]+)?(?![\w])")
 _STEP_WORD = re.compile(
@@ -120,7 +121,7 @@ class PairFinder:
 
     def __init__(self, asked: Sequence[str]) -> None:
         self._asked = [
-            (n, re.compile(rf"(?<![\w./@%$-]){re.escape(n)}['\"]?\s{{0,4}}([=:])(?!=)\s{{0,4}}"))
+            (n, re.compile(rf"(?<![\w./@%$-]){re.escape(n)}['\"]?{_GAP}([=:])(?!=){_GAP}"))
             for n in asked
         ]
         self._names = frozenset(asked)

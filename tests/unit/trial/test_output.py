@@ -39,6 +39,11 @@ def test_pairs_of_a_line_are_metrics_at_its_step() -> None:
     ]
 
 
+def test_names_and_values_that_are_aligned_as_columns_are_pairs() -> None:
+    line = "epoch          : 3    loss           :    0.25    accuracy       :     0.5"
+    assert read(line) == [Metric("loss", 0.25, 3), Metric("accuracy", 0.5, 3)]
+
+
 def test_arguments_that_a_script_prints_are_no_metrics() -> None:
     assert read("Namespace(lr=0.1, batch_size=32)") == []
     assert read("version=1.2.3 loss=1.2.3 loss=abc") == []
