@@ -16,6 +16,8 @@ KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.\-]{0,251}[a-z0-9])?$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"
 MOUNT_PATH = r"^/[^:]*$"
 LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._\-/]{0,315}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._\-]*[A-Za-z0-9])?)?$"
+SERVICE_NAME = r"^[a-z]([a-z0-9\-]{0,61}[a-z0-9])?$"
 
 KubernetesName = Annotated[str, Field(pattern=KUBERNETES_NAME)]
 Quantity = Annotated[str, Field(pattern=QUANTITY)]
@@ -40,7 +42,8 @@ def _free_path(path: str) -> str:
 
 MountPath = Annotated[str, Field(pattern=MOUNT_PATH, max_length=1_000), AfterValidator(_free_path)]
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
-LabelValue = Annotated[str, Field(max_length=63)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+ServiceName = Annotated[str, Field(pattern=SERVICE_NAME)]
 
 
 RUN_IN_VARIABLE = "HERMES_RUN_IN"
@@ -138,7 +141,7 @@ class PodSpec(Model):
     """PersistentVolumeClaim of each node on which the checkpoints of the trials that run there lie;
     a trial then stays on its node, and other nodes are not used. Null or empty: they lie on
     `claim`."""
-    gang_service: Annotated[KubernetesName | None, Field(examples=["hermes-gangs"])] = None
+    gang_service: Annotated[ServiceName | None, Field(examples=["hermes-gangs"])] = None
     """Headless Service by which the pods of a trial on several nodes find each other, for
     `workers: one_per_gpu`; null: the GPUs of a trial are all of one node."""
     requests: Annotated[
