@@ -222,6 +222,8 @@ class SegmentRecord(StoredRecord):
     `without_space` is how often in a row a full disk has ended its segment before a new step.
     `failed_size` is the least number of workers with which it has failed, if several.
     `resizing` is True while its task holds its slots after the segment's end, for the next lease.
+    `earlier_spans`, `earlier_sizes` and `earlier_gpu_s` are what it used before it began from
+    scratch: limits of sweeps, users and teams count that too, and nothing else does.
     """
 
     epoch: int
@@ -258,6 +260,9 @@ class SegmentRecord(StoredRecord):
     without_space: int = 0
     failed_size: int | None = None
     resizing: bool = False
+    earlier_spans: tuple[tuple[float, float], ...] = ()
+    earlier_sizes: tuple[int, ...] = ()
+    earlier_gpu_s: float = 0.0
 
     @property
     def trains_since_s(self) -> float:

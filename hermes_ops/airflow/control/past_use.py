@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from hermes_ops.airflow.control.sweep_state import owner
@@ -66,7 +67,10 @@ def _spans(
         segment = decode(SegmentRecord, text)
         if segment is None:
             continue
-        for (start_s, end_s), gpus in zip(segment.spans, segment.sizes, strict=False):
+        earlier = zip(segment.earlier_spans, segment.earlier_sizes, strict=False)
+        for (start_s, end_s), gpus in chain(
+            earlier, zip(segment.spans, segment.sizes, strict=False)
+        ):
             yield user, start_s, end_s, gpus
         if segment.running:
             yield user, segment.trains_since_s, now_s, len(segment.gpus)

@@ -170,9 +170,10 @@ def service_gpu_s(sweep: SweepState, now_s: float) -> float:
     """GPU-seconds of the sweep up to now, the segments under way included.
 
     Those of trials that no policy is offered count too, such as all that wait while the DAG is
-    paused.
+    paused, and those before a trial began from scratch.
     """
-    return sum(trial.service_gpu_s(now_s) for trial in sweep.trials)
+    earlier_gpu_s = sum(t.segment.earlier_gpu_s for t in sweep.trials if t.segment is not None)
+    return earlier_gpu_s + sum(trial.service_gpu_s(now_s) for trial in sweep.trials)
 
 
 def _spent(reason: str, now_s: float) -> CloseRecord:

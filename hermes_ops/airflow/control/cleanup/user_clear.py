@@ -138,8 +138,16 @@ class UserClear:
         if trial.lease is None:
             return trial
         lease = self._fresh(trial.lease, tags)
+        before = trial.segment or SegmentRecord(lease.epoch, running=False, started_s=now_s)
         segment = SegmentRecord(
-            lease.epoch, running=False, started_s=now_s, segments=0, ended_s=now_s
+            lease.epoch,
+            running=False,
+            started_s=now_s,
+            segments=0,
+            ended_s=now_s,
+            earlier_spans=before.earlier_spans + before.spans,
+            earlier_sizes=before.earlier_sizes + before.sizes,
+            earlier_gpu_s=before.earlier_gpu_s + before.service_gpu_s,
         )
         self.client.put_state(self.task, LEASE_KEY, encode(lease))
         self.client.put_state(self.task, SEGMENT_KEY, encode(segment))

@@ -63,6 +63,12 @@ def test_a_half_life_ago_counts_half_and_gpus_count_each() -> None:
     assert found == pytest.approx({"vision": 3 * short_s, "": short_s / 2}, rel=1e-3)
 
 
+def test_what_a_trial_used_before_it_began_from_scratch_counts() -> None:
+    span = (NOW_S - 1e-3, NOW_S)
+    now = replace(ended(span, sizes=(3,)), earlier_spans=(span, span), earlier_sizes=(1, 2))
+    assert used((of_user("ann"), now)) == pytest.approx({"vision": 6e-3}, rel=1e-3)
+
+
 def test_a_running_segment_counts_until_now() -> None:
     runs = segment(started_s=NOW_S - 1e-3, gpus=(0, 1))
     assert used((of_user("ann"), runs)) == pytest.approx({"vision": 2e-3}, rel=1e-3)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.control.cleanup.sweep_end import service_gpu_s
 from hermes_ops.airflow.control.cleanup.user_clear import (
     ClearRequest,
     asks_from_scratch,
@@ -127,6 +128,7 @@ def test_a_trial_that_begins_anew_has_a_new_run_and_an_empty_account() -> None:
     sweep = sweep_with(noted(ended("finished", step=9, service_gpu_s=50.0)))
     journal.applier().settle(sweep, NOW_S)
     (trial,) = sweep.trials
+    assert service_gpu_s(sweep, NOW_S) == 50.0  # its budget's
     assert trial.lease is not None
     assert (trial.lease.config, trial.lease.anew, trial.has_lease_in_force) == (
         {"rate": 0.1},
@@ -144,6 +146,22 @@ def test_a_trial_that_begins_anew_has_a_new_run_and_an_empty_account() -> None:
     (note,) = journal.of("note")
     assert "from scratch" in note[2]
     assert not asks_from_scratch(note[2])
+
+
+def test_what_a_trial_used_before_each_new_beginning_is_kept_for_the_limits() -> None:
+    journal = Journal(opened={0: {"rate": 0.1}})
+    first: Any = {"earlier_spans": ((1.0, 2.0),), "earlier_sizes": (1,), "earlier_gpu_s": 1.0}
+    used: Any = {"spans": ((5.0, 7.0), (8.0, 9.0)), "sizes": (2, 1), "service_gpu_s": 5.0}
+    sweep = sweep_with(noted(ended("finished", **first, **used)))
+    for _ in range(2):  # each step may be repeated
+        journal.applier().settle(sweep, NOW_S)
+        (trial,) = sweep.trials
+        assert trial.segment is not None
+        assert trial.segment.spans == ()
+        assert trial.segment.earlier_spans == ((1.0, 2.0), (5.0, 7.0), (8.0, 9.0))
+        assert trial.segment.earlier_sizes == (1, 2, 1)
+        assert trial.segment.earlier_gpu_s == 6.0
+        sweep.trials = (noted(trial),)
 
 
 def test_while_mlflow_is_away_nothing_is_written_of_a_new_beginning() -> None:
