@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hermes_ops.airflow.control.sweep_state import SweepState
+from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.core.summary import KEPT, CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.report.background import Background
 from hermes_ops.report.pictures import Picture, pictures
 from hermes_ops.tracking import SweepRef, Tracker, TrialRun
 from hermes_ops.tracking.overview import BEST, FINAL, MOST_CURVES
+from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import RUN_STATUS
 from hermes_ops.tracking.summary import BOUNDS_TAG
 
@@ -33,12 +35,16 @@ MOST_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class LiveSweep:
-    """A sweep in Airflow now: its state, the phases of its trials, the running segments."""
+    """A sweep in Airflow now: its state, the phases of its trials, the running segments.
+
+    `bounded`: the metrics whose bounds its best trial keeps.
+    """
 
     state: str
     at_s: float
     phases: Mapping[int, str] = field(default_factory=dict)
     segments: Sequence[Segment] = ()
+    bounded: Sequence[SecondaryMetric] = ()
 
     @classmethod
     def from_state(cls, state: str, at_s: float, sweep_state: SweepState | None) -> LiveSweep:
@@ -53,7 +59,9 @@ class LiveSweep:
             for t in live
             if t.segment is not None and t.lease is not None
         ]
-        return cls(state, at_s, {t.number: t.phase.value for t in sweep_state.trials}, segments)
+        phases = {t.number: t.phase.value for t in sweep_state.trials}
+        bounded = [m for m in sweep_state.spec.config.secondary if m.is_bounded]
+        return cls(state, at_s, phases, segments, bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +145,33 @@ def _drawn(runs: Sequence[TrialRun], direction: str) -> list[TrialRun]:
 
 
 def _trial(run: TrialRun, points: CurvePoints, direction: str, now: LiveSweep) -> TrialSummary:
-    bounds = run.tags.get(BOUNDS_TAG, KEPT)
     segments = run.segments
     gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
     logged = run.metrics.get("hermes.steps")
+    best = _best([_value(run, BEST), *(value for _, value, _ in points)], direction)
     return TrialSummary(
         number=run.number,
         state=now.phases.get(run.number, run.state) if run.is_open else run.state,
         config=run.config,
         final=points[-1][1] if points else _value(run, FINAL),
-        best=_best([_value(run, BEST), *(value for _, value, _ in points)], direction),
+        best=best,
         steps=points[-1][0] if points else int(logged.value) if logged else 0,
         segments=len(segments),
         preemptions=sum(s.outcome == "preempted" for s in segments),
         gpu_seconds=gpu_s,
         sizes=tuple(len(s.gpus) for s in (*segments, *_under_way(run, now))),
-        violates=() if bounds == KEPT else (bounds,),
+        violates=() if best is None else _violations(run, now.bounded),
         reason=run.tags.get("hermes.reason", ""),
     )
+
+
+def _violations(run: TrialRun, bounded: Sequence[SecondaryMetric]) -> tuple[str, ...]:
+    """Return the bounds that a trial misses, before its sweep's end by its last values."""
+    at_end = run.tags.get(BOUNDS_TAG)
+    if at_end is not None:
+        return () if at_end == KEPT else (at_end,)
+    last = {metric.name: _value(run, legal_name(metric.name)) for metric in bounded}
+    return violations(bounded, last)
 
 
 def _under_way(run: TrialRun, now: LiveSweep) -> list[Segment]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -16,10 +17,12 @@ from hermes_ops.airflow.page.progress import (
     read_progress,
 )
 from hermes_ops.airflow.page.usage_view import UsageQuery
-from hermes_ops.core.summary import Segment, SweepSummary
+from hermes_ops.core.summary import KEPT, Segment, SweepSummary
 from hermes_ops.errors import Unavailable
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.overview import MOST_CURVES
+from hermes_ops.tracking.runs import LatestMetric
+from hermes_ops.tracking.summary import BOUNDS_TAG
 from tests.unit.airflow.builders import running, sweep_with, waiting
 from tests.unit.airflow.page.builders import Mlflow, Users, planned, trial_run
 
@@ -159,3 +162,26 @@ def test_the_gpus_of_a_trial_are_those_of_its_segments_and_of_the_one_under_way(
     now = LiveSweep("running", 300.0, {0: "running"}, [Segment(0, 3, (2,), 40.0)])
     (trial,) = read(mlflow, now).summary.trials
     assert trial.sizes == (1, 2, 1)
+
+
+def test_the_best_so_far_keeps_the_bounds_by_the_last_values_that_trials_have_reported() -> None:
+    mlflow = Mlflow()
+    slow = {"latency": LatestMetric(9.0, 3, 1)}
+    fast = {"latency": LatestMetric(2.0, 3, 1)}
+    runs = [trial_run(n, "running", value) for n, value in enumerate((0.1, 0.2, 0.3))]
+    mlflow.opened = tuple(
+        replace(run, metrics={**run.metrics, **last})
+        for run, last in zip(runs, (slow, {}, fast), strict=True)
+    )
+    bounded = sweep_with(running(0, 0), metrics=[{"name": "latency", "at_most": 5}])
+    found = read(mlflow, LiveSweep.from_state("running", 300.0, bounded)).summary
+    assert found.best is not None
+    assert found.best.number == 2
+    assert [t.violates for t in found.trials] == [
+        ("latency is 9, at most 5 is allowed",),
+        ("latency was not reported, at most 5 is allowed",),
+        (),
+    ]
+    ended = replace(mlflow.opened[0], tags={**runs[0].tags, BOUNDS_TAG: KEPT})
+    mlflow.opened = (ended,)
+    assert read(mlflow, LiveSweep("finished", 300.0)).summary.trials[0].violates == ()
