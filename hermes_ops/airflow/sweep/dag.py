@@ -52,7 +52,8 @@ def sweep_dag(
     :param storage_conn_id: the connection whose access to storage the scripts get
     """
     connections = Connections(mlflow_conn_id, storage_conn_id)
-    own = {"params": _params(defaults or {}), "is_paused_upon_creation": False, **dag_arguments}
+    form = _params({"pool": pool, **(defaults or {})})
+    own = {"params": form, "is_paused_upon_creation": False, **dag_arguments}
     with empty_dag(dag_id, schedule=schedule, doc_md=__doc__, **own) as dag:
         given = frozenset({*(defaults or {}), *(dag_arguments.get("params") or {})})
         source = SweepSource(pool=pool, defaults=given)

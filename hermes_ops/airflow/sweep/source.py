@@ -94,8 +94,8 @@ class SweepSource:
         source = str(context["run_id"])
         if self.data is None:
             self._refuse_form_examples(context, source)
-            return parse(dict(context["params"]), source=source, base=None)
-        if isinstance(self.data, SweepCall):
+            content = context["params"]
+        elif isinstance(self.data, SweepCall):
             content = self.data(context)
         else:
             content = render_templates(pull_xcoms(self.data, context), render, source)

@@ -64,6 +64,22 @@ def test_a_run_with_a_sweep_or_over_a_dags_own_defaults_is_none_without_one() ->
     assert own.config(nightly, render).name == "mine"
 
 
+def test_a_run_that_names_no_pool_is_in_that_of_its_dag() -> None:
+    dag = sweep_dag("mine", pool="a100")
+    plan = dag.get_task("plan")
+    assert isinstance(plan, PlanOperator)
+    conf = {key: value for key, value in sweep_file().items() if key != "pool"}
+    params = {**{key: dag.params[key] for key in dag.params}, **conf}
+    assert plan.source.config(context(params=params, dag_run=run_with(conf)), render).pool == "a100"
+
+
+def test_a_run_of_another_pool_than_its_dags_is_refused_as_no_controller_would_start_it() -> None:
+    conf = sweep_file(pool="gpus")
+    given = context(params=conf, dag_run=run_with(conf))
+    with pytest.raises(ConfigError, match="a100, the pool that the DAG gives to the trials"):
+        SweepSource(pool="a100").config(given, render)
+
+
 def test_a_dags_defaults_and_params_are_its_own_sweep() -> None:
     dag = sweep_dag("mine", defaults={"name": "x"}, params={"search": {}})
     plan = dag.get_task("plan")
