@@ -21,6 +21,8 @@ from hermes_ops.errors import ConfigError, Problem
 
 SUFFIXES = (".yaml", ".yml", ".json")
 PREFIX = "nightly_"
+MOST_LETTERS = 250 - len(PREFIX)
+"""The longest name of a file: Airflow's ids of DAGs have at most 250 characters."""
 NO_CATCHING_UP = timedelta(0)
 """Age of a missed night that still runs when its DAG is unpaused. With Airflow's default, False,
 it is a tenth of the time between two nights."""
@@ -93,6 +95,9 @@ def _load(path: Path, taken: dict[str, Any]) -> SweepConfig:
     allowed, fix = "one file of letters, digits, '.', '_', '-' for each DAG", "rename the file"
     if not re.fullmatch(r"[\w.\-]+", path.stem, re.ASCII):
         raise ConfigError(str(path), (Problem(path.name, f"the name {path.name!r}", allowed, fix),))
+    if len(path.stem) > MOST_LETTERS:
+        found, most = f"a name of {len(path.stem)} characters", f"at most {MOST_LETTERS}"
+        raise ConfigError(str(path), (Problem(path.name, found, most, fix),))
     if dag_id_of(path) in taken:
         found = f"a second file for the DAG {dag_id_of(path)}"
         raise ConfigError(str(path), (Problem(path.name, found, allowed, fix),))

@@ -43,6 +43,14 @@ def test_each_file_with_a_schedule_is_a_dag_and_the_others_are_none(tmp_path: Pa
     assert nightly_dags(tmp_path / "missing") == {}
 
 
+def test_a_file_whose_name_is_too_long_for_a_dag_takes_no_other_along(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml")
+    write(tmp_path, f"{'n' * 243}.yaml")
+    assert list(nightly_dags(tmp_path)) == ["nightly_a"]
+    with pytest.raises(ConfigError, match="a name of 243 characters; allowed: at most 242"):
+        refuse_broken(tmp_path)
+
+
 def test_a_broken_file_takes_no_other_down_and_is_an_error_with_its_name(tmp_path: Path) -> None:
     write(tmp_path, "good.yaml")
     write(tmp_path, "bad.yaml", colour="red")
