@@ -171,10 +171,11 @@ def owner(run: RunRow, named: object) -> str:
     """Return the user whose sweep a run is: the one who triggered it.
 
     A run that nobody triggered belongs to the owner `named` in its sweep file, which is a file of
-    the DAGs' folder then, else to the first owner of its DAG.
+    the DAGs' folder then, else to the first owner of its DAG by name: Airflow writes them in an
+    order that changes whenever the DAG's file is parsed.
     """
     own = named if isinstance(named, str) else ""  # a record may hold anything
-    return run.triggered_by or own or run.dag_owners.partition(",")[0].strip()
+    return run.triggered_by or own or min(map(str.strip, run.dag_owners.split(",")))
 
 
 def priority_class(run: RunRow, record: SweepRecord, config: SweepConfig) -> str:

@@ -181,6 +181,13 @@ def test_a_sweep_is_its_triggering_users_and_else_its_files_or_its_dags(
     assert owner(run, named) == expected
 
 
+@pytest.mark.parametrize("dag_owners", ["eve, bob", "bob, eve", "bob,eve"])
+def test_a_scheduled_sweep_keeps_its_owner_though_airflow_writes_the_dags_owners_in_any_order(
+    dag_owners: str,
+) -> None:
+    assert owner(replace(run_row(), triggered_by="", dag_owners=dag_owners), None) == "bob"
+
+
 @pytest.mark.parametrize(
     ("nightly", "triggered_by", "named", "expected"),
     [
