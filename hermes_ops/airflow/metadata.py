@@ -434,7 +434,7 @@ class Metadata:
 
     def pool(self, name: str, own: Sequence[tuple[str, str, str]]) -> PoolRow | None:
         """Return the pool; instances of the (dag, run, task) in `own` are not foreign."""
-        from sqlalchemy import and_, func, not_, or_, select
+        from sqlalchemy import func, select, tuple_
 
         pool, ti = self._pool.c, self._ti.c
         rows = self._all(select(pool.slots, pool.include_deferred).where(pool.pool == name))
@@ -445,9 +445,8 @@ class Metadata:
         query = select(func.coalesce(func.sum(ti.pool_slots), 0)).where(
             ti.pool == name, ti.state.in_(states)
         )
-        mine = [and_(ti.dag_id == d, ti.run_id == r, ti.task_id == t) for d, r, t in own]
-        if mine:
-            query = query.where(not_(or_(*mine)))
+        if own:  # a list, as SQLite takes no expression of a thousand conditions
+            query = query.where(tuple_(ti.dag_id, ti.run_id, ti.task_id).not_in(own))
         return PoolRow(slots, int(self._all(query)[0][0]))
 
     def rerank(self, ranks: Iterable[TaskRank]) -> int:

@@ -112,6 +112,17 @@ def test_sweeps_are_the_running_runs_that_were_planned(engine: Engine) -> None:
     assert not found.paused
 
 
+def test_the_pool_is_known_however_many_sweeps_run(engine: Engine) -> None:
+    add_pool(engine, 4)
+    add_run(engine)
+    add_task(engine, 0, "running")
+    others = [("hermes_sweep", f"run{number}", "trial") for number in range(2_000)]
+    assert Metadata(engine).pool("gpus", others) == PoolRow(4, 1)
+    assert Metadata(engine).pool("gpus", [*others, ("hermes_sweep", SWEEP, "trial")]) == PoolRow(
+        4, 0
+    )
+
+
 def test_a_sweep_whose_dag_is_paused_says_so(engine: Engine) -> None:
     own: Any = Metadata(engine)
     add_run(engine)
