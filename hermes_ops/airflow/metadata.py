@@ -249,8 +249,11 @@ class Metadata:
         )
         return tuple(_past_run(tuple(r)) for r in self._all(query))
 
-    def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
-        """Return the newest sweeps that run or have ended since then, with complete records."""
+    def sweeps_since(self, since_s: float, most: int | None) -> tuple[PastRun, ...]:
+        """Return the newest sweeps that run or have ended since then, with complete records.
+
+        At most `most` of them; None: all.
+        """
         from datetime import UTC, datetime
 
         from sqlalchemy import or_

@@ -18,6 +18,7 @@ HALF_LIVES = 5
 """Sweeps that ended earlier count less than 1 / 32, and are left out."""
 
 MOST_SWEEPS = 1_000
+"""The newest sweeps that count for teams. For limits of GPU-hours every sweep of the month does."""
 
 
 class PastUse(NamedTuple):
@@ -35,11 +36,12 @@ def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> P
     core = quota.quota()
     half_life_s, budgets = core.half_life_s, core.budget_of_user
     since_s = max(0.0, now_s - HALF_LIVES * half_life_s)
+    most: int | None = MOST_SWEEPS
     if core.limits_gpu_time:
-        since_s = min(since_s, month_start_s(now_s))
+        since_s, most = min(since_s, month_start_s(now_s)), None
     airflow_team_of = dag_teams(metadata, quota)
     with metadata.single_connection():
-        sweeps = metadata.sweeps_since(since_s, MOST_SWEEPS)
+        sweeps = metadata.sweeps_since(since_s, most)
         of_runs = [
             (past.run.dag_id, list(_spans(metadata, past.run, pool, now_s))) for past in sweeps
         ]

@@ -154,7 +154,7 @@ def test_the_sweeps_since_a_moment_are_those_that_run_or_have_ended_after_it(
     assert [past.run.triggered_by for past in own.sweeps_since(since_s, 9)] == ["ann"]
     with engine.begin() as connection:
         connection.execute(own._run.update().values(end_date=NOW, state="success"))
-    (past,) = own.sweeps_since(since_s, 9)
+    (past,) = own.sweeps_since(since_s, None)
     assert (past.ended_s, past.run.sweep["config"]["name"]) == (since_s, "digits")
     assert own.sweeps_since(since_s + 1, 9) == own.sweeps_since(since_s, 0) == ()
 

@@ -30,9 +30,9 @@ class Records:
     def single_connection(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def sweeps_since(self, since_s: float, most: int) -> tuple[PastRun, ...]:
+    def sweeps_since(self, since_s: float, most: int | None) -> tuple[PastRun, ...]:
         self.since_s = since_s
-        return tuple(PastRun(run, None) for run, _ in self.runs)
+        return tuple(PastRun(run, None) for run, _ in self.runs[:most])
 
     def segments(self, run: RunRow, task_id: str) -> tuple[str, ...]:
         assert task_id == "trial"
@@ -97,3 +97,11 @@ def test_the_gpu_time_of_limited_users_is_counted_from_the_begin_of_the_month_on
     time = past_use(records, "gpus", parse_quota(data, "test"), NOW_S).users
     assert (time.day, time.month) == ((("ann", 9.0),), (("ann", 19.0),))
     assert records.since_s == 0.0  # 1970 began with that month
+
+
+def test_every_sweep_of_the_month_counts_for_a_limit_of_gpu_hours() -> None:
+    data = {"teams": [], "users": [{"name": "ann", "gpu_hours_per_month": 1.0}]}
+    second = ended((NOW_S - 2.0, NOW_S - 1.0), sizes=(1,))
+    records: Any = Records(*[(of_user("ann"), second) for _ in range(1_500)])
+    time = past_use(records, "gpus", parse_quota(data, "test"), NOW_S).users
+    assert time.month == (("ann", 1_500.0),)
