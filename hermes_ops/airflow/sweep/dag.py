@@ -29,6 +29,7 @@ from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.trial_task import trial_defaults
 from hermes_ops.config import dag_params_schema, parse
+from hermes_ops.errors import ConfigError, Problem
 
 UNLIMITED = 100_000
 """The pool and the controller limit what runs; Airflow's own limits must not."""
@@ -179,6 +180,7 @@ class SweepTaskGroup(TaskGroup):
         **report: Any,  # noqa: ANN401 - Airflow's own
     ) -> None:
         super().__init__(group_id=group_id, **dict(group or {}))
+        _refuse_bare_names(self)
         source = SweepSource.from_sweep(sweep, Path(self.dag.fileloc).parent, pool)
         _check(source, f"{self.dag.dag_id}.{self.group_id}")
         self.asset = sweep_asset(self.dag.dag_id, self.group_id)
@@ -207,6 +209,21 @@ class SweepTaskGroup(TaskGroup):
     def report(self) -> BaseOperator:
         """The group's last task."""
         return self.sweep.report
+
+
+def _refuse_bare_names(group: TaskGroup) -> None:
+    """Raise ConfigError for tasks without the group in their names: they are a whole DAG's sweep.
+
+    Its run is then the sweep's own, which `hermes prune` deletes.
+    """
+    if group.child_id(PLAN_TASK) == PLAN_TASK:
+        problem = Problem(
+            "prefix_group_id",
+            "False",
+            "True: the tasks' names tell which sweep of the DAG they belong to",
+            "remove it from `group`",
+        )
+        raise ConfigError(str(group.group_id), (problem,))
 
 
 def _check(source: SweepSource, name: str) -> None:

@@ -145,6 +145,13 @@ def test_a_sweep_file_is_found_beside_the_dags_file() -> None:
         SweepTaskGroup("digits", "not-there.yaml")
 
 
+def test_a_sweep_whose_tasks_do_not_name_their_group_is_refused_as_prune_would_delete_its_run() -> (
+    None
+):
+    with DAG("mine"), pytest.raises(ConfigError, match="prefix_group_id"):
+        SweepTaskGroup("search", sweep_file(), group={"prefix_group_id": False})
+
+
 def test_a_sweep_dag_may_be_scheduled_and_tells_its_asset() -> None:
     dag = sweep_dag("mine", pool="a100", schedule="@daily")
     assert dag.get_task("trial").pool == "a100"
