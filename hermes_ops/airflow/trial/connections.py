@@ -99,8 +99,14 @@ def mlflow_environment(found: ConnectionFields) -> dict[str, str]:
         raise HermesError(f"the connection {found.conn_id!r} has no host: give MLflow's address.")
     if "://" not in host:
         host = f"{found.schema or 'http'}://{host}"
-    if found.port is not None and urlsplit(host).port is None:
-        parts = urlsplit(host)
+    try:
+        parts, port = urlsplit(host), urlsplit(host).port
+    except ValueError:
+        raise HermesError(
+            f"the connection {found.conn_id!r}: its host {found.host!r} is not an address; write "
+            "IPv6 in brackets, as in [::1]."
+        ) from None
+    if found.port is not None and port is None:
         host = parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl()
     values = {URI: host}
     if found.login:
@@ -108,6 +114,10 @@ def mlflow_environment(found: ConnectionFields) -> dict[str, str]:
     elif found.password:
         values[TOKEN] = found.password
     return values
+
+
+UNREAD = ("keyfile_dict", "role_arn", "sas_token")
+"""Extra fields that give access to storage, but not by a variable."""
 
 
 def storage_environment(found: ConnectionFields) -> dict[str, str]:
@@ -136,7 +146,13 @@ def storage_environment(found: ConnectionFields) -> dict[str, str]:
                 f"the connection {found.conn_id!r} is of the type {other!r}: storage takes aws, "
                 "google_cloud_platform or wasb."
             )
-    return {name: str(value) for name, value in values.items() if value}
+    given = {name: str(value) for name, value in values.items() if value}
+    if not given and (found.login or found.password or any(map(extra.get, UNREAD))):
+        raise HermesError(
+            f"the connection {found.conn_id!r} ({found.conn_type}) gives scripts no access: none "
+            f"of its fields becomes one of {', '.join(values)}; docs/airflow.md lists those."
+        )
+    return given
 
 
 def rendered_variables(

@@ -67,6 +67,27 @@ def test_google_and_azure_have_variables_of_their_own_and_other_types_none() -> 
         storage_environment(connection(conn_type="ftp"))
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"conn_type": "wasb", "login": "account", "password": "key"},
+        {"conn_type": "google_cloud_platform", "extra": '{"keyfile_dict": "{}"}'},
+        {"conn_type": "aws", "extra": '{"role_arn": "arn:aws:iam::1:role/x"}'},
+    ],
+)
+def test_a_storage_connection_none_of_whose_fields_is_read_is_refused(facts: Any) -> None:
+    with pytest.raises(HermesError, match="gives scripts no access"):
+        storage_environment(connection(**facts))
+    empty = {"conn_type": facts["conn_type"], "extra": '{"num_retries": 5}'}
+    assert storage_environment(connection(**empty)) == {}  # access comes with the machine
+
+
+@pytest.mark.parametrize("host", ["::1", "mlflow:http", "mlflow:99999"])
+def test_a_host_of_mlflow_that_is_no_address_is_named(host: str) -> None:
+    with pytest.raises(HermesError, match=f"its host '{host}' is not an address"):
+        mlflow_environment(connection(conn_type="http", host=host, port=5000))
+
+
 def test_a_connection_takes_the_place_of_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_OUR_MLFLOW", "http://me:pw@mlflow:5000")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://old")
