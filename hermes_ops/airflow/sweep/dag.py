@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from os import PathLike
@@ -29,6 +29,7 @@ from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.trial_task import trial_defaults
 from hermes_ops.config import dag_params_schema, parse
+from hermes_ops.config.problems import nearest
 from hermes_ops.errors import ConfigError, Problem
 
 UNLIMITED = 100_000
@@ -137,13 +138,30 @@ def _params(defaults: Mapping[str, Any]) -> dict[str, Param]:
     """
     if get_parsing_context().task_id == TRIAL_TASK:
         return {}
+    form = dag_params_schema()
+    _refuse_unknown(defaults, form)
     return {
         key: Param(
             defaults.get(key, schema.get("default")),
             **{k: v for k, v in schema.items() if k != "default"},
         )
-        for key, schema in dag_params_schema().items()
+        for key, schema in form.items()
     }
+
+
+def _refuse_unknown(defaults: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ConfigError for keys of a DAG's defaults that no sweep has, which its runs would lack.
+
+    Their values are the run's to check, as it may replace them.
+    """
+    problems = []
+    for key in map(str, defaults):
+        if key not in known:
+            meant = nearest(key, known)
+            fix = f"did you mean {meant}?" if meant else "remove the key"
+            problems.append(Problem(key, "an unknown key", ", ".join(known), fix))
+    if problems:
+        raise ConfigError("the defaults of sweep_dag", tuple(problems))
 
 
 Sweep = Mapping[str, Any] | str | PathLike[str] | SweepCall

@@ -64,6 +64,11 @@ def test_a_run_with_a_sweep_or_over_a_dags_own_defaults_is_none_without_one() ->
     assert own.config(nightly, render).name == "mine"
 
 
+def test_a_key_of_a_dags_defaults_that_no_sweep_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"weigth: found an unknown key.* did you mean weight\?"):
+        sweep_dag("mine", defaults={"name": "x", "weigth": 3})
+
+
 def test_a_run_that_names_no_pool_is_in_that_of_its_dag() -> None:
     dag = sweep_dag("mine", pool="a100")
     plan = dag.get_task("plan")
