@@ -160,7 +160,7 @@ def with_setting(text: str, key: str, value: str) -> str:
     """Return the TOML text with its top-level `key` set to `value`."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     line = f'{key} = "{escaped}"'
-    kept = [old for old in text.splitlines() if not re.match(rf"\s*{key}\s*=", old)]
+    kept = [old for old in text.splitlines() if not re.match(rf"""\s*(["']?){key}\1\s*=""", old)]
     return "\n".join([line, *kept]) + "\n"
 
 

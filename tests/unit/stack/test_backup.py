@@ -387,6 +387,13 @@ def test_a_setting_is_written_before_the_tables_of_the_file() -> None:
     }
 
 
+@pytest.mark.parametrize("key", ['"airflow_db"', "'airflow_db'", " airflow_db "])
+def test_a_setting_is_replaced_however_the_file_writes_its_key(key: str) -> None:
+    assert tomllib.loads(with_setting(f'{key} = "old"\n', "airflow_db", "new")) == {
+        "airflow_db": "new"
+    }
+
+
 @given(st.dictionaries(st.text("a\\\n\rn é", min_size=1), st.just("0" * 64)))
 def test_sums_are_read_as_they_were_written(names: dict[str, str]) -> None:
     assert Checksums.parse(Checksums(names).text()).digests == names
