@@ -65,7 +65,7 @@ def write_backup(layout: Layout, target: Path, say: Say) -> Manifest:
     has no manifest, which is written last, and is refused by a restore.
     """
     used = databases.in_use(layout)
-    prepare_folder(target, layout.home)
+    prepare_folder(target, layout)
     try:
         return _write(layout, target, used, say)
     except OSError as error:

@@ -206,10 +206,13 @@ class Manifest:
         )
 
 
-def prepare_folder(target: Path, home: Path) -> None:
+def prepare_folder(target: Path, layout: Layout) -> None:
     """Make the folder of a backup, for its owner only; raises `StackError` if it cannot be one."""
-    if target.is_relative_to(home):
-        raise StackError(f"{target} lies in {home} itself: give a folder outside, on another disk")
+    for part in layout.folders:  # a part on another disk is copied too
+        if target.is_relative_to(part.resolve()):
+            raise StackError(
+                f"{target} lies in {part} itself: give a folder outside, on another disk"
+            )
     try:
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         if any(target.iterdir()):

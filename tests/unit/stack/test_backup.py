@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -113,6 +114,17 @@ def test_a_backup_has_what_a_home_needs_and_nothing_of_its_processes(backup: Pat
         "mlflow.sqlite",
         "mlflow-auth.sqlite",
     }
+
+
+def test_a_backup_into_a_part_of_the_home_on_another_disk_is_refused(
+    home: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "disk"
+    shutil.move(home / "artifacts", elsewhere)
+    (home / "artifacts").symlink_to(elsewhere)
+    with pytest.raises(StackError, match="give a folder outside, on another disk"):
+        write_backup(Layout(home), elsewhere / "backup", quiet)
+    assert not (elsewhere / "backup").exists()
 
 
 def test_a_backup_is_readable_by_its_owner_only_and_keeps_times(backup: Path) -> None:
