@@ -135,15 +135,17 @@ def _tag_value(trial: TrialRun, tag: str) -> float:
 NIGHTLY = "hermes.nightly"
 """Tag of a sweep's run: its schedule."""
 BEST, BEST_CONFIG, GPU_SECONDS = "hermes.best", "hermes.best_config", "hermes.gpu_seconds"
+BEST_TRIAL = "hermes.best_trial"
+"""Tag of a sweep's run: the number of its best trial."""
 
 
 def log_outcome(tracker: Tracker, collected: CollectedSweep) -> None:
-    """Tag the sweep's run with its best value and configuration and its trials' GPU time."""
+    """Tag the sweep's run with its best trial, value and configuration, and the GPU time."""
     gpu_s = sum(t.gpu_seconds for t in collected.summary.trials)
     tags = {GPU_SECONDS: f"{gpu_s:.3f}"}
     best = collected.summary.best
     if best is not None:
-        tags[BEST] = repr(best.best)
+        tags |= {BEST: repr(best.best), BEST_TRIAL: str(best.number)}
         tags |= chunked_tag(BEST_CONFIG, json.dumps(dict(best.config or {})))
     tracker.set_tags(collected.run.ref.parent_run_id, tags)
 

@@ -23,6 +23,7 @@ from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 from hermes_ops.config import RunIn, SweepConfig, parse
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking.deletion import RunsOfSweep
+from hermes_ops.tracking.earlier_sweeps import BEST_TRIAL
 from hermes_ops.tracking.runs import RUN_STATUS, SweepRun
 from hermes_ops.trial.checkpoint_store.store import safe_name
 
@@ -295,7 +296,7 @@ def spared_runs(
     """
     kept = set(runs.all) & set(registered)
     if best and candidate.run is not None:
-        number = candidate.run.tags.get("hermes.best_trial")
+        number = candidate.run.tags.get(BEST_TRIAL)
         kept |= {run for n, run in runs.trials if str(n) == number}
         kept |= set(runs.own)
     return kept | set(runs.own) if kept else kept

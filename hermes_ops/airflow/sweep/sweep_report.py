@@ -205,7 +205,6 @@ def log_best_model(
     run_id = next(t.run_id for t in collected.trials if t.number == best.number)
     is_model = folder.name == "model" and package_model(folder, run_id)
     tracker.log_folder(parent, folder, "model")
-    tracker.set_tags(parent, {"hermes.best_trial": str(best.number)})
     if config.model.register_as is None:
         return
     if not is_model:

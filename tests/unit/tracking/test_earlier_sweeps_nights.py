@@ -47,6 +47,15 @@ def test_what_a_night_came_to_is_read_back_by_the_next_one() -> None:
     assert (night.sweep, night.best, night.gpu_seconds) == ("old", 1.0, 12.5)
 
 
+def test_an_ended_sweep_names_its_best_trial_though_that_has_left_no_model() -> None:
+    trials = tuple(TrialSummary(n, "finished", {}, best=1.0 - n) for n in (0, 1))
+    summary = SweepSummary("old", "finished", trials, "loss", "minimize", 60.0)
+    mlflow: Any = Mlflow()
+    collected: Any = SimpleNamespace(summary=summary, run=run("old", 1.0))
+    log_outcome(mlflow, collected)
+    assert mlflow.tags["run-old"]["hermes.best_trial"] == "1"
+
+
 def test_only_ended_sweeps_of_the_same_schedule_count_and_those_without_a_best_do_not_teach() -> (
     None
 ):

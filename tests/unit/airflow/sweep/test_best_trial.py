@@ -78,7 +78,7 @@ def test_the_best_trials_own_model_is_stored_and_registered_with_its_alias() -> 
     assert server.stored == [("parent", "model/MLmodel"), ("run-1", "model/MLmodel")]
     assert server.versions == [("digits", "run-1")]
     assert server.aliases == {"digits@champion": "1"}
-    assert server.tags == {"hermes.best_trial": "1", REGISTERED_TAG: "models:/digits/1"}
+    assert server.tags == {REGISTERED_TAG: "models:/digits/1"}
 
 
 def test_without_a_name_it_is_stored_and_not_registered() -> None:
