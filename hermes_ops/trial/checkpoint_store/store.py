@@ -79,13 +79,18 @@ class ManifestName(NamedTuple):
         return f"{_COPIES}/{self.epoch:010d}-{self.serial:06d}-{self.token}.json"
 
 
+MOST_NAME = 240
+"""The most characters of a folder's name: file systems take 255 bytes, files beside it have more.
+A sweep's id has those of its DAG, its group and its run, each up to 250."""
+
+
 def safe_name(run_id: str) -> str:
-    """Return a sweep's id as a folder name: distinct for each id, and never a path."""
+    """Return a sweep's id as a folder name: distinct for each id, never a path, never too long."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
-    if name == run_id and name.strip("."):
+    if name == run_id and name.strip(".") and len(name) <= MOST_NAME:
         return name
     digest = hashlib.sha1(run_id.encode(), usedforsecurity=False)
-    return f"{name}-{digest.hexdigest()[:8]}"
+    return f"{name[: MOST_NAME - 9]}-{digest.hexdigest()[:8]}"
 
 
 def place(store: str, sweep: str, number: object = None) -> str:

@@ -41,6 +41,17 @@ def test_two_sweeps_have_two_folders() -> None:
     assert safe_name("a_b_run") == "a_b_run"
 
 
+@pytest.mark.parametrize("run", ["manual__2026-01-01T00:00:00+00:00", "r" * 250])
+def test_a_sweep_whose_dag_group_and_run_have_long_names_has_a_folder_of_its_own(
+    tmp_path: Path, run: str
+) -> None:
+    names = [safe_name(f"{'d' * 200}:{'g' * 199}{last}:{run}") for last in "ab"]
+    names.append(safe_name("r" * 250))
+    for name in names:
+        (tmp_path / f"{name}.trash").mkdir()
+    assert len(set(names)) == len(names)
+
+
 def test_a_trial_without_files_says_nothing() -> None:
     found = TrialFolder.from_sweep("digits-1", 0)
     assert (found.status(), found.result(), found.segments()) == ({}, {}, ())
