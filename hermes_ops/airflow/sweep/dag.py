@@ -123,8 +123,9 @@ def sweep_tasks(
         plan_task=full(PLAN_TASK),
         trial_task=full(TRIAL_TASK),
         connections=connections,
-        **{**again, "trigger_rule": TriggerRule.ALL_DONE, "multiple_outputs": True},
-        **report_arguments,
+        trigger_rule=TriggerRule.ALL_DONE,
+        multiple_outputs=True,
+        **{**again, **report_arguments},
     )
     plan >> trial >> report
     return SweepTasks(plan, trial, report)
@@ -202,7 +203,8 @@ class SweepTaskGroup(TaskGroup):
         source = SweepSource.from_sweep(sweep, Path(self.dag.fileloc).parent, pool)
         _check(source, f"{self.dag.dag_id}.{self.group_id}")
         self.asset = sweep_asset(self.dag.dag_id, self.group_id)
-        outlets = [self.asset, *report.pop("outlets", ())]
+        given = report.pop("outlets", None) or []  # a single one too, as Airflow takes it
+        outlets = [self.asset, *(given if isinstance(given, list | tuple) else [given])]
         connections = Connections(mlflow_conn_id, storage_conn_id)
         with self:
             self.sweep: SweepTasks = sweep_tasks(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, get_parsing_context, task
+from airflow.sdk import DAG, Asset, get_parsing_context, task
 from airflow.serialization.serialized_objects import DagSerialization
 
 from hermes_ops.airflow.sweep import dag as dags
@@ -95,6 +95,17 @@ def test_a_sweeps_asset_and_callbacks_are_its_reports() -> None:
     assert report.outlets == [sweep_asset("mine", "digits")]
     assert report.on_success_callback == [told]
     assert not dag.get_task("digits.plan").on_success_callback
+
+
+def test_the_arguments_of_a_sweep_are_those_that_airflow_takes_for_a_task() -> None:
+    own = Asset("own")
+    with DAG("mine") as dag:
+        SweepTaskGroup("digits", sweep_file(), retries=2, outlets=own)
+        SweepTaskGroup("other", sweep_file(), outlets=None)
+    report, other = dag.get_task("digits.report"), dag.get_task("other.report")
+    assert (report.retries, other.retries) == (2, 10)
+    assert report.outlets == [sweep_asset("mine", "digits"), own]
+    assert other.outlets == [sweep_asset("mine", "other")]
 
 
 def test_defaults_of_the_dag_do_not_change_how_trials_are_scheduled() -> None:
