@@ -55,8 +55,8 @@ def sweep_dag(
     """
     connections = Connections(mlflow_conn_id, storage_conn_id)
     form = _params({"pool": pool, **(defaults or {})})
-    own = {"params": form, "is_paused_upon_creation": False, **dag_arguments}
-    with empty_dag(dag_id, schedule=schedule, doc_md=__doc__, **own) as dag:
+    ours = {"params": form, "is_paused_upon_creation": False, "doc_md": __doc__}
+    with empty_dag(dag_id, schedule=schedule, **{**ours, **dag_arguments}) as dag:
         given = frozenset({*(defaults or {}), *(dag_arguments.get("params") or {})})
         source = SweepSource(pool=pool, defaults=given)
         sweep_tasks(source, connections, outlets=[sweep_asset(dag_id)])
@@ -66,7 +66,7 @@ def sweep_dag(
 def empty_dag(dag_id: str, **dag_arguments: Any) -> DAG:  # noqa: ANN401 - Airflow's own
     """Return an empty DAG for a sweep, whose runs and tasks only the pool limits."""
     ours = {"max_active_tasks": UNLIMITED, "max_active_runs": UNLIMITED, "tags": ["hermes"]}
-    return DAG(dag_id, catchup=False, **{**ours, **dag_arguments})
+    return DAG(dag_id, **{"catchup": False, **ours, **dag_arguments})
 
 
 def sweep_asset(dag_id: str, group_id: str | None = None) -> Asset:

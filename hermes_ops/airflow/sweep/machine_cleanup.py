@@ -96,8 +96,8 @@ def machine_cleanup_dag(
     **dag_arguments: Any,  # noqa: ANN401 - Airflow's own
 ) -> DAG:
     """Return a DAG with a task for each machine of HERMES_MACHINES, which its own worker runs."""
-    own = {"catchup": False, "max_active_runs": 1, "tags": ["hermes"], **dag_arguments}
-    with DAG(dag_id, schedule=schedule, doc_md=__doc__, **own) as dag:
+    ours = {"doc_md": __doc__, "catchup": False, "max_active_runs": 1, "tags": ["hermes"]}
+    with DAG(dag_id, schedule=schedule, **{**ours, **dag_arguments}) as dag:
         for name in MachineSlots.from_environment().names:
             MachineCleanupOperator(
                 task_id=f"clean_{name}",

@@ -11,8 +11,10 @@ import pytest
 from airflow.sdk import DAG, Asset, get_parsing_context, task
 from airflow.serialization.serialized_objects import DagSerialization
 
+from hermes_ops.airflow.prune.dag import prune_dag
 from hermes_ops.airflow.sweep import dag as dags
 from hermes_ops.airflow.sweep.dag import SweepTaskGroup, sweep, sweep_asset, sweep_dag
+from hermes_ops.airflow.sweep.machine_cleanup import machine_cleanup_dag
 from hermes_ops.errors import ConfigError
 from tests.unit.airflow.builders import sweep_file
 
@@ -161,6 +163,12 @@ def test_a_sweep_whose_tasks_do_not_name_their_group_is_refused_as_prune_would_d
 ):
     with DAG("mine"), pytest.raises(ConfigError, match="prefix_group_id"):
         SweepTaskGroup("search", sweep_file(), group={"prefix_group_id": False})
+
+
+@pytest.mark.parametrize("make", [sweep_dag, prune_dag, machine_cleanup_dag])
+def test_a_dag_of_hermes_takes_the_arguments_that_it_sets_itself(make: Any) -> None:
+    dag = make("mine", schedule="@daily", catchup=False, doc_md="Ours", tags=["ours"])
+    assert (dag.catchup, dag.doc_md, dag.tags) == (False, "Ours", {"ours"})
 
 
 def test_a_sweep_dag_may_be_scheduled_and_tells_its_asset() -> None:
