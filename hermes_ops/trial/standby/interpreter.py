@@ -145,7 +145,8 @@ def _run(script: str) -> None:
         sys.stderr.write(f"{sys.executable}: can't open file {script!r}: {reason}\n")
         sys.exit(2)
     try:
-        exec(compile(source, script, "exec"), module.__dict__)  # noqa: S102 - it is the script
+        code = compile(source, script, "exec", dont_inherit=True)  # not the `annotations` of here
+        exec(code, module.__dict__)  # noqa: S102 - it is the script
     except SystemExit:
         raise
     except BaseException as error:

@@ -249,6 +249,19 @@ def test_an_interpreter_that_waits_holds_no_secret_of_the_trial_that_taught_it(
         world.close()
 
 
+def test_a_script_is_compiled_as_it_is_written(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def f(rate: float) -> None: ...\nprint(f.__annotations__['rate'])\n")
+    code = f"from hermes_ops.trial.standby.interpreter import _run; _run({str(script)!r})"
+    fresh, ours = (
+        subprocess.run(
+            [sys.executable, *words], cwd=ROOT, capture_output=True, check=True, text=True
+        ).stdout
+        for words in ([str(script)], ["-c", code])
+    )
+    assert ours == fresh == "<class 'float'>\n"
+
+
 def test_only_what_imports_depend_on_makes_a_profile() -> None:
     environment = {"TF_X": "1", "HERMES_TRIAL": "3", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM": "2"}
     assert import_variables(environment) == (("OMP_NUM", "2"), ("TF_X", "1"))
