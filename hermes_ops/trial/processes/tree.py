@@ -176,7 +176,9 @@ def _entry(pid: int) -> _ProcessStat | None:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             # The name before ")" is the process's own choice: it may hold anything.
             state, *fields = stream.read().rpartition(b")")[2].split()
-        return _ProcessStat(int(fields[0]), int(fields[18]), state in (b"Z", b"X"))
+        # Where only the first thread has ended the state is Z as well, and the others go on.
+        is_zombie = state in (b"Z", b"X") and int(fields[16]) <= 1
+        return _ProcessStat(int(fields[0]), int(fields[18]), is_zombie)
     except (OSError, ValueError, IndexError):
         return None
 

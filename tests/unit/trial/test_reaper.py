@@ -240,6 +240,20 @@ def test_a_process_whose_id_was_given_away_is_not_killed() -> None:
         assert process_of(process.pid) is None
 
 
+def test_a_process_whose_first_thread_has_ended_is_alive_and_can_be_killed() -> None:
+    ends = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    ends += "; ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", ends]) as process:
+        state = Path(f"/proc/{process.pid}/stat")
+        wait_for(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")
+        known = process_of(process.pid)
+        assert known in descendants(os.getpid())
+        assert known is not None
+        kill(known)
+        assert process.wait(60) == -signal.SIGKILL
+        assert process_of(process.pid) is None
+
+
 def test_descendants_are_found_by_their_parents_alone_and_each_time_the_same() -> None:
     watched = Descendants(os.getpid())
     before = set(descendants(os.getpid()))  # other tests have helpers of their own
