@@ -32,6 +32,19 @@ def entries(folder: Path) -> list[tuple[float, str]]:
     return sorted(committed)
 
 
+def targets(folder: Path) -> dict[str, str]:
+    """Return the links directly in `folder` to another entry of it, and which one."""
+    inside: dict[str, str] = {}
+    root = os.path.realpath(folder)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_symlink():
+                target = os.path.relpath(os.path.realpath(entry.path), root).split(os.sep)[0]
+                if target not in (os.curdir, os.pardir, entry.name):
+                    inside[entry.name] = target
+    return inside
+
+
 def surplus(names: Sequence[str], keep: int, best: str | None) -> list[str]:
     """Return the checkpoints to delete, oldest first: all but the last `keep` and the best."""
     return [name for name in names[: max(0, len(names) - keep)] if name != best]
@@ -40,6 +53,7 @@ def surplus(names: Sequence[str], keep: int, best: str | None) -> list[str]:
 class CheckpointRetention:
     """Delete a trial's older checkpoints; each entry of the folder counts as one.
 
+    A link to another entry (`latest`) is no checkpoint: it stays, and so does what it leads to.
     The best is the first one that was written with or after the best value of the objective. What
     it is stands in `kept.json`, for the segments to come.
     """
@@ -62,7 +76,8 @@ class CheckpointRetention:
 
     def checkpointed(self) -> None:
         """Note a new checkpoint, and delete those that are no longer wanted."""
-        present = entries(self._checkpoints)
+        links = targets(self._checkpoints)
+        present = [entry for entry in entries(self._checkpoints) if entry[1] not in links]
         if self._fresh_s is not None:
             since_s = self._fresh_s - _LAG_S
             after = [name for written_s, name in present if written_s >= since_s]
@@ -71,7 +86,8 @@ class CheckpointRetention:
                 with contextlib.suppress(OSError):
                     write_json(self._file, {"loss": self._loss, "best": self._best})
         for name in surplus([name for _, name in present], self._keep, self._best):
-            _remove(self._checkpoints / name)
+            if name not in links.values():
+                _remove(self._checkpoints / name)
 
 
 def retention_of(root: Path, checkpoints: Path) -> CheckpointRetention | None:

@@ -60,6 +60,33 @@ def test_the_best_is_known_to_the_segments_to_come(tmp_path: Path) -> None:
     assert later.names() == ["epoch-5", "epoch-6"]
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_link_to_the_newest_checkpoint_is_none_and_leads_to_it_for_ever(
+    tmp_path: Path, folder: bool
+) -> None:
+    world = World(tmp_path)
+    for number, value in enumerate([0.3, 0.9, 0.5, 0.4], start=1):
+        (world.folder / "latest").unlink(missing_ok=True)
+        (world.folder / "latest").symlink_to(f"epoch-{number}")
+        world.epoch(number, value, folder=folder)
+    assert world.names() == ["epoch-1", "epoch-4", "latest"]
+    (world.folder / "chosen").symlink_to(world.folder / "epoch-4")
+    world.epoch(5, 0.6, folder=folder)
+    assert world.names() == ["chosen", "epoch-1", "epoch-4", "epoch-5", "latest"]
+
+
+def test_links_to_checkpoints_elsewhere_count_as_checkpoints(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for number in range(1, 4):
+        world.retention_of.value(float(number), float(number))
+        elsewhere = tmp_path / f"real-{number}"
+        elsewhere.write_text("w")
+        os.utime(elsewhere, (number + 0.01, number + 0.01))
+        (world.folder / f"epoch-{number}").symlink_to(elsewhere)
+        world.retention_of.checkpointed()
+    assert world.names() == ["epoch-1", "epoch-3"]
+
+
 def test_unfinished_files_and_values_that_are_not_numbers_do_not_count(tmp_path: Path) -> None:
     world = World(tmp_path)
     for name in (".hidden", "epoch-0.tmp"):
