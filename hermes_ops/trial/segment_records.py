@@ -199,7 +199,18 @@ def write_result(
     try:
         write_json(folder.result, document, durable=True)
     except OSError:
-        _write_in_reserve(folder, json.dumps(document, allow_nan=False).encode())
+        _write_in_reserve(folder, _fit(document))
+
+
+def _fit(document: dict[str, Any]) -> bytes:
+    """Return a result as JSON that fits the reserved space if it can: older last lines are left
+    out for that, and no value."""
+    tail = list(document["tail"])
+    while True:
+        data = json.dumps({**document, "tail": tail}, allow_nan=False).encode()
+        if len(data) <= _RESERVE_BYTES or not tail:
+            return data
+        del tail[0]
 
 
 def _write_in_reserve(folder: Folder, data: bytes) -> None:

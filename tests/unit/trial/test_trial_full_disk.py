@@ -144,8 +144,22 @@ def test_a_result_that_fits_nowhere_is_an_error_and_no_half_result(
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "open", _full)
         with pytest.raises(OSError, match="No space"):
-            _write_result(folder, ["x" * 70_000], [])
+            _write_result(folder, [], [Metric("m" * 70_000, 1.0, 1)])
     assert not folder.result.exists()
+
+
+def test_long_last_lines_give_way_to_values_in_the_reserved_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    segment_records.keep_reserve(folder.reserve)
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", _full)
+        _write_result(folder, [f"{n} {'x' * 1990}" for n in range(50)], [Metric("loss", 0.5, 7)])
+    result = json.loads(folder.result.read_text())
+    assert [line.split()[0] for line in result["tail"]] == [str(n) for n in range(18, 50)]
+    segment_records.recover_values(folder)
+    assert MetricsFile(folder.metrics).reached("loss") == 7
 
 
 STEPS: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
