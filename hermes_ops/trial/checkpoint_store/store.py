@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -170,6 +171,11 @@ class CheckpointStore:
             if self._fetch(str(key), goal) != (size, checksum):
                 raise DamagedError(f"{key} is not what was written")
             os.utime(goal, ns=(mtime_ns, mtime_ns))
+        for path, aim in document.get("links", []):
+            goal = _inside(target, path)
+            _inside(target, os.path.normpath(os.path.join(os.path.dirname(path), aim)))
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            goal.symlink_to(aim)
 
     def _fetch(self, key: str, goal: Path) -> tuple[int, str]:
         digest, total = hashlib.sha256(), 0
@@ -194,8 +200,10 @@ class CheckpointStore:
         digest = hashlib.sha256()
         try:
             source = open(folder / file.path, "rb")  # noqa: SIM115 - closed below
-        except OSError as error:
+        except FileNotFoundError as error:
             raise ChangedError(str(error)) from error
+        except OSError as error:
+            raise StoreError(f"{file.path} cannot be read: {error.strerror}") from error
         with source:
             _same(source.fileno(), file)
             with _translated(), self._create(key) as target:
@@ -292,6 +300,7 @@ class CheckpointEntry(NamedTuple):
 
     files: tuple[StoredFile, ...]
     folders: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()  # each with what it leads to, from where it is
 
 
 Snapshot = dict[str, CheckpointEntry]
@@ -309,18 +318,49 @@ def snapshot(checkpoints: Path) -> Snapshot:
     return entries
 
 
+class _Listing:
+    """What an entry consists of.
+
+    A link inside the checkpoints' folder stays one, of one that leads out of it the content counts.
+    Sockets and pipes do not count, nor do links to nothing outside, or to the folder itself.
+    """
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._root = os.path.realpath(checkpoints)
+        self.files: list[StoredFile] = []
+        self.folders: list[str] = []
+        self.links: list[tuple[str, str]] = []
+
+    def add(self, path: str, above: tuple[str, ...] = ()) -> None:
+        """Add what is at that path; `above`: the folders that it is in, without links."""
+        whole = os.path.join(self._root, path)
+        if os.path.islink(whole) and self._add_link(path, whole):
+            return
+        details = os.stat(whole)
+        if stat.S_ISREG(details.st_mode):
+            self.files.append(StoredFile.from_stat(path, details))
+        elif stat.S_ISDIR(details.st_mode) and (real := os.path.realpath(whole)) not in above:
+            self.folders.append(path)
+            for name in os.listdir(whole):
+                self.add(os.path.join(path, name), (*above, real))
+
+    def _add_link(self, path: str, whole: str) -> bool:
+        """Add a link as such; False where what it leads to is to be added in its place."""
+        inside = os.path.relpath(os.path.realpath(whole), self._root)
+        first = inside.split(os.sep)[0]
+        if first == os.curdir:
+            return True
+        if unfinished(first):  # as `..` is
+            return not os.path.exists(whole)
+        self.links.append((path, os.path.relpath(inside, os.path.dirname(path) or os.curdir)))
+        return True
+
+
 def _entry(checkpoints: Path, name: str) -> CheckpointEntry:
-    path = checkpoints / name
-    if not path.is_dir():
-        return CheckpointEntry((StoredFile.from_stat(name, os.stat(path)),))
-    files, folders = [], []
-    for parent, _, names in os.walk(path):
-        inside = os.path.relpath(parent, checkpoints)
-        folders.append(inside)
-        for file in names:
-            stats = os.stat(os.path.join(parent, file))
-            files.append(StoredFile.from_stat(os.path.join(inside, file), stats))
-    return CheckpointEntry(tuple(sorted(files)), tuple(sorted(folders)))
+    listing = _Listing(checkpoints)
+    listing.add(name)
+    files, folders = tuple(sorted(listing.files)), tuple(sorted(listing.folders))
+    return CheckpointEntry(files, folders, tuple(sorted(listing.links)))
 
 
 def digest(entries: Snapshot) -> str:

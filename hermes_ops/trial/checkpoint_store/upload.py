@@ -163,6 +163,7 @@ class CheckpointUploader:
             **name._asdict(),
             "files": listed,
             "folders": [f for n in sorted(entries) for f in entries[n].folders],
+            "links": [link for n in sorted(entries) for link in entries[n].links],
             "books": books,
         }
         copies.commit(name, document)

@@ -17,7 +17,7 @@ from fsspec.registry import _registry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.trial.checkpoint_store import download
+from hermes_ops.trial.checkpoint_store import download, store
 from hermes_ops.trial.checkpoint_store.download import (
     AWAY,
     READY,
@@ -129,6 +129,54 @@ def test_what_was_copied_comes_back_with_its_folders_times_and_hidden_parts(tmp_
     assert contents(other) == {"epoch-1": "one", "tree/.meta": "m", "tree/data": "d"}
     assert (other.checkpoints / "tree" / "empty").is_dir()
     assert (other.checkpoints / "epoch-1").stat().st_mtime_ns == 10**18 + 5
+
+
+def test_links_come_back_as_links_and_content_from_elsewhere_as_content(tmp_path: Path) -> None:
+    files, root = memory()
+    folder = trial(tmp_path / "a")
+    write(folder, {"tree/data": "d", "epoch-1": "one"})
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "big").write_text("b")
+    place = folder.checkpoints
+    (place / "latest").symlink_to("tree")
+    (place / "last").symlink_to(place / "epoch-1")
+    (place / "tree" / "up").symlink_to("../epoch-1")
+    (place / "tree" / "away").symlink_to(tmp_path / "elsewhere")
+    (place / "tree" / "round").symlink_to(".")
+    settle(copier(folder, CheckpointStore(files, root)))
+    other = trial(tmp_path / "b")
+    assert fetch(CheckpointStore(files, root), other, 0)
+    links = {p: os.readlink(other.checkpoints / p) for p in ("latest", "last", "tree/up")}
+    assert links == {"latest": "tree", "last": "epoch-1", "tree/up": "../epoch-1"}
+    assert (other.checkpoints / "tree" / "round").resolve() == other.checkpoints / "tree"
+    assert not (other.checkpoints / "tree" / "away").is_symlink()
+    assert contents(other)["tree/away/big"] == "b"
+    assert len(files.find(root)) == 4  # three files and a manifest: nothing is there twice
+
+
+def test_what_cannot_be_copied_leaves_the_rest_of_its_checkpoint(tmp_path: Path) -> None:
+    files, root = memory()
+    folder = trial(tmp_path / "a")
+    write(folder, {"tree/data": "d"})
+    os.mkfifo(folder.checkpoints / "tree" / "pipe")
+    (folder.checkpoints / "tree" / "gone").symlink_to(tmp_path / "nothing")
+    (folder.checkpoints / "whole").symlink_to(folder.checkpoints)
+    assert settle(copier(folder, CheckpointStore(files, root))) is None
+    assert fetched(files, root, tmp_path / "b") == {"tree/data": "d"}
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    files, root = memory()
+    folder = trial(tmp_path / "a")
+    write(folder, {"state": "1"})
+    monkeypatch.setattr(store, "open", refuse, raising=False)
+    assert settle(copier(folder, CheckpointStore(files, root))) == 2.0
+    assert "state cannot be read: Permission denied" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_copied_only_once_it_has_not_changed_for_a_moment(tmp_path: Path) -> None:
@@ -356,6 +404,10 @@ def test_a_manifest_cannot_write_outside_the_checkpoints(tmp_path: Path) -> None
     document["files"][0][0] = "../../outside"
     with pytest.raises(DamagedError, match="leads out"):
         CheckpointStore(files, root).download(document, tmp_path / "b")
+    document["files"] = []
+    for link in (["../link", "state"], ["link", "../outside"], ["link", "/outside"]):
+        with pytest.raises(DamagedError, match="leads out"):
+            CheckpointStore(files, root).download({**document, "links": [link]}, tmp_path / "b")
 
 
 def test_the_supervisor_learns_the_step_of_a_fetched_checkpoint(tmp_path: Path) -> None:
