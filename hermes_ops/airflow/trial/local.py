@@ -100,8 +100,7 @@ def trial_command(lease: Lease, folder: TrialFolder, pool: str) -> list[str]:
 def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[str]:
     """Return the options of hermes-trial for a lease."""
     options = ["--dir", str(folder.path)]
-    options += ["--epoch", str(lease.epoch), "--objective", lease.objective]
-    options += ["--grace", str(GRACE_S)]
+    options += ["--epoch", str(lease.epoch), "--grace", str(GRACE_S)]
     if lease.gpus:
         options += ["--gpus", ",".join(str(g) for g in lease.gpus)]
         options += ["--gpu-locks", str(gpu_locks)]
@@ -110,7 +109,8 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
         options += ["--tf-config"] if lease.tf_config else []
     elif lease.workers == ONE_PER_GPU:
         options += ["--torchrun"]
-    optional = {
+    optional = {  # each with its value in one word, which may begin with a dash
+        "--objective": lease.objective,
         "--time-limit": lease.time_limit_s,
         "--max-epochs": lease.max_epochs,
         "--finish-seconds": lease.finish_s,

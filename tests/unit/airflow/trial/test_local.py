@@ -21,6 +21,7 @@ from hermes_ops.airflow.trial.trial_task import reschedule_delay_s
 from hermes_ops.config.fields import OF_ONE_TRIAL
 from hermes_ops.errors import HermesError
 from hermes_ops.moved_paths import FILE, MovedPaths
+from hermes_ops.trial.supervisor.options import parse
 from tests.unit.airflow.builders import lease
 
 FOLDER = TrialFolder(Path("/h/sweeps/s/trials/3"))
@@ -100,6 +101,12 @@ def test_options_that_the_lease_does_not_have_are_left_out() -> None:
     assert not any(
         c.startswith(("--gpu", "--time", "--finish", "--metric", "--python")) for c in command
     )
+
+
+@pytest.mark.parametrize("name", ["-elbo", "--loss", "val loss", "a=b"])
+def test_an_objective_may_have_any_name(name: str) -> None:
+    command = trial_command(lease(objective=name), FOLDER, "gpus")
+    assert parse(command[command.index("hermes_ops.trial") + 1 :]).objective == name
 
 
 def test_a_copy_of_the_directory_is_asked_for_in_processes_and_in_pods_alike() -> None:
