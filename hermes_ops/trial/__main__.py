@@ -20,6 +20,7 @@ from hermes_ops.trial.files import Folder, read_json, trial_seeds
 from hermes_ops.trial.locks import BusyError, LockHolder, fence, lock_file, lock_gpus
 from hermes_ops.trial.metrics import MetricsFile
 from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, SegmentEnding, SegmentOutcome
+from hermes_ops.trial.output.relay import say
 from hermes_ops.trial.processes.reaper import END_S, PlainChild, Reaper, fork_reaper
 from hermes_ops.trial.processes.record import KILL_AFTER_S, own_record
 from hermes_ops.trial.processes.tree import SEGMENT_VARIABLE, Child, adopt_orphans, sweep_up
@@ -81,15 +82,15 @@ def _lead(options: SegmentOptions, folder: Folder, parent: int) -> int:
             wait_s = min(_GPU_WAIT_S, 2 * options.lock_wait_s)
             lock_gpus(options.gpu_locks, options.gpus, wait_s, holder, hang_s)
     except (BusyError, OSError) as busy:
-        print(f"hermes-trial: {busy}", file=sys.stderr, flush=True)
+        say(str(busy), sys.stderr)
         return INFRASTRUCTURE
     if (read_json(folder.result) or {}).get("outcome") == SegmentOutcome.FINISHED.value:
-        print("hermes-trial: this trial has finished already", flush=True)
+        say("this trial has finished already")
         return 0
     try:
         return _run(options, folder, parent)
     except OSError as error:  # our own files: the script is not at fault
-        print(f"hermes-trial: cannot write in {folder.root}: {error}", file=sys.stderr, flush=True)
+        say(f"cannot write in {folder.root}: {error}", sys.stderr)
         return INFRASTRUCTURE
 
 
@@ -200,7 +201,7 @@ def _download(
         url, folder, options.epoch, since=since, token=token, stopped=lambda: bool(stops)
     )
     if answer.message:
-        print(f"hermes-trial: {answer.message}", flush=True)
+        say(answer.message)
     return answer
 
 
@@ -223,7 +224,7 @@ def _end_without_variable() -> _ScriptEnd | None:
     reason = resolve_references(os.environ)
     if reason is None:
         return None
-    print(f"hermes-trial: {reason}", flush=True)
+    say(reason)
     cause = Cause.CANNOT_START.value
     return _ScriptEnd(
         SegmentEnding(SegmentOutcome.FAILED, reason, 127, cause, retryable=False), 127, [reason]
@@ -268,7 +269,7 @@ def _watch(
         if places is not None:
             places.close()
         ending = _cannot_start(options, error, supervisor.has_trained)
-        print(f"hermes-trial: {ending.reason}", flush=True)
+        say(ending.reason)
         return _ScriptEnd(ending, 127, [ending.reason])
     url = _store_url()
     if url is not None:
@@ -315,7 +316,7 @@ def _await_nodes(
         waited = f"within {options.gang_timeout_s:.0f} s"
         reason = f"nothing was heard of {' and '.join(missing)} {waited}: none of its workers runs"
         cause, code = Cause.INCOMPLETE, INFRASTRUCTURE
-    print(f"hermes-trial: {reason}", flush=True)
+    say(reason)
     ending = SegmentEnding(SegmentOutcome.INTERRUPTED, reason, code, cause.value)
     return _ScriptEnd(ending, code, [reason])
 
@@ -337,7 +338,7 @@ def _finish_upload(ending: SegmentEnding, supervisor: ScriptSupervisor) -> None:
     if ending.outcome is SegmentOutcome.FINISHED:
         supervisor.copier.finish(0.0, lambda: True)
     elif not supervisor.copy_rest(supervisor.copier):
-        print("hermes-trial: the newest checkpoint has not reached the store", flush=True)
+        say("the newest checkpoint has not reached the store")
 
 
 def _start(
@@ -482,13 +483,12 @@ def _finish(
         with contextlib.suppress(OSError):
             node_checkpoints.release(folder)
     for original in written_originals(folder.root):
-        print(
-            f"hermes-trial: {original} has been written, and all trials share it: it is too large "
-            "for a copy; put it elsewhere, or write results under another name",
-            flush=True,
+        say(
+            f"{original} has been written, and all trials share it: it is too large for a copy; "
+            "put it elsewhere, or write results under another name"
         )
     if ending.outcome is SegmentOutcome.FAILED:
-        print(f"hermes-trial: failed: {ending.reason}", flush=True)
+        say(f"failed: {ending.reason}")
 
 
 if __name__ == "__main__":

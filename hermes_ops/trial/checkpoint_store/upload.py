@@ -25,6 +25,7 @@ from hermes_ops.trial.checkpoint_store.store import (
     snapshot,
 )
 from hermes_ops.trial.files import Folder, is_first_time, read_json
+from hermes_ops.trial.output.relay import say
 
 MOMENT_S = 0.5
 """A checkpoint that has not changed for this long is complete."""
@@ -227,8 +228,7 @@ class CheckpointUploader:
             self._has_reported = True
             if not is_first_time(self._folder.root, _STORE_FAILS):
                 return
-            print(
-                f"hermes-trial: checkpoints are not copied to {self._url}: {trouble}: the trial "
-                "goes on, and it is tried again",
-                flush=True,
+            say(
+                f"checkpoints are not copied to {self._url}: {trouble}: the trial goes on, and it "
+                "is tried again"
             )

@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from hermes_ops.trial.output.pattern_matcher import PatternMatcher
 from hermes_ops.trial.output.rank_log import WorkerLog
@@ -17,6 +18,12 @@ _BLOCK_BYTES = 65_536
 _ATOMIC_BYTES = 4096  # a pipe that is ready takes so many bytes without blocking (PIPE_BUF)
 _BACKLOG_BYTES = 1_048_576
 _PIPE_BYTES = 1_048_576  # the most that a pipe holds, for an ordinary user
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line of our own at once, on standard output; not if nobody reads any more."""
+    with contextlib.suppress(OSError):
+        print(f"hermes-trial: {text}", file=stream, flush=True)
 
 
 class Relay:

@@ -18,7 +18,7 @@ from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.mlflow.logged_values import FirstValues, LoggedValues, last_step
 from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentFacts, judge, no_space
 from hermes_ops.trial.output.output_reader import MatchedOutput, OutputReader, TimedMetrics
-from hermes_ops.trial.output.relay import Relay
+from hermes_ops.trial.output.relay import Relay, say
 from hermes_ops.trial.processes.record import own_record
 from hermes_ops.trial.processes.tree import Child, sweep_up
 from hermes_ops.trial.processes.workers import WorkerProcesses
@@ -358,11 +358,10 @@ class ScriptSupervisor:
         """Say it once where a new trial begins in the middle: it may have read another's files."""
         fresh = not self._objective_seen and self.status.checkpointed_s is None
         if fresh and metric.step > 1:
-            print(
-                f"hermes-trial: the first value of {metric.name} came at step {metric.step}, and "
-                "the trial has no checkpoint: if its script went on from files of another trial, "
-                "give each its own folder (trial.directory: copy)",
-                flush=True,
+            say(
+                f"the first value of {metric.name} came at step {metric.step}, and the trial has "
+                "no checkpoint: if its script went on from files of another trial, give each its "
+                "own folder (trial.directory: copy)"
             )
 
     def _judge_values(self, metrics: list[Metric]) -> None:

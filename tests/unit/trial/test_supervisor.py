@@ -429,6 +429,18 @@ def test_the_trial_is_preempted_when_the_parent_of_its_supervisor_dies(trial: Tr
     assert trial.result["outcome"] == "preempted"
 
 
+def test_a_trial_goes_on_when_nobody_reads_its_output_any_more(trial: Trial) -> None:
+    trial.script.write_text("print('epoch=5 loss=0.5'); print('epoch=6 loss=0.4')")
+    reader, writer = os.pipe()
+    os.close(reader)  # what it says of a curve that begins at step 5 is lost
+    process = trial.supervise(
+        ["--objective", "loss"], [sys.executable, str(trial.script)], writer, subprocess.DEVNULL
+    )
+    os.close(writer)
+    assert process.wait(60) == 0
+    assert (trial.result["outcome"], trial.result["step"]) == ("finished", 6)
+
+
 def test_values_without_steps_continue_from_the_checkpoint(trial: Trial) -> None:
     trial.write(CHECKPOINTING.replace("epoch={epoch} ", ""))
     process = trial.start("--objective", "loss")
