@@ -198,7 +198,8 @@ class _AliasingLoader(_PatchingLoader):
 
 _IMPORT_PREFIXES = (
     "TF_", "KERAS_", "XLA_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "JAX_",
-    "TORCH_", "NCCL_", "NVIDIA_", "CUDA_", "LC_",
+    "TORCH", "PYTORCH_", "NCCL_", "NVIDIA_", "CUDA_", "LC_", "NPY_", "SCIPY_", "SKLEARN_", "KMP_",
+    "GOMP_", "BLIS_", "NUMBA_",
 )  # fmt: skip
 _NOT_OF_IMPORTS = (  # the segment's own, which differ from one to the next
     "CUDA_VISIBLE_DEVICES", "TF_CONFIG", "NCCL_SOCKET_IFNAME", "JAX_COORDINATOR_ADDRESS",

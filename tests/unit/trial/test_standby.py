@@ -265,3 +265,8 @@ def test_a_script_is_compiled_as_it_is_written(tmp_path: Path) -> None:
 def test_only_what_imports_depend_on_makes_a_profile() -> None:
     environment = {"TF_X": "1", "HERMES_TRIAL": "3", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM": "2"}
     assert import_variables(environment) == (("OMP_NUM", "2"), ("TF_X", "1"))
+
+
+@pytest.mark.parametrize("name", ["SCIPY_ARRAY_API", "PYTORCH_JIT", "KMP_AFFINITY", "NPY_X"])
+def test_what_numerical_packages_read_when_they_are_imported_makes_a_profile(name: str) -> None:
+    assert import_variables({name: "1", "SOMETHING": "else"}) == ((name, "1"),)
