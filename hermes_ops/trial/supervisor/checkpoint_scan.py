@@ -36,6 +36,7 @@ class CheckpointScan:
         self._timer = timer  # stays right when the clock is set
         self._due_s = 0.0
         self._unread_s: float | None = None  # of a checkpoint whose values may not be read yet
+        self._noticed_s = 0.0  # when that was seen; the clock of its disk may be ahead
 
     def hasten(self) -> None:
         """Look at the next call: there are new values, so there may be a checkpoint."""
@@ -55,8 +56,8 @@ class CheckpointScan:
             self._unread_s = None
             return None
         if final or self._unread_s is None or newest_s < self._unread_s:
-            self._unread_s = newest_s
-        read_s = self._unread_s + OUTPUT_LAG_S
+            self._unread_s, self._noticed_s = newest_s, self._clock()
+        read_s = min(self._unread_s, self._noticed_s) + OUTPUT_LAG_S
         if not final and (self._clock() < read_s or self._is_searching(read_s)):
             self._due_s = look_s + OUTPUT_LAG_S
             return None

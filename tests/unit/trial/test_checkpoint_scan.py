@@ -104,3 +104,10 @@ def test_a_clock_that_is_set_back_delays_no_look(script: Script) -> None:
     script.clock_is_off_s = -600.0
     saved_s = script.saves()
     assert script.look(PERIOD_S) == saved_s
+
+
+def test_a_checkpoint_whose_time_is_ahead_of_the_clock_is_found_as_soon(script: Script) -> None:
+    saved_s = script.saves()
+    os.utime(script.folder.checkpoints / "state", (saved_s + 3_600.0,) * 2)
+    assert script.look() is None
+    assert script.look(OUTPUT_LAG_S) == saved_s + 3_600.0
