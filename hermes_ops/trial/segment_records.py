@@ -68,17 +68,23 @@ def continued_status(folder: Folder, epoch: int, has_checkpoint: bool) -> TrialS
 def newest_checkpoint_s(folder: Folder) -> float | None:
     """Return the Unix time of the newest committed file below checkpoints/; None without any.
 
-    Hidden files and the usual names of unfinished ones (*.tmp, *.part) do not count.
+    Hidden files and the usual names of unfinished ones (*.tmp, *.part) do not count. A link to a
+    folder elsewhere counts as a file: what is below may be large.
     """
     newest: float | None = None
+    inside = os.path.realpath(folder.checkpoints) + os.sep
     for parent, folders, names in os.walk(folder.checkpoints):
         folders[:] = [f for f in folders if not unfinished(f)]
-        for name in names:
+        for name in (*names, *(f for f in folders if _leads_out(os.path.join(parent, f), inside))):
             if not unfinished(name):
                 with contextlib.suppress(OSError):
                     written_s = os.stat(os.path.join(parent, name)).st_mtime
                     newest = written_s if newest is None else max(newest, written_s)
     return newest
+
+
+def _leads_out(path: str, inside: str) -> bool:
+    return os.path.islink(path) and not os.path.realpath(path).startswith(inside)
 
 
 def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -> None:
