@@ -56,8 +56,8 @@ def install() -> None:
 def _report_import(name: str) -> None:
     """Let a standby interpreter have the import done next time.
 
-    Not if the script has changed its environment before, nor if the module is the script's own:
-    an import ahead of the script would then not be the same.
+    Not if the script has changed its environment before, nor if the module is the script's own, or
+    on a path that depends on its folder: an import ahead of the script would then not be the same.
     """
     import contextlib
 
@@ -65,7 +65,10 @@ def _report_import(name: str) -> None:
 
     with contextlib.suppress(OSError):
         changed = import_variables(os.environ) != _environment
-        is_scripts_own = importlib.machinery.PathFinder.find_spec(name, sys.path[:1]) is not None
+        paths = (os.environ.get("PYTHONPATH") or "/").split(os.pathsep)
+        relative = [path or os.curdir for path in paths if not path.startswith("/")]
+        own = importlib.machinery.PathFinder.find_spec(name, [*sys.path[:1], *relative])
+        is_scripts_own = own is not None
         send({"kind": "import", "name": name, "ahead": not (changed or is_scripts_own)})
 
 

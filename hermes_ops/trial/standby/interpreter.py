@@ -120,6 +120,7 @@ def _become(message: dict[str, Any], handles: list[int]) -> None:
     os.environ.clear()
     os.environ.update(message["environment"])
     os.chdir(message["directory"])
+    _begin_relative_paths_here()
     script = message["script"]
     sys.argv[:] = [script, *message["arguments"]]
     if not getattr(sys.flags, "safe_path", False):
@@ -128,6 +129,18 @@ def _become(message: dict[str, Any], handles: list[int]) -> None:
         from hermes_ops.trial.hook import install
 
         install()
+
+
+def _begin_relative_paths_here() -> None:
+    """Let relative entries of PYTHONPATH begin in this folder; Python had them begin in `/`."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    relative = [entry for entry in entries if not os.path.isabs(entry)]
+    here = {_below_root(entry): os.path.abspath(entry) for entry in relative}
+    sys.path[:] = [here.get(_below_root(path), path) if path else path for path in sys.path]
+
+
+def _below_root(path: str) -> str:
+    return "/" + os.path.normpath(f"/{path}").lstrip("/")  # Python writes `//src`
 
 
 def _run(script: str) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hermes_ops.trial.__main__ import SITE
 from hermes_ops.trial.files import trial_seeds
 
@@ -65,3 +67,21 @@ def test_the_seeds_are_there_before_the_script_starts(tmp_path: Path) -> None:
     trial = [sys.executable, "-m", "hermes_ops.trial", *command]
     subprocess.run(trial, cwd=Path(__file__).parents[3], check=True, capture_output=True)
     assert trial_seeds(folder) == json.loads((folder / "entropy.json").read_text())
+
+
+@pytest.mark.parametrize(("path", "ahead"), [("vendor", False), ("{base}/vendor", True)])
+def test_an_import_from_a_path_that_depends_on_the_folder_is_not_done_ahead(
+    tmp_path: Path, path: str, ahead: bool
+) -> None:
+    (tmp_path / "vendor").mkdir()
+    (tmp_path / "vendor" / "sklearn.py").write_text("")
+    (tmp_path / "train.py").write_text("import sklearn")
+    variables = {
+        "PYTHONPATH": f"{SITE}:{path.format(base=tmp_path)}",
+        "HERMES_TRIAL_DIR": str(tmp_path),
+    }
+    subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, **variables}, check=True
+    )
+    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert [e["ahead"] for e in events if e.get("name") == "sklearn"] == [ahead]

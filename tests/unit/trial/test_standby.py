@@ -72,7 +72,8 @@ class World:
         (base / "lib").mkdir()
         (base / "lib" / "sklearn.py").write_text("" if copies else THREADED)
         (base / "lib" / "fakeheavy.py").write_text("import sklearn")
-        self.environment = {**os.environ, "PYTHONPATH": str(base / "lib")}
+        self.path = str(base / "lib")
+        self.environment = {**os.environ, "PYTHONPATH": self.path}
         self.standby = StandbyServer(self.socket, self.environment)
         self.server = self.standby.process
         self.started: list[subprocess.Popen[bytes]] = []
@@ -86,7 +87,7 @@ class World:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            env={**self.environment, "PYTHONPATH": f"{ROOT}:{self.base / 'lib'}"},
+            env={**self.environment, "PYTHONPATH": f"{ROOT}:{self.path}"},
         )
         self.started.append(process)
         return process
@@ -147,6 +148,22 @@ def test_a_script_in_a_standby_interpreter_is_as_in_a_fresh_one(world: World) ->
     assert ours.pop("argv") == ["train.py", "sleep-and-more"]
     assert theirs.pop("argv") == ["train.py", "code"]
     assert ours == theirs
+
+
+@pytest.mark.parametrize("path", ["own", "./lib/../own:"])
+def test_a_relative_path_of_modules_begins_in_the_working_directory(
+    world: World, path: str
+) -> None:
+    (world.base / "own").mkdir()
+    (world.base / "lib" / "fakeheavy.py").rename(world.base / "own" / "fakeheavy.py")
+    world.path += f":{path}"
+    taught(world)
+    standby = world.children()[0]
+    code, output = world.run("standby-run", "code")
+    assert alive(standby) == world.copies, "it was not used"
+    _, fresh = world.run("fresh", "code", standby=False)
+    assert code == 3, output
+    assert facts(output)["path"] == facts(fresh)["path"]
 
 
 @pytest.mark.parametrize(("word", "code", "text"), [("code", 3, ""), ("raise", 1, "oh dear")])
