@@ -57,6 +57,11 @@ class ProcessTable:
     def __init__(self) -> None:
         self._entries = {pid: entry for pid in _pids() if (entry := _entry(pid)) is not None}
 
+    def children(self, parent: int) -> list[Process]:
+        """Return the live processes that `parent` has started, without those below them."""
+        alive = ((pid, entry) for pid, entry in self._entries.items() if not entry.is_zombie)
+        return [Process(pid, e.started_ticks) for pid, e in alive if e.parent == parent]
+
     def below(self, root: int, without: Collection[int] = ()) -> list[Process]:
         """Return the live descendants of `root`, without those named and all below them."""
         return _below(root, self._entries, without)

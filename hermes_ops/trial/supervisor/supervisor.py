@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentFacts, jud
 from hermes_ops.trial.output.output_reader import MatchedOutput, OutputReader, TimedMetrics
 from hermes_ops.trial.output.relay import Relay, say
 from hermes_ops.trial.processes.record import own_record
+from hermes_ops.trial.processes.stop_signal import StopSignal
 from hermes_ops.trial.processes.tree import Child, sweep_up
 from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.redaction import Mask, secret_values
@@ -97,12 +97,12 @@ class ScriptSupervisor:
         self.on_training: Callable[[], None] | None = None
         self._reported: set[str] = set()  # metrics that do not come from the output
         self._has_hook = False
-        self._trained_to_end = False
+        self._trained_to_end = self._diverged = False
         self._look_for_last_lines()
         self._stop_requests = self._stop_seen = 0
         self._kill_at_s: float | None = None
+        self._stop_signal = StopSignal()
         self._verdict: str | None = None
-        self._diverged = False
         self._tail_at_stop: list[str] = []
         self._had_values = bool(self._metrics.names())  # in earlier segments
         self._has_values = False
@@ -538,6 +538,7 @@ class ScriptSupervisor:
             self._stop_seen = self._stop_requests
         if self._kill_at_s is None:
             return
+        self._stop_signal.pass_on(child)
         is_hurried = self._stop_requests > max(1, self._stop_seen)
         if self.group is not None and self.group.signal_late(now_s, is_hurried) and is_hurried:
             self._stop_seen, is_hurried = self._stop_requests, False
@@ -552,7 +553,7 @@ class ScriptSupervisor:
             group.note_stop()
             if not is_at_once and group.ask_to_stop(now_s, self._options.grace_s):
                 return
-        child.signal(signal.SIGTERM)
+        self._stop_signal.send(child, is_group=group is not None)
 
     def _judge_time(self, running_s: float, limit_s: float | None) -> None:
         """End a script that is over its time: as failed, or as finished after its last epoch."""
@@ -574,9 +575,8 @@ class ScriptSupervisor:
         self._verdict = self.group.why_stuck(self.status.step, time.monotonic())
 
     def _facts(self, code: int) -> SegmentFacts:
-        at_stop = self._tail_at_stop
-        if self.group is not None:
-            at_stop = self.group.tail_at_stop(at_stop)
+        group, at_stop = self.group, self._tail_at_stop
+        at_stop = at_stop if group is None else group.tail_at_stop(at_stop)
         return SegmentFacts(
             exit_code=code,
             asked_to_stop=self._stop_requests > 0 or code == PREEMPTED,

@@ -1,0 +1,79 @@
+"""SIGTERM where the trial's command is a shell script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trial.supervised import SupervisedTrial, output_of
+
+SAVES = """\
+import os, signal, sys, time
+def stop(*_):
+    time.sleep(0.3)
+    print("saving", flush=True)
+    open(os.environ["HERMES_CHECKPOINT_DIR"] + "/state", "w").write("1")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("epoch=1 loss=1", flush=True)
+time.sleep(60)
+"""
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[SupervisedTrial]:
+    trial = SupervisedTrial(tmp_path)
+    trial.epoch = 1
+    yield trial
+    trial.close()
+
+
+def stopped(trial: SupervisedTrial, text: str, grace_s: float = 30.0) -> tuple[int, bytes]:
+    """Run a shell script around the training, and stop it once it trains."""
+    trial.script.write_text(SAVES)
+    shell = trial.base / "run.sh"
+    shell.write_text(text.format(train=f"{PYTHON} {trial.script}"))
+    options = ["--objective", "loss", "--grace", str(grace_s)]
+    process = trial.supervise(options, ["bash", str(shell)])
+    lines = output_of(process)
+    seen = next(line for line in lines if b"loss" in line)
+    process.terminate()
+    return process.wait(60), seen + lines.read()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{train}\n",
+        "set -e\n{train}\nsleep 60\n",
+        "{train}\n{train}\n",
+        "{train} | cat\n",
+        "{train} 2>&1 | tee log.txt\ntrue\n",
+        "exec > >(cat)\n{train}\ntrue\n",
+        "sh -c '{train}; true'\ntrue\n",
+        "{train} &\nwait\n",
+        "trap 'kill $!; wait $!' TERM\n{train} &\nwait\nwait\n",
+        "trap '' TERM\n{train}\n",
+        "exec {train}\n",
+    ],
+)
+def test_training_that_a_shell_script_runs_writes_its_checkpoint_before_all_ends(
+    trial: SupervisedTrial, text: str
+) -> None:
+    code, output = stopped(trial, text)
+    assert (code, trial.result["outcome"]) == (75, "preempted")
+    assert output.count(b"saving") == 1
+    assert (trial.folder / "checkpoints" / "state").read_text() == "1"
+
+
+def test_what_a_shell_script_runs_is_killed_at_the_end_of_the_grace_if_it_ignores_the_signal(
+    trial: SupervisedTrial,
+) -> None:
+    code, _ = stopped(trial, f"{PYTHON} -c 'print(\"loss=1\", flush=True)'\ntrap '' TERM\n"
+                      "sh -c 'while true; do sleep 0.05; done'\n", grace_s=0.5)  # fmt: skip
+    assert code == 75
+    assert trial.result["exit_code"] == -9
