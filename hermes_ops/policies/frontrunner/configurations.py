@@ -215,7 +215,7 @@ def _codes(names: Sequence[str], configurations: Sequence[Mapping[str, Value]]) 
             for name in group
             if name in configuration
         }
-        are_integers = all(is_number(v) and float(v) == round(float(v)) for v in values)
+        are_integers = all(is_number(v) and float(v).is_integer() for v in values)
         if len(group) >= 3 and are_integers and len(values) <= 16:
             codes.update(group)
     return codes

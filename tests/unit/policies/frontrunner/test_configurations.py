@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hermes_ops.policies.frontrunner.configuration_prior import prior_scores
 from hermes_ops.policies.frontrunner.configurations import (
     RECENT,
     Configuration,
+    columns_of,
     features,
     similarities,
 )
@@ -73,3 +76,15 @@ def expected_end_of_new_trials(final_losses: list[float]) -> float:
 def test_what_a_search_suggests_next_is_expected_to_be_as_good_as_what_it_suggested_last() -> None:
     rising = [1.0 + 0.1 * number for number in range(KNOWN)]
     assert expected_end_of_new_trials(rising[::-1]) < expected_end_of_new_trials(rising)
+
+
+@pytest.mark.parametrize("missing", [nan, inf, -inf])
+def test_numbered_hyper_parameters_of_which_some_are_not_finite_are_numbers(missing: float) -> None:
+    trials: tuple[Configuration, ...] = tuple(
+        (("units_1", 16), ("units_2", 16 * number), ("units_3", missing if number < 4 else 64))
+        for number in range(1, 8)
+    )
+    found = columns_of(trials)
+    assert found.is_numeric
+    assert np.isfinite(found.values).all()
+    assert np.isfinite(features(trials)).all()
