@@ -221,12 +221,14 @@ def contenders(jobs: Sequence[Job]) -> list[Job]:
     """Return the trials that are compared: the best begun and the best expected new ones, in order.
 
     New ones of which the prior over configurations says nothing are taken in order of submission.
+    Those that have ended without a report (they failed) show nothing, and are not among them.
     """
     if len(jobs) <= CONTENDERS:
         return list(jobs)
     begun = sorted((job for job in jobs if job.curve), key=lambda j: (best(j.curve), submission(j)))
     scores = prior_scores(tuple(tuple(job.configuration) for job in jobs))
-    rows = (row for row in np.argsort(scores, kind="stable") if not jobs[row].curve)
+    silent = (row for row in np.argsort(scores, kind="stable") if not jobs[row].curve)
+    rows = (row for row in silent if jobs[row].phase is not Phase.ENDED)
     compared = {job.id for job in begun[: CONTENDERS * 3 // 4]}
     compared.update(jobs[row].id for row in islice(rows, CONTENDERS - len(compared)))
     return [job for job in jobs if job.id in compared]

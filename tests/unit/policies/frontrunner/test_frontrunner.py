@@ -308,3 +308,11 @@ def test_the_regression_finds_the_line() -> None:
 def test_an_earlier_sweep_of_another_space_teaches_nothing() -> None:
     other = PastTrial((("y", 0.5),), points(losses(0.2, TOTAL)), TOTAL)
     assert len(tabulate([near(0, 0.5)], (other,)).losses) == 1
+
+
+def test_trials_that_failed_before_a_report_take_no_place_of_new_ones_in_a_large_sweep() -> None:
+    failed = [trial(n, phase=Phase.ENDED) for n in range(CONTENDERS)]
+    begun = [trial(n, losses(0.5, 3)) for n in range(200, 203)]
+    new = [trial(n) for n in range(300, 500)]
+    found = {job.id for job in contenders([*failed, *begun, *new])}
+    assert found == {job.id for job in (*begun, *new[: CONTENDERS - len(begun)])}
