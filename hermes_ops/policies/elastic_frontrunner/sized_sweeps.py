@@ -134,11 +134,13 @@ class TrialSearch:
         """Return the value of a trial on that many GPUs: its weight x its speed there.
 
         A trial that starts or changes its size pays the sweep's usual switch first: its weight is
-        multiplied by what its index then is, over that of the trial as it is now.
+        multiplied by what its index then is, over that of the trial as it is now. One that has
+        lost its GPUs after its last step only has to end: it comes before all others.
         """
         row, held = self.rows.get(job.id), self.problem.held(job)
         if row is None:
-            return UNRANKED if size <= max(job.min_gpus, held) else 0.0
+            value = self.problem.gpus + 1.0 if is_over(job) and not held else UNRANKED
+            return value if size <= max(job.min_gpus, held) else 0.0
         speed, (weight, now) = self.speeds.speed(size), self.weights[job.id]
         if size == held or now <= 0:
             return weight * speed

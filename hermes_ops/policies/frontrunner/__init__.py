@@ -93,7 +93,8 @@ class Frontrunner:
     The index of a trial is a Gittins index: the best ratio, over all plans "train to that depth,
     continue only if the loss there is low enough", of the chance that this finishes the best trial
     to its expected seconds. A trial that gets a GPU keeps it to the next depth, and at least as
-    long as a stop and resume costs; after its last step to its end.
+    long as a stop and resume costs; after its last step to its end. One that has lost its GPU in
+    between comes before all others.
 
     Where a sweep has a deadline (the earliest `Job.deadline_s`) before the end of some trial, its
     trials are valued by what they reach by then, and none is started that can report nothing
@@ -126,9 +127,7 @@ class Frontrunner:
             if waiting and gpus_pinned < len(snapshot.gpus):
                 compared = self._prospects(snapshot, jobs)
                 prospects |= compared
-                ranks = _ranks(compared)
-                waiting.sort(key=lambda j: (ranks.get(j.id, len(ranks)), submission(j)))
-                waiting = _in_time(snapshot, waiting, compared)
+                waiting = _in_time(snapshot, _in_order(waiting, compared), compared)
             queues[sweep] = SweepQueue(tuple(pinned[sweep]), tuple(waiting))
         ranked = [job.id for queue in queues.values() for job in queue.candidates]
         explain = _explanation(prospects, goals, ranked)
@@ -198,6 +197,17 @@ def _candidates(snapshot: Snapshot, jobs: Sequence[Job], pinned: Sequence[Job]) 
     pinned_ids = {job.id for job in pinned}
     preemptible = [job for job in holding(snapshot, jobs) if job.id not in pinned_ids]
     return [*preemptible, *queued(jobs, Phase.WAITING), *queued(jobs, Phase.PENDING)]
+
+
+def _in_order(waiting: Sequence[Job], compared: Mapping[JobId, Prospect]) -> list[Job]:
+    """Return the candidates by value: those that are not compared now are the last.
+
+    Those that have trained to their last step come first: they only have to end.
+    """
+    ranks = _ranks(compared)
+    return sorted(
+        waiting, key=lambda j: (not is_over(j), ranks.get(j.id, len(ranks)), submission(j))
+    )
 
 
 def _in_time(
@@ -302,8 +312,9 @@ def _explanation(
             goal = goals.get(job.id)
             verb = "runs" if is_granted else "waits"
             text = f"runs to step {goal}" if is_granted and goal else verb
+            why = "trained to its last step" if is_over(job) else "not compared now"
             return Reason(
-                f"{text}: not compared now",
+                f"{text}: {why}",
                 (),
                 runner_up,
                 "the end of its slice" if is_granted else _FALLS_BACK,

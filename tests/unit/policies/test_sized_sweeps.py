@@ -268,3 +268,9 @@ def test_speeds_of_several_batches_are_compared_by_their_samples() -> None:
         TrialSpeeds.from_trials([trial(0, step_times=known)]).speed(2) for known in (times, plain)
     ]
     assert speeds[0] == pytest.approx(speeds[1])
+
+
+def test_a_trial_that_lost_its_gpus_after_its_last_step_is_served_first() -> None:
+    others = [trial(n, curve=losses(0.1 * n, 9)) for n in range(1, 6)]
+    trained = trial(9, curve=losses(0.05, EPOCHS))
+    assert sizes(decide(*others, trained, gpus=1)) == {"s/9": 1}

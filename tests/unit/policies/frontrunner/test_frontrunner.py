@@ -316,3 +316,12 @@ def test_trials_that_failed_before_a_report_take_no_place_of_new_ones_in_a_large
     new = [trial(n) for n in range(300, 500)]
     found = {job.id for job in contenders([*failed, *begun, *new])}
     assert found == {job.id for job in (*begun, *new[: CONTENDERS - len(begun)])}
+
+
+def test_a_trial_that_lost_its_gpu_after_its_last_step_is_served_first() -> None:
+    trained = trial(9, losses(0.1, TOTAL))
+    others = [trial(n, losses(0.05 * n, 9)) for n in range(1, 5)]
+    new = [trial(n) for n in range(10, 30)]
+    plan, _ = decide([*others, *new, trained], gpus=1)
+    assert [grant.job for grant in plan.grants] == ["s/9"]
+    assert "trained to its last step" in plan.reasons[trained.id].text
