@@ -34,30 +34,38 @@ class MaxParallel(Wrapper[M]):
     The inner policy decides as if there were no limit. The trials to which it grants GPUs beyond a
     limit are hidden from it, those that hold GPUs last, and it is asked again: so the GPUs go to
     other sweeps instead of idling, and which trials of the sweep train is still the policy's
-    choice. Put it outside of the guards; a trial within its quantum holds GPUs and stays.
+    choice. A policy that `compares` the trials of a sweep goes on to see the hidden ones, as if
+    they were stopping: they keep their ranks. Put it outside of the guards; a trial within its
+    quantum holds GPUs and stays.
 
     A trial that leaves its GPUs counts until it has left: its successor starts in a later
     round, or the two would train at the same time on different GPUs.
     """
 
     limits: tuple[tuple[SweepId, int], ...]
+    compares: bool = False
 
     def decide(self, snapshot: Snapshot, memory: M) -> tuple[Plan, M]:
         """Return the inner policy's plan for as many trials as may train."""
         limits = dict(self.limits)
         hidden: dict[JobId, int] = {}
         while True:
-            plan, after = self.policy.decide(_without(snapshot, hidden), memory)
+            seen = _without(snapshot, hidden, shows_hidden=self.compares)
+            plan, after = self.policy.decide(seen, memory)
             surplus = _surplus(snapshot, plan, limits)
             if not surplus:
                 return _without_early(snapshot, _explained(plan, hidden), limits), after
             hidden |= surplus
 
 
-def _without(snapshot: Snapshot, hidden: Mapping[JobId, int]) -> Snapshot:
+def _without(snapshot: Snapshot, hidden: Mapping[JobId, int], *, shows_hidden: bool) -> Snapshot:
     if not hidden:
         return snapshot  # with its cached views
-    return replace(snapshot, jobs=tuple(j for j in snapshot.jobs if j.id not in hidden))
+    if shows_hidden:
+        jobs = (j.stopping(resumes=False) if j.id in hidden else j for j in snapshot.jobs)
+    else:
+        jobs = (j for j in snapshot.jobs if j.id not in hidden)
+    return replace(snapshot, jobs=tuple(jobs))
 
 
 def _surplus(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> dict[JobId, int]:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.config.sweep_rules import with_sweep_rules
+from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, Start, SweepId
 from hermes_ops.core.plan import check, diff
 from hermes_ops.core.sweep_limits import MaxParallel
-from hermes_ops.policies import make_policy
+from hermes_ops.policies import compares_trials, make_policy
 from tests.builders import job
 
 
@@ -23,7 +27,8 @@ def world(sweeps: dict[str, int], gpus: int) -> Snapshot:
 
 def limited(policy: str, limits: dict[str, int]) -> MaxParallel[object]:
     inner = make_policy(policy, {})
-    return MaxParallel(inner, tuple((SweepId(s), n) for s, n in limits.items()))
+    of_sweeps = tuple((SweepId(s), n) for s, n in limits.items())
+    return MaxParallel(inner, of_sweeps, compares=compares_trials(policy))
 
 
 def test_a_sweep_never_trains_more_trials_than_its_limit() -> None:
@@ -125,3 +130,33 @@ def test_limits_hold_and_the_plan_is_sound_in_any_world(
     check(snapshot, plan)
     for sweep, limit in limits.items():
         assert sum(g.job.startswith(f"{sweep}/") for g in plan.grants) <= limit
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_trial_that_a_limited_sweep_trains_is_the_best_of_all_its_trials(seed: int) -> None:
+    """Those beyond the limit stay in the comparison: without their curves another would be best."""
+    chance = random.Random(seed)
+    jobs = [
+        job(f"a/{n}", configuration=(("learning_rate", 10 ** -chance.uniform(1, 4)),))
+        for n in range(40)
+    ]
+    for n in range(8):
+        level = chance.random()
+        points = tuple(Point(step, level + 1 / step, float(step)) for step in range(1, 4))
+        jobs[n] = replace(jobs[n], phase=Phase.WAITING, curve=points)
+    jobs = [replace(each, total_steps=50) for each in jobs]
+    alone = make_policy("frontrunner", {})
+    wanted, _ = alone.decide(Snapshot(10.0, (Gpu(0),), jobs), alone.initial())
+    policy, pool = limited("frontrunner", {"a": 1}), tuple(Gpu(i) for i in range(8))
+    plan, _ = policy.decide(Snapshot(10.0, pool, jobs), policy.initial())
+    assert [grant.job for grant in plan.grants] == [grant.job for grant in wanted.grants]
+
+
+@pytest.mark.parametrize(("name", "compares"), [("frontrunner", True), ("fifo", False)])
+def test_the_policy_of_a_pool_sees_trials_beyond_a_limit_if_it_compares_trials(
+    name: str, compares: bool
+) -> None:
+    rules = with_sweep_rules(make_policy(name, {}), {}, None)
+    assert isinstance(rules, EarlyStop)
+    assert isinstance(rules.policy, MaxParallel)
+    assert rules.policy.compares == compares
