@@ -148,7 +148,8 @@ class Aging(Wrapper[M]):
         waiting = [j for j in snapshot.queue if j.phase is _WAITING and j.id not in ends]
         if not waiting:
             return [], inf
-        leaving = [j for j in snapshot.others if j.phase is _STOPPING and j.id not in ends]
+        stopping = (j for j in snapshot.others if j.phase is _STOPPING and j.resumes)
+        leaving = [j for j in stopping if j.id not in ends]
         patience_s, next_due = self._patience_s(snapshot, (*waiting, *leaving)), inf
         overdue: list[Job] = []
         for job in waiting:

@@ -154,6 +154,11 @@ def test_who_is_stopping_counts_among_those_who_wait() -> None:
     assert due_s(waits(8, 5.0), leaving) == due_s(waits(8, 5.0), waits(9, 5.0))
 
 
+def test_who_is_stopping_to_end_counts_not_among_those_who_wait() -> None:
+    ends = job(9, Phase.STOPPING, resumes=False)
+    assert due_s(waits(8, 5.0), ends) == due_s(waits(8, 5.0))
+
+
 def test_gpus_that_fixed_jobs_hold_serve_nobody_who_waits() -> None:
     assert due_s(waits(8, 5.0), waits(9, 5.0), gpus=3) == 5.0 + 8 * 2 * 12.0
 
