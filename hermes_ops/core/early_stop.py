@@ -2,7 +2,8 @@
 
 A sweep names its rule (`RULES`); `EarlyStop` applies the rules on top of any policy. An
 end is for good (STOPPED_EARLY). Only open jobs are ended: a pending one has shown nothing yet,
-one that is stopping is judged once it waits.
+one that is stopping is judged once it waits, and one that has trained to its last step ends by
+itself.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def median_rule(jobs: Sequence[Job]) -> Ends:
     """
     ends: Ends = {}
     means: dict[int, dict[JobId, float]] = {}  # by step: many trials stand at the same one
-    for job in (job for job in jobs if job.may_end):
+    for job in filter(_is_judged, jobs):
         step = job.last_step
         if step not in means:
             means[step] = {o.id: mean_by(o.curve, step) for o in jobs if o.last_step >= step}
@@ -72,7 +73,7 @@ def asha_rule(jobs: Sequence[Job]) -> Ends:
     """
     ends: Ends = {}
     rungs: dict[int, list[tuple[float, JobId]]] = {}
-    for job in (job for job in jobs if job.may_end):
+    for job in filter(_is_judged, jobs):
         rung = _rung(job)
         if rung is None:
             continue
@@ -129,6 +130,10 @@ class EarlyStop(Wrapper[M]):
         plan, memory = self.policy.decide(replace(snapshot, jobs=jobs), memory)
         all_ends = tuple(dict.fromkeys((*plan.ends, *ends)))
         return replace(plan, ends=all_ends, reasons=overlay(plan.reasons, ends)), memory
+
+
+def _is_judged(job: Job) -> bool:
+    return job.may_end and (job.total_steps is None or job.last_step < job.total_steps)
 
 
 def _rung(job: Job) -> int | None:

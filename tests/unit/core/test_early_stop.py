@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 
 import pytest
 
-from hermes_ops.core.early_stop import EarlyStop, asha_rule, early_ends, median_rule, none_rule
+from hermes_ops.core.early_stop import (
+    EarlyStop,
+    Rule,
+    asha_rule,
+    early_ends,
+    median_rule,
+    none_rule,
+)
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot, Stop, SweepId
 from hermes_ops.core.plan import check, diff
 from hermes_ops.policies.fifo import Fifo
@@ -61,6 +69,13 @@ def test_median(what: str, jobs: list[Job], gone: set[str]) -> None:
 )
 def test_asha(what: str, losses: list[float], steps: int, gone: set[str]) -> None:
     assert set(asha_rule([trial(n, x, steps) for n, x in enumerate(losses)])) == gone, what
+
+
+@pytest.mark.parametrize("rule", [median_rule, asha_rule])
+def test_a_trial_that_has_trained_to_its_last_step_is_not_ended_early(rule: Rule) -> None:
+    worst = trial(9, 5.0, 4, Phase.RUNNING)
+    assert set(rule([*GOOD, replace(worst, total_steps=5)])) == {"s/9"}
+    assert rule([*GOOD, replace(worst, total_steps=4)]) == {}
 
 
 def test_asha_compares_at_the_newest_rung_of_each_trial() -> None:
