@@ -325,3 +325,11 @@ def test_a_trial_that_lost_its_gpu_after_its_last_step_is_served_first() -> None
     plan, _ = decide([*others, *new, trained], gpus=1)
     assert [grant.job for grant in plan.grants] == ["s/9"]
     assert "trained to its last step" in plan.reasons[trained.id].text
+
+
+def test_chances_are_numbers_though_losses_differ_by_more_than_the_largest_float() -> None:
+    diverged = [trial(n, [1e308, 1e308]) for n in range(6)]
+    jobs = [*diverged, trial(6, [-1e308, -1e308]), trial(7, losses(0.5, 4))]
+    chance = forecast_sweep(tabulate(jobs, ())).chance
+    assert np.isfinite(chance).all()
+    assert chance.argmax() == 6
