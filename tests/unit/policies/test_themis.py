@@ -61,6 +61,16 @@ def test_a_lease_holds_until_its_multiple_of_time() -> None:
     assert [grant.job for grant in after.grants] == ["a/2"]
 
 
+def test_leases_end_though_the_clock_was_set_back() -> None:
+    policy = Themis("simple", lease_s=120.0)
+    old, new = waiting("a/1", 1_100.0), waiting("a/2", 0.0, steps=2)
+    _, memory = policy.decide(Snapshot(9_000.0, (Gpu(0),), (old,)), policy.initial())
+    held = replace(old, phase=Phase.RUNNING, gpus_held=(0,), started_s=9_000.0)
+    after, memory = policy.decide(Snapshot(1_320.0, (Gpu(0),), (held, new)), memory)
+    assert [grant.job for grant in after.grants] == ["a/2"]
+    assert memory.round_s == 1_320.0
+
+
 def test_what_is_left_is_predicted_from_the_steps_or_from_what_was_trained() -> None:
     assert predicted_left_s(waiting("a/1"), 0.0, 120.0) == 900.0
     unknown = replace(waiting("a/1"), total_steps=None)
