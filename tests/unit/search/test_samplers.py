@@ -31,6 +31,22 @@ class TestEverySampler(SamplerContract):
     samplers: ClassVar = tuple(SAMPLERS)
 
 
+class TestSamplersOfASpaceOfTheirOwn(SamplerContract):
+    """A package's sampler may take neither of the contract's spaces."""
+
+    samplers: ClassVar = ("random", "tpe")
+    spaces: ClassVar = {
+        "random": (("x", Uniform(0.0, 1.0)), ("rate", Uniform(0.0, 1.0))),
+        "tpe": (
+            ("filters", Uniform(1.0, 90.0)),
+            (
+                "kind",
+                ChoiceParameter((True, "deep"), ((), (("layers", LogInteger(1, 64)),))),
+            ),
+        ),
+    }
+
+
 def build(algorithm: str, seed: int = 7, **more: Any) -> Sampler:
     space = DISCRETE if algorithm == "grid" else MIXED
     return make_sampler(algorithm, space, seed, 5, **more)
