@@ -235,13 +235,25 @@ def contenders(jobs: Sequence[Job]) -> list[Job]:
     """
     if len(jobs) <= CONTENDERS:
         return list(jobs)
-    begun = sorted((job for job in jobs if job.curve), key=lambda j: (best(j.curve), submission(j)))
     scores = prior_scores(tuple(tuple(job.configuration) for job in jobs))
     silent = (row for row in np.argsort(scores, kind="stable") if not jobs[row].curve)
     rows = (row for row in silent if jobs[row].phase is not Phase.ENDED)
-    compared = {job.id for job in begun[: CONTENDERS * 3 // 4]}
+    compared = {job.id for job in _best_begun(jobs, CONTENDERS * 3 // 4)}
     compared.update(jobs[row].id for row in islice(rows, CONTENDERS - len(compared)))
     return [job for job in jobs if job.id in compared]
+
+
+def _best_begun(jobs: Sequence[Job], places: int) -> list[Job]:
+    """Return the best trials that have reported; two thirds of the places are for open ones.
+
+    The loss of a trial that has ended is that of its last steps: few open ones are ahead of it yet.
+    """
+    begun = sorted((job for job in jobs if job.curve), key=lambda j: (best(j.curve), submission(j)))
+    running = [job for job in begun if job.phase is not Phase.ENDED]
+    ended = [job for job in begun if job.phase is Phase.ENDED]
+    first = running[: places * 2 // 3]
+    ended = ended[: places - len(first)]
+    return [*first, *ended, *running[len(first) : places - len(ended)]]
 
 
 def usual_switch_s(jobs: Sequence[Job]) -> float:

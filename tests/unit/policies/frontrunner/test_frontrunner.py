@@ -318,6 +318,16 @@ def test_trials_that_failed_before_a_report_take_no_place_of_new_ones_in_a_large
     assert found == {job.id for job in (*begun, *new[: CONTENDERS - len(begun)])}
 
 
+def test_open_trials_are_compared_however_many_have_ended_with_a_lower_loss() -> None:
+    ended = [trial(n, losses(0.1, TOTAL), phase=Phase.ENDED) for n in range(300)]
+    running = [trial(n, losses(0.5, 2)) for n in range(300, 310)]
+    new = [trial(n) for n in range(400, 500)]
+    found = {job.id for job in contenders([*ended, *running, *new])}
+    assert {job.id for job in running} < found
+    assert len(found) == CONTENDERS
+    assert len(found & {job.id for job in ended}) == CONTENDERS * 3 // 4 - len(running)
+
+
 def test_a_trial_that_lost_its_gpu_after_its_last_step_is_served_first() -> None:
     trained = trial(9, losses(0.1, TOTAL))
     others = [trial(n, losses(0.05 * n, 9)) for n in range(1, 5)]
