@@ -73,7 +73,8 @@ def test_training_that_a_shell_script_runs_writes_its_checkpoint_before_all_ends
 def test_what_a_shell_script_runs_is_killed_at_the_end_of_the_grace_if_it_ignores_the_signal(
     trial: SupervisedTrial,
 ) -> None:
-    code, _ = stopped(trial, f"{PYTHON} -c 'print(\"loss=1\", flush=True)'\ntrap '' TERM\n"
-                      "sh -c 'while true; do sleep 0.05; done'\n", grace_s=0.5)  # fmt: skip
+    prints = f"{PYTHON} -c 'print(\"loss=1\", flush=True)'"
+    loops = "sh -c 'while true; do sleep 0.05; done'"
+    code, _ = stopped(trial, f"trap '' TERM\n{prints}\n{loops}\n", grace_s=0.5)
     assert code == 75
     assert trial.result["exit_code"] == -9
