@@ -27,6 +27,8 @@ GPU_RESOURCE = r"/(gpu|mig-|tpu|gaudi)"
 TRIAL_FOLDER = "/hermes/trial"
 """Where a pod has its trial's folder."""
 
+CHECKPOINTS_FOLDER = f"{TRIAL_FOLDER}/checkpoints"
+
 
 def _free_path(path: str) -> str:
     normal = posixpath.normpath(path)
@@ -34,9 +36,6 @@ def _free_path(path: str) -> str:
         raise refusal(
             f"a path that does not hide {TRIAL_FOLDER}, the trial's folder", "mount it elsewhere"
         )
-    if normal == f"{TRIAL_FOLDER}/checkpoints":
-        allowed = "another path, as each trial's checkpoints are there"
-        raise refusal(allowed, "mount it elsewhere, or write trial.pod.checkpoint_claims")
     return path
 
 
@@ -113,6 +112,10 @@ class Volume(Model):
         if len(named) != 1:
             allowed = f"exactly one of {', '.join(sources)}"
             raise refusal(allowed, "name one source", " and ".join(named) or "no source")
+        if posixpath.normpath(self.mount) == CHECKPOINTS_FOLDER and self.memory is None:
+            allowed = "memory, or another path, as each trial's own checkpoints are there"
+            fix = "mount it elsewhere, or write trial.pod.checkpoint_claims"
+            raise refusal(allowed, fix, self.mount)
         return self
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_ops.config import PodSpec
-from hermes_ops.config.pod import TRIAL_FOLDER
+from hermes_ops.config.pod import CHECKPOINTS_FOLDER, TRIAL_FOLDER
 
 RESOURCE = "nvidia.com/gpu"
 """The extended resource of a GPU, where a sweep names no other."""
@@ -23,7 +23,7 @@ CONTAINER = "base"
 TRIAL_MOUNT = TRIAL_FOLDER
 """Where the trial's folder is mounted, the only one of the volume that its pod sees."""
 
-CHECKPOINTS_MOUNT = f"{TRIAL_MOUNT}/checkpoints"
+CHECKPOINTS_MOUNT = CHECKPOINTS_FOLDER
 """Where the node's claim is mounted, for a sweep that has a claim for each node."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - in the pod

@@ -80,7 +80,7 @@ def test_the_command_and_folder_of_a_pod_are_those_of_its_image() -> None:
         ({"volumes": [{"mount": "/", "claim": "a"}]}, "trial.pod.volumes[0].mount"),
         (
             {"volumes": [{"mount": "/hermes/trial/checkpoints", "claim": "a"}]},
-            "trial.pod.volumes[0].mount",
+            "trial.pod.volumes[0]",
         ),
         (
             {"volumes": [{"mount": "/d", "claim": "a"}, {"mount": "/d/", "claim": "b"}]},
@@ -103,6 +103,13 @@ def test_volumes_may_be_mounted_anywhere_else() -> None:
     found = sweep(run_in="pod", pod={"volumes": volumes}).trial.pod
     assert found is not None
     assert [volume.mount for volume in found.volumes or ()] == paths
+
+
+def test_checkpoints_may_be_in_memory_where_a_bucket_has_them_too() -> None:
+    volumes = [{"mount": "/hermes/trial/checkpoints", "memory": "16Mi"}]
+    found = sweep(run_in="pod", pod={"volumes": volumes}).trial.pod
+    assert found is not None
+    assert [volume.memory for volume in found.volumes or ()] == ["16Mi"]
 
 
 def test_a_key_with_a_slip_is_recognised_and_a_secret_value_is_not_shown() -> None:
