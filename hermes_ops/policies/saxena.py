@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -77,11 +77,10 @@ class Saxena:
         """Return the plan of the greatest sum of speed-ups."""
         problem = SizingProblem.from_snapshot(snapshot)
         known = KnownSteps(snapshot.jobs)
-        scalings = {job.id: self._scaling(job, known, problem.gpus) for job in problem.jobs}
 
-        def solve(without: Collection[JobId]) -> tuple[Sizes, Batches]:
-            able = (job for job in problem.jobs if job.id not in without)
-            return _sized(able, scalings, problem.gpus)
+        def solve(able: SizingProblem) -> tuple[Sizes, Batches]:
+            scalings = {job.id: self._scaling(job, known, able.gpus) for job in able.jobs}
+            return _sized(able.jobs, scalings, able.gpus)
 
         plan = problem.plan(problem.placed(solve), _reason)
         return (self._dropping(snapshot, plan) if self.overflow == "drop" else plan), memory

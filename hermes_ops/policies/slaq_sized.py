@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -16,7 +16,7 @@ from hermes_ops.core.order import submission
 from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, usual_step_s
 from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearStepTime
 from hermes_ops.policies.toolbox.parameter_checks import positive_or_none
-from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
+from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,17 @@ class SlaqSized:
         """Return the plan of the greatest predicted drop."""
         problem = SizingProblem.from_snapshot(snapshot)
         slice_s = self.slice_s or usual_step_s(snapshot.jobs)
-        jobs = problem.jobs
-        drops = _drops(jobs, KnownSteps(snapshot.jobs), slice_s, problem.gpus)
-        kept = {job.id for job in jobs if _is_kept(snapshot, job, slice_s)}
+        known = KnownSteps(snapshot.jobs)
+        drops = _drops(problem.jobs, known, slice_s, problem.gpus)
+        kept = {job.id for job in problem.jobs if _is_kept(snapshot, job, slice_s)}
 
-        def solve(without: Collection[JobId]) -> tuple[Sizes, Batches]:
-            able = [job for job in jobs if job.id not in without]
-            return _greedy(problem, able, drops, kept), {}
+        def solve(able: SizingProblem) -> dict[JobId, int]:
+            return _greedy(able, _drops(able.jobs, known, slice_s, able.gpus), kept)
 
+        grants = problem.grants(problem.fitted(solve))
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
         reasons = _UnitReasons(drops, slice_s)
-        return problem.plan(problem.placed(solve), reasons.explain, order), memory
+        return problem.plan(grants, reasons.explain, order), memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +140,18 @@ def _rank(job: Job, drops: dict[JobId, Drops]) -> tuple[object, ...]:
 
 
 def _greedy(
-    problem: SizingProblem, jobs: Sequence[Job], drops: dict[JobId, Drops], kept: set[JobId]
+    problem: SizingProblem, drops: dict[JobId, Drops], kept: set[JobId]
 ) -> dict[JobId, int]:
     """Return the sizes: kept ones, least ones, then growth by the greatest drop a GPU."""
     picks: dict[JobId, int] = {}
     left = problem.gpus
-    for job in sorted(jobs, key=lambda job: (job.id not in kept, _rank(job, drops))):
+    for job in sorted(problem.jobs, key=lambda job: (job.id not in kept, _rank(job, drops))):
         own = drops[job.id]
         pick = own.sizes.index(problem.held(job)) if job.id in kept else 0
         if own.sizes[pick] <= left:
             picks[job.id] = pick
             left -= own.sizes[pick]
-    growing = [job.id for job in jobs if job.id in picks and job.id not in kept]
+    growing = [job.id for job in problem.jobs if job.id in picks and job.id not in kept]
     _grow([job for job in growing if drops[job].values[0] < inf], drops, picks, left)
     return {job: drops[job].sizes[pick] for job, pick in picks.items()}
 

@@ -7,7 +7,7 @@ is remembered of jobs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -196,7 +196,10 @@ def _placed(
     """Return the grants; where a job finds no room, the rest is filled without it."""
     index = problem.snapshot.index
 
-    def solve(without: Collection[JobId]) -> tuple[Sizes, Batches]:
+    def solve(able: SizingProblem) -> tuple[Sizes, Batches]:
+        own = {job.id: job for job in able.jobs}
+        # The schedule has one size for each job: one that is narrowed has no part in it.
+        without = {job.id for job in problem.jobs if own.get(job.id) is not job}
         sizes = search.filled(schedule, without)
         resized = {job: size for job, size in sizes.items() if size != problem.held(index[job])}
         return sizes, {job: _batch(index[job], size) for job, size in resized.items()}

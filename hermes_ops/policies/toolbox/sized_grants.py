@@ -18,9 +18,6 @@ from hermes_ops.policies.toolbox.gpu_choice import soonest
 
 Sizes = Mapping[JobId, int]
 Batches = Mapping[JobId, int | None]
-Solve = Callable[[Collection[JobId]], tuple[Sizes, Batches]]
-"""Returns the sizes and batches of jobs, none of them for the jobs that are named."""
-
 _NO_BATCHES: Batches = {}
 _NO_NODES: Mapping[JobId, int] = {}
 
@@ -105,22 +102,6 @@ class SizingProblem:
         placed += self._idle(nodes, {grant.job for grant in (*kept, *placed)})
         return (*self.fixed, *kept, *placed)
 
-    def placed(self, solve: Solve) -> tuple[Grant, ...]:
-        """Return the grants of a solution in which every job has found a place.
-
-        If some find none, `solve` is asked again without them, and without those of earlier
-        solutions.
-        """
-        stopping = {job.id for job in self.jobs if job.phase is Phase.STOPPING}  # need no place yet
-        without = frozenset[JobId]()
-        while True:
-            sizes, batches = solve(without)
-            grants = self.grants(sizes, batches)
-            missing = sizes.keys() - {grant.job for grant in grants} - stopping
-            if missing <= without:
-                return grants
-            without |= missing
-
     def fitted(self, solve: Callable[[SizingProblem], dict[JobId, int]]) -> dict[JobId, int]:
         """Return the sizes that `solve` gives to jobs, once each job finds a place.
 
@@ -134,22 +115,32 @@ class SizingProblem:
             problem = problem.narrowed(sizes)
         return sizes
 
-    def narrowed(self, sizes: Sizes) -> SizingProblem | None:
+    def placed(self, solve: Solve) -> tuple[Grant, ...]:
+        """Return the grants of what `solve` gives to jobs, sizes and batches, as `fitted` does."""
+        problem: SizingProblem | None = self
+        grants: tuple[Grant, ...] = ()
+        while problem is not None:
+            sizes, batches = solve(problem)
+            grants = self.grants(sizes, batches)
+            problem = problem.narrowed(sizes, batches)
+        return grants
+
+    def narrowed(self, sizes: Sizes, batches: Batches = _NO_BATCHES) -> SizingProblem | None:
         """Return the problem in which jobs that find no place at these sizes have smaller ones.
 
         None: all find one. A job that has no smaller size has no part in it.
         """
-        missing = self._without_place(sizes)
+        missing = self._without_place(sizes, batches)
         if not missing:
             return None
         able = (_at_most(j, sizes[j.id] - 1) if j.id in missing else j for j in self.jobs)
         return replace(self, jobs=tuple(job for job in able if job is not None))
 
-    def _without_place(self, sizes: Sizes) -> set[JobId]:
+    def _without_place(self, sizes: Sizes, batches: Batches) -> set[JobId]:
         """Return the jobs bound to some nodes that find no place there at these sizes."""
         bound = {j.id for j in self.jobs if j.nodes and j.phase is not Phase.STOPPING}
         sized = {job for job in bound if sizes.get(job)}
-        return sized - {grant.job for grant in self.grants(sizes)} if sized else set()
+        return sized - {grant.job for grant in self.grants(sizes, batches)} if sized else set()
 
     def _idle(self, nodes: FreeNodes, granted: set[JobId]) -> Iterator[Grant]:
         """Yield what jobs without a grant hold and nobody else gets: they stop for nobody."""
@@ -169,6 +160,10 @@ class SizingProblem:
         """Return the plan; `order` ranks the waiting jobs, by submission if it is not given."""
         ranked = self.snapshot.queue if order is None else order
         return answer(self.snapshot, grants, ranked, explain, review_at_s)
+
+
+Solve = Callable[[SizingProblem], tuple[Sizes, Batches]]
+"""Returns the sizes and batches of the jobs of a problem, within the sizes that they have in it."""
 
 
 def _on_its_nodes(snapshot: Snapshot, job: Job, taken: Collection[int]) -> Job | None:

@@ -329,7 +329,7 @@ def _python_generators() -> Iterator[tuple[str, random.Random]]:
 
 
 @dataclass(frozen=True)
-class Reference:
+class FunctionName:
     """A function by its module and name, pickled on its own.
 
     A script that resumes may define it later than it reads the checkpoint.
@@ -368,7 +368,7 @@ def read_callback(callback: Any, given: Mapping[str, str] | None = None) -> dict
     for name, value in vars(callback).items():
         is_given = given is not None and name in given and given[name] == digest(value)
         if name not in without and not is_given:
-            kept = value if is_plain(value) else reference_to(value)
+            kept = value if is_plain(value) else name_of_function(value)
             if kept is not None or value is None:
                 state[name] = kept
     if type(callback).__name__ == "History":
@@ -401,18 +401,18 @@ def write_callback(callback: Any, state: Mapping[str, Any]) -> None:
     """Put a callback's attributes back; lists and the like in place, as others may hold them."""
     for name, value in state.items():
         fresh = copy.deepcopy(value) if is_small(value) else value  # it may be put back again
-        if isinstance(value, Reference):
+        if isinstance(value, FunctionName):
             fresh = value.resolve() or vars(callback).get(name)
         if not refill(vars(callback).get(name), fresh):
             setattr(callback, name, fresh)
 
 
-def reference_to(value: Any) -> Reference | None:
-    """Return the reference to a function that has a module and a name (a monitor's np.less)."""
+def name_of_function(value: Any) -> FunctionName | None:
+    """Return the name of a function that has a module and a name (a monitor's np.less)."""
     if type(value).__name__ not in ("function", "builtin_function_or_method", "ufunc"):
         return None
     try:
-        reference = Reference(pickle.dumps(value))
+        named = FunctionName(pickle.dumps(value))
     except Exception:  # whatever a foreign object may raise
         return None
-    return reference if reference.resolve() is value else None
+    return named if named.resolve() is value else None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -16,35 +15,28 @@ ALONE = arriving(1, Phase.RUNNING, gpus_held=(0,), **RANGE)
 
 
 class Asked:
-    """Solves a problem by a table of sizes, and keeps the sets of jobs that it was to leave out."""
+    """Solves problems by a table of sizes, and keeps the jobs that each had."""
 
     def __init__(self, sizes: dict[JobId, int]) -> None:
-        self.sizes, self.without = sizes, list[set[JobId]]()
+        self.sizes, self.jobs = sizes, list[list[JobId]]()
 
-    def __call__(self, without: Collection[JobId]) -> tuple[Sizes, Batches]:
-        self.without.append(set(without))
-        return {job: size for job, size in self.sizes.items() if job not in without}, {}
+    def __call__(self, problem: SizingProblem) -> tuple[Sizes, Batches]:
+        self.jobs.append([job.id for job in problem.jobs])
+        return {job.id: self.sizes.get(job.id, 0) for job in problem.jobs}, {}
 
 
 def test_a_solution_is_asked_for_again_without_the_jobs_that_find_no_place() -> None:
-    bound = arriving(0, nodes=("elsewhere",), **RANGE)
-    snapshot = world(bound, ALONE, gpus=2)
-    asked = Asked({bound.id: 1, ALONE.id: 1})
+    bound = [arriving(n, nodes=("b",), **RANGE) for n in (2, 3)]
+    snapshot = Snapshot(0.0, (Gpu(0, "a"), Gpu(1, "a"), Gpu(2, "b")), (ALONE, *bound))
+    asked = Asked({ALONE.id: 1, bound[0].id: 1, bound[1].id: 1})
     grants = SizingProblem.from_snapshot(snapshot).placed(asked)
-    assert [grant.job for grant in grants] == [ALONE.id]
-    assert asked.without == [set(), {bound.id}]
+    assert sorted(grant.job for grant in grants) == [ALONE.id, "s/2"]
+    assert asked.jobs == [[ALONE.id, "s/2", "s/3"], [ALONE.id, "s/2"]]
 
 
 def test_a_running_job_without_a_size_keeps_gpus_that_nobody_gets() -> None:
     problem = SizingProblem.from_snapshot(world(arriving(0, **RANGE), ALONE, gpus=2))
     assert [grant.job for grant in problem.placed(Asked({}))] == [ALONE.id]
-
-
-def test_a_solution_that_names_a_job_again_although_it_has_no_place_ends_the_search() -> None:
-    bound = arriving(0, nodes=("elsewhere",), **RANGE)
-    problem = SizingProblem.from_snapshot(world(bound, ALONE, gpus=2))
-    grants = problem.placed(lambda _: ({bound.id: 1, ALONE.id: 1}, {}))
-    assert [grant.job for grant in grants] == [ALONE.id]
 
 
 def test_a_job_that_stops_to_be_resized_has_a_size_and_no_grant_yet() -> None:
@@ -53,7 +45,7 @@ def test_a_job_that_stops_to_be_resized_has_a_size_and_no_grant_yet() -> None:
     assert [job.id for job in problem.jobs] == [resized.id, ALONE.id]
     asked = Asked({resized.id: 1, ALONE.id: 1})
     assert [grant.job for grant in problem.placed(asked)] == [ALONE.id]
-    assert asked.without == [set()]
+    assert len(asked.jobs) == 1
 
 
 def test_a_job_that_stops_to_end_leaves_its_gpus_to_the_others() -> None:
@@ -127,3 +119,10 @@ def test_a_job_without_a_place_at_its_size_gets_the_largest_that_has_one() -> No
     problem = SizingProblem.from_snapshot(snapshot)
     found = problem.fitted(lambda able: {job.id: job.max_gpus for job in able.jobs})
     assert found == {bound[0].id: 2, bound[1].id: 1}
+
+
+@pytest.mark.parametrize("name", SIZING)
+def test_a_job_that_loses_a_size_on_its_node_to_another_gets_a_smaller_one(name: str) -> None:
+    both = [arriving(n, Phase.WAITING, nodes=("b",), segments=1, max_gpus=2) for n in (0, 1)]
+    found = sizes(name, *both, nodes="aabbb")
+    assert found.keys() == {"s/0", "s/1"}
