@@ -122,44 +122,46 @@ def _write_result(folder: Folder, tail: list[str], unwritten: list[Metric]) -> N
     segment_records.write_result(folder, ending, tail=tail, unwritten=unwritten, **facts)
 
 
-def test_a_result_is_written_in_reserved_space_that_nobody_else_can_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def reserved(tmp_path: Path) -> Folder:
+    """A trial's folder in which there is room for the result alone."""
     folder = Folder(tmp_path)
     segment_records.keep_reserve(folder.reserve)
+    return folder
+
+
+def test_a_result_is_written_in_reserved_space_that_nobody_else_can_take(
+    reserved: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics = [Metric("m" * 60, 1.0 / 3.0, step) for step in range(400)]
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "open", _full)  # no new file has room
-        _write_result(folder, ["x" * 100] * 50, metrics)
-    segment_records.recover_values(folder)
-    assert MetricsFile(folder.metrics).reached("m" * 60) == 399
-    assert {path.name for path in tmp_path.iterdir()} == {"result.json", "metrics.jsonl"}
+        _write_result(reserved, ["x" * 100] * 50, metrics)
+    segment_records.recover_values(reserved)
+    assert MetricsFile(reserved.metrics).reached("m" * 60) == 399
+    assert {path.name for path in reserved.root.iterdir()} == {"result.json", "metrics.jsonl"}
 
 
 def test_a_result_that_fits_nowhere_is_an_error_and_no_half_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reserved: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Folder(tmp_path)
-    segment_records.keep_reserve(folder.reserve)
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "open", _full)
         with pytest.raises(OSError, match="No space"):
-            _write_result(folder, [], [Metric("m" * 70_000, 1.0, 1)])
-    assert not folder.result.exists()
+            _write_result(reserved, [], [Metric("m" * 70_000, 1.0, 1)])
+    assert not reserved.result.exists()
 
 
 def test_long_last_lines_give_way_to_values_in_the_reserved_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reserved: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Folder(tmp_path)
-    segment_records.keep_reserve(folder.reserve)
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "open", _full)
-        _write_result(folder, [f"{n} {'x' * 1990}" for n in range(50)], [Metric("loss", 0.5, 7)])
-    result = json.loads(folder.result.read_text())
+        _write_result(reserved, [f"{n} {'x' * 1990}" for n in range(50)], [Metric("loss", 0.5, 7)])
+    result = json.loads(reserved.result.read_text())
     assert [line.split()[0] for line in result["tail"]] == [str(n) for n in range(18, 50)]
-    segment_records.recover_values(folder)
-    assert MetricsFile(folder.metrics).reached("loss") == 7
+    segment_records.recover_values(reserved)
+    assert MetricsFile(reserved.metrics).reached("loss") == 7
 
 
 STEPS: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
