@@ -63,7 +63,7 @@ class PodTimes:
     def _note(self, change: PodEvent, now_s: float) -> None:
         if (pod := change.pod) is None:
             return
-        facts = {"made": True, "placed": bool(pod.node), "told": pod.gone_by_s is not None}
+        facts = {"made": True, "placed": bool(pod.node), "told": pod.is_being_deleted}
         for what in [w for w, holds in {**facts, "gone": change.gone}.items() if holds]:
             if (pod.uid, what) not in self._seen:
                 self._seen.add((pod.uid, what))

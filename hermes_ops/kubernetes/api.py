@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,9 +66,10 @@ class PodView:
     """The fields of a pod that its trial's task reads.
 
     `code` is the exit code of the trial's container once that has ended; `lost` says why the pod
-    was ended from outside (Evicted, NodeLost, ...); `gone_by_s` is when a pod that is being deleted
-    should be gone, in Unix seconds. `sweep` is the value of the sweep's label. `waits_for` is that
-    of an init container while the trial's waits for it; `init_failure` says which one has failed.
+    was ended from outside (Evicted, NodeLost, ...); `deletion_grace_s` is how many seconds a pod
+    that is being deleted has to end, None for any other pod. `sweep` is the value of the sweep's
+    label. `waits_for` is that of an init container while the trial's waits for it; `init_failure`
+    says which one has failed.
     """
 
     name: str
@@ -86,9 +86,14 @@ class PodView:
     message: str = ""
     lost: str = ""
     init_failure: str = ""
-    gone_by_s: float | None = None
+    deletion_grace_s: float | None = None
     sweep: str = ""
     trial: int = -1
+
+    @property
+    def is_being_deleted(self) -> bool:
+        """True from its deletion on, while it still has its grace to end."""
+        return self.deletion_grace_s is not None
 
     @property
     def ended(self) -> bool:
@@ -105,7 +110,6 @@ class PodView:
         terminated = state.get("terminated") or {}
         failed_init = {} if terminated else _failed_init(pod.get("spec") or {}, status)
         waiting = _waiting_init(status) or state.get("waiting") or {}
-        gone_by = metadata.get("deletionTimestamp")
         return cls(
             name=metadata["name"],
             uid=metadata["uid"],
@@ -124,10 +128,16 @@ class PodView:
             or _unscheduled(status),
             lost=status.get("reason") or _lost_track(terminated) or _lost_track(failed_init),
             init_failure=failed_init.get("text", ""),
-            gone_by_s=datetime.fromisoformat(gone_by).timestamp() if gone_by else None,
+            deletion_grace_s=_deletion_grace_s(metadata),
             sweep=labels.get(SWEEP, ""),
             trial=_number(labels.get(TRIAL), -1),
         )
+
+
+def _deletion_grace_s(metadata: Plain) -> float | None:
+    if not metadata.get("deletionTimestamp"):
+        return None
+    return float(metadata.get("deletionGracePeriodSeconds") or 0)
 
 
 def _number(label: str | None, absent: int) -> int:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes.api import PodEvent, PodView
-from hermes_ops.kubernetes.pod_segment import FORCE_AFTER_S
+from hermes_ops.kubernetes.deletion import force_at_s
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +137,13 @@ class PodDeletion:
 
 @dataclass(frozen=True, slots=True)
 class OrphanFindings:
-    """The orphans of one check: since when each pod (by uid) is one, and the pods to delete."""
+    """The orphans of one check, by uid: since when each is one, and the pods to delete.
+
+    `force_at_s` is when those that are being deleted may be removed by force.
+    """
 
     since_s: Mapping[str, float] = field(default_factory=dict)
+    force_at_s: Mapping[str, float] = field(default_factory=dict)
     deletions: tuple[PodDeletion, ...] = ()
 
     @property
@@ -161,21 +165,25 @@ def is_orphan(pod: PodView, leased: LeasesInForce) -> bool:
 def find_orphans(
     pods: Sequence[PodView],
     leased: LeasesInForce,
-    since_s: Mapping[str, float],
+    last: OrphanFindings,
     now_s: float,
     pod_grace_s: int,
 ) -> OrphanFindings:
     """Return the orphans at `now_s`, and those that have been orphans for ORPHAN_GRACE_S.
 
     A pod that is being deleted is left to its node, and removed by force where the node does not
-    answer. `since_s`: the result of the last check.
+    answer. `last`: the result of the last check.
     """
-    orphans = {p.uid: since_s.get(p.uid, now_s) for p in pods if is_orphan(p, leased)}
-    due = (p for p in pods if p.uid in orphans and now_s - orphans[p.uid] >= ORPHAN_GRACE_S)
+    orphans = [pod for pod in pods if is_orphan(pod, leased)]
+    since_s = {pod.uid: last.since_s.get(pod.uid, now_s) for pod in orphans}
+    moments = ((pod.uid, force_at_s(pod, last.force_at_s, now_s)) for pod in orphans)
+    forced_s = {uid: at_s for uid, at_s in moments if at_s is not None}
     deletions = []
-    for pod in due:
-        if pod.gone_by_s is None:
+    for pod in orphans:
+        if now_s - since_s[pod.uid] < ORPHAN_GRACE_S:
+            continue
+        if not pod.is_being_deleted:
             deletions.append(PodDeletion(pod, pod_grace_s))
-        elif now_s > pod.gone_by_s + FORCE_AFTER_S:
+        elif now_s > forced_s[pod.uid]:
             deletions.append(PodDeletion(pod, 0))
-    return OrphanFindings(orphans, tuple(deletions))
+    return OrphanFindings(since_s, forced_s, tuple(deletions))

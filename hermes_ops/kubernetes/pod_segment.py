@@ -19,6 +19,7 @@ from typing import Any
 
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes.api import Pods, PodView
+from hermes_ops.kubernetes.deletion import FORCE_AFTER_S, force_at_s
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +27,6 @@ FAILED, VANISHED = 1, 70
 """Exit codes where the trial left no result: 70 is a failure of the infrastructure."""
 
 HURRIED_GRACE_S = 5
-FORCE_AFTER_S = 30.0
-"""Seconds beyond its grace after which a pod is removed by force: its node does not answer."""
-
 POLL_S, SHORT_POLL_S = 1.0, 0.2
 IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
                  "ImageInspectError", "SignatureValidationFailed")  # fmt: skip
@@ -73,7 +71,7 @@ class PodSegment:
     record: Callable[[], int | None]
     emit: Callable[[str], None]
     limits: PodLimits
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
     holder: Any = None
     log_over: Callable[[], None] = lambda: None
     siblings: frozenset[str] = frozenset()
@@ -86,6 +84,7 @@ class PodSegment:
     _poll_at_s: float = -inf
     _grace_s: float | None = None  # of its deletion; None while it is to go on
     _deleted_grace_s: float | None = None  # of the last deletion
+    _force_at_s: dict[str, float] = field(default_factory=dict)  # of pods being deleted, by uid
     _container_code: int | None = None  # of its container
     _exit_code: int | None = None
     _gone: bool = False
@@ -233,14 +232,14 @@ class PodSegment:
 
     def _handle_pod(self, view: PodView) -> None:
         self._check_owner(view)
-        self._is_deleted = view.gone_by_s is not None
+        self._is_deleted = view.is_being_deleted
         if view.started or view.ended:
             self._follow()
         if view.ended:
             self._handle_ended(view)
         elif not view.started:
             self._handle_starting(view)
-        if self._grace_s is not None or view.gone_by_s is not None:
+        if self._grace_s is not None or view.is_being_deleted:
             self._delete(view, self.limits.grace_s if self._grace_s is None else self._grace_s)
 
     def _check_owner(self, view: PodView) -> None:
@@ -272,10 +271,10 @@ class PodSegment:
         elif view.ended_for in ("StartError", "ContainerCannotRun"):
             self.is_mistake = True
             self.trouble = f"its container cannot start: {view.message or 'is hermes-trial in it?'}"
-        elif view.init_failure and view.gone_by_s is None:
+        elif view.init_failure and not view.is_being_deleted:
             self.is_mistake = True
             self._container_code, self.trouble = FAILED, f"{view.init_failure}: correct trial.pod"
-        if view.gone_by_s is None:
+        if not view.is_being_deleted:
             self._decide_exit_code()
 
     def _handle_vanished(self) -> None:
@@ -319,13 +318,21 @@ class PodSegment:
 
     def _delete(self, view: PodView, grace_s: float) -> None:
         """Delete the pod with this grace, once; by force when it is long overdue."""
-        if view.gone_by_s is not None and self.clock() > view.gone_by_s + FORCE_AFTER_S:
+        if self._is_overdue(view):
             log.warning("The node of pod %s does not end it; its object is removed", view.name)
             self.pods.delete(view, 0)
             return
         sooner = self._deleted_grace_s is not None and grace_s < self._deleted_grace_s
-        if (view.gone_by_s is None or sooner) and self.pods.delete(view, round(grace_s)):
+        if (sooner or not view.is_being_deleted) and self.pods.delete(view, round(grace_s)):
             self._deleted_grace_s = grace_s
+
+    def _is_overdue(self, view: PodView) -> bool:
+        now_s = self.clock()
+        at_s = force_at_s(view, self._force_at_s, now_s)
+        if at_s is None:
+            return False
+        self._force_at_s[view.uid] = at_s
+        return now_s > at_s
 
     def _emit_once(self, text: str) -> None:
         if text != self._last_message:

@@ -274,7 +274,7 @@ def end(held: HeldPod) -> None:
     pods = held.pods()
     for name in held.names:
         while (view := pods.fetch(name)) is not None and view.owner == held.owner:
-            if view.gone_by_s is not None or pods.delete(view, round(POD_GRACE_S)):
+            if view.is_being_deleted or pods.delete(view, round(POD_GRACE_S)):
                 break
 
 

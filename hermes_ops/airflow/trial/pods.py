@@ -357,7 +357,7 @@ def end_pods(sweep: str, own: PodSpec | None) -> int:
     _, pods = cluster_pods(own or PodSpec())
     deleted: set[str] = set()
     for _ in range(MOST_LOOKS):
-        left = [pod for pod in pods.find(labels_of_sweep(sweep)) if pod.gone_by_s is None]
+        left = [pod for pod in pods.find(labels_of_sweep(sweep)) if not pod.is_being_deleted]
         deleted.update(pod.uid for pod in left if pods.delete(pod, round(POD_GRACE_S)))
         if all(pod.uid in deleted for pod in left):
             break  # else one has changed since it was read

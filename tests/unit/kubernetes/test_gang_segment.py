@@ -219,7 +219,7 @@ def test_a_pod_that_runs_out_of_memory_while_all_are_stopped_fails_nothing() -> 
     assert gang.look() == 75
 
 
-@pytest.mark.parametrize("facts", [{"gone_by_s": 2_000.0}, {"phase": "Failed", "code": 137}])
+@pytest.mark.parametrize("facts", [{"deletion_grace_s": 30.0}, {"phase": "Failed", "code": 137}])
 def test_a_pod_that_is_lost_stops_all_and_the_trial_goes_on_as_the_first_one_says(
     facts: dict[str, Any],
 ) -> None:

@@ -15,22 +15,24 @@ from hypothesis import strategies as st
 
 from hermes_ops.errors import Unavailable
 from hermes_ops.kubernetes.api import PodEvent, PodView, Rejected
+from hermes_ops.kubernetes.deletion import FORCE_AFTER_S
 from hermes_ops.kubernetes.orphan_pods import (
     ORPHAN_GRACE_S,
     SHORT_S,
     WATCH_S,
     LeasesInForce,
+    OrphanFindings,
     PodDeletion,
     WatchedPods,
     find_orphans,
     is_orphan,
 )
-from hermes_ops.kubernetes.pod_segment import FORCE_AFTER_S
 from tests.unit.kubernetes.pods import POD
 
 LEASED = PodView(
     name="p", uid="u", version="1", phase="Running", owner="1", epoch=2, sweep="s", trial=0
 )
+FRESH = OrphanFindings()
 NONE = LeasesInForce(frozenset({"s"}), {})
 THIS = LeasesInForce(frozenset({"s"}), {("s", 0): 2})
 
@@ -49,35 +51,35 @@ def test_a_pod_of_a_sweep_that_has_ended_is_an_orphan_and_one_of_an_unknown_swee
 
 
 def test_an_orphan_goes_when_it_has_been_one_for_its_grace_and_no_earlier() -> None:
-    first = find_orphans([LEASED], NONE, {}, 100.0, 30)
+    first = find_orphans([LEASED], NONE, FRESH, 100.0, 30)
     assert (first.deletions, first.since_s) == ((), {"u": 100.0})
     assert first.next_s == 100.0 + ORPHAN_GRACE_S
-    before = find_orphans([LEASED], NONE, first.since_s, 99.0 + ORPHAN_GRACE_S, 30)
+    before = find_orphans([LEASED], NONE, first, 99.0 + ORPHAN_GRACE_S, 30)
     assert before.deletions == ()
-    then = find_orphans([LEASED], NONE, before.since_s, 100.0 + ORPHAN_GRACE_S, 30)
+    then = find_orphans([LEASED], NONE, before, 100.0 + ORPHAN_GRACE_S, 30)
     assert then.deletions == (PodDeletion(LEASED, 30),)
 
 
 def test_a_pod_that_has_a_lease_meanwhile_begins_its_grace_anew() -> None:
-    first = find_orphans([LEASED], NONE, {}, 100.0, 30)
-    leased = find_orphans([LEASED], THIS, first.since_s, 110.0, 30)
+    first = find_orphans([LEASED], NONE, FRESH, 100.0, 30)
+    leased = find_orphans([LEASED], THIS, first, 110.0, 30)
     assert leased.since_s == {}
     assert leased.next_s == inf
-    again = find_orphans([LEASED], NONE, leased.since_s, 135.0, 30)
+    again = find_orphans([LEASED], NONE, leased, 135.0, 30)
     assert again.deletions == ()
 
 
 def test_the_next_pod_of_the_same_name_has_a_grace_of_its_own() -> None:
-    first = find_orphans([LEASED], NONE, {}, 100.0, 30)
-    assert (
-        find_orphans([replace(LEASED, uid="u-2")], NONE, first.since_s, 140.0, 30).deletions == ()
-    )
+    first = find_orphans([LEASED], NONE, FRESH, 100.0, 30)
+    assert find_orphans([replace(LEASED, uid="u-2")], NONE, first, 140.0, 30).deletions == ()
 
 
 def test_a_pod_on_its_way_out_is_left_to_its_node_until_that_should_long_be_done() -> None:
-    leaving, since = replace(LEASED, gone_by_s=200.0), {"u": 100.0}
-    assert find_orphans([leaving], NONE, since, 200.0 + FORCE_AFTER_S, 30).deletions == ()
-    late = find_orphans([leaving], NONE, since, 201.0 + FORCE_AFTER_S, 30)
+    leaving = replace(LEASED, deletion_grace_s=45.0)
+    first = find_orphans([leaving], NONE, FRESH, 100.0, 30)
+    then = find_orphans([leaving], NONE, first, 145.0 + FORCE_AFTER_S, 30)
+    assert then.deletions == ()
+    late = find_orphans([leaving], NONE, then, 146.0 + FORCE_AFTER_S, 30)
     assert late.deletions == (PodDeletion(leaving, 0),)
 
 
@@ -92,7 +94,8 @@ def test_no_pod_of_a_lease_in_force_and_no_strangers_pod_ever_goes(
         replace(LEASED, uid=f"u-{n}", sweep=s, trial=t, epoch=e) for n, (s, t, e) in enumerate(pods)
     ]
     leased = LeasesInForce(frozenset({"s"}), epochs)
-    found = find_orphans(views, leased, dict.fromkeys((v.uid for v in views), 0.0), 1e6, 30)
+    last = OrphanFindings(dict.fromkeys((v.uid for v in views), 0.0))
+    found = find_orphans(views, leased, last, 1e6, 30)
     gone = {e.pod.uid for e in found.deletions}
     wanted = {v.uid for v in views if v.sweep == "s" and epochs.get(("s", v.trial)) != v.epoch}
     assert gone == wanted

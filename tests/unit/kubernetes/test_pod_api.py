@@ -32,7 +32,7 @@ def state(**container: Any) -> list[dict[str, Any]]:
 def test_a_pod_says_whose_it_is_and_where() -> None:
     found = view(phase="Running", containerStatuses=state(running={"startedAt": "x"}))
     assert (found.owner, found.epoch, found.node, found.version) == ("2", 5, "n", "7")
-    assert (found.started, found.ended, found.gone_by_s) == (True, False, None)
+    assert (found.started, found.ended, found.deletion_grace_s) == (True, False, None)
 
 
 def test_the_exit_code_is_that_of_the_trials_container() -> None:
@@ -109,8 +109,9 @@ def test_a_container_that_cannot_start_says_why() -> None:
 def test_an_evicted_pod_and_one_that_is_being_deleted_say_so() -> None:
     found = view(phase="Failed", reason="Evicted", message="low on memory")
     assert (found.lost, found.message, found.ended) == ("Evicted", "low on memory", True)
-    leaving = {**METADATA, "deletionTimestamp": "1970-01-01T00:01:00Z"}
-    assert PodView.from_json({"metadata": leaving}).gone_by_s == 60.0
+    leaving = {**METADATA, "deletionTimestamp": "1970-01-01T00:01:00Z",
+               "deletionGracePeriodSeconds": 45}  # fmt: skip
+    assert PodView.from_json({"metadata": leaving}).deletion_grace_s == 45.0
 
 
 def api_error(status: int, message: str = "no") -> ApiException:

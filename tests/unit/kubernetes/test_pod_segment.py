@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hermes_ops.errors import Unavailable
-from hermes_ops.kubernetes.api import Rejected
+from hermes_ops.kubernetes.api import PodView, Rejected
+from hermes_ops.kubernetes.deletion import FORCE_AFTER_S
 from hermes_ops.kubernetes.pod_segment import (
-    FORCE_AFTER_S,
     LOG_PAUSE_S,
     LogFollower,
     OwnershipLost,
@@ -127,7 +127,7 @@ def test_an_init_container_that_fails_is_a_mistake_unless_the_pod_was_deleted() 
     assert "init container data" in world.segment.trouble
     assert world.segment.is_mistake
     world = made(phase="Failed", init_failure="its init container data ended with 143",
-                 gone_by_s=2_000.0)  # fmt: skip
+                 deletion_grace_s=GRACE_S)  # fmt: skip
     world.look()
     world.pods.pods.clear()
     assert world.look() == 70
@@ -160,7 +160,7 @@ def test_a_stopped_pod_counts_only_once_it_is_gone() -> None:
     world.segment.stop()
     assert world.look() is None
     assert world.pods.deleted == [(NAME, 30)]
-    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S, code=75)
+    world.pods.change(NAME, deletion_grace_s=GRACE_S, code=75)
     world.result = 75
     assert world.look() is None
     world.pods.pods.clear()
@@ -172,7 +172,7 @@ def test_a_trial_that_is_over_is_cut_off_sooner() -> None:
     world = made(phase="Running", started=True)
     world.segment.stop()
     world.look()
-    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S)
+    world.pods.change(NAME, deletion_grace_s=GRACE_S)
     world.segment.hurry()
     world.look()
     world.look()
@@ -183,7 +183,8 @@ def test_the_object_of_a_node_that_does_not_answer_is_removed_by_force() -> None
     world = made(phase="Running", started=True)
     world.segment.stop()
     world.look()
-    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S)
+    world.pods.change(NAME, deletion_grace_s=GRACE_S)
+    world.look()
     world.look(GRACE_S + FORCE_AFTER_S - 5.0)
     assert (NAME, 0) not in world.pods.deleted
     world.look(10.0)
@@ -193,13 +194,40 @@ def test_the_object_of_a_node_that_does_not_answer_is_removed_by_force() -> None
 def test_a_pod_that_its_lost_node_never_ends_is_removed_though_nobody_told_it_to_stop() -> None:
     world = made(phase="Running", started=True)
     world.look()
-    world.pods.change(NAME, gone_by_s=world.now_s + GRACE_S)
+    world.pods.change(NAME, deletion_grace_s=GRACE_S)
+    world.look()
     world.look(GRACE_S)
     assert world.pods.deleted == []
     world.look(FORCE_AFTER_S + 5.0)
     assert world.pods.deleted == [(NAME, 0)]
     world.pods.pods.clear()
     assert world.look() == 70
+
+
+@pytest.mark.parametrize("deleted_at", ["1970-01-01T00:00:00Z", "2970-01-01T00:00:00Z"])
+def test_a_pod_has_its_whole_grace_whatever_the_clock_of_the_cluster_shows(deleted_at: str) -> None:
+    metadata = {"name": NAME, "uid": "new-1", "resourceVersion": "2",
+                "labels": {"hermes-ops/try": "1", "hermes-ops/epoch": "1"},
+                "deletionTimestamp": deleted_at, "deletionGracePeriodSeconds": 30}  # fmt: skip
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.pods[NAME] = PodView.from_json({"metadata": metadata, "status": {}})
+    for _ in range(2):
+        world.look((GRACE_S + FORCE_AFTER_S) / 2 - 1.0)
+    world.look()
+    assert world.pods.deleted == []
+    world.look(GRACE_S + FORCE_AFTER_S)
+    assert world.pods.deleted == [(NAME, 0)]
+
+
+def test_a_shorter_grace_brings_the_removal_by_force_forward() -> None:
+    world = made(phase="Running", started=True)
+    world.look()
+    for grace_s in (300.0, 5.0):
+        world.pods.change(NAME, deletion_grace_s=grace_s)
+        world.look()
+    world.look(FORCE_AFTER_S + 6.0)
+    assert world.pods.deleted == [(NAME, 0)]
 
 
 def test_a_stop_before_the_pod_is_made_makes_none() -> None:

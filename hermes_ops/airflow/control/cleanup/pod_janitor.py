@@ -133,7 +133,7 @@ class PodJanitor:
         cluster = self._watch(namespace)
         pods = cluster.current()
         before = self._findings.get(namespace, OrphanFindings())
-        orphans = find_orphans(pods, leased, before.since_s, now_s, round(GRACE_S) + GRACE_MARGIN_S)
+        orphans = find_orphans(pods, leased, before, now_s, round(GRACE_S) + GRACE_MARGIN_S)
         self._findings[namespace] = orphans
         if now_s < orphans.next_s:
             self._due_s = min(self._due_s, orphans.next_s)

@@ -426,10 +426,10 @@ def test_a_pod_that_changes_while_its_sweep_ends_is_deleted_too(
             if pod.version == "1":
                 self.change(pod.name, version="2")
                 return False
-            self.change(pod.name, gone_by_s=1.0)
+            self.change(pod.name, deletion_grace_s=30.0)
             return super().delete(pod, grace_s)
 
-    going = replace(POD, name="p-3", uid="u-3", gone_by_s=1.0)
+    going = replace(POD, name="p-3", uid="u-3", deletion_grace_s=30.0)
     pods = Changing({"p-1": POD, "p-2": replace(POD, name="p-2", uid="u-2"), "p-3": going})
     monkeypatch.setattr(pods_module, "cluster_pods", lambda own: (own, pods))
     assert end_pods(SWEEP, None) == 2

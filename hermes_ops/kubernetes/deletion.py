@@ -1,0 +1,27 @@
+"""When a pod's object is to be removed by force, because its node does not end it.
+
+The time that has passed here counts: the clock of the cluster, which sets `deletionTimestamp`, may
+be minutes behind or ahead of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hermes_ops.kubernetes.api import PodView
+
+FORCE_AFTER_S = 30.0
+"""Seconds beyond its grace after which a pod is removed by force: its node does not answer."""
+
+
+def force_at_s(pod: PodView, known_s: Mapping[str, float], now_s: float) -> float | None:
+    """Return when a pod that is being deleted may be removed by force; None for any other pod.
+
+    Its grace counts from when it was first seen, and is shortened where the pod's is.
+
+    :param known_s: the results for the pods that were seen before, by uid
+    """
+    if pod.deletion_grace_s is None:
+        return None
+    at_s = now_s + pod.deletion_grace_s + FORCE_AFTER_S
+    return min(at_s, known_s.get(pod.uid, at_s))
