@@ -17,7 +17,16 @@ from hermes_ops.error_message import (
     mask_texts,
 )
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.template import CONTAINER, EPOCH, RESOURCE, SWEEP, TRIAL, TRY
+from hermes_ops.kubernetes.template import (
+    CLEARING,
+    CONTAINER,
+    EPOCH,
+    NAME_LABEL,
+    RESOURCE,
+    SWEEP,
+    TRIAL,
+    TRY,
+)
 
 CALL_TIMEOUT_S = 10.0
 LOG_IDLE_TIMEOUT_S = 60.0
@@ -69,7 +78,7 @@ class PodView:
     was ended from outside (Evicted, NodeLost, ...); `deletion_grace_s` is how many seconds a pod
     that is being deleted has to end, None for any other pod. `sweep` is the value of the sweep's
     label. `waits_for` is that of an init container while the trial's waits for it; `init_failure`
-    says which one has failed.
+    says which one has failed. `is_clearing`: it deletes checkpoints and belongs to no trial.
     """
 
     name: str
@@ -89,6 +98,7 @@ class PodView:
     deletion_grace_s: float | None = None
     sweep: str = ""
     trial: int = -1
+    is_clearing: bool = False
 
     @property
     def is_being_deleted(self) -> bool:
@@ -131,6 +141,7 @@ class PodView:
             deletion_grace_s=_deletion_grace_s(metadata),
             sweep=labels.get(SWEEP, ""),
             trial=_number(labels.get(TRIAL), -1),
+            is_clearing=labels.get(NAME_LABEL) == CLEARING,
         )
 
 

@@ -114,6 +114,12 @@ ORPHAN_GRACE_S = 30.0
 In all ordinary cases its task ends it within that time, and a lease may be newer than the list.
 """
 
+CLEARING_S = 180.0
+"""Seconds after which a pod that deletes checkpoints is an orphan; our choice.
+
+That is twice the time in which the task or command that has made it deletes it.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class LeasesInForce:
@@ -139,27 +145,31 @@ class PodDeletion:
 class OrphanFindings:
     """The orphans of one check, by uid: since when each is one, and the pods to delete.
 
-    `force_at_s` is when those that are being deleted may be removed by force.
+    `force_at_s` is when those that are being deleted may be removed by force, `next_s` when the
+    next orphan's grace ends; infinity where none does.
     """
 
     since_s: Mapping[str, float] = field(default_factory=dict)
     force_at_s: Mapping[str, float] = field(default_factory=dict)
     deletions: tuple[PodDeletion, ...] = ()
-
-    @property
-    def next_s(self) -> float:
-        """When the next orphan's grace ends; infinity without orphans."""
-        return min(self.since_s.values(), default=inf) + ORPHAN_GRACE_S
+    next_s: float = inf
 
 
 def is_orphan(pod: PodView, leased: LeasesInForce) -> bool:
     """Return whether a pod of our sweeps belongs to no lease in force, or to an older one.
 
-    A pod of an unknown sweep belongs to another pool or another installation.
+    A pod of an unknown sweep belongs to another pool or another installation. One that deletes
+    checkpoints has no lease, whichever sweep it is for.
     """
+    if pod.is_clearing:
+        return True
     if pod.sweep not in leased.sweeps:
         return False
     return leased.epochs.get((pod.sweep, pod.trial)) != pod.epoch
+
+
+def _patience_s(pod: PodView) -> float:
+    return CLEARING_S if pod.is_clearing else ORPHAN_GRACE_S
 
 
 def find_orphans(
@@ -171,19 +181,21 @@ def find_orphans(
 ) -> OrphanFindings:
     """Return the orphans at `now_s`, and those that have been orphans for ORPHAN_GRACE_S.
 
-    A pod that is being deleted is left to its node, and removed by force where the node does not
-    answer. `last`: the result of the last check.
+    Those that delete checkpoints have CLEARING_S. A pod that is being deleted is left to its node,
+    and removed by force where the node does not answer. `last`: the result of the last check.
     """
     orphans = [pod for pod in pods if is_orphan(pod, leased)]
     since_s = {pod.uid: last.since_s.get(pod.uid, now_s) for pod in orphans}
     moments = ((pod.uid, force_at_s(pod, last.force_at_s, now_s)) for pod in orphans)
     forced_s = {uid: at_s for uid, at_s in moments if at_s is not None}
+    ends_s = {pod.uid: since_s[pod.uid] + _patience_s(pod) for pod in orphans}
     deletions = []
     for pod in orphans:
-        if now_s - since_s[pod.uid] < ORPHAN_GRACE_S:
+        if now_s < ends_s[pod.uid]:
             continue
         if not pod.is_being_deleted:
             deletions.append(PodDeletion(pod, pod_grace_s))
         elif now_s > forced_s[pod.uid]:
             deletions.append(PodDeletion(pod, 0))
-    return OrphanFindings(since_s, forced_s, tuple(deletions))
+    next_s = min((end_s for end_s in ends_s.values() if end_s > now_s), default=inf)
+    return OrphanFindings(since_s, forced_s, tuple(deletions), next_s)

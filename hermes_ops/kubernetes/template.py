@@ -47,6 +47,9 @@ GANG_SERVICE = "hermes-ops/gang-service"
 """Label of the same pods with their headless Service: it tells installations with one namespace of
 trials apart, as the slots of each count from 0.
 """
+NAME_LABEL, CLEARING = "app.kubernetes.io/name", "hermes-clearing"
+"""Label of each pod, and its value for a pod that deletes checkpoints."""
+
 MANAGED = {"app.kubernetes.io/managed-by": "hermes-ops"}
 LABEL_LENGTH = 63
 
@@ -122,7 +125,7 @@ class PodRequest:
     def labels(self) -> dict[str, str]:
         """The labels by which the pod is found, with its lease and its attempt."""
         return {
-            "app.kubernetes.io/name": "hermes-trial",
+            NAME_LABEL: "hermes-trial",
             **MANAGED,
             **labels_of_sweep(self.sweep),
             TRIAL: str(self.number),
@@ -167,7 +170,7 @@ def cleanup_manifest(
     pod["spec"]["containers"] = [container]
     pod["spec"].pop("initContainers", None)
     pod["spec"]["volumes"] = [v for v in pod["spec"]["volumes"] if v["name"] in names]
-    pod["metadata"]["labels"] = {"app.kubernetes.io/name": "hermes-clearing", **MANAGED}
+    pod["metadata"]["labels"] = {NAME_LABEL: CLEARING, **MANAGED}
     return pod
 
 

@@ -17,6 +17,7 @@ from hermes_ops.errors import Unavailable
 from hermes_ops.kubernetes.api import PodEvent, PodView, Rejected
 from hermes_ops.kubernetes.deletion import FORCE_AFTER_S
 from hermes_ops.kubernetes.orphan_pods import (
+    CLEARING_S,
     ORPHAN_GRACE_S,
     SHORT_S,
     WATCH_S,
@@ -81,6 +82,22 @@ def test_a_pod_on_its_way_out_is_left_to_its_node_until_that_should_long_be_done
     assert then.deletions == ()
     late = find_orphans([leaving], NONE, then, 146.0 + FORCE_AFTER_S, 30)
     assert late.deletions == (PodDeletion(leaving, 0),)
+
+
+def test_a_pod_that_deletes_checkpoints_goes_once_nobody_waits_for_it_any_more() -> None:
+    clearing = replace(LEASED, sweep="", trial=-1, epoch=0, is_clearing=True)
+    first = find_orphans([clearing], THIS, FRESH, 100.0, 30)
+    assert first.next_s == 100.0 + CLEARING_S
+    before = find_orphans([clearing], THIS, first, 99.0 + CLEARING_S, 30)
+    assert before.deletions == ()
+    then = find_orphans([clearing], THIS, before, 100.0 + CLEARING_S, 30)
+    assert then.deletions == (PodDeletion(clearing, 30),)
+
+
+def test_an_orphan_that_is_overdue_does_not_hide_when_the_next_ones_grace_ends() -> None:
+    other = replace(LEASED, uid="u-2")
+    last = OrphanFindings({"u": 0.0, "u-2": 90.0})
+    assert find_orphans([LEASED, other], NONE, last, 100.0, 30).next_s == 90.0 + ORPHAN_GRACE_S
 
 
 @given(

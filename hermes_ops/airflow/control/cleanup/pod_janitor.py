@@ -24,6 +24,7 @@ from hermes_ops.kubernetes import (
     ClusterPods,
     LeasesInForce,
     OrphanFindings,
+    PodView,
     Rejected,
     WatchedPods,
     connect,
@@ -129,16 +130,20 @@ class PodJanitor:
         return labels
 
     def _clean(self, namespace: str, leased: LeasesInForce, now_s: float) -> set[str]:
-        """End the orphans of a namespace; the labels of the sweeps that have pods there."""
+        """End the orphans of a namespace; return the labels of the sweeps that have pods there.
+
+        Any sweep may have those that delete checkpoints.
+        """
         cluster = self._watch(namespace)
         pods = cluster.current()
         before = self._findings.get(namespace, OrphanFindings())
         orphans = find_orphans(pods, leased, before, now_s, round(GRACE_S) + GRACE_MARGIN_S)
         self._findings[namespace] = orphans
-        if now_s < orphans.next_s:
-            self._due_s = min(self._due_s, orphans.next_s)
+        self._due_s = min(self._due_s, orphans.next_s)
         _delete_all(cluster, orphans.deletions)
-        return {p.sweep for p in pods}
+        if any(pod.is_clearing for pod in pods):
+            return set(self._namespaces)
+        return {pod.sweep for pod in pods}
 
     def _watch(self, namespace: str) -> WatchedPods:
         if namespace not in self._watched:
@@ -153,14 +158,19 @@ class PodJanitor:
         self._complaints.add(where)
 
 
+def _described(pod: PodView) -> str:
+    if pod.is_clearing:
+        return f"Pod {pod.name} deletes checkpoints and has been left by its task or command"
+    return f"Pod {pod.name} of trial {pod.trial} of {pod.sweep} has no lease"
+
+
 def _delete_all(cluster: WatchedPods, deletions: Iterable[PodDeletion]) -> None:
     """Delete these pods; raise the first refusal once all others are deleted."""
     refused: Rejected | None = None
     for pod, grace_s in ((one.pod, one.grace_s) for one in deletions):
         try:
             if cluster.delete(pod, grace_s):
-                log.warning("Pod %s of trial %s of %s has no lease: it is deleted",
-                            pod.name, pod.trial, pod.sweep)  # fmt: skip
+                log.warning("%s: it is deleted", _described(pod))
         except Rejected as error:
             refused = refused or error
     if refused is not None:

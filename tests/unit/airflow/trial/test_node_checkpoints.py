@@ -74,6 +74,8 @@ def test_the_pod_that_deletes_is_on_the_node_and_sees_its_claim_alone() -> None:
     assert claims == [{"claimName": "disk-b"}]
     assert "envFrom" not in container
     assert "hermes-ops/sweep" not in pod["metadata"]["labels"]
+    metadata = {**pod["metadata"], "uid": "u", "resourceVersion": "1"}
+    assert PodView.from_json({"metadata": metadata}).is_clearing
     assert "required" in str(pod["spec"]["affinity"])
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     with pytest.raises(HermesError, match="node-c"):

@@ -15,7 +15,7 @@ from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import pod_file
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes import PodView, Rejected
-from hermes_ops.kubernetes.orphan_pods import ORPHAN_GRACE_S
+from hermes_ops.kubernetes.orphan_pods import CLEARING_S, ORPHAN_GRACE_S
 from tests.unit.airflow.builders import SWEEP, lease, row, running, segment, sweep_with, waiting
 
 POD = PodView(
@@ -160,6 +160,23 @@ def test_strangers_pods_stay(janitor: PodJanitor, cluster: FakePods) -> None:
     for now_s in (100.0, 200.0):
         look(janitor, now_s, of_pods(waiting(0)))
     assert cluster.deleted == []
+
+
+def test_a_pod_that_was_to_delete_checkpoints_goes_though_its_task_was_killed(
+    janitor: PodJanitor, cluster: FakePods, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.pods = [replace(POD, sweep="", trial=-1, epoch=0, is_clearing=True)]
+    look(janitor, 100.0, of_pods(running(0, 0)))
+    for now_s in (110.0, 99.0 + CLEARING_S):  # the sweep has ended meanwhile
+        look(janitor, now_s)
+    assert cluster.deleted == []
+    with caplog.at_level(logging.WARNING):
+        look(janitor, 100.0 + CLEARING_S)
+    assert cluster.deleted == [("p", 45)]
+    assert "Pod p deletes checkpoints" in caplog.text
+    cluster.pods = []
+    look(janitor, 120.0 + CLEARING_S)
+    assert cluster.left == ["default"]
 
 
 def test_nothing_is_asked_of_a_cluster_for_trials_that_are_processes(
