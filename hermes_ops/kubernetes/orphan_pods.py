@@ -185,7 +185,7 @@ def find_orphans(
     and removed by force where the node does not answer. `last`: the result of the last check.
     """
     orphans = [pod for pod in pods if is_orphan(pod, leased)]
-    since_s = {pod.uid: last.since_s.get(pod.uid, now_s) for pod in orphans}
+    since_s = {p.uid: min(now_s, last.since_s.get(p.uid, now_s)) for p in orphans}
     moments = ((pod.uid, force_at_s(pod, last.force_at_s, now_s)) for pod in orphans)
     forced_s = {uid: at_s for uid, at_s in moments if at_s is not None}
     ends_s = {pod.uid: since_s[pod.uid] + _patience_s(pod) for pod in orphans}

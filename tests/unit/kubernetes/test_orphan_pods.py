@@ -94,6 +94,13 @@ def test_a_pod_that_deletes_checkpoints_goes_once_nobody_waits_for_it_any_more()
     assert then.deletions == (PodDeletion(clearing, 30),)
 
 
+def test_an_orphan_goes_in_time_though_the_clock_was_set_back_meanwhile() -> None:
+    first = find_orphans([LEASED], NONE, FRESH, 10_000.0, 30)
+    back = find_orphans([LEASED], NONE, first, 100.0, 30)
+    then = find_orphans([LEASED], NONE, back, 100.0 + ORPHAN_GRACE_S, 30)
+    assert then.deletions == (PodDeletion(LEASED, 30),)
+
+
 def test_an_orphan_that_is_overdue_does_not_hide_when_the_next_ones_grace_ends() -> None:
     other = replace(LEASED, uid="u-2")
     last = OrphanFindings({"u": 0.0, "u-2": 90.0})
