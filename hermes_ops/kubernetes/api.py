@@ -238,6 +238,9 @@ class Pods(Protocol):
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
         """Yield the lines of the pod's log with their times, as they arrive."""
 
+    def unmounted(self, pod: PodView) -> tuple[str, ...]:
+        """Return why the pod's volumes are not mounted, oldest first; nothing once they are."""
+
 
 @dataclass(slots=True)
 class ClusterPods:
@@ -339,6 +342,14 @@ class ClusterPods:
             with contextlib.closing(answer):
                 yield from _lines(answer.stream(65_536))
 
+    def unmounted(self, pod: PodView) -> tuple[str, ...]:
+        """Return why the pod's volumes are not mounted, oldest first; nothing once they are."""
+        with translated("list the events of a pod"):
+            answer = self.client.list_namespaced_event(
+                self.namespace, field_selector=f"involvedObject.uid={pod.uid}", **self._plain
+            )
+        return _mount_failures(json.loads(answer.data)["items"])
+
     def _unchanged(self, what: str, call: Any, name: str, **arguments: Any) -> bool:  # noqa: ANN401
         with translated(what):
             try:
@@ -348,6 +359,15 @@ class ClusterPods:
                     return False
                 raise
             return True
+
+
+def _mount_failures(events: Iterable[Plain]) -> tuple[str, ...]:
+    """Return the messages of failed mounts, unless an image is pulled: that comes after them."""
+    in_order = sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))
+    if any(event.get("reason") in ("Pulling", "Pulled", "Created") for event in in_order):
+        return ()
+    failures = (event for event in in_order if event.get("reason") == "FailedMount")
+    return tuple(str(event.get("message") or "")[:MOST_CHARACTERS] for event in failures)
 
 
 def _selector(labels: Mapping[str, str]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes.api import Pods, PodView
 from hermes_ops.kubernetes.deletion import FORCE_AFTER_S, force_at_s
+from hermes_ops.kubernetes.start_diagnosis import StartDiagnosis
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,6 @@ FAILED, VANISHED = 1, 70
 
 HURRIED_GRACE_S = 5
 POLL_S, SHORT_POLL_S = 1.0, 0.2
-IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
-                 "ImageInspectError", "SignatureValidationFailed")  # fmt: skip
-CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError",
-                  "CrashLoopBackOff")  # fmt: skip
 LOG_PATIENCE_S = 5.0
 
 
@@ -93,6 +90,10 @@ class PodSegment:
     _misconfigured_since_s: float | None = None
     _refused_since_s: float | None = None
     _last_message: str = ""
+    _diagnosis: StartDiagnosis = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._diagnosis = StartDiagnosis(self.pods, self.clock, self.emit)
 
     @property
     def handed_over(self) -> bool:
@@ -292,13 +293,14 @@ class PodSegment:
 
     def _handle_starting(self, view: PodView) -> None:
         """Fail on a wrong image or setting once it has lasted: it might be a busy registry."""
-        if view.waits_for not in IMAGE_TROUBLE + CONFIG_TROUBLE:
+        mistake = self._diagnosis.mistake(view)
+        if not mistake:
             self._misconfigured_since_s = None
-            self._give_up_late(view.message or view.waits_for or "it has not started")
+            self._give_up_late(self._diagnosis.reason(view))
             return
         since_s = self._misconfigured_since_s = self._misconfigured_since_s or self.clock()
         if self.clock() - since_s >= self.limits.mistake_s or self._late:
-            self._give_up(FAILED, f"{view.waits_for}: {view.message}: correct trial.pod")
+            self._give_up(FAILED, mistake)
 
     @property
     def _late(self) -> bool:

@@ -161,6 +161,7 @@ def test_the_controller_answers_prometheus(installed: list[str], sh: Any) -> Non
     [
         ("airflow", f"create pods -n {TRIALS}", True),
         ("airflow", f"get pods/log -n {TRIALS}", True),
+        ("airflow", f"list events -n {TRIALS}", True),
         ("airflow", f"get secrets -n {TRIALS}", False),
         ("airflow", f"create pods -n {NAMESPACE}", False),
         ("airflow", f"get secrets -n {NAMESPACE}", False),

@@ -35,6 +35,7 @@ RIGHTS = [
     {"apiGroups": [""], "resources": ["pods"],
      "verbs": ["create", "get", "list", "patch", "delete"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
 ]  # fmt: skip
 RATES, EPOCHS, PAUSE_S, SLOTS = [0.02, 0.03, 0.9], 30, 1.0, 2
 SWEEP_S = 600.0

@@ -228,7 +228,7 @@ def test_only_airflow_and_the_controller_have_rights_on_pods_and_only_where_tria
     assert bound(objects, "hermes") == {}
     assert bound(objects, "hermes-trials") == {
         "hermes-airflow": {"create pods", "get pods", "list pods", "patch pods", "delete pods",
-                           "get pods/log"},
+                           "get pods/log", "list events"},
         "hermes-controller": {"list pods", "watch pods", "delete pods"},
     }  # fmt: skip
     assert [o["kind"] for o in objects if o["kind"].startswith("ClusterRole")] == []

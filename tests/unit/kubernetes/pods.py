@@ -22,6 +22,9 @@ class FakePods:
     lines: tuple[str, ...] = ()
     away: HermesError | None = None
     next_uid: int = 1
+    mount_failures: tuple[str, ...] = ()
+    refuses_events: HermesError | None = None
+    looks: int = 0  # at events
 
     def create(self, pod: Any) -> PodView | None:
         self._answer()
@@ -52,6 +55,13 @@ class FakePods:
 
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
         yield from self.lines
+
+    def unmounted(self, pod: PodView) -> tuple[str, ...]:
+        self._answer()
+        self.looks += 1
+        if self.refuses_events is not None:
+            raise self.refuses_events
+        return self.mount_failures
 
     def change(self, name: str, **facts: Any) -> None:
         self.pods[name] = replace(self.pods[name], **facts)

@@ -193,6 +193,18 @@ def test_the_lines_of_a_log_are_whole_however_they_arrive() -> None:
     assert list(ClusterPods(client, "trials").log("p", None)) == ["1 a", "2 b", "3 c"]
 
 
+def test_what_a_pods_volumes_lack_is_in_its_own_events_until_an_image_is_pulled() -> None:
+    def event(reason: str, second: int, message: str = "") -> dict[str, Any]:
+        at = f"2026-01-01T00:00:{second:02}Z"
+        return {"reason": reason, "message": message, "lastTimestamp": at}
+
+    late, early = event("FailedMount", 9, "late"), event("FailedMount", 2, "early")
+    api = pods({"items": [late, event("Scheduled", 1), early]})
+    assert api.unmounted(view(phase="Pending")) == ("early", "late")
+    assert api.client.asked[0][2]["field_selector"] == "involvedObject.uid=u"
+    assert pods({"items": [late, event("Pulling", 10)]}).unmounted(view()) == ()
+
+
 def test_a_search_asks_for_all_labels() -> None:
     api = pods({"metadata": {"resourceVersion": "9"}, "items": [{"metadata": METADATA}]})
     assert [p.name for p in api.find({"b": "2", "a": "1"})] == ["p"]

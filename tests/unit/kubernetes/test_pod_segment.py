@@ -280,6 +280,76 @@ def test_an_image_that_comes_at_last_is_no_mistake() -> None:
     assert world.look(50.0) is None
 
 
+NO_MAP = 'MountVolume.SetUp failed for volume "volume-0" : configmap "sgd" not found'
+
+
+@pytest.mark.parametrize(
+    ("failure", "missing"),
+    [
+        (NO_MAP, 'configmap "sgd" not found'),
+        ('MountVolume.SetUp failed for volume "k" : secret "key" not found', '"key" not found'),
+        ("... : references non-existent secret key: token", "non-existent secret key: token"),
+    ],
+)
+def test_a_volume_whose_source_is_missing_is_a_mistake_that_says_so(
+    failure: str, missing: str
+) -> None:
+    world = made(waits_for="ContainerCreating", node="n")
+    world.pods.mount_failures = (failure, "Unable to attach or mount volumes: timed out")
+    world.look()
+    assert world.look(6.0) is None
+    assert world.look(61.0) == 1
+    assert missing in world.segment.trouble
+    assert "trial.pod" in world.segment.trouble
+    assert world.segment.is_mistake
+
+
+def test_a_claim_that_is_missing_is_a_mistake_that_says_so() -> None:
+    world = made(message='0/2 nodes are available: persistentvolumeclaim "data" not found.')
+    assert (world.look(), world.look(61.0)) == (None, 1)
+    assert world.segment.trouble.startswith('persistentvolumeclaim "data" not found: create it')
+
+
+def test_a_secret_that_comes_at_last_is_no_mistake() -> None:
+    world = made(waits_for="ContainerCreating", node="n")
+    world.pods.mount_failures = (NO_MAP,)
+    for _ in range(5):
+        assert world.look(10.0) is None
+    world.pods.mount_failures = ()
+    for _ in range(5):
+        assert world.look(30.0) is None
+
+
+def test_a_volume_that_is_away_gives_the_turn_back_in_time_and_says_why() -> None:
+    world = made(waits_for="ContainerCreating", node="n")
+    world.pods.mount_failures = ("MountVolume.SetUp failed: nfs server not responding",)
+    world.look()
+    assert world.look(START_S - 10.0) is None
+    assert world.look(10.0) == 70
+    assert "nfs server not responding" in world.segment.trouble
+
+
+def test_events_are_read_seldom_and_only_of_a_pod_that_has_a_node() -> None:
+    world = made(message="0/2 nodes are available")
+    for _ in range(20):
+        world.look(1.0)
+    assert world.pods.looks == 0
+    world.pods.change(NAME, node="n", waits_for="ContainerCreating", message="")
+    for _ in range(30):
+        world.look(1.0)
+    assert world.pods.looks == 3
+
+
+def test_who_may_not_read_events_says_so_once_and_the_pod_goes_on() -> None:
+    world = made(waits_for="ContainerCreating", node="n")
+    world.pods.refuses_events = Rejected("events is forbidden")
+    for _ in range(4):
+        assert world.look(20.0) is None
+    assert [line for line in world.said if "events is forbidden" in line] == [
+        "A missing volume of the pod is noticed late: events is forbidden"
+    ]
+
+
 def test_a_pod_that_finds_no_node_gives_its_turn_back_in_time() -> None:
     world = made(message="0/2 nodes are available: 2 Insufficient nvidia.com/gpu")
     assert world.look(START_S - 10.0) is None

@@ -1,0 +1,69 @@
+"""Why a pod does not start, and whether waiting for it can help.
+
+A pod shows what its image or a variable lacks. What its volumes lack is in its events only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from hermes_ops.errors import Unavailable
+from hermes_ops.kubernetes.api import Pods, PodView, Rejected
+
+IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+                 "ImageInspectError", "SignatureValidationFailed")  # fmt: skip
+CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+                  "CrashLoopBackOff")  # fmt: skip
+FIRST_LOOK_S, LOOK_S = 5.0, 10.0
+"""Seconds from when a pod has a node to the first look at its events, and between two of them."""
+
+_MISSING = re.compile(
+    r'(?:secret|configmap|persistentvolumeclaim) "[^"]+" not found'
+    r"|references non-existent (?:secret|config) key: \S+"
+)
+
+
+@dataclass(slots=True)
+class StartDiagnosis:
+    """Finds why one pod does not start."""
+
+    pods: Pods
+    clock: Callable[[], float]
+    emit: Callable[[str], None]
+    _look_at_s: float | None = None
+    _unmounted: tuple[str, ...] = ()
+
+    def mistake(self, pod: PodView) -> str:
+        """Return what is wrong with the pod's settings; empty where it may only need time."""
+        if pod.waits_for in IMAGE_TROUBLE + CONFIG_TROUBLE:
+            return f"{pod.waits_for}: {pod.message}: correct trial.pod"
+        self._look(pod)
+        for text in (pod.message, *self._unmounted):
+            if missing := _MISSING.search(text):
+                return f"{missing[0]}: create it in the trials' namespace, or correct trial.pod"
+        return ""
+
+    def reason(self, pod: PodView) -> str:
+        """Return what the pod waits for."""
+        last = self._unmounted[-1] if self._unmounted else ""
+        return pod.message or last or pod.waits_for or "it has not started"
+
+    def _look(self, pod: PodView) -> None:
+        """Read the events of a pod that has a node, at intervals; never again if refused."""
+        if not pod.node:
+            return
+        if self._look_at_s is None:
+            self._look_at_s = self.clock() + FIRST_LOOK_S
+        if self.clock() < self._look_at_s:
+            return
+        self._look_at_s = self.clock() + LOOK_S
+        try:
+            self._unmounted = self.pods.unmounted(pod)
+        except Unavailable:
+            return
+        except Rejected as error:
+            self._look_at_s = inf
+            self.emit(f"A missing volume of the pod is noticed late: {error}")
