@@ -219,3 +219,25 @@ http://{{ include "hermes.fullname" . }}-mlflow.{{ .Release.Namespace }}.svc:500
 {{- define "hermes.ownDatabase" -}}
 {{- if and .Values.postgresql.enabled (or .Values.airflow.enabled .Values.mlflow.enabled) -}}true{{- end -}}
 {{- end -}}
+
+{{/* The bytes of a quantity of storage, as 10Gi. */}}
+{{- define "hermes.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- mulf (regexFind "^[0-9.]+" . | float64) (get $units (regexFind "[A-Za-z]*$" .) | float64) | printf "%.0f" -}}
+{{- end -}}
+
+{{/* Fails where the database's volume has another size or class: a StatefulSet keeps those it was made with. */}}
+{{- define "hermes.checkDatabaseVolume" -}}
+{{- $name := printf "%s-postgresql" (include "hermes.fullname" .) -}}
+{{- $set := default (dict) (lookup "apps/v1" "StatefulSet" .Release.Namespace $name) -}}
+{{- range (default (dict) $set.spec).volumeClaimTemplates -}}
+{{- $size := .spec.resources.requests.storage -}}
+{{- if ne (include "hermes.bytes" $size) (include "hermes.bytes" $.Values.postgresql.size) -}}
+{{- fail (printf "postgresql.size: %s, and the StatefulSet %s was made with %s, which Kubernetes does not change: set %s again, or enlarge the volume first (docs/kubernetes.md#a-larger-database)" $.Values.postgresql.size $name $size $size) -}}
+{{- end -}}
+{{- $class := default "" .spec.storageClassName -}}
+{{- if ne $class $.Values.postgresql.storageClass -}}
+{{- fail (printf "postgresql.storageClass: %q, and the StatefulSet %s was made with %q, which Kubernetes does not change: set that again, or move the database by a backup (docs/backup.md)" $.Values.postgresql.storageClass $name $class) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
