@@ -21,6 +21,7 @@ from hermes_ops.kubernetes.template import (
     CLEARING,
     CONTAINER,
     EPOCH,
+    INSTALLATION,
     NAME_LABEL,
     RESOURCE,
     SWEEP,
@@ -99,6 +100,11 @@ class PodView:
     sweep: str = ""
     trial: int = -1
     is_clearing: bool = False
+    installation: str = ""
+
+    def is_of(self, installation: str) -> bool:
+        """Return whether the installation has made it; without a label or an id any may have."""
+        return not installation or self.installation in ("", installation)
 
     @property
     def is_being_deleted(self) -> bool:
@@ -141,6 +147,7 @@ class PodView:
             deletion_grace_s=_deletion_grace_s(metadata),
             sweep=labels.get(SWEEP, ""),
             trial=_number(labels.get(TRIAL), -1),
+            installation=labels.get(INSTALLATION, ""),
             is_clearing=labels.get(NAME_LABEL) == CLEARING,
         )
 

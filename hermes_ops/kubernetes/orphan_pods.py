@@ -127,10 +127,12 @@ class LeasesInForce:
 
     :param sweeps: values of the sweeps' label: those that run, and those that it saw end
     :param epochs: the lease in force of each trial (label of its sweep, number); none, no entry
+    :param installation: the id of its state folder
     """
 
     sweeps: frozenset[str]
     epochs: Mapping[tuple[str, int], int]
+    installation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def is_orphan(pod: PodView, leased: LeasesInForce) -> bool:
     """
     if pod.is_clearing:
         return True
-    if pod.sweep not in leased.sweeps:
+    if pod.sweep not in leased.sweeps or not pod.is_of(leased.installation):
         return False
     return leased.epochs.get((pod.sweep, pod.trial)) != pod.epoch
 

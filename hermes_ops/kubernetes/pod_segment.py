@@ -55,7 +55,8 @@ class PodSegment:
 
     `record` returns the exit code of the trial's own result, None while there is none. Where
     `request` is None the pod was created before. `holder` takes over the pod once it is created.
-    `siblings` are the pods of the same lease: no predecessors.
+    `siblings` are the pods of the same lease: no predecessors. Nor are pods of another
+    `installation`, whose sweep has the same name.
     `log_over` is called whenever the log has ended: the container has most likely exited.
     """
 
@@ -72,6 +73,7 @@ class PodSegment:
     holder: Any = None
     log_over: Callable[[], None] = lambda: None
     siblings: frozenset[str] = frozenset()
+    installation: str = ""
     trouble: str = ""
     is_mistake: bool = False  # the trial's or its pod's settings: it would fail again
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -213,7 +215,8 @@ class PodSegment:
             self._give_up_late("the pod of an earlier lease is not gone")
 
     def _predecessors_gone(self) -> bool:
-        others = [pod for pod in self.pods.find(self.trial) if pod.name not in self.siblings]
+        ours = (pod for pod in self.pods.find(self.trial) if pod.is_of(self.installation))
+        others = [pod for pod in ours if pod.name not in self.siblings]
         if any(pod.epoch > self.epoch for pod in others):
             self._owner_lost = True
             raise OwnershipLost(f"the trial has a newer lease than {self.epoch}")

@@ -50,6 +50,9 @@ trials apart, as the slots of each count from 0.
 NAME_LABEL, CLEARING = "app.kubernetes.io/name", "hermes-clearing"
 """Label of each pod, and its value for a pod that deletes checkpoints."""
 
+INSTALLATION = "hermes-ops/installation"
+"""Label with the id of the state folder: two installations may have sweeps of the same name."""
+
 MANAGED = {"app.kubernetes.io/managed-by": "hermes-ops"}
 LABEL_LENGTH = 63
 
@@ -87,7 +90,8 @@ class PodRequest:
     `folder` is the trial's folder in the claim's volume, `inside` the same without the claim's own
     folder; `identity` is unique among all trials. `nodes` are preferred; where the node's own claim
     has the checkpoints (`checkpoint_claim`), the one node is required. `most_gpus` is the largest
-    number of GPUs that a segment of the trial may have. Of a trial on several nodes: `gang`, what
+    number of GPUs that a segment of the trial may have. `installation` is the id of the state
+    folder. Of a trial on several nodes: `gang`, what
     its pods have in common; then this is pod number `member`, from 0.
     """
 
@@ -106,6 +110,7 @@ class PodRequest:
     inside: str = ""
     checkpoint_claim: str | None = None
     most_gpus: int = 1
+    installation: str = ""
     gang: PodGang | None = None
     member: int = 0
 
@@ -131,6 +136,7 @@ class PodRequest:
             TRIAL: str(self.number),
             EPOCH: str(self.epoch),
             TRY: str(self.attempt),
+            **({INSTALLATION: self.installation} if self.installation else {}),
             **({} if self.gang is None else self.gang.labels),
         }
 

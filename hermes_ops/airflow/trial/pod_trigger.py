@@ -134,6 +134,7 @@ class HeldPod:
                 holder=holder,
                 log_over=log_over,
                 siblings=frozenset(self.names),
+                installation=Host.here().home_id,
             )
 
         first, *others = map(follow, self.names)

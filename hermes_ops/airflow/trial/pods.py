@@ -27,6 +27,7 @@ from airflow.sdk import BaseOperatorLink
 from kubernetes.client import ApiClient
 
 from hermes_ops.airflow.folders import TrialFolder, home, pod_file
+from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.records import ONE_PER_GPU, Lease
 from hermes_ops.airflow.trial.cluster import known_cluster
 from hermes_ops.airflow.trial.links import MlflowRunLink
@@ -239,6 +240,7 @@ def facts_of(
         inside=str(inside),
         checkpoint_claim=claim,
         most_gpus=lease.most_gpus,
+        installation=Host.here().home_id,
     )
 
 
@@ -356,8 +358,10 @@ def end_pods(sweep: str, own: PodSpec | None) -> int:
     """Delete the pods that an ended sweep has left; return how many."""
     _, pods = cluster_pods(own or PodSpec())
     deleted: set[str] = set()
+    installation = Host.here().home_id
     for _ in range(MOST_LOOKS):
-        left = [pod for pod in pods.find(labels_of_sweep(sweep)) if not pod.is_being_deleted]
+        ours = (pod for pod in pods.find(labels_of_sweep(sweep)) if pod.is_of(installation))
+        left = [pod for pod in ours if not pod.is_being_deleted]
         deleted.update(pod.uid for pod in left if pods.delete(pod, round(POD_GRACE_S)))
         if all(pod.uid in deleted for pod in left):
             break  # else one has changed since it was read

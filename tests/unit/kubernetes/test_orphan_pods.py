@@ -51,6 +51,13 @@ def test_a_pod_of_a_sweep_that_has_ended_is_an_orphan_and_one_of_an_unknown_swee
     assert not is_orphan(LEASED, LeasesInForce(frozenset(), {}))
 
 
+def test_a_pod_of_another_installations_sweep_of_the_same_name_is_no_orphan() -> None:
+    ours = replace(NONE, installation="ours")
+    assert not is_orphan(replace(LEASED, installation="theirs"), ours)
+    assert is_orphan(replace(LEASED, installation="ours"), ours)
+    assert is_orphan(LEASED, ours)
+
+
 def test_an_orphan_goes_when_it_has_been_one_for_its_grace_and_no_earlier() -> None:
     first = find_orphans([LEASED], NONE, FRESH, 100.0, 30)
     assert (first.deletions, first.since_s) == ((), {"u": 100.0})

@@ -247,6 +247,20 @@ def test_the_pod_of_an_earlier_lease_is_gone_before_the_new_one_is_made() -> Non
     assert pods.made == [NAME]
 
 
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_pod_of_another_installations_sweep_of_the_same_name_is_left_alone(epoch: int) -> None:
+    theirs = replace(POD, name="p-theirs", epoch=epoch, installation="theirs")
+    world = World(FakePods({"p-theirs": theirs}), installation="ours")
+    assert world.look() is None
+    assert (world.pods.made, world.pods.deleted) == ([NAME], [])
+
+
+def test_a_pod_of_an_earlier_version_that_names_no_installation_counts_as_ours() -> None:
+    pods = FakePods({"p-0": replace(POD, name="p-0", epoch=0)})
+    World(pods, installation="ours").look()
+    assert pods.deleted == [("p-0", 30)]
+
+
 def test_the_pod_of_a_later_lease_is_left_alone() -> None:
     pods = FakePods({"p-2": replace(POD, name="p-2", epoch=2)})
     with pytest.raises(OwnershipLost):

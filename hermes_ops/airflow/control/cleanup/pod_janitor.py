@@ -17,6 +17,7 @@ from hermes_ops.airflow.control.due import is_due
 from hermes_ops.airflow.control.faults import error_text
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import pod_file
+from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.config import RunIn, pod_defaults
 from hermes_ops.errors import HermesError
@@ -97,7 +98,7 @@ class PodJanitor:
             running.add(label)
             self._namespaces[label] = spec.namespace if spec is not None else None
             epochs |= epochs_of(label, sweep)
-        leased = LeasesInForce(frozenset(self._namespaces), epochs)
+        leased = LeasesInForce(frozenset(self._namespaces), epochs, Host.here().home_id)
         return Followed(dict(self._namespaces), frozenset(running), leased)
 
     def clean(self, followed: Followed, now_s: float) -> None:
@@ -143,7 +144,7 @@ class PodJanitor:
         _delete_all(cluster, orphans.deletions)
         if any(pod.is_clearing for pod in pods):
             return set(self._namespaces)
-        return {pod.sweep for pod in pods}
+        return {pod.sweep for pod in pods if pod.is_of(leased.installation)}
 
     def _watch(self, namespace: str) -> WatchedPods:
         if namespace not in self._watched:

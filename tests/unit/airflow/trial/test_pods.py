@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from kubernetes.client import V1HostPathVolumeSource, V1Volume
 
 from hermes_ops.airflow.folders import TrialFolder, write_lease
+from hermes_ops.airflow.hosts import mark_home
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, SegmentRecord, decode, encode
 from hermes_ops.airflow.sweep.tasks import check_pods
@@ -434,6 +435,19 @@ def test_a_pod_that_changes_while_its_sweep_ends_is_deleted_too(
     monkeypatch.setattr(pods_module, "cluster_pods", lambda own: (own, pods))
     assert end_pods(SWEEP, None) == 2
     assert pods.deleted == [("p-1", 45), ("p-2", 45)]
+
+
+def test_a_sweeps_end_leaves_the_pods_of_another_installations_sweep_of_the_same_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = mark_home().home_id
+    made = facts_of(segment_run(), SPEC, SWEEP, 4, 2)
+    assert made.labels["hermes-ops/installation"] == ours
+    theirs = replace(POD, name="p-2", uid="u-2", installation="theirs")
+    pods = FakePods({"p-1": replace(POD, installation=ours), "p-2": theirs})
+    monkeypatch.setattr(pods_module, "cluster_pods", lambda own: (own, pods))
+    end_pods(SWEEP, None)
+    assert {name for name, _ in pods.deleted} == {"p-1"}
 
 
 # -- what the installation forbids ---------------------------------------------------------------
