@@ -175,7 +175,8 @@ class PodSegment:
             else:
                 self._handle_pod(view)
         except Unavailable as error:
-            self._emit_once(f"Kubernetes does not answer, the pod goes on: {error}")
+            what = "The pod goes on" if self._uid is not None else "There is no pod yet"
+            self._emit_once(f"{what}: {error}")
             self._poll_at_s = self.clock() + POLL_S
             self._give_up_late(str(error))
         except OwnershipLost:

@@ -381,6 +381,17 @@ def test_a_cluster_that_is_away_costs_a_running_trial_nothing() -> None:
     assert world.pods.deleted == []
 
 
+def test_a_quota_that_is_used_up_is_not_said_to_be_a_cluster_that_does_not_answer() -> None:
+    world = World(FakePods(away=Unavailable("Kubernetes answered 403: exceeded quota: gpus")))
+    assert world.look() is None
+    assert world.said == ["There is no pod yet: Kubernetes answered 403: exceeded quota: gpus"]
+    world = made(phase="Running", started=True)
+    world.look()
+    world.pods.away = Unavailable("Kubernetes did not answer")
+    world.look()
+    assert world.said[-1] == "The pod goes on: Kubernetes did not answer"
+
+
 def test_a_request_that_is_rejected_fails_with_the_reason() -> None:
     pods = FakePods(away=Rejected("violates PodSecurity"))
     world = World(pods)
