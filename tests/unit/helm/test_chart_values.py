@@ -140,9 +140,74 @@ def test_every_value_of_the_schema_has_a_default() -> None:
     assert set(missing(SCHEMA, VALUES, "")) == {"global", *pods}
 
 
-def test_defaults_of_trials_pods_have_the_names_of_the_sweep_file() -> None:
-    pod = SCHEMA["properties"]["trials"]["properties"]["pod"]
-    assert set(pod["properties"]) == set(PodSpec.model_fields)
+WORDS = frozenset({"title", "description", "default", "examples"})
+
+
+def as_value(found: Any, *, is_field: bool = True) -> Any:
+    """A schema of the sweep file as one of the chart's values: without words, null as a type."""
+    if isinstance(found, list):
+        return [as_value(item) for item in found]
+    if not isinstance(found, dict):
+        return found
+    kept = {k: v for k, v in found.items() if not (is_field and k in WORDS)}
+    kinds = kept.get("anyOf", ())
+    if is_field and len(kinds) == 2 and kinds[1] == {"type": "null"} and "type" in kinds[0]:
+        return as_value({**kinds[0], "type": [kinds[0]["type"], "null"]})
+    named = {k: as_value(v, is_field=k not in ("properties", "$defs")) for k, v in kept.items()}
+    return {**named, "additionalProperties": False} if "patternProperties" in named else named
+
+
+def pod_definitions() -> dict[str, Any]:
+    found: dict[str, Any] = as_value(PodSpec.model_json_schema()["$defs"], is_field=False)
+    return found
+
+
+def chart_schema() -> dict[str, Any]:
+    found = PodSpec.model_json_schema()
+    return {
+        key: as_value(found[key], is_field=key != "properties")
+        for key in ("type", "additionalProperties", "properties")
+    }
+
+
+def test_defaults_of_trials_pods_are_checked_like_the_section_of_the_sweep_file() -> None:
+    """Otherwise a mistake is found by the plan of each sweep."""
+    assert SCHEMA["properties"]["trials"]["properties"]["pod"] == chart_schema()
+    assert {name: SCHEMA["$defs"][name] for name in pod_definitions()} == pod_definitions()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"requests": {"cpu": 2}},
+        {"limits": {"memory": "8 Gi"}},
+        {"environment": {"DEBUG": True}},
+        {"volumes": [{"mount": "/data", "configmap": "scripts"}]},
+        {"tolerations": [{"effect": "NoSchedule"}]},
+        {"deferrable": "yes"},
+        {"pull_policy": "Sometimes"},
+        {"checkpoint_claims": {"Node_A": "claim"}},
+        {"secrets": "wandb"},
+    ],
+)
+def test_a_default_of_trials_pods_that_no_sweep_could_have_is_refused(
+    section: dict[str, Any],
+) -> None:
+    assert faults(changed(("trials",), "pod", section))
+
+
+def test_a_default_of_trials_pods_that_sweeps_may_have_is_taken() -> None:
+    section = {
+        "image": "i",
+        "requests": {"cpu": "2", "memory": "4Gi"},
+        "environment": {"A": "1"},
+        "tolerations": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}],
+        "volumes": [{"mount": "/data", "claim": "data", "read_only": False}],
+        "checkpoint_claims": {"node-a": "claim-a"},
+        "priority_class": None,
+        "user": 1001,
+    }
+    assert faults(changed(("trials",), "pod", section)) == []
 
 
 def test_no_value_holds_a_secret() -> None:
