@@ -234,6 +234,17 @@ def test_only_airflow_and_the_controller_have_rights_on_pods_and_only_where_tria
     assert [o["kind"] for o in objects if o["kind"].startswith("ClusterRole")] == []
 
 
+@pytest.mark.parametrize(
+    "resource", ["amd.com/gpu", "nvidia.com/mig-1g.5gb", "huawei.com/Ascend910"]
+)
+def test_trials_ask_for_the_resource_that_the_pool_counts(render: Render, resource: str) -> None:
+    sync = {"enabled": True, "resource": resource}
+    assert trials(render({"poolSync": sync}))[0].gpu_resource == resource
+    other = {"pod": {"gpu_resource": "nvidia.com/gpu.shared"}}
+    found, _ = trials(render({"poolSync": sync, "trials": other}))
+    assert found.gpu_resource == "nvidia.com/gpu.shared"
+
+
 def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside(
     render: Render,
 ) -> None:
