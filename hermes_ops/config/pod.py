@@ -21,8 +21,10 @@ SERVICE_NAME = r"^[a-z]([a-z0-9\-]{0,61}[a-z0-9])?$"
 
 KubernetesName = Annotated[str, Field(pattern=KUBERNETES_NAME)]
 Quantity = Annotated[str, Field(pattern=QUANTITY)]
-GPU_RESOURCE = r"/(gpu|mig-|tpu|gaudi)"
-"""What names of resources that count GPUs, or parts of them, contain: `nvidia.com/gpu.shared`."""
+GPU_RESOURCE = re.compile(
+    r"^gpu\.intel\.com/|/(v|p)?gpu|/(mig-|tpu|gaudi|neuron|ascend|mlu)", re.IGNORECASE
+)
+"""What names of resources that count accelerators, or parts of them, contain."""
 
 TRIAL_FOLDER = "/hermes/trial"
 """Where a pod has its trial's folder."""
@@ -186,7 +188,7 @@ class PodSpec(Model):
     @field_validator("requests", "limits")
     @classmethod
     def _no_gpus(cls, amounts: dict[str, str] | None) -> dict[str, str] | None:
-        gpus = [name for name in amounts or () if re.search(GPU_RESOURCE, name)]
+        gpus = [name for name in amounts or () if GPU_RESOURCE.search(name)]
         if gpus:
             fix = "remove it: trial.gpus says how many, trial.pod.gpu_resource of what"
             raise refusal("resources other than GPUs, which the pool grants", fix, gpus[0])
