@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.api import Pods, PodView
+from hermes_ops.kubernetes.api import Pods, PodView, Rejected
 from hermes_ops.kubernetes.deletion import FORCE_AFTER_S, force_at_s
 from hermes_ops.kubernetes.start_diagnosis import StartDiagnosis
 
@@ -175,8 +175,7 @@ class PodSegment:
             else:
                 self._handle_pod(view)
         except Unavailable as error:
-            what = "The pod goes on" if self._uid is not None else "There is no pod yet"
-            self._emit_once(f"{what}: {error}")
+            self._emit_once(f"{self._state}: {error}")
             self._poll_at_s = self.clock() + POLL_S
             self._give_up_late(str(error))
         except OwnershipLost:
@@ -187,10 +186,10 @@ class PodSegment:
             self._refused_since_s = None
 
     def _handle_refusal(self, reason: str) -> None:
-        """Fail; where the pod is there, once that has lasted: a right may be away for a moment."""
+        """Fail once that has lasted: a right may be away for a moment."""
         since_s = self._refused_since_s = self._refused_since_s or self.clock()
-        if self._uid is not None and self.clock() - since_s < self.limits.mistake_s:
-            self._emit_once(f"Kubernetes refuses to answer, the pod goes on: {reason}")
+        if self.clock() - since_s < self.limits.mistake_s:
+            self._emit_once(f"{self._state}, and Kubernetes refuses to answer: {reason}")
             self._poll_at_s = self.clock() + POLL_S
             return
         self._give_up(FAILED, reason)
@@ -208,12 +207,25 @@ class PodSegment:
             self._give_up(VANISHED, "it was stopped before its pod was made")
             self._gone = True
         elif self._predecessors_gone():
-            created = self.pods.create(self.request)
-            if created is not None:
-                self._uid = created.uid
-                self.emit(f"Pod {created.name} is made")
+            self._create()
         else:
             self._give_up_late("the pod of an earlier lease is not gone")
+
+    def _create(self) -> None:
+        """Create the pod; one that Kubernetes refuses would be refused again."""
+        try:
+            created = self.pods.create(self.request)
+        except Rejected as error:
+            self._give_up(FAILED, str(error))
+            self._gone = True
+            return
+        if created is not None:
+            self._uid = created.uid
+            self.emit(f"Pod {created.name} is made")
+
+    @property
+    def _state(self) -> str:
+        return "The pod goes on" if self._uid is not None else "There is no pod yet"
 
     def _predecessors_gone(self) -> bool:
         ours = (pod for pod in self.pods.find(self.trial) if pod.is_of(self.installation))

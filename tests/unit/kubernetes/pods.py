@@ -21,6 +21,7 @@ class FakePods:
     made: list[Any] = field(default_factory=list)
     lines: tuple[str, ...] = ()
     away: HermesError | None = None
+    refuses_pods: HermesError | None = None
     next_uid: int = 1
     mount_failures: tuple[str, ...] = ()
     refuses_events: HermesError | None = None
@@ -28,6 +29,8 @@ class FakePods:
 
     def create(self, pod: Any) -> PodView | None:
         self._answer()
+        if self.refuses_pods is not None:
+            raise self.refuses_pods
         if pod in self.pods:
             return None
         self.made.append(pod)

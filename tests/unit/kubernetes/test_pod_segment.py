@@ -393,10 +393,27 @@ def test_a_quota_that_is_used_up_is_not_said_to_be_a_cluster_that_does_not_answe
 
 
 def test_a_request_that_is_rejected_fails_with_the_reason() -> None:
-    pods = FakePods(away=Rejected("violates PodSecurity"))
+    pods = FakePods(refuses_pods=Rejected("violates PodSecurity"))
     world = World(pods)
     assert world.look() == 1
     assert "PodSecurity" in world.segment.trouble
+    assert world.segment.is_mistake
+
+
+def test_a_right_that_is_away_for_a_moment_costs_a_trial_that_starts_nothing() -> None:
+    world = World(FakePods(away=Rejected("Unauthorized")))
+    assert (world.look(), world.look(50.0)) == (None, None)
+    world.pods.away = None
+    assert world.look() is None
+    assert world.pods.made == [NAME]
+
+
+def test_a_right_that_stays_away_fails_a_trial_that_has_no_pod_yet() -> None:
+    world = World(FakePods(away=Rejected("pods is forbidden")))
+    assert (world.look(), world.look(61.0)) == (None, 1)
+    assert world.segment.trouble == "pods is forbidden"
+    world.segment.finish()
+    assert world.pods.deleted == []
 
 
 def test_a_right_that_is_away_for_a_moment_costs_a_running_trial_nothing() -> None:
