@@ -202,9 +202,9 @@ http://{{ include "hermes.fullname" . }}-mlflow.{{ .Release.Namespace }}.svc:500
 {{- end -}}
 {{- end -}}
 
-{{/* Whether MLflow, of this release, asks to log in, as a word. */}}
+{{/* Whether MLflow asks to log in, as a word. */}}
 {{- define "hermes.mlflowAuth" -}}
-{{- if and .Values.mlflow.enabled .Values.mlflow.auth.enabled -}}true{{- end -}}
+{{- if .Values.mlflow.auth.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "hermes.mlflowUsersSecret" -}}

@@ -245,6 +245,21 @@ def test_trials_ask_for_the_resource_that_the_pool_counts(render: Render, resour
     assert found.gpu_resource == "nvidia.com/gpu.shared"
 
 
+def test_an_mlflow_that_is_already_there_is_asked_with_its_log_in(render: Render) -> None:
+    auth = {"enabled": True, "user": "svc", "existingSecret": "log-in", "trialsSecret": "trials"}
+    mlflow = {"enabled": False, "url": "https://mlflow.example", "auth": auth}
+    objects = render({"mlflow": mlflow})
+    for name in ("hermes-controller", "hermes-scheduler", "hermes-triggerer"):
+        (container,) = pods(objects)[name]["containers"]
+        found = {v["name"]: v for v in container["env"]}
+        assert found["MLFLOW_TRACKING_USERNAME"]["value"] == "svc"
+        secret = found["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]
+        assert secret == {"name": "log-in", "key": "hermes-password"}
+    assert trials(objects)[0].secrets == ("trials",)
+    names = [o["metadata"]["name"] for o in objects if o["kind"] == "Secret"]
+    assert not [name for name in names if "mlflow" in name]
+
+
 def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside(
     render: Render,
 ) -> None:

@@ -128,6 +128,20 @@ def test_an_mlflow_that_is_already_there_must_be_named() -> None:
     assert faults(values) == []
 
 
+def test_the_log_in_of_an_mlflow_that_is_already_there_must_be_named() -> None:
+    values = changed(("mlflow",), "enabled", False)
+    values["mlflow"] |= {"url": "https://mlflow.example"}
+    values["mlflow"]["auth"] |= {"enabled": True, "user": "svc-hermes"}
+    assert {place for place, _ in faults(values)} == {"mlflow.auth.existingSecret"}
+    values["mlflow"]["auth"] |= {"existingSecret": "log-in", "trialsSecret": "trials"}
+    assert faults(values) == []
+
+
+def test_the_user_of_this_charts_mlflow_has_no_other_name() -> None:
+    values = changed(("mlflow", "auth"), "user", "svc-hermes")
+    assert {place for place, _ in faults(values)} == {"mlflow.auth.user"}
+
+
 def test_every_value_of_the_schema_has_a_default() -> None:
     def missing(schema: dict[str, Any], values: Any, at: str) -> Iterator[str]:
         for key, inner in schema.get("properties", {}).items():
