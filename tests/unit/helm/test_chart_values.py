@@ -82,6 +82,7 @@ def test_a_name_that_is_no_value_is_refused_wherever_it_stands(at: tuple[str, ..
         ("images.airflow.pullPolicy", "Sometimes"),
         ("controller.replicas", 0),
         ("storage.accessMode", "ReadWriteOften"),
+        ("storage.accessMode", "ReadWriteOncePod"),  # several pods mount it
         ("storage.size", "50 gigabytes"),
         ("airflow.enabled", "yes"),
         ("airflow.baseUrl", "localhost:8080"),
