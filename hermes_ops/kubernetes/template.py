@@ -334,7 +334,7 @@ def _container(spec: PodSpec, facts: PodRequest) -> Plain:
         "image": spec.image,
         "imagePullPolicy": spec.pull_policy.value if spec.pull_policy else None,
         "command": ["hermes-trial"],
-        "args": list(facts.arguments),
+        "args": [_literal(argument) for argument in facts.arguments],
         "env": _variables(environment),
         "envFrom": [{"secretRef": {"name": name}} for name in spec.secrets or ()],
         "resources": _resources(spec, facts.gpus),
@@ -360,8 +360,12 @@ def _resources(spec: PodSpec, gpus: int) -> Plain:
 
 
 def _variables(environment: Mapping[str, str]) -> list[Plain]:
-    # Kubernetes replaces $(NAME) in values; $$ is the sign itself.
-    return [{"name": n, "value": v.replace("$(", "$$(")} for n, v in environment.items()]
+    return [{"name": n, "value": _literal(v)} for n, v in environment.items()]
+
+
+def _literal(text: str) -> str:
+    """Return the text so that Kubernetes, which replaces `$(NAME)` and `$$`, gives it unchanged."""
+    return text.replace("$", "$$")
 
 
 def _tolerations(spec: PodSpec) -> list[Plain]:

@@ -67,6 +67,31 @@ def test_a_pod_sees_its_own_folder_of_the_volume_alone() -> None:
     assert set(found) == {"/hermes/trial", "/tmp", "/dev/shm"}
 
 
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of an argument or of a variable: `$(A)`, and `$$` for the sign."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found["name"]
+        return "$" if name is None else variables.get(name, found[0])
+
+    return re.sub(r"\$\$|\$\((?P<name>[^)]*)\)", value, text)
+
+
+TEXTS = ["sh -c 'echo $$ > pid'", "pa$$word", "$(HERMES_TRIAL)", "$$(HERMES_TRIAL)", "cost: $",
+         "$(", "$((1 + 2)) $HOME ${HOME}"]  # fmt: skip
+
+
+@given(st.sampled_from(TEXTS) | st.text("$()A x", max_size=12))
+def test_commands_and_variables_arrive_in_the_pod_as_they_are_written(text: str) -> None:
+    environment = {"A": "another", "TEXT": text}
+    facts = replace(FACTS, arguments=("--", "sh", "-c", text), environment=environment)
+    pod = manifest(SPEC.model_copy(update={"environment": {"OWN": text}}), facts)
+    known = {**variables(pod), "x": "other"}
+    assert expanded(container(pod)["args"][-1], known) == text
+    assert expanded(variables(pod)["TEXT"], known) == text
+    assert expanded(variables(pod)["OWN"], known) == text
+
+
 def volumes(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {v["name"]: v for v in pod["spec"]["volumes"]}
 
