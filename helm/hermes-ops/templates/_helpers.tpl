@@ -1,11 +1,20 @@
+{{/* The name that those of all objects begin with: Services must begin with a letter. */}}
 {{- define "hermes.fullname" -}}
+{{- $name := include "hermes.wholeName" . | trunc 40 | trimSuffix "-" -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the release's name %s: names of Services have small letters, digits and - only, and begin with a letter; choose another one, or set fullnameOverride" .Release.Name) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{- define "hermes.wholeName" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride -}}
 {{- else if or (contains $name .Release.Name) (contains "hermes" .Release.Name) -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name -}}
 {{- end -}}
 {{- end -}}
 
@@ -62,6 +71,9 @@ imagePullPolicy: {{ $image.pullPolicy }}
 {{- .Release.Namespace -}}
 {{- else -}}
 {{- $name := default (printf "%s-trials" .Release.Namespace) .Values.trials.namespace.name -}}
+{{- if gt (len $name) 63 -}}
+{{- fail (printf "trials.namespace.name: %s has more than 63 characters; name a shorter one" $name) -}}
+{{- end -}}
 {{- if eq $name .Release.Namespace -}}
 {{- fail (printf "trials.namespace.name: %s is the release's own namespace; name another one, or set trials.namespace.enabled to false" $name) -}}
 {{- end -}}

@@ -59,9 +59,9 @@ def render(helm: str) -> Render:
 
 
 def templated(
-    helm: str, values: dict[str, Any], namespace: str = "hermes"
+    helm: str, values: dict[str, Any], namespace: str = "hermes", release: str = "hermes"
 ) -> subprocess.CompletedProcess[str]:
-    command = [helm, "template", "hermes", str(CHART), "--namespace", namespace]
+    command = [helm, "template", release, str(CHART), "--namespace", namespace]
     return subprocess.run(
         [*command, "--kube-version", "1.34.0", "--values", "-"],
         input=json.dumps(values), capture_output=True, text=True, check=False,
@@ -258,6 +258,23 @@ def test_an_mlflow_that_is_already_there_is_asked_with_its_log_in(render: Render
     assert trials(objects)[0].secrets == ("trials",)
     names = [o["metadata"]["name"] for o in objects if o["kind"] == "Secret"]
     assert not [name for name in names if "mlflow" in name]
+
+
+@pytest.mark.parametrize("release", ["2fast", "team.sweeps"])
+def test_a_release_after_which_no_service_can_be_named_is_refused(helm: str, release: str) -> None:
+    done = templated(helm, {}, release=release)
+    assert done.returncode != 0
+    assert f"the release's name {release}" in done.stderr
+    assert "set fullnameOverride" in done.stderr
+    assert templated(helm, {"fullnameOverride": "fast"}, release=release).returncode == 0
+
+
+def test_a_namespace_of_trials_with_too_long_a_name_is_refused(helm: str) -> None:
+    done = templated(helm, {}, namespace="n" * 60)
+    assert "trials.namespace.name" in done.stderr
+    assert "63 characters" in done.stderr
+    short = {"trials": {"namespace": {"name": "trials"}}}
+    assert templated(helm, short, namespace="n" * 60).returncode == 0
 
 
 def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside(
