@@ -36,6 +36,9 @@ DEFAULT_USER = 1000
 GRACE_MARGIN_S = 15
 """Seconds beyond the script's grace, for hermes-trial to write its result."""
 
+CLEANUP_REQUESTS = {"cpu": "10m", "memory": "32Mi"}
+"""What a pod that deletes checkpoints asks of its node."""
+
 SWEEP, TRIAL, EPOCH, TRY = (f"hermes-ops/{name}" for name in ("sweep", "trial", "epoch", "try"))
 GANG = "hermes-ops/gang"
 """Label of the pods of a trial on several nodes: its value is the lowest of the trial's slots.
@@ -164,7 +167,8 @@ def cleanup_manifest(
 ) -> Plain:
     """Return the manifest of a pod that deletes checkpoints: it mounts the node's claim alone.
 
-    It runs on the same node, under the same rules as the trial's pod.
+    It runs on the same node, under the same rules as the trial's pod, but asks for little: other
+    trials may fill the node.
     """
     pod = manifest(spec, facts, template)
     container = next(c for c in pod["spec"]["containers"] if c["name"] == CONTAINER)
@@ -172,6 +176,11 @@ def cleanup_manifest(
     container["env"] = [variable for variable in container["env"] if "valueFrom" not in variable]
     mounts = ("/tmp", CHECKPOINTS_MOUNT)  # noqa: S108 - in the pod
     container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] in mounts]
+    limits = (container.get("resources") or {}).get("limits") or {}
+    container["resources"] = {
+        "requests": CLEANUP_REQUESTS,
+        "limits": {name: limit for name, limit in limits.items() if name in CLEANUP_REQUESTS},
+    }
     names = {m["name"] for m in container["volumeMounts"]}
     pod["spec"]["containers"] = [container]
     pod["spec"].pop("initContainers", None)

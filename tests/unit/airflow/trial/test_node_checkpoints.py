@@ -82,6 +82,16 @@ def test_the_pod_that_deletes_is_on_the_node_and_sees_its_claim_alone() -> None:
         node_checkpoints.request(SWEEP, SPEC, "node-c", [3])
 
 
+def test_the_pod_that_deletes_finds_room_on_a_node_that_is_full_of_trials() -> None:
+    amounts = {"cpu": "16", "memory": "64Gi", "rdma/hca": "1"}
+    spec = SPEC.model_copy(update={"requests": amounts, "limits": amounts})
+    (container,) = node_checkpoints.request(SWEEP, spec, "node-b", [3])["spec"]["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "10m", "memory": "32Mi"},
+        "limits": {"cpu": "16", "memory": "64Gi"},
+    }
+
+
 def test_the_pod_that_deletes_gets_no_secret_of_the_template(tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     secret = {"secretKeyRef": {"name": "s", "key": "k"}}
