@@ -84,6 +84,7 @@ class SweepRecord(StoredRecord):
 
     `touched` are ended trials whose tasks were cleared so that Airflow adds those that are missing.
     `templated` are the script's variables that each trial renders out of Airflow's connections.
+    `clears` is how often tasks of its DAG run had been cleared when it was planned.
     """
 
     config: dict[str, Any]
@@ -96,6 +97,7 @@ class SweepRecord(StoredRecord):
     planned_s: float = 0.0
     nightly: bool = False
     templated: tuple[str, ...] = ()
+    clears: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,10 +159,11 @@ class PlanOperator(BaseOperator):
             planned_s=planned_s,
             nightly=self.nights is not None,
             templated=self._templated(context, before),
+            clears=_clears(context),
         )
-        write_record(KeyValues(store.get, store.set, store.delete), SWEEP_KEY, encode(record))
         if before is not None:
-            self._remove_end(context, tracker, ref, deadline)
+            self._continue(before, context, tracker, ref, deadline)
+        write_record(KeyValues(store.get, store.set, store.delete), SWEEP_KEY, encode(record))
         context["ti"].xcom_push(CONFIG_XCOM, json.loads(redact(config).to_json()))
         _push_addresses(context["ti"], ref)
         self.log.info("Sweep %s: %s trials", sweep, record.trials)
@@ -247,17 +248,24 @@ class PlanOperator(BaseOperator):
             return before.templated
         return self.source.connection_variables(context)
 
-    def _remove_end(
+    def _continue(
         self,
+        before: SweepRecord,
         context: Mapping[str, Any],
         tracker: Tracker,
         ref: SweepRef,
         renewed: Mapping[str, str],
     ) -> None:
-        """Remove an earlier end of the sweep: the plan was cleared, or is tried again."""
-        LastingStore(context["task_state_store"]).set(CLOSE_KEY, {})
-        tags = tracker.sweep(ref).tags
-        tracker.reopen(ref.parent_run_id, [t for t in END_TAGS if t in tags], renewed)
+        """Reopen the sweep's run; remove the sweep's end if a person has cleared the plan since.
+
+        The end that comes while the plan is merely tried again is a new one, and so is one after
+        `hermes sweep extend`, which has removed the old one itself.
+        """
+        dropped: list[str] = []
+        if before.clears != _clears(context) and not before.touched:
+            LastingStore(context["task_state_store"]).set(CLOSE_KEY, {})
+            dropped = [tag for tag in END_TAGS if tag in tracker.sweep(ref).tags]
+        tracker.reopen(ref.parent_run_id, dropped, renewed)
 
     def _warn(self, config: SweepConfig) -> dict[str, str]:
         """Log the sweep's warnings; return the tag that shows them to those who follow it."""
@@ -279,6 +287,11 @@ def _push_addresses(ti: Any, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's
     """Push the addresses of the links of the sweep's tasks."""
     ti.xcom_push(SWEEP_XCOM, run_address(tracking_uri(), ref.experiment_id, ref.parent_run_id))
     ti.xcom_push(TRIALS_XCOM, comparison_address(tracking_uri(), ref))
+
+
+def _clears(context: Mapping[str, Any]) -> int:
+    """Return how often tasks of the DAG run have been cleared; a task's retries do not count."""
+    return int(getattr(context.get("dag_run"), "clear_number", None) or 0)
 
 
 def _began_s(context: Mapping[str, Any], planned_s: float) -> float:

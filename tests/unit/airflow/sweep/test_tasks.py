@@ -83,6 +83,12 @@ def context(params: dict[str, Any], ti: Any = None) -> dict[str, Any]:
     return {"run_id": SWEEP, "params": params, "task_state_store": DictStore(), "ti": own}
 
 
+def cleared(given: dict[str, Any], times: int = 1) -> dict[str, Any]:
+    """Return the context of the plan's next run, after tasks of the DAG run have been cleared."""
+    run = SimpleNamespace(clear_number=times, start_date=None, conf=given["params"])
+    return {**given, "dag_run": run}
+
+
 def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlflow]) -> None:
     given = context(sweep_file())
     operator = PlanOperator(task_id="plan", trial_task="trial")
@@ -111,7 +117,7 @@ def test_a_sweep_that_is_planned_again_keeps_its_run_though_its_experiment_was_r
     operator = PlanOperator(task_id="plan", trial_task="trial")
     operator.execute(given)
     mlflow.known = SweepRef(SWEEP, "7", "the first run")
-    operator.execute(given)
+    operator.execute(cleared(given))
     record = decode(SweepRecord, given["task_state_store"][SWEEP_KEY])
     assert record is not None
     assert record.parent_run_id == "the first run"
@@ -147,9 +153,63 @@ def test_a_plan_that_was_cleared_opens_a_sweep_again_that_had_been_stopped(
     given["task_state_store"][CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
     operator.execute(given)  # stopped before it was planned: it stays so
     assert decode(CloseRecord, given["task_state_store"][CLOSE_KEY]) is not None
-    operator.execute(given)
+    operator.execute(cleared(given))
     assert decode(CloseRecord, given["task_state_store"][CLOSE_KEY]) is None
     assert mlflow.opened[-1] == ("parent", CLOSED_TAG)
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the plan's task runs on."""
+
+
+def kill(*_: Any) -> None:
+    raise Killed
+
+
+def test_a_stop_between_the_plans_kill_and_its_next_try_still_ends_the_sweep(
+    mlflow: type[Mlflow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = context(sweep_file())
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tasks, "_push_addresses", kill)  # right behind the sweep's record
+        operator.execute(given)
+    given["task_state_store"][CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
+    assert operator.execute(given) == list(range(8))
+    close = decode(CloseRecord, given["task_state_store"][CLOSE_KEY])
+    assert close is not None
+    assert close.reason == "stopped by its user"
+    assert mlflow.opened[-1] == ("parent",)
+
+
+def test_a_stop_after_an_extension_ends_the_sweep_though_the_plan_was_cleared_for_it(
+    mlflow: type[Mlflow],
+) -> None:
+    given = context(sweep_file())
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    operator.execute(given)
+    store = given["task_state_store"]
+    store[SWEEP_KEY] = {**store[SWEEP_KEY], "touched": [7]}
+    store[CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
+    operator.execute(cleared(given))
+    assert decode(CloseRecord, store[CLOSE_KEY]) is not None
+
+
+def test_a_cleared_plan_that_is_killed_at_any_write_removes_the_old_end_on_its_next_try(
+    mlflow: type[Mlflow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = context(sweep_file())
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    operator.execute(given)
+    store = given["task_state_store"]
+    for stage in ("_clears", "write_record", "_push_addresses"):
+        store[CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
+        again = cleared(given, int(store[SWEEP_KEY]["clears"]) + 1)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(tasks, stage, kill)
+            operator.execute(again)
+        operator.execute(again)
+        assert decode(CloseRecord, store[CLOSE_KEY]) is None
 
 
 @pytest.mark.parametrize("source", [None, "a file"])
