@@ -181,7 +181,10 @@ def _spent(reason: str, now_s: float) -> CloseRecord:
 
 
 def overlapped_sweeps(sweeps: Collection[SweepState]) -> tuple[SweepState, ...]:
-    """Return the open nightly sweeps that a newer run of their schedule replaces."""
+    """Return the open nightly sweeps that a newer run of their schedule replaces.
+
+    An older one that a person has resumed since the newer one began is left to run beside it.
+    """
     newest: dict[str, float] = {}
     for sweep in sweeps:
         if sweep.spec.record.nightly:
@@ -193,7 +196,7 @@ def overlapped_sweeps(sweeps: Collection[SweepState]) -> tuple[SweepState, ...]:
         if sweep.spec.record.nightly
         and sweep.close is None
         and sweep.spec.config.nightly.overlap is Overlap.REPLACE
-        and sweep.spec.record.planned_s < newest[sweep.spec.run.dag_id]
+        and sweep.spec.facts.submitted_s < newest[sweep.spec.run.dag_id]
     )
 
 

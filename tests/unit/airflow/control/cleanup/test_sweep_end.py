@@ -33,12 +33,19 @@ from tests.unit.airflow.builders import (
 
 
 def night(
-    run: str, planned_s: float, *, overlap: str = "replace", dag: str = "n", **own: Any
+    run: str,
+    planned_s: float,
+    *,
+    overlap: str = "replace",
+    dag: str = "n",
+    resumed_s: float = 0.0,
+    **own: Any,
 ) -> SweepState:
     config = sweep_file(nightly={"overlap": overlap})
     record = SweepRecord(config, 8, "trial", "parent", "7", "digits", planned_s=planned_s,
                          **{"nightly": True, **own})  # fmt: skip
-    plan = SweepSpec.from_run(RunRow(1, dag, run, "plan", "running", 50.0, encode(record)))
+    started_s = resumed_s or planned_s - 0.5
+    plan = SweepSpec.from_run(RunRow(1, dag, run, "plan", "running", started_s, encode(record)))
     assert plan is not None
     return SweepState(plan, (running(0, 0),), None)
 
@@ -46,6 +53,14 @@ def night(
 def test_a_newer_night_ends_the_older_ones_of_its_own_schedule() -> None:
     sweeps = [night("a", 1.0), night("b", 3.0), night("c", 2.0), night("other", 1.0, dag="m")]
     assert [b.spec.run.run_id for b in overlapped_sweeps(sweeps)] == ["a", "c"]
+
+
+def test_an_older_night_that_was_resumed_runs_until_a_night_that_begins_after_that() -> None:
+    resumed, tonight = night("a", 1.0, resumed_s=2.5), night("b", 2.0)
+    assert overlapped_sweeps([resumed, tonight]) == ()
+    next_night = night("c", 3.0)
+    replaced = overlapped_sweeps([resumed, tonight, next_night])
+    assert [b.spec.run.run_id for b in replaced] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
