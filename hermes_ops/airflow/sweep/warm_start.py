@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
+from hermes_ops.airflow.control.trial_state import FINAL_STATES
+from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.model import PastTrial
 from hermes_ops.search.space import Config
@@ -100,18 +102,29 @@ class NightlySweeps:
         return {NIGHTLY: self.dag_id}
 
     def begin(self, config: SweepConfig, tracker: Tracker, ti: Any, say: Say) -> SweepConfig:  # noqa: ANN401 - Airflow's own
-        """Return tonight's sweep; skip it while an earlier one runs, if the sweep file says so."""
-        if config.nightly.overlap is Overlap.SKIP and _an_earlier_one_runs(ti):
-            raise AirflowSkipException("the sweep of an earlier night still runs")
+        """Return tonight's sweep; skip it while another one runs, if the sweep file says so."""
+        if config.nightly.overlap is Overlap.SKIP and (other := _another_that_runs(ti)):
+            raise AirflowSkipException(f"the sweep of the run {other} of this DAG still runs")
         if not config.nightly.warm_start:
             return config
         best = last_best_config(tracker, config.name, self.dag_id)
         return config if best is None else with_point(config, best, say)
 
 
-def _an_earlier_one_runs(ti: Any) -> bool:  # noqa: ANN401 - Airflow's own
-    """Return whether an earlier run is running, by logical date: of two at once one goes on."""
-    return ti.get_previous_dagrun(state="running") is not None
+def _another_that_runs(ti: Any) -> str | None:  # noqa: ANN401 - Airflow's own
+    """Return another run of the DAG whose sweep runs, whoever has started or resumed it, or None.
+
+    Of several that are being planned at the same time the first by name goes on.
+    """
+    by_run = ti.get_task_states(dag_id=ti.dag_id, task_ids=[PLAN_TASK, REPORT_TASK])
+    for run, states in sorted(by_run.items()):
+        plan, report = states.get(PLAN_TASK), states.get(REPORT_TASK)
+        has_sweep = plan == "success" and report not in FINAL_STATES
+        is_first = plan not in FINAL_STATES and run < ti.run_id
+        if run != ti.run_id and (has_sweep or is_first):
+            if ti.get_dagrun_state(ti.dag_id, run) == "running":
+                return str(run)
+    return None
 
 
 def with_point(config: SweepConfig, point: Mapping[str, Any], say: Say) -> SweepConfig:

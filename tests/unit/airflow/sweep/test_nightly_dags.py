@@ -136,14 +136,24 @@ def config(**changes: Any) -> SweepConfig:
     return parse(sweep_file(**changes), "test", None)
 
 
-def instance(*, busy: bool = False) -> Any:
-    """A night's task; `busy` while an earlier night runs."""
+MINE = "scheduled__2026-04-02"
 
-    def previous(state: str) -> object:
-        assert state == "running"
-        return "an earlier night" if busy else None
 
-    return SimpleNamespace(get_previous_dagrun=previous)
+def instance(**others: tuple[str, str | None, str | None]) -> Any:
+    """A night's task; `others` are the runs of its DAG: their state, their plan's, their report's.
+
+    Neither they nor the night need have a logical date.
+    """
+    runs = {MINE: ("running", "running", None), **others}
+
+    def task_states(*, dag_id: str, task_ids: list[str]) -> Any:
+        assert (dag_id, task_ids) == ("n", ["plan", "report"])
+        return {run: {"plan": plan, "report": report} for run, (_, plan, report) in runs.items()}
+
+    return SimpleNamespace(
+        dag_id="n", run_id=MINE, get_task_states=task_states,
+        get_dagrun_state=lambda dag_id, run: runs[run][0],
+    )  # fmt: skip
 
 
 def silent(words: str) -> None: ...
@@ -157,13 +167,39 @@ def best(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_a_night_is_skipped_while_the_last_one_runs_if_that_is_its_rule() -> None:
+@pytest.mark.parametrize(
+    ("other", "state"),
+    [
+        ("manual__2026-04-01", ("running", "success", None)),
+        ("zzz", ("running", "success", "up_for_retry")),
+        ("manual__2026-04-02", ("running", "queued", None)),
+    ],
+)
+def test_a_night_is_skipped_while_another_sweep_of_its_dag_runs_if_that_is_its_rule(
+    other: str, state: Any
+) -> None:
     tracker: Any = None
-    with pytest.raises(AirflowSkipException):
-        NightlySweeps("n").begin(config(), tracker, instance(busy=True), silent)
-    assert NightlySweeps("n").begin(config(), tracker, instance(), silent).name == "digits"
+    busy = instance(**{other: state})
+    with pytest.raises(AirflowSkipException, match=f"the run {other} of this DAG still runs"):
+        NightlySweeps("n").begin(config(), tracker, busy, silent)
     queued = config(nightly={"overlap": "queue"})
-    assert NightlySweeps("n").begin(queued, tracker, instance(busy=True), silent).name == "digits"
+    assert NightlySweeps("n").begin(queued, tracker, busy, silent).name == "digits"
+
+
+@pytest.mark.parametrize(
+    ("other", "state"),
+    [
+        ("manual__2026-04-01", ("success", "success", "success")),
+        ("manual__2026-04-01", ("running", "skipped", None)),  # skipped a moment ago
+        ("manual__2026-04-01", ("failed", "success", None)),  # somebody has ended its run
+        ("manual__2026-04-01", ("queued", None, None)),
+        ("scheduled__2026-04-03", ("running", "running", None)),  # of two at once one goes on
+    ],
+)
+def test_a_night_runs_where_no_other_sweep_of_its_dag_does(other: str, state: Any) -> None:
+    tracker: Any = None
+    idle = instance(**{other: state})
+    assert NightlySweeps("n").begin(config(), tracker, idle, silent).name == "digits"
 
 
 def test_the_last_nights_best_is_tried_first_unless_the_file_says_no(best: Any) -> None:
