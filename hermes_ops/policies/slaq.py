@@ -65,9 +65,9 @@ class Slaq:
     def _is_over(self, job: Job, now_s: float) -> bool:
         if job.phase is not Phase.RUNNING or not job.has_finished_slice:
             return False
-        return (
-            self.slice_s is None or job.started_s is None or now_s >= job.started_s + self.slice_s
-        )
+        if self.slice_s is None or job.started_s is None:
+            return True
+        return not job.started_s - self.slice_s <= now_s < job.started_s + self.slice_s
 
 
 def predicted_drops(jobs: Iterable[Job], slice_s: float) -> dict[JobId, float]:

@@ -130,7 +130,10 @@ def _is_kept(snapshot: Snapshot, job: Job, slice_s: float) -> bool:
         return False
     if job.phase is not Phase.RUNNING or not job.has_finished_slice:
         return True
-    return job.started_s is not None and snapshot.time_s < job.started_s + slice_s
+    if job.started_s is None:
+        return False
+    # Further in the future it has not started: the clock was set back since.
+    return job.started_s - slice_s <= snapshot.time_s < job.started_s + slice_s
 
 
 def _rank(job: Job, drops: dict[JobId, Drops]) -> tuple[object, ...]:

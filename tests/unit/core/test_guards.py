@@ -41,6 +41,18 @@ def test_a_job_is_kept_until_its_start_up_and_k_switches_are_over() -> None:
     assert granted(AntiThrash(Hermes()), replace(snapshot, time_s=101.0)) == {"s/1": (0,)}
 
 
+@pytest.mark.parametrize(("back_s", "is_kept"), [(5.0, True), (3_600.0, False)])
+def test_a_clock_that_is_set_back_protects_no_job_for_longer_than_another_quantum(
+    back_s: float, *, is_kept: bool
+) -> None:
+    """Its quantum takes 11 s; the clock was set back when it had just begun."""
+    started = runs(0, 0, started_s=100.0)
+    now = replace(world(started, job(1, Phase.PENDING)), time_s=100.0 - back_s)
+    assert granted(AntiThrash(Hermes()), now) == ({"s/0": (0,)} if is_kept else {"s/1": (0,)})
+    later = replace(now, time_s=now.time_s + 2 * 11.0)
+    assert granted(AntiThrash(Hermes()), later) == {"s/1": (0,)}
+
+
 def test_an_unmeasured_job_takes_the_largest_switch_cost_of_its_sweep() -> None:
     measured = job(5, Phase.ENDED, startup_s=7.0)
     newest = runs(0, 0, started_s=73.0, startup_s=None, checkpoint_s=None)

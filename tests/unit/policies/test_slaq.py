@@ -74,6 +74,8 @@ def test_a_running_job_is_replaced_only_after_its_slice() -> None:
     assert granted(plan(runs, waits, slice_s=4.0)) == ["s/2"]
     resumed = trial(1, *falling(5.0), gpu=0, started_s=0.0, steps_at_start=8)
     assert granted(plan(resumed, waits, slice_s=4.0)) == ["s/1"]
+    ahead = trial(1, *falling(5.0), gpu=0, started_s=3_700.0, steps_at_start=6)  # clock set back
+    assert granted(plan(ahead, waits, slice_s=5.0)) == ["s/2"]
 
 
 def test_the_weight_multiplies_the_drop() -> None:

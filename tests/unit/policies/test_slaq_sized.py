@@ -54,6 +54,8 @@ def test_a_running_trial_keeps_its_size_within_its_slice() -> None:
     )  # fmt: skip
     assert sizes(4, held) == {"a/0": 2}
     assert sizes(4, held, now_s=105.0) == {"a/0": 4}
+    ahead = replace(held, started_s=3_700.0)  # the clock was set back
+    assert sizes(4, ahead) == {"a/0": 4}
 
 
 def test_a_dip_does_not_hide_a_faster_size_of_twice_the_gpus() -> None:
