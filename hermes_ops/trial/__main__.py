@@ -467,7 +467,7 @@ def _finish(
     with contextlib.suppress(OSError):
         outcome = ending.outcome.value
         segment_records.close_segment(
-            folder, options.epoch, time.time(), status.step, outcome, timings=supervisor.timings
+            folder, options.epoch, status.step, outcome, timings=supervisor.timings
         )
     segment_records.write_result(
         folder,

@@ -90,26 +90,54 @@ def _leads_out(path: str, inside: str) -> bool:
 def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -> None:
     """Write the line of a segment's start."""
     start = {"epoch": epoch, "gpus": list(gpus), "start_s": time.time(), "first_step": step}
-    append_lines(folder.segments, [start])
+    append_lines(folder.segments, [{**start, "boot": _boot(), "uptime_s": time.monotonic()}])
 
 
 def close_segment(
     folder: Folder,
     epoch: int,
-    end_s: float,
     step: int,
     outcome: str,
     *,
+    end_s: float | None = None,
     timings: Mapping[str, float] | None = None,
 ) -> None:
     """Write the line of a segment's end, with what was measured in it.
 
-    It ends no sooner than it began: the clock may have been set back meanwhile.
+    It ends now, or earlier at `end_s`. Since it began no more time has passed than by the
+    machine's uptime, and no less than none: the clock may have been set meanwhile.
     """
-    starts = [line["start_s"] for line in Follower(folder.segments).new() if "start_s" in line]
-    end_s = max(end_s, float(starts[-1])) if starts else end_s
-    end = {"epoch": epoch, "end_s": end_s, "last_step": step, "outcome": outcome}
+    starts = [line for line in Follower(folder.segments).new() if "start_s" in line]
+    now_s = time.time()
+    if starts:
+        start_s = float(starts[-1]["start_s"])
+        passed_s = _passed_s(starts[-1])
+        now_s = now_s if passed_s is None else start_s + passed_s
+        end_s = max(start_s, now_s if end_s is None else min(end_s, now_s))
+    end = {"epoch": epoch, "end_s": now_s if end_s is None else end_s}
+    end |= {"last_step": step, "outcome": outcome}
     append_lines(folder.segments, [{**(timings or {}), **end}])
+
+
+def _passed_s(start: Mapping[str, Any]) -> float | None:
+    """Return the seconds since a segment's start by the uptime; None if this boot did not see it.
+
+    An earlier version wrote no uptime, and not every system has an id of its boot.
+    """
+    try:
+        passed_s = time.monotonic() - float(start["uptime_s"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return passed_s if start.get("boot") and start["boot"] == _boot() and passed_s >= 0 else None
+
+
+def _boot() -> str:
+    """Return the id of this boot of the machine; empty where the system has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def close_lost_segment(folder: Folder, step: int) -> None:
@@ -128,7 +156,7 @@ def close_lost_segment(folder: Folder, step: int) -> None:
             end_s = max(end_s, os.stat(path).st_mtime)
     reached = (read_json(folder.result) or {}).get("step")
     step = max(step, reached) if isinstance(reached, int) else step
-    close_segment(folder, int(lines[-1].get("epoch") or 0), end_s, step, "killed")
+    close_segment(folder, int(lines[-1].get("epoch") or 0), step, "killed", end_s=end_s)
 
 
 def trained_s(lines: Iterable[Mapping[str, Any]]) -> float:

@@ -121,9 +121,10 @@ def _another_that_runs(ti: Any) -> str | None:  # noqa: ANN401 - Airflow's own
         plan, report = states.get(PLAN_TASK), states.get(REPORT_TASK)
         has_sweep = plan == "success" and report not in FINAL_STATES
         is_first = plan not in FINAL_STATES and run < ti.run_id
-        if run != ti.run_id and (has_sweep or is_first):
-            if ti.get_dagrun_state(ti.dag_id, run) == "running":
-                return str(run)
+        if run == ti.run_id or not (has_sweep or is_first):
+            continue
+        if ti.get_dagrun_state(ti.dag_id, run) == "running":
+            return str(run)
     return None
 
 

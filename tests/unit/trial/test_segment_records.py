@@ -9,15 +9,66 @@ from hermes_ops.trial import segment_records
 from hermes_ops.trial.files import Folder, Follower
 
 
-@pytest.mark.parametrize(("closed_s", "end_s"), [(1_060.0, 1_060.0), (400.0, 1_000.0)])
-def test_a_segment_ends_no_sooner_than_it_began_though_the_clock_was_set_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed_s: float, end_s: float
+class Clocks:
+    """The time of day, which people and NTP set, and the machine's uptime."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.uptime_s, self.boot = 1_000.0, 50.0, "first"
+        name = "hermes_ops.trial.segment_records"
+        monkeypatch.setattr(f"{name}.time.time", lambda: self.now_s)
+        monkeypatch.setattr(f"{name}.time.monotonic", lambda: self.uptime_s)
+        monkeypatch.setattr(f"{name}._boot", lambda: self.boot)
+
+    def go_on(self, seconds: float, set_by_s: float = 0.0) -> None:
+        self.uptime_s += seconds
+        self.now_s += seconds + set_by_s
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize("set_by_s", [0.0, DAY_S, -DAY_S])
+def test_a_segment_has_trained_as_long_as_it_ran_however_the_clock_was_set_meanwhile(
+    tmp_path: Path, clocks: Clocks, set_by_s: float
 ) -> None:
     folder = Folder(tmp_path)
-    monkeypatch.setattr("hermes_ops.trial.segment_records.time.time", lambda: 1_000.0)
     segment_records.open_segment(folder, 1, ("0",), 0)
-    segment_records.close_segment(folder, 1, closed_s, 3, "preempted")
-    assert [line.get("end_s") for line in Follower(folder.segments).new()] == [None, end_s]
+    clocks.go_on(60.0, set_by_s)
+    segment_records.close_segment(folder, 1, 3, "preempted")
+    lines = list(Follower(folder.segments).new())
+    assert [line.get("end_s") for line in lines] == [None, 1_060.0]
+    assert segment_records.trained_s(lines) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("boot", "most_s"), [("first", 60.0), ("second", 60.0 + DAY_S), ("", 60.0 + DAY_S)]
+)
+def test_a_killed_segment_has_trained_no_longer_than_its_machine_has_been_up_since(
+    tmp_path: Path, clocks: Clocks, boot: str, most_s: float
+) -> None:
+    folder = Folder(tmp_path)
+    segment_records.open_segment(folder, 1, ("0",), 0)
+    clocks.go_on(60.0, DAY_S)
+    folder.status.write_text("{}")  # the last sign of its life
+    os.utime(folder.status, (clocks.now_s,) * 2)
+    clocks.boot = boot
+    segment_records.close_lost_segment(folder, 3)
+    assert segment_records.trained_s(Follower(folder.segments).new()) == most_s
+
+
+def test_the_start_of_a_segment_by_an_earlier_version_is_closed_by_the_clock(
+    tmp_path: Path, clocks: Clocks
+) -> None:
+    folder = Folder(tmp_path)
+    folder.segments.write_text('{"epoch": 1, "start_s": 1000.0}\n')
+    clocks.go_on(60.0)
+    segment_records.close_segment(folder, 1, 3, "preempted")
+    assert segment_records.trained_s(Follower(folder.segments).new()) == 60.0
 
 
 def test_a_link_to_a_folder_elsewhere_is_a_checkpoint_and_one_inside_is_none(

@@ -171,9 +171,10 @@ def test_a_stop_between_the_plans_kill_and_its_next_try_still_ends_the_sweep(
 ) -> None:
     given = context(sweep_file())
     operator = PlanOperator(task_id="plan", trial_task="trial")
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(tasks, "_push_addresses", kill)  # right behind the sweep's record
-        operator.execute(given)
+        with pytest.raises(Killed):
+            operator.execute(given)
     given["task_state_store"][CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
     assert operator.execute(given) == list(range(8))
     close = decode(CloseRecord, given["task_state_store"][CLOSE_KEY])
@@ -205,9 +206,10 @@ def test_a_cleared_plan_that_is_killed_at_any_write_removes_the_old_end_on_its_n
     for stage in ("_clears", "write_record", "_push_addresses"):
         store[CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
         again = cleared(given, int(store[SWEEP_KEY]["clears"]) + 1)
-        with monkeypatch.context() as patch, pytest.raises(Killed):
+        with monkeypatch.context() as patch:
             patch.setattr(tasks, stage, kill)
-            operator.execute(again)
+            with pytest.raises(Killed):
+                operator.execute(again)
         operator.execute(again)
         assert decode(CloseRecord, store[CLOSE_KEY]) is None
 
