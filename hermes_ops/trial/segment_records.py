@@ -114,8 +114,8 @@ def close_segment(
         passed_s = _passed_s(starts[-1])
         now_s = now_s if passed_s is None else start_s + passed_s
         end_s = max(start_s, now_s if end_s is None else min(end_s, now_s))
-    end = {"epoch": epoch, "end_s": now_s if end_s is None else end_s}
-    end |= {"last_step": step, "outcome": outcome}
+    end_s = now_s if end_s is None else end_s
+    end = {"epoch": epoch, "end_s": end_s, "last_step": step, "outcome": outcome}
     append_lines(folder.segments, [{**(timings or {}), **end}])
 
 

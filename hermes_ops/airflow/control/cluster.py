@@ -202,8 +202,10 @@ class AirflowCluster:
         for sweep in self.sweeps.values():
             run_id = sweep.spec.record.parent_run_id
             self._later(UPLOAD, sweep.id, self.decisions.upload, sweep.id, run_id)
-        for janitor in (self._janitor, self._pod_janitor):
-            call(pool, "clean up", janitor.run_if_due, self.sweeps.values(), self.clock())
+        call(pool, "clean up", self._janitor.run_if_due, self.sweeps.values(), self.clock())
+        unread = {*self._running.specs, *self._running.unreadable} - self.sweeps.keys()
+        look = self._pod_janitor.run_if_due
+        call(pool, "clean up pods", look, self.sweeps.values(), self.clock(), unread)
         call(pool, "keep its records", self._state_retention.run_if_due, self.clock())
         values, sweeps = self._plan_value_retention, self.sweeps.values()
         call(pool, "keep its specs' values", values.run_if_due, sweeps, self.clock())

@@ -45,7 +45,11 @@ Opened = Callable[[str], WatchedPods]
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Sweeps whose trials are, or were, pods: the namespace that each names, by its label."""
+    """Sweeps whose trials are, or were, pods: the namespace that each names, by its label.
+
+    `running` are the labels of those that have not ended; `leased` knows no lease of those that
+    could not be read now.
+    """
 
     namespaces: Mapping[str, str | None]
     running: frozenset[str]
@@ -77,19 +81,24 @@ class PodJanitor:
     _thread: threading.Thread | None = None
     _complaints: set[str] = field(default_factory=set)  # by namespace or file
 
-    def run_if_due(self, sweeps: Iterable[SweepState], now_s: float) -> None:
-        """Compare pods with leases in the background, if it is time and the last time is over."""
+    def run_if_due(
+        self, sweeps: Iterable[SweepState], now_s: float, unread: Iterable[str] = ()
+    ) -> None:
+        """Compare pods with leases in the background, if it is time and the last time is over.
+
+        `unread` are sweeps that run, whose leases could not be read: their pods are left alone.
+        """
         if self._thread is not None and self._thread.is_alive():
             return
         pods = [b for b in sweeps if b.spec.config.trial.run_in is RunIn.POD]
         if not is_due(now_s, self._due_s, PERIOD_S) or not (pods or self._namespaces):
             return
-        followed = self._follow(pods)
+        followed = self._follow(pods, frozenset(labels_of_sweep(s)[SWEEP] for s in unread))
         self._due_s = now_s + PERIOD_S
         self._thread = threading.Thread(target=self.clean, args=(followed, now_s), daemon=True)
         self._thread.start()
 
-    def _follow(self, sweeps: Iterable[SweepState]) -> Followed:
+    def _follow(self, sweeps: Iterable[SweepState], unread: frozenset[str]) -> Followed:
         epochs: dict[tuple[str, int], int] = {}
         running = set()
         for sweep in sweeps:
@@ -98,8 +107,9 @@ class PodJanitor:
             running.add(label)
             self._namespaces[label] = spec.namespace if spec is not None else None
             epochs |= epochs_of(label, sweep)
-        leased = LeasesInForce(frozenset(self._namespaces), epochs, Host.here().home_id)
-        return Followed(dict(self._namespaces), frozenset(running), leased)
+        known = frozenset(self._namespaces) - unread
+        leased = LeasesInForce(known, epochs, Host.here().home_id)
+        return Followed(dict(self._namespaces), unread.union(running), leased)
 
     def clean(self, followed: Followed, now_s: float) -> None:
         """Check every namespace; trouble is logged once, and the next check tries again."""

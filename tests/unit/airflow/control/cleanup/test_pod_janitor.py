@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes import PodView, Rejected
 from hermes_ops.kubernetes.orphan_pods import CLEARING_S, ORPHAN_GRACE_S
 from tests.unit.airflow.builders import SWEEP, lease, row, running, segment, sweep_with, waiting
+from tests.unit.airflow.control.controllers import Database, controller_of
 
 POD = PodView(
     name="p", uid="u", version="1", phase="Running", owner="1", epoch=1, sweep=SWEEP, trial=0
@@ -83,8 +86,10 @@ def janitor(cluster: FakePods) -> PodJanitor:
     return PodJanitor(cluster.open)
 
 
-def look(janitor: PodJanitor, now_s: float, *sweeps: SweepState) -> None:
-    janitor.run_if_due(sweeps, now_s)
+def look(
+    janitor: PodJanitor, now_s: float, *sweeps: SweepState, unread: tuple[str, ...] = ()
+) -> None:
+    janitor.run_if_due(sweeps, now_s, unread)
     if janitor._thread is not None:
         janitor._thread.join()
 
@@ -141,6 +146,41 @@ def test_the_pods_of_a_sweep_that_has_ended_go_and_then_nothing_more_is_asked(
     look(janitor, 180.0)
     assert len(cluster.listed) == asked
     assert cluster.left == ["default"]
+
+
+def test_the_pods_of_a_sweep_that_cannot_be_read_stay_and_are_looked_at_again_once_it_can(
+    janitor: PodJanitor, cluster: FakePods
+) -> None:
+    look(janitor, 100.0, of_pods(running(0, 0)))
+    for now_s in (110.0, 130.0, 150.0):
+        look(janitor, now_s, unread=(SWEEP,))
+    assert cluster.deleted == []
+    for now_s in (170.0, 170.0 + ORPHAN_GRACE_S):
+        look(janitor, now_s, of_pods(waiting(0)))
+    assert cluster.deleted == [("p", 45)]
+
+
+def test_the_look_at_pods_is_told_which_sweeps_could_not_be_read(tmp_path: Path) -> None:
+    run = of_pods(running(0, 0)).spec.run
+    database = Database(run)
+    cluster = controller_of(database, tmp_path / "view").cluster
+    told: list[tuple[list[str], list[str]]] = []
+    idle: Any = SimpleNamespace(run_if_due=lambda *_: None)
+    cluster._janitor = cluster._state_retention = cluster._plan_value_retention = idle
+    looks: Any = SimpleNamespace(
+        run_if_due=lambda sweeps, _, unread: told.append(([s.id for s in sweeps], [*unread]))
+    )
+    cluster._pod_janitor = looks
+    cluster.observe()
+    cluster._do_what_nobody_waits_for()
+
+    def fail(*_: object) -> Any:
+        raise Unavailable("the statement took too long")
+
+    database.trials = fail  # type: ignore[method-assign]
+    cluster.observe()
+    cluster._do_what_nobody_waits_for()
+    assert told == [([SWEEP], []), ([], [SWEEP])]
 
 
 def test_a_namespace_is_opened_once_and_watched_as_long_as_a_sweep_has_its_pods_there(
