@@ -113,13 +113,14 @@ class AirflowCluster:
             self.applier.close(sweep, replaced_by_newer(now))
         for sweep in self.sweeps.values():
             self.faults.attempt(Subject(sweep.id), "settle it", self.applier.settle, sweep, now)
+        if self.draining:  # whatever has become of the pool: its trials are stopped
+            return Snapshot(now, (), ())
         with self.metadata.single_connection():
-            snapshot = pool_snapshot(
+            return pool_snapshot(
                 self.pool, self.metadata, self.sweeps, now,
                 nodes=self.nodes, jobs=self._jobs(now), lendable=self.machines.lendable,
                 unread=frozenset().union(*self._unread.values()),
             )  # fmt: skip
-        return Snapshot(now, (), ()) if self.draining else snapshot
 
     @property
     def faults(self) -> FaultBarrier:

@@ -21,11 +21,11 @@ from hermes_ops.airflow.control.controller import Controller, Leadership, main
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.sweep_state import usable_gpus
 from hermes_ops.airflow.metadata import PoolRow, RunRow
-from hermes_ops.airflow.records import CloseRecord
+from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, STOP_KEY, CloseRecord, encode
 from hermes_ops.core.model import Phase, Plan, Snapshot
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.trial.disk_space import DiskSpace
-from tests.unit.airflow.builders import SWEEP, run_row
+from tests.unit.airflow.builders import SWEEP, run_row, running
 from tests.unit.airflow.control.controllers import Database, controller_of
 
 
@@ -315,6 +315,20 @@ def test_a_pool_without_a_number_of_slots_is_named_with_its_remedy() -> None:
     database.pool_row = PoolRow(-1, 0)
     with pytest.raises(HermesError, match=r"'gpus' has no limit .-1 slots.*give it as many"):
         controller_of(database, PolicySettings.file()).cluster.observe()
+
+
+def test_a_shutdown_stops_the_trials_of_a_pool_that_was_deleted(home: Path) -> None:
+    database = Database(run_row())
+    database.trials = lambda run, task: (running(0, 0).row,)  # type: ignore[method-assign]
+    records = {LEASE_KEY: running(0, 0).lease, SEGMENT_KEY: running(0, 0).segment}
+    stored = {key: json.dumps(encode(record)) for key, record in records.items()}
+    database.records = lambda run: {("trial", 0): stored}  # type: ignore[method-assign]
+    database.pool_row = None
+    controller = controller_of(database, home / "policy.json")
+    (home / "drain").touch()
+    controller._round()
+    outside: Any = controller.cluster.applier.client
+    assert [call[:3] for call in outside.calls if call[0] == "put"] == [("put", 0, STOP_KEY)]
 
 
 def test_while_draining_there_is_no_gpu_and_no_job(home: Path) -> None:
