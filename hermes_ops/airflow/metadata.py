@@ -44,7 +44,7 @@ REQUIRED_COLUMNS = {
         "dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value", "expires_at",
     },
     "slot_pool": {"pool", "slots", "include_deferred"},
-    "dag": {"dag_id", "is_paused", "owners"},
+    "dag": {"dag_id", "is_paused", "is_stale", "owners"},
     "task_instance_note": {"ti_id", "content"},
 }  # fmt: skip
 
@@ -59,7 +59,8 @@ class RunRow:
     """A DAG run that holds a sweep.
 
     `triggered_by` is the Airflow user who triggered it, empty for a scheduled run; `dag_owners` is
-    what the DAG names as its owners, with commas.
+    what the DAG names as its owners, with commas. While it is `paused` Airflow starts none of its
+    tasks: a person has paused the DAG, or its file lacks it.
     """
 
     run_key: int
@@ -198,12 +199,13 @@ class Metadata:
 
     def sweeps(self) -> tuple[RunRow, ...]:
         """Return sweeps whose DAG run is running, oldest first."""
-        from sqlalchemy import select
+        from sqlalchemy import or_, select
 
         run, store, dag = self._run.c, self._store.c, self._dag.c
+        rests = or_(dag.is_paused, dag.is_stale)
         query = (
             select(run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date,
-                   store.value, dag.is_paused, run.triggering_user_name, dag.owners)
+                   store.value, rests, run.triggering_user_name, dag.owners)
             .join(self._store, store.dag_run_id == run.id)
             .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY, run.state == "running")

@@ -75,10 +75,10 @@ def collect_warnings(
     if connection is None:
         warnings = warnings_of(config, pool_slots=None, environ=os.environ)
         return WarningList(file, (*warnings, *workspace_warnings(config, os.environ)))
-    slots, paused = None, False
+    slots, waits = None, None
     try:
         slots = slots_of(connection.airflow, config.pool)
-        paused = dag_id is not None and is_paused(connection.airflow, dag_id)
+        waits = None if dag_id is None else why_dag_rests(connection.airflow, dag_id)
     except HermesError:  # it does not answer: what it knows is not known
         pass
     environ = os.environ if is_here(connection.airflow_url) else None
@@ -87,7 +87,7 @@ def collect_warnings(
     warnings = (*warnings, *executor_warnings(config))
     if environ is not None:  # the quota is in the state folder of that machine
         warnings = (*warnings, *class_warnings(config))
-    return WarningList(file, (*warnings, *([_pause_warning(dag_id)] if paused and dag_id else ())))
+    return WarningList(file, (*warnings, *([_dag_warning(dag_id, *waits)] if waits else ())))
 
 
 def refuse_class(config: SweepConfig, file: Path, connection: Connection | None) -> None:
@@ -143,9 +143,15 @@ def slots_of(airflow: AirflowClient, pool: str) -> int | None:
     return None if slots < 0 else slots
 
 
-def is_paused(airflow: AirflowClient, dag_id: str) -> bool:
-    """Return True if Airflow starts no task of the DAG."""
-    return bool((airflow.dag(dag_id) or {}).get("is_paused"))
+def why_dag_rests(airflow: AirflowClient, dag_id: str) -> tuple[str, str] | None:
+    """Return why Airflow starts no task of the DAG, and the remedy; None if it starts them."""
+    dag = airflow.dag(dag_id) or {}
+    if dag.get("is_stale"):
+        remedy = "put its file back, or correct it (Airflow lists import errors)"
+        return "is no longer in Airflow's DAG folder", remedy
+    if dag.get("is_paused"):
+        return "is paused in Airflow", "unpause it (the switch on its page)"
+    return None
 
 
 def is_here(url: str) -> bool:
@@ -170,10 +176,9 @@ def connect_if_possible(home: Path | None) -> Connection | None:
     )
 
 
-def _pause_warning(dag_id: str) -> SweepWarning:
-    found = f"the DAG {dag_id} is paused"
-    fix = "unpause it: the switch on its page in Airflow"
-    return SweepWarning(("Airflow",), found, "the sweep waits until it no longer is", fix)
+def _dag_warning(dag_id: str | None, why: str, remedy: str) -> SweepWarning:
+    found = f"the DAG {dag_id} {why}"
+    return SweepWarning(("Airflow",), found, "no trial starts until then", remedy)
 
 
 def reference_warnings(config: SweepConfig) -> tuple[SweepWarning, ...]:

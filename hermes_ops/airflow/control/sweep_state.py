@@ -302,7 +302,8 @@ class SweepState:
     def _offered(self, candidate: Job, trial: TrialRecords) -> bool:
         """Return whether a trial is offered to the policy: once Airflow would start it.
 
-        Of a DAG that is paused Airflow takes none: only those that train are offered.
+        Of a DAG that is paused, or not there any more, Airflow takes none: only those that train
+        are offered.
         """
         if trial.number in self.spec.record.touched:
             return False

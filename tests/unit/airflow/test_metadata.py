@@ -123,13 +123,16 @@ def test_the_pool_is_known_however_many_sweeps_run(engine: Engine) -> None:
     )
 
 
-def test_a_sweep_whose_dag_is_paused_says_so(engine: Engine) -> None:
+@pytest.mark.parametrize("facts", [{"is_paused": True}, {"is_stale": True}], ids=str)
+def test_a_sweep_whose_dag_is_paused_or_no_longer_in_its_file_says_so(
+    engine: Engine, facts: dict[str, bool]
+) -> None:
     own: Any = Metadata(engine)
     add_run(engine)
     add_record(engine, "hermes_sweep", sweep_record())
-    add(engine, own._dag, dag_id="hermes_sweep", is_paused=True, max_active_tasks=1,
+    add(engine, own._dag, dag_id="hermes_sweep", max_active_tasks=1,
         max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
-        bundle_name="dags")  # fmt: skip
+        bundle_name="dags", **{"is_paused": False, "is_stale": False, **facts})  # fmt: skip
     assert [run.paused for run in own.sweeps()] == [True]
 
 
@@ -138,8 +141,8 @@ def test_a_sweep_has_the_user_who_triggered_it_and_the_owners_of_its_dag(engine:
     add_run(engine, user="ann")
     add_record(engine, "hermes_sweep", sweep_record())
     assert [(run.triggered_by, run.dag_owners) for run in own.sweeps()] == [("ann", "")]
-    add(engine, own._dag, dag_id="hermes_sweep", is_paused=False, max_active_tasks=1,
-        max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
+    add(engine, own._dag, dag_id="hermes_sweep", is_paused=False, is_stale=False,
+        max_active_tasks=1, max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
         bundle_name="dags", owners="eve, bob")  # fmt: skip
     assert [(run.triggered_by, run.dag_owners) for run in own.sweeps()] == [("ann", "eve, bob")]
 

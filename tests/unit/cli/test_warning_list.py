@@ -42,6 +42,7 @@ class Airflow:
     timeout_s: float = 30.0
     slots: int = 2
     paused: bool = False
+    stale: bool = False
     away: bool = False
 
     def pool(self, name: str) -> dict[str, Any]:
@@ -50,7 +51,10 @@ class Airflow:
         return {"name": name, "slots": self.slots}
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
-        return None if dag_id == "nowhere" else {"is_paused": self.paused}
+        return None if dag_id == "nowhere" else self._dag()
+
+    def _dag(self) -> dict[str, Any]:
+        return {"is_paused": self.paused, "is_stale": self.stale}
 
     def user_name(self) -> str:
         return self.credentials.user
@@ -270,6 +274,15 @@ def test_a_paused_dag_is_said_before_the_sweep_is_planned(
     airflow.paused, planned["config"] = True, None
     (line,) = following(airflow, planned).due(0.0, None)
     assert "The DAG hermes_sweep is paused" in line
+
+
+def test_a_dag_that_is_no_longer_in_its_folder_is_said_with_the_remedy(
+    airflow: Airflow, planned: dict[str, Any]
+) -> None:
+    airflow.stale, planned["config"] = True, None
+    (line,) = following(airflow, planned).due(0.0, None)
+    assert "The DAG hermes_sweep is no longer in Airflow's DAG folder" in line
+    assert "until you put its file back, or correct it" in line
 
 
 def test_what_the_plan_found_is_said_to_those_who_were_not_told(
