@@ -161,7 +161,7 @@ class AirflowCluster:
 
     def _show(self, snapshot: Snapshot, plan: Plan) -> None:
         """Write the pool's view; that of thousands of trials not in each round."""
-        begun_s = self.clock()
+        begun_s = time.monotonic()  # the clock may be set back
         if begun_s < self._view_due_s:
             return
         self.faults.attempt(
@@ -170,7 +170,7 @@ class AirflowCluster:
             faults=self.faults.faults, process_refusal=self.process_refusal, quota=self.quota,
             machines=self.machines.view(),
         )  # fmt: skip
-        took_s = self.clock() - begun_s
+        took_s = time.monotonic() - begun_s
         self._view_due_s = begun_s + took_s / VIEW_SHARE if took_s > QUICK_VIEW_S else 0.0
 
     def wait(self, until_s: float | None) -> None:

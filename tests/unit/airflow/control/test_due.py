@@ -12,6 +12,7 @@ from hermes_ops.airflow.control.cleanup import janitor, state_retention
 from hermes_ops.airflow.control.cleanup.janitor import Janitor
 from hermes_ops.airflow.control.cleanup.state_retention import StateRetention
 from hermes_ops.airflow.control.faults import FaultBarrier, Subject
+from hermes_ops.core.model import Plan, Snapshot
 from hermes_ops.errors import HermesError
 from tests.unit.airflow.control.controllers import Database, controller_of
 
@@ -33,6 +34,26 @@ def test_a_round_comes_a_second_later_though_the_clock_was_set_back(tmp_path: Pa
     cluster._wake, cluster.curves, cluster.clock = event, curves, lambda: now_s
     cluster.wait(None)
     assert waited < 30
+
+
+def test_the_view_of_a_large_pool_is_written_again_soon_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, uptime_s, written = NOW_S, 50.0, list[float]()
+
+    def publish(*_: Any, **__: Any) -> None:
+        nonlocal now_s, uptime_s
+        now_s, uptime_s = now_s + 1.0, uptime_s + 1.0  # so many trials has it
+        written.append(uptime_s)
+
+    cluster = controller_of(Database(), tmp_path / "view").cluster
+    cluster.clock = lambda: now_s
+    monkeypatch.setattr("hermes_ops.airflow.control.cluster.publish", publish)
+    monkeypatch.setattr("time.monotonic", lambda: uptime_s)
+    for _ in range(60):
+        cluster._show(Snapshot(now_s, (), ()), Plan(()))
+        now_s, uptime_s = now_s + 1.0 - (DAY_S if len(written) == 1 else 0.0), uptime_s + 1.0
+    assert len(written) == 4
 
 
 def test_a_step_that_failed_is_tried_again_though_the_clock_was_set_back() -> None:
