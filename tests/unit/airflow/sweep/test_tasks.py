@@ -33,7 +33,7 @@ from tests.unit.airflow.builders import SWEEP, DictStore, sweep_file
 class Mlflow:
     """MLflow; keeps which sweeps it was asked to open."""
 
-    opened: list[tuple[str, str]]
+    opened: list[tuple[str, ...]]
     tags: list[dict[str, str]]
     stored: list[str]
     compared: list[ComparedSweep]

@@ -15,6 +15,7 @@ from hermes_ops.airflow.control.cleanup.pod_janitor import PERIOD_S, Opened, Pod
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import pod_file
+from hermes_ops.airflow.metadata import RunRow
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes import PodView, Rejected
 from hermes_ops.kubernetes.orphan_pods import CLEARING_S, ORPHAN_GRACE_S
@@ -174,7 +175,7 @@ def test_the_look_at_pods_is_told_which_sweeps_could_not_be_read(tmp_path: Path)
     cluster.observe()
     cluster._do_what_nobody_waits_for()
 
-    def fail(*_: object) -> Any:
+    def fail(run: RunRow, task: str) -> Any:
         raise Unavailable("the statement took too long")
 
     database.trials = fail  # type: ignore[method-assign]
