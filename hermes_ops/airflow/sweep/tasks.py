@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from jinja2 import TemplateError
 
 from hermes_ops.airflow import open_secrets
 from hermes_ops.airflow.control.cleanup.janitor import check_store
-from hermes_ops.airflow.folders import pod_file
+from hermes_ops.airflow.folders import pod_file, sweep_folder
 from hermes_ops.airflow.hosts import (
     NODES_VARIABLE,
     REMEDY,
@@ -80,7 +81,7 @@ from hermes_ops.errors import ConfigError, HermesError, Problem
 from hermes_ops.references import names_in, refers
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.comparison import ComparedSweep
-from hermes_ops.tracking.runs import NAME
+from hermes_ops.tracking.runs import NAME, RUN_STATUS
 from hermes_ops.trial.environment import InheritanceRule, why_missing
 
 
@@ -133,12 +134,9 @@ class PlanOperator(BaseOperator):
         self._check_executor(config)
         self.connections.enter()
         refuse_missing(config, os.environ)
-        tracker = Tracker(tracking_uri())
-        if before is None and self.nights is not None:
-            config = self.nights.begin(config, tracker, context["ti"], self.log.info)
+        tracker, sweep = Tracker(tracking_uri()), sweep_of(self, context)
         if before is None:
-            config = add_warm_start(config, tracker, self.log.info)
-        sweep = sweep_of(self, context)
+            config = self._begin(config, tracker, sweep, context["ti"])
         planned_s = before.planned_s if before is not None else time.time()
         deadline = deadline_tag(config, _began_s(context, planned_s))
         tags = {**self._tags(config), **deadline}
@@ -181,6 +179,16 @@ class PlanOperator(BaseOperator):
                 f"{run_id.partition(':')[0]}; allowed: an id without colons. Fix: start it with "
                 "another id."
             )
+
+    def _begin(self, config: SweepConfig, tracker: Tracker, sweep: str, ti: Any) -> SweepConfig:  # noqa: ANN401 - Airflow's own
+        """Return a new sweep with the configurations that it tries first.
+
+        A night is skipped while another one runs, if that is its rule; a taken id is refused.
+        """
+        if self.nights is not None:
+            config = self.nights.begin(config, tracker, ti, self.log.info)
+        refuse_taken_id(sweep, tracker)
+        return add_warm_start(config, tracker, self.log.info)
 
     def _read(self, context: Mapping[str, Any]) -> SweepConfig:
         def render(text: str) -> str:
@@ -383,6 +391,22 @@ class ReportOperator(BaseOperator):
         by_run = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
         states: Mapping[str, str] = by_run.get(ti.run_id) or {}
         return states
+
+
+def refuse_taken_id(sweep: str, tracker: Tracker) -> None:
+    """Fail the plan of a new sweep if there was another one of its id: it would have its results.
+
+    The DAG run of that one was deleted in Airflow; its folder or its runs in MLflow are there. A
+    plan that is tried again has left no trial yet.
+    """
+    ref = tracker.find_sweep(sweep)
+    has_runs = ref is not None and (tracker.sweep(ref).state in RUN_STATUS or tracker.trials(ref))
+    if has_runs or any(sweep_folder(sweep).glob("trials/*")):
+        raise AirflowFailException(
+            f"the run's id: found that of an earlier sweep {sweep!r}, whose results are still "
+            "there; allowed: an id without any. Fix: start it with another id, or remove the "
+            f"earlier one with `hermes prune --older-than 0h --sweep {shlex.quote(sweep)}`."
+        )
 
 
 def refuse_missing(config: SweepConfig, environment: Mapping[str, str]) -> None:

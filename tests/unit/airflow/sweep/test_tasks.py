@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     CLOSED_TAG,
@@ -38,6 +39,8 @@ class Mlflow:
     stored: list[str]
     compared: list[ComparedSweep]
     known: SweepRef | None
+    state: str
+    begun: tuple[int, ...]
 
     def __init__(self, uri: str) -> None:
         assert uri == "http://mlflow"
@@ -46,8 +49,11 @@ class Mlflow:
     def save(self, ref: Any, compared: ComparedSweep, created_ms: int) -> None:
         self.compared.append(compared)
 
-    def find_sweep(self, sweep: str, name: str) -> SweepRef | None:
+    def find_sweep(self, sweep: str, name: str | None = None) -> SweepRef | None:
         return self.known
+
+    def trials(self, ref: Any) -> tuple[int, ...]:
+        return self.begun
 
     def ensure_sweep(self, name: str, sweep: str, config: str, tags: Any) -> Any:
         self.opened.append((name, sweep))
@@ -56,7 +62,7 @@ class Mlflow:
         return SweepRef(sweep, "7", "parent")
 
     def sweep(self, ref: Any) -> Any:
-        return SimpleNamespace(tags={CLOSED_TAG: "stopped by its user"})
+        return SimpleNamespace(tags={CLOSED_TAG: "stopped by its user"}, state=self.state)
 
     def reopen(self, run_id: str, drop: Any, tags: Any) -> None:
         self.opened.append((run_id, *drop))
@@ -67,7 +73,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Mlflow]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
     monkeypatch.setattr(tasks, "Tracker", Mlflow)
     Mlflow.opened, Mlflow.stored, Mlflow.tags, Mlflow.compared = [], [], [], []
-    Mlflow.known = None
+    Mlflow.known, Mlflow.state, Mlflow.begun = None, "running", ()
     return Mlflow
 
 
@@ -122,6 +128,30 @@ def test_a_sweep_that_is_planned_again_keeps_its_run_though_its_experiment_was_r
     assert record is not None
     assert record.parent_run_id == "the first run"
     assert mlflow.opened == [("digits", SWEEP), ("the first run", CLOSED_TAG)]
+
+
+@pytest.mark.parametrize("left", ["an ended sweep", "a trial", "a folder"])
+def test_a_new_run_with_the_id_of_a_deleted_one_does_not_take_its_results(
+    mlflow: type[Mlflow], left: str
+) -> None:
+    if left == "a folder":
+        TrialFolder.from_sweep(SWEEP, 0).path.mkdir(parents=True)
+    else:
+        mlflow.known = SweepRef(SWEEP, "7", "the earlier run")
+        mlflow.state = "cancelled" if left == "an ended sweep" else "running"
+        mlflow.begun = (0,) if left == "a trial" else ()
+    given = context(sweep_file())
+    with pytest.raises(AirflowFailException, match=r"earlier sweep 'digits-1'.*hermes prune"):
+        PlanOperator(task_id="plan", trial_task="trial").execute(given)
+    assert SWEEP_KEY not in given["task_state_store"]
+    assert mlflow.opened == []
+
+
+def test_a_plan_that_was_killed_when_it_had_opened_its_run_goes_on(mlflow: type[Mlflow]) -> None:
+    mlflow.known = SweepRef(SWEEP, "7", "parent")
+    given = context(sweep_file())
+    PlanOperator(task_id="plan", trial_task="trial").execute(given)
+    assert SWEEP_KEY in given["task_state_store"]
 
 
 @pytest.mark.parametrize(
