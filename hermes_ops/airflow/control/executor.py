@@ -20,7 +20,8 @@ decides on the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hermes_ops.airflow.client import AirflowClient, TaskKey
@@ -69,6 +70,13 @@ from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
 
+MARKED_AT_ONCE = 16
+"""Tasks that are marked in one request. Airflow takes some 30 ms for each, in one transaction: with
+thousands no answer comes in time, and on SQLite nobody else writes meanwhile."""
+
+MARKING_S = 1.0
+"""Seconds of a round for the marks of one sweep; the others follow in the next rounds."""
+
 Tags = Callable[[SweepState, TrialRecords], dict[str, str]]
 GiveUpRun = Callable[[SweepState, TrialRecords, SegmentRecord, str], None]
 
@@ -86,6 +94,7 @@ class Executor:
     faults: FaultBarrier
     tags: Tags
     give_up_run: GiveUpRun
+    clock: Callable[[], float] = time.monotonic
 
     def run(
         self, sweep: SweepState, commands: Iterable[Command], now_s: float
@@ -267,9 +276,10 @@ class Executor:
         subject = Subject(sweep.id)
         match command:
             case MarkTasks():
-                tasks = [task_of(sweep, t) for t in command.trials]
                 step = f"mark its tasks {command.state}"
-                self.faults.attempt(subject, step, self._mark, tasks, command.state)
+                for trials in self._in_batches(command.trials):
+                    tasks = [task_of(sweep, t) for t in trials]
+                    self.faults.attempt(subject, step, self._mark, tasks, command.state)
             case RestoreTouched():
                 step = "take up its new trials"
                 self.faults.attempt(subject, step, self._restore_touched, sweep, command)
@@ -294,14 +304,23 @@ class Executor:
     def _end_idle(self, sweep: SweepState, command: EndIdleTrials, now_s: float) -> None:
         """Record each end first, so that whoever comes next knows what the trial became."""
         state, reason = command.close.state, command.close.reason
-        ended = [
-            trial
-            for trial in command.trials
-            if self.attempt(sweep, RecordEnd(trial, state, reason, END), now_s)
-        ]
-        if ended:
-            tasks = [task_of(sweep, t) for t in ended]
-            self.faults.attempt(Subject(sweep.id), "skip its tasks", self.client.skip, tasks)
+        for trials in self._in_batches(command.trials):
+            ended = [
+                trial
+                for trial in trials
+                if self.attempt(sweep, RecordEnd(trial, state, reason, END), now_s)
+            ]
+            if ended:
+                tasks = [task_of(sweep, t) for t in ended]
+                self.faults.attempt(Subject(sweep.id), "skip its tasks", self.client.skip, tasks)
+
+    def _in_batches(self, trials: tuple[TrialRecords, ...]) -> Iterator[tuple[TrialRecords, ...]]:
+        """Yield the trials in batches until the time for them in this round is over."""
+        until_s = self.clock() + MARKING_S
+        for begin in range(0, len(trials), MARKED_AT_ONCE):
+            if begin and self.clock() >= until_s:
+                return
+            yield trials[begin : begin + MARKED_AT_ONCE]
 
     def _put(self, sweep: SweepState, trial: TrialRecords | None, key: str, value: object) -> None:
         self.client.put_state(task_of(sweep, trial), key, value)
