@@ -128,8 +128,9 @@ class _KatibConversion(Conversion):
         budget: dict[str, Any] = {"max_epochs": epochs or DEFAULT_MAX_EPOCHS}
         if parallel := self.spec.get("parallelTrialCount"):
             budget["max_parallel"] = parallel
-        if failed := self.spec.get("maxFailedTrialCount"):
-            budget["failed_trials"] = failed
+        failed = self.spec.get("maxFailedTrialCount")
+        if failed is not None:
+            budget["failed_trials"] = failed or 1  # 0: the first failed trial ends an experiment
         return budget
 
     def _early_stop(self) -> dict[str, Any]:

@@ -158,6 +158,13 @@ def test_what_an_experiment_says_is_what_the_sweep_file_says() -> None:
     assert trial.pod.environment == {"DATA": "/data"}
 
 
+def test_an_experiment_that_tolerates_no_failed_trial_becomes_a_sweep_that_the_first_one_ends() -> (
+    None
+):
+    assert converted(maxFailedTrialCount=0).sweep["budget"]["failed_trials"] == 1
+    assert "failed_trials" not in converted(maxFailedTrialCount=None).sweep["budget"]
+
+
 @pytest.mark.parametrize(
     ("kind", "feasible", "expected"),
     [
