@@ -97,12 +97,23 @@ class _KatibConversion(Conversion):
             found = quoted(given.get("type"))
             raise self.refused(f"{where}.type", found, "minimize or maximize", "correct it")
         objective = {"metric": metric, "direction": given["type"]}
+        if metric != given.get("objectiveMetricName") and metric in self._additional():
+            former = quoted(given.get("objectiveMetricName"))
+            self.note("objective", f"the goal of {former} is left out; check the direction")
+            return objective
         return objective | ({} if given.get("goal") is None else {"target": given["goal"]})
 
     def _metrics(self) -> dict[str, Any]:
+        """Return the additional metrics; one that --metric names changes places with the objective."""
+        names = self._additional()
+        if self.options.metric in names:
+            former = self.of_spec("objective").get("objectiveMetricName")
+            names = [str(former), *(name for name in names if name != self.options.metric)]
+        return {"metrics": [{"name": name} for name in names]} if names else {}
+
+    def _additional(self) -> list[str]:
         given = self.of_spec("objective").get("additionalMetricNames")
-        names = self.scalars(given, "spec.objective.additionalMetricNames")
-        return {"metrics": [{"name": str(name)} for name in names]} if names else {}
+        return list(map(str, self.scalars(given, "spec.objective.additionalMetricNames")))
 
     def _search(self) -> dict[str, Any]:
         algorithm = str(self.of_spec("algorithm").get("algorithmName"))

@@ -158,6 +158,19 @@ def test_what_an_experiment_says_is_what_the_sweep_file_says() -> None:
     assert trial.pod.environment == {"DATA": "/data"}
 
 
+def test_an_additional_metric_can_become_the_objective_which_is_then_an_additional_metric() -> None:
+    draft = converted(DraftOptions(metric="accuracy"))
+    assert draft.sweep["metrics"] == [{"name": "loss"}]
+    assert draft.sweep["objective"] == {"metric": "accuracy", "direction": "minimize"}
+    assert "the goal of 'loss' is left out; check the direction" in told(draft)
+
+
+def test_another_name_for_the_objective_keeps_its_goal_and_the_additional_metrics() -> None:
+    sweep = converted(DraftOptions(metric="val_loss")).sweep
+    assert sweep["objective"] == {"metric": "val_loss", "direction": "minimize", "target": 0.01}
+    assert sweep["metrics"] == [{"name": "accuracy"}]
+
+
 def test_an_experiment_that_tolerates_no_failed_trial_becomes_a_sweep_that_the_first_one_ends() -> (
     None
 ):
