@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,9 +131,14 @@ class _StudyConversion(Conversion):
     def _points(
         self, trials: Sequence[FrozenTrial], axes: Mapping[str, BaseDistribution]
     ) -> list[dict[str, Any]]:
-        """Return the configurations of the best complete trials, without repeats, best first."""
+        """Return the configurations of the best complete trials, without repeats, best first.
+
+        A trial whose value is infinite has failed: scripts return that as a penalty.
+        """
         maximize = self.study.direction.name == "MAXIMIZE"
-        complete = [t for t in trials if t.state.name == "COMPLETE" and t.value is not None]
+        most = min(self.options.points, self.options.max_trials or self.options.points)
+        ended = (t for t in trials if t.state.name == "COMPLETE")
+        complete = [t for t in ended if t.value is not None and isfinite(t.value)]
         fitting = [t for t in complete if set(t.params) == set(axes) and _inside(t, axes)]
         if len(fitting) < len(complete):
             text = f"{len(complete) - len(fitting)} complete trials do not fit the space as it is"
@@ -141,7 +147,7 @@ class _StudyConversion(Conversion):
         points: list[dict[str, Any]] = []
         for trial in ordered:
             point = {valid_parameter(name): trial.params[name] for name in axes}
-            if point not in points and len(points) < self.options.points:
+            if point not in points and len(points) < most:
                 points.append(point)
         return points
 

@@ -70,6 +70,28 @@ def test_the_best_trials_come_first_best_one_first(tmp_path: Path, direction: st
     assert draft.sweep["objective"]["direction"] == direction
 
 
+def test_a_study_of_more_good_trials_than_the_sweep_has_fills_the_sweep_with_the_best(
+    tmp_path: Path,
+) -> None:
+    file = study(tmp_path)
+    sweep = import_sweep(str(file), DraftOptions(max_trials=3)).sweep
+    best = import_sweep(str(file), NOTHING).sweep["search"]["points_to_evaluate"][:3]
+    assert sweep["search"]["points_to_evaluate"] == best
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("penalty", [float("inf"), float("-inf")])
+def test_a_trial_with_an_infinite_value_is_not_tried_again(
+    tmp_path: Path, direction: str, penalty: float
+) -> None:
+    file = study(tmp_path, direction=direction, trials=2)
+    made = optuna.load_study(study_name="mine", storage=f"sqlite:///{file}")
+    made.optimize(lambda trial: objective(trial) + penalty, n_trials=1)
+    points = convert(str(file), NOTHING).sweep["search"]["points_to_evaluate"]
+    assert made.trials[2].params not in points
+    assert len(points) == 2
+
+
 def test_a_study_is_read_and_never_written(tmp_path: Path) -> None:
     file = study(tmp_path, trials=3)
     before = file.read_bytes()
