@@ -131,14 +131,25 @@ class _WandbConversion(Conversion):
 
     def _parameter(self, spec: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
         if "value" in spec:
-            return choice_parameter([spec["value"]])
+            return choice_parameter(self._listed([spec["value"]], place))
         if "values" in spec:
             if "probabilities" in spec:
                 self.note(place, "`probabilities` are left out: all values are equally likely")
             if not isinstance(spec["values"], list):
                 raise self.refused(f"{where}.values", quoted(spec["values"]), "a list", "make it")
-            return choice_parameter(spec["values"])
+            return choice_parameter(self._listed(spec["values"], place))
         return self._range(spec, where, place)
+
+    def _listed(self, values: list[Any], place: str) -> list[Any]:
+        """Return the values of a choice: lists and mappings as the text that W&B's agent passes."""
+        listed = [str(v) if isinstance(v, list | Mapping) else v for v in values]
+        if listed != values:
+            text = "lists and mappings are texts now, as W&B's agent writes them into arguments"
+            self.note(place, f"{text}: the script must parse them")
+        if any(v is None or isinstance(v, bool) for v in values):
+            text = "the script gets `true`, `false` and an empty text, where W&B's agent writes"
+            self.note(place, f"{text} `True`, `False` and `None`")
+        return listed
 
     def _range(self, spec: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
         """Return what the distribution of a parameter becomes."""

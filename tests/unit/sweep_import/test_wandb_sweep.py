@@ -140,6 +140,25 @@ def test_what_changes_the_search_is_noted() -> None:
     assert set(draft.sweep["search"]["space"]) == {"a", "b", "l_r", "outer.inner"}
 
 
+def test_values_that_are_lists_become_the_texts_that_an_agent_passes_with_a_note() -> None:
+    layers, extra = {"values": [[64, 64], [128]]}, {"value": {"a": 1, "b": "x"}}
+    draft = converted(parameters={"layers": layers, "extra": extra, "n": {"values": [1, 2]}})
+    space = draft.sweep["search"]["space"]
+    assert space["layers"]["values"] == ["[64, 64]", "[128]"]
+    assert space["extra"]["values"] == ["{'a': 1, 'b': 'x'}"]
+    for name, is_noted in {"layers": True, "extra": True, "n": False}.items():
+        assert (f"search.space.{name}: lists and mappings are texts now" in told(draft)) == is_noted
+
+
+@pytest.mark.parametrize("values", [[True, False], [None, 10]])
+def test_a_value_that_is_written_otherwise_for_the_script_than_by_an_agent_is_noted(
+    values: list[object],
+) -> None:
+    draft = converted(parameters={"p": {"values": values}})
+    assert draft.sweep["search"]["space"]["p"]["values"] == values
+    assert "search.space.p: the script gets `true`, `false` and an empty text" in told(draft)
+
+
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
