@@ -160,16 +160,17 @@ def range_parameter(
 ) -> dict[str, Any]:
     """Return the parameter of the sweep file for numbers from `low` to `high`, bounds inclusive.
 
-    Both bounds as `int` make whole numbers. A range of one value becomes a choice of it, because
-    the ranges of a sweep file have two different bounds. Reversed bounds stay as they are:
+    Both bounds as `int` make whole numbers; a step of whole numbers is kept before the logarithm,
+    one of floats is not. A range of one value becomes a choice of it, because the ranges of a
+    sweep file have two different bounds. Reversed bounds stay as they are:
     `Draft.check` refuses them.
     """
     if low == high:
         return {"type": "choice", "values": [low]}
-    whole = isinstance(low, int) and isinstance(high, int) and step in (None, 1)
-    if whole:
+    whole = isinstance(low, int) and isinstance(high, int)
+    if whole and step in (None, 1):
         return {"type": "log_integer" if log else "integer", "low": low, "high": high}
-    if step is not None and not log:
+    if step is not None and (whole or not log):
         return {"type": "quantised", "low": low, "high": high, "step": step}
     return {"type": "loguniform" if log else "uniform", "low": low, "high": high}
 

@@ -104,7 +104,7 @@ class _KatibConversion(Conversion):
         return objective | ({} if given.get("goal") is None else {"target": given["goal"]})
 
     def _metrics(self) -> dict[str, Any]:
-        """Return the additional metrics; one that --metric names changes places with the objective."""
+        """Return the additional metrics; one that is the objective now changes places with it."""
         names = self._additional()
         if self.options.metric in names:
             former = self.of_spec("objective").get("objectiveMetricName")
@@ -201,8 +201,10 @@ class _KatibConversion(Conversion):
             allowed = "min, max and perhaps step, numbers in quotes"
             raise self.refused(f"{where}.feasibleSpace", found, allowed, "correct it") from error
         log = self._is_log(feasible, where, place)
-        if log and step is not None and not (kind == "int" and step == 1):
+        if log and step is not None and kind == "double":
             self.note(place, f"had the step {step:g}, which a logarithmic range has not")
+        elif log and step not in (None, 1):
+            self.note(place, f"was logarithmic with a step of {step}; all steps are equally likely")
         return range_parameter(low, high, log=log, step=step)
 
     def _is_log(self, feasible: Mapping[str, Any], where: str, place: str) -> bool:

@@ -327,8 +327,12 @@ def _quantised_log_values(spec: Mapping[str, Any]) -> _Converted:
 
 
 def _rounded_log(low: float, high: float, spec: Mapping[str, Any]) -> _Converted:
-    """Return whole numbers for a step of 1; else the range without its step."""
+    """Return whole numbers for a step of them; else the range without its step."""
     step = _positive(spec, "q", 1)
+    if step != 1 and step == int(step):
+        parameter, text = _multiples(low, high, {"q": int(step)})
+        equal = f"was logarithmic; all multiples of {int(step)} are equally likely"
+        return parameter, "; ".join(filter(None, (equal, text)))
     if step != 1:
         text = f"was rounded to multiples of {step}"
         return range_parameter(float(low), float(high), log=True), text

@@ -158,6 +158,15 @@ def test_what_an_experiment_says_is_what_the_sweep_file_says() -> None:
     assert trial.pod.environment == {"DATA": "/data"}
 
 
+def test_a_logarithmic_range_of_whole_numbers_with_a_step_has_whole_numbers() -> None:
+    feasible = {"min": "16", "max": "256", "step": "16", "distribution": "logUniform"}
+    batch_size = {"name": "lr", "parameterType": "int", "feasibleSpace": feasible}
+    draft = converted(parameters=[batch_size])
+    quantised = {"type": "quantised", "low": 16, "high": 256, "step": 16}
+    assert draft.sweep["search"]["space"] == {"lr": quantised}
+    assert "was logarithmic with a step of 16; all steps are equally likely" in told(draft)
+
+
 def test_an_additional_metric_can_become_the_objective_which_is_then_an_additional_metric() -> None:
     draft = converted(DraftOptions(metric="accuracy"))
     assert draft.sweep["metrics"] == [{"name": "loss"}]

@@ -140,6 +140,17 @@ def test_what_changes_the_search_is_noted() -> None:
     assert set(draft.sweep["search"]["space"]) == {"a", "b", "l_r", "outer.inner"}
 
 
+def test_a_logarithmic_range_of_whole_steps_has_whole_numbers_that_a_script_can_read_as_such() -> (
+    None
+):
+    spec = {"distribution": "q_log_uniform_values", "min": 32, "max": 256, "q": 8}
+    batch_size = {"type": "quantised", "low": 32, "high": 256, "step": 8}
+    assert parameter(spec) == parameter({**spec, "q": 8.0}) == batch_size
+    assert "all multiples of 8 are equally likely" in told(converted(parameters={"p": spec}))
+    rate = {"distribution": "q_log_uniform_values", "min": 0.1, "max": 1.0, "q": 0.1}
+    assert parameter(rate) == {"type": "loguniform", "low": 0.1, "high": 1.0}
+
+
 def test_values_that_are_lists_become_the_texts_that_an_agent_passes_with_a_note() -> None:
     layers, extra = {"values": [[64, 64], [128]]}, {"value": {"a": 1, "b": "x"}}
     draft = converted(parameters={"layers": layers, "extra": extra, "n": {"values": [1, 2]}})
