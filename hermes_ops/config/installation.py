@@ -92,9 +92,13 @@ def check_run_in(run_in: RunIn, source: str, environ: Mapping[str, str] = os.env
 def check_installation(config: SweepConfig, defaults: Path) -> None:
     """Raise NotAllowed for a sweep that this installation forbids.
 
+    Raise ConfigError for one whose sampler, of another package, does not take its search.
+
     :param defaults: the file of the installation's defaults for pods
     """
     check_run_in(config.trial.run_in, config.name)
+    if not config.search.algorithm.is_builtin:
+        config.search.to_sampler()
     rules = pod_rules() if config.trial.run_in is RunIn.POD else None
     if rules is not None:
         check_pod(config.trial.pod or PodSpec(), pod_defaults(defaults), rules, config.name)

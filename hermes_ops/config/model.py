@@ -379,10 +379,15 @@ class SweepConfig(Model):
 
     @property
     def trial_count(self) -> int:
-        """Return the number of trials: max_trials, or the size of the grid if that is less."""
-        if self.search.algorithm is not Algorithm.GRID:
-            return self.search.max_trials
-        return min(len(feasible_positions(self.search.to_feasible())), self.search.max_trials)
+        """Return the number of trials: max_trials, or the size of the search if that is less.
+
+        A grid has a size, and so may the sampler of another package (ConfigError if it fails).
+        """
+        search = self.search
+        if search.algorithm is Algorithm.GRID:
+            return min(len(feasible_positions(search.to_feasible())), search.max_trials)
+        size = None if search.algorithm.is_builtin else search.to_sampler().size
+        return search.max_trials if size is None else size
 
     def to_json(self) -> str:
         """Return the resolved config as one line of JSON; `parse` reads it back to an equal one."""

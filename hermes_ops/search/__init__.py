@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.registry import FactoryRegistry
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
     The points to evaluate are the first trials of every algorithm; for TPE they count among its
     start-up trials. Every configuration satisfies the constraints: the answers of another
     package's sampler are checked. Raises ValueError for an algorithm, a point or constraints that
-    the sweep model refuses.
+    the sweep model refuses, ConfigError for a space that another package's sampler refuses.
     """
     from hermes_ops.search.feasible import Feasible
     from hermes_ops.search.samplers import CheckedSampler, KnownPointsFirst, LimitedSampler
@@ -81,8 +82,25 @@ def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
         raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(SAMPLERS)}")
     feasible = Feasible(space, tuple(constraints))
     points = tuple(feasible.canonical(point) for point in points_to_evaluate)
-    sampler = SAMPLERS[algorithm](SearchSettings(feasible, seed, startup_trials, points))
-    if algorithm not in ALGORITHMS:
-        sampler = CheckedSampler(sampler, algorithm, feasible)
+    settings = SearchSettings(feasible, seed, startup_trials, points)
+    if algorithm in ALGORITHMS:
+        sampler = SAMPLERS[algorithm](settings)
+    else:
+        sampler = CheckedSampler(_of_package(algorithm, settings), algorithm, feasible)
     sampler = KnownPointsFirst(sampler, points)
     return sampler if max_trials is None else LimitedSampler(sampler, max_trials)
+
+
+def _of_package(algorithm: str, settings: SearchSettings) -> Sampler:
+    """Return another package's sampler; ConfigError with the reason why it cannot be made."""
+    factory = SAMPLERS[algorithm]
+    try:
+        sampler = factory(settings)
+        if sampler.size is not None and sampler.size < 1:
+            raise ValueError("it has no configuration")
+        return sampler
+    except Exception as error:  # whatever a package raises
+        found = f"the sampler {algorithm!r}, which fails: {type(error).__name__}: {error}"
+        fix = "change the sweep as its message says, or correct its package"
+        problem = Problem("search.algorithm", found, "a sampler that takes this search", fix)
+        raise ConfigError("the sweep", (problem,)) from error

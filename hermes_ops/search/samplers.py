@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+from hermes_ops.errors import HermesError
 from hermes_ops.search.feasible import (
     Feasible,
     Key,
@@ -165,8 +166,9 @@ class KnownPointsFirst:
 
     @property
     def size(self) -> int | None:
-        """The size of the inner sampler."""
-        return self._inner.size
+        """The size of the inner sampler, or the number of points if that is more."""
+        inner = self._inner.size
+        return None if inner is None else max(inner, len(self._points))
 
     def exhausted(self, number: int) -> bool:
         """Ask the inner sampler for numbers after the points."""
@@ -213,18 +215,26 @@ class CheckedSampler:
 
     @property
     def size(self) -> int | None:
-        """The size of the inner sampler."""
-        return self._inner.size
+        """The size of the inner sampler, as a plain number."""
+        size = self._inner.size
+        return None if size is None else int(size)
 
     def exhausted(self, number: int) -> bool:
         """Ask the inner sampler."""
         return self._inner.exhausted(number)
 
     def ask(self, number: int, history: Sequence[Observation]) -> Config:
-        """Return the inner sampler's answer; ValueError if it is not one of the space."""
-        config = self._inner.ask(number, history)
+        """Return the inner sampler's answer; HermesError if there is none, or one outside."""
+        fact = f"the sampler {self._name!r} gave trial {number}"
+        try:
+            config = self._inner.ask(number, history)
+        except Exception as error:  # whatever a package raises
+            reason = f"{type(error).__name__}: {error}"
+            raise HermesError(
+                f"{fact} no configuration ({reason}): correct its package."
+            ) from error
         try:
             return self._feasible.canonical(config)
         except (KeyError, TypeError, ValueError) as error:
-            fact = f"the sampler {self._name!r} gave trial {number} a configuration outside"
-            raise ValueError(f"{fact} the search space: {config!r} ({error})") from error
+            what = f"a configuration outside the search space: {config!r} ({error})"
+            raise HermesError(f"{fact} {what}.") from error

@@ -257,6 +257,8 @@ def answers(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             continue
         try:
             yield {"config": dict(sampler.ask(message["ask"], tuple(observations.values())))}
+        except HermesError as error:
+            yield {"error": str(error)}
         except Exception as error:  # whatever a search raises is its sweep's own fault
             yield {"error": f"{type(error).__name__}: {error}"}
 

@@ -159,6 +159,12 @@ class EndedSweep:
         total = len(self.states) + trials
         grown = self._without_reached(more.into(with_trials(config, total)))
         check_installation(grown, pod_file())
+        if grown.trial_count < total:
+            raise HermesError(
+                f"{config.search.algorithm.value!r} has {grown.trial_count} configurations, and "
+                f"the sweep has {len(self.states)} trials: start a sweep with a wider space, or "
+                "with another algorithm."
+            )
         self._refuse_spent(grown, trials_again=())
         self.airflow.confirm_edit(self.plan)
         touched = self._to_touch()

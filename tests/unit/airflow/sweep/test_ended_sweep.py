@@ -31,6 +31,7 @@ from hermes_ops.airflow.sweep.ended_sweep import (
 )
 from hermes_ops.config import parse
 from hermes_ops.errors import ConfigError, HermesError, NotPermitted, Unavailable
+from hermes_ops.search import SAMPLERS
 from tests.unit.airflow.builders import (
     SWEEP,
     Journal,
@@ -325,6 +326,20 @@ def test_a_sweep_that_was_never_planned_or_is_a_grid_is_refused() -> None:
     grid = {"algorithm": "grid", "max_trials": 2, "space": space}
     with pytest.raises(HermesError, match="grid"):
         found(ended({0: "success", 1: "success"}, search=grid)).extend(1, BudgetChanges())
+
+
+def test_a_sweep_is_not_extended_beyond_the_configurations_of_a_package_s_sampler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler = SimpleNamespace(size=3)
+    monkeypatch.setitem(SAMPLERS, "design", lambda settings: sampler)
+    space = {"rate": {"type": "choice", "values": [1, 2]}}
+    search = {"algorithm": "design", "max_trials": 2, "space": space}
+    services = ended({0: "success", 1: "success"}, search=search)
+    with pytest.raises(HermesError, match="'design' has 3 configurations, and the sweep has 2"):
+        found(services).extend(2, BudgetChanges())
+    assert services.cleared == []
+    assert found(services).extend(1, BudgetChanges()) == 3
 
 
 def test_a_config_of_more_trials_keeps_everything_else() -> None:
