@@ -17,12 +17,18 @@ Config = dict[str, Value]
 
 
 def text(value: Value) -> str:
-    """Format a value for the trial: floats round-trip, booleans true/false, null is empty."""
+    """Format a value for the trial: floats round-trip, booleans true/false, null is empty.
+
+    Negative floats have no exponent: argparse takes `-1e-05` for an option.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        shown = repr(value)
+        return format(Decimal(shown), "f") if value < 0 and "e" in shown else shown
+    return str(value)
 
 
 class SearchParameter(Protocol):

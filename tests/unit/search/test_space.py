@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentParser
 
 import pytest
 from hypothesis import given
@@ -130,3 +131,10 @@ def test_the_size_of_a_grid_is_the_product_and_unknown_with_a_continuous_axis() 
 )
 def test_values_reach_the_trial_as_text(value: object, shown: str) -> None:
     assert text(value) == shown  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [-1e-5, -1.25e-300, -1e16, -0.1, 1e-5, 5e-324, -5e-324, -0.0])
+def test_a_float_as_text_is_read_back_by_argparse_to_the_same_number(value: float) -> None:
+    parser = ArgumentParser()
+    parser.add_argument("--shift", type=float)
+    assert parser.parse_args(["--shift", text(value)]).shift == value
