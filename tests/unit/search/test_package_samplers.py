@@ -11,7 +11,10 @@ import pytest
 from hermes_ops.config import SweepConfig, check_installation, check_preview, parse
 from hermes_ops.errors import ConfigError, HermesError
 from hermes_ops.search import SAMPLERS, SamplerFactory
+from hermes_ops.search.feasible import Feasible
+from hermes_ops.search.samplers import RandomSampler
 from hermes_ops.search.space import Config
+from hermes_ops.testing import SamplerContract
 
 Install = Callable[[SamplerFactory], None]
 
@@ -91,6 +94,12 @@ def test_a_sampler_that_fails_in_mid_search_is_named_with_the_trial(
     install(lambda settings: Failing([0, 1]))
     with pytest.raises(HermesError, match=r"'design' gave trial 0 no configuration \(KeyError: 'a"):
         check_preview(sweep())
+
+
+def test_a_sampler_that_ignores_constraints_does_not_pass_the_contract(install: Install) -> None:
+    install(lambda settings: RandomSampler(Feasible(settings.feasible.space), settings.seed))
+    with pytest.raises(HermesError, match="does not satisfy filters < 10"):
+        SamplerContract().test_conditional_parameters_and_constraints_are_respected("design")
 
 
 class Failing(Design):
