@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_ops.config import parse
+from hermes_ops.config.fields import GREATEST_INTEGER
 from hermes_ops.config.files import printable, to_yaml
 from hermes_ops.config.problems import show
 from hermes_ops.errors import ConfigError, Problem
@@ -140,6 +142,17 @@ class Conversion:
             given = value or {}
         return given
 
+    def affordable(
+        self, algorithm: str, trials: object, space: Mapping[str, Mapping[str, Any]]
+    ) -> str:
+        """Return `random` in the place of a grid that has more combinations than trials."""
+        size = combinations(space) if algorithm == "grid" else None
+        if size is None or not isinstance(trials, int) or trials >= size:
+            return algorithm
+        text = f"the grid has {size:,} combinations; `random` tries {trials:,} of them, each once."
+        self.note("search.algorithm", f"{text} For all: `grid`, `max_trials: {size}`")
+        return "random"
+
     def whole_number(self, value: Any, where: str, fix: str) -> int:  # noqa: ANN401 - checked here
         """Return a whole number, which the source may have as a text."""
         try:
@@ -148,6 +161,24 @@ class Conversion:
         except (TypeError, ValueError, OverflowError):
             pass
         raise self.refused(where, quoted(value), "a whole number", fix)
+
+
+def combinations(space: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Return the size of a grid over parameters of a sweep file; None with a range of floats."""
+    levels = [_levels(parameter) for parameter in space.values()]
+    return None if None in levels else math.prod(level or 1 for level in levels)
+
+
+def _levels(parameter: Mapping[str, Any]) -> int | None:
+    """Return how many values a parameter has; None where they cannot be counted."""
+    if parameter["type"] == "choice":
+        return len(parameter["values"])
+    low, high, step = parameter["low"], parameter["high"], parameter.get("step", 1)
+    if step <= 0 or parameter["type"] in ("uniform", "loguniform"):
+        return None
+    if all(isinstance(number, int) for number in (low, high, step)):
+        return max(0, (high - low) // step) + 1
+    return int(min(max(0.0, (high - low) / step + 1e-9), GREATEST_INTEGER)) + 1
 
 
 def quoted(value: object) -> str:

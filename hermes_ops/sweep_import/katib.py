@@ -77,7 +77,7 @@ class _KatibConversion(Conversion):
             "name": valid_name(str(name), "katib"),
             "objective": self._objective(),
             **self._metrics(),
-            "search": {**self._search(), "space": space},
+            "search": {**self._search(space), "space": space},
             "trial": trial | self._pattern(),
             "budget": self._budget(),
             **self._early_stop(),
@@ -115,7 +115,7 @@ class _KatibConversion(Conversion):
         given = self.of_spec("objective").get("additionalMetricNames")
         return list(map(str, self.scalars(given, "spec.objective.additionalMetricNames")))
 
-    def _search(self) -> dict[str, Any]:
+    def _search(self, space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         algorithm = str(self.of_spec("algorithm").get("algorithmName"))
         if algorithm not in _ALGORITHMS:
             allowed = ", ".join(_ALGORITHMS)
@@ -130,7 +130,8 @@ class _KatibConversion(Conversion):
             self.note("search.max_trials", "no `maxTrialCount`; set it, or use --max-trials")
         if self.of_spec("algorithm").get("algorithmSettings"):
             self.note("search", "the algorithm's settings are left out")
-        return {"algorithm": _ALGORITHMS[algorithm], "max_trials": trials}
+        found = self.affordable(_ALGORITHMS[algorithm], trials, space)
+        return {"algorithm": found, "max_trials": trials}
 
     def _budget(self) -> dict[str, Any]:
         epochs = self.options.max_epochs

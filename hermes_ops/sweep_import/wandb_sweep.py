@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
 
-from hermes_ops.config.fields import GREATEST_INTEGER
 from hermes_ops.config.problems import show
 from hermes_ops.sweep_import.draft import (
     DEFAULT_MAX_EPOCHS,
@@ -21,6 +20,7 @@ from hermes_ops.sweep_import.draft import (
     Draft,
     DraftOptions,
     choice_parameter,
+    combinations,
     literal,
     option_arguments,
     quoted,
@@ -95,10 +95,10 @@ class _WandbConversion(Conversion):
             raise self.refused("method", quoted(method), allowed, "correct it")
         trials = self.options.max_trials or self.data.get("run_cap")
         if trials is None:
-            trials = _combinations(space) if method == "grid" else DEFAULT_MAX_TRIALS
+            trials = (combinations(space) or 1) if method == "grid" else DEFAULT_MAX_TRIALS
             if method != "grid":
                 self.note("search.max_trials", "no `run_cap`; set it, or use --max-trials")
-        return {"algorithm": _METHODS[method], "max_trials": trials}
+        return {"algorithm": self.affordable(_METHODS[method], trials, space), "max_trials": trials}
 
     def _max_epochs(self) -> int:
         early = self.data.get("early_terminate")
@@ -214,22 +214,6 @@ class _WandbConversion(Conversion):
         if "${" in word:
             self.note("trial.command", f"{quoted(word)} is passed as it stands")
         return [literal(word)]
-
-
-def _combinations(space: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the size of a grid; a range of floats counts as one, and is refused later."""
-    return max(1, math.prod(_levels(parameter) for parameter in space.values()))
-
-
-def _levels(parameter: Mapping[str, Any]) -> int:
-    if parameter["type"] == "choice":
-        return len(parameter["values"])
-    if parameter["type"] in ("integer", "log_integer"):
-        return int(parameter["high"] - parameter["low"]) + 1
-    if parameter["type"] == "quantised":
-        steps = (parameter["high"] - parameter["low"]) / parameter["step"]
-        return int(min(steps + 1e-9, GREATEST_INTEGER)) + 1
-    return 1
 
 
 _Converted = tuple[dict[str, Any], str]

@@ -167,6 +167,25 @@ def test_a_logarithmic_range_of_whole_numbers_with_a_step_has_whole_numbers() ->
     assert "was logarithmic with a step of 16; all steps are equally likely" in told(draft)
 
 
+def test_a_grid_of_more_combinations_than_trials_becomes_a_random_choice_of_them() -> None:
+    layers = {"name": "lr", "parameterType": "int", "feasibleSpace": {"min": "1", "max": "25"}}
+    draft = converted(algorithm={"algorithmName": "grid"}, parameters=[layers])
+    assert draft.sweep["search"]["algorithm"] == "random"
+    assert "`random` tries 12 of them, each once. For all: `grid`, `max_trials: 25`" in told(draft)
+
+
+@pytest.mark.parametrize("high", ["1" + "0" * 400, "inf", "nan"])
+@pytest.mark.parametrize("step", ["0", "-1", "1", "2", "nan"])
+@pytest.mark.parametrize("kind", ["int", "double"])
+def test_a_grid_whose_values_cannot_be_counted_is_refused_by_its_place(
+    kind: str, high: str, step: str
+) -> None:
+    feasible = {"min": "1", "max": high, "step": step}
+    parameter = {"name": "lr", "parameterType": kind, "feasibleSpace": feasible}
+    with pytest.raises(ConfigError, match=r"lr|feasibleSpace"):
+        converted(algorithm={"algorithmName": "grid"}, parameters=[parameter])
+
+
 def test_an_additional_metric_can_become_the_objective_which_is_then_an_additional_metric() -> None:
     draft = converted(DraftOptions(metric="accuracy"))
     assert draft.sweep["metrics"] == [{"name": "loss"}]

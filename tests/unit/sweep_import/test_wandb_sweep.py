@@ -151,6 +151,18 @@ def test_a_logarithmic_range_of_whole_steps_has_whole_numbers_that_a_script_can_
     assert parameter(rate) == {"type": "loguniform", "low": 0.1, "high": 1.0}
 
 
+def test_a_grid_of_more_combinations_than_runs_becomes_a_random_choice_of_them() -> None:
+    parameters = {"a": {"values": [1, 2, 3]}, "b": {"min": 1, "max": 4}}
+    draft = converted(method="grid", run_cap=5, parameters=parameters)
+    assert (draft.sweep["search"]["algorithm"], draft.sweep["search"]["max_trials"]) == (
+        "random",
+        5,
+    )
+    assert "the grid has 12 combinations; `random` tries 5 of them, each once" in told(draft)
+    whole = converted(DraftOptions(max_trials=12), method="grid", run_cap=5, parameters=parameters)
+    assert whole.sweep["search"]["algorithm"] == "grid"
+
+
 def test_values_that_are_lists_become_the_texts_that_an_agent_passes_with_a_note() -> None:
     layers, extra = {"values": [[64, 64], [128]]}, {"value": {"a": 1, "b": "x"}}
     draft = converted(parameters={"layers": layers, "extra": extra, "n": {"values": [1, 2]}})
