@@ -142,6 +142,11 @@ class Conversion:
             given = value or {}
         return given
 
+    def renamed_objective(self, former: object, keys: Iterable[str]) -> None:
+        """Note the keys of the objective that were those of another metric."""
+        for key in keys:
+            self.note(f"objective.{key}", f"is that of {quoted(former)}: check it")
+
     def affordable(
         self, algorithm: str, trials: object, space: Mapping[str, Mapping[str, Any]]
     ) -> str:

@@ -96,12 +96,13 @@ class _KatibConversion(Conversion):
         if given.get("type") not in ("minimize", "maximize"):
             found = quoted(given.get("type"))
             raise self.refused(f"{where}.type", found, "minimize or maximize", "correct it")
-        objective = {"metric": metric, "direction": given["type"]}
-        if metric != given.get("objectiveMetricName") and metric in self._additional():
-            former = quoted(given.get("objectiveMetricName"))
-            self.note("objective", f"the goal of {former} is left out; check the direction")
-            return objective
-        return objective | ({} if given.get("goal") is None else {"target": given["goal"]})
+        former = given.get("objectiveMetricName")
+        objective = {"direction": given["type"]}
+        if given.get("goal") is not None and metric not in self._additional():
+            objective["target"] = given["goal"]
+        if former and metric != former:
+            self.renamed_objective(former, objective)
+        return {"metric": metric, **objective}
 
     def _metrics(self) -> dict[str, Any]:
         """Return the additional metrics; one that is the objective now changes places with it."""

@@ -82,11 +82,14 @@ class _WandbConversion(Conversion):
         if name is None:
             name = "loss"
             self.note("objective.metric", "the sweep names none; set it, or use --metric")
-        goal = metric.get("goal", "minimize")
-        if goal not in ("minimize", "maximize"):
+        goal, target = metric.get("goal"), metric.get("target")
+        if goal not in (None, "minimize", "maximize"):
             raise self.refused("metric.goal", quoted(goal), "minimize or maximize", "correct it")
-        objective = {"metric": name, "direction": goal}
-        return objective | ({} if metric.get("target") is None else {"target": metric["target"]})
+        given = {"direction": goal, "target": target}
+        said = {key: value for key, value in given.items() if value is not None}
+        if said and metric.get("name") not in (None, name):
+            self.renamed_objective(metric["name"], said)
+        return {"metric": name, **said}
 
     def _search(self, space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         method = self.data.get("method")

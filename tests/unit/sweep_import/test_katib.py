@@ -190,7 +190,8 @@ def test_an_additional_metric_can_become_the_objective_which_is_then_an_addition
     draft = converted(DraftOptions(metric="accuracy"))
     assert draft.sweep["metrics"] == [{"name": "loss"}]
     assert draft.sweep["objective"] == {"metric": "accuracy", "direction": "minimize"}
-    assert "the goal of 'loss' is left out; check the direction" in told(draft)
+    assert "objective.direction: is that of 'loss': check it" in told(draft)
+    assert "objective.target" not in told(draft)
 
 
 def test_another_name_for_the_objective_keeps_its_goal_and_the_additional_metrics() -> None:

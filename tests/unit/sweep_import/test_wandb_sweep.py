@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.config import parse
+from hermes_ops.config.sweep_warnings import config_warnings
 from hermes_ops.errors import ConfigError
 from hermes_ops.sweep_import.draft import Draft, DraftOptions
 from hermes_ops.sweep_import.wandb_sweep import convert
@@ -161,6 +162,20 @@ def test_a_grid_of_more_combinations_than_runs_becomes_a_random_choice_of_them()
     assert "the grid has 12 combinations; `random` tries 5 of them, each once" in told(draft)
     whole = converted(DraftOptions(max_trials=12), method="grid", run_cap=5, parameters=parameters)
     assert whole.sweep["search"]["algorithm"] == "grid"
+
+
+def test_a_metric_without_a_goal_has_no_direction_so_that_the_check_warns_of_an_accuracy() -> None:
+    draft = converted(metric={"name": "accuracy"})
+    assert draft.sweep["objective"] == {"metric": "accuracy"}
+    (warning,) = config_warnings(parse(draft.sweep, "x", None), None)
+    assert warning.path == ("objective", "direction")
+
+
+def test_the_goal_of_another_metric_than_the_stated_one_is_noted() -> None:
+    notes = told(converted(DraftOptions(metric="loss")))
+    assert "objective.direction: is that of 'val_acc': check it" in notes
+    assert "objective.target: is that of 'val_acc': check it" in notes
+    assert "check it" not in told(converted(DraftOptions(metric="val_acc")))
 
 
 def test_values_that_are_lists_become_the_texts_that_an_agent_passes_with_a_note() -> None:
