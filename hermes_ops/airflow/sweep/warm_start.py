@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from math import inf, isfinite
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from hermes_ops.airflow.control.trial_state import FINAL_STATES
 from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK
@@ -105,6 +106,7 @@ class NightlySweeps:
         """Return tonight's sweep; skip it while another one runs, if the sweep file says so."""
         if config.nightly.overlap is Overlap.SKIP and (other := _another_that_runs(ti)):
             raise AirflowSkipException(f"the sweep of the run {other} of this DAG still runs")
+        config = with_seed_of_night(config, str(ti.run_id), say)
         if not config.nightly.warm_start:
             return config
         best = last_best_config(tracker, config.name, self.dag_id)
@@ -126,6 +128,19 @@ def _another_that_runs(ti: Any) -> str | None:  # noqa: ANN401 - Airflow's own
         if ti.get_dagrun_state(ti.dag_id, run) == "running":
             return str(run)
     return None
+
+
+def with_seed_of_night(config: SweepConfig, run_id: str, say: Say) -> SweepConfig:
+    """Return the sweep with a seed that follows from the run, unless its file has one.
+
+    With the same seed a random search would draw the last night's configurations again.
+    """
+    search = config.search
+    if search.algorithm is Algorithm.GRID or "seed" in search.model_fields_set:
+        return config
+    seed = crc32(run_id.encode())
+    say(f"search.seed is {seed}, from the run's id: with a seed in the file all nights draw alike")
+    return config.model_copy(update={"search": search.model_copy(update={"seed": seed})})
 
 
 def with_point(config: SweepConfig, point: Mapping[str, Any], say: Say) -> SweepConfig:

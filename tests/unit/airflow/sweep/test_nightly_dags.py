@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.sdk import get_parsing_context
@@ -139,19 +139,19 @@ def config(**changes: Any) -> SweepConfig:
 MINE = "scheduled__2026-04-02"
 
 
-def instance(**others: tuple[str, str | None, str | None]) -> Any:
+def instance(mine: str = MINE, **others: tuple[str, str | None, str | None]) -> Any:
     """A night's task; `others` are the runs of its DAG: their state, their plan's, their report's.
 
     Neither they nor the night need have a logical date.
     """
-    runs = {MINE: ("running", "running", None), **others}
+    runs = {mine: ("running", "running", None), **others}
 
     def task_states(*, dag_id: str, task_ids: list[str]) -> Any:
         assert (dag_id, task_ids) == ("n", ["plan", "report"])
         return {run: {"plan": plan, "report": report} for run, (_, plan, report) in runs.items()}
 
     return SimpleNamespace(
-        dag_id="n", run_id=MINE, get_task_states=task_states,
+        dag_id="n", run_id=mine, get_task_states=task_states,
         get_dagrun_state=lambda dag_id, run: runs[run][0],
     )  # fmt: skip
 
@@ -208,6 +208,19 @@ def test_the_last_nights_best_is_tried_first_unless_the_file_says_no(best: Any) 
     assert [dict(p) for p in warm.search.points_to_evaluate] == [best]
     cold = config(nightly={"warm_start": False})
     assert NightlySweeps("n").begin(cold, tracker, instance(), silent) == cold
+
+
+@pytest.mark.parametrize("algorithm", ["random", "tpe"])
+def test_each_night_draws_other_configurations_unless_the_file_has_a_seed(algorithm: str) -> None:
+    def drawn(run_id: str, **seed: int) -> list[Any]:
+        search = {k: v for k, v in sweep_file()["search"].items() if k != "seed"}
+        given = config(search={**search, "algorithm": algorithm, **seed})
+        tonight = NightlySweeps("n").begin(given, cast(Any, None), instance(run_id), silent)
+        return [tonight.search.to_sampler().ask(number, ()) for number in (1, 2)]
+
+    assert drawn("scheduled__2026-11-29") != drawn("scheduled__2026-11-30")
+    assert drawn("scheduled__2026-11-29") == drawn("scheduled__2026-11-29")
+    assert drawn("scheduled__2026-11-29", seed=7) == drawn("scheduled__2026-11-30", seed=7)
 
 
 def test_a_point_that_the_space_no_longer_has_is_left_out_and_said() -> None:
