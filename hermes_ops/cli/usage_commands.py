@@ -83,18 +83,23 @@ def _trial_uses(
 ) -> Iterator[TrialUse]:
     """Yield the trials that may have been there since then, of all pools."""
     from hermes_ops.core.usage import TrialUse
+    from hermes_ops.tracking.trial_lives import fetch_trial_lives
 
     sweeps = _sweeps(connection, since_s)
     users = owners(connection, sweeps)
     for sweep_id, run in sweeps.items():
-        user, began_s = users.get(sweep_id, ""), run.started_ms / 1000
-        for trial in connection.tracker.trials(run.ref):
-            team, pool = teams.get(user, ""), run.tags.get("hermes.pool", connection.pool)
-            yield TrialUse(sweep_id, user, team, began_s, trial.segments, pool)
+        user = users.get(sweep_id, "")
+        team, pool = teams.get(user, ""), run.tags.get("hermes.pool", connection.pool)
+        for life in fetch_trial_lives(connection.tracker, run.ref):
+            yield TrialUse(
+                sweep_id, user, team, life.submitted_s, life.segments, pool, life.ended_spans
+            )
 
 
 def _sweeps(connection: Connection, since_s: float) -> dict[str, SweepRun]:
     """Return the sweeps that ran since then; say so where some may be missing."""
+    from hermes_ops.tracking.runs import RUN_STATUS
+
     runs = connection.tracker.newest_sweeps(MOST_SWEEPS)
     oldest_s = min((run.started_ms / 1000 for run in runs.values()), default=since_s)
     if len(runs) >= MOST_SWEEPS and oldest_s > since_s:
@@ -102,7 +107,8 @@ def _sweeps(connection: Connection, since_s: float) -> dict[str, SweepRun]:
     return {
         sweep_id: run
         for sweep_id, run in runs.items()
-        if run.ended_ms is None or run.ended_ms / 1000 >= since_s
+        # A sweep that was continued keeps its first end while it runs.
+        if run.state not in RUN_STATUS or run.ended_ms is None or run.ended_ms / 1000 >= since_s
     }
 
 

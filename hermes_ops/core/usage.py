@@ -22,7 +22,10 @@ TAKEN_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TrialUse:
-    """The segments of a trial, whose it is, and when it began to wait; Unix seconds."""
+    """The segments of a trial, whose it is, and when it began to wait; Unix seconds.
+
+    In `ended_spans` it, or its sweep, had ended: it did not wait.
+    """
 
     sweep: str
     user: str
@@ -30,6 +33,7 @@ class TrialUse:
     submitted_s: float
     segments: tuple[Segment, ...]
     pool: str = ""
+    ended_spans: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Usage:
     """The figures of one user, team, sweep or day (UTC): `key`.
 
     `gpu_seconds` is the time for which GPUs were held, `lost_gpu_seconds` the part of it in which
-    scripts started and read checkpoints back. `waiting_seconds` is that before segments.
+    scripts started and read checkpoints back. `waiting_seconds` is that before segments, but for
+    the time from an end of a sweep or trial until it was continued.
     `borrowed_gpu_seconds` is the part of `gpu_seconds` beyond the guarantee of the team,
     `lent_gpu_seconds` what others had of the guarantees: None where no team has any, and of a user
     or a sweep. `preemptions_caused` counts preemptions of others for trials of this one.
@@ -218,7 +223,7 @@ def _stretches(trial: TrialUse, now_s: float) -> Iterator[_Stretch]:
     """Yield the whole life of a trial, in order: what it waited, lost and trained."""
     segments = sorted(trial.segments, key=lambda segment: segment.start_s)
     if segments:
-        yield _Stretch(trial.submitted_s, segments[0].start_s, waiting=1)
+        yield from _waits(trial, trial.submitted_s, segments[0].start_s)
     for segment in segments:
         end_s = now_s if segment.end_s is None else segment.end_s
         start_up_s = (segment.startup_s or 0.0) + (segment.restore_s or 0.0)
@@ -231,7 +236,15 @@ def _stretches(trial: TrialUse, now_s: float) -> Iterator[_Stretch]:
             yield _Stretch(segment.start_s, end_s, gpus, gpus, is_preempted=preempted)
     for before, after in pairwise(segments):
         if before.end_s is not None:
-            yield _Stretch(before.end_s, after.start_s, waiting=1)
+            yield from _waits(trial, before.end_s, after.start_s)
+
+
+def _waits(trial: TrialUse, start_s: float, end_s: float) -> Iterator[_Stretch]:
+    """Yield the parts of that time in which neither the trial nor its sweep had ended."""
+    for ended_s, continued_s in sorted(trial.ended_spans):
+        yield _Stretch(start_s, min(ended_s, end_s), waiting=1)
+        start_s = max(start_s, continued_s)
+    yield _Stretch(start_s, end_s, waiting=1)
 
 
 def _by_day(whole: _Stretch) -> Iterator[_Stretch]:

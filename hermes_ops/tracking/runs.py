@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_ops.core.summary import CurvePoints, Segment
-from hermes_ops.tracking.rest import joined_json, legal_name
+from hermes_ops.tracking.rest import chunked_tag, joined_json, legal_name
 
 SWEEP, TRIAL, KIND, STATE = "hermes.sweep", "hermes.trial", "hermes.kind", "hermes.state"
 NAME = "hermes.name"  # of a sweep, in its file; it was the name of its experiment, too
@@ -20,6 +20,11 @@ RUN_STATUS = {  # of the final states; any other state is open
     "cancelled": "KILLED",
 }
 CONFIG, SEGMENT_LOG = "hermes.config", "hermes.segment_log"
+TRIAL_KIND, SET_ASIDE_KIND = "trial", "set aside"
+ENDED_SPANS = "hermes.ended_spans"
+"""Tag of a run that was continued: from when to when it had ended, Unix seconds, as JSON."""
+EXTENDED = "hermes.extended"
+"""Tag of a sweep's run: the first new trial of each extension and its time, as JSON."""
 TIMINGS = ("startup_s", "restore_s", "checkpoint_s", "repeat_s")  # as tags hermes.startup_s, ...
 _MAX_DOUBLE = 1.7976931348623157e308  # MLflow's SQL store keeps it for infinity
 
@@ -158,6 +163,26 @@ def sweep_of(run: Mapping[str, Any]) -> SweepRun:
         started_ms=int(info.get("start_time", 0)),
         ended_ms=ended_ms_of(info),
     )
+
+
+def ended_spans_of(tags: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
+    """Return from when to when a run that was continued had ended, in Unix seconds."""
+    found = joined_json(ENDED_SPANS, tags)
+    pairs = [each for each in found if isinstance(each, list)] if isinstance(found, list) else []
+    return tuple(
+        (float(pair[0]), float(pair[1]))
+        for pair in pairs
+        if len(pair) == 2 and all(isinstance(moment, int | float) for moment in pair)
+    )
+
+
+def with_ended_span(run: Mapping[str, Any], now_s: float) -> dict[str, str]:
+    """Return the tags of a run that is continued now; none of one that has not ended."""
+    ended_ms, tags = ended_ms_of(run["info"]), tags_of(run)
+    if ended_ms is None or tags.get(STATE) not in RUN_STATUS:
+        return {}
+    spans = [*ended_spans_of(tags), (ended_ms / 1_000, round(now_s, 3))]
+    return chunked_tag(ENDED_SPANS, json.dumps(spans))
 
 
 def config_of(run: Mapping[str, Any]) -> dict[str, Any]:

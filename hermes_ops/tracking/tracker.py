@@ -30,9 +30,11 @@ from hermes_ops.tracking.runs import (
     NAME,
     RUN_STATUS,
     SEGMENT_LOG,
+    SET_ASIDE_KIND,
     STATE,
     SWEEP,
     TRIAL,
+    TRIAL_KIND,
     LatestMetric,
     SweepRef,
     SweepRun,
@@ -46,6 +48,7 @@ from hermes_ops.tracking.runs import (
     tags_of,
     trial_of,
     unwritten,
+    with_ended_span,
 )
 
 _OPEN_STATES = "'%ing'"  # pending, waiting, running, and none of the final states
@@ -159,10 +162,16 @@ class Tracker:
     def reopen(
         self, run_id: str, drop: Sequence[str] = (), tags: Mapping[str, str] | None = None
     ) -> None:
-        """Set an ended run to running and delete its tags `drop`; MLflow keeps its end time."""
+        """Set an ended run to running and delete its tags `drop`.
+
+        MLflow keeps its end time; a tag says from when to when it had ended.
+        """
+        spans = with_ended_span(
+            self._rest.get("runs/get", {"run_id": run_id})["run"], self._clock()
+        )
         for key in drop:
             self._rest.post("runs/delete-tag", {"run_id": run_id, "key": key})
-        self.set_tags(run_id, {**(tags or {}), STATE: "running"})
+        self.set_tags(run_id, {**spans, **(tags or {}), STATE: "running"})
         self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
 
     # Trials
@@ -229,6 +238,25 @@ class Tracker:
                 by_number.setdefault(trial.number, trial)
         return tuple(by_number[n] for n in sorted(by_number))
 
+    def every_run(self, sweep: SweepRef) -> tuple[SweepRun | None, tuple[TrialRun, ...]]:
+        """Return the sweep's own run and those of its trials, also the ones set aside.
+
+        They are sorted by trial, then by time.
+        """
+        runs = self._search([sweep.experiment_id], {SWEEP: sweep.sweep_id})
+        own = next((r for r in runs if r["info"]["run_id"] == sweep.parent_run_id), None)
+        trials: dict[tuple[int, str], TrialRun] = {}
+        for run in filter(is_numbered, runs):
+            trial, kind = trial_of(run), tags_of(run).get(KIND, "")
+            if trial.tags.get("mlflow.parentRunId") != sweep.parent_run_id:
+                continue
+            if kind == SET_ASIDE_KIND:
+                trials[trial.number, trial.run_id] = trial
+            elif kind == TRIAL_KIND:  # of two runs the oldest is the trial's
+                trials.setdefault((trial.number, ""), trial)
+        in_order = sorted(trials.values(), key=lambda t: (t.number, t.started_ms, t.run_id))
+        return None if own is None else sweep_of(own), tuple(in_order)
+
     def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str] | None = None) -> None:
         """End a trial in a final state: finished, failed, stopped_early or cancelled."""
         self._finish(run_id, state, tags)
@@ -237,7 +265,7 @@ class Tracker:
         """Detach a trial's run from its sweep, so that `open_trial` creates another; keep it."""
         if trial.is_open:
             self.finish_trial(trial.run_id, "cancelled")
-        self.set_tags(trial.run_id, {KIND: "set aside", "hermes.reason": reason})
+        self.set_tags(trial.run_id, {KIND: SET_ASIDE_KIND, "hermes.reason": reason})
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set tags; cut values over 8,000 characters."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.control.quota_settings import QuotaSettings
-from hermes_ops.airflow.control.sweep_state import began_s, owner
+from hermes_ops.airflow.control.sweep_state import owner
 from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.records import SweepRecord, decode
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL
@@ -23,12 +23,13 @@ from hermes_ops.core.usage import Figures, TrialUse, usage
 from hermes_ops.core.usage_table import COLUMNS, OF_ALL, PRICE
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
+from hermes_ops.tracking.trial_lives import fetch_trial_lives
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.metadata import Metadata, PastRun
     from hermes_ops.config.pool_quota import PoolQuota
-    from hermes_ops.core.summary import Segment
     from hermes_ops.tracking import Tracker
+    from hermes_ops.tracking.trial_lives import TrialLife
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ MOST_TABLES = 64
 MOST_UNDER_WAY = 8
 """Readings that may be under way or wait for their turn."""
 
-Segments = tuple[tuple["Segment", ...], ...]
+Lives = tuple["TrialLife", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class UsageReader:
     _under_way: dict[UsageQuery, threading.Event] = field(default_factory=dict)
     _troubles: dict[UsageQuery, str] = field(default_factory=dict)
     # Of ended sweeps, by MLflow run and the time of the end: a sweep may be resumed.
-    _ended: dict[tuple[str, float], Segments] = field(default_factory=dict)
+    _ended: dict[tuple[str, float], Lives] = field(default_factory=dict)
 
     def get(self, query: UsageQuery) -> tuple[UsageTable | None, str]:
         """Return the newest table, None while there is none, and why the last reading failed.
@@ -161,20 +162,21 @@ class UsageReader:
             return []
         user = owner(run, record.config.get("owner"))
         ref = SweepRef(run.sweep_id, record.experiment_id, record.parent_run_id)
-        submitted_s = began_s(record, run)
         team = quota.team_of(user, airflow_team_of.get(run.dag_id, ""))
         return [
-            TrialUse(run.sweep_id, user, team, submitted_s, segments, pool)
-            for segments in self._segments(ref, past.ended_s)
+            TrialUse(
+                run.sweep_id, user, team, life.submitted_s, life.segments, pool, life.ended_spans
+            )
+            for life in self._lives(ref, past.ended_s)
         ]
 
-    def _segments(self, ref: SweepRef, ended_s: float | None) -> Segments:
-        """Return the segments of each trial; those of an ended sweep are read once for its end."""
+    def _lives(self, ref: SweepRef, ended_s: float | None) -> Lives:
+        """Return the life of each trial; those of an ended sweep are read once for its end."""
         key = None if ended_s is None else (ref.parent_run_id, ended_s)
         if key is not None and key in self._ended:
             return self._ended[key]
-        found = tuple(trial.segments for trial in self.tracker().trials(ref))
-        if key is not None and all(s.end_s is not None for trial in found for s in trial):
+        found = fetch_trial_lives(self.tracker(), ref)
+        if key is not None and all(s.end_s is not None for life in found for s in life.segments):
             self._ended[key] = found
             while len(self._ended) > MOST_SWEEPS:
                 del self._ended[next(iter(self._ended))]

@@ -46,6 +46,7 @@ from hermes_ops.config import Algorithm, SweepConfig, check_installation, parse
 from hermes_ops.errors import HermesError, NotPermitted
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.summary import DEADLINE_TAG
+from hermes_ops.tracking.trial_lives import with_extension
 from hermes_ops.trial.failure import Cause
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class EndedSweep:
         self._refuse_spent(grown, trials_again=())
         self.airflow.confirm_edit(self.plan)
         touched = self._to_touch()
-        self._reopen(grown, touched)
+        self._reopen(grown, touched, with_extension(self._tags(), len(self.states), time.time()))
         self._clear([self.plan.task_id, (self.record.trial_task, touched[0]), report_of(self.plan)])
         return total
 
@@ -193,7 +194,7 @@ class EndedSweep:
                 self.airflow.put_state(self._trial(number), SEGMENT_KEY, encode(again))
             if (run := self.runs.get(number)) is not None:
                 self.tracker.reopen(run.run_id, [t for t in TRIAL_END_TAGS if t in run.tags])
-        self._reopen(config, ())
+        self._reopen(config, (), {})
         tasks = [(self.record.trial_task, number) for number in going_on]
         self._clear([*tasks, report_of(self.plan)])
         return tuple(going_on)
@@ -257,7 +258,9 @@ class EndedSweep:
         parent = self.record.parent_run_id
         return self.tracker.sweep(SweepRef(self.sweep, self.record.experiment_id, parent)).tags
 
-    def _reopen(self, config: SweepConfig, touched: tuple[int, ...]) -> None:
+    def _reopen(
+        self, config: SweepConfig, touched: tuple[int, ...], added: Mapping[str, str]
+    ) -> None:
         """Write the sweep's record without its end, and reopen its run in MLflow.
 
         The run's tag tells the controller that this end of the DAG run is over: it must not take
@@ -274,7 +277,7 @@ class EndedSweep:
         parent = self.record.parent_run_id
         tags, renewed = self._tags(), deadline_tag(config, time.time())
         drop = [t for t in END_TAGS if t in tags]
-        self.tracker.reopen(parent, drop, {CONTINUED_TAG: self.ended_at, **renewed})
+        self.tracker.reopen(parent, drop, {CONTINUED_TAG: self.ended_at, **renewed, **added})
         self.tracker.artifacts.write(parent, "sweep.yaml", redact(config).to_yaml().encode())
 
     def _trial(self, number: int) -> TaskKey:

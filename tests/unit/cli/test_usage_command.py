@@ -32,13 +32,14 @@ class Mlflow:
         old = run_of("old", ended_s=NOON_S - 10 * 86_400.0)
         return {name: run_of(name) for name in ("ann-1", "nightly_x:run", "gone")} | {"old": old}
 
-    def trials(self, ref: str) -> tuple[Any, ...]:
+    def every_run(self, ref: str) -> tuple[Any, tuple[Any, ...]]:
         assert ref != "old"
         first = Segment(
             0, 1, (0, 1), NOON_S - 90.0, NOON_S - 60.0, outcome="preempted", startup_s=5
         )
         second = Segment(0, 2, (0,), NOON_S - 40.0, NOON_S - 30.0, outcome="finished")
-        return (SimpleNamespace(segments=(first, second)),)
+        run = {"number": 0, "state": "running", "tags": {}, "started_ms": 0, "ended_ms": None}
+        return run_of(ref), (SimpleNamespace(segments=(first, second), **run),)
 
 
 class Airflow:
@@ -94,6 +95,15 @@ def test_the_use_of_each_owner_is_counted(capsys: pytest.CaptureFixture[str]) ->
     document = json.loads(said(capsys, "--since", "2026-10-31", "--json"))
     assert [row.pop("key") for row in document["usage"]] == ["", "ann", "bob"]
     assert document["usage"] == [ROW, ROW, ROW]
+
+
+def test_a_sweep_that_runs_again_counts_though_it_had_ended_before_the_date(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = {"nightly_x:run": run_of("nightly_x:run", "running", NOON_S - 10 * 86_400.0)}
+    monkeypatch.setattr(Mlflow, "newest_sweeps", lambda self, most: again)
+    document = json.loads(said(capsys, "--since", "2026-10-31", "--by", "sweep", "--json"))
+    assert [row["key"] for row in document["usage"]] == ["nightly_x:run"]
 
 
 def test_a_rate_gives_each_row_a_price(capsys: pytest.CaptureFixture[str]) -> None:

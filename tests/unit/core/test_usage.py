@@ -35,6 +35,19 @@ def test_a_trial_waits_loses_its_start_up_trains_and_is_preempted() -> None:
     assert one.trained_gpu_seconds == 60.0
 
 
+def test_nobody_waits_from_an_end_of_the_sweep_or_trial_until_it_was_continued() -> None:
+    life = trial(segment(10.0, 40.0, outcome="preempted"), segment(900.0, 910.0))
+    ended = ((50.0, 800.0), (60.0, 880.0))  # the sweep, and the trial in it
+    (one,) = usage([replace(life, ended_spans=ended)], "user")
+    assert one.waiting_seconds == 10.0 + (50.0 - 40.0) + (900.0 - 880.0)
+
+
+def test_a_trial_that_had_not_begun_as_its_sweep_ended_waits_before_and_after() -> None:
+    life = replace(trial(segment(900.0, 910.0)), ended_spans=((50.0, 800.0),))
+    (one,) = usage([life], "user")
+    assert one.waiting_seconds == 50.0 + 100.0
+
+
 def test_a_segment_that_runs_counts_until_now() -> None:
     assert usage([trial(segment(10.0, None))], "team", now_s=25.0) == (
         Usage("vision", 1, 15.0, 0.0, 10.0),

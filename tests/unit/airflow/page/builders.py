@@ -106,6 +106,9 @@ class Mlflow:
     def trials(self, ref: Any, *, open_only: bool = False) -> Any:
         return []
 
+    def every_run(self, ref: Any) -> Any:
+        return None, ()
+
     def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
         return None
 

@@ -41,11 +41,11 @@ def used(database: Database, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch) ->
     database.runs = ()
     database.ended = [of_user(ended(9), "ann"), of_user(ended(8), "bob")]
 
-    def trials(ref: Any, *, open_only: bool = False) -> Any:
+    def every_run(ref: Any) -> Any:
         mlflow.asked += 1
-        return (trial_run(0 if ref.sweep_id == "old-9" else 1, "finished", 0.5),)
+        return None, (trial_run(0 if ref.sweep_id == "old-9" else 1, "finished", 0.5),)
 
-    monkeypatch.setattr(mlflow, "trials", trials, raising=False)
+    monkeypatch.setattr(mlflow, "every_run", every_run, raising=False)
 
 
 def test_the_use_of_each_user_is_a_table_and_a_file(get: Get) -> None:
@@ -111,7 +111,7 @@ def test_nobody_waits_for_a_reading_that_takes_long(
 ) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(usage_view, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(mlflow, "trials", lambda ref: goes_on.wait(60) and ())
+    monkeypatch.setattr(mlflow, "every_run", lambda ref: (None, goes_on.wait(60) and ()))
     answer = get("/usage")
     assert "It is being read." in read(answer)
     assert "data-refresh-s" in answer.text
@@ -128,7 +128,7 @@ def test_a_silent_mlflow_is_said_without_its_address_and_is_asked_again(
         raise Unavailable("MLflow at secret.internal did not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mlflow, "trials", away)
+        patch.setattr(mlflow, "every_run", away)
         answer = get("/usage")
     assert "MLflow did not answer" in read(answer)
     assert "secret.internal" not in answer.text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -129,7 +130,8 @@ class Services:
     def reopen(self, run_id: str, drop: list[str], tags: dict[str, str] | None = None) -> None:
         assert not self.cleared, "the run has gone on before everything was written"
         self.reopened[run_id] = drop
-        others = {k: v for k, v in (tags or {}).items() if k != "hermes.deadline"}
+        apart = ("hermes.deadline", "hermes.extended")
+        others = {k: v for k, v in (tags or {}).items() if k not in apart}
         assert others == ({"hermes.continued": ENDED} if run_id == "parent" else {})
         self.parent_tags |= tags or {}
 
@@ -164,6 +166,8 @@ def test_a_sweep_is_extended_by_its_plan_with_one_finished_trial_touched() -> No
     assert decode(CloseRecord, services.records["plan", -1, CLOSE_KEY]) is None
     assert services.reopened == {"parent": [CLOSED_TAG]}
     assert "max_trials: 12" in services.stored["sweep.yaml"]
+    ((first, _),) = json.loads(services.parent_tags["hermes.extended"])
+    assert first == 8
 
 
 def test_in_a_group_its_own_plan_and_report_are_cleared_and_read() -> None:
