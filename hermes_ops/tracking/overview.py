@@ -7,9 +7,11 @@ more than it draws.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from itertools import islice
 
+from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints
 from hermes_ops.tracking.rest import RestClient, legal_name, quoted, tag_filter
 from hermes_ops.tracking.runs import (
@@ -33,6 +35,10 @@ MOST_CURVES = 100
 BEST, FINAL = "hermes.best", "hermes.final"
 """Metrics of a trial's run: the objective's best and last value, once it has left its GPUs."""
 _PAGE = 1_000
+_MOST_BOUNDS = 20
+"""Bounds that MLflow checks: each is a join or two of its database, and SQLite has 64 at most."""
+_MOST_CHECKED = 100
+"""Best runs of which further bounds are checked here."""
 
 
 class Overview:
@@ -53,19 +59,27 @@ class Overview:
         answer = self._rest.post("runs/search", body).get("runs", ())
         return {run["info"]["run_id"]: sweep_of(run) for run in answer}
 
-    def best(self, sweep: SweepRef, *, maximize: bool) -> float | None:
-        """Return the best value of the trials that have left their GPUs; None without one."""
+    def best(
+        self, sweep: SweepRef, *, maximize: bool, bounded: Sequence[SecondaryMetric] = ()
+    ) -> float | None:
+        """Return the best value of the trials that have left their GPUs; None without one.
+
+        Only trials count whose last values keep the bounds of `bounded`.
+        """
         key = tag_filter({SWEEP: sweep.sweep_id, KIND: "trial"})
+        asked = [clause for metric in bounded[:_MOST_BOUNDS] for clause in _kept(metric)]
         order = "DESC" if maximize else "ASC"
         body = {
             "experiment_ids": [sweep.experiment_id],
-            "filter": f"{key} and tags.`{STATE}` != 'failed'",
-            "max_results": 1,
+            "filter": " and ".join([key, f"tags.`{STATE}` != 'failed'", *asked]),
+            "max_results": 1 if len(bounded) <= _MOST_BOUNDS else _MOST_CHECKED,
             "order_by": [f"metrics.`{BEST}` {order}"],
         }
         for run in self._rest.post("runs/search", body).get("runs", ()):
             metrics = run.get("data", {}).get("metrics", ())
-            return next((metric_of(m).value for m in metrics if m["key"] == BEST), None)
+            last = {m["key"]: metric_of(m).value for m in metrics}
+            if not violations(bounded, {m.name: last.get(legal_name(m.name)) for m in bounded}):
+                return last.get(BEST)
         return None
 
     def trials(self, sweep: SweepRef, most: int) -> tuple[TrialRun, ...]:
@@ -99,3 +113,11 @@ class Overview:
         for entry in answer.get("metrics", ()):
             points_of[entry["run_id"]].append(metric_of(entry))
         return {run: curve_of(found) for run, found in points_of.items()}
+
+
+def _kept(metric: SecondaryMetric) -> Iterator[str]:
+    """Yield MLflow's filters for runs whose last value of a metric keeps its bounds."""
+    for comparison, limit in (("<=", metric.at_most), (">=", metric.at_least)):
+        if limit is not None:
+            number = format(Decimal(repr(limit)), "f")  # it reads no exponent after a sign
+            yield f"metrics.`{legal_name(metric.name)}` {comparison} {number}"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.comparison import VIEW_TAG, ComparedSweep, view_key
+from hermes_ops.tracking.rest import legal_name
 
 
 def log(tracker: Tracker, run: str, values: list[float], metric: str = "loss") -> None:
@@ -52,6 +56,28 @@ def test_the_best_so_far_is_that_of_a_trial_which_has_not_failed(
     tracker.finish_trial(tracker.trials(sweep)[2].run_id, "failed")
     assert tracker.overview.best(sweep, maximize=False) == 0.25
     assert tracker.overview.best(sweep, maximize=True) == 0.5
+
+
+def test_the_best_so_far_keeps_the_bounds_by_the_last_values(
+    tracker: Tracker, sweep: SweepRef
+) -> None:
+    sizes = (["9"], ["NaN"], [], ["Infinity"], ["9", "-3.5"], ["1e-7"])
+    for number, reported in enumerate(sizes):
+        run = tracker.open_trial(sweep, number, {})
+        best(tracker, run, 0.1 * (number + 1))
+        tracker.log_metrics(run, [
+            {"key": legal_name("size %"), "value": size, "timestamp": step, "step": step}
+            for step, size in enumerate(reported)
+        ])  # fmt: skip
+    small = [SecondaryMetric("size %", at_most=5.0, at_least=-1e25)]
+    positive = [SecondaryMetric("size %", at_most=5.0, at_least=1e-9)]
+    never = [SecondaryMetric("size %", at_most=-1e2)]
+    many = [*small, *(SecondaryMetric("size %", at_most=5.0 + n) for n in range(49))]
+    found = [
+        tracker.overview.best(sweep, maximize=False, bounded=bounded)
+        for bounded in ((), small, positive, never, many)
+    ]
+    assert found == pytest.approx([0.1, 0.5, 0.6, None, 0.5])
 
 
 def test_sweeps_are_found_by_their_runs(tracker: Tracker, sweep: SweepRef) -> None:

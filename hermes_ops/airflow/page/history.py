@@ -13,6 +13,7 @@ from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.records import SweepRecord, decode
 from hermes_ops.airflow.trial.links import comparison_address, report_address
 from hermes_ops.core.amounts import figure
+from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef, SweepRun
@@ -137,17 +138,25 @@ def _running_best(sources: PageSources, sweeps: Sequence[_AirflowSweep]) -> dict
     best: dict[str, float] = {}
     running = [f for f in sweeps if f.airflow_state not in ("success", "failed", "skipped")]
     for one in running[:MOST_RUNNING]:
-        objective = one.record.config.get("objective", {}) if one.record else {}
-        if one.ref is None or not objective:
+        config = one.record.config if one.record else {}
+        if one.ref is None or not config.get("objective"):
             continue
-        value = _fetch_best(sources, one.ref, maximize=objective.get("direction") == "maximize")
+        value = _fetch_best(sources, one.ref, config)
         if value is not None:
             best[one.ref.sweep_id] = value
     return best
 
 
-def _fetch_best(sources: PageSources, ref: SweepRef, *, maximize: bool) -> float | None:
-    return sources.from_mlflow(lambda tracker: tracker.overview.best(ref, maximize=maximize))
+def _fetch_best(sources: PageSources, ref: SweepRef, config: Mapping[str, Any]) -> float | None:
+    maximize = config["objective"].get("direction") == "maximize"
+    metrics = [
+        SecondaryMetric(m["name"], at_most=m.get("at_most"), at_least=m.get("at_least"))
+        for m in config.get("metrics") or ()
+    ]
+    bounded = [metric for metric in metrics if metric.is_bounded]
+    return sources.from_mlflow(
+        lambda tracker: tracker.overview.best(ref, maximize=maximize, bounded=bounded)
+    )
 
 
 def _row(

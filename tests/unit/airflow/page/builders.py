@@ -17,6 +17,7 @@ from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.page.progress import ProgressCache
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, encode
 from hermes_ops.core.model import JobId, Reason, Term
+from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.core.summary import CurvePoints
 from hermes_ops.errors import Unavailable
 from hermes_ops.tracking import LatestMetric, SweepRef, SweepRun, TrialRun
@@ -95,6 +96,7 @@ class Mlflow:
         self.opened: tuple[TrialRun, ...] = ()
         self.points: dict[str, CurvePoints] = {}
         self.best: float | None = None
+        self.bounded: list[SecondaryMetric] = []  # of the sweep whose best value was read last
         self.artifacts = self
         self.chunks: dict[str, str] = {}  # of decisions, by path
 
@@ -137,7 +139,8 @@ class Overview:
     def sweeps(self, experiments: Any, runs: Any) -> Any:
         return {run: found for run, found in self._ask().runs.items() if run in runs}
 
-    def best(self, sweep: Any, *, maximize: bool) -> float | None:
+    def best(self, sweep: Any, *, maximize: bool, bounded: Any = ()) -> float | None:
+        self.mlflow.bounded = list(bounded)
         return self._ask().best
 
     def trials(self, sweep: Any, most: int) -> Any:

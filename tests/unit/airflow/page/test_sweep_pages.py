@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from hermes_ops.airflow.metadata import PastRun, RunRow
+from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.errors import Refused
-from tests.unit.airflow.builders import SWEEP
+from tests.unit.airflow.builders import SWEEP, sweep_record
 from tests.unit.airflow.page.builders import (
     Database,
     Get,
@@ -49,6 +50,15 @@ def test_of_a_running_sweep_the_best_so_far_is_shown_and_no_report(
     mlflow.best = 0.25
     seen = read(get("/sweeps"))
     assert re.search(r"digits-1 running .* 0 of 8 0\.25 val_loss compare trials(?! report)", seen)
+
+
+def test_the_best_so_far_in_the_list_is_asked_for_within_the_bounds(
+    get: Get, database: Database, mlflow: Mlflow
+) -> None:
+    bounds = [{"name": "latency", "at_most": 5}, {"name": "lr"}]
+    database.runs = (replace(database.runs[0], sweep=sweep_record(metrics=bounds)),)
+    read(get("/sweeps"))
+    assert mlflow.bounded == [SecondaryMetric("latency", at_most=5.0)]
 
 
 def test_of_a_resumed_sweep_the_best_is_that_of_now_not_of_its_earlier_end(
