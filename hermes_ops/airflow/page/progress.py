@@ -168,7 +168,7 @@ def _trial(run: TrialRun, points: CurvePoints, direction: str, now: LiveSweep) -
 def _violations(run: TrialRun, bounded: Sequence[SecondaryMetric]) -> tuple[str, ...]:
     """Return the bounds that a trial misses, before its sweep's end by its last values."""
     at_end = run.tags.get(BOUNDS_TAG)
-    if at_end is not None:
+    if at_end is not None and not run.is_open:  # an open trial has it of an earlier end
         return () if at_end == KEPT else (at_end,)
     last = {metric.name: _value(run, legal_name(metric.name)) for metric in bounded}
     return violations(bounded, last)

@@ -182,6 +182,17 @@ def test_the_best_so_far_keeps_the_bounds_by_the_last_values_that_trials_have_re
         ("latency was not reported, at most 5 is allowed",),
         (),
     ]
-    ended = replace(mlflow.opened[0], tags={**runs[0].tags, BOUNDS_TAG: KEPT})
+    ended = replace(mlflow.opened[0], state="finished", tags={**runs[0].tags, BOUNDS_TAG: KEPT})
     mlflow.opened = (ended,)
     assert read(mlflow, LiveSweep("finished", 300.0)).summary.trials[0].violates == ()
+
+
+def test_a_trial_that_goes_on_after_an_end_misses_the_bounds_by_its_values_of_now() -> None:
+    mlflow = Mlflow()
+    resumed = trial_run(0, "running", 0.1)
+    earlier = {**resumed.tags, BOUNDS_TAG: "latency is 9, at most 5 is allowed"}
+    fast = {**resumed.metrics, "latency": LatestMetric(2.0, 7, 1)}
+    mlflow.opened = (replace(resumed, tags=earlier, metrics=fast),)
+    bounded = sweep_with(running(0, 0), metrics=[{"name": "latency", "at_most": 5}])
+    found = read(mlflow, LiveSweep.from_state("running", 300.0, bounded)).summary
+    assert found.trials[0].violates == ()
