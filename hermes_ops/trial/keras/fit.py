@@ -78,6 +78,8 @@ def _train(
     start = session.first_epoch
     spent = process.max_epochs is not None and process.steps_before >= process.max_epochs
     if session.ended_before or spent:
+        if spent and not session.ended_before and session.epochs > start:
+            process.say_limit("this fit and all later ones train no epoch")
         arguments["epochs"] = start
     elif here:
         backend.begin_at(arguments, session.resume_epoch)

@@ -212,6 +212,13 @@ class KerasRuntime:
                 return
             print(f"hermes: {text}", flush=True)
 
+    def say_limit(self, effect: str) -> None:
+        """Say once what the limit of epochs does to a call of `fit`."""
+        self.say_once(
+            f"{effect}: budget.max_epochs ({self.max_epochs}) counts the epochs of all calls of "
+            "fit, and they are trained. Raise it if the script is to train more"
+        )
+
     def report(self, step: int, values: Mapping[str, float]) -> bool:
         """Write an epoch's values; False if the objective is NaN or infinite.
 

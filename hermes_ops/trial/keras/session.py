@@ -331,7 +331,7 @@ class FitSession:
         good = self.runtime.report(self._step(epoch + 1), values)
         limit = self.runtime.max_epochs
         if good and limit is not None and self._step(epoch + 1) >= limit:
-            self.model.stop_training = True
+            self._end_at_limit(epoch)
         vote = EpochVote(good, bool(self.model.stop_training), self.runtime.stop)
         vote = self.ranks.agree(vote)
         if not vote.good:
@@ -345,6 +345,11 @@ class FitSession:
             self.save(batch=0, best=best, objective=self._objective(values))
         if vote.stop and not last:
             self._leave()
+
+    def _end_at_limit(self, epoch: int) -> None:
+        self.model.stop_training = True
+        if epoch + 1 < self.epochs:
+            self.runtime.say_limit(f"this fit ends after {epoch + 1} of {self.epochs} epochs")
 
     def _note_best(self, epoch: int, last: bool) -> None:
         """Remember the best epoch; the last one has no checkpoint before callbacks may undo it."""

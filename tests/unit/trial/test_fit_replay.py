@@ -223,6 +223,28 @@ def test_a_trial_whose_states_need_too_much_room_keeps_none_and_begins_anew(
 
 
 @pytest.mark.usefixtures("_keras")
+def test_calls_of_fit_that_the_limit_of_epochs_cuts_off_or_leaves_out_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HERMES_MAX_EPOCHS", "3")
+    why = "budget.max_epochs (3) counts the epochs of all calls of fit, and they are trained."
+
+    def calls(epochs: tuple[int, ...]) -> list[Any]:
+        model = Model()
+        arguments = [{"epochs": number} for number in epochs]
+        return [fit.run_fit(KerasBackend(), Model.fit, model, (), each) for each in arguments]
+
+    Trial(tmp_path / "kept").run(lambda: calls((1, 2)))
+    assert "budget.max_epochs" not in capfd.readouterr().out
+    Trial(tmp_path / "cut").run(lambda: calls((4,)))
+    assert f"hermes: this fit ends after 3 of 4 epochs: {why}" in capfd.readouterr().out
+    trial = Trial(tmp_path / "left out")
+    trial.run(lambda: calls((3, 2, 2)))
+    trial.run(lambda: calls((3, 2, 2)))  # a later segment
+    assert capfd.readouterr().out.count(f"this fit and all later ones train no epoch: {why}") == 1
+
+
+@pytest.mark.usefixtures("_keras")
 def test_a_state_that_cannot_be_read_is_no_reason_to_go_on_wrongly(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
     assert trial.segment((10, 0)) is None
