@@ -16,7 +16,7 @@ from hermes_ops.core.priority_class import DEFAULT_CLASS
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
 if TYPE_CHECKING:
-    from hermes_ops.tracking import Tracker
+    from hermes_ops.tracking import SweepRef, Tracker
 
 MOST_LINES, MOST_QUEUED = 10, 20
 _IN_POOL = ("starting", "running", "stopping", "waiting", "pending")
@@ -298,9 +298,12 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
 
 
 def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
-    """Return the trial's end from MLflow; None before it, or if MLflow does not answer."""
+    """Return the trial's end from MLflow; None before it, or if MLflow does not answer.
+
+    HermesError for a trial that its sweep has never had.
+    """
     from hermes_ops.tracking.runs import RUN_STATUS
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.summary import WHY_TAGS, require_sweep
 
     try:
         ref = require_sweep(tracker, sweep)
@@ -308,12 +311,32 @@ def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
     except HermesError:
         return None
     if whole.state in RUN_STATUS and all(run.number != number for run in runs):
-        return TrialEnd("cancelled", f"its sweep had ended before it began ({whole.state})")
+        _refuse_beyond(tracker, ref, number)
+        why = next((f": {whole.tags[tag]}" for tag in WHY_TAGS if whole.tags.get(tag)), "")
+        return TrialEnd("cancelled", f"its sweep had ended before it began ({whole.state}{why})")
     for run in runs:
         if run.number == number and run.state in RUN_STATUS:
             tags = (run.tags.get(f"hermes.{n}", "") for n in ("reason", "first_failure", "steps"))
             return TrialEnd(run.state, *tags)
     return None
+
+
+def _refuse_beyond(tracker: Tracker, sweep: SweepRef, number: int) -> None:
+    """Raise HermesError if the sweep has no trial of that number, as far as MLflow tells."""
+    import yaml
+
+    from hermes_ops.config import parse
+
+    try:
+        document = yaml.safe_load(tracker.artifacts.fetch(sweep.parent_run_id, "sweep.yaml"))
+        trials = parse(document, sweep.sweep_id, None).trial_count
+    except (HermesError, yaml.YAMLError):  # away, deleted, or of another version
+        return
+    if number >= trials:
+        raise HermesError(
+            f"the sweep {sweep.sweep_id!r} has no trial {number}: its {trials} trials have the "
+            f"numbers 0 to {trials - 1}."
+        )
 
 
 def parts(trial: str) -> tuple[str, int]:

@@ -203,7 +203,7 @@ def explain(
         ),
     ],
     *,
-    last: Annotated[int, typer.Option(help="Number of past decisions to show.")] = 5,
+    last: Annotated[int, typer.Option(min=0, help="Number of past decisions to show.")] = 5,
     home: Home = None,
 ) -> None:
     """Explain why a trial runs or waits, with its last decisions."""
@@ -229,7 +229,8 @@ def explanation(connection: Connection, trial: str, last: int) -> str:
         "",
         f"Last decisions (of {len(explained.decisions)}):",
     ]
-    lines += [_line(d) for d in explained.decisions[: max(0, last)]] or ["  none yet"]
+    lines += [_line(d) for d in explained.decisions[:last]]
+    lines += [] if explained.decisions else ["  none yet"]
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from hermes_ops.airflow.explanation import deadline_lines
 from hermes_ops.cli.inspection_commands import explanation
 from hermes_ops.core.model import JobId, Reason, Term
 from hermes_ops.errors import HermesError, Unavailable
+from tests.unit.airflow.builders import sweep_file
 
 TRIAL = "digits-1/3"
 
@@ -26,11 +27,18 @@ class Mlflow:
         self.decisions, self.known, self.away = decisions, known, away
         self.runs: list[Any] = []
         self.state = "running"
+        self.tags: dict[str, str] = {}
+        self.artifacts = self
+
+    def fetch(self, run_id: str, path: str) -> bytes:
+        assert (run_id, path) == ("parent", "sweep.yaml")
+        return json.dumps(sweep_file()).encode()
 
     def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
         if self.away:
             raise Unavailable("MLflow did not answer: try again")
-        return SimpleNamespace(parent_run_id="parent") if self.known else None
+        ref = SimpleNamespace(parent_run_id="parent", sweep_id=sweep)
+        return ref if self.known else None
 
     def read_decisions(self, parent: str) -> Any:
         return self.decisions
@@ -39,7 +47,7 @@ class Mlflow:
         return self.runs
 
     def sweep(self, ref: Any) -> Any:
-        return SimpleNamespace(state=self.state)
+        return SimpleNamespace(state=self.state, tags=self.tags)
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +205,23 @@ def test_a_trial_that_never_began_is_said_to_have_ended_with_its_sweep() -> None
     assert text.startswith(
         "digits-1/7 has ended: cancelled, because: its sweep had ended before it began (failed)."
     )
+    mlflow.state, mlflow.tags = "cancelled", {"hermes.closed": "stopped by ann"}
+    why = "its sweep had ended before it began (cancelled: stopped by ann)"
+    assert why in explanation(connection(mlflow), "digits-1/7", 5)
+
+
+def test_a_trial_beyond_the_last_one_of_an_ended_sweep_is_refused() -> None:
+    mlflow = ended("finished")
+    mlflow.state = "finished"
+    words = "has no trial 8: its 8 trials have the numbers 0 to 7"
+    with pytest.raises(HermesError, match=words):
+        explanation(connection(mlflow), "digits-1/8", 5)
+
+
+def test_no_decision_is_listed_where_none_is_asked_for() -> None:
+    decide("start")
+    lines = explanation(connection(), TRIAL, 0).splitlines()
+    assert lines[-1] == "Last decisions (of 1):"
 
 
 def test_the_owner_and_the_team_are_said_and_that_its_gpus_are_borrowed() -> None:
