@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,6 +49,8 @@ def usage(
         raise typer.BadParameter(f"--by is {by!r}; allowed: {', '.join(BY)}")
     if as_json and as_csv:
         raise typer.BadParameter("name --json or --csv, not both")
+    if rate is not None and not isfinite(rate):
+        raise typer.BadParameter(f"--rate is {rate}; write the price of a GPU-hour, such as 2.5")
     since_s, now_s, connection = _date_s(since), time.time(), connect(home)
     quota = _pool_quota(connection)
     uses = _trial_uses(connection, since_s, {} if quota is None else quota.team_of_user)

@@ -154,6 +154,7 @@ def test_a_time_with_an_offset_is_not_taken_for_one_in_utc(
         (("--since", "yesterday"), "write a date as 2026-11-01"),
         (("--since", "2026-11-01", "--by", "colour"), "user, team, sweep, day"),
         (("--since", "2026-11-01", "--json", "--csv"), "not both"),
+        (("--since", "2026-11-01", "--rate", "inf"), "such as 2.5"),
     ],
 )
 def test_a_wrong_option_is_named(
