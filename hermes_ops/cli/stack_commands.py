@@ -202,8 +202,8 @@ def status(
         typer.echo(json.dumps({**_document(settings, stack_status), **extra}, indent=2))
         raise typer.Exit(_status_code(stack_status))
     if stack_status.programs and stack_status.record is not None:
-        _print_status(Console(), stack_status)
         view = _view(settings.home, stack_status)
+        _print_status(Console(), stack_status, view)
         quota = (*quota_lines(view), *notice_lines(view), *queue_lines(view))
         for line in (*quota, *deadline_lines(view, time.time())):
             typer.echo(line)
@@ -303,13 +303,24 @@ def _print_programs(console: Console, programs: tuple[ProgramState, ...]) -> Non
     print_whole(console, fit_table("", columns, rows, console.width))
 
 
-def _print_status(console: Console, stack_status: StackStatus) -> None:
+def _print_status(
+    console: Console, stack_status: StackStatus, view: Mapping[str, Any] | None
+) -> None:
     _print_programs(console, stack_status.programs)
     stack = stack_status.record
     if stack:
         options = " ".join(f"{k}={v}" for k, v in stack.policy_options.items())
-        pool = f"{stack.pool}: {stack.slots} slots, policy {stack.policy} {options}".rstrip()
+        slots = f"{stack.slots} slots{_usable(view, stack)}"
+        pool = f"{stack.pool}: {slots}, policy {stack.policy} {options}".rstrip()
         typer.echo(f"Airflow  {stack.airflow_url}")
         typer.echo(f"MLflow   {stack.mlflow_url}")
         typer.echo(f"Metrics  {stack.metrics_url}")
         typer.echo(f"Pool     {pool}")
+
+
+def _usable(view: Mapping[str, Any] | None, stack: StackRecord) -> str:
+    """Say how many GPUs trials may use now, if not as many as `hermes up` has set."""
+    if view is None or view["time_s"] < stack.started_s:  # of an earlier start
+        return ""
+    usable = len(view["gpus"])
+    return "" if usable == stack.slots else f" at its start, {usable} for trials now"

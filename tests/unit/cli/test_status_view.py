@@ -36,11 +36,17 @@ def test_names_process_ids_and_addresses_are_whole_at_every_width(
     )
     programs = tuple(ProgramState(n, "RUNNING", 1_234_567, 7_500.0, 1.0) for n in NAMES)
     out = io.StringIO()
-    _print_status(Console(file=out, width=width, color_system=None), StackStatus(record, programs))
+    console = Console(file=out, width=width, color_system=None)
+    _print_status(console, StackStatus(record, programs), {"gpus": [], "time_s": 0.5})
     table, lines = out.getvalue(), capsys.readouterr().out.splitlines()
     assert all(name in table.split() for name in NAMES)
     assert table.count("1234567") == len(NAMES)
     assert table.count("2 h 05 min") == len(NAMES)
     assert max(map(len, table.splitlines())) <= width
     assert "Metrics  http://127.0.0.1:23456/metrics" in lines
-    assert lines[-1].endswith("frontrunner guard_k=7 guard_quanta=3 guard_open=2 mode=[/queue]")
+    of_policy = "frontrunner guard_k=7 guard_quanta=3 guard_open=2 mode=[/queue]"
+    assert lines[-1] == f"Pool     gpus: 2 slots, policy {of_policy}"
+    view = {"gpus": [0, 1, 2], "time_s": 2.0}
+    _print_status(console, StackStatus(record, programs), view)
+    changed = "Pool     gpus: 2 slots at its start, 3 for trials now, policy"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{changed} {of_policy}"
