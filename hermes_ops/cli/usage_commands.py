@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from hermes_ops.tracking.runs import SweepRun
 
 MOST_SWEEPS = 1_000
+OF_DAGS = (
+    "Here sweeps go by their owner, as only Airflow's database says which of its own teams a DAG "
+    "has: the page Usage in Airflow counts those of {} by their DAGs."
+)
+"""Said where teams of the quota are Airflow's own."""
 
 
 def register(app: typer.Typer) -> None:
@@ -53,6 +58,8 @@ def usage(
         raise typer.BadParameter(f"--rate is {rate}; write the price of a GPU-hour, such as 2.5")
     since_s, now_s, connection = _date_s(since), time.time(), connect(home)
     quota = _pool_quota(connection)
+    if quota is not None and quota.team_of_airflow_team:
+        typer.echo(OF_DAGS.format(", ".join(sorted(quota.team_of_airflow_team.values()))), err=True)
     uses = _trial_uses(connection, since_s, {} if quota is None else quota.team_of_user)
     usages = used(uses, by, since_s, now_s, None if quota is None else quota.quota())
     rate = quota.rate if rate is None and quota is not None else rate

@@ -133,6 +133,21 @@ def test_it_is_counted_by_other_groups_too(
     assert [line.partition(",")[0] for line in table[1:]] == keys
 
 
+def test_it_is_said_that_teams_of_dags_are_counted_by_the_page_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said(capsys, "--since", "2026-10-31", "--by", "team", "--json")
+    data = {"teams": [{"name": "vision", "airflow_team": "vision-dags"}, {"name": "speech"}]}
+    QuotaSettings(parse_quota(data, "test")).write(QuotaSettings.file("gpus"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["hermes", "usage", "--since", "2026-10-31", "--json"])
+        with pytest.raises(SystemExit):
+            cli.main()
+    out, err = capsys.readouterr()
+    assert json.loads(out)
+    assert "counts those of vision by their DAGs" in err
+
+
 def test_a_table_names_who_is_not_known_and_says_when_there_is_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
