@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.cli import simulation_options
+from hermes_ops.cli.completion import complete_sweeps
 from hermes_ops.cli.connection import Home
 from hermes_ops.cli.simulation_options import Json, Out, SimulationOptions
 from hermes_ops.core.options import parse_options
@@ -224,7 +225,13 @@ def _write_pictures(every: Mapping[str, Sequence[PolicyResult]], folder: Path) -
 
 
 def replay(
-    sweep: Annotated[str, typer.Argument(help="The sweep's id; see `hermes sweep list`.")],
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            help="The sweep's id, or a unique beginning of it; see `hermes sweep list`.",
+            autocompletion=complete_sweeps,
+        ),
+    ],
     *,
     policy: Annotated[str, typer.Option(help="Scheduling policy of the replay.")],
     policy_option: Annotated[
@@ -232,7 +239,7 @@ def replay(
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(help="Number of GPUs; default: as the sweep had.", metavar="N", min=1),
+        typer.Option(help="Number of GPUs; default: what the sweep could use.", metavar="N", min=1),
     ] = None,
     guards: Annotated[
         bool, typer.Option("--guards/--no-guards", help="Apply the guards of a live pool.")
@@ -249,12 +256,14 @@ def replay(
 ) -> None:
     """Replay a finished sweep under another policy."""
     from hermes_ops.cli.connection import connect_tracker
+    from hermes_ops.cli.sweep_location import recorded_id
     from hermes_ops.simulator.replay import ReplaySettings
     from hermes_ops.simulator.sweep_history import fetch_recorded_sweep
 
     options = parse_options(policy_option)
     folder = simulation_options.folder_of(out)
-    recorded = fetch_recorded_sweep(connect_tracker(home), sweep)
+    tracker = connect_tracker(home)
+    recorded = fetch_recorded_sweep(tracker, recorded_id(tracker, sweep))
     result = _replay(
         recorded, ReplaySettings(policy, options, guards, gpus, switch_seconds), folder
     )

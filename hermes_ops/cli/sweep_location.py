@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +125,7 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
     if len(begun) == 1 and begun[0] != sweep:
         return locate(airflow, begun[0])
     if len(begun) > 1:
-        shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
-        raise SeveralSweepsError(
-            f"{sweep!r} is the beginning of {len(begun)} sweeps: {shown}: write more of the id."
-        )
+        raise _several(sweep, begun)
     if refusal is not None:
         raise refusal
     if inside := _sweeps_of_run(airflow, sweep):
@@ -136,6 +133,23 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
             f"{sweep!r} is a DAG run that holds the sweeps {', '.join(inside)}: name one of them."
         )
     raise HermesError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
+
+
+def _several(sweep: str, begun: Sequence[str]) -> SeveralSweepsError:
+    shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
+    return SeveralSweepsError(
+        f"{sweep!r} is the beginning of {len(begun)} sweeps: {shown}: write more of the id."
+    )
+
+
+def recorded_id(tracker: Tracker, sweep: str) -> str:
+    """Return the id of the sweep that begins so in MLflow; the text itself if there is none."""
+    if not _OF_AN_ID.fullmatch(sweep) or tracker.find_sweep(sweep) is not None:
+        return sweep
+    begun = matching_ids(sweep, tracker.newest_sweeps(MOST_BEGINNINGS))
+    if len(begun) > 1:
+        raise _several(sweep, begun)
+    return begun[0] if begun else sweep
 
 
 def locate_or_explain(connection: Connection, sweep: str) -> SweepLocation:

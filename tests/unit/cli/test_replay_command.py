@@ -57,6 +57,17 @@ def test_the_document_has_what_was_measured_and_bounds_for_what_is_replayed(
     )
 
 
+def test_a_unique_beginning_of_the_id_is_enough(
+    mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = hermes(capsys, "dig", "--policy", "fifo", "--json")
+    assert (code, json.loads(out)["sweep"]) == (0, "digits-1")
+    code, _, err = hermes(capsys, "other", "--policy", "fifo")
+    assert code == 1
+    assert "'other' is the beginning of 2 sweeps: other-1, other-2: write more of the id" in err
+    assert "knows no sweep 'else'" in hermes(capsys, "else", "--policy", "fifo")[2]
+
+
 def test_the_options_reach_the_replay(mlflow: Mlflow, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "--gpus", "2", "--no-guards", "--switch-seconds", "7")
     assert (found["gpus"], found["guards"]) == (2, False)

@@ -105,6 +105,10 @@ class Mlflow:
     def find_sweep(self, sweep: str, experiment: str | None = None) -> SweepRef | None:
         return SweepRef(sweep, "1", "parent") if sweep == "digits-1" else None
 
+    def newest_sweeps(self, most: int) -> dict[str, SweepRun]:
+        ids = ("digits-1", "other-1", "other-2")
+        return {sweep: self.sweep(SweepRef(sweep, "1", "parent")) for sweep in ids}
+
     def sweep(self, ref: SweepRef) -> SweepRun:
         tags = {"hermes.policy": "fifo", "hermes.pool_slots": "1"}
         begin_ms = round(BEGIN_S * 1000)
