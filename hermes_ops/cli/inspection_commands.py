@@ -44,10 +44,9 @@ def list_sweeps(
     home: Home = None,
 ) -> None:
     """List the newest sweeps of all DAGs."""
-    from rich.console import Console
-
     from hermes_ops.airflow.control.pool_file import read_view
     from hermes_ops.cli.connection import connect
+    from hermes_ops.cli.tables import output_console
 
     connection = connect(home)
     runs = _fetch_runs(connection)
@@ -56,7 +55,7 @@ def list_sweeps(
         listed = (with_address(row, runs, connection.tracker) for row in rows)
         typer.echo(json.dumps([row.document() for row in listed]))
     elif rows:
-        print_list(Console(), rows)
+        print_list(output_console(), rows)
     else:
         typer.echo("No sweep has been run yet.")
 

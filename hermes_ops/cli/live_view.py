@@ -23,7 +23,7 @@ from hermes_ops.airflow.explanation import (
 from hermes_ops.cli.outcome import document, fetch_config, print_comparison, print_outcome
 from hermes_ops.cli.sweep_check import slots_of, why_dag_rests
 from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES, SweepLocation, airflow_state
-from hermes_ops.cli.tables import TableColumn, TableRow, fit_table
+from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console
 from hermes_ops.config import SweepConfig, never_fits
 from hermes_ops.config.sweep_warnings import WARNINGS_TAG, from_tag, sentence
 from hermes_ops.core.summary import normalised, sweep_state
@@ -79,7 +79,7 @@ def _show_until_end(
     from hermes_ops.airflow.control.pool_file import read_view
 
     sweep = place.sweep
-    console = Console()
+    console = output_console()
     display = Live(console=console, refresh_per_second=4, transient=True)
     is_live = console.is_terminal and not quiet
     printed: dict[str, str] = {}
@@ -158,7 +158,7 @@ class OutageNotice:
 def _print_notices(*lines: str | None) -> None:
     for words in lines:
         if words is not None:
-            Console(stderr=True).print(Text(words))
+            output_console(stderr=True).print(Text(words))
 
 
 def _state(connection: Connection, place: SweepLocation) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hermes_ops.cli.sweep_location import SweepLocation
-from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import why_no_best
@@ -102,7 +102,7 @@ MOST_SETTINGS, LONGEST_SETTING = 20, 80
 
 def print_outcome(connection: Connection, sweep: str, details: Mapping[str, Any]) -> None:
     """Print a sweep's document: its trials, why they failed, the best one, its page in MLflow."""
-    console = Console()
+    console = output_console()
     best = details["best"]
     print_whole(console, outcome_table(sweep, details, console.width))
     for line in (*end_reason_lines(details), *missed_bound_lines(details)):

@@ -261,13 +261,12 @@ def _show_quota(pool: str, settings: QuotaSettings | None, *, as_json: bool) -> 
     if settings is None:
         typer.echo(f"The pool {pool} has no quota: `hermes pool quota FILE` sets one.")
         return
-    from rich.console import Console
-
     from hermes_ops.cli.quota_tables import quota_tables
+    from hermes_ops.cli.tables import output_console, print_whole
 
-    console = Console()
+    console = output_console()
     for table in quota_tables(settings.quota, console.width):
-        console.print(table)
+        print_whole(console, table)
     if settings.by:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(settings.at_s))
         typer.echo(f"Set {when} by {settings.by}.")

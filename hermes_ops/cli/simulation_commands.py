@@ -158,22 +158,18 @@ def _run_document(run: SimulationRun, result: PolicyResult) -> dict[str, object]
 
 
 def _print_run(run: SimulationRun, result: PolicyResult) -> None:
-    from rich.console import Console
-
-    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
     from hermes_ops.simulator.tables import metric_rows
 
     title = f"{run.workload.name} on {len(run.gpus)} GPUs under {run.policy}"
     columns = [TableColumn("figure"), TableColumn("value")]
     rows = (TableRow((name, value)) for name, value in metric_rows(result.metrics))
-    console = Console()
+    console = output_console()
     print_whole(console, fit_table(title, columns, rows, console.width))
 
 
 def _report(comparison: Comparison, folder: Path | None, *, numbered: bool, as_json: bool) -> None:
-    from rich.console import Console
-
-    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
     from hermes_ops.simulator.tables import comparison_rows, completions_csv, document
 
     text = json.dumps(document(comparison, numbered=numbered), indent=2)
@@ -195,7 +191,7 @@ def _report(comparison: Comparison, folder: Path | None, *, numbered: bool, as_j
     title = f"{comparison.workload} on {comparison.gpus} GPUs, {seeds}"
     columns = [TableColumn(head, right=place > 0) for place, head in enumerate(header)]
     cells = (TableRow(tuple(cell.replace(" (", "\n(") for cell in row)) for row in rows)
-    console = Console()
+    console = output_console()
     width = console.width if console.is_terminal else max(console.width, WIDTH)
     print_whole(console, fit_table(title, columns, cells, width))
     _print_teams(console, comparison, width)
@@ -336,12 +332,10 @@ def document(recorded: RecordedSweep, result: Replay) -> dict[str, Any]:
 
 
 def _print(recorded: RecordedSweep, result: Replay) -> None:
-    from rich.console import Console
-
-    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
     from hermes_ops.report.story import number_range
 
-    measured, console = recorded.measured, Console()
+    measured, console = recorded.measured, output_console()
     guards = "" if result.settings.guards else ", without guards"
     title = f"{recorded.workload.name} on {result.gpus} GPUs{guards}"
     columns = (

@@ -183,8 +183,6 @@ def status(
 
     Exit code 4: its programs run on, but the process supervisor that restarts them has ended.
     """
-    from rich.console import Console
-
     from hermes_ops.airflow.explanation import (
         deadline_lines,
         notice_lines,
@@ -192,6 +190,7 @@ def status(
         quota_lines,
     )
     from hermes_ops.cli.storage_commands import disk_document, print_disk
+    from hermes_ops.cli.tables import output_console
     from hermes_ops.stack import lifecycle
 
     settings = _settings(home, {})
@@ -203,12 +202,12 @@ def status(
         raise typer.Exit(_status_code(stack_status))
     if stack_status.programs and stack_status.record is not None:
         view = _view(settings.home, stack_status)
-        _print_status(Console(), stack_status, view)
+        _print_status(output_console(), stack_status, view)
         quota = (*quota_lines(view), *notice_lines(view), *queue_lines(view))
         for line in (*quota, *deadline_lines(view, time.time())):
             typer.echo(line)
     elif stack_status.is_unsupervised:
-        _print_programs(Console(), stack_status.orphans)
+        _print_programs(output_console(), stack_status.orphans)
     else:
         typer.echo(f"Hermes is not running in {settings.home}.")
     if disk_usage is not None:

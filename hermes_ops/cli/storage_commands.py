@@ -300,11 +300,9 @@ def _clean_airflow(stack: Layout | None, rules: PruneRules) -> None:
 
 
 def _print_candidates(candidates: _Candidates, *, dry_run: bool) -> None:
-    from rich.console import Console
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
 
-    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table
-
-    console = Console()
+    console = output_console()
     for entry in candidates.unfinished:
         what = "would be completed" if dry_run else "is completed"
         typer.echo(f"{entry.sweep}: its removal was interrupted, and {what}.")
@@ -324,7 +322,7 @@ def _print_candidates(candidates: _Candidates, *, dry_run: bool) -> None:
             )
             for e in candidates.going
         ]
-        console.print(fit_table("", columns, rows, console.width))
+        print_whole(console, fit_table("", columns, rows, console.width))
     elif not candidates.unfinished:
         typer.echo("Nothing is to be removed.")
     for line in _kept_lines(candidates.kept.items()):
@@ -410,14 +408,12 @@ def _sweeps_own_runs(home: Path) -> dict[str, str]:
 
 def print_disk(document: dict[str, Any]) -> None:
     """Print a line a sweep, the greatest first, and the sums."""
-    from rich.console import Console
+    from hermes_ops.cli.tables import TableColumn, fit_table, output_console, print_whole
 
-    from hermes_ops.cli.tables import TableColumn, fit_table
-
-    console = Console()
+    console = output_console()
     heads = ("checkpoints", "files", "artifacts", "logs", "total")
     columns = [TableColumn("sweep"), *(TableColumn(head, right=True) for head in heads)]
-    console.print(fit_table("", columns, map(_row, document["sweeps"]), console.width))
+    print_whole(console, fit_table("", columns, map(_row, document["sweeps"]), console.width))
     console.print(
         f"Disk     {as_text(document['total_bytes'])} in all, of which "
         f"{as_text(document['other_bytes'])} belong to no sweep; "

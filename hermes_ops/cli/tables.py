@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -36,6 +37,17 @@ class TableRow:
 
     cells: tuple[str, ...]
     style: str = ""
+
+
+def output_console(*, stderr: bool = False) -> Console:
+    """Return the console of the output; a pipe or a file has no width that lines must fit.
+
+    The variable COLUMNS sets one.
+    """
+    console = Console(stderr=stderr)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(stderr=stderr, width=_WIDEST)
 
 
 def fit_table(

@@ -154,9 +154,7 @@ def _owner_of_untriggered(connection: Connection, place: SweepLocation) -> str:
 
 
 def _print(by: str, rows: Sequence[Figures], heads: Mapping[str, str]) -> None:
-    from rich.console import Console
-
-    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
 
     if not rows:
         typer.echo("No trial held GPUs or waited since then.")
@@ -166,5 +164,5 @@ def _print(by: str, rows: Sequence[Figures], heads: Mapping[str, str]) -> None:
         TableRow((key_text(by, row), *(number_text(name, row[name]) for name in heads)))
         for row in rows
     ]
-    console = Console()
+    console = output_console()
     print_whole(console, fit_table("", columns, cells, console.width))

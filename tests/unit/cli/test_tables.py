@@ -20,7 +20,7 @@ from hermes_ops.cli.sweep_location import (
     locate,
     matching_ids,
 )
-from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
+from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
 from tests.unit.cli.airflow_runs import Airflow
 from tests.unit.cli.views import facts, job, view
 
@@ -31,6 +31,30 @@ def printed(what: Any, width: int) -> str:
     out = io.StringIO()
     print_whole(Console(file=out, width=width, color_system=None), what)
     return out.getvalue()
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 100_000), ("60", 60)])
+def test_nothing_is_fitted_to_a_width_that_a_pipe_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    for stderr in (False, True):
+        assert output_console(stderr=stderr).width == width
+
+
+def test_a_table_in_a_pipe_has_one_line_for_a_row_however_many_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    heads = [f"a column of a wide table {n}" for n in range(12)]
+    console = output_console()
+    row = TableRow(tuple(map(str, range(12))))
+    print_whole(console, fit_table("wide", list(map(TableColumn, heads)), [row], console.width))
+    assert sum("│" in line for line in capsys.readouterr().out.splitlines()) == 1
 
 
 words = st.text("abcdefgh_-.:0123", min_size=1, max_size=40)
