@@ -77,9 +77,13 @@ class GangLeader:
             view.heard_s = now_s
         self._order(self._orders._replace(go=True))
 
-    def signal(self, number: int) -> None:
-        """Have all nodes send a signal to their workers."""
-        self._order(self._orders._replace(signal=number))
+    def stop(self) -> None:
+        """Have all nodes send SIGTERM to their workers."""
+        self._order(self._orders._replace(stop=True))
+
+    def follow_stop(self) -> None:
+        """Have all nodes take note that their workers are told to stop in another way."""
+        self._order(self._orders._replace(stopping=True))
 
     def kill(self) -> None:
         """Have all nodes kill their workers."""
@@ -168,9 +172,13 @@ class RemoteWorker:
         end = self._leader.end_of(self._node, self._rank)
         return 0.0 if end is None else end[1]
 
-    def signal(self, number: int) -> None:
-        """Send a signal to it, and with it to all workers of other nodes."""
-        self._leader.signal(number)
+    def stop(self) -> None:
+        """Send SIGTERM to it, and with it to all workers of other nodes."""
+        self._leader.stop()
+
+    def follow_stop(self) -> None:
+        """Have its node take note that its workers are told to stop in another way."""
+        self._leader.follow_stop()
 
     def kill(self) -> None:
         """Kill it, and with it all workers of other nodes."""

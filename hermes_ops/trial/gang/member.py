@@ -62,10 +62,15 @@ class NodeWorkers:
                 self._logs[rank].drain()
                 self._ended[rank] = (code, child.ended_s)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to those that live."""
+    def stop(self) -> None:
+        """Send SIGTERM to those that live."""
         for child in self._running.values():
-            child.signal(number)
+            child.stop()
+
+    def follow_stop(self) -> None:
+        """Take note that those that live are told to stop in another way."""
+        for child in self._running.values():
+            child.follow_stop()
 
     def kill(self) -> None:
         """Kill those that live."""
@@ -173,8 +178,10 @@ class GangMember:
                 self._workers = NodeWorkers.not_started(ranks, reason, self._clock())
         if self._workers is None:
             return
-        if orders.signal and not self._done.signal:
-            self._workers.signal(orders.signal)
+        if orders.stopping and not self._done.stopping:
+            self._workers.follow_stop()
+        if orders.stop and not self._done.stop:
+            self._workers.stop()
         if orders.kill and not self._done.kill:
             self._workers.kill()
         self._done = orders

@@ -69,12 +69,16 @@ class NodeReport(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What the nodes are to do: start their workers, send them a signal, kill them, leave."""
+    """What the nodes are to do: start their workers, send them SIGTERM, kill them, leave.
+
+    `stopping`: the workers leave after a step that they agree on.
+    """
 
     go: bool = False
-    signal: int = 0
+    stop: bool = False
     kill: bool = False
     over: bool = False
+    stopping: bool = False
 
     def encode(self) -> bytes:
         """Return them as JSON."""
@@ -86,9 +90,10 @@ class Orders(NamedTuple):
         document = _document(data)
         return cls(
             document.get("go") is True,
-            number if isinstance(number := document.get("signal"), int) else 0,
+            document.get("stop") is True,
             document.get("kill") is True,
             document.get("over") is True,
+            document.get("stopping") is True,
         )
 
 

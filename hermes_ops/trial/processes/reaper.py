@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from hermes_ops.trial.processes.record import ProcessRecord, record_of
+from hermes_ops.trial.processes.stop_signal import StopSignal
 from hermes_ops.trial.processes.tree import (
     Descendants,
     adopt_orphans,
@@ -156,10 +157,12 @@ class PlainChild:
         finally:
             os.close(writer)
         self._process = process_of(self.pid)
+        self._stop_signal = StopSignal(self._process)
         self._key = self.pid if scripts > 1 else 0
 
     def poll(self) -> int | None:
         """Return the exit code, None while it lives; as preempted if its reaper was killed."""
+        self._stop_signal.pass_on()
         code = self._reaper.poll(self._key)
         if self._reaper.is_lost:  # what was below it is below us now
             end_descendants(os.getpid(), END_S)
@@ -170,14 +173,18 @@ class PlainChild:
         """Return when it ended, on the monotonic clock."""
         return self._reaper.ended_s(self._key)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the process."""
-        if self._process is not None:
-            kill(self._process, number)
+    def stop(self) -> None:
+        """Send SIGTERM to the process; where that is a shell, first to what it runs."""
+        self._stop_signal.send()
+
+    def follow_stop(self) -> None:
+        """Take note that it is told to stop in another way: a shell then runs no more."""
+        self._stop_signal.follow()
 
     def kill(self) -> None:
         """Send SIGKILL to the process; its reaper then ends all that it has started."""
-        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            kill(self._process)
 
 
 def fork_reaper(

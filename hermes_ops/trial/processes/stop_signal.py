@@ -9,32 +9,41 @@ from __future__ import annotations
 import os
 import signal
 
-from hermes_ops.trial.processes.tree import Child, Process, ProcessTable, is_alive, kill
+from hermes_ops.trial.processes.tree import Process, ProcessTable, is_alive, kill
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
 
 
 class StopSignal:
-    """Ask one script to stop; `pass_on` is called again and again after that."""
+    """Ask one script to stop; `pass_on` is called again and again after that.
 
-    def __init__(self) -> None:
+    `script`: its process; None if it has ended.
+    """
+
+    def __init__(self, script: Process | None) -> None:
+        self._script = script
         self._awaited: list[Process] | None = None
 
-    def send(self, child: Child, *, is_group: bool = False) -> None:
-        """Send SIGTERM to what a shell runs; at once to a script that is no shell, or to a group.
-
-        The workers of a group are to get it together.
-        """
-        self._awaited = [] if is_group else commands(child.pid)
+    def send(self) -> None:
+        """Send SIGTERM to what a shell runs; at once to a script that is no shell."""
+        if self._script is None:
+            return
+        self._awaited = commands(self._script.pid)
         for process in self._awaited:
             kill(process, signal.SIGTERM)
-        self.pass_on(child)
+        self.pass_on()
 
-    def pass_on(self, child: Child) -> None:
-        """Send SIGTERM to the script once all that it ran has ended; nothing before `send`."""
-        if self._awaited is not None and not any(map(is_alive, self._awaited)):
-            self._awaited = None
-            child.signal(signal.SIGTERM)
+    def follow(self) -> None:
+        """Take note that the script is told to stop in another way: a shell then runs no more."""
+        if self._script is not None:
+            self._awaited = commands(self._script.pid) or None
+
+    def pass_on(self) -> None:
+        """Send SIGTERM to the script once all that it ran has ended; nothing before a stop."""
+        if self._script is None or self._awaited is None or any(map(is_alive, self._awaited)):
+            return
+        self._awaited = None
+        kill(self._script, signal.SIGTERM)
 
 
 def commands(pid: int) -> list[Process]:
@@ -42,9 +51,11 @@ def commands(pid: int) -> list[Process]:
 
     What reads a pipe (`| tee log`) is left out: it ends with what writes into that.
     """
+    if not _is_shell(pid):
+        return []
     table = ProcessTable()
     found: list[Process] = []
-    shells = [pid] if _is_shell(pid) else []
+    shells = [pid]
     while shells:
         shell = shells.pop()
         stdin = _stdin(shell)

@@ -203,8 +203,8 @@ class Child(Protocol):
     def poll(self) -> int | None:
         """Return the exit code (negative: killed by that signal), None while it lives."""
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the process alone."""
+    def stop(self) -> None:
+        """Send SIGTERM to the process; where that is a shell, first to what it runs."""
 
     def kill(self) -> None:
         """Send SIGKILL to the process; all that it has started ends with it."""

@@ -27,6 +27,9 @@ class WorkerChild(Child, Protocol):
     def ended_s(self) -> float:
         """Return when it ended, on the monotonic clock."""
 
+    def follow_stop(self) -> None:
+        """Take note that it is told to stop in another way: a shell then runs no more."""
+
 
 class WorkerEnd(NamedTuple):
     """How one worker ended.
@@ -141,20 +144,22 @@ class WorkerProcesses:
         """Return the end of the worker that failed first; None while none has."""
         return first_failure(self._ends, self._is_aftermath)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all workers."""
-        self.note_stop()
-        self.signal_ranks(number, self._running)
+    def stop(self) -> None:
+        """Send SIGTERM to all workers."""
+        self._told_to_stop = True
+        self.stop_ranks(self._running)
 
-    def signal_ranks(self, number: int, ranks: Iterable[int]) -> None:
-        """Send a signal to those of these workers that run."""
+    def stop_ranks(self, ranks: Iterable[int]) -> None:
+        """Send SIGTERM to those of these workers that run."""
         for rank in ranks:
             if rank in self._running:
-                self._running[rank].signal(number)
+                self._running[rank].stop()
 
-    def note_stop(self) -> None:
-        """Take note that the workers are told to stop, in whatever way."""
+    def follow_stop(self) -> None:
+        """Take note that the workers are told to stop in another way."""
         self._told_to_stop = True
+        for child in self._running.values():
+            child.follow_stop()
 
     def kill(self) -> None:
         """Send SIGKILL to all workers; all that they have started ends with them."""

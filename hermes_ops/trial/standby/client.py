@@ -82,14 +82,18 @@ class StandbyChild:
         """Return when it ended, on the monotonic clock."""
         return self._exit.ended_s()
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the process."""
+    def stop(self) -> None:
+        """Send SIGTERM to the process, which is an interpreter."""
         if self._process is not None:
-            kill(self._process, number)
+            kill(self._process, signal.SIGTERM)
+
+    def follow_stop(self) -> None:
+        """Do nothing: an interpreter ends by itself."""
 
     def kill(self) -> None:
         """Send SIGKILL to the process; its reaper then ends all that it has started."""
-        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            kill(self._process)
 
 
 def start_standby(path: Path, wanted: StandbyOrder) -> StandbyChild | None:

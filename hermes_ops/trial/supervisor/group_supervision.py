@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -72,7 +71,7 @@ class GroupSupervision:
             asked_path(self._folder).touch()
         except OSError:
             return False
-        self.workers.note_stop()
+        self.workers.follow_stop()
         self._signal_at_s = now_s + grace_s * _SHARE_TO_AGREE
         return True
 
@@ -86,7 +85,7 @@ class GroupSupervision:
         if self._signal_at_s is None or (now_s < self._signal_at_s and not is_at_once):
             return False
         self._signal_at_s = None
-        self.workers.signal_ranks(signal.SIGTERM, self._ranks_in_steps())
+        self.workers.stop_ranks(self._ranks_in_steps())
         return True
 
     def _ranks_in_steps(self) -> list[int]:

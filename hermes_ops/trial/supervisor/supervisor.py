@@ -19,7 +19,6 @@ from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentFacts, jud
 from hermes_ops.trial.output.output_reader import MatchedOutput, OutputReader, TimedMetrics
 from hermes_ops.trial.output.relay import Relay, say
 from hermes_ops.trial.processes.record import own_record
-from hermes_ops.trial.processes.stop_signal import StopSignal
 from hermes_ops.trial.processes.tree import Child, sweep_up
 from hermes_ops.trial.processes.workers import WorkerProcesses
 from hermes_ops.trial.redaction import Mask, secret_values
@@ -101,7 +100,6 @@ class ScriptSupervisor:
         self._look_for_last_lines()
         self._stop_requests = self._stop_seen = 0
         self._kill_at_s: float | None = None
-        self._stop_signal = StopSignal()
         self._verdict: str | None = None
         self._tail_at_stop: list[str] = []
         self._had_values = bool(self._metrics.names())  # in earlier segments
@@ -538,7 +536,6 @@ class ScriptSupervisor:
             self._stop_seen = self._stop_requests
         if self._kill_at_s is None:
             return
-        self._stop_signal.pass_on(child)
         is_hurried = self._stop_requests > max(1, self._stop_seen)
         if self.group is not None and self.group.signal_late(now_s, is_hurried) and is_hurried:
             self._stop_seen, is_hurried = self._stop_requests, False
@@ -553,7 +550,7 @@ class ScriptSupervisor:
             group.note_stop()
             if not is_at_once and group.ask_to_stop(now_s, self._options.grace_s):
                 return
-        self._stop_signal.send(child, is_group=group is not None)
+        child.stop()
 
     def _judge_time(self, running_s: float, limit_s: float | None) -> None:
         """End a script that is over its time: as failed, or as finished after its last epoch."""

@@ -107,7 +107,7 @@ def test_reports_and_orders_arrive_as_they_were_sent() -> None:
     ends = {2: RankEnd(-9, 0.5)}
     report = NodeReport(7, ends, {2: ("last", "words")}, is_told_to_stop=True, has_left=True)
     assert NodeReport.decode(report.encode()) == report
-    orders = Orders(go=True, signal=15, kill=True, over=True)
+    orders = Orders(go=True, stop=True, kill=True, over=True, stopping=True)
     assert Orders.decode(orders.encode()) == orders
 
 
@@ -205,8 +205,10 @@ def test_a_node_that_has_to_be_left_is_told_once() -> None:
         lead.report(is_told_to_stop=True)
         assert lead.workers[0].poll() is None
     assert lead.told == 1
-    lead.workers[0].signal(15)
-    assert lead.orders.signal == 15
+    lead.workers[0].follow_stop()
+    assert (lead.orders.stopping, lead.orders.stop) == (True, False)
+    lead.workers[0].stop()
+    assert lead.orders.stop
 
 
 def test_the_first_node_waits_a_little_for_the_others_to_leave() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trial.supervised import SupervisedTrial, output_of
+from tests.unit.trial.test_group_trial import STEPS, GroupTrial, last_steps, says
 
 SAVES = """\
 import os, signal, sys, time
@@ -78,3 +79,56 @@ def test_what_a_shell_script_runs_is_killed_at_the_end_of_the_grace_if_it_ignore
     code, _ = stopped(trial, f"trap '' TERM\n{prints}\n{loops}\n", grace_s=0.5)
     assert code == 75
     assert trial.result["exit_code"] == -9
+
+
+SAVES_AS_RANK = """
+import signal
+def stop(*_):
+    time.sleep(0.3)
+    name = f"state-{rank}"
+    open(os.path.join(os.environ["HERMES_CHECKPOINT_DIR"], name), "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+barrier()
+print("epoch=1 loss=1", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[GroupTrial]:
+    trial = GroupTrial(tmp_path)
+    yield trial
+    trial.close()
+
+
+def stopped_group(group: GroupTrial, text: str) -> int:
+    """Run a shell script around the training in two workers, and stop them once they train."""
+    shell = group.base / "run.sh"
+    shell.write_text(text.format(train=f"{PYTHON} {group.script}"))
+    options = ["--objective", "loss", "--workers", "2"]
+    process = group.supervise(options, ["bash", str(shell)])
+    says(process, b"loss")
+    process.terminate()
+    return process.wait(60)
+
+
+@pytest.mark.parametrize("text", ["{train}\n", "set -e\n{train}\nsleep 60\n", "{train} | cat\n"])
+def test_every_worker_that_is_a_shell_script_lets_its_training_write_a_checkpoint(
+    group: GroupTrial, text: str
+) -> None:
+    group.write(SAVES_AS_RANK)
+    assert stopped_group(group, text) == 75
+    assert group.result["outcome"] == "preempted"
+    saved = {path.name for path in (group.folder / "checkpoints").iterdir()}
+    assert saved == {"state-0", "state-1"}
+
+
+def test_a_shell_script_begins_nothing_after_the_step_that_its_worker_leaves_at(
+    group: GroupTrial,
+) -> None:
+    group.write(STEPS)
+    evaluate = f"{PYTHON} -c 'import time; print(\"epoch=99999 loss=9\", flush=True); time.sleep(60)'"
+    assert stopped_group(group, f"{{train}}\nsleep 1\n{evaluate}\n") == 75
+    assert len(set(last_steps(group))) == 1
+    assert 9.0 not in [metric["value"] for metric in group.lines("metrics.jsonl")]

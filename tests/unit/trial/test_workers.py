@@ -141,18 +141,25 @@ class FakeProcess:
         self.pid, self.output, self.ended_s = 100 + rank, 200 + rank, -1e6
         self.code: int | None = None
         self.received: list[int] = []
+        self.follows_stop = False
         self.dies_of = dies_of
 
     def poll(self) -> int | None:
         return self.code
 
-    def signal(self, number: int) -> None:
+    def stop(self) -> None:
+        self._receive(signal.SIGTERM)
+
+    def follow_stop(self) -> None:
+        self.follows_stop = True
+
+    def _receive(self, number: int) -> None:
         self.received.append(number)
         if number in self.dies_of and self.code is None:
             self.code = -number
 
     def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        self._receive(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -183,7 +190,7 @@ def test_a_signal_reaches_every_worker_that_lives_and_starts_the_grace(
     pair: tuple[FakeProcess, FakeProcess],
 ) -> None:
     group = group_of(pair)
-    group.signal(signal.SIGTERM)
+    group.stop()
     assert [p.received for p in pair] == [[signal.SIGTERM], [signal.SIGTERM]]
     pair[1].code = -15
     assert group.poll() is None
