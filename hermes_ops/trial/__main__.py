@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes_ops.trial import node_checkpoints, segment_records
-from hermes_ops.trial.environment import resolve_references
+from hermes_ops.trial.environment import resolve_references, restore_script_variables
 from hermes_ops.trial.event_channel import RUN_VARIABLE, URI_VARIABLE
 from hermes_ops.trial.failure import Cause, is_final, may_start_later
 from hermes_ops.trial.files import Folder, read_json, trial_seeds
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == [node_checkpoints.EMPTY_OPTION]:
         return node_checkpoints.main(words[1:])
+    restore_script_variables(os.environ)
     options = parse(words)
     if options.on_word and not sys.stdin.buffer.read(1):
         return INFRASTRUCTURE  # whoever has started this has no use for it, or is no more

@@ -74,6 +74,13 @@ _OFTEN_NEEDED_PREFIXES = (
 _OFTEN_NEEDED_WORDS = frozenset({"DATA", "DATADIR", "DATASET", "DATASETS", "MODELS"})
 
 
+SCRIPT_VARIABLE = "HERMES_SCRIPT_ENVIRONMENT"
+"""Variable of hermes-trial: the sweep's variables for the script alone, as a JSON object."""
+
+_SCRIPT_ALONE_PREFIXES = ("PYTHON", "LD_")
+"""What changes how a program starts, or where it finds its modules and libraries."""
+
+
 class InheritanceRule:
     """What trials inherit: what is listed, and the names that the installation's setting has."""
 
@@ -134,6 +141,22 @@ def add_names(environment: MutableMapping[str, str], names: Iterable[str]) -> No
 def _is_often_needed(name: str) -> bool:
     words = name.upper().split("_")
     return name.startswith(_OFTEN_NEEDED_PREFIXES) or not _OFTEN_NEEDED_WORDS.isdisjoint(words)
+
+
+def guard_supervisor(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the sweep's variables as hermes-trial is started with them.
+
+    Those that would change its own interpreter (PYTHONHOME, a module in PYTHONPATH with the name of
+    one that it imports, another libc in LD_LIBRARY_PATH) it gets in HERMES_SCRIPT_ENVIRONMENT.
+    """
+    alone = {k: v for k, v in variables.items() if k.startswith(_SCRIPT_ALONE_PREFIXES)}
+    shared = {k: v for k, v in variables.items() if k not in alone}
+    return {**shared, SCRIPT_VARIABLE: json.dumps(alone)} if alone else shared
+
+
+def restore_script_variables(environment: MutableMapping[str, str]) -> None:
+    """Put the variables for the script alone into the environment, once hermes-trial runs."""
+    environment.update(json.loads(environment.pop(SCRIPT_VARIABLE, None) or "{}"))
 
 
 def resolve_references(environment: MutableMapping[str, str]) -> str | None:

@@ -28,7 +28,7 @@ from hermes_ops.airflow.records import ONE_PER_GPU, Lease
 from hermes_ops.config.pod import RUN_IN_VARIABLE, RunIn
 from hermes_ops.errors import HermesError
 from hermes_ops.moved_paths import MovedPaths
-from hermes_ops.trial.environment import InheritanceRule
+from hermes_ops.trial.environment import InheritanceRule, guard_supervisor
 from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.processes.record import KILL_AFTER_S, end_processes
 from hermes_ops.trial.processes.tree import Process, process_of
@@ -54,7 +54,7 @@ meanwhile would delay a script whose GPU idles."""
 def trial_environment(
     lease: Lease, folder: TrialFolder, sweep: str, number: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the script's environment: the listed variables of the worker, and the trial's own.
+    """Return hermes-trial's environment: the listed variables of the worker, and the trial's own.
 
     The setting HERMES_TRIAL_ENVIRONMENT of that worker names further variables.
     """
@@ -65,7 +65,7 @@ def trial_environment(
 
 
 def trial_variables(lease: Lease, folder: TrialFolder, sweep: str, number: int) -> dict[str, str]:
-    """Return the variables that Hermes and the sweep set for the script."""
+    """Return the variables that Hermes and the sweep set for the script, for hermes-trial."""
     gpus = ",".join(str(g) for g in lease.gpus)
     ours = {
         "HERMES_SWEEP": sweep,
@@ -84,7 +84,7 @@ def trial_variables(lease: Lease, folder: TrialFolder, sweep: str, number: int) 
         ours["HERMES_MAX_EPOCHS"] = str(lease.max_epochs)
     if lease.anew:
         ours["HERMES_BEGAN_ANEW"] = str(lease.anew)
-    return {**ours, **lease.environment}
+    return {**ours, **guard_supervisor(lease.environment)}
 
 
 def trial_command(lease: Lease, folder: TrialFolder, pool: str) -> list[str]:

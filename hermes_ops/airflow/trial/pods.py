@@ -57,6 +57,7 @@ from hermes_ops.kubernetes import (
 )
 from hermes_ops.kubernetes.template import DEFAULT_USER, TRIAL_MOUNT
 from hermes_ops.trial.disk_space import DISK_ERRNOS
+from hermes_ops.trial.environment import guard_supervisor
 
 START_TIMEOUT_S = 600.0
 MOST_LOOKS = 10
@@ -232,7 +233,11 @@ def facts_of(
         identity=lease.run_id,
         folder=str(Path(spec.claim_folder or "") / inside),
         arguments=(*options, "--", *lease.command),
-        environment={**variables, "CUDA_VISIBLE_DEVICES": visible, **lease.environment},
+        environment={
+            **variables,
+            "CUDA_VISIBLE_DEVICES": visible,
+            **guard_supervisor(lease.environment),
+        },
         gpus=len(lease.gpus),
         grace_s=GRACE_S,
         user=spec.user or os.getuid() or DEFAULT_USER,
@@ -276,7 +281,7 @@ def gang_facts(
             environment={
                 **facts.environment,
                 "CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(member.gpus)),
-                **lease.environment,
+                **guard_supervisor(lease.environment),
             },
         )
         for member in members

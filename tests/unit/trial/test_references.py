@@ -19,7 +19,11 @@ from hermes_ops.references import (
     names_in,
     resolved,
 )
-from hermes_ops.trial.environment import resolve_references
+from hermes_ops.trial.environment import (
+    guard_supervisor,
+    resolve_references,
+    restore_script_variables,
+)
 from hermes_ops.trial.redaction import Mask, secret_names, secret_values
 
 ROOT = Path(__file__).parents[3]
@@ -131,3 +135,12 @@ def test_the_script_does_not_start_without_the_variable_and_is_not_tried_again(
     assert "NOT_THERE" in result["reason"]
     assert (result["outcome"], result["retryable"]) == ("failed", False)
     assert "token" not in output.replace("API_TOKEN", "")
+
+
+def test_hermes_trial_is_started_without_the_variables_for_the_interpreter_of_the_script() -> None:
+    own = {"PYTHONHOME": "/p", "LD_LIBRARY_PATH": "/l", "A": "1"}
+    environment = guard_supervisor(own)
+    assert set(environment) == {"HERMES_SCRIPT_ENVIRONMENT", "A"}
+    restore_script_variables(environment)
+    assert environment == own
+    assert guard_supervisor({"A": "1"}) == {"A": "1"}

@@ -140,6 +140,28 @@ def test_a_script_that_outlives_its_trial_is_told_once_more_when_patience_ends(
         own.finish()
 
 
+@pytest.mark.parametrize("name", ["PYTHONHOME", "PYTHONPATH"])
+def test_variables_for_the_interpreter_of_the_script_do_not_reach_that_of_hermes_trial(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "argparse.py").write_text("raise SystemExit('not the standard library')")
+    said: list[str] = []
+    own = replace(
+        lease(environment={name: str(tmp_path)}, gpus=(), objective="loss"),
+        directory=str(tmp_path),
+        command=("sh", "-c", f'echo "{name}=${name}"; echo loss=1'),
+    )
+    segment = LocalSegment(own, TrialFolder(tmp_path / "trial"), "s", 3, "gpus", said.append)
+    segment.start()
+    try:
+        while (code := segment.wait(1.0)) is None:
+            pass
+    finally:
+        segment.finish()
+    assert (code, said[-1]) == (0, "loss=1")
+    assert said[0].endswith(str(tmp_path))
+
+
 @given(st.floats(0, 600))
 def test_a_preempted_task_stays_away_longer_than_a_late_event_can_take(heartbeat_s: float) -> None:
     assert reschedule_delay_s(heartbeat_s) >= max(8.0, 2 * heartbeat_s)

@@ -44,11 +44,12 @@ from tests.unit.airflow.builders import SWEEP, DictStore, lease, segment
 from tests.unit.kubernetes.pods import POD, FakePods
 
 HOOK: Any = SimpleNamespace(get_namespace=lambda: "of-the-connection", is_in_cluster=False)
+VARIABLES = {"HERMES_PARAM_RATE": "0.1", "PYTHONHOME": "/p"}
 SPEC = PodSpec(image="trial:1", claim="trials", claim_folder="hermes/sweeps", user=7)
 
 
 def segment_run(**changes: Any) -> SegmentRun:
-    own = lease(3, (2, 3), environment={"HERMES_PARAM_RATE": "0.1"}, pod={}, **changes)
+    own = lease(3, (2, 3), environment=VARIABLES, pod={}, **changes)
     return SegmentRun.from_lease(DictStore(), own, TrialFolder.from_sweep(SWEEP, 4), None)
 
 
@@ -86,7 +87,8 @@ def test_a_pod_sees_its_gpus_from_zero_and_nothing_of_the_worker(
     assert facts.environment["HERMES_GPUS"] == "2,3"
     assert facts.environment["HERMES_PARAM_RATE"] == "0.1"
     assert facts.environment["HERMES_CHECKPOINT_DIR"] == "/hermes/trial/checkpoints"
-    assert "WORKER_SECRET" not in facts.environment
+    assert not {"WORKER_SECRET", "PYTHONHOME"} & facts.environment.keys()
+    assert json.loads(facts.environment["HERMES_SCRIPT_ENVIRONMENT"]) == {"PYTHONHOME": "/p"}
 
 
 def test_the_workers_of_a_trial_run_inside_its_one_pod() -> None:
@@ -121,6 +123,7 @@ def test_a_trial_on_several_nodes_has_a_pod_on_each_with_the_gpus_that_it_holds_
         assert own[own.index("--workers") + 1] == "2"
         assert facts.arguments[-2:] == ("python", "train.py")
         assert facts.environment["CUDA_VISIBLE_DEVICES"] == "0"
+        assert "PYTHONHOME" not in facts.environment
         pod = manifest(spec, facts)
         assert pod["metadata"]["labels"]["hermes-ops/gang"] == "2"  # the lowest of its slots
         assert pod["metadata"]["labels"]["hermes-ops/gang-service"] == "gangs"
