@@ -74,6 +74,19 @@ run(model(), 6, callbacks=[keras.callbacks.EarlyStopping(
 """
 )
 
+TEMPORARY = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + FIT
+    + """
+import tempfile
+folder = tempfile.TemporaryDirectory()
+open(os.path.join(folder.name, "shard"), "w").close()
+run(model(), 2)
+"""
+)
+
 BACKUP = (
     PREAMBLE
     + SEEDED

@@ -127,6 +127,17 @@ def test_a_stopped_and_resumed_trial_has_the_same_curve(
     assert 0 < run.status["tensor_skew"] <= 1
 
 
+def test_a_preempted_trial_leaves_no_temporary_file_behind(
+    tmp_path: Path, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    run = Run(tmp_path, "run", interpreter.plain, scripts.TEMPORARY)
+    assert run.segment(NEW_PROCESS) == 75, run.output
+    assert [path for path in place.rglob("*") if path.is_file()] == []
+
+
 def test_a_trial_that_is_killed_after_its_last_epoch_trains_no_epoch_more(
     tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:

@@ -23,6 +23,7 @@ from hermes_ops.trial.group import TrialRank, rank_seed
 from hermes_ops.trial.keras import checkpoint_files
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
 from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
+from hermes_ops.trial.keras.temporary_files import remove_temporary_files
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.retention import KEEP_VARIABLE
@@ -194,6 +195,7 @@ class KerasRuntime:
     def exit_preempted(self) -> None:
         """End the process as preempted; the user's `finally` and atexit code is not run."""
         self.writer.wait()
+        remove_temporary_files()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -258,6 +260,7 @@ class KerasRuntime:
 
     def disk_failed(self, error: OSError) -> None:
         """End as failed after a checkpoint that could not be written; the one before it is kept."""
+        remove_temporary_files()
         print(
             f"hermes: a checkpoint could not be written: [Errno {error.errno}] {error.strerror}: "
             f"{self.store._directory}: free some space there; the checkpoint before it is kept",

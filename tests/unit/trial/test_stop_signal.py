@@ -128,7 +128,9 @@ def test_a_shell_script_begins_nothing_after_the_step_that_its_worker_leaves_at(
     group: GroupTrial,
 ) -> None:
     group.write(STEPS)
-    evaluate = f"{PYTHON} -c 'import time; print(\"epoch=99999 loss=9\", flush=True); time.sleep(60)'"
+    evaluate = (
+        f"{PYTHON} -c 'import time; print(\"epoch=99999 loss=9\", flush=True); time.sleep(60)'"
+    )
     assert stopped_group(group, f"{{train}}\nsleep 1\n{evaluate}\n") == 75
     assert len(set(last_steps(group))) == 1
     assert 9.0 not in [metric["value"] for metric in group.lines("metrics.jsonl")]
