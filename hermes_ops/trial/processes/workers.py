@@ -73,19 +73,21 @@ def first_failure(
 
     A worker that has lost another may end before that one: `is_aftermath(rank)` tells by its last
     lines. It counts only if all failures are of that kind, and not at all after a stop, at which
-    workers leave.
+    workers leave, nor where the first worker has finished: then that is the one that was lost.
     """
+    has_finished = any(end.rank == 0 and end.code == FINISHED for end in ends)
     failures = sorted((e for e in ends if e.has_failed), key=lambda e: (e.ended_s, e.rank))
     own = [end for end in failures if not is_aftermath(end.rank)]
-    others = [end for end in failures if not end.told_to_stop]
+    others = [end for end in failures if not (end.told_to_stop or has_finished)]
     return next(iter(own or others), None)
 
 
 def group_code(ends: Sequence[WorkerEnd], failure: WorkerEnd | None) -> int:
     """Return the exit code of a group that has ended, with that first failure.
 
-    Workers that were killed by us say nothing, unless all were. Of workers that have finished and
-    ones that were preempted or stopped nobody knows how far they are: the trial is to resume.
+    Workers that were killed by us say nothing, unless all were, nor do those that have lost others.
+    Of workers that have finished and ones that were preempted or stopped nobody knows how far they
+    are: the trial is to resume.
     """
     if failure is not None:
         return failure.code

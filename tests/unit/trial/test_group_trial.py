@@ -165,6 +165,15 @@ def test_a_worker_that_raises_is_named_with_its_last_lines(trial: GroupTrial) ->
     assert b"by peer" in output, "it has lost rank 1"
 
 
+def test_a_trial_whose_first_worker_has_finished_does_not_fail_by_one_that_has_lost_it(
+    trial: GroupTrial,
+) -> None:
+    trial.write("print('loss=1', flush=True)", "if rank == 1: barrier()")
+    assert trial.run()[0] == 0
+    assert trial.result["outcome"] == "finished"
+    assert "Connection" in trial.log(1)
+
+
 def test_what_makes_a_worker_fail_is_judged_by_its_own_last_lines(trial: GroupTrial) -> None:
     trial.write("if rank == 1: import no_such_package", "barrier()")
     assert trial.run()[0] == 1

@@ -80,6 +80,17 @@ def test_workers_that_lose_others_at_a_stop_have_not_failed() -> None:
     assert first_failure(early, lambda rank: rank > 0) == early[0], "before the stop"
 
 
+def test_workers_that_lose_a_first_one_that_has_finished_have_not_failed() -> None:
+    def left(*codes: int) -> int:
+        found = ends(*codes)
+        return group_code(found, first_failure(found, lambda rank: rank == 1))
+
+    assert left(0, 1) == 0
+    assert left(0, 1, 75) == 75
+    assert left(0, 1, 3) == 3, "its own error"
+    assert left(75, 1) == 1, "nobody has told it to leave"
+
+
 def test_workers_that_die_of_the_stop_have_not_failed() -> None:
     def stopped(*codes: int) -> int:
         return code_of([end._replace(told_to_stop=True) for end in ends(*codes)])
