@@ -32,8 +32,15 @@ OF_LAUNCHER = frozenset(
 )
 """Variables by which a worker knows its place among the others."""
 
-LAUNCHERS = ("horovodrun", "torchrun", "mpirun", "mpiexec")
+LAUNCHERS = frozenset(
+    {"horovodrun", "torchrun", "mpirun", "mpiexec", "srun", "accelerate", "deepspeed"}
+)
 """Programs that start the workers of a training themselves."""
+
+LAUNCHER_MODULES = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
+"""Their names after `python -m`."""
 
 
 def worker_violations(trial: TrialSpec) -> Iterator[Violation]:
@@ -73,11 +80,21 @@ def _several_workers(trial: TrialSpec) -> Iterator[Violation]:
             fix = "remove it, or write workers: one_process"
             path = ("trial", "environment", name)
             yield _problem(path, found, "other variables with workers: one_per_gpu", fix)
-    program = PurePath(trial.command[0]).name
-    if program in LAUNCHERS:
+    place = _launcher(trial.command)
+    if place is not None:
+        program = PurePath(trial.command[place]).name
         found = f"{program} with workers: one_per_gpu, which starts the command once for each GPU"
         fix = f"remove {program} and its options, or write workers: one_process"
-        yield _problem(("trial", "command", 0), found, "the command of one worker", fix)
+        yield _problem(("trial", "command", place), found, "the command of one worker", fix)
+
+
+def _launcher(command: Sequence[str]) -> int | None:
+    """Return which word of the command is a program that starts workers; None without one."""
+    if PurePath(command[0]).name in LAUNCHERS:
+        return 0
+    place = command.index("-m") + 1 if "-m" in command else len(command)
+    is_launcher = place < len(command) and command[place] in LAUNCHER_MODULES
+    return place if is_launcher else None
 
 
 def batch_violations(

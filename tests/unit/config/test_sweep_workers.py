@@ -86,6 +86,18 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "trial.command[0]",
         "remove horovodrun",
     ),
+    (
+        "another launcher in each worker",
+        {"workers": "one_per_gpu", "command": ["accelerate", "launch", "train.py"]},
+        "trial.command[0]",
+        "remove accelerate",
+    ),
+    (
+        "the module of a launcher in each worker",
+        {"workers": "one_per_gpu", "command": ["python", "-m", "torch.distributed.run", "t.py"]},
+        "trial.command[2]",
+        "remove torch.distributed.run",
+    ),
     ("a turned batch", {"batch": {**BATCH, "max": 16}}, "trial.batch", "exchange"),
     ("no parameter", {"batch": {"min": 1, "max": 2}}, "trial.batch.parameter", "batch_size"),
     (
