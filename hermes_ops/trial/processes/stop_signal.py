@@ -2,6 +2,7 @@
 
 A shell that gets SIGTERM ends at once, or, with a trap, once what it runs has ended. Either way
 what it runs is killed without a checkpoint. So that gets the signal, and the shell does after it.
+`conda run` counts as a shell: it runs one, and passes no signal on (conda's issue 10351).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 from hermes_ops.trial.processes.tree import Process, ProcessTable, is_alive, kill
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
+_CONDA = frozenset({b"conda", b"mamba"})
 
 
 class StopSignal:
@@ -72,9 +74,13 @@ def commands(pid: int) -> list[Process]:
 
 def _is_shell(pid: int) -> bool:
     try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _SHELLS
+        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _SHELLS:
+            return True
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            _, script, command, *_ = [*stream.read().split(b"\0"), b"", b""]
     except OSError:
         return False
+    return os.path.basename(script) in _CONDA and command == b"run"
 
 
 def _stdin(pid: int) -> str:

@@ -24,6 +24,12 @@ time.sleep(60)
 """
 PYTHON = sys.executable
 
+# As `conda run` does: it writes a shell script that runs the command, and waits for it.
+CONDA_RUN = """\
+import subprocess, sys
+sys.exit(subprocess.call(["bash", "-c", '"$@"; exit $?', "-", *sys.argv[3:]]))
+"""
+
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[SupervisedTrial]:
@@ -68,6 +74,21 @@ def test_training_that_a_shell_script_runs_writes_its_checkpoint_before_all_ends
     code, output = stopped(trial, text)
     assert (code, trial.result["outcome"]) == (75, "preempted")
     assert output.count(b"saving") == 1
+    assert (trial.folder / "checkpoints" / "state").read_text() == "1"
+
+
+def test_training_that_conda_runs_writes_its_checkpoint_before_all_ends(
+    trial: SupervisedTrial,
+) -> None:
+    trial.script.write_text(SAVES)
+    conda = trial.base / "conda"
+    conda.write_text(f"#!{PYTHON}\n{CONDA_RUN}")
+    conda.chmod(0o755)
+    command = [str(conda), "run", "--no-capture-output", PYTHON, str(trial.script)]
+    process = trial.supervise(["--objective", "loss"], command)
+    next(line for line in output_of(process) if b"loss" in line)
+    process.terminate()
+    assert process.wait(60) == 75
     assert (trial.folder / "checkpoints" / "state").read_text() == "1"
 
 
