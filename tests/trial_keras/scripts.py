@@ -133,10 +133,19 @@ CALLBACKS = (
     + MODEL
     + FIT
     + """
-run(model(rate=0.05), 8, callbacks=[
+import tempfile
+folder = tempfile.mkdtemp(dir=os.environ["HERMES_TRIAL_DIR"])  # a new one at each start
+best, log = folder + "/best.weights.h5", folder + "/log.csv"
+network = model(rate=0.05)
+run(network, 8, callbacks=[
+    keras.callbacks.ModelCheckpoint(best, save_best_only=True, save_weights_only=True),
+    keras.callbacks.CSVLogger(log),
     keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.05),
     keras.callbacks.LearningRateScheduler(lambda epoch, rate: float(rate) * 0.95),
     keras.callbacks.EarlyStopping(monitor="val_loss", patience=3)])
+network.load_weights(best)
+print("best", [round(float(np.abs(w).sum()), 4) for w in network.get_weights()],
+    sum(1 for _ in open(log)), flush=True)
 """
 )
 

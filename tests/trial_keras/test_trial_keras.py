@@ -149,7 +149,7 @@ def test_a_trial_that_is_killed_after_its_last_epoch_trains_no_epoch_more(
     assert_same(run, whole)
 
 
-def test_callbacks_go_on_where_they_were(
+def test_callbacks_go_on_where_they_were_and_their_files_where_the_script_looks_for_them(
     tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.CALLBACKS)
@@ -157,6 +157,7 @@ def test_callbacks_go_on_where_they_were(
     for at in ("TERM:0:1:4", "TERM:0:2:0", "KILL:0:3:5", ""):
         run.segment(at)
     assert_same(run, whole)
+    assert run.said("best") == whole.said("best") != []
 
 
 def test_a_backup_that_another_trial_has_left_is_neither_used_nor_written(

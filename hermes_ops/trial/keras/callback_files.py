@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.trial.files import append_lines
+from hermes_ops.trial.keras.callback_paths import link_file, link_files, moved_file
 
 _MOST_BYTES = 4 << 20
 _MOST_MODEL_BYTES = 32 << 20
@@ -71,6 +72,26 @@ class CallbackFiles:
                 callback.append = os.path.exists(str(callback.filename))
             if _name(callback) == "TensorBoard" and self._saved:
                 callback.write_graph = False
+
+    def follow(self, moved: Mapping[str, str]) -> None:
+        """Go on under other names where the script has given its callbacks other paths."""
+        if not moved or self._is_reader:
+            return
+        link_files(moved)
+        moved = {_relative(before): _relative(now) for before, now in moved.items()}
+        for path, entry in dict(self._saved).items():
+            now = path if ".tfevents." in path else moved_file(path, moved)
+            if now != path:
+                link_file(path, now)
+                self._rename(path, now, entry)
+
+    def _rename(self, path: str, now: str, entry: Mapping[str, Any]) -> None:
+        self._saved = {now if key == path else key: e for key, e in self._saved.items()}
+        self._writes[now] = entry["writes"]
+        for paths in (self._written, self._appended):
+            if path in paths:
+                paths.remove(path)
+                paths.add(now)
 
     def missing(self) -> list[str]:
         """Return the files that are gone, and too large for the checkpoint to hold them."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from hermes_ops.trial.keras.callback_paths import matched
 from hermes_ops.trial.keras.python_state import digest
 
 RATE_VARIABLE = "HERMES_SCALE_LEARNING_RATE"
@@ -100,20 +101,6 @@ def rate_scaling(
 
 
 # -- callbacks and objects -------------------------------------------------------------------------
-
-
-def matched(callbacks: Iterable[Any], saved: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-    """Yield each callback with its saved entry: the n-th of a type with the n-th of that type.
-
-    Rank 0 may have callbacks that others lack, anywhere in the list.
-    """
-    left: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in saved:
-        left.setdefault(entry["type"], []).append(entry)
-    for callback in callbacks:
-        entries = left.get(type(callback).__name__)
-        if entries:
-            yield callback, entries.pop(0)
 
 
 def is_horovods(callback: Any) -> bool:

@@ -14,6 +14,7 @@ from hermes_ops.trial.event_channel import send
 from hermes_ops.trial.group import GroupError
 from hermes_ops.trial.keras.best_model import FitEnd, keep_best, values_now
 from hermes_ops.trial.keras.callback_files import CallbackFiles
+from hermes_ops.trial.keras.callback_paths import matched, moved_paths, texts_of
 from hermes_ops.trial.keras.checkpoint_files import RAISED, Checkpoint
 from hermes_ops.trial.keras.learning_rate import FitRate
 from hermes_ops.trial.keras.pipeline import (
@@ -27,7 +28,6 @@ from hermes_ops.trial.keras.resize import (
     SizeChange,
     arrays_of_rank,
     fingerprints,
-    matched,
     objects_of_rank,
     resized_callbacks,
     resized_python,
@@ -39,7 +39,7 @@ from hermes_ops.trial.keras.training_state import (
     MismatchError,
     TrainingState,
     assign_variables,
-    large_data,
+    given_data,
     make_array,
     may_differ_by_rank,
     plain_history,
@@ -145,7 +145,8 @@ class FitSession:
         self._steps_before = runtime.steps_before
         self._evaluated = False
         self._lengths: dict[str, int] = {}
-        self._given: dict[int, dict[str, str]] = {}  # large data of callbacks as the fit begins
+        self._texts: list[dict[str, Any]] = []  # of callbacks, as the script gives them
+        self._given: dict[int, dict[str, str]] = {}  # to callbacks, as the fit begins
 
     def _size_before(self, header: Mapping[str, Any]) -> int:
         return int(header.get("size", 1)) if header else self.runtime.group.size
@@ -159,13 +160,15 @@ class FitSession:
         saved = self.objects.get("pipeline")
         dataset = self.backend.dataset(self)
         self.state = TrainingState(self.model, self._callbacks(), self._arguments, dataset, saved)
-        self._given = {id(callback): large_data(callback) for callback in self._callbacks()}
+        self._given = {id(callback): given_data(callback) for callback in self._callbacks()}
+        self._texts = texts_of(self._own_callbacks())
         self._compare_with_others()
         if self.checkpoint is not None:
             started_s = time.monotonic()
             if not self.backend.build(self):
                 self.boundary_reason = "its model cannot be built before its first batch"
             if not self.is_replayed:  # else the end of `fit` puts the state back
+                self._follow_paths()
                 self.files.put_back()
                 self._restore()
                 self.state.pipeline.put_back_start()
@@ -255,9 +258,14 @@ class FitSession:
     def prepare(self) -> None:
         """Restore the callbacks' files of the checkpoint, before the callbacks begin."""
         self.rate.begin()
+        self._follow_paths()
         self.files.prepare()
         for path in self.files.missing():
             self.runtime.say_once(f"{path}, which a callback wrote before the stop, is gone")
+
+    def _follow_paths(self) -> None:
+        """Let files go on where callbacks write them now, should they be named for the time."""
+        self.files.follow(moved_paths(self._own_callbacks(), self.objects.get("texts")))
 
     def put_back_objects(self) -> None:
         """Put back what is no variable: code that repeats an earlier epoch may have changed it."""
@@ -462,6 +470,7 @@ class FitSession:
         objects = {
             **of_rank,
             "files": self.files.read(),
+            "texts": self._texts,
             "records": self.runtime.records,
             "best_epoch": self.best_epoch,
             "best_value": self.runtime.best,
@@ -546,6 +555,7 @@ class FitSession:
         self.backend.repeat_fit(self)
         self._restore()
         self.state.pipeline.put_back_end()
+        self._follow_paths()
         self.files.put_back()
         self.model.stop_training = self.ended_before
         history = self._history()

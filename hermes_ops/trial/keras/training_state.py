@@ -345,19 +345,24 @@ class FunctionName:
             return None
 
 
-def large_data(callback: Any) -> dict[str, str]:
-    """Return digests of what a callback has of large data, such as those that it validates on."""
+def given_data(callback: Any) -> dict[str, str]:
+    """Return digests of what a script gives to a callback anew at each start.
+
+    That is large data, such as those that it validates on, and texts: paths may be named for the
+    time.
+    """
     return {
         name: digest(value)
         for name, value in vars(callback).items()
-        if name not in _NOT_STATE and is_plain(value) and not is_small(value)
+        if name not in _NOT_STATE
+        and (isinstance(value, str) or (is_plain(value) and not is_small(value)))
     }
 
 
 def read_callback(callback: Any, given: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return a callback's state: those of its attributes that are plain data.
 
-    Without those that are still what `given` says: large data that the script gives to it anew.
+    Without those that are still what `given` says, which `given_data` has returned.
     """
     if type(callback).__name__ in _STATELESS_CALLBACKS:
         return {}

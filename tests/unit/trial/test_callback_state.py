@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hermes_ops.trial.keras.training_state import large_data, read_callback, write_callback
+from hermes_ops.trial.keras.training_state import given_data, read_callback, write_callback
 
 
 class Callback(SimpleNamespace):
@@ -92,10 +92,10 @@ def test_a_history_is_kept_though_callbacks_have_added_tensors_to_it() -> None:
     assert callback.history == {"loss": [0.5, 0.4], "odd": [None, 1]}
 
 
-def test_large_data_that_a_callback_was_given_are_not_kept_and_what_it_has_changed_is() -> None:
+def test_given_data_that_a_callback_was_given_are_not_kept_and_what_it_has_changed_is() -> None:
     data, sums = np.ones((600, 600)), np.zeros((600, 600))
     callback = Callback(data=data, sums=sums, best=None)
-    given = large_data(callback)
+    given = given_data(callback)
     sums[0, 0], callback.best = 1.0, [np.ones((600, 600))]
     saved = read_callback(callback, given)
     assert sorted(saved) == ["best", "sums"]
@@ -103,3 +103,13 @@ def test_large_data_that_a_callback_was_given_are_not_kept_and_what_it_has_chang
     write_callback(later, saved)
     assert later.sums[0, 0] == 1.0
     assert later.best[0].all()
+
+
+def test_a_path_that_the_script_names_anew_is_not_that_of_the_segment_before() -> None:
+    callback = Callback(filepath="runs/10-30/best.keras", phase="warm")
+    given = given_data(callback)
+    callback.phase = "cold"
+    saved = read_callback(callback, given)
+    later = Callback(filepath="runs/11-45/best.keras", phase="warm")
+    write_callback(later, saved)
+    assert (later.filepath, later.phase) == ("runs/11-45/best.keras", "cold")
