@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _KERAS_3 = "keras.src.backend.tensorflow.trainer"
 _KERAS_3_ELSEWHERE = ("keras.src.backend.jax.trainer", "keras.src.backend.torch.trainer")
 _KERAS_2 = ("keras.src.engine.training", "keras.engine.training", "tf_keras.src.engine.training")
+_SPAWN = (
+    "multiprocessing.spawn", "multiprocess.spawn", "loky.backend.spawn",
+    "joblib.externals.loky.backend.spawn",
+)  # fmt: skip
 _HOROVOD_KERAS = "horovod.tensorflow.keras"
 _TORCH_OPTIMIZER = "torch.optim.optimizer"
 _MLFLOW_CLIENT = "mlflow.tracking._tracking_service.client"
@@ -46,6 +50,7 @@ def install() -> None:
         _HOROVOD_KERAS: lambda _: None,  # it is imported in a way of its own
     }
     targets.update(dict.fromkeys(_KERAS_2, _patch_keras_2))
+    targets.update(dict.fromkeys(_SPAWN, _patch_spawn))
     targets.update(dict.fromkeys(_KERAS_3_ELSEWHERE, _patch_keras_3_elsewhere))
     for name in list(targets):
         if name in sys.modules:  # a standby interpreter has imported it already
@@ -81,23 +86,21 @@ def _act(action: Callable[[ModuleType], None], module: ModuleType) -> None:
 
 
 def _seed_random(random: ModuleType) -> None:
-    from hermes_ops.trial.files import trial_seeds
+    from hermes_ops.trial.process_seeds import seed_random
 
-    random.seed(_of_rank(trial_seeds()["python"]))
+    seed_random(random)
 
 
 def _seed_numpy(numpy: ModuleType) -> None:
-    from hermes_ops.trial.files import trial_seeds
+    from hermes_ops.trial.process_seeds import seed_numpy
 
-    numpy.random.seed(_of_rank(trial_seeds()["numpy"]))
+    seed_numpy(numpy)
 
 
-def _of_rank(seed: int) -> int:
-    """Return the seed of this process: processes of one trial do not draw the same numbers."""
-    from hermes_ops.trial.group import RANK_VARIABLE, rank_seed
+def _patch_spawn(spawn: ModuleType) -> None:
+    from hermes_ops.trial.process_seeds import patch_spawn
 
-    rank = os.environ.get(RANK_VARIABLE, "0")
-    return rank_seed(seed, int(rank)) if rank.isdecimal() else seed
+    patch_spawn(spawn)
 
 
 def _patch_keras_3(trainer: ModuleType) -> None:

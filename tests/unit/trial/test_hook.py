@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_ops.trial import hook
 from hermes_ops.trial.__main__ import SITE
 from hermes_ops.trial.files import trial_seeds
 
@@ -85,3 +87,47 @@ def test_an_import_from_a_path_that_depends_on_the_folder_is_not_done_ahead(
     )
     events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert [e["ahead"] for e in events if e.get("name") == "sklearn"] == [ahead]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_a_script_starts_draw_different_numbers_and_the_same_in_each_segment(
+    tmp_path: Path, method: str
+) -> None:
+    drawn = "import random, numpy; print(random.random(), numpy.random.rand())"
+    code = (
+        "import multiprocessing\n"
+        f"method = multiprocessing.get_context({method!r})\n"
+        "for _ in range(3):\n"
+        f"    process = method.Process(target=exec, args=({drawn!r},), name='worker')\n"
+        "    process.start(); process.join()\n"
+        f"{drawn}\n"
+    )
+    first = python(code, tmp_path).stdout.splitlines()
+    numbers = [number for line in first for number in line.split()]
+    assert len(numbers) == len(set(numbers)) == 8
+    assert python(code, tmp_path).stdout.splitlines() == first
+
+
+def test_workers_of_joblib_are_numbered_too() -> None:
+    assert "joblib.externals.loky.backend.spawn" in hook._SPAWN
+    spawn = importlib.import_module("joblib.externals.loky.backend.spawn")
+    assert {"get_preparation_data", "prepare"} <= set(vars(spawn))
+
+
+def test_generators_without_a_seed_draw_the_same_in_each_segment_but_not_in_each_fork(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import os, numpy as np\n"
+        "print(np.random.default_rng().random(), np.random.RandomState().rand(), flush=True)\n"
+        "for _ in range(2):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        print(np.random.default_rng().random(), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+    )
+    own, *forks = python(code, tmp_path).stdout.splitlines()
+    again, *others = python(code, tmp_path).stdout.splitlines()
+    assert own == again
+    assert len({*own.split(), *forks, *others}) == 6

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.trial.group import GroupError, TrialRank
+from hermes_ops.trial.keras.callback_paths import matched
 from hermes_ops.trial.keras.learning_rate import FitRate, follows_schedule, read_rate
 from hermes_ops.trial.keras.legacy_keras import tf_keras_as_keras
 from hermes_ops.trial.keras.ranks import (
@@ -33,7 +34,6 @@ from hermes_ops.trial.keras.resize import (
     SizeChange,
     arrays_of_rank,
     fingerprints,
-    matched,
     objects_of_rank,
     rate_scaling,
     resized_callbacks,

@@ -1,0 +1,98 @@
+"""Random numbers that a script leaves unseeded: the same in each segment, others in each process.
+
+Without Hermes they come from the operating system's entropy, so that processes draw different ones.
+"""
+# ruff: noqa: ANN401 - the modules of other packages have no types here
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from typing import Any
+
+from hermes_ops.trial.files import trial_seeds
+from hermes_ops.trial.group import RANK_VARIABLE, rank_seed
+
+_KEY = "hermes_process"
+_GENERATORS = 0x9E3779B9  # sets the entropy of generators apart from NumPy's global seed
+
+
+class _Place:
+    """The place of this process among those that the script starts: `.2.1` is the second's first.
+
+    Empty for the script itself.
+    """
+
+    name = ""
+
+
+def seed_random(random: Any) -> None:
+    """Seed Python's global random numbers."""
+    random.seed(_process_seed("python"))
+
+
+def seed_numpy(numpy: Any) -> None:
+    """Seed NumPy's global random numbers, and what `default_rng()` and the like make of no seed."""
+    numpy.random.seed(_process_seed("numpy"))
+    bits = sys.modules.get("numpy.random.bit_generator")
+    if hasattr(bits, "randbits"):
+        _seed_entropy(bits)
+
+
+def _seed_entropy(bits: Any) -> None:
+    """Replace the entropy of NumPy's SeedSequence; processes that are forked have their own."""
+    import random
+
+    pid, seeded = os.getpid(), random.Random(_process_seed("numpy") ^ _GENERATORS)  # noqa: S311
+    original = getattr(bits.randbits, "__wrapped__", bits.randbits)
+
+    @functools.wraps(original)
+    def randbits(count: int) -> Any:
+        return seeded.getrandbits(count) if os.getpid() == pid else original(count)
+
+    bits.randbits = randbits
+
+
+def _process_seed(kind: str) -> int:
+    """Return a seed of the trial for this process: two processes do not draw the same numbers."""
+    rank = os.environ.get(RANK_VARIABLE, "0")
+    seed = trial_seeds()[kind]
+    if rank.isdecimal():
+        seed = rank_seed(seed, int(rank))
+    if not _Place.name:
+        return seed
+    import zlib
+
+    return (seed ^ zlib.crc32(_Place.name.encode())) % 2**31
+
+
+# -- processes that the script starts: `spawn` and `forkserver`, of joblib (loky) too -------------
+
+
+def patch_spawn(spawn: Any) -> None:
+    """Give each process that a module like `multiprocessing.spawn` starts a number of its own."""
+    describe, prepare = spawn.get_preparation_data, spawn.prepare
+    numbers = itertools.count(1)
+
+    @functools.wraps(describe)
+    def get_preparation_data(*args: Any, **kwargs: Any) -> Any:
+        data = describe(*args, **kwargs)
+        data[_KEY] = f"{_Place.name}.{spawn.__name__}.{next(numbers)}"
+        return data
+
+    @functools.wraps(prepare)
+    def prepare_process(data: Any, *args: Any, **kwargs: Any) -> Any:
+        _begin_process(data.get(_KEY, ""))
+        return prepare(data, *args, **kwargs)
+
+    spawn.get_preparation_data, spawn.prepare = get_preparation_data, prepare_process
+
+
+def _begin_process(place: str) -> None:
+    """Draw numbers of its own from here on: before the script's module is imported."""
+    _Place.name = place
+    for name, seed in (("random", seed_random), ("numpy", seed_numpy)):
+        if name in sys.modules:
+            seed(sys.modules[name])
