@@ -434,7 +434,9 @@ DATASET = (
     + MODEL
     + """
 x, y = data()
-train = tf.data.Dataset.from_tensor_slices((x[:128], y[:128])).shuffle(128).batch(16).prefetch(2)
+cache = os.path.join(os.environ["HERMES_TRIAL_DIR"], "cache")
+train = tf.data.Dataset.from_tensor_slices((x[:128], y[:128])).batch(16).cache(cache)
+train = train.shuffle(4).prefetch(2)
 history = model().fit(train, validation_data=(x[128:], y[128:]), epochs=5, verbose=0,
     callbacks=[Signal()])
 """

@@ -294,11 +294,13 @@ def test_unseeded_shuffling_shows_each_sample_once_an_epoch_across_a_stop(
     assert rows[:8] != rows[8:16]
 
 
-def test_a_seeded_pipeline_goes_on_in_mid_epoch(
+def test_a_seeded_pipeline_with_a_cache_in_files_goes_on_in_mid_epoch(
     tmp_path: Path, interpreter: Interpreter, whole_run: Whole
 ) -> None:
     whole = whole_run(interpreter, scripts.DATASET)
     run = Run(tmp_path, "run", interpreter, scripts.DATASET)
+    assert run.segment("TERM:0:0:2") == 75, run.output
+    assert list(run.folder.glob("cache*.lockfile"))
     assert run.segment("TERM:0:2:3") == 75, run.output
     assert "start of an epoch only" not in run.output
     assert run.segment() == 0, run.output

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hermes_ops.trial.event_channel import announce
+from hermes_ops.trial.keras.cache_locks import note_caches
 from hermes_ops.trial.keras.callback_files import shared_files, take_out_backups
 from hermes_ops.trial.keras.checkpoint_files import RAISED
 from hermes_ops.trial.keras.runtime import KerasRuntime, runtime
@@ -34,6 +35,8 @@ def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kw
     for said in (take_out_backups(call.arguments), shared_files(call.arguments, process.folder)):
         if said is not None:
             process.say_once(said)
+    if process.group.is_leader:
+        note_caches(process.folder, call.arguments)
     process.fit_count += 1
     number = process.fit_count - 1
     records = process.resumed.get("records", [])

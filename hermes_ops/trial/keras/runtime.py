@@ -21,6 +21,7 @@ from hermes_ops.trial.event_channel import announce, bad_values, send
 from hermes_ops.trial.files import is_first_time, trial_seeds
 from hermes_ops.trial.group import TrialRank, rank_seed
 from hermes_ops.trial.keras import checkpoint_files
+from hermes_ops.trial.keras.cache_locks import release_locks
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
 from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
 from hermes_ops.trial.keras.temporary_files import remove_temporary_files
@@ -116,6 +117,7 @@ class KerasRuntime:
         is_follower = not self.group.is_leader
         if not is_follower:
             shutil.rmtree(self.folder / _UNRESUMABLE, ignore_errors=True)
+            release_locks(self.folder)
         self.store = CheckpointFiles(Path(os.environ["HERMES_CHECKPOINT_DIR"]), is_follower)
         headers = self.store.headers()
         for serial in sorted(headers, reverse=True):
