@@ -59,8 +59,7 @@ class RunRow:
     """A DAG run that holds a sweep.
 
     `triggered_by` is the Airflow user who triggered it, empty for a scheduled run; `dag_owners` is
-    what the DAG names as its owners, with commas. While it is `paused` Airflow starts none of its
-    tasks: a person has paused the DAG, or its file lacks it.
+    what the DAG names as its owners, with commas. It is `paused` too if no file has its DAG.
     """
 
     run_key: int
@@ -202,17 +201,16 @@ class Metadata:
         from sqlalchemy import or_, select
 
         run, store, dag = self._run.c, self._store.c, self._dag.c
-        rests = or_(dag.is_paused, dag.is_stale)
         query = (
             select(run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date,
-                   store.value, rests, run.triggering_user_name, dag.owners)
+                   store.value, or_(dag.is_paused, dag.is_stale), run.triggering_user_name,
+                   dag.owners)
             .join(self._store, store.dag_run_id == run.id)
             .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY, run.state == "running")
             .order_by(run.start_date, run.id)
         )  # fmt: skip
-        rows = self._all(query)
-        running = {r[0] for r in rows}
+        running = {r[0] for r in (rows := self._all(query))}
         joined = tuple(self._joined.items())  # another thread may add to it meanwhile
         self._joined = {run: records for run, records in joined if run in running}
         return tuple(

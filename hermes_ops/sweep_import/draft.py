@@ -182,7 +182,7 @@ def _levels(parameter: Mapping[str, Any]) -> int | None:
     if step <= 0 or parameter["type"] in ("uniform", "loguniform"):
         return None
     if all(isinstance(number, int) for number in (low, high, step)):
-        return max(0, (high - low) // step) + 1
+        return int(max(0, (high - low) // step)) + 1
     return int(min(max(0.0, (high - low) / step + 1e-9), GREATEST_INTEGER)) + 1
 
 

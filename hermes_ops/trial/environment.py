@@ -156,7 +156,7 @@ def guard_supervisor(variables: Mapping[str, str]) -> dict[str, str]:
 
 def restore_script_variables(environment: MutableMapping[str, str]) -> None:
     """Put the variables for the script alone into the environment, once hermes-trial runs."""
-    environment.update(json.loads(environment.pop(SCRIPT_VARIABLE, None) or "{}"))
+    environment.update(json.loads(environment.pop(SCRIPT_VARIABLE, "{}")))
 
 
 def resolve_references(environment: MutableMapping[str, str]) -> str | None:

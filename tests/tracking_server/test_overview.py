@@ -61,7 +61,7 @@ def test_the_best_so_far_is_that_of_a_trial_which_has_not_failed(
 def test_the_best_so_far_keeps_the_bounds_by_the_last_values(
     tracker: Tracker, sweep: SweepRef
 ) -> None:
-    sizes = (["9"], ["NaN"], [], ["Infinity"], ["9", "-3.5"], ["1e-7"])
+    sizes: tuple[list[str], ...] = (["9"], ["NaN"], [], ["Infinity"], ["9", "-3.5"], ["1e-7"])
     for number, reported in enumerate(sizes):
         run = tracker.open_trial(sweep, number, {})
         best(tracker, run, 0.1 * (number + 1))
