@@ -210,8 +210,8 @@ class Metadata:
             .where(store.key == SWEEP_KEY, run.state == "running")
             .order_by(run.start_date, run.id)
         )  # fmt: skip
-        running = {r[0] for r in (rows := self._all(query))}
-        joined = tuple(self._joined.items())  # another thread may add to it meanwhile
+        rows, joined = self._all(query), tuple(self._joined.items())  # another thread may add to it
+        running = {r[0] for r in rows}
         self._joined = {run: records for run, records in joined if run in running}
         return tuple(
             RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
