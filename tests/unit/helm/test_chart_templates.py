@@ -277,6 +277,17 @@ def test_a_namespace_of_trials_with_too_long_a_name_is_refused(helm: str) -> Non
     assert templated(helm, short, namespace="n" * 60).returncode == 0
 
 
+def test_a_default_of_trials_pods_that_is_written_as_empty_stays_empty(render: Render) -> None:
+    environment = {"MLFLOW_TRACKING_URI": "", "A": "1"}
+    pod = {"claim": "mine", "claim_folder": "", "deferrable": False, "environment": environment}
+    found, _ = trials(render({"trials": {"pod": pod}}))
+    assert (found.claim, found.claim_folder, found.deferrable) == ("mine", "", False)
+    assert found.environment == environment
+    found, _ = trials(render({"trials": {"pod": {"environment": {"A": "1"}}}}))
+    assert sorted(found.environment) == ["A", "MLFLOW_TRACKING_URI"]
+    assert found.claim_folder == "sweeps"
+
+
 def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside(
     render: Render,
 ) -> None:
