@@ -61,7 +61,11 @@
     "parsing_processes" "1")
 -}}
 {{- range $section, $options := .Values.airflow.config -}}
-{{- $_ := set $sections $section (merge (dict) $options (default (dict) (get $sections $section))) -}}
+{{- $whole := default (dict) (get $sections $section) -}}
+{{- range $name, $value := $options -}}
+{{- $_ := set $whole $name $value -}}
+{{- end -}}
+{{- $_ := set $sections $section $whole -}}
 {{- end -}}
 {{- range $section, $options := $sections }}
 [{{ $section }}]

@@ -170,13 +170,15 @@ def test_the_sweep_of_helm_test_is_of_the_pool_whatever_its_name(render: Render)
     assert yaml.safe_load(sweep)["pool"] == "2026"
 
 
-def test_a_setting_of_airflow_may_have_several_lines(render: Render) -> None:
+def test_a_setting_of_airflow_may_have_several_lines_or_none(render: Render) -> None:
     text = "first\nsecond: 50%\n\nlast"
-    objects = render({"airflow": {"config": {"core": {"mine": text}}}})
+    logging = {"namespace_levels": ""}
+    objects = render({"airflow": {"config": {"core": {"mine": text}, "logging": logging}}})
     found = configparser.ConfigParser()
     found.read_string(one(objects, "ConfigMap", "hermes-airflow")["data"]["airflow.cfg"])
     assert found["core"]["mine"] == text
     assert found["core"]["executor"] == "LocalExecutor"
+    assert found["logging"]["namespace_levels"] == ""
 
 
 def test_the_dashboard_needs_no_label(render: Render) -> None:
