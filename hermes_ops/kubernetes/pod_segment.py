@@ -29,6 +29,8 @@ FAILED, VANISHED = 1, 70
 
 HURRIED_GRACE_S = 5
 POLL_S, SHORT_POLL_S = 1.0, 0.2
+QUICK_START_S = 30.0
+"""Seconds in which most pods start; one that waits longer is read less often."""
 LOG_PATIENCE_S = 5.0
 
 
@@ -164,8 +166,7 @@ class PodSegment:
 
     def _poll(self) -> None:
         """Read the pod and handle its state; a cluster that does not answer is asked again."""
-        soon = self._grace_s is not None or self._container_code is not None or self._log is None
-        self._poll_at_s = self.clock() + (SHORT_POLL_S if soon else self.limits.poll_s)
+        self._poll_at_s = self.clock() + self._period_s
         try:
             view = self.pods.fetch(self.name)
             if self._uid is None:
@@ -184,6 +185,15 @@ class PodSegment:
             self._handle_refusal(str(error))
         else:
             self._refused_since_s = None
+
+    @property
+    def _period_s(self) -> float:
+        """Return the time to the next read: short while the pod is to end or has just been made."""
+        if self._grace_s is not None or self._container_code is not None:
+            return SHORT_POLL_S
+        if self._log is not None:
+            return self.limits.poll_s
+        return SHORT_POLL_S if self._waited_s < QUICK_START_S else POLL_S
 
     def _handle_refusal(self, reason: str) -> None:
         """Fail once that has lasted: a right may be away for a moment."""
@@ -319,9 +329,12 @@ class PodSegment:
             self._give_up(FAILED, mistake)
 
     @property
+    def _waited_s(self) -> float:
+        return 0.0 if self._started_s is None else self.clock() - self._started_s
+
+    @property
     def _late(self) -> bool:
-        started_s = self._started_s if self._started_s is not None else self.clock()
-        return self._log is None and self.clock() - started_s >= self.limits.start_s
+        return self._log is None and self._waited_s >= self.limits.start_s
 
     def _give_up_late(self, reason: str) -> None:
         """Give up if the pod has not started within its limit."""

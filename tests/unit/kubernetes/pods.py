@@ -26,6 +26,7 @@ class FakePods:
     mount_failures: tuple[str, ...] = ()
     refuses_events: HermesError | None = None
     looks: int = 0  # at events
+    fetches: int = 0
 
     def create(self, pod: Any) -> PodView | None:
         self._answer()
@@ -40,6 +41,7 @@ class FakePods:
         return view
 
     def fetch(self, name: str) -> PodView | None:
+        self.fetches += 1
         self._answer()
         return self.pods.get(name)
 

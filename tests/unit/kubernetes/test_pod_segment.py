@@ -371,6 +371,24 @@ def test_a_pod_that_finds_no_node_gives_its_turn_back_in_time() -> None:
     assert "Insufficient" in world.segment.trouble
 
 
+def test_a_pod_that_waits_long_for_a_node_is_read_seldom() -> None:
+    world = made(message="0/2 nodes are available")
+    seen = world.pods.fetches
+    for _ in range(50):
+        world.look(0.2)
+    assert world.pods.fetches - seen == 50
+    world.look(60.0)
+    seen = world.pods.fetches
+    for _ in range(500):
+        world.look(0.2)
+    assert 90 <= world.pods.fetches - seen <= 110
+    world.segment.stop()
+    seen = world.pods.fetches
+    for _ in range(20):
+        world.look(0.2)
+    assert world.pods.fetches - seen == 20
+
+
 def test_a_cluster_that_is_away_costs_a_running_trial_nothing() -> None:
     world = made(phase="Running", started=True)
     world.look()
