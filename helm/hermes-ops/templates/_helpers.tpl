@@ -253,3 +253,14 @@ http://{{ include "hermes.fullname" . }}-mlflow.{{ .Release.Namespace }}.svc:500
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Labels of the DNS server's pods: Helm would add those that are named to a default of labels. */}}
+{{- define "hermes.dnsLabels" -}}
+{{- $labels := dict -}}
+{{- range $name, $text := .Values.networkPolicy.dns.podLabels -}}
+{{- if not (kindIs "invalid" $text) -}}
+{{- $_ := set $labels $name $text -}}
+{{- end -}}
+{{- end -}}
+{{- default (dict "k8s-app" "kube-dns") $labels | toJson -}}
+{{- end -}}

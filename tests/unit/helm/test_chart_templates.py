@@ -247,6 +247,22 @@ def test_trials_ask_for_the_resource_that_the_pool_counts(render: Render, resour
     assert found.gpu_resource == "nvidia.com/gpu.shared"
 
 
+@pytest.mark.parametrize(
+    ("named", "labels"),
+    [
+        ({}, {"k8s-app": "kube-dns"}),
+        ({"app": "coredns"}, {"app": "coredns"}),
+        ({"app": "coredns", "k8s-app": None}, {"app": "coredns"}),
+    ],
+)
+def test_the_pods_of_the_dns_server_have_the_labels_that_are_named_and_no_other(
+    render: Render, named: dict[str, Any], labels: dict[str, str]
+) -> None:
+    objects = render({"networkPolicy": {"dns": {"podLabels": named}}})
+    policy = one(objects, "NetworkPolicy", "hermes-trials", "hermes-trials")["spec"]
+    assert policy["egress"][0]["to"][0]["podSelector"] == {"matchLabels": labels}
+
+
 def test_an_mlflow_that_is_already_there_is_asked_with_its_log_in(render: Render) -> None:
     auth = {"enabled": True, "user": "svc", "existingSecret": "log-in", "trialsSecret": "trials"}
     mlflow = {"enabled": False, "url": "https://mlflow.example", "auth": auth}
