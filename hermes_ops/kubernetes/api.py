@@ -245,8 +245,8 @@ class Pods(Protocol):
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
         """Yield the lines of the pod's log with their times, as they arrive."""
 
-    def unmounted(self, pod: PodView) -> tuple[str, ...]:
-        """Return why the pod's volumes are not mounted, oldest first; nothing once they are."""
+    def unmounted(self, pod: PodView) -> tuple[str, ...] | None:
+        """Return why the pod's volumes are not mounted, oldest first; None once they are."""
 
 
 @dataclass(slots=True)
@@ -349,8 +349,8 @@ class ClusterPods:
             with contextlib.closing(answer):
                 yield from _lines(answer.stream(65_536))
 
-    def unmounted(self, pod: PodView) -> tuple[str, ...]:
-        """Return why the pod's volumes are not mounted, oldest first; nothing once they are."""
+    def unmounted(self, pod: PodView) -> tuple[str, ...] | None:
+        """Return why the pod's volumes are not mounted, oldest first; None once they are."""
         with translated("list the events of a pod"):
             answer = self.client.list_namespaced_event(
                 self.namespace, field_selector=f"involvedObject.uid={pod.uid}", **self._plain
@@ -368,12 +368,13 @@ class ClusterPods:
             return True
 
 
-def _mount_failures(events: Iterable[Plain]) -> tuple[str, ...]:
-    """Return the messages of failed mounts, unless an image is pulled: that comes after them."""
+def _mount_failures(events: Iterable[Plain]) -> tuple[str, ...] | None:
+    """Return the messages of failed mounts; None if an image is pulled, which comes after them."""
     in_order = sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))
     if any(event.get("reason") in ("Pulling", "Pulled", "Created") for event in in_order):
-        return ()
-    failures = (event for event in in_order if event.get("reason") == "FailedMount")
+        return None
+    reasons = ("FailedMount", "FailedAttachVolume")
+    failures = (event for event in in_order if event.get("reason") in reasons)
     return tuple(str(event.get("message") or "")[:MOST_CHARACTERS] for event in failures)
 
 

@@ -17,8 +17,12 @@ IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
                  "ImageInspectError", "SignatureValidationFailed")  # fmt: skip
 CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError",
                   "CrashLoopBackOff")  # fmt: skip
-FIRST_LOOK_S, LOOK_S = 5.0, 10.0
-"""Seconds from when a pod has a node to the first look at its events, and between two of them."""
+FIRST_LOOK_S, LOOK_S = 10.0, 15.0
+"""Seconds from when a pod has a node to the first look at its events, and between two of them.
+
+Most pods have started by then, and no look follows once a pod's volumes are mounted: Kubernetes
+searches all events of the namespace each time.
+"""
 
 _MISSING = re.compile(
     r'(?:secret|configmap|persistentvolumeclaim) "[^"]+" not found'
@@ -52,7 +56,7 @@ class StartDiagnosis:
         return pod.message or last or pod.waits_for or "it has not started"
 
     def _look(self, pod: PodView) -> None:
-        """Read the events of a pod that has a node, at intervals; never again if refused."""
+        """Read the events of a pod that has a node, at intervals, until they have told all."""
         if not pod.node:
             return
         if self._look_at_s is None:
@@ -61,7 +65,10 @@ class StartDiagnosis:
             return
         self._look_at_s = self.clock() + LOOK_S
         try:
-            self._unmounted = self.pods.unmounted(pod)
+            failures = self.pods.unmounted(pod)
+            if failures is None:
+                self._look_at_s = inf
+            self._unmounted = failures or ()
         except Unavailable:
             return
         except Rejected as error:

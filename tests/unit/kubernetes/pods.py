@@ -23,7 +23,7 @@ class FakePods:
     away: HermesError | None = None
     refuses_pods: HermesError | None = None
     next_uid: int = 1
-    mount_failures: tuple[str, ...] = ()
+    mount_failures: tuple[str, ...] | None = ()
     refuses_events: HermesError | None = None
     looks: int = 0  # at events
     fetches: int = 0
@@ -61,7 +61,7 @@ class FakePods:
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
         yield from self.lines
 
-    def unmounted(self, pod: PodView) -> tuple[str, ...]:
+    def unmounted(self, pod: PodView) -> tuple[str, ...] | None:
         self._answer()
         self.looks += 1
         if self.refuses_events is not None:

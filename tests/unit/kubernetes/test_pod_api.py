@@ -198,11 +198,11 @@ def test_what_a_pods_volumes_lack_is_in_its_own_events_until_an_image_is_pulled(
         at = f"2026-01-01T00:00:{second:02}Z"
         return {"reason": reason, "message": message, "lastTimestamp": at}
 
-    late, early = event("FailedMount", 9, "late"), event("FailedMount", 2, "early")
+    late, early = event("FailedMount", 9, "late"), event("FailedAttachVolume", 2, "early")
     api = pods({"items": [late, event("Scheduled", 1), early]})
     assert api.unmounted(view(phase="Pending")) == ("early", "late")
     assert api.client.asked[0][2]["field_selector"] == "involvedObject.uid=u"
-    assert pods({"items": [late, event("Pulling", 10)]}).unmounted(view()) == ()
+    assert pods({"items": [late, event("Pulling", 10)]}).unmounted(view()) is None
 
 
 def test_a_search_asks_for_all_labels() -> None:

@@ -311,7 +311,7 @@ def test_a_volume_whose_source_is_missing_is_a_mistake_that_says_so(
     world = made(waits_for="ContainerCreating", node="n")
     world.pods.mount_failures = (failure, "Unable to attach or mount volumes: timed out")
     world.look()
-    assert world.look(6.0) is None
+    assert world.look(11.0) is None
     assert world.look(61.0) == 1
     assert missing in world.segment.trouble
     assert "trial.pod" in world.segment.trouble
@@ -327,8 +327,8 @@ def test_a_claim_that_is_missing_is_a_mistake_that_says_so() -> None:
 def test_a_secret_that_comes_at_last_is_no_mistake() -> None:
     world = made(waits_for="ContainerCreating", node="n")
     world.pods.mount_failures = (NO_MAP,)
-    for _ in range(5):
-        assert world.look(10.0) is None
+    for _ in range(4):
+        assert world.look(15.0) is None
     world.pods.mount_failures = ()
     for _ in range(5):
         assert world.look(30.0) is None
@@ -351,7 +351,18 @@ def test_events_are_read_seldom_and_only_of_a_pod_that_has_a_node() -> None:
     world.pods.change(NAME, node="n", waits_for="ContainerCreating", message="")
     for _ in range(30):
         world.look(1.0)
-    assert world.pods.looks == 3
+    assert world.pods.looks == 2
+
+
+def test_events_are_read_no_more_once_the_volumes_are_mounted() -> None:
+    world = made(waits_for="ContainerCreating", node="n")
+    world.pods.mount_failures = (NO_MAP,)
+    for _ in range(3):
+        world.look(10.0)
+    world.pods.mount_failures = None
+    for _ in range(10):
+        assert world.look(30.0) is None
+    assert world.pods.looks == 2
 
 
 def test_who_may_not_read_events_says_so_once_and_the_pod_goes_on() -> None:
