@@ -72,18 +72,26 @@ def sync(
         setter.set(slots.follow(_count(read), time.monotonic()))
         return
     while True:
-        follow_once(slots, read, setter.set)
+        follow_once(slots, read, setter.set, setter.slots)
         if stop.wait(period):
             return
 
 
 def follow_once(
-    slots: SettledSlots, read: Callable[[], tuple[GpuNode, ...]], put: Callable[[int], None]
+    slots: SettledSlots,
+    read: Callable[[], tuple[GpuNode, ...]],
+    put: Callable[[int], None],
+    present: Callable[[], int | None] = lambda: None,
 ) -> None:
-    """Count the GPUs and set the slots once; do nothing if the cluster or Airflow is away."""
+    """Count the GPUs and set the slots once; do nothing if the cluster or Airflow is away.
+
+    The first time `present` tells the slots of the pool: fewer GPUs have to last then too.
+    """
     from hermes_ops.errors import StackError, Unavailable
 
     try:
+        if slots.now is None:
+            slots.now = present()
         put(slots.follow(_count(read), time.monotonic()))
     except (Unavailable, StackError) as error:
         typer.echo(f"The pool stays as it is: {error}", err=True)
@@ -112,6 +120,13 @@ class _Setter:
         if slots != self._last:
             typer.echo(f"The pool {self._pool} has {slots} slots")
         self._last = slots
+
+    def slots(self) -> int | None:
+        """Log in and return the slots that the pool has; None where that is not known."""
+        from hermes_ops.stack.airflow_service import pool_slots
+
+        with contextlib.closing(self._client()) as client:
+            return pool_slots(client, self._pool)
 
     def _client(self) -> httpx.Client:
         from hermes_ops.airflow.credentials import expiry_s

@@ -217,6 +217,12 @@ def set_pool(client: httpx.Client, name: str, slots: int) -> None:
         raise StackError(f"The pool {name} could not be set to {slots} slots: {reason}")
 
 
+def pool_slots(client: httpx.Client, name: str) -> int | None:
+    """Return the slots of the pool; None if there is none, or this user may not read it."""
+    response = _send(client, "GET", f"/api/v2/pools/{name}", None)
+    return int(response.json()["slots"]) if response.status_code == 200 else None
+
+
 def _send(client: httpx.Client, method: str, path: str, body: object) -> httpx.Response:
     try:
         response = send_with_retry(

@@ -18,6 +18,33 @@ def test_the_pool_gets_what_the_nodes_can_give() -> None:
     assert put == [6]
 
 
+def test_fewer_gpus_have_to_last_just_after_a_restart_too() -> None:
+    put: list[int] = []
+    slots = SettledSlots(30.0)
+    for _ in range(2):
+        follow_once(slots, lambda: (GpuNode("a", 4),), put.append, lambda: 8)
+    assert put == [8, 8]
+    follow_once(SettledSlots(30.0), lambda: (GpuNode("a", 4),), put.append, lambda: None)
+    assert put == [8, 8, 4]
+
+
+@pytest.mark.parametrize(("status", "slots"), [(200, 6), (404, None), (403, None)])
+def test_the_slots_of_the_pool_are_read_where_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, status: int, slots: int | None
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, json={"slots": 6})
+
+    client = httpx.Client
+    monkeypatch.setattr(
+        "hermes_ops.stack.airflow_service.httpx.Client",
+        lambda **given: client(
+            base_url=given["base_url"], transport=httpx.MockTransport(answer), trust_env=False
+        ),
+    )
+    assert _Setter(AirflowCredentials("http://airflow", token="t"), "gpus").slots() == slots
+
+
 def test_a_cluster_that_is_away_leaves_the_pool_alone(capsys: pytest.CaptureFixture[str]) -> None:
     def away() -> tuple[GpuNode, ...]:
         raise Unavailable("the cluster did not answer")
