@@ -88,7 +88,7 @@
 - {name: HERMES_AIRFLOW_URL, value: {{ include "hermes.airflowUrl" . | quote }}}
 - {name: MLFLOW_TRACKING_URI, value: {{ include "hermes.mlflowUrl" . | quote }}}
 {{- if include "hermes.mlflowAuth" . }}
-- {name: MLFLOW_TRACKING_USERNAME, value: {{ .Values.mlflow.auth.user | quote }}}
+- {name: MLFLOW_TRACKING_USERNAME, value: {{ default "hermes" .Values.mlflow.auth.user | quote }}}
 - name: MLFLOW_TRACKING_PASSWORD
   valueFrom: {secretKeyRef: {name: {{ include "hermes.mlflowUsersSecret" . | quote }}, key: hermes-password}}
 {{- end }}

@@ -263,6 +263,13 @@ def test_the_pods_of_the_dns_server_have_the_labels_that_are_named_and_no_other(
     assert policy["egress"][0]["to"][0]["podSelector"] == {"matchLabels": labels}
 
 
+def test_an_upgrade_with_the_values_of_an_earlier_chart_keeps_the_log_in(render: Render) -> None:
+    """`--reuse-values` knows no default that is new, as if it were null."""
+    objects = render({"mlflow": {"auth": {"enabled": True, "user": None}}})
+    found = variables(pods(objects)["hermes-controller"])
+    assert found["MLFLOW_TRACKING_USERNAME"] == "hermes"
+
+
 def test_an_mlflow_that_is_already_there_is_asked_with_its_log_in(render: Render) -> None:
     auth = {"enabled": True, "user": "svc", "existingSecret": "log-in", "trialsSecret": "trials"}
     mlflow = {"enabled": False, "url": "https://mlflow.example", "auth": auth}
