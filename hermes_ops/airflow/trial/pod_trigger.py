@@ -243,21 +243,20 @@ def _outcome(
     held: HeldPod, feed: MetricFeed, say: Say, given_up: Callable[[], bool]
 ) -> Event | None:
     log, wake_file = TaskLogCopy.from_segment(held.folder, held.epoch, say), controller_wake_file()
-    try:
-        limits = PodLimits(POD_GRACE_S, held.start_s, poll_s=LOOK_S)
-        segment = held.segment(held.pods(), log, limits, log_over=wake_file.wake)
-        segment.start()
-        feed.start()
-        _, code = watch_segment(segment, held, say, poll_s=_poll_s, given_up=given_up)
-        if code is None:
-            segment.release()
-        else:
-            segment.finish()
-        trouble = segment.trouble
-    except Exception as error:  # another try looks after it, or it cannot be reached
-        code, trouble = INFRASTRUCTURE, _described(error)
-    finally:
-        log.close()
+    with contextlib.ExitStack() as held_open:
+        held_open.callback(log.close)
+        try:
+            limits = PodLimits(POD_GRACE_S, held.start_s, poll_s=LOOK_S)
+            segment = held.segment(held.pods(), log, limits, log_over=wake_file.wake)
+            held_open.callback(segment.release)
+            segment.start()
+            feed.start()
+            _, code = watch_segment(segment, held, say, poll_s=_poll_s, given_up=given_up)
+            if code is not None:
+                segment.finish()
+            trouble = segment.trouble
+        except Exception as error:  # another try looks after it, or it cannot be reached
+            code, trouble = INFRASTRUCTURE, _described(error)
     return None if code is None else _event(held, code, trouble)
 
 

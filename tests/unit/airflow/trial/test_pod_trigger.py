@@ -142,6 +142,26 @@ def test_a_pod_that_another_try_looks_after_is_left_alone(pods: FakePods) -> Non
     assert (pods.deleted, pods.pods[POD.name].owner) == ([], "2")
 
 
+def test_the_log_of_a_pod_that_another_try_takes_over_is_followed_no_more(
+    pods: FakePods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_trigger, "LOOK_S", 0.01)
+    before = set(threading.enumerate())
+    fetch = pods.fetch
+
+    def taken_over(name: str) -> Any:
+        if pods.fetches == 2:
+            pods.change(POD.name, owner="2")
+        return fetch(name)
+
+    monkeypatch.setattr(pods, "fetch", taken_over)
+    assert ended()["code"] == 70
+    followers = set(threading.enumerate()) - before
+    for follower in followers:
+        follower.join(20.0)
+    assert not any(follower.is_alive() for follower in followers)
+
+
 def test_a_stop_flag_beside_the_folder_ends_the_pod(
     pods: FakePods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
