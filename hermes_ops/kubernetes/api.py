@@ -32,6 +32,7 @@ from hermes_ops.kubernetes.template import (
 CALL_TIMEOUT_S = 10.0
 LOG_IDLE_TIMEOUT_S = 60.0
 NODES_TIMEOUT_S = 20.0
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
 _GONE, _CONFLICT, _EXPIRED, _TOO_MANY = 404, 409, 410, 429
 
 Plain = Mapping[str, Any]
@@ -39,6 +40,10 @@ Plain = Mapping[str, Any]
 
 class Rejected(HermesError):
     """Kubernetes does not accept a request: a right or a setting is missing or wrong."""
+
+
+class Forbidden(Rejected):
+    """Kubernetes does not let this service account or user do that."""
 
 
 def connect(context: str | None = None) -> Any:  # noqa: ANN401 - the client has no types
@@ -413,7 +418,8 @@ def translated(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> Iterat
         passing = error.status in (_EXPIRED, _TOO_MANY)
         if not error.status or error.status >= 500 or passing or quota:
             raise Unavailable(detail) from None
-        raise Rejected(detail) from None
+        kind = Forbidden if error.status in (_UNAUTHORIZED, _FORBIDDEN) else Rejected
+        raise kind(detail) from None
 
 
 def _message(error: Any, hidden: Callable[[], Iterable[str]]) -> str:  # noqa: ANN401 - no types

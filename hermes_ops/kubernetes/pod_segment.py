@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.api import Pods, PodView, Rejected
+from hermes_ops.kubernetes.api import Forbidden, Pods, PodView, Rejected
 from hermes_ops.kubernetes.deletion import FORCE_AFTER_S, force_at_s
 from hermes_ops.kubernetes.start_diagnosis import StartDiagnosis
 
@@ -373,20 +373,27 @@ class PodSegment:
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT[0-2]\d:[0-5]\d:[0-5]\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 LOG_PAUSE_S = 0.5
+LOG_REFUSED_PAUSE_S = 30.0
 LOG_OVERLAP_S = 5
 """Seconds of the log that are read again after a break; lines emitted before are skipped."""
 
 
 @dataclass(slots=True)
 class LogFollower:
-    """Pass each line of a pod's log to `emit` in the background, until the log ends."""
+    """Pass each line of a pod's log to `emit` in the background, until the log ends.
+
+    `on_end` is called whenever it has ended, not where it breaks off. `pause` waits for some
+    seconds, or until `finish` is called.
+    """
 
     pods: Pods
     name: str
     emit: Callable[[str], None]
     on_end: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], object] | None = None
     _over: threading.Event = field(default_factory=threading.Event)
+    _is_refused: bool = False
     _last: tuple[float, str] = (-inf, "")
     _last_of_node: str = ""
     _last_at_s: float | None = None
@@ -409,10 +416,12 @@ class LogFollower:
         while True:
             last_reading = self._over.is_set()
             whole = self._read()
-            self.on_end()
+            if whole:
+                self.on_end()
             if last_reading or (whole and self._over.is_set()):
                 return
-            self._over.wait(LOG_PAUSE_S)
+            pause = self.pause or self._over.wait
+            pause(LOG_REFUSED_PAUSE_S if self._is_refused else LOG_PAUSE_S)
 
     def _read(self) -> bool:
         since_s = None
@@ -421,8 +430,14 @@ class LogFollower:
         try:
             for line in self.pods.log(self.name, since_s):
                 self._take(line)
+        except Forbidden as error:
+            if not self._is_refused:
+                self.emit(f"The log of the pod {self.name} cannot be read: {error}")
+            self._is_refused = True
+            return False
         except HermesError:  # it is read again from where it broke off
             return False
+        self._is_refused = False
         return True
 
     def _take(self, line: str) -> None:

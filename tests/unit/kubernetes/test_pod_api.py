@@ -11,7 +11,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import MaxRetryError
 
 from hermes_ops.errors import Unavailable
-from hermes_ops.kubernetes.api import ClusterPods, PodEvent, PodView, Rejected
+from hermes_ops.kubernetes.api import ClusterPods, Forbidden, PodEvent, PodView, Rejected
 
 METADATA = {
     "name": "p",
@@ -179,6 +179,15 @@ def test_what_may_pass_is_asked_again(error: Exception) -> None:
 def test_what_is_refused_names_the_reason() -> None:
     with pytest.raises(Rejected, match="violates PodSecurity"):
         pods(api_error(403, "violates PodSecurity")).create({})
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, Forbidden), (403, Forbidden), (422, Rejected)])
+def test_a_missing_right_is_told_from_what_is_wrong_with_a_pod(
+    status: int, kind: type[Rejected]
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        pods(api_error(status)).create({})
+    assert refused.type is kind
 
 
 def test_the_lines_of_a_log_are_whole_however_they_arrive() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.errors import Unavailable
-from hermes_ops.kubernetes.api import PodView, Rejected
+from hermes_ops.kubernetes.api import Forbidden, PodView, Rejected
 from hermes_ops.kubernetes.deletion import FORCE_AFTER_S
 from hermes_ops.kubernetes.pod_segment import (
     LOG_PAUSE_S,
@@ -524,6 +524,46 @@ def test_no_line_is_lost_or_doubled_when_the_connection_breaks() -> None:
     assert said == ["line 1", "line 2"]
     assert pods.asked[:2] == [None, 5]
     assert LOG_PAUSE_S < 1.0
+
+
+class Silent(FakePods):
+    """Does not give its log, for these reasons; then it is empty."""
+
+    reasons: list[Exception]
+
+    def log(self, name: str, since_s: int | None) -> Iterator[str]:
+        if self.reasons:
+            raise self.reasons.pop(0)
+        yield from ()
+
+
+def test_a_log_that_may_not_be_read_is_said_to_be_so_once() -> None:
+    pods = Silent()
+    pods.reasons = [Forbidden("Kubernetes answered 403: pods/log is forbidden")] * 3
+    said: list[str] = []
+    paused: list[float] = []
+    follower = LogFollower(
+        pods, "p", said.append, lambda: follower.finish(0.0), pause=paused.append
+    )
+    follower.run()
+    assert said == [
+        "The log of the pod p cannot be read: Kubernetes answered 403: pods/log is forbidden"
+    ]
+    assert min(paused) > 10.0
+
+
+def test_a_log_that_breaks_off_wakes_nobody() -> None:
+    pods = Silent()
+    pods.reasons = [Unavailable("no answer"), Rejected("pod not found")]
+    ends: list[int] = []
+
+    def on_end() -> None:
+        ends.append(len(pods.reasons))
+        follower.finish(0.0)
+
+    follower = LogFollower(pods, "p", lambda line: None, on_end, pause=lambda seconds: None)
+    follower.run()
+    assert ends == [0]
 
 
 def test_times_of_different_precision_are_in_order() -> None:
