@@ -96,6 +96,13 @@ def _line(problem: Mapping[str, Any]) -> str:
     )
 
 
+def interruption_lines(view: Mapping[str, Any] | None, sweep: str, trial: int) -> list[str]:
+    """Return that a trial waits as it was interrupted several times in a row; else nothing."""
+    facts = (view or {}).get("sweeps", {}).get(sweep) or {}
+    text = (facts.get("interrupted") or {}).get(str(trial))
+    return [f"Trial {trial} of {sweep} {text}"] if text else []
+
+
 UNDECIDED = "nothing was decided about it yet"
 
 
@@ -278,6 +285,7 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     problems = [
         *filter(None, [trouble_line(view), absence_line(view, job)]),
         *problem_lines(view, sweep, number),
+        *interruption_lines(view, sweep, number),
     ]
     if job is None and not found and ended is None and not problems:
         raise HermesError(

@@ -217,11 +217,12 @@ class SegmentRecord(StoredRecord):
     of a step (empty: none are known), `batch` those of the newest segment; `final` is the state
     that the trial ended in, None while it has not. `task` is the id of the task instance that the
     trial was ended with by the controller.
-    `reason` is why the newest segment failed, or why the trial ended; `cause` one of
-    `hermes_ops.trial.failure.Cause` of a failure. `first_failure` is the reason of the trial's
-    first failure and its last lines, kept while it is tried again. `host` is where its task was
-    when that was not where its lease is for; the outcome is then `hosts.WRONG_HOST`.
-    `without_space` is how often in a row a full disk has ended its segment before a new step.
+    `reason` is why the newest segment failed or was interrupted, or why the trial ended; `cause` is
+    one of `hermes_ops.trial.failure.Cause` of a failure. `first_failure` is the reason of the
+    trial's first failure and its last lines, kept while it is tried again. `host` is where its task
+    was when that was not where its lease is for; the outcome is then `hosts.WRONG_HOST`.
+    `without_space` is how often in a row a full disk has ended its segment before a new step, and
+    `interruptions` how often in a row anything but its script has.
     `failed_size` is the least number of workers with which it has failed, if several.
     `resizing` is True while its task holds its slots after the segment's end, for the next lease.
     `earlier_spans`, `earlier_sizes` and `earlier_gpu_s` are what it used before it began from
@@ -260,6 +261,7 @@ class SegmentRecord(StoredRecord):
     first_failure: tuple[str, ...] = ()
     host: str = ""
     without_space: int = 0
+    interruptions: int = 0
     failed_size: int | None = None
     resizing: bool = False
     earlier_spans: tuple[tuple[float, float], ...] = ()

@@ -29,6 +29,7 @@ from hermes_ops.airflow.control.faults import (
     results_of,
 )
 from hermes_ops.airflow.control.granting import Granting, opened
+from hermes_ops.airflow.control.interruptions import resting
 from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.reconcile import (
@@ -311,13 +312,14 @@ class Applier:
             sweep.close = close
 
     def _withheld(self, sweep: SweepState) -> frozenset[int]:
-        """Return the trials that are offered no GPU now, as their start has failed.
+        """Return the trials that are offered no GPU now, as they were interrupted or not started.
 
         Where no trial of a sweep has begun and some cannot, the others wait for what becomes of
         those: they would fail as well.
         """
         failing, now_s = self.faults.starting(sweep.id), self.faults.clock()
         early = {n for n, fault in failing.items() if not fault.is_due(now_s)}
+        early |= resting(sweep.trials, now_s)
         if sweep.has_begun or len(failing) < FIRST_FAILURES:
             return frozenset(early)
         others = {t.number for t in sweep.trials} - failing.keys()

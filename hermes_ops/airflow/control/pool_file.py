@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -144,6 +145,7 @@ def _sweep(sweep: SweepState) -> dict[str, Any]:
         },
         **({} if (at_s := deadline_s(sweep)) is None else {"deadline_s": at_s}),
         **({"failures": lines} if (lines := failures(sweep)) else {}),
+        **({"interrupted": resting} if (resting := dict(_interrupted(sweep))) else {}),
     }
 
 
@@ -160,10 +162,21 @@ def failures(sweep: SweepState) -> list[str]:
     lines = failure_lines((t.number, segment.reason) for t, segment in segments if t.has_failed)
     again = [(t, segment) for t, segment in segments if segment.failures and not t.has_ended]
     for trial, segment in again[:MOST_TRIED_AGAIN]:
-        reason = segment.reason or "".join(segment.first_failure[:1])
+        latest = segment.reason if segment.outcome == "failed" else ""
+        reason = latest or "".join(segment.first_failure[:1])
         counted = f"failure {segment.failures}, {sweep.spec.config.trial.max_failures} are allowed"
         lines.append(f"Trial {trial.number} is tried again ({counted}): {reason}")
-    return lines
+    interrupted = islice(_interrupted(sweep), MOST_TRIED_AGAIN)
+    return [*lines, *(f"Trial {number} {text}" for number, text in interrupted)]
+
+
+def _interrupted(sweep: SweepState) -> Iterator[tuple[str, str]]:
+    """Yield the trials that wait after interruptions, with what the next try waits for."""
+    from hermes_ops.airflow.control.interruptions import interruption
+
+    for trial in sweep.trials:
+        if trial.segment is not None and (text := interruption(trial.segment)):
+            yield str(trial.number), text
 
 
 def _not_preemptible(sweep: SweepState) -> Iterator[tuple[str, str]]:

@@ -233,7 +233,7 @@ class SweepState:
         default_factory=dict
     )  # metric -> trial
     opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
-    withheld: frozenset[int] = frozenset()  # trials whose start has failed a moment ago
+    withheld: frozenset[int] = frozenset()  # trials that a moment ago did not start
     curves_read: bool = (
         True  # whether MLflow has been read, so that a trial without a curve has none
     )

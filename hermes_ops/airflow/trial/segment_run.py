@@ -182,26 +182,48 @@ class SegmentRun:
         *,
         failed: bool = False,
         failure: SegmentFailure | None = None,
-        without_space: bool = False,
-        incomplete: bool = False,
         resizing: bool = False,
     ) -> None:
         """Record that the segment has ended and that the trial goes on later.
 
-        One whose pods could not all start (`incomplete`) gets the GPUs of one node from then on, if
-        it takes so few. With `resizing` its task keeps its slots until then.
+        With `resizing` its task keeps its slots until then.
         """
-        times = self._times_without_space() if without_space else 0
         self._close(outcome)
-        if without_space or self.record.step > self.record.steps_at_start:
-            self.record = replace(self.record, without_space=times)
+        self.record = replace(self._since_new_step(), interruptions=0)
         if failed:
             self.record = with_failure(self.record, failure or SegmentFailure(""))
             if self.record.cause == Cause.OTHER.value:
                 self.record = with_failed_size(self.record, self.lease.worker_count)
+        self._leave(resizing=resizing)
+
+    def interrupt(
+        self, reason: str, *, without_space: bool = False, incomplete: bool = False
+    ) -> None:
+        """Record that something else than the script has ended the segment: no failure of it.
+
+        One whose pods could not all start (`incomplete`) gets the GPUs of one node from then on, if
+        it takes so few.
+        """
+        self._close("infrastructure")
+        before = self._since_new_step()
+        self.record = replace(
+            before,
+            reason=reason[:REASON_CHARACTERS],
+            interruptions=before.interruptions + 1,
+            without_space=before.without_space + without_space,
+        )
         if incomplete:
             most = max(map(len, self.lease.gpus_by_node.values()), default=0)
             self.record = with_failed_size(self.record, most + 1)
+        self._leave()
+
+    def _since_new_step(self) -> SegmentRecord:
+        """Return the record of the ended segment; a new step forgives what came before it."""
+        if self.record.step <= self.record.steps_at_start:
+            return self.record
+        return replace(self.record, interruptions=0, without_space=0)
+
+    def _leave(self, *, resizing: bool = False) -> None:
         self.record = replace(self.record, resizing=resizing)
         self._write()
         controller_wake_file().wake()

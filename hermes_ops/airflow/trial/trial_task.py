@@ -265,9 +265,9 @@ class TrialTask:
             reason = flag.reason if flag else trouble or "its task was told to end"
             self.reschedule(f"stopped ({reason})")
         if code in (INFRASTRUCTURE, INCOMPLETE):
-            segment_run.pause("infrastructure", incomplete=code == INCOMPLETE)
-            why = result.get("reason") or trouble or "its folder or GPU was still in use"
-            self.reschedule(str(why))
+            why = str(result.get("reason") or trouble or "its folder or GPU was still in use")
+            segment_run.interrupt(why, incomplete=code == INCOMPLETE)
+            self.reschedule(why)
         reported = [str(part) for part in (result.get("reason"), trouble) if part]
         reason = "; ".join(reported) or f"its process ended with {code} and left no result"
         failure = SegmentFailure(
@@ -277,7 +277,7 @@ class TrialTask:
             bool(result.get("retryable", True)),
         )
         if failure.cause == Cause.NO_SPACE.value and segment_run.may_wait_for_space():
-            segment_run.pause("infrastructure", without_space=True)
+            segment_run.interrupt(reason, without_space=True)
             self.reschedule(f"its disk is full, which is no failure of it: {reason}")
         return self.fail(segment_run, failure)
 
@@ -343,8 +343,9 @@ class TrialTask:
         except HermesError as error:
             return self.fail(segment_run, SegmentFailure(str(error)))
         except OSError as error:  # of the trial's folder: the script is not at fault
-            segment_run.pause("infrastructure")
-            self.reschedule(f"its folder cannot be written ({error}): {write_remedy(error)}")
+            why = f"its folder cannot be written ({error}): {write_remedy(error)}"
+            segment_run.interrupt(why)
+            self.reschedule(why)
         self._segment = segment
         if self._is_told_to_end:  # before there was a segment to stop
             segment.stop()

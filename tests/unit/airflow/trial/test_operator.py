@@ -159,6 +159,18 @@ def test_trouble_of_the_infrastructure_is_no_failure_of_the_script() -> None:
     assert (found.outcome, found.failures, found.final) == ("infrastructure", 0, None)
 
 
+def test_interruptions_are_counted_until_a_new_step_or_an_end_of_the_scripts_own() -> None:
+    store, counted = DictStore(), []
+    for epoch, (code, step) in enumerate([(70, 0), (70, 0), (70, 4), (70, 4), (75, 4)], start=1):
+        segment_run = visit_of(store, epoch, outcome="preempted", reason="its node is full")
+        segment_run.record = replace(segment_run.record, step=step)
+        with pytest.raises(AirflowRescheduleException):
+            task_of().finish_segment(segment_run, None, code)
+        counted.append((stored(store).interruptions, stored(store).reason))
+    why = "its node is full"
+    assert counted == [(1, why), (2, why), (1, why), (2, why), (0, "")]
+
+
 def test_a_full_disk_is_no_failure_of_the_script_until_it_has_ended_it_too_often() -> None:
     store, most = DictStore(), MOST_WITHOUT_SPACE
     full = {"outcome": "failed", "cause": "no_space", "reason": "no space left on the device"}

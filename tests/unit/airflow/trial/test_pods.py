@@ -192,7 +192,7 @@ def test_after_pods_that_could_not_all_start_a_trial_gets_the_gpus_of_one_node(
     incomplete: bool, failed_size: int | None
 ) -> None:
     own = segment_run(**SPREAD)
-    own.pause("infrastructure", incomplete=incomplete)
+    own.interrupt("a node is away", incomplete=incomplete)
     assert own.record.failed_size == failed_size
     assert own.record.failures == 0
 
