@@ -120,6 +120,7 @@ def _trial(
     seen = {m.name: m.outcome(value for _, value, _ in series) for m, series in constraints.items()}
     gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
     preempted = sum(s.outcome == "preempted" for s in segments)
+    totals = {} if run.is_open else run.tags  # one that was continued has those of an earlier end
     return TrialSummary(
         number=run.number,
         state=run.state,
@@ -127,9 +128,9 @@ def _trial(
         final=points[-1][1] if points else _number(run.tags.get("hermes.final")),
         best=_best((value for _, value, _ in points), direction),
         steps=points[-1][0] if points else int(_number(run.tags.get("hermes.steps")) or 0),
-        segments=int(_number(run.tags.get("hermes.segments")) or len(segments)),
-        preemptions=int(_number(run.tags.get("hermes.preemptions")) or preempted),
-        gpu_seconds=_number(run.tags.get("hermes.gpu_seconds")) or gpu_s,
+        segments=int(_number(totals.get("hermes.segments")) or len(segments)),
+        preemptions=int(_number(totals.get("hermes.preemptions")) or preempted),
+        gpu_seconds=_number(totals.get("hermes.gpu_seconds")) or gpu_s,
         sizes=tuple(len(segment.gpus) for segment in segments),
         batches=batches_of(segments),
         metrics=seen,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
 from hermes_ops.core.summary import Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused, Unavailable
-from hermes_ops.tracking import SweepRef, SweepRun, TrialRun
+from hermes_ops.tracking import LatestMetric, SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.summary import COLUMNS, CollectedSweep, collect, log_columns, log_sizes
 
@@ -162,3 +163,42 @@ def test_a_sweep_that_goes_on_has_taken_the_time_until_now_not_until_its_earlier
         server, ref, metric="loss", direction="minimize", max_trials=2, clock=lambda: 60.0
     )
     assert found.summary.wall_seconds == wall_s
+
+
+@pytest.mark.parametrize(
+    ("state", "totals"), [("finished", (1, 1, 10.0)), ("running", (3, 2, 21.0))]
+)
+def test_the_totals_of_a_trial_that_goes_on_are_those_of_now_not_of_its_earlier_end(
+    state: str, totals: tuple[int, int, float]
+) -> None:
+    segments = [
+        Segment(0, n, (0,), 100.0 * n, 100.0 * n + 7.0, outcome=outcome)
+        for n, outcome in enumerate(("preempted", "preempted", "failed"))
+    ]
+    tags = {
+        "hermes.segments": "1",
+        "hermes.preemptions": "1",
+        "hermes.gpu_seconds": "10.000",
+        "hermes.segment_log": json.dumps([segment.to_json() for segment in segments]),
+        "mlflow.parentRunId": "parent",
+    }
+    run = replace(RUN, state=state, tags=tags)
+
+    class Server:
+        """A server with one trial."""
+
+        def sweep(self, ref: SweepRef) -> SweepRun:
+            return SweepRun(ref, "s", "running", "RUNNING", {}, 0, None)
+
+        def trials(self, ref: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
+            return (run,)
+
+        def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
+            return ()
+
+    server: Any = Server()
+    ref = SweepRef("s", "1", "parent")
+    (trial,) = collect(
+        server, ref, metric="loss", direction="minimize", max_trials=1
+    ).summary.trials
+    assert (trial.segments, trial.preemptions, trial.gpu_seconds) == totals
