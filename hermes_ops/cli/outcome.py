@@ -124,7 +124,9 @@ def usage_line(details: Mapping[str, Any]) -> str:
     slots = details["pool_slots"]  # unknown before the first decision
     of_pool = "" if slots is None else f" of {slots}"
     used = f"at most {details['max_slots_used'] or 0}{of_pool} GPUs in use at once"
-    return f"{details['wall_seconds']:.0f} s, {used}"
+    ended_s = details.get("ended_seconds", 0.0)
+    gap = f" without the {ended_s:.0f} s after an end" if ended_s else ""
+    return f"{details['wall_seconds'] - ended_s:.0f} s{gap}, {used}"
 
 
 def settings_line(config: Mapping[str, Any]) -> str:

@@ -158,7 +158,8 @@ class Night:
 class SweepSummary:
     """A sweep and its trials by number; `direction` is minimize or maximize.
 
-    `metrics` are those that it names other than the objective.
+    `metrics` are those that it names other than the objective. `ended_seconds` of `wall_seconds`
+    it had ended and was not continued yet.
     """
 
     sweep: str
@@ -172,6 +173,12 @@ class SweepSummary:
     metrics: tuple[SecondaryMetric, ...] = ()
     reason: str = ""  # why it ended before its last trial, or failed
     deadline: DeadlineResult | None = None
+    ended_seconds: float = 0.0
+
+    @property
+    def active_seconds(self) -> float:
+        """The seconds that the sweep has taken, without those in which it had ended."""
+        return self.wall_seconds - self.ended_seconds
 
     @property
     def best(self) -> TrialSummary | None:
@@ -192,6 +199,7 @@ class SweepSummary:
             "trials": [t.to_document() for t in self.trials],
             "best": None if best is None else best.to_document(),
             "wall_seconds": round(self.wall_seconds, 3),
+            **({"ended_seconds": round(self.ended_seconds, 3)} if self.ended_seconds else {}),
             "pool_slots": self.pool_slots,
             "max_slots_used": self.max_slots_used,
             **({"reason": self.reason} if self.reason else {}),

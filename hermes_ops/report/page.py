@@ -119,12 +119,11 @@ def _facts(summary: SweepSummary, background: Background) -> list[tuple[str, str
     slots = "–" if summary.pool_slots is None else str(summary.pool_slots)
     budget = None if background.config is None else background.config.budget
     gpu_s = duration(sum(t.gpu_seconds for t in summary.trials))
-    wall_s = duration(summary.wall_seconds)
     facts = [
         (summary.state, "state"),
         (background.policy or "unknown", "policy"),
         (str(len(summary.trials)), f"trials: {ends}" if ends else "trials"),
-        (_of(wall_s, None if budget is None else budget.wall_clock_seconds), "wall time"),
+        _wall_time(summary, None if budget is None else budget.wall_clock_seconds),
         (_of(gpu_s, None if budget is None else budget.gpu_seconds), "GPU time"),
         (str(sum(t.preemptions for t in summary.trials)), "preemptions"),
         (f"{used} of {slots}", "slots used at most"),
@@ -142,6 +141,14 @@ def _facts(summary: SweepSummary, background: Background) -> list[tuple[str, str
                 )
             )
     return facts
+
+
+def _wall_time(summary: SweepSummary, limit_s: float | None) -> tuple[str, str]:
+    """Return how long the sweep took; its budget counts anew once it is continued."""
+    if not summary.ended_seconds:
+        return _of(duration(summary.wall_seconds), limit_s), "wall time"
+    gap = duration(summary.ended_seconds)
+    return duration(summary.active_seconds), f"wall time, without {gap} after an end"
 
 
 def _of(spent: str, limit_s: float | None) -> str:
@@ -182,7 +189,7 @@ def _compared(summary: SweepSummary, background: Background) -> dict[str, Any] |
         None if best_s is None else (best_s, best_s),
         _point(sum(t.gpu_seconds for t in summary.trials)),
         _point(float(sum(t.preemptions for t in summary.trials))),
-        _point(summary.wall_seconds),
+        _point(summary.active_seconds),
     )
     table_rows = [(f"{background.policy or 'this sweep'}, as it ran", *map(number_range, measured))]
     for a in background.alternatives:

@@ -15,11 +15,12 @@ from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError
 from hermes_ops.simulator.workload import Costs, SegmentStart, Work, Workload
 from hermes_ops.tracking import SweepRef, Tracker
-from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS
+from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS, ended_spans_of
 from hermes_ops.tracking.summary import CollectedSweep, collect, require_sweep
 from hermes_ops.trial.keras.runtime import ENDING_S
 
 FINISHED = "finished"
+Spans = tuple[tuple[float, float], ...]
 
 OBSERVATION_DELAY_S = 0.4
 """Seconds from a report until a live policy sees the value, on one machine: it is sent to MLflow,
@@ -114,8 +115,12 @@ def fetch_recorded_sweep(tracker: Tracker, sweep: str) -> RecordedSweep:
 def history_of(
     config: SweepConfig, collected: CollectedSweep, stops: tuple[tuple[int, float], ...] = ()
 ) -> SweepHistory:
-    """Convert what was collected of an ended sweep."""
+    """Convert what was collected of an ended sweep.
+
+    The time in which it had ended before it was continued is left out of all times.
+    """
     runs = {t.number: t for t in collected.trials}
+    spans = ended_spans_of(collected.run.tags)
     trials = []
     for summary in collected.summary.trials:
         trial_run = runs.get(summary.number)
@@ -127,8 +132,11 @@ def history_of(
                 number=summary.number,
                 state=summary.state,
                 config=summary.config,
-                points=collected.curves.get(summary.number, ()),
-                segments=trial_run.segments if trial_run is not None else (),
+                points=tuple(
+                    (step, value, round(1_000 * _active_s(at_ms / 1_000, spans)))
+                    for step, value, at_ms in collected.curves.get(summary.number, ())
+                ),
+                segments=_active_segments(trial_run.segments if trial_run else (), spans),
                 timings={name: seconds for name, seconds in measured if seconds is not None},
                 gpu_seconds=summary.gpu_seconds,
                 preemptions=summary.preemptions,
@@ -142,8 +150,24 @@ def history_of(
         gpus=collected.summary.pool_slots,
         started_s=collected.run.started_ms / 1000.0,
         trials=tuple(trials),
-        stops=stops,
+        stops=tuple((trial, _active_s(at_s, spans)) for trial, at_s in stops),
     )
+
+
+def _active_segments(segments: Sequence[Segment], spans: Spans) -> tuple[Segment, ...]:
+    return tuple(
+        replace(
+            segment,
+            start_s=_active_s(segment.start_s, spans),
+            end_s=None if segment.end_s is None else _active_s(segment.end_s, spans),
+        )
+        for segment in segments
+    )
+
+
+def _active_s(at_s: float, spans: Spans) -> float:
+    """Return a time less what of the spans, in which the sweep had ended, lies before it."""
+    return at_s - sum(max(0.0, min(at_s, until_s) - ended_s) for ended_s, until_s in spans)
 
 
 def stops_of(tracker: Tracker, sweep: SweepRef) -> tuple[tuple[int, float], ...]:

@@ -19,7 +19,7 @@ from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSum
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.curves import CurveReader, SweepCurves
 from hermes_ops.tracking.rest import legal_name
-from hermes_ops.tracking.runs import RUN_STATUS, SweepRef, SweepRun, TrialRun
+from hermes_ops.tracking.runs import RUN_STATUS, SweepRef, SweepRun, TrialRun, ended_spans_of
 from hermes_ops.tracking.sender import SpoolEntry, read_lines
 from hermes_ops.tracking.tracker import Tracker
 
@@ -92,6 +92,7 @@ def collect(
         metrics=tuple(others),
         reason=next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), ""),
         deadline=deadline_result(run),
+        ended_seconds=sum(until_s - ended_s for ended_s, until_s in ended_spans_of(run.tags)),
     )
     segments = tuple(segment for trial in trials for segment in trial.segments)
     return CollectedSweep(summary, curves.points, segments, run, trials)

@@ -79,6 +79,8 @@ def test_before_the_first_decision_no_size_of_the_pool_is_named(
     assert "3 s, at most 0 GPUs in use at once" in said
     assert "None" not in said
     assert usage_line({**facts, "pool_slots": 2}) == "3 s, at most 0 of 2 GPUs in use at once"
+    resumed = usage_line({**facts, "wall_seconds": 90.0, "ended_seconds": 80.0})
+    assert resumed == "10 s without the 80 s after an end, at most 0 GPUs in use at once"
 
 
 def test_an_address_of_ipv6_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:

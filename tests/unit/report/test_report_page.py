@@ -18,6 +18,7 @@ from hermes_ops.report import Alternative, Background, BestSoFar, TrialEnding
 from hermes_ops.report.background import Improvement
 from hermes_ops.report.figures import measured_course
 from hermes_ops.report.page import _facts
+from tests.unit.airflow.builders import sweep_file
 from tests.unit.report.sweeps import (
     BEGIN_S,
     EVIL,
@@ -274,3 +275,14 @@ def test_the_report_says_whether_the_deadline_was_kept(kept: bool, word: str) ->
     facts = _facts(summary(trial(0, 0.5), deadline=DeadlineResult(60.0, kept)), Background())
     assert (f"1970-01-01 00:01:00 UTC: {word}", "deadline") in facts
     assert "deadline" not in [name for _, name in _facts(summary(trial(0, 0.5)), Background())]
+
+
+def test_the_time_in_which_a_sweep_had_ended_is_no_wall_time_of_its_budget() -> None:
+    file = sweep_file({"wall_clock_seconds": 120})
+    background = Background(config=parse(file, "digits-1", None))
+    whole = summary(trial(0, 0.5), wall_seconds=300.0)
+    assert ("5 min 00 s of 2 min 00 s", "wall time") in _facts(whole, background)
+    resumed = replace(whole, ended_seconds=240.0)
+    assert ("1 min 00 s", "wall time, without 4 min 00 s after an end") in _facts(
+        resumed, background
+    )

@@ -81,6 +81,7 @@ class Mlflow:
     def __init__(self, state: str = "finished", second: str = "finished") -> None:
         self.state = state
         self.artifacts = self
+        self.tags = {"hermes.policy": "fifo", "hermes.pool_slots": "1"}
         facts = zip((FIRST, SECOND), ("finished", second), strict=True)
         self.runs = tuple(self._run(t, kept) for t, kept in facts)
 
@@ -110,9 +111,10 @@ class Mlflow:
         return {sweep: self.sweep(SweepRef(sweep, "1", "parent")) for sweep in ids}
 
     def sweep(self, ref: SweepRef) -> SweepRun:
-        tags = {"hermes.policy": "fifo", "hermes.pool_slots": "1"}
         begin_ms = round(BEGIN_S * 1000)
-        return SweepRun(ref, ref.sweep_id, self.state, "FINISHED", tags, begin_ms, begin_ms + 1)
+        return SweepRun(
+            ref, ref.sweep_id, self.state, "FINISHED", self.tags, begin_ms, begin_ms + 1
+        )
 
     def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
         return self.runs

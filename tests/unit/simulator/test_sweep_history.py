@@ -194,3 +194,16 @@ def test_a_sweep_that_runs_or_is_not_known_is_refused() -> None:
         fetch_recorded_sweep(runs, "digits-1")
     with pytest.raises(HermesError, match="knows no sweep 'digits-2'"):
         fetch_recorded_sweep(runs, "digits-2")
+
+
+def test_the_time_in_which_a_sweep_had_ended_is_left_out_of_its_record() -> None:
+    mlflow: Any = Mlflow()
+    whole = fetch_recorded_sweep(mlflow, "digits-1")
+    mlflow.tags["hermes.ended_spans"] = f"[[{BEGIN_S + 12.75}, {BEGIN_S + 13.5}]]"
+    resumed = fetch_recorded_sweep(mlflow, "digits-1")
+    assert whole.measured.time_to_best_s == 21.5
+    assert resumed.measured.time_to_best_s == 20.75
+    assert resumed.costs == replace(whole.costs, handover_s=0.75)
+    assert [job.seconds for job in resumed.workload.jobs] == [
+        job.seconds for job in whole.workload.jobs
+    ]
