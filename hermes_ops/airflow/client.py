@@ -31,6 +31,9 @@ ENDED_RUN = ("success", "failed")
 _NO_RUN = "hermes_prune_may_delete_runs"
 """Id of a DAG run that nobody starts: a request to delete it tells whether that is permitted."""
 
+MOST_MARKED = 50
+"""Task instances in a request that sets their state."""
+
 _WRONG_PASSWORD = (httpx.codes.BAD_REQUEST, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 
@@ -112,24 +115,28 @@ class AirflowClient:
         self._call("PATCH", _xcom(task, key), json=body)
 
     def skip(self, tasks: Iterable[TaskKey]) -> None:
-        """Set waiting task instances to `skipped`, in one request per DAG run."""
+        """Set waiting task instances to `skipped`, as `mark` does."""
         self.mark(tasks, "skipped")
 
     def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
-        """Set waiting task instances to success, failed or skipped, in one request per DAG run."""
+        """Set waiting task instances to success, failed or skipped.
+
+        Each request has at most MOST_MARKED of one DAG run: on SQLite, Airflow answers nobody else
+        until it has written all of them. What the requests before a failed one have set, stays.
+        """
         runs: dict[tuple[str, str], list[TaskKey]] = {}
         for task in tasks:
             runs.setdefault((task.dag_id, task.run_id), []).append(task)
-        for keys in runs.values():
+        for batch in (batch for of_run in runs.values() for batch in _batches(of_run)):
             entities = [
-                {"task_id": k.task_id, "map_index": k.map_index, "new_state": state} for k in keys
+                {"task_id": k.task_id, "map_index": k.map_index, "new_state": state} for k in batch
             ]
             body = {
                 "actions": [
                     {"action": "update", "entities": entities, "action_on_non_existence": "skip"}
                 ]
             }
-            self._call("PATCH", _instances(keys[0]), json=body)
+            self._call("PATCH", _instances(batch[0]), json=body)
 
     def clear(
         self,
@@ -413,6 +420,11 @@ class AirflowClient:
         _raise_for(response)
         self._http.headers["authorization"] = f"Bearer {_document(response)['access_token']}"
         return None
+
+
+def _batches(tasks: Sequence[TaskKey]) -> Iterator[Sequence[TaskKey]]:
+    for begin in range(0, len(tasks), MOST_MARKED):
+        yield tasks[begin : begin + MOST_MARKED]
 
 
 def _refuses_token(response: httpx.Response) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hermes_ops.airflow.client import AirflowClient, TaskKey
+from hermes_ops.airflow.client import MOST_MARKED, AirflowClient, TaskKey
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.errors import HermesError, NotPermitted, Unavailable
 from hermes_ops.retry import MANY
@@ -133,6 +133,24 @@ def test_something_else_at_the_address_is_no_airflow(tmp_path: Path) -> None:
     page = client_of(lambda _: httpx.Response(200, text="<html>"), tmp_path)
     with pytest.raises(HermesError, match="is no Airflow"):
         page.made_by("PlanOperator")
+
+
+def test_many_tasks_of_a_run_are_skipped_by_several_requests_each_of_which_stays(
+    tmp_path: Path,
+) -> None:
+    skipped: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        numbers = [e["map_index"] for e in json.loads(request.content)["actions"][0]["entities"]]
+        if 120 in numbers:
+            return httpx.Response(500, text="database is locked")
+        skipped.extend(numbers)
+        return httpx.Response(200)
+
+    keys = [TaskKey(TASK.dag_id, TASK.run_id, "trial", n) for n in range(988)]
+    with pytest.raises(HermesError, match="database is locked"):
+        client_of(Airflow(answer), tmp_path).skip(keys)
+    assert skipped == list(range(2 * MOST_MARKED))
 
 
 def test_waiting_tasks_are_skipped_in_one_request_a_run(tmp_path: Path) -> None:
