@@ -282,6 +282,8 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
     over = job is None or job["phase"] == "ended"
     ended = trial_end(tracker, sweep, number) if over else None
+    if job is None and not found and ended is None:
+        ended = _end_before_begin(view, sweep, number)
     problems = [
         *filter(None, [trouble_line(view), absence_line(view, job)]),
         *problem_lines(view, sweep, number),
@@ -303,6 +305,14 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
         view.get("sweeps", {}).get(sweep, {}).get("not_preemptible", {}).get(str(number), ""),
         deadline_line(view, sweep, time.time()),
     )
+
+
+def _end_before_begin(view: Mapping[str, Any], sweep: str, number: int) -> TrialEnd | None:
+    """Return the end of a trial that has not begun in a sweep that is ending now; None for else."""
+    facts = view.get("sweeps", {}).get(sweep) or {}
+    if not facts.get("closing") or number >= facts["trials"]:
+        return None
+    return TrialEnd("cancelled", f"its sweep ends before it began ({facts['closing']})")
 
 
 def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:

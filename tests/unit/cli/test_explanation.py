@@ -210,6 +210,19 @@ def test_a_trial_that_never_began_is_said_to_have_ended_with_its_sweep() -> None
     assert why in explanation(connection(mlflow), "digits-1/7", 5)
 
 
+def test_a_trial_that_has_not_begun_as_its_sweep_ends_is_explained_by_that() -> None:
+    standing()
+    view = json.loads(view_path("gpus").read_text())
+    view["sweeps"] = {"digits-1": {"trials": 8, "closing": "stopped by ann"}}
+    view_path("gpus").write_text(json.dumps(view))
+    text = explanation(connection(Mlflow()), "digits-1/7", 5)
+    assert text.startswith(
+        "digits-1/7 has ended: cancelled, because: its sweep ends before it began (stopped by ann)."
+    )
+    with pytest.raises(HermesError, match="nothing is known of trial 'digits-1/8'"):
+        explanation(connection(Mlflow()), "digits-1/8", 5)
+
+
 def test_a_trial_beyond_the_last_one_of_an_ended_sweep_is_refused() -> None:
     mlflow = ended("finished")
     mlflow.state = "finished"
