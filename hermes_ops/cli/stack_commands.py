@@ -200,7 +200,7 @@ def status(
         extra = {} if disk_usage is None else {"disk": disk_usage}
         typer.echo(json.dumps({**_document(settings, stack_status), **extra}, indent=2))
         raise typer.Exit(_status_code(stack_status))
-    if stack_status.programs and stack_status.record is not None:
+    if stack_status.programs:
         view = _view(settings.home, stack_status)
         _print_status(output_console(), stack_status, view)
         quota = (*quota_lines(view), *notice_lines(view), *queue_lines(view))
@@ -244,7 +244,7 @@ def _problem_lines(home: Path, stack_status: StackStatus) -> list[str]:
     """Say what fails: the disk, the supervisor, the controller's rounds, steps of sweeps."""
     from hermes_ops.stack.preflight import disk_lines
 
-    lines = disk_lines(stack_status.disks)
+    lines = [*disk_lines(stack_status.disks), *filter(None, [stack_status.trouble])]
     if stack_status.is_unsupervised:
         lines.append(_orphan_line(home, stack_status))
     return lines + _pool_problem_lines(home, stack_status)

@@ -46,7 +46,8 @@ class StackStatus:
     """The status of a stack: `record` is None if none was started.
 
     `orphans` are the programs that run on although their supervisor has ended, and `trials` is the
-    number of trials that train with them; both are empty while a supervisor answers.
+    number of trials that train with them; both are empty while a supervisor answers. `trouble` says
+    why the record of the start cannot be read, as that of another version; empty where it can.
     """
 
     record: record.StackRecord | None
@@ -54,6 +55,7 @@ class StackStatus:
     orphans: tuple[ProgramState, ...] = ()
     trials: int = 0
     disks: tuple[DiskSpace, ...] = ()
+    trouble: str = ""
 
     @property
     def is_unsupervised(self) -> bool:
@@ -154,17 +156,18 @@ def down(layout: Layout, drain_timeout_s: float, say: Say) -> bool:
 
 def status(layout: Layout) -> StackStatus:
     """Return the state of every program; no programs if the stack is not running."""
+    current, trouble = None, ""
     try:
         current = _with_policy_in_force(layout, record.load(layout.home))
-    except StackError:
-        current = None
+    except StackError as error:
+        trouble = str(error) if layout.record.exists() else ""
     supervisor = SupervisorClient(layout)
     disks = tuple(disks_of(layout.folders))
     if supervisor.is_alive():
-        return StackStatus(current, tuple(supervisor.states()), disks=disks)
+        return StackStatus(current, tuple(supervisor.states()), disks=disks, trouble=trouble)
     left = processes.members(layout.home)
     trials = len(processes.leaders(processes.trials(left)))
-    return StackStatus(current, (), _orphans(left, time.time()), trials, disks)
+    return StackStatus(current, (), _orphans(left, time.time()), trials, disks, trouble)
 
 
 def _orphans(left: list[processes.HomeProcess], now_s: float) -> tuple[ProgramState, ...]:

@@ -97,6 +97,19 @@ def test_programs_without_a_supervisor_are_shown_with_what_to_do(layout: Layout)
     assert {p["name"] for p in document["orphans"]} == set(NAMES)
 
 
+def test_programs_of_a_stack_whose_record_is_of_another_version_are_shown_with_what_to_do(
+    layout: Layout,
+) -> None:
+    _await(lambda: all(p.state == RUNNING for p in lifecycle.status(layout).programs))
+    layout.record.write_text('{"home": "/state", "of_a_later_version": 1}')
+    said = CliRunner().invoke(assemble(), ["status", "--home", str(layout.home)])
+    assert said.exit_code == 0
+    assert "not running" not in said.output
+    assert set(NAMES) <= set(said.output.split())
+    assert "stack.json cannot be read" in said.output
+    assert "run `hermes down`, then `hermes up`" in said.output
+
+
 def test_down_ends_the_orphans_of_a_killed_supervisor_in_order(layout: Layout) -> None:
     _kill_supervisor(layout)
     assert lifecycle.down(layout, 0.0, lambda _: None)
