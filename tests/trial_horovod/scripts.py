@@ -124,6 +124,15 @@ network.fit(x[mine], targets, batch_size=16, epochs=12, verbose=0,
 """
 )
 
+TWO_FITS = (
+    COMMON
+    + """
+network = compiled(keras.optimizers.SGD(0.05 * hvd.size(), momentum=0.9))
+run(network, epochs=2)
+run(network, epochs=4, initial_epoch=2)
+"""
+)
+
 NO_HOROVOD = """
 import numpy as np
 import tf_keras as keras

@@ -186,6 +186,18 @@ def test_early_stopping_sees_what_all_ranks_have_and_ends_them_together(trials: 
     assert trial.weights(0) == trial.weights(1)
 
 
+def test_a_fit_that_is_complete_is_not_run_again_at_another_size(trials: Trials) -> None:
+    trial = trials(scripts.TWO_FITS)
+    assert trial.segment(2, at="TERM:2:1:0") == 75, trial.output
+    stopped = newest_header(trial)
+    assert (stopped["fit"], stopped["epoch"]) == (1, 2)
+    assert trial.segment(1) == 0, trial.output
+    alone = trial.batches(0, 1)
+    assert alone[0] == (2, stopped["batch"] * 2)
+    assert {epoch for epoch, _ in alone} == {2, 3}
+    assert trial.rates(1) == pytest.approx([0.05] * len(alone))
+
+
 def test_a_script_without_horovod_fails_at_once(plain_trials: Trials) -> None:
     trial = plain_trials(scripts.NO_HOROVOD)
     assert trial.segment(2) not in (0, 75)

@@ -62,6 +62,7 @@ def _skip(
             f"the state after fit call {number + 1} cannot be read: the trial starts anew"
         )
     session = FitSession(process, backend, model, call.arguments, final)
+    session.is_trained = True
     start = int(call.arguments.get("initial_epoch") or 0)
     call.arguments.update(callbacks=None, verbose=0, epochs=start)
     result = _call(process, original, call, session)
@@ -83,6 +84,7 @@ def _train(
     if session.ended_before or spent:
         if spent and not session.ended_before and session.epochs > start:
             process.say_limit("this fit and all later ones train no epoch")
+        session.is_trained = True
         arguments["epochs"] = start
     elif here:
         backend.begin_at(arguments, session.resume_epoch)

@@ -58,9 +58,16 @@ def _patch_handler(adapters: Any) -> None:
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         session = running()
-        if session is not None and session.source is None:
-            session.source = self
-        make(self, *args, **kwargs)
+        if session is None or session.source is not None:
+            make(self, *args, **kwargs)
+            return
+        session.source = self
+        if not session.is_trained:
+            make(self, *args, **kwargs)
+            return
+        none = kwargs["epochs"]
+        make(self, *args, **{**kwargs, "epochs": max(1, none)})  # tf_keras refuses 0 epochs
+        self._epochs = none
 
     def enumerate_epochs(self: Any) -> Iterator[Any]:
         session = running()

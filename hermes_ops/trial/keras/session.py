@@ -116,6 +116,7 @@ class FitSession:
         self.resume_batches = self._shape_before.batches if self.change.is_same else None
         self.ended_before = bool(header.get("stopped"))
         self.is_replayed = bool(header.get("final"))
+        self.is_trained = False  # all its epochs are over: `fit` is called for none
         self.is_repeated = False  # it raised an error before: run again for that, and not saved
         self.epoch = self.resume_epoch
         self.source: Any = None  # the training data's iterator or handler
