@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
-LEAST_QUIET_S = 60.0
-"""Seconds without a step after which a group is ended at the soonest."""
+LEAST_QUIET_S = 300.0
+"""Seconds without a step after which a group is ended at the soonest: an evaluation by rank 0 alone
+each tenth epoch, or the save of a large model, must not be taken for a deadlock."""
 
 _USUAL_TIMES, _LONGEST_TIMES, _EPOCH_TIMES = 20.0, 3.0, 2.0
 _MOST_PAUSES = 101  # the newest, of which the median is the usual one

@@ -30,9 +30,9 @@ def trains(**more: float) -> GroupProgress:
     [
         (trains(), START_S),
         (trains(epoch_s=5.0, usual_s=1.0, longest_s=2.0), LEAST_QUIET_S),
-        (trains(epoch_s=5.0, usual_s=4.0, longest_s=5.0), 80.0),
-        (trains(epoch_s=50.0, usual_s=1.0, longest_s=40.0), 120.0),
-        (trains(epoch_s=100.0, usual_s=1.0, longest_s=2.0), 200.0),
+        (trains(epoch_s=20.0, usual_s=20.0, longest_s=20.0), 400.0),
+        (trains(epoch_s=50.0, usual_s=1.0, longest_s=140.0), 420.0),
+        (trains(epoch_s=200.0, usual_s=1.0, longest_s=2.0), 400.0),
         (trains(epoch_s=9000.0, usual_s=1.0, longest_s=2.0), START_S),
         (GroupProgress(2, progress_s=1000.0), inf),
         (GroupProgress(2, progress_s=1000.0, epoch_s=30.0, usual_s=30.0, longest_s=40.0), 600.0),
@@ -55,6 +55,14 @@ def test_ranks_of_which_some_train_and_others_do_not_have_the_time_of_a_start() 
     reason = why_stuck(progress, START_S, 610.0)
     assert reason is not None
     assert "1 of 3 have been training and the others not" in reason
+
+
+def test_an_evaluation_by_rank_0_alone_after_short_epochs_is_no_deadlock() -> None:
+    watchdog = GroupWatchdog(2, first_step=0, by_steps=False)
+    looks = [(float(now_s), {0: now_s, 1: now_s}, now_s // 20) for now_s in range(201)]
+    progress = follow(watchdog, looks)
+    assert why_stuck(progress, START_S, 200.0 + 240.0) is None
+    assert why_stuck(progress, START_S, 200.0 + 300.0) is not None
 
 
 def test_a_group_of_which_nothing_is_expected_is_never_stuck() -> None:
