@@ -87,6 +87,29 @@ run(model(), 2)
 """
 )
 
+BATCHES = (
+    PREAMBLE
+    + """
+class Count(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, self.batches, flush=True)
+    def on_epoch_begin(self, epoch, logs=None):
+        self.batches = []
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+
+x, y = data()
+size = int(os.environ["BATCH"])
+network = keras.Sequential([keras.layers.Dense(3)])
+network.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+options = {"batch_size": size}
+if os.environ["DATA"] == "pipeline":
+    known = tf.data.Dataset.from_tensor_slices((x, y))
+    x, y, options = known.filter(lambda image, label: True).batch(size), None, {}
+network.fit(x, y, epochs=3, verbose=0, callbacks=[Signal(), Count()], **options)
+"""
+)
+
 BACKUP = (
     PREAMBLE
     + SEEDED

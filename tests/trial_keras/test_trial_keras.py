@@ -127,6 +127,21 @@ def test_a_stopped_and_resumed_trial_has_the_same_curve(
     assert 0 < run.status["tensor_skew"] <= 1
 
 
+@pytest.mark.parametrize("data", ["arrays", "pipeline"])
+def test_an_epoch_goes_on_at_the_same_share_with_batches_of_another_size(
+    tmp_path: Path, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.setenv("DATA", data)
+    monkeypatch.setenv("BATCH", "4")
+    run = Run(tmp_path, "run", interpreter, scripts.BATCHES)
+    assert run.segment("TERM:0:1:29", objective="loss") == 75, run.output
+    monkeypatch.setenv("BATCH", "16")
+    assert run.segment(objective="loss") == 0, run.output
+    first = [*range(30), 7, 8, 9]
+    assert run.said("epoch") == [f"epoch 1 {first}", f"epoch 2 {list(range(10))}"]
+    assert {step for _, step in run.metrics()} == {1, 2, 3}
+
+
 def test_a_preempted_trial_leaves_no_temporary_file_behind(
     tmp_path: Path, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

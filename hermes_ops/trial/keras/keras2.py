@@ -7,7 +7,7 @@ import collections
 import functools
 import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -60,14 +60,8 @@ def _patch_handler(adapters: Any) -> None:
         session = running()
         if session is None or session.source is not None:
             make(self, *args, **kwargs)
-            return
-        session.source = self
-        if not session.is_trained:
-            make(self, *args, **kwargs)
-            return
-        none = kwargs["epochs"]
-        make(self, *args, **{**kwargs, "epochs": max(1, none)})  # tf_keras refuses 0 epochs
-        self._epochs = none
+        else:
+            _make_source(session, self, functools.partial(make, self, *args), kwargs)
 
     def enumerate_epochs(self: Any) -> Iterator[Any]:
         session = running()
@@ -87,6 +81,16 @@ def _patch_handler(adapters: Any) -> None:
     kind.__init__ = init
     kind.enumerate_epochs = enumerate_epochs
     kind.steps = enumerate_steps
+
+
+def _make_source(
+    session: FitSession, source: Any, make: Callable[..., None], options: dict[str, Any]
+) -> None:
+    """Make what hands out the training data; for no epoch at all, which tf_keras refuses, too."""
+    session.source, epochs = source, options["epochs"]
+    least = 1 if session.is_trained else epochs
+    make(**{**options, "epochs": max(least, epochs)})
+    source._epochs = epochs
 
 
 def _epochs(session: FitSession, source: Any, epochs: Any, arrays: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from hermes_ops.trial.keras.fit import report_own_loops, run_fit, running, wrap_callbacks
 from hermes_ops.trial.keras.pipeline import (
     Permutations,
+    batch_size_of,
     is_repeatable,
     seeded,
     why_not_repeatable,
@@ -83,7 +84,7 @@ def _batches(session: FitSession, source: Any, enumerate_iterator: Any) -> Itera
         pipeline.mark_iterator()
     steps = enumerate_iterator(source)
     if first:
-        for _ in range(0, session.resume_batch, source.steps_per_execution):
+        for _ in range(_resumed_batch(session) // source.steps_per_execution):
             _draw(next(steps)[2], source.steps_per_execution)
     is_new = session.is_first_epoch
     for number, step in enumerate(steps):
@@ -92,6 +93,12 @@ def _batches(session: FitSession, source: Any, enumerate_iterator: Any) -> Itera
         if session.is_stop_due():
             session.stop_here(step[0])
         yield step
+
+
+def _resumed_batch(session: FitSession) -> int:
+    """Return the batch to go on with: with more GPUs or another batch an epoch has fewer."""
+    backend = session.backend
+    return session.resumed_batch(backend.batches(session), backend.batch_size(session))
 
 
 def _repeat_epochs(session: FitSession, source: Any, enumerate_iterator: Any) -> None:
@@ -239,9 +246,11 @@ class Keras3:
             **self._source_options(session),
         )
 
-    def batch_size(self, session: FitSession) -> int | None:  # noqa: ARG002
-        """Return None, as for `samples`."""
-        return None
+    def batch_size(self, session: FitSession) -> int | None:
+        """Return the samples in a batch; None if not known."""
+        dataset = self.dataset(session)
+        size = session.source.data_adapter.batch_size if dataset is None else batch_size_of(dataset)
+        return int(size) if size else None
 
     def samples(self, session: FitSession, first: int, last: int) -> int | None:  # noqa: ARG002
         """Return None: they are counted in trials of several processes, which Keras 3 has not."""

@@ -48,14 +48,24 @@ def resumed_batch(batch: int, change: SizeChange, before: EpochShape, now: Epoch
     not divide its data, and the batch stays. At least one batch is left to train; where their
     number is not known, no batch is skipped that another size has not reached.
     """
-    samples = change.before * (before.batch_size or 1), change.now * (now.batch_size or 1)
-    if before.batch_size is None or now.batch_size is None:
-        samples = change.before, change.now
-    if batch == 0 or samples[0] == samples[1]:
-        return batch
+    samples = _step_samples(change, before, now)
     undivided = now.batches is not None and now.batches == before.batches
-    place = batch if undivided else batch * samples[0] // samples[1]
+    is_alike = undivided or samples[0] == samples[1]
+    place = batch if is_alike else batch * samples[0] // samples[1]
     return min(place, batch if now.batches is None else max(0, now.batches - 1))
+
+
+def _step_samples(change: SizeChange, before: EpochShape, now: EpochShape) -> tuple[int, int]:
+    """Return numbers in the proportion of the samples of a step, before and now.
+
+    Where the samples of a batch are not known, the batches of an epoch tell it for as many
+    processes.
+    """
+    if before.batch_size and now.batch_size:
+        return change.before * before.batch_size, change.now * now.batch_size
+    if change.is_same and before.batches and now.batches:
+        return now.batches, before.batches
+    return change.before, change.now
 
 
 # -- the learning rate -----------------------------------------------------------------------------

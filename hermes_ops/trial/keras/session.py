@@ -113,7 +113,6 @@ class FitSession:
         self.resume_batch = int(header.get("batch", 0))
         self.change = SizeChange(self._size_before(header), runtime.group.size)
         self._shape_before = EpochShape(header.get("batches"), header.get("batch_size"))
-        self.resume_batches = self._shape_before.batches if self.change.is_same else None
         self.ended_before = bool(header.get("stopped"))
         self.is_replayed = bool(header.get("final"))
         self.is_trained = False  # all its epochs are over: `fit` is called for none
@@ -215,6 +214,13 @@ class FitSession:
         if not self.is_replayed:
             now, before = self.change.now, self.change.before
             print(f"hermes: goes on with {now} workers instead of {before}", flush=True)
+
+    @property
+    def resume_batches(self) -> int | None:
+        """The batches of an epoch, by the checkpoint; None where they are of another size now."""
+        before, size = self._shape_before, self.backend.batch_size(self)
+        is_alike = self.change.is_same and before.batch_size in (None, size)
+        return before.batches if is_alike else None
 
     def resumed_batch(self, batches: int | None, batch_size: int | None) -> int:
         """Return the batch to go on with in the resumed epoch, which has this shape now."""

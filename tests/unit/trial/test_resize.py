@@ -70,6 +70,15 @@ def test_batches_of_another_size_count_by_their_samples() -> None:
     assert resumed_batch(6, SizeChange(2, 4), EpochShape(12, 32), EpochShape(12, 16)) == 6
 
 
+def test_one_process_with_batches_of_another_size_goes_on_at_the_same_share() -> None:
+    alone = SizeChange(1, 1)
+    assert resumed_batch(30, alone, EpochShape(40, 4), EpochShape(10, 16)) == 7
+    assert resumed_batch(30, alone, EpochShape(40), EpochShape(10)) == 7
+    assert resumed_batch(7, alone, EpochShape(10), EpochShape(40)) == 28
+    assert resumed_batch(39, alone, EpochShape(40, 4), EpochShape(10, 16)) == 9
+    assert resumed_batch(30, alone, EpochShape(None, 4), EpochShape(None, 16)) == 7
+
+
 def test_where_the_data_are_not_divided_the_batch_stays() -> None:
     assert resumed(7, 1, 2, 10, 10) == 7
 
@@ -83,8 +92,7 @@ def test_where_the_data_are_not_divided_the_batch_stays() -> None:
 def test_a_batch_is_left_to_train_in_the_epoch(
     batch: int, before: int, now: int, batches: int
 ) -> None:
-    if before != now:
-        assert 0 <= resumed(batch, before, now, batch + 1, batches) < batches
+    assert 0 <= resumed(batch, before, now, batch + 1, batches) < batches
 
 
 # -- the learning rate -----------------------------------------------------------------------------
