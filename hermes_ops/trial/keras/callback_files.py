@@ -36,6 +36,7 @@ _COUNTERS = (
 class CallbackFiles:
     """The files of one fit's callbacks; `writes` counts openings over all fits of the process.
 
+    `later`: what files held before complete fits, which are not run again, put back their own end.
     A reader, which is a rank that does not own the trial, puts nothing back.
     """
 
@@ -47,12 +48,14 @@ class CallbackFiles:
         fit: int,
         writes: dict[str, int],
         *,
+        later: dict[str, bytes],
         is_reader: bool = False,
     ) -> None:
         self._callbacks = list(callbacks)
         self._is_reader = is_reader
         self._saved = saved
         self._writes = writes
+        self._later = later
         writes.update({path: entry["writes"] for path, entry in saved.items()})
         self._written = set(saved)
         self._appended = {path for path, entry in saved.items() if entry["appended"]}
@@ -107,6 +110,23 @@ class CallbackFiles:
             return
         for path, entry in self._saved.items():
             put_back(path, entry)
+
+    def put_back_end(self) -> None:
+        """Make the files what they were at the end of a complete fit; `put_forward` undoes it."""
+        if self._is_reader:
+            return
+        for path, entry in self._saved.items():
+            present = read_entry(path, _MOST_BYTES)
+            if present is None or present["content"] is not None:
+                put_back(path, entry)
+            if present is not None and present["content"] is not None:
+                self._later.setdefault(path, present["content"])
+
+    def put_forward(self) -> None:
+        """Make the files what they were when the trial was stopped in this fit."""
+        for path, content in self._later.items():
+            put_back(path, {"content": content, "size": len(content), "appended": True})
+        self._later.clear()
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:

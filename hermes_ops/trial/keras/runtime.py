@@ -60,6 +60,7 @@ class KerasRuntime:
         self.was_distributed = self.group.is_distributed  # in this segment, or in an earlier one
         self.scaled_optimizers: list[weakref.ref[Any]] = []  # their learning rate fits this size
         self.writes: dict[str, int] = {}  # by path: how often callbacks have opened a file to write
+        self.later_files: dict[str, bytes] = {}  # by path: as they were when the trial was stopped
         self.unresumable: str | None = None  # why the trial cannot be resumed
         self._budget_bytes = int(
             os.environ.get(checkpoint_files.BUDGET_VARIABLE) or checkpoint_files.BUDGET_BYTES

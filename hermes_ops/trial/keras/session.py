@@ -140,6 +140,7 @@ class FitSession:
             runtime.folder,
             self.number,
             runtime.writes,
+            later=runtime.later_files,
             is_reader=not runtime.group.is_leader,
         )
         self._steps_before = runtime.steps_before
@@ -266,6 +267,8 @@ class FitSession:
         """Restore the callbacks' files of the checkpoint, before the callbacks begin."""
         self.rate.begin()
         self._follow_paths()
+        if self.checkpoint is not None:
+            self.files.put_forward()
         self.files.prepare()
         for path in self.files.missing():
             self.runtime.say_once(f"{path}, which a callback wrote before the stop, is gone")
@@ -563,7 +566,7 @@ class FitSession:
         self._restore()
         self.state.pipeline.put_back_end()
         self._follow_paths()
-        self.files.put_back()
+        self.files.put_back_end()
         self.model.stop_training = self.ended_before
         history = self._history()
         if history is not None:

@@ -31,8 +31,14 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def files(*callbacks: Any, saved: dict[str, Any] | None = None, fit: int = 0) -> CallbackFiles:
-    return CallbackFiles(callbacks, saved or {}, Path(), fit, {})
+def files(
+    *callbacks: Any,
+    saved: dict[str, Any] | None = None,
+    fit: int = 0,
+    later: dict[str, bytes] | None = None,
+) -> CallbackFiles:
+    later = {} if later is None else later
+    return CallbackFiles(callbacks, saved or {}, Path(), fit, {}, later=later)
 
 
 def append(path: str, text: str) -> None:
@@ -55,6 +61,35 @@ def test_lines_after_the_checkpoint_are_taken_away_and_a_lost_file_comes_back(
     Path("log").unlink()
     files(saved=saved).prepare()
     assert Path("log").read_text() == "one\n"
+
+
+def test_what_a_later_fit_wrote_into_a_file_of_a_complete_one_is_there_again() -> None:
+    first = files()
+    with first.watch():
+        append("log", "first\n")
+    saved = first.read()
+    append("log", "second\n")  # by batch: nobody watches that
+    later: dict[str, bytes] = {}
+    for _ in range(2):
+        files(saved=saved, later=later).put_back_end()
+        assert Path("log").read_text() == "first\n"
+    stopped = files(fit=1, later=later)
+    stopped.put_forward()
+    stopped.prepare()
+    assert Path("log").read_text() == "first\nsecond\n"
+
+
+def test_a_large_file_is_not_cut_at_the_end_of_a_complete_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hermes_ops.trial.keras.callback_files._MOST_BYTES", 4)
+    first = files()
+    with first.watch():
+        append("log", "first\n")
+    saved = first.read()
+    append("log", "second\n")
+    files(saved=saved).put_back_end()
+    assert Path("log").read_text() == "first\nsecond\n"
 
 
 def test_a_file_that_a_callback_empties_when_it_begins_is_whole_again() -> None:
