@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from hermes_ops.airflow.identity import sweep_id
+from hermes_ops.airflow.identity import possible_runs, sweep_id
 from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY
 from hermes_ops.airflow.state_store import PIECES, joined, piece_keys
 from hermes_ops.airflow.version import check_version
@@ -158,7 +158,6 @@ class Metadata:
         self._pool: Any = Pool.__table__
         self._dag: Any = DagModel.__table__
         self._note: Any = TaskInstanceNote.__table__
-
         self._asking = _SharedConnection()
         self._joined: dict[int, dict[tuple[tuple[str, int], str], tuple[str, str]]] = {}
 
@@ -226,7 +225,7 @@ class Metadata:
 
         store = self._store.c
         query = select(store.dag_id, store.run_id, store.task_id).where(
-            store.key == SWEEP_KEY, store.run_id.in_(_possible_runs(sweep))
+            store.key == SWEEP_KEY, store.run_id.in_(possible_runs(sweep))
         )
         return tuple(sorted({r[0] for r in self._all(query) if sweep_id(*r) == sweep}))
 
@@ -275,7 +274,7 @@ class Metadata:
 
     def sweep(self, sweep: str) -> PastRun | None:
         """Return the sweep of that id, running or ended, with its complete record, or None."""
-        query = self._runs_with_sweeps.where(self._run.c.run_id.in_(_possible_runs(sweep)))
+        query = self._runs_with_sweeps.where(self._run.c.run_id.in_(possible_runs(sweep)))
         for row in self._all(query):
             if _past_run(tuple(row)).run.sweep_id == sweep:
                 return self._complete(tuple(row))
@@ -458,8 +457,6 @@ class Metadata:
         A task instance that has been queued or runs meanwhile is left alone: its slots count. One
         that is deferred keeps its slots, and so has its weight changed alone, or gives them up.
         """
-        from sqlalchemy import exc
-
         by_kind: dict[bool, list[dict[str, Any]]] = {}  # of those without a queue it is not written
         for r in ranks:
             row = {"b_id": UUID(r.id), "b_weight": r.priority_weight, "b_slots": r.pool_slots}
@@ -467,13 +464,9 @@ class Metadata:
             by_kind.setdefault(bool(routed), []).append(row | routed)
         if not by_kind:
             return 0
-        try:
-            with self.engine.begin() as connection:
-                self._lock(connection)
-                results = [connection.execute(self._rank(k), rows) for k, rows in by_kind.items()]
-                return sum(int(result.rowcount) for result in results)
-        except exc.OperationalError as error:
-            raise Unavailable(f"Airflow's database did not take the ranking: {error}") from error
+        with self._locked("the ranking") as connection:
+            results = [connection.execute(self._rank(k), rows) for k, rows in by_kind.items()]
+            return sum(int(result.rowcount) for result in results)
 
     def _rank(self, is_routed: bool) -> Any:  # noqa: ANN401 - a SQLAlchemy update
         from sqlalchemy import and_, bindparam, column, or_, table, update
@@ -500,7 +493,7 @@ class Metadata:
         what waits in the pool for slots and fits counts as if it had them: there is no lock against
         a scheduler that has just counted the open slots for it.
         """
-        from sqlalchemy import and_, column, exc, func, or_, select, table, update
+        from sqlalchemy import and_, column, func, or_, select, table, update
 
         own: list[Any] = [column("id", self._ti.c.id.type), column("state"), column("pool")]
         ti = table("task_instance", *own, column("pool_slots"))  # as in `rerank`
@@ -515,20 +508,23 @@ class Metadata:
         is_possible = or_(ti.c.pool_slots >= slots, pool_size - taken >= slots - ti.c.pool_slots)
         is_its = (ti.c.id == UUID(row.id), ti.c.pool == row.pool, ti.c.state == "running")
         statement = update(ti).where(*is_its, is_possible).values(pool_slots=slots)
+        with self._locked("the slots") as connection:
+            return bool(connection.execute(statement).rowcount)
+
+    @contextmanager
+    def _locked(self, written: str) -> Iterator[Connection]:
+        """Write in one transaction under the lock of Airflow's scheduler."""
+        from airflow.utils.db import DBLocks
+        from sqlalchemy import exc, text
+
+        lock_id = DBLocks.SCHEDULER_CRITICAL_SECTION.value
         try:
             with self.engine.begin() as connection:
-                self._lock(connection)
-                return bool(connection.execute(statement).rowcount)
+                if connection.dialect.name == "postgresql":
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": lock_id})
+                yield connection
         except exc.OperationalError as error:
-            raise Unavailable(f"Airflow's database did not take the slots: {error}") from error
-
-    def _lock(self, connection: Connection) -> None:
-        from airflow.utils.db import DBLocks
-        from sqlalchemy import text
-
-        if connection.dialect.name == "postgresql":
-            lock_id = DBLocks.SCHEDULER_CRITICAL_SECTION.value
-            connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": lock_id})
+            raise Unavailable(f"Airflow's database did not take {written}: {error}") from error
 
     @contextmanager
     def single_connection(self) -> Iterator[None]:
@@ -544,14 +540,20 @@ class Metadata:
     def _connected(self) -> Iterator[Connection]:
         from sqlalchemy import exc
 
+        shared = self._asking.connection
         try:
-            if self._asking.connection is not None:
-                yield self._asking.connection
+            if shared is not None:
+                yield shared
                 return
             with self.engine.connect() as connection:
                 yield connection
-        except exc.OperationalError as error:
-            raise Unavailable(f"Airflow's database did not answer: {error}") from error
+        except exc.SQLAlchemyError as error:
+            if shared is not None:  # else all that the block reads after this would fail as well
+                with suppress(exc.SQLAlchemyError):
+                    shared.rollback()
+            if isinstance(error, exc.OperationalError):
+                raise Unavailable(f"Airflow's database did not answer: {error}") from error
+            raise
 
     def _all(self, query: Any, values: Mapping[str, Any] | None = None) -> Sequence[Any]:  # noqa: ANN401 - a SQLAlchemy select
         with self._connected() as connection:
@@ -584,12 +586,6 @@ def _past_run(columns: tuple[Any, ...]) -> PastRun:
     row = RunRow(key, dag, run, task, state, _seconds(started), _parsed(value),
                  triggered_by=user or "", dag_owners=owners or "")  # fmt: skip
     return PastRun(row, None if ended is None else _seconds(ended))
-
-
-def _possible_runs(sweep: str) -> list[str]:
-    """Return the run ids that a sweep of that id can have: with or without its DAG and group."""
-    parts = sweep.split(":")
-    return [":".join(parts[place:]) for place in range(len(parts))]
 
 
 def _wait_for_sqlite_writers(connection: Any, _: object) -> None:  # noqa: ANN401 - a DB-API connection
