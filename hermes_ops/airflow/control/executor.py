@@ -23,6 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
 from hermes_ops.airflow.client import AirflowClient, TaskKey
 from hermes_ops.airflow.control.cleanup.user_clear import UserClear
@@ -75,7 +76,8 @@ MARKED_AT_ONCE = 16
 thousands no answer comes in time, and on SQLite nobody else writes meanwhile."""
 
 MARKING_S = 1.0
-"""Seconds of a round for the marks of one sweep; the others follow in the next rounds."""
+"""Seconds of a round for the marks of one sweep, and for what a person has asked of its trials by
+clearing their tasks; the others follow in the next rounds."""
 
 Tags = Callable[[SweepState, TrialRecords], dict[str, str]]
 GiveUpRun = Callable[[SweepState, TrialRecords, SegmentRecord, str], None]
@@ -101,10 +103,12 @@ class Executor:
     ) -> dict[int, TrialRecords]:
         """Carry out the commands in order; return the trials whose records they have changed.
 
-        A trial that has been continued or restarted is not given up in the same round.
+        A trial that has been continued or restarted is not given up in the same round. Of many
+        tasks that a person has cleared, some are dealt with in the next rounds.
         """
         changed: dict[int, TrialRecords] = {}
         resumed: set[int] = set()
+        obey_until_s = inf
         for command in commands:
             if isinstance(command, MarkTasks | RestoreTouched | EndIdleTrials | ForgetFaults):
                 self._run_for_sweep(sweep, command, now_s)
@@ -112,6 +116,10 @@ class Executor:
             number = command.trial.number
             if isinstance(command, GiveUp) and number in resumed:
                 continue
+            if isinstance(command, ContinueTrial | RestartFromScratch | RestoreMark):
+                if self.clock() >= obey_until_s:
+                    continue
+                obey_until_s = min(obey_until_s, self.clock() + MARKING_S)
             before = changed.get(number, command.trial)
             done = self.attempt(sweep, replace(command, trial=before), now_s)
             if done is None or done.value is before:

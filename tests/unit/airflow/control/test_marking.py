@@ -11,8 +11,9 @@ import pytest
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.executor import MARKED_AT_ONCE, MARKING_S
 from hermes_ops.airflow.control.sweep_state import SweepState
+from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.records import CloseRecord, SegmentRecord
-from tests.unit.airflow.builders import Journal, pending, row, sweep_with
+from tests.unit.airflow.builders import Journal, lease, pending, row, segment, sweep_with
 
 CLOSE = CloseRecord("stopped by its user")
 TRIALS = 1_000
@@ -30,6 +31,11 @@ class SlowAirflow(Journal):
         marked = list(tasks)
         self.now_s += TASK_S * len(marked)
         super().skip(marked)
+
+    def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
+        marked = list(tasks)
+        self.now_s += TASK_S * len(marked)
+        super().mark(marked, state)
 
     def marked(self) -> list[int]:
         return [n for _, numbers in self.of("skip") for n in numbers]
@@ -77,3 +83,25 @@ def test_trials_that_were_ended_before_are_marked_in_portions_too(
     while not all(t.row.state == "skipped" for t in sweep.trials):
         settle(outside, sweep, monkeypatch)
     assert outside.marked() == list(range(TRIALS))
+
+
+def test_no_round_waits_long_for_a_large_sweep_all_of_whose_tasks_a_person_has_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that have finished get their state back."""
+    outside = SlowAirflow()
+
+    def cleared(number: int) -> TrialRecords:
+        over = segment(running=False, final="finished", outcome="finished", ended_s=110.0)
+        return TrialRecords(row(number), lease(), None, over)
+
+    sweep = sweep_with(*map(cleared, range(100)))
+    restored: list[int] = []
+    while len(restored) < 100:
+        assert settle(outside, sweep, monkeypatch) < MARKING_S + 2 * TASK_S
+        restored = [number for call in outside.of("mark") for number in call[1]]
+        sweep.trials = tuple(
+            replace(t, row=replace(t.row, state="success")) if t.number in restored else t
+            for t in sweep.trials
+        )
+    assert restored == list(range(100))
