@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from typing import Any, overload
@@ -22,6 +21,7 @@ from airflow.sdk import (
 )
 
 from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK, TRIAL_TASK
+from hermes_ops.airflow.sweep.patience import OF_PLAN, OF_REPORT, retry_arguments
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL, SweepCall, SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
 from hermes_ops.airflow.sweep.warm_start import NightlySweeps
@@ -100,14 +100,13 @@ def sweep_tasks(
     def full(task_id: str) -> str:
         return task_id if group is None else str(group.child_id(task_id))
 
-    again = {"retries": 10, "retry_delay": timedelta(seconds=5)}
     plan = PlanOperator(
         task_id=PLAN_TASK,
         trial_task=full(TRIAL_TASK),
         source=source,
         connections=connections,
         nights=nights,
-        **{**again, "retries": 3},
+        **retry_arguments(OF_PLAN),
     )
     XComArg.apply_upstream_relationship(plan, source.references)
     trial = HermesTrialOperator.partial(
@@ -125,7 +124,7 @@ def sweep_tasks(
         connections=connections,
         trigger_rule=TriggerRule.ALL_DONE,
         multiple_outputs=True,
-        **{**again, **report_arguments},
+        **{**retry_arguments(OF_REPORT, report_arguments), **report_arguments},
     )
     plan >> trial >> report
     return SweepTasks(plan, trial, report)
