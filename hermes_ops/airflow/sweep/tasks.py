@@ -34,6 +34,7 @@ from hermes_ops.airflow.records import (
     END_TAGS,
     OUTCOMES,
     SWEEP_KEY,
+    CloseRecord,
     SweepRecord,
     decode,
     encode,
@@ -77,7 +78,7 @@ from hermes_ops.config import (
 from hermes_ops.config.sweep_warnings import as_tag
 from hermes_ops.config.workers import Workers
 from hermes_ops.core.secondary_metrics import why_no_best
-from hermes_ops.errors import ConfigError, HermesError, Problem
+from hermes_ops.errors import ConfigError, HermesError, Problem, Unavailable
 from hermes_ops.references import names_in, refers
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.comparison import ComparedSweep
@@ -124,12 +125,28 @@ class PlanOperator(BaseOperator):
         self.nights = nights
 
     def execute(self, context: Mapping[str, Any]) -> list[int]:
-        """Refuse a bad configuration before anything starts; safe to repeat."""
+        """Refuse a bad configuration before anything starts; safe to repeat.
+
+        A sweep that is stopped while its plan waits for MLflow is skipped: nobody else knows of it.
+        """
+        store = LastingStore(context["task_state_store"])
+        before = decode(SweepRecord, read_record(store.get, SWEEP_KEY))
+        try:
+            return self._plan(context, store, before)
+        except Unavailable:
+            close = decode(CloseRecord, store.get(CLOSE_KEY))
+            if before is not None or close is None:
+                raise
+            store.set(CLOSE_KEY, {})  # whoever clears the plan starts the sweep
+            reason = f"the sweep was ended before it was planned: {close.reason}"
+            raise AirflowSkipException(reason) from None
+
+    def _plan(
+        self, context: Mapping[str, Any], store: LastingStore, before: SweepRecord | None
+    ) -> list[int]:
         if (refused := refused_setting()) is not None:
             raise AirflowFailException(refused)
         self._check_run_id(str(context["run_id"]))
-        store = LastingStore(context["task_state_store"])
-        before = decode(SweepRecord, read_record(store.get, SWEEP_KEY))
         config = self._read(context) if before is None else _planned_config(before, context)
         self._check_executor(config)
         self.connections.enter()

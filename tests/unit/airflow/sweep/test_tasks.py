@@ -26,6 +26,7 @@ from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
 from hermes_ops.config import parse
 from hermes_ops.config.sweep_warnings import from_tag
+from hermes_ops.errors import Unavailable
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.comparison import ComparedSweep, view_key
 from tests.unit.airflow.builders import SWEEP, DictStore, sweep_file
@@ -130,6 +131,22 @@ def test_a_sweep_that_is_planned_again_keeps_its_run_though_its_experiment_was_r
     assert mlflow.opened == [("digits", SWEEP), ("the first run", CLOSED_TAG)]
 
 
+def test_a_sweep_that_is_stopped_while_its_plan_waits_for_mlflow_is_skipped_and_may_be_cleared(
+    mlflow: type[Mlflow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = context(sweep_file())
+    operator = PlanOperator(task_id="plan", trial_task="trial")
+    with monkeypatch.context() as patch:
+        patch.setattr(Mlflow, "find_sweep", away)
+        with pytest.raises(Unavailable):
+            operator.execute(given)
+        given["task_state_store"][CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
+        with pytest.raises(AirflowSkipException, match="stopped by its user"):
+            operator.execute(given)
+    assert operator.execute(cleared(given)) == list(range(8))
+    assert decode(CloseRecord, given["task_state_store"][CLOSE_KEY]) is None
+
+
 @pytest.mark.parametrize("left", ["an ended sweep", "a trial", "a folder"])
 def test_a_new_run_with_the_id_of_a_deleted_one_does_not_take_its_results(
     mlflow: type[Mlflow], left: str
@@ -194,6 +211,10 @@ class Killed(BaseException):
 
 def kill(*_: Any) -> None:
     raise Killed
+
+
+def away(*_: Any) -> Any:
+    raise Unavailable("MLflow did not answer")
 
 
 def test_a_stop_between_the_plans_kill_and_its_next_try_still_ends_the_sweep(
