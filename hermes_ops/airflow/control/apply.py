@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_ops.airflow.client import AirflowClient, run_page
+from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.control.cleanup.sweep_end import FIRST_FAILURES, due_end
 from hermes_ops.airflow.control.decisions import Decision, DecisionLog, action_name, decision
 from hermes_ops.airflow.control.executor import Executor
@@ -90,6 +91,7 @@ class Applier:
     host: Host = field(default_factory=Host.here)
     waits_for_slots: bool = False  # the last round's: nobody tells when they are open
     machines: MachineSlots = field(default_factory=MachineSlots)
+    clock_steps: ClockSteps = field(default_factory=ClockSteps)
     _tagged: dict[tuple[str, str], str] = field(default_factory=dict)
     _describing: dict[str, Future[None]] = field(default_factory=dict)
     _notices: dict[JobId, float] = field(default_factory=dict)
@@ -281,7 +283,8 @@ class Applier:
         sweep.withheld = self._withheld(sweep) | (
             drawing.value if drawing is not None else frozenset()
         )
-        if sweep.close is None and (spent := due_end(sweep, now_s)) is not None:
+        is_open = sweep.close is None and self.clock_steps.is_settled()
+        if is_open and (spent := due_end(sweep, now_s)) is not None:
             self.close(sweep, spent)
         if sweep.close is not None:
             self._tag(sweep, sweep.close.tag, sweep.close.reason)

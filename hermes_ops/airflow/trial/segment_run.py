@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.folders import (
     Accounts,
     TrialFolder,
@@ -68,6 +69,7 @@ class SegmentRun:
     folder: TrialFolder
     feed: MetricFeed
     record: SegmentRecord
+    clock_steps: ClockSteps = field(default_factory=ClockSteps)
     _recorded_status: Mapping[str, Any] | None = None
 
     @classmethod
@@ -156,9 +158,12 @@ class SegmentRun:
         return notice_text(self.folder, self.lease.epoch)
 
     def relay(self) -> None:
-        """Record the trial's status, if it has changed."""
-        status = self.folder.status()
-        if status != self._recorded_status and status.get("epoch") == self.lease.epoch:
+        """Record the trial's status, if it has changed, or when it began, if the clock was set."""
+        status, step_s = self.folder.status(), self.clock_steps.step_s()
+        if step_s:
+            self.record = replace(self.record, started_s=self.record.started_s + step_s)
+        is_new = status != self._recorded_status and status.get("epoch") == self.lease.epoch
+        if is_new or step_s:
             self.record = with_status(self.record, status)
             self._write()
             self._recorded_status = status

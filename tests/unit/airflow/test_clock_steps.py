@@ -1,0 +1,78 @@
+"""A clock that is set, or a machine that was suspended: what is counted from times on record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes_ops.airflow.clock_steps import SETTLED_S, ClockSteps
+from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.records import CLOSE_KEY, SEGMENT_KEY, SegmentRecord, decode
+from hermes_ops.airflow.trial.segment_run import SegmentRun
+from tests.unit.airflow.builders import (
+    SWEEP,
+    DictStore,
+    FakeFeed,
+    Journal,
+    lease,
+    running,
+    sweep_with,
+)
+
+HOURS_S = 8 * 3_600.0
+
+
+class Clocks:
+    """The time of day, and the machine's uptime."""
+
+    def __init__(self) -> None:
+        self.now_s, self.uptime_s = 1_000_000.0, 50.0
+
+    def go_on(self, seconds: float, set_by_s: float = 0.0) -> None:
+        self.uptime_s += seconds
+        self.now_s += seconds + set_by_s
+
+    def steps(self) -> ClockSteps:
+        return ClockSteps(lambda: self.now_s, lambda: self.uptime_s)
+
+
+@pytest.mark.parametrize("set_by_s", [HOURS_S, -HOURS_S])
+def test_a_running_trial_has_used_its_gpus_as_long_as_before_the_clock_was_set(
+    set_by_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks, store = Clocks(), DictStore()
+    monkeypatch.setattr("time.time", lambda: clocks.now_s)
+    run = SegmentRun.from_lease(store, lease(gpus=(0,)), TrialFolder.from_sweep(SWEEP, 0), None)
+    outside: Any = FakeFeed()
+    run.feed, run.clock_steps = outside, clocks.steps()
+    run.opened()
+    for seconds, step_s in ((60.0, 0.0), (0.5, set_by_s), (9.5, 0.0)):
+        clocks.go_on(seconds, step_s)
+        run.relay()
+    record = decode(SegmentRecord, store[SEGMENT_KEY])
+    assert record is not None
+    assert clocks.now_s - record.started_s == pytest.approx(70.0)
+
+
+def test_no_budget_is_spent_before_the_trials_of_a_suspended_machine_correct_their_times() -> None:
+    clocks, outside = Clocks(), Journal()
+    applier = outside.applier()
+    applier.clock_steps = clocks.steps()
+    sweep = sweep_with(running(0, 0), budget={"max_epochs": 20, "gpu_seconds": 3_600.0})
+    clocks.go_on(0.5, HOURS_S)
+    for _ in range(int(SETTLED_S)):
+        applier.settle(sweep, clocks.now_s)
+        clocks.go_on(1.0)
+    assert outside.of("put") == []
+    applier.settle(sweep, clocks.now_s)  # it has used them, for all that is known
+    assert outside.of("put")[0][2] == CLOSE_KEY
+
+
+def test_a_clock_that_drifts_takes_no_steps() -> None:
+    clocks = Clocks()
+    steps = clocks.steps()
+    for _ in range(100):
+        clocks.go_on(60.0, 0.001)
+        assert steps.step_s() == 0.0
+        assert steps.is_settled()
