@@ -293,7 +293,8 @@ class Applier:
     def _findings(self, sweep: SweepState) -> SweepFindings:
         """Return what the trials' states are reconciled with."""
         failing = self.faults.starting(sweep.id)
-        hopeless = {n: f for n, f in failing.items() if self.faults.is_hopeless(f)}
+        settled = self.clock_steps.is_settled()  # else a fault of a moment may look old
+        hopeless = {n: f for n, f in failing.items() if settled and self.faults.is_hopeless(f)}
         return SweepFindings(
             trials=sweep.trials,
             host=self.host.id,

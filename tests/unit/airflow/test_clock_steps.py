@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.clock_steps import SETTLED_S, ClockSteps
+from hermes_ops.airflow.control.faults import OPEN, Subject
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.records import CLOSE_KEY, SEGMENT_KEY, SegmentRecord, decode
 from hermes_ops.airflow.trial.segment_run import SegmentRun
+from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,
     DictStore,
     FakeFeed,
     Journal,
     lease,
+    pending,
     running,
     sweep_with,
 )
@@ -67,6 +70,24 @@ def test_no_budget_is_spent_before_the_trials_of_a_suspended_machine_correct_the
     assert outside.of("put") == []
     applier.settle(sweep, clocks.now_s)  # it has used them, for all that is known
     assert outside.of("put")[0][2] == CLOSE_KEY
+
+
+def test_no_trial_is_given_up_for_an_outage_that_only_seems_to_have_lasted() -> None:
+    """MLflow did not answer for one trial just before the machine was suspended."""
+    clocks, outside = Clocks(), Journal()
+    applier = outside.applier()
+    applier.clock_steps, applier.faults.clock = clocks.steps(), lambda: clocks.now_s
+    sweep, subject = sweep_with(pending(0), pending(1)), Subject(SWEEP, 0)
+    applier.faults.note(subject, OPEN, Unavailable("MLflow did not answer"))
+    clocks.go_on(1.0)
+    applier.faults.clear(Subject(SWEEP, 1), OPEN)
+    clocks.go_on(1.0, HOURS_S)
+    applier.settle(sweep, clocks.now_s)
+    assert outside.of("put") == []
+    applier.faults.clear(subject, OPEN)  # it answers
+    clocks.go_on(SETTLED_S)
+    applier.settle(sweep, clocks.now_s)
+    assert outside.of("put") == []
 
 
 def test_a_clock_that_drifts_takes_no_steps() -> None:
