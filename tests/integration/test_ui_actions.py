@@ -85,6 +85,28 @@ def test_a_running_trial_that_is_cleared_resumes_from_its_checkpoint(
     assert [len(runs) for runs in sweep.runs().values()] == [1, 1]
 
 
+def clear_whole_run(lab: Any, harness: Any, sweep: Any) -> None:
+    """The button "Clear" of a run that has ended; wait until it has ended again."""
+    body = {"dry_run": False, "only_failed": False}
+    answer = lab.airflow.post(f"{DAG}/dagRuns/{sweep.id}/clear", json=body)
+    assert answer.status_code == 200, answer.text
+    harness.await_(lambda: sweep.state not in ("success", "failed"))
+    sweep.await_end()
+
+
+def test_clearing_the_whole_run_of_a_stopped_sweep_lets_all_its_trials_finish(
+    lab: Any, harness: Any, tmp_path: Path
+) -> None:
+    sweep, slow = train(lab, harness, "halted-whole", tmp_path)
+    assert lab.hermes("sweep", "stop", sweep.id).returncode == 0
+    sweep.await_end()
+    assert sweep.states() == {0: "cancelled", 1: "cancelled"}
+    slow.unlink()
+    clear_whole_run(lab, harness, sweep)
+    assert sweep.states() == {0: "finished", 1: "finished"}
+    assert "hermes.closed" not in sweep.parent["tags"]
+
+
 @pytest.fixture(scope="module")
 def mended(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A sweep that ended with a failed trial; it was mended and its whole run cleared."""
@@ -95,11 +117,7 @@ def mended(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     sweep = lab.run(content)
     before = sweep.states(), len(sweep.segments(0)), sweep.parent["tags"]["hermes.state"]
     (folder / "fix").write_text("")
-    body = {"dry_run": False, "only_failed": False}
-    answer = lab.airflow.post(f"{DAG}/dagRuns/{sweep.id}/clear", json=body)
-    assert answer.status_code == 200, answer.text
-    harness.await_(lambda: sweep.state not in ("success", "failed"))
-    sweep.await_end()
+    clear_whole_run(lab, harness, sweep)
     return sweep, before
 
 

@@ -261,7 +261,8 @@ def end_trials(trials: Iterable[TrialRecords], close: CloseRecord) -> tuple[Comm
     """Return what ends trials for good: live ones by their stop flag, the others by their record.
 
     A trial with a lease that has not begun loses that first and is ended in a later round. One
-    whose pod has ended has yet to record how: its task does so.
+    whose pod has ended has yet to record how: its task does so. One whose task Airflow has not
+    scheduled yet is ended once it is: a plan that was cleared with it removes the sweep's end.
     """
     commands: list[Command] = []
     idle = []
@@ -272,7 +273,7 @@ def end_trials(trials: Iterable[TrialRecords], close: CloseRecord) -> tuple[Comm
             commands.append(StopSegment(trial, close.reason, END, close.state))
         elif trial.phase is Phase.STARTING:
             commands.append(RevokeLease(trial, END))
-        elif not trial.has_lease_in_force and trial.row.state not in OCCUPYING:
+        elif not trial.has_lease_in_force and trial.row.state not in (None, *OCCUPYING):
             idle.append(trial)
     return (*commands, EndIdleTrials(tuple(idle), close)) if idle else tuple(commands)
 

@@ -86,12 +86,16 @@ def clear_trial(client: AirflowClient, plan: TaskKey, number: int, *, from_scrat
 
 
 def clear_request(trial: TrialRecords, *, closing: bool) -> ClearRequest:
-    """Return what a person asks of the trial; in a sweep that is closing none continues."""
+    """Return what a person asks of the trial; in a sweep that is closing none continues.
+
+    There a task is left alone until Airflow has scheduled it: the sweep's plan may have been
+    cleared with it, and then removes the sweep's end first.
+    """
     if trial.lease is None and trial.state is not TrialState.CLEARED:
         return ClearRequest.NOTHING
     if trial.lease is not None and asks_from_scratch(trial.row.note) and not closing:
         return _request_to_restart(trial)
-    if trial.state is not TrialState.CLEARED:
+    if trial.state is not TrialState.CLEARED or (closing and trial.row.state is None):
         return ClearRequest.NOTHING
     finished = trial.segment is not None and trial.segment.outcome == "finished"
     return ClearRequest.STAY_ENDED if closing or finished else ClearRequest.CONTINUE

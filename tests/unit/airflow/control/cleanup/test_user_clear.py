@@ -268,3 +268,15 @@ def test_a_trial_that_could_not_be_started_is_started_once_its_task_is_cleared()
     ((_, _, key, record),) = outside.of("put")
     assert (key, record["final"]) == ("hermes_segment", None)
     assert [j.phase for j in world.jobs(200.0)] == [Phase.PENDING]
+
+
+def test_a_stopped_sweep_whose_whole_run_is_cleared_stays_as_it_is_until_its_plan_has_run() -> None:
+    """The plan removes the sweep's end; Airflow schedules the trials after it."""
+    journal, close = Journal(), CloseRecord("stopped by its user")
+    stopped, unbegun = ended("cancelled", None), TrialRecords(row(1, None), None, None, None)
+    applier = journal.applier()
+    applier.settle(sweep_with(stopped, unbegun, close=close), NOW_S)
+    assert journal.of("put", "mark", "skip") == []
+    applier.settle(sweep_with(ended("cancelled"), pending(1)), NOW_S)
+    assert [call[1:3] for call in journal.of("put")] == [(0, "hermes_segment")]
+    assert journal.of("mark", "skip") == []
