@@ -9,7 +9,7 @@ import time
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -117,7 +117,7 @@ def run(
     if strict:
         warnings.refuse()
     note = f"started by {current_person(connection.airflow)}"
-    connection.airflow.trigger(place.dag_id, place.run_id, json.loads(config.to_json()), note)
+    connection.airflow.trigger(place.dag_id, place.run_id, _as_run_configuration(config), note)
     typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
     page = f"{connection.airflow_url}/dags/{place.dag_id}/runs/{place.run_id}"
     typer.echo(f"Airflow  {page}", err=as_json)
@@ -127,6 +127,14 @@ def run(
         _follow(connection, place, as_json=as_json, warnings=warnings.document())
     else:
         typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
+
+
+def _as_run_configuration(config: SweepConfig) -> dict[str, Any]:
+    """Return the sweep as the plan reads it: resolved, but for a seed that its file leaves open."""
+    document: dict[str, Any] = json.loads(config.to_json())
+    if "seed" not in config.search.model_fields_set:
+        del document["search"]["seed"]
+    return document
 
 
 def _load(file: Path) -> SweepConfig:

@@ -81,6 +81,10 @@ def _note(config: SweepConfig, shown: int) -> str:
     text = f"{left} more trials." if left else "These are all the trials."
     if _independent(config) < config.trial_count:
         text += f" From number {_independent(config)} on they depend on the results."
+    search = config.search
+    is_seeded = search.algorithm is Algorithm.GRID or "seed" in search.model_fields_set
+    if config.schedule is not None and not is_seeded:
+        text += " Each night draws others: the file has no search.seed."
     return text
 
 

@@ -205,7 +205,7 @@ class PlanOperator(BaseOperator):
         if self.nights is not None:
             config = self.nights.begin(config, tracker, ti, self.log.info)
         refuse_taken_id(sweep, tracker)
-        return add_warm_start(config, tracker, self.log.info)
+        return add_warm_start(config, tracker, str(ti.run_id), self.log.info)
 
     def _read(self, context: Mapping[str, Any]) -> SweepConfig:
         def render(text: str) -> str:

@@ -34,13 +34,14 @@ from hermes_ops.tracking.earlier_sweeps import NIGHTLY, last_best_config
 
 
 def add_warm_start(
-    config: SweepConfig, tracker: Tracker, say: Callable[[str], None]
+    config: SweepConfig, tracker: Tracker, run_id: str, say: Callable[[str], None]
 ) -> SweepConfig:
     """Return the sweep with its `search.warm_start` best past configurations after its points.
 
     They are of ended sweeps of the same name, with the same parameters and objective.
     Configurations that the space or its constraints no longer allow, or that miss a bound of a
-    metric, are left out. Raises Unavailable.
+    metric, are left out. If there are any earlier trials, the seed is `with_seed_of_run`'s.
+    Raises Unavailable.
     """
     search, objective = config.search, config.objective
     if not search.warm_start:
@@ -61,9 +62,23 @@ def add_warm_start(
     room = min(search.warm_start, search.max_trials - len(known))
     fresh = [c for c in best_first(past, config) if c not in known][: max(0, room)]
     say(f"{len(fresh)} configurations of earlier sweeps are tried first: {fresh}")
-    document = json.loads(config.to_json())
+    seeded = with_seed_of_run(config, run_id, say) if past else config
+    document = json.loads(seeded.to_json())
     document["search"]["points_to_evaluate"] = [*known, *fresh]
     return parse(document, source="the best of earlier sweeps", base=None)
+
+
+def with_seed_of_run(config: SweepConfig, run_id: str, say: Callable[[str], None]) -> SweepConfig:
+    """Return the sweep with a seed that follows from the run, unless its file has one.
+
+    With the same seed a random search would draw the configurations of earlier sweeps again.
+    """
+    search = config.search
+    if search.algorithm is Algorithm.GRID or "seed" in search.model_fields_set:
+        return config
+    seed = crc32(run_id.encode())
+    say(f"search.seed is {seed}, from the run's id: a seed in the file would draw alike each time")
+    return config.model_copy(update={"search": search.model_copy(update={"seed": seed})})
 
 
 def best_first(past: Iterable[PastTrial], config: SweepConfig) -> list[Config]:
@@ -106,7 +121,7 @@ class NightlySweeps:
         """Return tonight's sweep; skip it while another one runs, if the sweep file says so."""
         if config.nightly.overlap is Overlap.SKIP and (other := _another_that_runs(ti)):
             raise AirflowSkipException(f"the sweep of the run {other} of this DAG still runs")
-        config = with_seed_of_night(config, str(ti.run_id), say)
+        config = with_seed_of_run(config, str(ti.run_id), say)
         if not config.nightly.warm_start:
             return config
         best = last_best_config(tracker, config.name, self.dag_id)
@@ -128,19 +143,6 @@ def _another_that_runs(ti: Any) -> str | None:  # noqa: ANN401 - Airflow's own
         if ti.get_dagrun_state(ti.dag_id, run) == "running":
             return str(run)
     return None
-
-
-def with_seed_of_night(config: SweepConfig, run_id: str, say: Say) -> SweepConfig:
-    """Return the sweep with a seed that follows from the run, unless its file has one.
-
-    With the same seed a random search would draw the last night's configurations again.
-    """
-    search = config.search
-    if search.algorithm is Algorithm.GRID or "seed" in search.model_fields_set:
-        return config
-    seed = crc32(run_id.encode())
-    say(f"search.seed is {seed}, from the run's id: with a seed in the file all nights draw alike")
-    return config.model_copy(update={"search": search.model_copy(update={"seed": seed})})
 
 
 def with_point(config: SweepConfig, point: Mapping[str, Any], say: Say) -> SweepConfig:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,7 @@ class Airflow:
     paused: bool = False
     stale: bool = False
     away: bool = False
+    configurations: list[Mapping[str, Any]] = field(default_factory=list)
 
     def pool(self, name: str) -> dict[str, Any]:
         if self.away:
@@ -61,6 +62,7 @@ class Airflow:
 
     def trigger(self, dag_id: str, run_id: str, conf: Mapping[str, Any], note: str) -> None:
         STARTED.append(run_id)
+        self.configurations.append(conf)
 
 
 STARTED: list[str] = []
@@ -102,6 +104,18 @@ def numbered(text: str) -> list[str]:
     found = [line.split() for line in lines if line[:1].isdigit() and "Fix: " in line]
     assert [words[0] for words in found] == [f"{n}." for n in range(1, len(found) + 1)]
     return [words[1].rstrip(":") for words in found]
+
+
+def test_a_sweep_is_run_resolved_but_for_a_seed_that_its_file_leaves_open(
+    airflow: Airflow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in ({}, {"seed": 0}):
+        (tmp_path / "sweep.json").write_text(json.dumps(SWEEP | {"search": SWEEP["search"] | seed}))
+        assert hermes(capsys, "sweep", "run", "sweep.json")[0] == 0
+    without, with_seed = (conf["search"] for conf in airflow.configurations)
+    assert with_seed == without | {"seed": 0}
+    assert "startup_trials" in without
+    assert "seed" not in without
 
 
 def test_check_lists_the_warnings_behind_what_the_file_means(

@@ -134,6 +134,19 @@ def test_a_preview_of_random_search_has_as_many_trials_as_asked_for() -> None:
     assert preview.note == "40 more trials."
 
 
+def test_a_preview_of_nights_without_a_seed_says_that_each_draws_others() -> None:
+    def note(schedule: str | None, **search: Any) -> str:
+        document = json.loads(grid(algorithm="random", max_trials=2).to_json())
+        del document["search"]["seed"]
+        document["search"] |= search
+        return check_preview(parse({**document, "schedule": schedule}, "x", None)).note
+
+    told = "Each night draws others: the file has no search.seed."
+    assert told in note("0 2 * * *")
+    for other in (note(None), note("0 2 * * *", seed=0)):
+        assert told not in other
+
+
 def test_known_points_stand_first_in_a_preview() -> None:
     point = {"units": 3, "kind": None}
     assert check_preview(grid(points_to_evaluate=[point])).trials[0] == point

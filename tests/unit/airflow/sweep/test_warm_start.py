@@ -11,6 +11,7 @@ from hermes_ops.core.model import PastTrial, Point
 from tests.unit.airflow.builders import sweep_file
 
 TRACKER: Any = object()
+RUN = "digits-20261129-080000-a1b2"
 SPACE = {"rate": {"type": "uniform", "low": 0.0, "high": 1.0}}
 
 
@@ -53,18 +54,39 @@ def points(found: Any) -> list[float]:
 def test_the_best_configurations_of_earlier_sweeps_follow_the_known_ones(history: Any) -> None:
     asked = history(past(0.1, 0.9, 0.5), past(0.2, 0.1, 0.8), past(0.3, 0.7), past(0.2, 0.3))
     said: list[str] = []
-    assert points(add_warm_start(config(points=(0.9,)), TRACKER, said.append)) == [0.9, 0.2, 0.1]
+    assert points(add_warm_start(config(points=(0.9,)), TRACKER, RUN, said.append)) == [
+        0.9,
+        0.2,
+        0.1,
+    ]
     assert said[0].startswith("2 configurations of earlier sweeps")
     question = asked.questions[0]
     assert (question["experiment"], question["metric"]) == ("digits", "val_loss")
     assert (question["sign"], question["names"], question["total_steps"]) == (1.0, ("rate",), 20)
 
 
+def test_a_search_that_goes_on_from_earlier_sweeps_draws_other_configurations_than_they_did(
+    history: Any,
+) -> None:
+    def drawn(run_id: str, **seed: Any) -> Any:
+        warm = add_warm_start(config(warm=1, **seed), TRACKER, run_id, print)
+        return warm.search.to_sampler().ask(3, ())
+
+    history()
+    first = drawn("first")
+    history(past(0.1, 0.5))
+    assert len({repr(x) for x in (first, drawn("second"), drawn("third"))}) == 3
+    assert drawn("second") == drawn("second")
+    assert drawn("second", seed=7) == drawn("third", seed=7)
+
+
 def test_earlier_trials_are_asked_to_keep_the_bounds_of_today(history: Any) -> None:
     asked = history(past(0.1, 0.5))
     metrics = [{"name": "latency_ms", "at_most": 20}]
     search = {"algorithm": "random", "max_trials": 4, "space": SPACE, "warm_start": 1}
-    add_warm_start(parse(sweep_file(search=search, metrics=metrics), "test", None), TRACKER, print)
+    add_warm_start(
+        parse(sweep_file(search=search, metrics=metrics), "test", None), TRACKER, RUN, print
+    )
     assert [m.bound for m in asked.questions[0]["keeping"]] == ["at most 20"]
 
 
@@ -72,14 +94,14 @@ def test_a_known_configuration_is_not_tried_twice_nor_are_there_more_than_trials
     history: Any,
 ) -> None:
     history(*(past(n / 10, n / 10) for n in range(1, 9)))
-    warm = add_warm_start(config(warm=9, points=(0.1, 0.5)), TRACKER, print)
+    warm = add_warm_start(config(warm=9, points=(0.1, 0.5)), TRACKER, RUN, print)
     assert points(warm) == [0.1, 0.5, 0.2, 0.3]
 
 
 def test_without_warm_start_mlflow_is_not_asked(history: Any) -> None:
     asked = history(past(0.1, 0.5))
     cold = config(warm=0)
-    assert add_warm_start(cold, TRACKER, print) is cold
+    assert add_warm_start(cold, TRACKER, RUN, print) is cold
     assert asked.questions == []
 
 
