@@ -78,7 +78,8 @@ class RandomSampler:
 
     In a space whose values can be counted no configuration is drawn again before all of them have
     been: what an earlier trial has is drawn again, and after `ATTEMPTS` draws an untried
-    configuration near the last one is taken. The first trials have the points to evaluate.
+    configuration near the last one is taken. The first trials have the points to evaluate, which
+    no other trial has: the best of an earlier sweep would be drawn again by the same seed.
 
     A draw that does not satisfy the constraints is drawn again, `ATTEMPTS` times at most; then the
     last one is approached from one of some configurations that do (our choice).
@@ -93,6 +94,7 @@ class RandomSampler:
         self._feasible = feasible
         self._seed = seed
         self._points = tuple(points)
+        self._known = frozenset(map(key_of, self._points))
         self._witnesses = witnesses(feasible) if feasible.constraints else ()
         if feasible.constraints and not self._witnesses:
             raise ValueError("no configuration was found that satisfies the constraints")
@@ -108,10 +110,18 @@ class RandomSampler:
     def ask(self, number: int, history: Sequence[Observation]) -> Config:  # noqa: ARG002 - interface
         """Return the draw of that number."""
         if not self._is_finite:
-            return from_units(self._feasible.space, self.units(number))
+            return self._fresh(number)
         while len(self._sequence) <= number:
             self._extend(len(self._sequence))
         return dict(self._sequence[number])
+
+    def _fresh(self, number: int) -> Config:
+        """Return the first feasible draw that is none of the points, which have been tried."""
+        for drawn in self._draws(number):
+            config = from_units(self._feasible.space, drawn)
+            if key_of(config) not in self._known and self._feasible.holds(config):
+                return config
+        return from_units(self._feasible.space, self.units(number))
 
     def units(self, number: int) -> Mapping[str, float]:
         """Return the quantiles of the first feasible draw, whether another trial has it or not.

@@ -85,6 +85,16 @@ def test_random_trials_depend_on_the_seed_and_not_on_results() -> None:
     assert build("random", seed=8).ask(6, []) != build("random").ask(6, [])
 
 
+@pytest.mark.parametrize("algorithm", ["random", "tpe"])
+def test_a_point_that_the_same_seed_would_draw_is_tried_once(algorithm: str) -> None:
+    earlier = build("random").ask(3, [])
+    sampler = build(algorithm, points_to_evaluate=[earlier])
+    drawn = [sampler.ask(number, []) for number in range(6)]
+    assert drawn.count(earlier) == 1
+    others = build("random")
+    assert drawn[1:3] + drawn[4:] == [others.ask(number, []) for number in (1, 2, 4, 5)]
+
+
 def test_random_rates_are_log_uniform() -> None:
     space: Space = (("rate", LogUniform(1e-4, 1.0)), ("units", LogInteger(1, 10_000)))
     sampler = make_sampler("random", space, 3)
