@@ -406,7 +406,6 @@ EXAMPLE: dict[str, Any] = {
     "search": {
         "algorithm": "tpe",
         "startup_trials": 5,
-        "seed": 0,
         "max_trials": 16,
         "space": {"learning_rate": {"type": "loguniform", "low": 0.0001, "high": 0.1}},
     },
