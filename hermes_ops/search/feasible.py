@@ -1,6 +1,6 @@
 """The configurations of a space that satisfy its constraints: search, count, projection.
 
-Of a finite space each configuration is tried once before any is repeated.
+Each configuration is tried once before any is repeated.
 
 Every search is bounded: a space in which nothing is found is reported.
 """
@@ -241,7 +241,12 @@ class Untried:
 
 
 def _moves(parameter: SearchParameter, value: Value) -> Iterator[tuple[float, float]]:
-    """Yield the distance and the quantile of every other value, the nearest first if ordered."""
+    """Yield the distance and the quantile of every other value, the nearest first if ordered.
+
+    None of a continuous parameter.
+    """
+    if parameter.cardinality is None:
+        return
     axis = cast(Discrete, parameter)
     levels, here = axis.cardinality, axis.index_of(value)
     if isinstance(axis, ChoiceParameter):

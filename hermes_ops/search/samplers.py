@@ -1,6 +1,6 @@
 """Grid and random search, and samplers around another one: points first, a limit, a check.
 
-No configuration of a finite space is drawn again before all of them have been.
+No configuration is drawn again before all of them have been.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hermes_ops.search.feasible import (
 )
 from hermes_ops.search.interface import Observation, Sampler
 from hermes_ops.search.space import Config
-from hermes_ops.search.tree import Combinations, axes, from_units, grid_size
+from hermes_ops.search.tree import Combinations, axes, can_repeat, from_units
 
 
 class GridSampler:
@@ -76,10 +76,11 @@ def seed_of(*numbers: int) -> int:
 class RandomSampler:
     """Draw every trial at random; trial `number` depends on the seed, the number and the points.
 
-    In a space whose values can be counted no configuration is drawn again before all of them have
-    been: what an earlier trial has is drawn again, and after `ATTEMPTS` draws an untried
-    configuration near the last one is taken. The first trials have the points to evaluate, which
-    no other trial has: the best of an earlier sweep would be drawn again by the same seed.
+    No configuration is given again before all of them have been: what an earlier trial has is
+    drawn again, and after `ATTEMPTS` draws an untried configuration near the last one is taken.
+    That matters in a space whose values can be counted, and for the values of a choice that leave
+    no continuous parameter. The first trials have the points to evaluate, which no other trial
+    has: the best of an earlier sweep would be drawn again by the same seed.
 
     A draw that does not satisfy the constraints is drawn again, `ATTEMPTS` times at most; then the
     last one is approached from one of some configurations that do (our choice).
@@ -98,9 +99,9 @@ class RandomSampler:
         self._witnesses = witnesses(feasible) if feasible.constraints else ()
         if feasible.constraints and not self._witnesses:
             raise ValueError("no configuration was found that satisfies the constraints")
-        self._is_finite = grid_size(feasible.space) is not None
+        self._can_repeat = can_repeat(feasible.space)
         self._size = size_of(feasible)
-        self._sequence: list[Config] = []  # of a finite space: the trials 0, 1, ... as drawn
+        self._sequence: list[Config] = []  # where draws can repeat: the trials 0, 1, ... as drawn
         self._taken: set[Key] = set()  # among them, since all were drawn the last time
 
     def exhausted(self, number: int) -> bool:  # noqa: ARG002 - interface
@@ -109,7 +110,7 @@ class RandomSampler:
 
     def ask(self, number: int, history: Sequence[Observation]) -> Config:  # noqa: ARG002 - interface
         """Return the draw of that number."""
-        if not self._is_finite:
+        if not self._can_repeat:
             return self._fresh(number)
         while len(self._sequence) <= number:
             self._extend(len(self._sequence))
@@ -136,7 +137,7 @@ class RandomSampler:
         return approach(self._feasible, start, drawn)
 
     def _extend(self, number: int) -> None:
-        """Add the trial of that number to those of a finite space."""
+        """Add the trial of that number to the sequence."""
         config = self._points[number] if number < len(self._points) else self._untried(number)
         self._sequence.append(config)
         self._taken.add(key_of(config))

@@ -21,7 +21,14 @@ from hermes_ops.search.space import (
     SearchParameter,
     Space,
 )
-from hermes_ops.search.tree import active_space, axes, from_units, grid_size, is_branching, to_units
+from hermes_ops.search.tree import (
+    active_space,
+    axes,
+    can_repeat,
+    from_units,
+    is_branching,
+    to_units,
+)
 
 ATTEMPTS = 10
 """Suggestions for one trial; each takes about 10 ms."""
@@ -45,9 +52,9 @@ class TpeSampler:
     again, `ATTEMPTS` times at most; then the last one is approached from the trial's random
     draw, which does satisfy them (our choice).
 
-    In a space whose values can be counted, no configuration is tried again before all of them have
-    been. hyperopt suggests repetitions: after `REPEATED` of them the trial gets the nearest
-    untried configuration that is found (our choice).
+    No configuration is tried again before all of them have been. hyperopt suggests repetitions:
+    after `REPEATED` of them the trial gets the nearest untried configuration that is found (our
+    choice). That matters where values can be counted, or some of a choice leave only such ones.
 
     hyperopt sees axes named p0, p1, ... and numbers, never a user's text.
 
@@ -67,7 +74,7 @@ class TpeSampler:
         self._startup_trials = startup_trials
         self._points = tuple(points)
         self._random = RandomSampler(feasible, seed, points)
-        self._is_finite = grid_size(feasible.space) is not None
+        self._can_repeat = can_repeat(feasible.space)
         self._size = size_of(feasible)
         self._labels = {name: f"p{axis}" for axis, (name, _) in enumerate(axes(self._space))}
 
@@ -88,7 +95,7 @@ class TpeSampler:
 
     def _taken(self, number: int, others: Sequence[Observation]) -> Collection[Key]:
         """Return the keys of the other trials' configurations and of the points not yet tried."""
-        if not self._is_finite:
+        if not self._can_repeat:
             return ()
         begun = {number, *(o.number for o in others)}
         waiting = (point for place, point in enumerate(self._points) if place not in begun)

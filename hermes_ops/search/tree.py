@@ -56,6 +56,17 @@ def _sizes(parameter: SearchParameter) -> int | None:
     return sum(counts) if len(counts) == len(sizes) else None
 
 
+def can_repeat(space: Space) -> bool:
+    """Return True if a draw may be an earlier one: some values leave nothing continuous."""
+    return all(_can_repeat(parameter) for _, parameter in space)
+
+
+def _can_repeat(parameter: SearchParameter) -> bool:
+    if isinstance(parameter, ChoiceParameter) and parameter.spaces:
+        return any(map(can_repeat, parameter.spaces))
+    return parameter.cardinality is not None
+
+
 def branches(space: Space) -> Iterator[tuple[Signature, Space]]:
     """Yield every assignment of the branching choices, each with the flat space that is left.
 

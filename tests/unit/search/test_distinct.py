@@ -131,3 +131,21 @@ def test_the_first_draw_of_a_trial_is_that_of_a_parameter_sampler(seed: int) -> 
     marginals = {name: uniform(0.0, 1.0) for name, _ in space}
     (expected,) = ParameterSampler(marginals, 1, random_state=seed_of(seed, 4))
     assert make_sampler("random", space, seed).ask(4, ()) == expected
+
+
+@LEARNERS
+def test_values_of_a_choice_that_leave_nothing_continuous_are_not_combined_twice(
+    algorithm: str,
+) -> None:
+    below: Space = (("momentum", Uniform(0.0, 0.99)),)
+    space: Space = (
+        ("optimizer", ChoiceParameter(("adam", "sgd"), ((), below))),
+        ("batch", ChoiceParameter((32, 64, 128))),
+        ("layers", Integer(1, 3)),
+    )
+    drawn = play(make_sampler(algorithm, space, 0, 5), 30)
+    assert len(set(map(key_of, drawn))) == 30
+    constraint = Constraint.parse("optimizer == 'adam' and batch < 100")
+    few = play(make_sampler(algorithm, space, 0, 5, constraints=[constraint]), 12)
+    assert len(set(map(key_of, few[:6]))) == 6
+    assert all(constraint.holds(config) for config in few)
