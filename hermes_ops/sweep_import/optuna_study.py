@@ -57,10 +57,11 @@ class _StudyConversion(Conversion):
             raise self.refused("the study", found, "one objective", fix)
         trials = self.study.get_trials(deepcopy=False)
         axes = self._axes(trials)
-        space = {
-            self.parameter_name(name, "the study's parameters"): _parameter(axis)
-            for name, axis in axes.items()
-        }
+        names = {name: self.parameter_name(name, "the study's parameters") for name in axes}
+        space = {valid: _parameter(axes[name]) for name, valid in names.items()}
+        for name, valid in names.items():
+            if name != valid:
+                self.note(f"search.space.{valid}", f"was named {quoted(name)}")
         points = self._points(trials, axes)
         search: dict[str, Any] = {
             "algorithm": "tpe",

@@ -181,6 +181,15 @@ def test_two_parameters_whose_names_become_the_same_are_refused_by_both_names(
     assert "rename one of them" in problem.fix
 
 
+def test_a_parameter_that_gets_another_name_is_noted(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'o.db'}"
+    made = optuna.create_study(storage=url, study_name="s")
+    made.optimize(lambda trial: float(trial.suggest_int("units l0", 1, 8)), n_trials=1)
+    draft = import_sweep(url, NOTHING)
+    assert list(draft.sweep["search"]["space"]) == ["units_l0"]
+    assert "search.space.units_l0: was named 'units l0'" in told(draft)
+
+
 def test_the_home_of_a_user_who_does_not_exist_is_no_such_file() -> None:
     with pytest.raises(ConfigError, match="no such file"):
         convert("~nosuchuser/optuna.db", NOTHING)
