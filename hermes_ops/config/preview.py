@@ -85,6 +85,10 @@ def _note(config: SweepConfig, shown: int) -> str:
     is_seeded = search.algorithm is Algorithm.GRID or "seed" in search.model_fields_set
     if config.schedule is not None and not is_seeded:
         text += " Each night draws others: the file has no search.seed."
+    if search.warm_start:
+        best = "best comes" if search.warm_start == 1 else f"{search.warm_start} best come"
+        text += f" Where there are earlier sweeps, their {best} first"
+        text += "." if is_seeded else ", and others are drawn: the file has no search.seed."
     return text
 
 

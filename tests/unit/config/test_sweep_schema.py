@@ -147,6 +147,16 @@ def test_a_preview_of_nights_without_a_seed_says_that_each_draws_others() -> Non
         assert told not in other
 
 
+def test_a_preview_of_a_warm_start_says_that_earlier_sweeps_change_the_first_trials() -> None:
+    told = "Where there are earlier sweeps, their 3 best come first"
+    assert check_preview(grid(warm_start=3)).note.endswith(f"{told}.")
+    document = json.loads(grid(algorithm="random", max_trials=4, warm_start=3).to_json())
+    del document["search"]["seed"]
+    note = check_preview(parse(document, "x", None)).note
+    assert note.endswith(f"{told}, and others are drawn: the file has no search.seed.")
+    assert told not in check_preview(grid()).note
+
+
 def test_known_points_stand_first_in_a_preview() -> None:
     point = {"units": 3, "kind": None}
     assert check_preview(grid(points_to_evaluate=[point])).trials[0] == point
