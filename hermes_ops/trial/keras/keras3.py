@@ -112,6 +112,7 @@ def _repeat_epochs(session: FitSession, source: Any, enumerate_iterator: Any) ->
         return
     if session.boundary_reason is not None or session.resume_epoch == session.first_epoch:
         return
+    as_begun = pipeline.values()
     pipeline.put_back_first()
     if one_iterator:
         pipeline.mark_iterator()
@@ -119,7 +120,18 @@ def _repeat_epochs(session: FitSession, source: Any, enumerate_iterator: Any) ->
         draws = one_iterator or (pipeline.has_random_cache and epoch == session.first_epoch)
         _repeat_epoch(session, source, enumerate_iterator(source), draws)
     if not one_iterator:
-        pipeline.put_back_start()
+        _put_back(session, as_begun)
+
+
+def _put_back(session: FitSession, as_begun: list[Any]) -> None:
+    """Set what the pipeline captures to what the epoch begins with.
+
+    At the start of an epoch that is `as_begun`: a callback may have set it for this epoch.
+    """
+    if session.resume_batch:
+        session.state.pipeline.put_back_start()
+    else:
+        session.state.pipeline.put_back(as_begun)
 
 
 def _repeat_evaluations(session: FitSession, source: Any, enumerate_iterator: Any) -> None:
@@ -308,9 +320,10 @@ class Keras3AtEpochs(Keras3):
         """Begin the iterators of the epochs before: a seeded shuffle of tf.data counts them."""
         dataset = self.dataset(session)
         if dataset is not None and why_not_repeatable(dataset) is None:
+            as_begun = session.state.pipeline.values()
             for _ in range(session.first_epoch, session.resume_epoch):
                 next(iter(source._get_iterator()), None)
-            session.state.pipeline.put_back_start()
+            _put_back(session, as_begun)
 
     def _repeat_training(self, session: FitSession) -> None:
         self.repeat_epochs(session, session.source)

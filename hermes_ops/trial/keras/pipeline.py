@@ -134,32 +134,34 @@ class PipelineState:
 
     def mark_iterator(self) -> None:
         """Note the values: an iterator is about to be made."""
-        self._start = self._read()
+        self._start = self.values()
         if self._first is None:
             self._first = self._start
 
     def saved(self, in_epoch: bool) -> dict[str, Any]:
         """Return the values as of the first iterator and as of the one to go on with."""
         in_use = in_epoch or self.one_iterator
-        now = self._read()
+        now = self.values()
         return {"first": self._first, "start": self._start if in_use else now, "end": now}
 
     def put_back_first(self) -> None:
         """Set the values that the fit's first iterator began with."""
-        self._assign(self._first or [])
+        self.put_back(self._first or [])
 
     def put_back_start(self) -> None:
         """Set the values that the iterator of the epoch began with."""
-        self._assign(self._start)
+        self.put_back(self._start)
 
     def put_back_end(self) -> None:
         """Set the values that the fit left, where it is complete and not run again."""
-        self._assign(self._end)
+        self.put_back(self._end)
 
-    def _read(self) -> list[Any]:
+    def values(self) -> list[Any]:
+        """Return the values as they are now."""
         return [variable.numpy() for variable in self.variables]
 
-    def _assign(self, values: list[Any]) -> None:
+    def put_back(self, values: list[Any]) -> None:
+        """Set the values that `values` has returned."""
         for variable, value in zip(self.variables, values):  # noqa: B905 - Python 3.9
             variable.assign(value)
 

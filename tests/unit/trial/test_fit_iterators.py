@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hermes_ops.trial.keras.keras2 import Keras2
-from hermes_ops.trial.keras.keras3 import Keras3
+from hermes_ops.trial.keras.keras3 import Keras3, _repeat_epochs
+from hermes_ops.trial.keras.pipeline import PipelineState
 
 
 class Dataset:
@@ -108,3 +109,32 @@ def test_so_it_is_under_keras_2_whose_fit_has_made_the_first_one_already() -> No
     backend = Keras2(SimpleNamespace(data_adapter=adapters))  # type: ignore[arg-type]
     backend.repeat_fit(session(Handler(train), validation))
     assert (train.iterators, validation.iterators) == (3, 6)
+
+
+class Variable:
+    """As a variable that a pipeline captures."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def numpy(self) -> float:
+        return self.value
+
+    def assign(self, value: float) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(("batch", "begins_with"), [(0, 0.3), (2, 0.2)])
+def test_what_a_callback_sets_for_an_epoch_stays_when_that_epoch_is_resumed_at_its_start(
+    batch: int, begins_with: float
+) -> None:
+    source, strength = Source(Dataset()), Variable()
+    pipeline = PipelineState(None, {"first": [0.0], "start": [0.2], "end": [0.5]})
+    pipeline.variables = [strength]  # type: ignore[list-item]
+    resumed = session(source, Dataset())
+    resumed.state.pipeline = pipeline
+    resumed.resume_batch, resumed.boundary_reason = batch, None
+    pipeline.put_back_start()
+    strength.assign(0.3)  # by `on_epoch_begin`
+    _repeat_epochs(resumed, source, Source._enumerate_iterator)
+    assert strength.value == begins_with
