@@ -44,6 +44,7 @@ _NOT_ENTERED = {
 }  # fmt: skip
 _STREAMS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _TABLES = ("MutableHashTable", "DenseHashTable")
+_NAMESPACES = ("argparse.Namespace", "types.SimpleNamespace")
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
@@ -92,6 +93,7 @@ def reachable(
     """Walk from the roots, breadth first; each object is found once, by the shortest way."""
     variables: dict[str, Any] = {}
     others: dict[str, StateHandler] = {}
+    assigned: set[str] = set()  # the attributes that the user's functions set
     queue = collections.deque(roots)
     seen: dict[int, Any] = {}  # the objects too: an id means nothing once its object is gone
     while queue and len(seen) < _MOST_OBJECTS:
@@ -106,7 +108,7 @@ def reachable(
         if handler is not None:
             others[key] = handler
             continue
-        others.update(_own_state(key, thing))
+        others.update(_own_state(key, thing, assigned))
         queue.extend((f"{key}/{name}", child) for name, child in _children(thing))
     return ReachableState(variables, others)
 
@@ -193,10 +195,15 @@ def _fill(table: Any, state: Any) -> None:
 # -- plain data that the user's code can change --------------------------------------------------
 
 
-def _own_state(key: str, thing: Any) -> Iterator[tuple[str, StateHandler]]:
-    """Yield the plain data that belongs to an object: a function's, or an instance's attributes."""
+def _own_state(key: str, thing: Any, assigned: set[str]) -> Iterator[tuple[str, StateHandler]]:
+    """Yield the plain data that belongs to an object: a function's, or an object's attributes.
+
+    `assigned` gets the names of attributes that a function sets, unless it is `__init__`.
+    """
     if isinstance(thing, types.FunctionType) and is_users(thing):
         code = thing.__code__
+        if code.co_name != "__init__":
+            assigned.update(_attributes(code))
         for name, cell in zip(code.co_freevars, thing.__closure__ or ()):  # noqa: B905 - 3.9
             yield (
                 f"{key}<{name}>",
@@ -215,13 +222,23 @@ def _own_state(key: str, thing: Any) -> Iterator[tuple[str, StateHandler]]:
                         functools.partial(_write_global, values, name),
                     ),
                 )
-    elif _is_users_instance(thing) and not _kept_by_session(key):
+    elif (_is_users_instance(thing) and not _kept_by_session(key)) or _is_namespace(thing):
         yield (
             f"{key}.",
             StateHandler(
-                functools.partial(_read_plain, thing), functools.partial(_write_plain, thing)
+                functools.partial(_read_plain, thing, assigned),
+                functools.partial(_write_plain, thing),
             ),
         )
+
+
+def _is_namespace(thing: Any) -> bool:
+    """Tell whether scripts keep numbers in the attributes of an object: `args.best = loss`."""
+    if isinstance(thing, type):
+        return _is_users_class(thing)
+    if isinstance(thing, types.ModuleType):
+        return _is_users_path(getattr(thing, "__file__", None) or "<frozen")
+    return f"{type(thing).__module__}.{type(thing).__name__}" in _NAMESPACES
 
 
 def _kept_by_session(key: str) -> bool:
@@ -256,13 +273,20 @@ def _write_global(values: dict[str, Any], name: str, value: Any) -> None:
         values[name] = value
 
 
-def _read_plain(thing: Any) -> Any:
-    """Return the attributes that the user's own classes have given an instance."""
-    own: set[str] = set()
+def _read_plain(thing: Any, assigned: Iterable[str]) -> Any:
+    """Return the attributes that the user's own classes, or functions, have given an object."""
+    own = set() if _is_of_framework(type(thing)) else set(assigned)
+    if _is_namespace(thing):
+        own.update(name for name, value in vars(thing).items() if isinstance(value, _CONTAINERS))
     for _, method in _methods(type(thing)):
         own.update(_attributes(method.__code__))
-    items = ((k, _untracked(v)) for k, v in vars(thing).items() if k in own)
+    items = ((k, _untracked(v)) for k, v in vars(thing).items() if k in own and k[:2] != "__")
     return {k: v for k, v in items if is_plain(v) and is_small(v)}
+
+
+def _is_of_framework(kind: type) -> bool:
+    """Tell whether objects of a class have attributes that a framework looks after."""
+    return any(base.__module__.split(".")[0] in _FRAMEWORKS for base in kind.__mro__)
 
 
 def _untracked(value: Any, depth: int = 6) -> Any:
@@ -312,7 +336,9 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, dict):
         items = thing.items() if len(thing) <= _MOST_MEMBERS else ()
         yield from ((str(name), member) for name, member in items)
-    elif not isinstance(thing, (types.ModuleType, type)):
+    elif isinstance(thing, type):
+        yield from _methods(thing)
+    elif not isinstance(thing, types.ModuleType):
         yield from _of_instance(thing)
 
 
@@ -343,14 +369,15 @@ def _of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
     attributes = list(getattr(thing, "__dict__", {}).items())
     yield from ((name, value) for name, value in attributes if name not in _NOT_ENTERED)
     if users:
-        yield from _methods(kind)
+        yield from (("class", kind), *_methods(kind))
 
 
 def _methods(kind: type) -> Iterator[tuple[str, Any]]:
     for base in filter(_is_users_class, kind.__mro__):
         for name, value in sorted(vars(base).items()):
-            if isinstance(value, types.FunctionType):
-                yield name, value
+            function = getattr(value, "__func__", value)  # of a class or static method
+            if isinstance(function, types.FunctionType):
+                yield name, function
 
 
 def _is_users_instance(thing: Any) -> bool:
@@ -435,7 +462,7 @@ def is_plain(value: Any, depth: int = 6) -> bool:
         return not getattr(value, "dtype", None) == object  # noqa: SIM201, E721
     if kind in (list, tuple, set, frozenset, collections.deque):
         return all(is_plain(item, depth - 1) for item in value)
-    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+    if kind in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
         return all(is_plain(k) and is_plain(v, depth - 1) for k, v in value.items())
     return False
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import enum
 import math
 import pickle
 import random
@@ -330,7 +331,7 @@ def _python_generators() -> Iterator[tuple[str, random.Random]]:
 
 @dataclass(frozen=True)
 class FunctionName:
-    """A function by its module and name, pickled on its own.
+    """A function, or a member of an enumeration, by its module and name, pickled on its own.
 
     A script that resumes may define it later than it reads the checkpoint.
     """
@@ -338,7 +339,7 @@ class FunctionName:
     data: bytes
 
     def resolve(self) -> Any:
-        """Return the function; None where there is none of its name."""
+        """Return what has the name; None where nothing has."""
         try:
             return pickle.loads(self.data)  # noqa: S301 - ours
         except Exception:  # whatever a foreign module may raise
@@ -373,7 +374,7 @@ def read_callback(callback: Any, given: Mapping[str, str] | None = None) -> dict
     for name, value in vars(callback).items():
         is_given = given is not None and name in given and given[name] == digest(value)
         if name not in without and not is_given:
-            kept = value if is_plain(value) else name_of_function(value)
+            kept = value if is_plain(value) else known_by_name(value)
             if kept is not None or value is None:
                 state[name] = kept
     if type(callback).__name__ == "History":
@@ -412,9 +413,10 @@ def write_callback(callback: Any, state: Mapping[str, Any]) -> None:
             setattr(callback, name, fresh)
 
 
-def name_of_function(value: Any) -> FunctionName | None:
-    """Return the name of a function that has a module and a name (a monitor's np.less)."""
-    if type(value).__name__ not in ("function", "builtin_function_or_method", "ufunc"):
+def known_by_name(value: Any) -> FunctionName | None:
+    """Return the name of what has a module and a name: a monitor's np.less, a phase of an enum."""
+    is_function = type(value).__name__ in ("function", "builtin_function_or_method", "ufunc")
+    if not is_function and not isinstance(value, enum.Enum):
         return None
     try:
         named = FunctionName(pickle.dumps(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 import sys
 from types import ModuleType, SimpleNamespace
@@ -67,6 +68,16 @@ def test_a_function_that_a_callback_has_chosen_is_put_back() -> None:
     write_callback(callback, kept(Callback(better=np.less, read=write_callback)))
     assert callback.better is np.less
     assert callback.read is write_callback
+
+
+class Phase(enum.Enum):
+    WARM, MAIN = 1, 2
+
+
+def test_a_member_of_an_enumeration_is_put_back() -> None:
+    callback = Callback(phase=Phase.WARM)
+    write_callback(callback, kept(Callback(phase=Phase.MAIN)))
+    assert callback.phase is Phase.MAIN
 
 
 class History(Callback):

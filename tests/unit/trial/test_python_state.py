@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections import deque
+from argparse import Namespace
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -227,3 +229,68 @@ def test_a_list_that_keras_tracks_on_a_model_is_kept_and_stays_the_same_object()
     assert later.seen is seen
     assert seen == [[0.5]]
     assert len(later.layers) == 1
+
+
+class Settings:
+    """As a script keeps its settings, and numbers among them."""
+
+    best, folder, rate = 9.0, "runs/10-30", 0.1
+    history: ClassVar[list[float]] = []
+
+    @classmethod
+    def note(cls, loss: float) -> None:
+        cls.history.append(loss)
+        cls.rate = loss / 10
+
+
+class Plain:
+    wait, best = 0, 9.0
+
+
+args = Namespace(best=9.0, seed=1)
+plain = Plain()
+settings_module: Any = ModuleType("settings_of_a_user")
+vars(settings_module).update(__file__=__file__, steps=0, width=16)
+counts: Counter[str] = Counter()
+
+
+class Setting:
+    """A callback that sets attributes of objects that are not its own."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        Settings.folder = "runs/11-45"
+
+    def on_epoch_end(self, loss: float) -> None:
+        Settings.note(loss)
+        Settings.best = args.best = plain.best = min(Settings.best, loss)
+        plain.wait += 1
+        settings_module.steps += 8
+        self.__class__.calls += 1
+        counts["epochs"] += 1
+
+
+def test_attributes_of_classes_namespaces_and_modules_that_a_callback_sets_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for thing, name in (
+        (Settings, "best"), (Settings, "folder"), (Settings, "rate"), (args, "best"),
+        (plain, "best"), (plain, "wait"), (settings_module, "steps"), (Setting, "calls"),
+    ):  # fmt: skip
+        monkeypatch.setattr(thing, name, getattr(thing, name))
+    own = Setting()
+    own.on_epoch_end(0.5)
+    saved = kept(found(own))
+    Settings.best, Settings.rate, Settings.folder = 9.0, 0.3, "runs/12-50"
+    args.best, args.seed, plain.best, plain.wait = 9.0, 2, 9.0, 0
+    vars(settings_module).update(steps=0, width=32)
+    Setting.calls = 0
+    counts.clear()
+    Settings.history.clear()
+    found(own).write(saved)
+    assert (Settings.best, Settings.folder) == (0.5, "runs/12-50")
+    assert (Settings.rate, Settings.history) == (0.05, [0.5])
+    assert (args.best, args.seed, plain.best, plain.wait) == (0.5, 2, 0.5, 1)
+    assert vars(settings_module)["steps"] == 8
+    assert (vars(settings_module)["width"], Setting.calls, dict(counts)) == (32, 1, {"epochs": 1})
