@@ -70,6 +70,11 @@ class CheckpointFiles:
         names = (p.name[len(_PREFIX) :] for p in self._directory.glob(f"{_PREFIX}*"))
         return [int(name) for name in names if name.isdigit()]
 
+    def has_others(self) -> bool:
+        """Tell whether the script has written checkpoints of its own there."""
+        names = (path.name for path in self._directory.glob("[!.]*"))
+        return any(not name.startswith(_PREFIX) and not name.endswith(".tmp") for name in names)
+
     def load(self, serial: int) -> Checkpoint | None:
         """One checkpoint, verified; None if it is torn or gone."""
         path = self._path(serial)

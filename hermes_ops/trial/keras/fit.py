@@ -175,7 +175,7 @@ def _watched(callbacks: Any) -> Iterator[FitSession | None]:
 
 
 # -- training outside fit -------------------------------------------------------------------------
-# It is reported when it starts, not when it has been in vain.
+# It is reported when it starts, not when it has been in vain; after a `fit`, once it takes long.
 
 _OPTIMIZERS = (
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
@@ -187,29 +187,25 @@ _OPTIMIZERS = (
 
 
 def report_own_loops(model: Any, package: str) -> None:
-    """Let the first training step outside `fit` be told of; `package` is Keras' own.
-
-    The patch goes at that first step, so that later ones cost nothing.
-    """
-    _report_at_first_call(model, "train_on_batch")
+    """Let training steps outside `fit` be told of; `package` is Keras' own."""
+    _note_calls(model, "train_on_batch")
     for module, kind, method in _OPTIMIZERS:
         if module.split(".")[0] == package:
             try:
                 optimizer = getattr(importlib.import_module(module), kind)
             except (ImportError, AttributeError):
                 continue
-            _report_at_first_call(optimizer, method)
+            _note_calls(optimizer, method)
             return
 
 
-def _report_at_first_call(kind: Any, name: str) -> None:
+def _note_calls(kind: Any, name: str) -> None:
     original = getattr(kind, name)
 
     @functools.wraps(original)
-    def first(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
         if running() is None:
-            setattr(kind, name, original)
-            runtime().report_own_loop()
+            runtime().note_own_step()
         return original(self, *args, **kwargs)
 
-    setattr(kind, name, first)
+    setattr(kind, name, noted)

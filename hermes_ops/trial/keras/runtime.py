@@ -35,6 +35,12 @@ DISK_ERROR = 74  # EX_IOERR
 ENDING_S = 4.0
 """Seconds that a script which is told to stop after a `fit` has to come to its own end: stopped in
 its last lines a trial would wait for GPUs, and start all over, for nothing but these lines."""
+OWN_LOOP_S = 60.0
+"""Seconds that training outside `fit` may take between two calls of `fit` before it is reported."""
+_UNWATCHED = (
+    "(train_on_batch, or a loop of its own) and is not watched: its values are read from the "
+    "output, and it is not preemptible unless it writes checkpoints to $HERMES_CHECKPOINT_DIR"
+)
 
 
 class KerasRuntime:
@@ -69,6 +75,7 @@ class KerasRuntime:
         self._pid = os.getpid()
         self._owner: int | None = None
         self._said: set[str] = set()
+        self._own_loop_after: int | None = None  # the calls of `fit` before a step outside of them
 
     # -- who is looked after -------------------------------------------------------------------
 
@@ -101,14 +108,33 @@ class KerasRuntime:
             return "it runs inside another fit"
         return "another process of the trial has called fit first"
 
-    def report_own_loop(self) -> None:
-        """Report a training step outside `fit` with its consequence, unless `fit` is called too."""
-        if os.getpid() == self._pid and self.fit_count == 0:
-            self.say_once(
-                "this training runs outside fit (train_on_batch, or a loop of its own) and is not "
-                "watched: its values are read from the output, and it is not preemptible unless it "
-                "writes checkpoints to $HERMES_CHECKPOINT_DIR"
-            )
+    def note_own_step(self) -> None:
+        """Report training outside `fit` with its consequence: at its first step, if that is new.
+
+        After a `fit` it may be some steps before the next one: it is reported if it goes on.
+        """
+        if os.getpid() != self._pid or self._own_loop_after == self.fit_count:
+            return
+        self._own_loop_after = self.fit_count
+        if self.fit_count == 0:
+            self.say_once(f"this training runs outside fit {_UNWATCHED}")
+        elif not self.group.is_distributed:
+            timer = threading.Timer(OWN_LOOP_S, self._report_own_loop, (self.fit_count,))
+            timer.daemon = True
+            timer.start()
+
+    def _report_own_loop(self, fit_count: int) -> None:
+        """Report the trial as not preemptible until its next `fit`, unless it has checkpoints.
+
+        Those of the script's own count: a stop would lose what it has trained since its last `fit`.
+        """
+        if self.session is not None or fit_count != self.fit_count or self._owner is None:
+            return
+        if self.unresumable is not None or self.store.has_others():
+            return
+        self.say_once(f"the training after fit call {fit_count} runs outside fit {_UNWATCHED}")
+        reason = "it trains outside fit, and goes on from its last fit when it is stopped"
+        send({"kind": "hook", "preemptible": False, "reason": reason, "startup_s": None})
 
     def _load(self) -> None:
         """Find where the trial stands; only the owner may look, as unfinished files are removed.

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,3 +337,47 @@ def test_a_fit_that_raised_before_and_does_not_now_has_the_trial_begin_anew(tmp_
     with pytest.raises(MismatchError, match="fit call 2 ended with an error before the stop"):
         trial.run(lambda: folds([], prunes=False))
     assert trial.run(lambda: folds([], prunes=False)) is not None
+
+
+def own_loop(between: Callable[[], object]) -> list[Any]:
+    """Fit a model, train it outside of `fit`, and fit it again; return what is sent meanwhile."""
+    model, sent = Model(), []
+    arguments: dict[str, Any] = {"epochs": 1}
+    fit.run_fit(KerasBackend(), Model.fit, model, (), arguments)
+    events = process.runtime().folder / "events.jsonl"
+    for step in (between, lambda: fit.run_fit(KerasBackend(), Model.fit, model, (), arguments)):
+        before = len(events.read_text().splitlines())
+        step()
+        for timer in [one for one in threading.enumerate() if isinstance(one, threading.Timer)]:
+            timer.join()
+        lines = map(json.loads, events.read_text().splitlines()[before:])
+        sent.append([line["preemptible"] for line in lines if line["kind"] == "hook"])
+    return sent
+
+
+@pytest.mark.usefixtures("_keras")
+def test_training_outside_fit_that_goes_on_after_one_is_not_preemptible_until_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process, "OWN_LOOP_S", 0.0)
+
+    def train() -> None:
+        for _ in range(3):
+            process.runtime().note_own_step()
+
+    assert Trial(tmp_path).run(lambda: own_loop(train)) == [[False], [True]]
+    said = capfd.readouterr().out
+    assert said.count("the training after fit call 1 runs outside fit") == 1
+
+
+@pytest.mark.usefixtures("_keras")
+def test_training_outside_fit_with_checkpoints_of_its_own_stays_preemptible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "OWN_LOOP_S", 0.0)
+
+    def train() -> None:
+        (tmp_path / "checkpoints" / "ckpt-1.index").touch()
+        process.runtime().note_own_step()
+
+    assert Trial(tmp_path).run(lambda: own_loop(train)) == [[], [True]]
