@@ -30,9 +30,11 @@ class MetricReader:
     counts if it says its epoch or step, and if it is no list of the script's arguments (see
     `ArgumentFilter`). More than 1,000 names are not read; the objective and the others always are.
 
-    A value without a step is the next one of its name after `first_step`, as long as the objective
-    has not come with a step. Of several steps on a line the epoch counts. What is not read although
-    the sweep file asks for it is in `notes`: a text for each kind of trouble, the first time.
+    A value without a step is the next one of its name after `first_step`, the checkpoint's, as long
+    as the objective has not come with a step. `stored` has the highest step of each name so far: a
+    name that has come less often than there were epochs is counted on from there. Of several steps
+    on a line the epoch counts. What is not read although the sweep file asks for it is in `notes`:
+    a text for each kind of trouble, the first time.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class MetricReader:
         *,
         max_epochs: int | None = None,
         reached: int | None = None,
+        stored: Mapping[str, int] | None = None,
         steps_by: str = "",
         parameters: Collection[str] = (),
     ) -> None:
@@ -58,6 +61,7 @@ class MetricReader:
         names = [n for n in (objective, *others) if n is not None and n not in patterns_by_name]
         self._finder = PairFinder(names)
         self._first_step = first_step
+        self._stored = stored
         self._counts: dict[str, int] = {}
         self._names: set[str] = set()
         self._arguments = ArgumentFilter(parameters, self._others)
@@ -238,7 +242,10 @@ class MetricReader:
         return True
 
     def _count(self, name: str) -> int:
-        self._counts[name] = self._counts.get(name, self._first_step) + 1
+        if name not in self._counts:
+            stored = self._first_step if self._stored is None else self._stored.get(name, 0)
+            self._counts[name] = min(self._first_step, stored)
+        self._counts[name] += 1
         return self._counts[name]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.trial import segment_records
 from hermes_ops.trial.files import Folder
+from hermes_ops.trial.metrics import MetricsFile
 from hermes_ops.trial.output.metric_reader import MetricReader
 from hermes_ops.trial.output.pattern_matcher import PatternMatcher
 from hermes_ops.trial.supervisor.options import SegmentOptions
@@ -23,11 +24,11 @@ def make_metric_reader(
     options: SegmentOptions,
     status: segment_records.TrialStatus,
     first_step: int,
-    reached: int | None,
+    metrics: MetricsFile,
 ) -> MetricReader:
     """Return the reader of metrics in the output.
 
-    `first_step`: the checkpoint's; `reached`: the last step of the objective, if any.
+    `first_step`: the checkpoint's; `metrics`: what earlier segments have stored.
     """
     return MetricReader(
         options.objective,
@@ -36,7 +37,8 @@ def make_metric_reader(
         status.step_offset,
         dict(options.others),
         max_epochs=options.max_epochs,
-        reached=reached,
+        reached=metrics.reached(options.objective) if options.objective else None,
+        stored={name: metrics.highest(name) for name in metrics.names()},
         steps_by=status.steps_by,
         parameters=[
             name[len(_PARAMETER_PREFIX) :]

@@ -84,8 +84,7 @@ class ScriptSupervisor:
         )
         self.timings: dict[str, float] = {}  # those measured in this very segment
         self._mask = Mask(secret_values(os.environ))
-        reached = self._metrics.reached(options.objective) if options.objective else None
-        self._reader = make_metric_reader(options, self.status, first_step, reached)
+        self._reader = make_metric_reader(options, self.status, first_step, self._metrics)
         self._output = OutputReader(self._reader, self._mask)
         self._matcher = make_matcher(options, self._reader)
         self._matched = MatchedOutput(self._output, self._matcher) if self._matcher else None

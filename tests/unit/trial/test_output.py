@@ -63,6 +63,14 @@ def test_values_without_a_step_are_counted_from_the_checkpoint() -> None:
     assert [reader.read("loss=1")[0].step for _ in range(2)] == [5, 6]
 
 
+def test_a_name_that_came_less_often_than_epochs_is_counted_from_what_is_stored_of_it() -> None:
+    stored = {"loss": 6, "val_f1": 2}
+    reader = MetricReader("test_acc", None, 4, stored=stored, others={"val_f1": None, "loss": None})
+    lines = ("loss=1", "val_f1=0.5", "test_acc=0.9", "loss=1")
+    found = [(m.name, m.step) for line in lines for m in reader.read(line)]
+    assert found == [("loss", 5), ("val_f1", 3), ("test_acc", 1), ("loss", 6)]
+
+
 def test_nan_and_infinity_are_values() -> None:
     assert math.isnan(read("loss=nan")[0].value)
     assert read("loss=-inf")[0].value == -math.inf

@@ -639,3 +639,30 @@ def test_values_that_a_disk_with_room_does_not_take_are_told_as_what_they_are(tr
     assert code != 0
     assert trial.result["cause"] == "other"
     assert "a metric could not be written: Is a directory" in trial.result["reason"]
+
+
+FINAL = """
+import os, signal
+from hermes_ops.trial.event_channel import send
+path = os.path.join(os.environ["HERMES_CHECKPOINT_DIR"], "state")
+if not os.path.exists(path):
+    open(path, "w").close()
+    for epoch in range(1, 5):
+        send({"kind": "hook", "preemptible": True})
+        send({"kind": "checkpoint", "step": epoch, "seconds": 0.1})
+    os.kill(os.getpid(), signal.SIGKILL)
+print("Test accuracy: 0.9")
+"""
+
+
+def test_an_objective_that_is_printed_once_at_the_end_counts_after_a_resume_too(
+    trial: Trial,
+) -> None:
+    trial.write(FINAL)
+    options = ("--objective", "Test accuracy", "--max-epochs", "4")
+    code, output = trial.run(*options)
+    assert code not in (0, 75), output
+    assert trial.status["checkpoint_step"] == 4
+    code, output = trial.run(*options)
+    assert code == 0, output
+    assert trial.metrics == [("Test accuracy", 0.9, 1)]
