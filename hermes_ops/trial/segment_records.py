@@ -33,6 +33,8 @@ class TrialStatus:
         self.checkpoint_step: int | None = None
         self.checkpointed_s: float | None = None
         self.step_offset = 0  # of a trial that an earlier version has begun
+        self.fits = 0  # of Keras, complete at the checkpoint: they are not run again
+        self.training = False  # a fit of Keras has begun in this segment
         self.steps_by = ""  # how the objective's steps are known, once it has come
         self.said: list[str] = []  # kinds of notes that the output has had
         self.advice = ""  # while no value of the objective is read
@@ -61,6 +63,7 @@ def continued_status(folder: Folder, epoch: int, has_checkpoint: bool) -> TrialS
     if has_checkpoint:
         status.preemptible, status.preemptible_reason = True, ""
         status.checkpoint_step = last.get("checkpoint_step")
+        status.fits = int(last.get("fits") or 0)
         status.checkpointed_s = last.get("checkpointed_s")
     return status
 

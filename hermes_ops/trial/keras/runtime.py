@@ -164,6 +164,11 @@ class KerasRuntime:
         """Epochs completed in the fits before this one."""
         return sum(int(record["epochs"]) for record in self.records)
 
+    def ends_replay(self, fit: int) -> bool:
+        """Tell whether this call of `fit` is the first that trains after others were replayed."""
+        replayed = len(self.resumed.get("records", []))
+        return 0 < replayed == fit and self.group.is_leader
+
     # -- SIGTERM -------------------------------------------------------------------------------
 
     def handle_sigterm(self) -> None:
@@ -339,7 +344,8 @@ class CheckpointWriter:
             seconds = taken_s + time.monotonic() - started_s
             if self._runtime.unresumable is not None:
                 return
-            send({"kind": "checkpoint", "step": header["step"], "seconds": seconds})
+            fits = header["fit"] + bool(header["final"])
+            send({"kind": "checkpoint", "step": header["step"], "seconds": seconds, "fits": fits})
         except OSError as error:
             self._runtime.disk_failed(error)
 

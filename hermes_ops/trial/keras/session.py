@@ -17,6 +17,7 @@ from hermes_ops.trial.keras.callback_files import CallbackFiles
 from hermes_ops.trial.keras.callback_paths import matched, moved_paths, texts_of
 from hermes_ops.trial.keras.checkpoint_files import RAISED, Checkpoint
 from hermes_ops.trial.keras.learning_rate import FitRate
+from hermes_ops.trial.keras.output_order import after_replay
 from hermes_ops.trial.keras.pipeline import (
     keeps_hidden_random_state,
     seeded,
@@ -190,7 +191,8 @@ class FitSession:
         is_new = self.checkpoint is None and not self.runtime.records
         reason = self.runtime.unresumable or (self.boundary_reason if is_new else None)
         event = {"kind": "hook", "preemptible": reason is None, "reason": reason or ""}
-        send({**event, "startup_s": startup_s})
+        with after_replay(self.runtime.folder, self.runtime.ends_replay(self.number)):
+            send({**event, "startup_s": startup_s, "again": self.is_repeated})
 
     def _compare_with_others(self) -> None:
         """Check that all ranks go on from one checkpoint, and find what depends on their number."""

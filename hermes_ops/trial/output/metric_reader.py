@@ -32,9 +32,11 @@ class MetricReader:
 
     A value without a step is the next one of its name after `first_step`, the checkpoint's, as long
     as the objective has not come with a step. `stored` has the highest step of each name so far: a
-    name that has come less often than there were epochs is counted on from there. Of several steps
-    on a line the epoch counts. What is not read although the sweep file asks for it is in `notes`:
-    a text for each kind of trouble, the first time.
+    name that has come less often than there were epochs is counted on from there. Where fits of
+    Keras are not run again (`is_replay`), the code between them prints its values again: they are
+    counted from 1, until `begin_training`. Of several steps on a line the epoch counts. What is not
+    read although the sweep file asks for it is in `notes`: a text for each kind of trouble, the
+    first time.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class MetricReader:
         max_epochs: int | None = None,
         reached: int | None = None,
         stored: Mapping[str, int] | None = None,
+        is_replay: bool = False,
         steps_by: str = "",
         parameters: Collection[str] = (),
     ) -> None:
@@ -62,6 +65,7 @@ class MetricReader:
         self._finder = PairFinder(names)
         self._first_step = first_step
         self._stored = stored
+        self._is_replay = is_replay  # the script prints again what it printed between its fits
         self._counts: dict[str, int] = {}
         self._names: set[str] = set()
         self._arguments = ArgumentFilter(parameters, self._others)
@@ -241,12 +245,28 @@ class MetricReader:
             self.steps_by = by
         return True
 
+    def begin_training(self, *, again: bool) -> None:
+        """Note that a `fit` trains: what it prints was not printed before, unless it is run again.
+
+        So a name's next value comes after those that code between the fits has printed again, and
+        after those that the fits had printed by the checkpoint.
+        """
+        if self._is_replay and not again:
+            self._is_replay = False
+            for name, count in self._counts.items():
+                self._counts[name] = count + self._before(name, count)
+
     def _count(self, name: str) -> int:
         if name not in self._counts:
-            stored = self._first_step if self._stored is None else self._stored.get(name, 0)
-            self._counts[name] = min(self._first_step, stored)
+            self._counts[name] = 0 if self._is_replay else self._before(name)
         self._counts[name] += 1
         return self._counts[name]
+
+    def _before(self, name: str, again: int = 0) -> int:
+        """Return how often a name came before the checkpoint, but for those that came again."""
+        if self._stored is None:
+            return self._first_step
+        return min(self._first_step, max(0, self._stored.get(name, 0) - again))
 
 
 def _equal(one: NamedValue, other: NamedValue) -> bool:

@@ -39,6 +39,7 @@ def make_metric_reader(
         max_epochs=options.max_epochs,
         reached=metrics.reached(options.objective) if options.objective else None,
         stored={name: metrics.highest(name) for name in metrics.names()},
+        is_replay=status.fits > 0,
         steps_by=status.steps_by,
         parameters=[
             name[len(_PARAMETER_PREFIX) :]

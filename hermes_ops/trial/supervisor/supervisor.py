@@ -457,8 +457,9 @@ class ScriptSupervisor:
             handler(event)
 
     def _on_hook(self, event: dict[str, Any]) -> None:
-        self._has_hook = True
+        self._has_hook = self.status.training = True
         self._trained_to_end = False
+        self._reader.begin_training(again=bool(event.get("again")))
         reason = str(event.get("reason") or "")
         self._set_preemptible(bool(event.get("preemptible", True)), reason)
         if self.group is not None:
@@ -476,6 +477,7 @@ class ScriptSupervisor:
 
     def _on_checkpoint(self, event: dict[str, Any]) -> None:
         self.status.checkpoint_step = int(event["step"])
+        self.status.fits = int(event.get("fits") or 0)
         self.status.checkpointed_s = time.time()
         self._set_preemptible(True)
         self._measured("checkpoint_s", event["seconds"])

@@ -71,6 +71,21 @@ def test_a_name_that_came_less_often_than_epochs_is_counted_from_what_is_stored_
     assert found == [("loss", 5), ("val_f1", 3), ("test_acc", 1), ("loss", 6)]
 
 
+def test_values_that_code_between_replayed_fits_prints_again_keep_their_steps() -> None:
+    stored = {"score": 3, "val_f1": 12, "mean": 13}
+    others = {"val_f1": None, "mean": None}
+    reader = MetricReader("score", None, 12, others=others, stored=stored, is_replay=True)
+    before = [reader.read(line)[0].step for line in ("score=1", "mean=1", "score=2", "score=3")]
+    assert before == [1, 1, 2, 3]
+    reader.begin_training(again=True)
+    assert reader.read("mean=2")[0].step == 2
+    reader.begin_training(again=False)
+    after = [reader.read(line)[0].step for line in ("val_f1=1", "score=4", "mean=3", "val_f1=2")]
+    assert after == [13, 4, 14, 14]
+    reader.begin_training(again=False)
+    assert reader.read("score=5")[0].step == 5
+
+
 def test_nan_and_infinity_are_values() -> None:
     assert math.isnan(read("loss=nan")[0].value)
     assert read("loss=-inf")[0].value == -math.inf

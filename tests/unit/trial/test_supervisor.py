@@ -666,3 +666,38 @@ def test_an_objective_that_is_printed_once_at_the_end_counts_after_a_resume_too(
     code, output = trial.run(*options)
     assert code == 0, output
     assert trial.metrics == [("Test accuracy", 0.9, 1)]
+
+
+FITS_IN_A_LOOP = """
+import os, signal, time
+from pathlib import Path
+from hermes_ops.trial.event_channel import send
+from hermes_ops.trial.keras.output_order import after_replay
+state = Path(os.environ["HERMES_CHECKPOINT_DIR"], "state")
+done = int(state.read_text()) if state.exists() else 0
+for fit in range(5):
+    if fit >= done:
+        with after_replay(Path(os.environ["HERMES_TRIAL_DIR"]), 0 < done == fit):
+            send({"kind": "hook", "preemptible": True})
+        state.write_text(str(fit + 1))
+        send({"kind": "checkpoint", "step": fit + 1, "seconds": 0.1, "fits": fit + 1})
+    print(f"score: {fit / 10}", flush=True)
+    if fit == 2 and not done:
+        metrics = Path(os.environ["HERMES_METRICS_FILE"])
+        while not metrics.exists() or metrics.read_text().count("\\n") < 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_values_that_are_printed_between_fits_have_the_steps_of_a_run_that_never_stopped(
+    trial: Trial,
+) -> None:
+    trial.write(FITS_IN_A_LOOP)
+    options = ("--objective", "score", "--max-epochs", "5")
+    code, output = trial.run(*options)
+    assert code not in (0, 75), output
+    assert trial.status["fits"] == 3
+    code, output = trial.run(*options)
+    assert code == 0, output
+    assert trial.metrics == [("score", fit / 10, fit + 1) for fit in range(5)]
