@@ -48,7 +48,9 @@ class Segment:
             TensorBoard(log_dir=str(folder), write_graph=True),
         ]
         saved = before.saved if before else {}
-        self.files = CallbackFiles(self.callbacks, saved.get("files") or {}, Path(), 0, {})
+        self.files = CallbackFiles(
+            self.callbacks, saved.get("files") or {}, Path(), 0, {}, later={}
+        )
         self.files.follow(moved_paths(self.callbacks, saved.get("texts")))
         self.files.prepare()
         self.texts = texts_of(self.callbacks)
@@ -114,6 +116,6 @@ def test_paths_that_have_not_changed_and_texts_that_are_no_paths_move_nothing() 
     assert moved_paths(callbacks, None) == {}
     moved = moved_paths([Keep(path="best.h5", text="two", number=4)], saved)
     assert moved == {"one": "two"}
-    files = CallbackFiles(callbacks, {}, Path(), 0, {})
+    files = CallbackFiles(callbacks, {}, Path(), 0, {}, later={})
     files.follow(moved)
     assert not list(Path().iterdir())
