@@ -418,7 +418,7 @@ def refuse_taken_id(sweep: str, tracker: Tracker) -> None:
     """
     ref = tracker.find_sweep(sweep)
     has_runs = ref is not None and (tracker.sweep(ref).state in RUN_STATUS or tracker.trials(ref))
-    if has_runs or any(sweep_folder(sweep).glob("trials/*")):
+    if has_runs or any(sweep_folder(sweep).glob("trials/*/segments.jsonl")):
         raise AirflowFailException(
             f"the run's id: found that of an earlier sweep {sweep!r}, whose results are still "
             "there; allowed: an id without any. Fix: start it with another id, or remove the "

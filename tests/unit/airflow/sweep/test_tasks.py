@@ -147,12 +147,14 @@ def test_a_sweep_that_is_stopped_while_its_plan_waits_for_mlflow_is_skipped_and_
     assert decode(CloseRecord, given["task_state_store"][CLOSE_KEY]) is None
 
 
-@pytest.mark.parametrize("left", ["an ended sweep", "a trial", "a folder"])
+@pytest.mark.parametrize("left", ["an ended sweep", "a trial", "a segment"])
 def test_a_new_run_with_the_id_of_a_deleted_one_does_not_take_its_results(
     mlflow: type[Mlflow], left: str
 ) -> None:
-    if left == "a folder":
-        TrialFolder.from_sweep(SWEEP, 0).path.mkdir(parents=True)
+    if left == "a segment":
+        folder = TrialFolder.from_sweep(SWEEP, 0).path
+        folder.mkdir(parents=True)
+        (folder / "segments.jsonl").touch()
     else:
         mlflow.known = SweepRef(SWEEP, "7", "the earlier run")
         mlflow.state = "cancelled" if left == "an ended sweep" else "running"
