@@ -153,7 +153,7 @@ class PlanOperator(BaseOperator):
         refuse_missing(config, os.environ)
         tracker, sweep = Tracker(tracking_uri()), sweep_of(self, context)
         if before is None:
-            config = self._begin(config, tracker, sweep, context["ti"])
+            config = self._begin(config, tracker, sweep, context)
         planned_s = before.planned_s if before is not None else time.time()
         deadline = deadline_tag(config, _began_s(context, planned_s))
         tags = {**self._tags(config), **deadline}
@@ -197,15 +197,17 @@ class PlanOperator(BaseOperator):
                 "another id."
             )
 
-    def _begin(self, config: SweepConfig, tracker: Tracker, sweep: str, ti: Any) -> SweepConfig:  # noqa: ANN401 - Airflow's own
+    def _begin(
+        self, config: SweepConfig, tracker: Tracker, sweep: str, context: Mapping[str, Any]
+    ) -> SweepConfig:
         """Return a new sweep with the configurations that it tries first.
 
         A night is skipped while another one runs, if that is its rule; a taken id is refused.
         """
         if self.nights is not None:
-            config = self.nights.begin(config, tracker, ti, self.log.info)
+            config = self.nights.begin(config, tracker, context["ti"], self.log.info)
         refuse_taken_id(sweep, tracker)
-        return add_warm_start(config, tracker, str(ti.run_id), self.log.info)
+        return add_warm_start(config, tracker, str(context["run_id"]), self.log.info)
 
     def _read(self, context: Mapping[str, Any]) -> SweepConfig:
         def render(text: str) -> str:
