@@ -31,8 +31,9 @@ ENDED_RUN = ("success", "failed")
 _NO_RUN = "hermes_prune_may_delete_runs"
 """Id of a DAG run that nobody starts: a request to delete it tells whether that is permitted."""
 
-MOST_MARKED = 50
-"""Task instances in a request that sets their state."""
+MOST_MARKED = 16
+"""Task instances in a request that sets their state. Airflow takes some 30 ms for each, in one
+transaction: with thousands no answer comes in time, and on SQLite nobody else writes meanwhile."""
 
 _WRONG_PASSWORD = (httpx.codes.BAD_REQUEST, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
@@ -121,8 +122,8 @@ class AirflowClient:
     def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
         """Set waiting task instances to success, failed or skipped.
 
-        Each request has at most MOST_MARKED of one DAG run: on SQLite, Airflow answers nobody else
-        until it has written all of them. What the requests before a failed one have set, stays.
+        Each request has at most MOST_MARKED of one DAG run. What the requests before a failed one
+        have set, stays.
         """
         runs: dict[tuple[str, str], list[TaskKey]] = {}
         for task in tasks:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from hermes_ops.airflow.client import AirflowClient, TaskKey
+from hermes_ops.airflow.client import MOST_MARKED, AirflowClient, TaskKey
 from hermes_ops.airflow.control.cleanup.user_clear import UserClear
 from hermes_ops.airflow.control.faults import Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.reconcile import (
@@ -70,10 +70,6 @@ from hermes_ops.errors import HermesError
 from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
-
-MARKED_AT_ONCE = 16
-"""Tasks that are marked in one request. Airflow takes some 30 ms for each, in one transaction: with
-thousands no answer comes in time, and on SQLite nobody else writes meanwhile."""
 
 MARKING_S = 1.0
 """Seconds of a round for the marks of one sweep, and for what a person has asked of its trials by
@@ -325,10 +321,10 @@ class Executor:
     def _in_batches(self, trials: tuple[TrialRecords, ...]) -> Iterator[tuple[TrialRecords, ...]]:
         """Yield the trials in batches until the time for them in this round is over."""
         until_s = self.clock() + MARKING_S
-        for begin in range(0, len(trials), MARKED_AT_ONCE):
+        for begin in range(0, len(trials), MOST_MARKED):
             if begin and self.clock() >= until_s:
                 return
-            yield trials[begin : begin + MARKED_AT_ONCE]
+            yield trials[begin : begin + MOST_MARKED]
 
     def _put(self, sweep: SweepState, trial: TrialRecords | None, key: str, value: object) -> None:
         self.client.put_state(task_of(sweep, trial), key, value)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from hermes_ops.airflow.client import ENDED_RUN, TaskKey
+from hermes_ops.airflow.client import ENDED_RUN, MOST_MARKED, TaskKey
 from hermes_ops.airflow.control.trial_state import is_idle
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
@@ -43,10 +43,6 @@ log = logging.getLogger(__name__)
 
 FIRST_FAILURES = 3
 """A sweep none of whose trials has begun ends when so many cannot be started."""
-
-
-SKIPPED_AT_ONCE = 16
-"""Tasks of a sweep that cannot be read that are skipped in a round: each takes Airflow 30 ms."""
 
 
 def due_end(sweep: SweepState, now_s: float) -> CloseRecord | None:
@@ -263,4 +259,4 @@ def end_unreadable(
         tracker.finish_sweep(record.parent_run_id, "failed", {CLOSED_TAG: close.reason})
     except HermesError as error:
         log.warning("MLflow has no word of the end of %s: %s", run.sweep_id, error)
-    client.skip(waiting[:SKIPPED_AT_ONCE])  # the others in the next rounds
+    client.skip(waiting[:MOST_MARKED])  # the others in the next rounds

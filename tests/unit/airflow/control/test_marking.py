@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.client import TaskKey
-from hermes_ops.airflow.control.executor import MARKED_AT_ONCE, MARKING_S
+from hermes_ops.airflow.client import MOST_MARKED, TaskKey
+from hermes_ops.airflow.control.executor import MARKING_S
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.records import CloseRecord, SegmentRecord
@@ -63,8 +63,8 @@ def test_no_round_waits_long_for_the_end_of_a_large_sweep_and_all_its_trials_end
     while not all(t.has_ended for t in sweep.trials):
         rounds_s.append(settle(outside, sweep, monkeypatch))
     assert outside.marked() == list(range(TRIALS))
-    assert max(len(numbers) for _, numbers in outside.of("skip")) == MARKED_AT_ONCE
-    assert max(rounds_s) < MARKING_S + MARKED_AT_ONCE * TASK_S
+    assert max(len(numbers) for _, numbers in outside.of("skip")) == MOST_MARKED
+    assert max(rounds_s) < MARKING_S + MOST_MARKED * TASK_S
     assert sum(rounds_s) == pytest.approx(TRIALS * TASK_S)
 
 
@@ -79,7 +79,7 @@ def test_trials_that_were_ended_before_are_marked_in_portions_too(
         return replace(pending(number), segment=SegmentRecord(1, False, 1.0, **record))
 
     sweep = sweep_with(*map(ended, range(TRIALS)))
-    assert settle(outside, sweep, monkeypatch) < MARKING_S + MARKED_AT_ONCE * TASK_S
+    assert settle(outside, sweep, monkeypatch) < MARKING_S + MOST_MARKED * TASK_S
     while not all(t.row.state == "skipped" for t in sweep.trials):
         settle(outside, sweep, monkeypatch)
     assert outside.marked() == list(range(TRIALS))
