@@ -106,7 +106,7 @@ def test_status_shows_what_fails_in_the_pool_of_its_home(
     view_with(fault())
     publish_trouble("gpus", {"since_s": 60.0, "rounds": 17, "reason": "no pool"})
     monkeypatch.setenv("HERMES_HOME", str(tmp_path / "another"))
-    healthy = {"is_unsupervised": False, "orphans": (), "disks": ()}
+    healthy = {"is_unsupervised": False, "orphans": (), "disks": (), "trouble": ""}
     seen: Any = SimpleNamespace(record=SimpleNamespace(pool="gpus"), is_running=True, **healthy)
     failing, problem = _problem_lines(home, seen)
     assert failing.endswith("no pool")
