@@ -52,7 +52,8 @@ class Slaq:
         jobs = [j for j in jobs if j.phase not in (Phase.ENDED, Phase.STOPPING)]
         slice_s = self.slice_s or usual_step_s(jobs)
         drops = predicted_drops(jobs, slice_s)
-        pinned = {j.id for j in jobs if j.holds_gpus and not self._is_over(j, snapshot.time_s)}
+        running = (j for j in jobs if j.holds_gpus)
+        pinned = {j.id for j in running if is_within_slice(j, snapshot.time_s, self.slice_s)}
 
         def place(job: Job) -> tuple[object, ...]:
             return (job.id not in pinned, -drops[job.id], not job.holds_gpus, submission(job))
@@ -62,12 +63,17 @@ class Slaq:
         view = SlaqDecision(drops, pinned, slice_s, best)
         return serve(snapshot, order, view.why), memory
 
-    def _is_over(self, job: Job, now_s: float) -> bool:
-        if job.phase is not Phase.RUNNING or not job.has_finished_slice:
-            return False
-        if self.slice_s is None or job.started_s is None:
-            return True
-        return not job.started_s - self.slice_s <= now_s < job.started_s + self.slice_s
+
+def is_within_slice(job: Job, now_s: float, slice_s: float | None) -> bool:
+    """Return whether a job that holds GPUs keeps them; `slice_s`: seconds, None: until a value.
+
+    One that has started more than a slice ahead has not: the clock was set back since.
+    """
+    if job.phase is not Phase.RUNNING or not job.has_finished_slice:
+        return True
+    if slice_s is None or job.started_s is None:
+        return False
+    return job.started_s - slice_s <= now_s < job.started_s + slice_s
 
 
 def predicted_drops(jobs: Iterable[Job], slice_s: float) -> dict[JobId, float]:

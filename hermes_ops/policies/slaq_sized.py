@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure, short_duration
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
-from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, usual_step_s
+from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, is_within_slice, usual_step_s
 from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearStepTime
 from hermes_ops.policies.toolbox.parameter_checks import positive_or_none
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
@@ -52,7 +52,8 @@ class SlaqSized:
         slice_s = self.slice_s or usual_step_s(snapshot.jobs)
         known = KnownSteps(snapshot.jobs)
         drops = _drops(problem.jobs, known, slice_s, problem.gpus)
-        kept = {job.id for job in problem.jobs if _is_kept(snapshot, job, slice_s)}
+        held = (job for job in problem.jobs if job.id in snapshot.held)
+        kept = {job.id for job in held if is_within_slice(job, snapshot.time_s, slice_s)}
 
         def solve(able: SizingProblem) -> dict[JobId, int]:
             return _greedy(able, _drops(able.jobs, known, slice_s, able.gpus), kept)
@@ -123,17 +124,6 @@ def _slices_s(
     pace_s = prediction.seconds / prediction.last if prediction.last > 0 else slice_s
     steps: list[float] = (slice_s / step_s * pace_s).tolist()
     return steps
-
-
-def _is_kept(snapshot: Snapshot, job: Job, slice_s: float) -> bool:
-    if job.id not in snapshot.held:
-        return False
-    if job.phase is not Phase.RUNNING or not job.has_finished_slice:
-        return True
-    if job.started_s is None:
-        return False
-    # Further in the future it has not started: the clock was set back since.
-    return job.started_s - slice_s <= snapshot.time_s < job.started_s + slice_s
 
 
 def _rank(job: Job, drops: dict[JobId, Drops]) -> tuple[object, ...]:

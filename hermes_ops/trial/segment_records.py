@@ -14,6 +14,7 @@ from typing import Any
 from hermes_ops.trial.files import Folder, Follower, append_lines, read_json, write_json
 from hermes_ops.trial.metrics import Metric, MetricsFile, as_document, parse
 from hermes_ops.trial.outcome import SegmentEnding, SegmentOutcome
+from hermes_ops.trial.processes.tree import boot_id
 from hermes_ops.trial.retention import unfinished
 
 _RESERVE_BYTES = 65_536
@@ -93,7 +94,7 @@ def _leads_out(path: str, inside: str) -> bool:
 def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -> None:
     """Write the line of a segment's start."""
     start = {"epoch": epoch, "gpus": list(gpus), "start_s": time.time(), "first_step": step}
-    append_lines(folder.segments, [{**start, "boot": _boot(), "uptime_s": time.monotonic()}])
+    append_lines(folder.segments, [{**start, "boot": boot_id(), "uptime_s": time.monotonic()}])
 
 
 def close_segment(
@@ -131,16 +132,7 @@ def _passed_s(start: Mapping[str, Any]) -> float | None:
         passed_s = time.monotonic() - float(start["uptime_s"])
     except (KeyError, TypeError, ValueError):
         return None
-    return passed_s if start.get("boot") and start["boot"] == _boot() and passed_s >= 0 else None
-
-
-def _boot() -> str:
-    """Return the id of this boot of the machine; empty where the system has none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return passed_s if start.get("boot") and start["boot"] == boot_id() and passed_s >= 0 else None
 
 
 def close_lost_segment(folder: Folder, step: int) -> None:

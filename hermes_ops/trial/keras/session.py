@@ -127,9 +127,7 @@ class FitSession:
         self.boundary_reason: str | None = None
         self.best_epoch: int | None = None
         self._best_values: dict[str, Any] | None = None  # if it was the last one
-        data = checkpoint.objects() if checkpoint else None
-        saved = pickle.loads(data) if data else {}  # noqa: S301 - ours
-        self.objects = objects_of_rank(saved, runtime.group.rank, self.change.is_same)
+        self.objects = self._saved_objects()
         self.rate = FitRate(model, runtime, self.change, header)
         self.fingerprints: Mapping[str, str] = {}
         self._is_resizable = False
@@ -149,6 +147,12 @@ class FitSession:
         self._lengths: dict[str, int] = {}
         self._texts: list[dict[str, Any]] = []  # of callbacks, as the script gives them
         self._given: dict[int, dict[str, str]] = {}  # to callbacks, as the fit begins
+
+    def _saved_objects(self) -> dict[str, Any]:
+        """Return what the checkpoint has of this rank but for arrays; empty without one."""
+        data = self.checkpoint.objects() if self.checkpoint else None
+        saved = pickle.loads(data) if data else {}  # noqa: S301 - ours
+        return objects_of_rank(saved, self.runtime.group.rank, self.change.is_same)
 
     def _size_before(self, header: Mapping[str, Any]) -> int:
         return int(header.get("size", 1)) if header else self.runtime.group.size

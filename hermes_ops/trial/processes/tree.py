@@ -42,13 +42,23 @@ def is_alive(process: Process) -> bool:
     return process_of(process.pid) == process
 
 
+def boot_id() -> str:
+    """Return the id of this boot of the machine; empty where the system has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
+
+
 def boot_and_namespace() -> str:
     """Return what process ids are valid in: this boot of the machine, this namespace of ids."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            return f"{stream.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+        namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+    boot = boot_id()
+    return f"{boot} {namespace}" if boot else ""
 
 
 class ProcessTable:

@@ -17,7 +17,7 @@ class Clocks:
         name = "hermes_ops.trial.segment_records"
         monkeypatch.setattr(f"{name}.time.time", lambda: self.now_s)
         monkeypatch.setattr(f"{name}.time.monotonic", lambda: self.uptime_s)
-        monkeypatch.setattr(f"{name}._boot", lambda: self.boot)
+        monkeypatch.setattr(f"{name}.boot_id", lambda: self.boot)
 
     def go_on(self, seconds: float, set_by_s: float = 0.0) -> None:
         self.uptime_s += seconds

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -641,6 +642,17 @@ def test_values_that_a_disk_with_room_does_not_take_are_told_as_what_they_are(tr
     assert "a metric could not be written: Is a directory" in trial.result["reason"]
 
 
+def killed_and_resumed(trial: Trial, script: str, *options: str) -> dict[str, Any]:
+    """Run a script that kills itself once, then to its end; return the status in between."""
+    trial.write(script)
+    code, output = trial.run(*options)
+    assert code not in (0, 75), output
+    between = trial.status
+    code, output = trial.run(*options)
+    assert code == 0, output
+    return between
+
+
 FINAL = """
 import os, signal
 from hermes_ops.trial.event_channel import send
@@ -658,13 +670,8 @@ print("Test accuracy: 0.9")
 def test_an_objective_that_is_printed_once_at_the_end_counts_after_a_resume_too(
     trial: Trial,
 ) -> None:
-    trial.write(FINAL)
     options = ("--objective", "Test accuracy", "--max-epochs", "4")
-    code, output = trial.run(*options)
-    assert code not in (0, 75), output
-    assert trial.status["checkpoint_step"] == 4
-    code, output = trial.run(*options)
-    assert code == 0, output
+    assert killed_and_resumed(trial, FINAL, *options)["checkpoint_step"] == 4
     assert trial.metrics == [("Test accuracy", 0.9, 1)]
 
 
@@ -693,11 +700,6 @@ for fit in range(5):
 def test_values_that_are_printed_between_fits_have_the_steps_of_a_run_that_never_stopped(
     trial: Trial,
 ) -> None:
-    trial.write(FITS_IN_A_LOOP)
     options = ("--objective", "score", "--max-epochs", "5")
-    code, output = trial.run(*options)
-    assert code not in (0, 75), output
-    assert trial.status["fits"] == 3
-    code, output = trial.run(*options)
-    assert code == 0, output
+    assert killed_and_resumed(trial, FITS_IN_A_LOOP, *options)["fits"] == 3
     assert trial.metrics == [("score", fit / 10, fit + 1) for fit in range(5)]

@@ -215,19 +215,24 @@ def kill(*_: Any) -> None:
     raise Killed
 
 
+def kill_at(stage: str, operator: PlanOperator, given: Any) -> None:
+    """Run the plan until it is killed where it calls that function."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, stage, kill)
+        with pytest.raises(Killed):
+            operator.execute(given)
+
+
 def away(*_: Any) -> Any:
     raise Unavailable("MLflow did not answer")
 
 
 def test_a_stop_between_the_plans_kill_and_its_next_try_still_ends_the_sweep(
-    mlflow: type[Mlflow], monkeypatch: pytest.MonkeyPatch
+    mlflow: type[Mlflow],
 ) -> None:
     given = context(sweep_file())
     operator = PlanOperator(task_id="plan", trial_task="trial")
-    with monkeypatch.context() as patch:
-        patch.setattr(tasks, "_push_addresses", kill)  # right behind the sweep's record
-        with pytest.raises(Killed):
-            operator.execute(given)
+    kill_at("_push_addresses", operator, given)  # right behind the sweep's record
     given["task_state_store"][CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
     assert operator.execute(given) == list(range(8))
     close = decode(CloseRecord, given["task_state_store"][CLOSE_KEY])
@@ -250,7 +255,7 @@ def test_a_stop_after_an_extension_ends_the_sweep_though_the_plan_was_cleared_fo
 
 
 def test_a_cleared_plan_that_is_killed_at_any_write_removes_the_old_end_on_its_next_try(
-    mlflow: type[Mlflow], monkeypatch: pytest.MonkeyPatch
+    mlflow: type[Mlflow],
 ) -> None:
     given = context(sweep_file())
     operator = PlanOperator(task_id="plan", trial_task="trial")
@@ -259,10 +264,7 @@ def test_a_cleared_plan_that_is_killed_at_any_write_removes_the_old_end_on_its_n
     for stage in ("_clears", "write_record", "_push_addresses"):
         store[CLOSE_KEY] = encode(CloseRecord("stopped by its user"))
         again = cleared(given, int(store[SWEEP_KEY]["clears"]) + 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(tasks, stage, kill)
-            with pytest.raises(Killed):
-                operator.execute(again)
+        kill_at(stage, operator, again)
         operator.execute(again)
         assert decode(CloseRecord, store[CLOSE_KEY]) is None
 
