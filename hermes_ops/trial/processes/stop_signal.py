@@ -2,16 +2,22 @@
 
 A shell that gets SIGTERM ends at once, or, with a trap, once what it runs has ended. Either way
 what it runs is killed without a checkpoint. So that gets the signal, and the shell does after it.
+Until then the shell is held by SIGSTOP, so that it begins no further command in between.
 `conda run` counts as a shell: it runs one, and passes no signal on (conda's issue 10351).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from hermes_ops.trial.processes.tree import Process, ProcessTable, is_alive, kill
 
+_END_OF_FILE_S = 1.0
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
 _CONDA = frozenset({b"conda", b"mamba"})
 
@@ -24,52 +30,79 @@ class StopSignal:
 
     def __init__(self, script: Process | None) -> None:
         self._script = script
-        self._awaited: list[Process] | None = None
+        self._run: _ShellRun | None = None
+        self._reader: Process | None = None
+        self._reader_ends_by_s = math.inf
 
     def send(self) -> None:
         """Send SIGTERM to what a shell runs; at once to a script that is no shell."""
         if self._script is None:
             return
-        self._awaited = commands(self._script.pid)
-        for process in self._awaited:
-            kill(process, signal.SIGTERM)
+        self._run = _hold(self._script)
+        _signal(self._run.commands, signal.SIGTERM)
         self.pass_on()
 
     def follow(self) -> None:
         """Take note that the script is told to stop in another way: a shell then runs no more."""
-        if self._script is not None:
-            self._awaited = commands(self._script.pid) or None
+        if self._script is None:
+            return
+        self._run = _hold(self._script)
+        if not (self._run.commands or self._run.readers):
+            _signal(self._run.shells, signal.SIGCONT)
+            self._run = None
 
     def pass_on(self) -> None:
         """Send SIGTERM to the script once all that it ran has ended; nothing before a stop."""
-        if self._script is None or self._awaited is None or any(map(is_alive, self._awaited)):
+        if self._script is None or self._run is None or any(map(is_alive, self._run.commands)):
             return
-        self._awaited = None
-        kill(self._script, signal.SIGTERM)
+        if readers := [process for process in self._run.readers if is_alive(process)]:
+            self._end_reader(min(readers, key=lambda one: one[::-1]), time.monotonic())
+            return
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            _signal(self._run.shells or [self._script], number)
+        self._run = None
+
+    def _end_reader(self, first: Process, now_s: float) -> None:
+        """Send SIGTERM to the first reader if the end of what it reads does not end it."""
+        if self._reader != first:
+            self._reader, self._reader_ends_by_s = first, now_s + _END_OF_FILE_S
+        elif now_s >= self._reader_ends_by_s:
+            self._reader_ends_by_s = math.inf
+            kill(first, signal.SIGTERM)
 
 
-def commands(pid: int) -> list[Process]:
-    """Return what a shell runs, with shells replaced by what they run; nothing for other programs.
+class _ShellRun(NamedTuple):
+    """The shells that run the training, and what they run that is no shell; empty without any.
 
-    What reads a pipe (`| tee log`) is left out: it ends with what writes into that.
+    `readers`: of those the ones that read a pipe (`| tee log`). They take the last lines of what
+    writes into it, and mostly end with it, one after the other.
     """
-    if not _is_shell(pid):
-        return []
-    table = ProcessTable()
-    found: list[Process] = []
-    shells = [pid]
-    while shells:
-        shell = shells.pop()
-        stdin = _stdin(shell)
-        for process in table.children(shell):
+
+    shells: list[Process]
+    commands: list[Process]
+    readers: list[Process]
+
+
+def _hold(script: Process) -> _ShellRun:
+    """Stop the shells that run the training, so that they begin nothing more."""
+    run = _ShellRun([script] if _is_shell(script.pid) else [], [], [])
+    for shell in run.shells:  # grows: shells may run shells
+        kill(shell, signal.SIGSTOP)
+        table, stdin = ProcessTable(), _stdin(shell.pid)
+        for process in table.children(shell.pid):
             own = _stdin(process.pid)
             if own.startswith("pipe:") and own != stdin:
-                continue
-            if _is_shell(process.pid) and table.children(process.pid):
-                shells.append(process.pid)
+                run.readers.append(process)
+            elif _is_shell(process.pid) and table.children(process.pid):
+                run.shells.append(process)
             else:
-                found.append(process)
-    return found
+                run.commands.append(process)
+    return run
+
+
+def _signal(processes: Iterable[Process], number: int) -> None:
+    for process in processes:
+        kill(process, number)
 
 
 def _is_shell(pid: int) -> bool:

@@ -67,11 +67,11 @@ class GroupSupervision:
         """
         if not self.workers.all_run or len(self._ranks_in_steps()) < self.workers.size:
             return False
+        self.workers.follow_stop()
         try:
             asked_path(self._folder).touch()
         except OSError:
             return False
-        self.workers.follow_stop()
         self._signal_at_s = now_s + grace_s * _SHARE_TO_AGREE
         return True
 

@@ -59,6 +59,9 @@ def stopped(trial: SupervisedTrial, text: str, grace_s: float = 30.0) -> tuple[i
         "set -e\n{train}\nsleep 60\n",
         "{train}\n{train}\n",
         "{train} | cat\n",
+        "echo | {train}\n",
+        "yes | {train} | cat\ntrue\n",
+        "sleep 99 | (cd /; {train}) && true\ntrue\n",
         "{train} 2>&1 | tee log.txt\ntrue\n",
         "exec > >(cat)\n{train}\ntrue\n",
         "sh -c '{train}; true'\ntrue\n",
@@ -75,6 +78,25 @@ def test_training_that_a_shell_script_runs_writes_its_checkpoint_before_all_ends
     assert (code, trial.result["outcome"]) == (75, "preempted")
     assert output.count(b"saving") == 1
     assert (trial.folder / "checkpoints" / "state").read_text() == "1"
+
+
+@pytest.mark.parametrize("text", ["{train}\n{next}", "sh -c '{train}; {next}'\n{next}"])
+def test_a_shell_that_is_told_to_stop_begins_nothing_after_the_training_has_ended(
+    trial: SupervisedTrial, text: str
+) -> None:
+    begun = trial.base / "begun"
+    code, _ = stopped(trial, text.replace("{next}", f"touch {begun}; sleep 60"))
+    assert code == 75
+    assert not begun.exists()
+
+
+def test_a_trap_of_a_shell_runs_after_the_training_has_ended(trial: SupervisedTrial) -> None:
+    trapped = trial.base / "trapped"
+    code, output = stopped(
+        trial, f"trap 'touch {trapped}; exit 75' TERM\nsh -c '{{train}}; true'\ntrue\n"
+    )
+    assert (code, output.count(b"saving")) == (75, 1)
+    assert trapped.exists()
 
 
 def test_training_that_conda_runs_writes_its_checkpoint_before_all_ends(
@@ -152,6 +174,6 @@ def test_a_shell_script_begins_nothing_after_the_step_that_its_worker_leaves_at(
     evaluate = (
         f"{PYTHON} -c 'import time; print(\"epoch=99999 loss=9\", flush=True); time.sleep(60)'"
     )
-    assert stopped_group(group, f"{{train}}\nsleep 1\n{evaluate}\n") == 75
+    assert stopped_group(group, f"{{train}}\n{evaluate}\n") == 75
     assert len(set(last_steps(group))) == 1
     assert 9.0 not in [metric["value"] for metric in group.lines("metrics.jsonl")]
