@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,6 +76,25 @@ def fences(*languages: str) -> list[Fence]:
 
 def prose(page: Path) -> str:
     return FENCE.sub("", page.read_text("utf-8"))
+
+
+# -- the top level -------------------------------------------------------------------------------
+
+TOP_LEVEL = re.compile(
+    r"(README|CHANGELOG|CONTRIBUTING|SECURITY)\.md|LICENSE|Makefile|mkdocs\.yml|pyproject\.toml"
+    r"|requirements[\w-]*\.lock"
+)
+
+
+def test_no_file_at_the_top_level_is_left_over_from_a_run_of_something() -> None:
+    """Files that a user has put beside them are no part of the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    names = listed.stdout.splitlines() or [p.name for p in ROOT.iterdir() if p.is_file()]
+    tops = [name for name in names if "/" not in name and not name.startswith(".")]
+    assert [name for name in tops if not TOP_LEVEL.fullmatch(name)] == []
+    assert "README.md" in tops
 
 
 # -- links ---------------------------------------------------------------------------------------

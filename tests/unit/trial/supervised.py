@@ -38,7 +38,7 @@ class SupervisedTrial:
             [sys.executable, "-m", "hermes_ops.trial", *own, "--", *command],
             stdout=output,
             stderr=errors,
-            cwd=ROOT,
+            cwd=self.base,
         )
         self.started.append(process)
         return process
