@@ -9,6 +9,11 @@ class HermesError(Exception):
     """A failure with a message for a person: the fact, then the remedy."""
 
 
+def error_text(error: Exception) -> str:
+    """Return an error's text for people; an error that is not ours is named by its class."""
+    return str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with an input: where it stands, what was found, what is allowed, the fix."""

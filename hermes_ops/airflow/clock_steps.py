@@ -1,6 +1,7 @@
-"""Steps of the clock: somebody or NTP sets it, or the machine was suspended meanwhile.
+"""Steps of the clock: a person or NTP sets it, or the machine was suspended.
 
-What is counted from a time on record would be wrong by as much. The uptime knows of no steps.
+A duration that is computed from a recorded time would be wrong by the size of the step. The uptime
+(the monotonic clock) makes no steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SETTLED_S = 10.0
 
 @dataclass(slots=True)
 class ClockSteps:
-    """Notices the steps of the clock since it was made."""
+    """Detects steps of the clock by comparing it with the uptime."""
 
     clock: Callable[[], float] = time.time
     uptime: Callable[[], float] = time.monotonic
@@ -39,6 +40,15 @@ class ClockSteps:
         return step_s
 
     def is_settled(self) -> bool:
-        """Return whether the records on which usage is counted fit the clock now."""
+        """Return whether the last step is at least SETTLED_S ago: records fit the clock again."""
         self.step_s()
         return self.uptime() - self._stepped_s >= SETTLED_S
+
+
+def is_due(now_s: float, due_s: float, most_s: float) -> bool:
+    """Return whether work that was postponed until `due_s`, by at most `most_s`, is due.
+
+    It is due too when the clock has been set back since: otherwise it would be delayed by the size
+    of that step.
+    """
+    return not due_s - most_s <= now_s < due_s

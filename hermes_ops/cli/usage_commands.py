@@ -92,18 +92,15 @@ def _trial_uses(
     connection: Connection, since_s: float, teams: Mapping[str, str]
 ) -> Iterator[TrialUse]:
     """Yield the trials that may have been there since then, of all pools."""
-    from hermes_ops.core.usage import TrialUse
-    from hermes_ops.tracking.trial_lives import fetch_trial_lives
+    from hermes_ops.tracking.trial_timelines import fetch_trial_timelines
 
     sweeps = _sweeps(connection, since_s)
     users = owners(connection, sweeps)
     for sweep_id, run in sweeps.items():
         user = users.get(sweep_id, "")
         team, pool = teams.get(user, ""), run.tags.get("hermes.pool", connection.pool)
-        for life in fetch_trial_lives(connection.tracker, run.ref):
-            yield TrialUse(
-                sweep_id, user, team, life.submitted_s, life.segments, pool, life.ended_spans
-            )
+        for timeline in fetch_trial_timelines(connection.tracker, run.ref):
+            yield timeline.to_use(sweep_id, user, team, pool)
 
 
 def _sweeps(connection: Connection, since_s: float) -> dict[str, SweepRun]:

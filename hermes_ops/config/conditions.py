@@ -15,7 +15,14 @@ from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.model import MOST_TRIALS, Algorithm, SweepConfig
 from hermes_ops.config.parameters import PlacedParameter, placed_parameters
 from hermes_ops.config.pod import RunIn
-from hermes_ops.config.problems import comma_separated, count, nearest, show
+from hermes_ops.config.problems import (
+    Violation,
+    comma_separated,
+    count,
+    nearest,
+    show,
+    violation,
+)
 from hermes_ops.config.render import left_out, pieces, variable
 from hermes_ops.config.worker_conditions import batch_violations, worker_violations
 from hermes_ops.core.deadline import Deadline
@@ -26,7 +33,7 @@ from hermes_ops.search.feasible import Feasible, feasible_positions, most_combin
 from hermes_ops.search.space import SearchParameter, Space, Value
 from hermes_ops.search.tree import active_space, axes, canonical, grid_size
 
-Violations = Iterator[tuple[KeyPath, Problem]]
+Violations = Iterator[Violation]
 SPACE: KeyPath = ("search", "space")
 CONSTRAINTS: KeyPath = ("search", "constraints")
 
@@ -94,17 +101,13 @@ def violations(config: SweepConfig) -> Violations:
     yield from batch_violations(config, view.placed, view.parameters)
 
 
-def _problem(path: KeyPath, found: str, allowed: str, fix: str) -> tuple[KeyPath, Problem]:
-    return path, Problem(dotted(path), found, allowed, fix)
-
-
 def _metrics(config: SweepConfig) -> Violations:
     taken = {config.objective.metric: "the objective"}
     for index, metric in enumerate(config.metrics):
         if metric.name in taken:
             found = f"'{printable(metric.name)}' again, which is {taken[metric.name]}"
             path = ("metrics", index, "name")
-            yield _problem(path, found, "each metric once", "remove it, or rename it")
+            yield violation(path, found, "each metric once", "remove it, or rename it")
         else:
             taken[metric.name] = f"metrics[{index}]"
 
@@ -113,7 +116,7 @@ def _startup(config: SweepConfig) -> Violations:
     startup, most = config.search.startup_trials, config.search.max_trials
     if startup > most:
         path = ("search", "startup_trials")
-        yield _problem(path, f"{startup}", f"at most max_trials ({most})", f"write {most} or less")
+        yield violation(path, f"{startup}", f"at most max_trials ({most})", f"write {most} or less")
 
 
 def _deadline(config: SweepConfig) -> Violations:
@@ -121,7 +124,7 @@ def _deadline(config: SweepConfig) -> Violations:
         return
     if Deadline.from_text(config.deadline).time_s is not None:
         allowed = "a duration, as a sweep with a schedule is run many times"
-        yield _problem(("deadline",), show(config.deadline), allowed, "write for example 8h")
+        yield violation(("deadline",), show(config.deadline), allowed, "write for example 8h")
 
 
 def refuse_passed_deadline(config: SweepConfig, now_s: float, source: str) -> None:
@@ -141,7 +144,7 @@ def _names(view: ValidatedView) -> Violations:
             found = f"the name again that {dotted((*SPACE, *other))} has"
             fix = "rename one of them; the command may pass both under one option"
             allowed = "names that stand once in the whole space"
-            yield _problem((*SPACE, *parameter.path), found, allowed, fix)
+            yield violation((*SPACE, *parameter.path), found, allowed, fix)
 
 
 def _constraints(view: ValidatedView) -> Violations:
@@ -170,9 +173,9 @@ def _unsatisfied_problem(feasible: Feasible) -> tuple[KeyPath, Problem]:
     for index, constraint in enumerate(feasible.constraints):
         if not witnesses(Feasible(feasible.space, (constraint,))):
             found = "a constraint that no configuration was found to satisfy"
-            return _problem((*CONSTRAINTS, index), found, allowed, fix)
+            return violation((*CONSTRAINTS, index), found, allowed, fix)
     found = "constraints that no configuration was found to satisfy together"
-    return _problem(CONSTRAINTS, found, allowed, "loosen one of them, or widen the space")
+    return violation(CONSTRAINTS, found, allowed, "loosen one of them, or widen the space")
 
 
 def _too_large(view: ValidatedView, feasible: Feasible) -> bool:
@@ -190,7 +193,7 @@ def _grid(view: ValidatedView) -> Violations:
             found = f"a continuous range ({axis.describe()}) in a grid"
             fix = "use quantised with a step, or a choice, or another algorithm"
             allowed = "parameters whose values can be counted"
-            yield _problem((*SPACE, *parameter.path), found, allowed, fix)
+            yield violation((*SPACE, *parameter.path), found, allowed, fix)
     feasible, most = view.feasible, view.config.search.max_trials
     size = None if feasible is None else grid_size(feasible.space)
     if feasible is None or size is None:
@@ -198,7 +201,7 @@ def _grid(view: ValidatedView) -> Violations:
     if feasible.constraints and _too_large(view, feasible):
         found = f"a grid of {count(size)} combinations"
         allowed = f"at most {most_combinations(feasible):,} for these constraints to choose from"
-        yield _problem(SPACE, found, allowed, "use a coarser grid, or another algorithm")
+        yield violation(SPACE, found, allowed, "use a coarser grid, or another algorithm")
         return
     if feasible.constraints:
         size = len(feasible_positions(feasible))
@@ -206,14 +209,16 @@ def _grid(view: ValidatedView) -> Violations:
         found = f"max_trials {most} for a grid of {count(size)} combinations"
         larger = f"write max_trials: {size}, " if size <= MOST_TRIALS else "use "
         fix = f"{larger}a coarser grid, or another algorithm"
-        yield _problem(("search", "max_trials"), found, "the whole grid", fix)
+        yield violation(("search", "max_trials"), found, "the whole grid", fix)
 
 
 def _points(view: ValidatedView) -> Violations:
     points, most = view.config.search.points_to_evaluate, view.config.search.max_trials
     path: KeyPath = ("search", "points_to_evaluate")
     if len(points) > most:
-        yield _problem(path, f"{len(points)} points", f"at most max_trials ({most})", "remove some")
+        yield violation(
+            path, f"{len(points)} points", f"at most max_trials ({most})", "remove some"
+        )
     seen: dict[str, int] = {}
     for index, point in enumerate(points):
         here = (*path, index)
@@ -223,7 +228,7 @@ def _points(view: ValidatedView) -> Violations:
         known = point if problems else canonical(view.space, point)
         first = seen.setdefault(repr(sorted(known.items())), index)
         if first != index:
-            yield _problem(here, f"point {first} again", "each point once", "remove one of them")
+            yield violation(here, f"point {first} again", "each point once", "remove one of them")
         elif not problems and view.feasible is not None:
             yield from _constraint_violations(here, point, view.feasible)
 
@@ -236,15 +241,15 @@ def _point(here: KeyPath, point: Mapping[str, Value], view: ValidatedView) -> Vi
             meant = nearest(name, view.names)
             fix = f"did you mean {meant}?" if meant else "remove it, or add it to search.space"
             found = "a parameter that is not in the space"
-            yield _problem((*here, name), found, comma_separated(view.names), fix)
+            yield violation((*here, name), found, comma_separated(view.names), fix)
         elif is_certain and name not in {*expected, *always}:
             found = "a parameter that this configuration does not have"
             fix = "remove it, or change the choice that brings it with it"
-            yield _problem((*here, name), found, comma_separated([*expected]), fix)
+            yield violation((*here, name), found, comma_separated([*expected]), fix)
     for name in dict.fromkeys([*expected, *always]):
         if name not in point:
             fix = f"add {printable(name)} with the value to try"
-            yield _problem((*here, name), "nothing", "a value for every parameter", fix)
+            yield violation((*here, name), "nothing", "a value for every parameter", fix)
         elif name in expected:
             yield from _value((*here, name), expected[name], point[name])
 
@@ -254,7 +259,7 @@ def _value(here: KeyPath, parameter: SearchParameter, value: object) -> Violatio
         parameter.canonical(value)
     except ValueError as error:
         found = f"{show(value)}, {error}"
-        yield _problem(here, found, parameter.describe(), "change the point or widen the space")
+        yield violation(here, found, parameter.describe(), "change the point or widen the space")
 
 
 def _expected_parameters(
@@ -284,7 +289,7 @@ def _constraint_violations(
         if not constraint.holds(config):
             found = "a configuration that the constraints exclude"
             fix = "change the point or the constraint"
-            yield _problem(here, found, printable(constraint.source), fix)
+            yield violation(here, found, printable(constraint.source), fix)
 
 
 def _variables(view: ValidatedView) -> Violations:
@@ -296,7 +301,7 @@ def _variables(view: ValidatedView) -> Violations:
             both = f"{printable(name)} and {printable(other)}"
             found = f"{both}, both the environment variable {variable(name)}"
             allowed = "names that differ in more than case and punctuation"
-            yield _problem((*SPACE, *parameter.path), found, allowed, "rename one of them")
+            yield violation((*SPACE, *parameter.path), found, allowed, "rename one of them")
 
 
 def _command(view: ValidatedView) -> Violations:
@@ -307,16 +312,16 @@ def _command(view: ValidatedView) -> Violations:
         for piece in pieces(argument):
             if piece.stray:
                 fix = "double it ({{ or }}) to mean the brace itself"
-                yield _problem(path, f"a single {piece.text} in {show(argument)}", "{name}", fix)
+                yield violation(path, f"a single {piece.text} in {show(argument)}", "{name}", fix)
             elif piece.name is not None and piece.name not in view.names:
                 fix = _placeholder(piece.name, view.names)
                 allowed = comma_separated(f"{{{name}}}" for name in view.names)
-                yield _problem(path, f"the unknown {{{printable(piece.name)}}}", allowed, fix)
+                yield violation(path, f"the unknown {{{printable(piece.name)}}}", allowed, fix)
             elif piece.name in conditional and not left_out(command, index):
                 found = f"{{{piece.name}}}, which not every configuration has, in {show(argument)}"
                 allowed = "--option={name}, --option {name} or key={name}, which can be left out"
                 fix = f"write one of them, or read {variable(piece.name)} in the script"
-                yield _problem(path, found, allowed, fix)
+                yield violation(path, found, allowed, fix)
 
 
 def _placeholder(name: str, names: Sequence[str]) -> str:
@@ -333,4 +338,4 @@ def _placeholder(name: str, names: Sequence[str]) -> str:
 def _pod(config: SweepConfig) -> Violations:
     if config.trial.pod is not None and config.trial.run_in is RunIn.PROCESS:
         fix = "write trial.run_in: pod, or remove trial.pod"
-        yield _problem(("trial", "pod"), "a pod for trials that are processes", "run_in: pod", fix)
+        yield violation(("trial", "pod"), "a pod for trials that are processes", "run_in: pod", fix)

@@ -20,6 +20,9 @@ from hermes_ops.config.parameters import OptionSpec, ParameterSpec
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
 
+Violation = tuple[KeyPath, Problem]
+"""A place in a sweep file, and what is wrong there."""
+
 GPUS: KeyPath = ("trial", "gpus")
 SECTIONS: dict[KeyPath, type[BaseModel]] = {
     (): model.SweepConfig,
@@ -186,6 +189,11 @@ def translate_errors(
         if error["type"] != "too_short"
         or not any(p[: len(path)] == path and len(p) > len(path) for p in paths)
     ]
+
+
+def violation(path: KeyPath, found: str, allowed: str, fix: str) -> Violation:
+    """Return the problem at a path of the sweep file, together with that path."""
+    return path, Problem(dotted(path), found, allowed, fix)
 
 
 def with_line(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name: str) -> Problem:

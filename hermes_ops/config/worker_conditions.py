@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from hermes_ops.config.files import KeyPath, dotted, printable
+from hermes_ops.config.files import printable
 from hermes_ops.config.model import SweepConfig, TrialSpec
 from hermes_ops.config.parameters import PlacedParameter
-from hermes_ops.config.problems import comma_separated, nearest
+from hermes_ops.config.problems import Violation, comma_separated, nearest, violation
 from hermes_ops.config.render import own_batch
 from hermes_ops.config.workers import BatchSpec, LearningRateScale, ResizePoint, Workers
-from hermes_ops.errors import Problem
 from hermes_ops.search.space import (
     ChoiceParameter,
     Integer,
@@ -20,8 +19,6 @@ from hermes_ops.search.space import (
     Value,
     text,
 )
-
-Violation = tuple[KeyPath, Problem]
 
 OF_LAUNCHER = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -53,11 +50,7 @@ def worker_violations(trial: TrialSpec) -> Iterator[Violation]:
     if trial.resize is ResizePoint.EPOCH and gpus.least == gpus.most:
         found = f"epoch, for trials that always have {gpus.least} GPUs"
         fix = "write gpus: {min: 1, max: 4}, or remove resize"
-        yield _problem(("trial", "resize"), found, "a range of GPUs", fix)
-
-
-def _problem(path: KeyPath, found: str, allowed: str, fix: str) -> Violation:
-    return path, Problem(dotted(path), found, allowed, fix)
+        yield violation(("trial", "resize"), found, "a range of GPUs", fix)
 
 
 def _one_process(trial: TrialSpec) -> Iterator[Violation]:
@@ -65,11 +58,11 @@ def _one_process(trial: TrialSpec) -> Iterator[Violation]:
     if trial.tf_config:
         fix = "write workers: one_per_gpu, or remove tf_config"
         found = "true, for trials of one process"
-        yield _problem(("trial", "tf_config"), found, allowed, fix)
+        yield violation(("trial", "tf_config"), found, allowed, fix)
     if trial.scale_learning_rate is not LearningRateScale.SCRIPT:
         fix = "write workers: one_per_gpu, or remove scale_learning_rate"
         found = f"{trial.scale_learning_rate.value}, for trials of one process"
-        yield _problem(("trial", "scale_learning_rate"), found, allowed, fix)
+        yield violation(("trial", "scale_learning_rate"), found, allowed, fix)
 
 
 def _several_workers(trial: TrialSpec) -> Iterator[Violation]:
@@ -79,13 +72,13 @@ def _several_workers(trial: TrialSpec) -> Iterator[Violation]:
             found = "a variable that each worker gets with its own value"
             fix = "remove it, or write workers: one_process"
             path = ("trial", "environment", name)
-            yield _problem(path, found, "other variables with workers: one_per_gpu", fix)
+            yield violation(path, found, "other variables with workers: one_per_gpu", fix)
     place = _launcher(trial.command)
     if place is not None:
         program = PurePath(trial.command[place]).name
         found = f"{program} with workers: one_per_gpu, which starts the command once for each GPU"
         fix = f"remove {program} and its options, or write workers: one_process"
-        yield _problem(("trial", "command", place), found, "the command of one worker", fix)
+        yield violation(("trial", "command", place), found, "the command of one worker", fix)
 
 
 def _launcher(command: Sequence[str]) -> int | None:
@@ -114,11 +107,11 @@ def batch_violations(
         add = f"add {printable(spec.parameter)} to search.space, for example as "
         fix = f"did you mean {meant}?" if meant else add + _one_value(spec, config.trial)
         found = f"{printable(spec.parameter)}, which is no parameter of the search"
-        yield _problem(where, found, comma_separated(names), fix)
+        yield violation(where, found, comma_separated(names), fix)
     elif any(p.is_conditional for p in placed if p.name == spec.parameter):
         found = f"{printable(spec.parameter)}, which not every configuration has"
         fix = "name another one, or move it up to search.space"
-        yield _problem(where, found, "a parameter of every configuration", fix)
+        yield violation(where, found, "a parameter of every configuration", fix)
     else:
         yield from _batch_values(spec, config.trial, parameter)
 
@@ -134,12 +127,12 @@ def _batch_limits(spec: BatchSpec, trial: TrialSpec) -> Iterator[Violation]:
         found = f"{spec.per_gpu_max}, so at most {spec.per_gpu_max * least} on {_gpus(least)}"
         fix = f"write {-(-spec.min // least)} or more, lower trial.batch.min, or raise gpus.min"
         allowed = f"enough for the least batch, {spec.min}"
-        yield _problem(("trial", "batch", "per_gpu_max"), found, allowed, fix)
+        yield violation(("trial", "batch", "per_gpu_max"), found, allowed, fix)
     most = trial.processes(trial.gpu_range.most)
     if spec.max < most:
         found = f"{spec.max}, for {most} workers"
         fix = f"write {most} or more, or fewer GPUs"
-        yield _problem(("trial", "batch", "max"), found, "a sample for each worker", fix)
+        yield violation(("trial", "batch", "max"), found, "a sample for each worker", fix)
 
 
 def _batch_values(
@@ -154,12 +147,12 @@ def _batch_values(
         if samples is None:
             found = f"{name}, which may be {text(value) or 'null'}"
             fix = "use integer, log_integer, or a choice or quantised of whole numbers"
-            yield _problem(where, found, "whole numbers, at least 1", fix)
+            yield violation(where, found, "whole numbers, at least 1", fix)
             return
         if not spec.min <= samples <= spec.max:
             found = f"{name}, which may be {text(value)}: {samples} samples on {_gpus(least)}"
             fix = "widen trial.batch.min and max, or narrow the parameter"
-            yield _problem(where, found, f"batches of {spec.min} to {spec.max}", fix)
+            yield violation(where, found, f"batches of {spec.min} to {spec.max}", fix)
             return
 
 

@@ -125,7 +125,7 @@ class EarlyStop(Wrapper[M]):
         if not ends:
             return self.policy.decide(snapshot, memory)
         jobs = tuple(
-            job.stopping(resumes=False) if job.id in ends else job for job in snapshot.jobs
+            job.as_stopping(resumes=False) if job.id in ends else job for job in snapshot.jobs
         )
         plan, memory = self.policy.decide(replace(snapshot, jobs=jobs), memory)
         all_ends = tuple(dict.fromkeys((*plan.ends, *ends)))

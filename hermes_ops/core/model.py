@@ -64,7 +64,7 @@ class Job:
     submitted_s: float
     phase: Phase
     gpus_held: tuple[int, ...] = ()
-    gpus_to_leave: tuple[int, ...] = ()  # STOPPING: those that it has not left yet
+    gpus_to_leave: tuple[int, ...] = ()  # STOPPING: the GPUs that it still occupies
     share_held: float = 1.0  # of each of its GPUs, in (0, 1]; less than 1 in a simulation only
     min_gpus: int = 1
     max_gpus: int = 1
@@ -127,8 +127,8 @@ class Job:
         sizes = self.sizes_up_to(self.max_gpus if limit is None else limit)
         return next((larger for larger in sizes if larger > size), None)
 
-    def stopping(self, *, resumes: bool = True) -> Job:
-        """Return the job as it is once it was told to stop, with its GPUs yet to leave."""
+    def as_stopping(self, *, resumes: bool = True) -> Job:
+        """Return the job in phase STOPPING: the GPUs that it holds become those that it leaves."""
         return replace(
             self, phase=Phase.STOPPING, gpus_held=(), gpus_to_leave=self.gpus_held, resumes=resumes
         )
@@ -305,7 +305,7 @@ class Snapshot:
 
     @cached_property
     def idle(self) -> frozenset[int]:
-        """The GPUs of `free` that no stopping job has yet to leave."""
+        """The GPUs of `free` that no stopping job still occupies."""
         leaving = [job.gpus_to_leave for job in self.others if job.phase is Phase.STOPPING]
         return self.free.difference(*leaving) if leaving else self.free
 

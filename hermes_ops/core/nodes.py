@@ -37,12 +37,12 @@ def unplaceable(snapshot: Snapshot, job: Job) -> bool:
 
 
 class NodeCapacity:
-    """The GPUs left on each node while jobs are served in an order; which are still undecided.
+    """The number of GPUs left on each node while jobs are served one after the other.
 
-    Jobs that may run on some nodes only are promised GPUs of one of these. A promise moves to
-    another of the job's nodes where that makes room: among jobs of one GPU none is refused that
-    some distribution over the nodes would serve. Jobs that may run anywhere are not counted here:
-    they fit on what is left as long as the pool's GPUs suffice.
+    A job that may run on some nodes only is promised GPUs of one of them. A promise moves to
+    another of the job's nodes where that makes room, so no job of one GPU is refused if some
+    distribution over the nodes serves it. Jobs that may run anywhere are not counted: they fit on
+    what is left as long as the pool has enough GPUs.
     """
 
     def __init__(self, snapshot: Snapshot, kept: Iterable[Grant] = ()) -> None:
@@ -53,8 +53,8 @@ class NodeCapacity:
         for grant in kept:
             self._left.subtract(self._node_of[gpu] for gpu in grant.gpus)
 
-    def stay(self, gpus: Iterable[int]) -> bool:
-        """Reserve these GPUs for the job that has them; False if they are promised to others."""
+    def reserve(self, gpus: Iterable[int]) -> bool:
+        """Reserve these GPUs for the job that holds them; False if they are promised to others."""
         wanted = Counter(self._node_of[gpu] for gpu in gpus)
         seen = set(wanted)
         for node, number in wanted.items():
@@ -65,11 +65,11 @@ class NodeCapacity:
         return True
 
     def promise(self, job: Job) -> bool:
-        """Reserve GPUs for a job that starts; False where none of its nodes has room for it."""
+        """Promise GPUs to a job that starts; return False if none of its nodes has enough."""
         if not job.nodes:
             return True
-        able = self._movable.keys() & set(job.nodes)
-        for node in sorted(able, key=lambda n: (-self._left[n], n)):
+        allowed = self._movable.keys() & set(job.nodes)
+        for node in sorted(allowed, key=lambda n: (-self._left[n], n)):
             if self._make_room(node, job.min_gpus, {node}):
                 self._put(job, node)
                 return True

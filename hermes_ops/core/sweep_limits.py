@@ -62,7 +62,7 @@ def _without(snapshot: Snapshot, hidden: Mapping[JobId, int], *, shows_hidden: b
     if not hidden:
         return snapshot  # with its cached views
     if shows_hidden:
-        jobs = (j.stopping(resumes=False) if j.id in hidden else j for j in snapshot.jobs)
+        jobs = (j.as_stopping(resumes=False) if j.id in hidden else j for j in snapshot.jobs)
     else:
         jobs = (j for j in snapshot.jobs if j.id not in hidden)
     return replace(snapshot, jobs=tuple(jobs))

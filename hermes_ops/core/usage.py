@@ -17,14 +17,15 @@ from hermes_ops.core.summary import Segment
 Figures = dict[str, str | float | None]
 BY = ("user", "team", "sweep", "day")
 TAKEN_WITHIN_S = 60.0
-"""A trial that starts on a preempted trial's GPU within so many seconds has caused that."""
+"""Seconds: a trial that starts on a GPU within this time of a preemption there has caused it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialUse:
-    """The segments of a trial, whose it is, and when it began to wait; Unix seconds.
+    """What a trial used, and for whom; all times are Unix seconds.
 
-    In `ended_spans` it, or its sweep, had ended: it did not wait.
+    It waits from `submitted_s` on and between `segments`, except in the `ended_spans`: the times
+    between an end of the trial, or of its sweep, and its continuation.
     """
 
     sweep: str
@@ -41,8 +42,8 @@ class Usage:
     """The figures of one user, team, sweep or day (UTC): `key`.
 
     `gpu_seconds` is the time for which GPUs were held, `lost_gpu_seconds` the part of it in which
-    scripts started and read checkpoints back. `waiting_seconds` is that before segments, but for
-    the time from an end of a sweep or trial until it was continued.
+    scripts started and read checkpoints back. `waiting_seconds` is the time before segments; the
+    time between an end of a sweep or trial and its continuation does not count.
     `borrowed_gpu_seconds` is the part of `gpu_seconds` beyond the guarantee of the team,
     `lent_gpu_seconds` what others had of the guarantees: None where no team has any, and of a user
     or a sweep. `preemptions_caused` counts preemptions of others for trials of this one.
@@ -71,7 +72,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A part of a trial's life: what each of its seconds counts, and a preemption at its end."""
+    """A part of a trial's time: what each of its seconds counts, and a preemption at its end."""
 
     start_s: float
     end_s: float
@@ -220,7 +221,7 @@ def _key(trial: TrialUse, by: str) -> str:
 
 
 def _stretches(trial: TrialUse, now_s: float) -> Iterator[_Stretch]:
-    """Yield the whole life of a trial, in order: what it waited, lost and trained."""
+    """Yield the stretches of time in which the trial waited, started or trained."""
     segments = sorted(trial.segments, key=lambda segment: segment.start_s)
     if segments:
         yield from _waits(trial, trial.submitted_s, segments[0].start_s)

@@ -224,7 +224,7 @@ class _QuotaView:
         for job in (*self.snapshot.holding, *self.snapshot.queue):
             if job.id in hidden:
                 if job.id not in self._shown:
-                    self._shown[job.id] = job.stopping(resumes=False)
+                    self._shown[job.id] = job.as_stopping(resumes=False)
                 yield self._shown[job.id]
 
 

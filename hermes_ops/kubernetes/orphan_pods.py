@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.errors import Unavailable, error_text
 from hermes_ops.kubernetes.api import PodEvent, PodView
 from hermes_ops.kubernetes.deletion import force_at_s
 
@@ -102,8 +102,8 @@ class WatchedPods:
                         self._pods[change.pod.uid] = change.pod
 
     def _warn_once(self, error: Exception) -> None:
-        text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
         if not self._warned:
+            text = error_text(error)
             log.warning("Pods are listed each time, as they cannot be watched: %s", text)
         self._warned = True
 

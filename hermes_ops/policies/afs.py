@@ -39,7 +39,7 @@ class Afs(SpeedPolicy):
         """Return the plan in which each GPU has gone to the job with the top priority."""
         problem = SizingProblem.from_snapshot(snapshot)
         speeds, interval_s = self.speeds(snapshot), self.period_s
-        after = planned(memory, problem, interval_s, lambda able: _sizes(able, speeds))
+        after = planned(memory, problem, interval_s, lambda subproblem: _sizes(subproblem, speeds))
         grants = problem.grants(dict(after.sizes))
         return problem.plan(grants, _reason, None, after.review_s(interval_s)), after
 

@@ -73,9 +73,9 @@ class ElasticTwoDLas:
         now = tuple(levels[job.id] for job in problem.jobs)
         before = memory.planned if now == memory.levels else PlannedSizes()
 
-        def sizes(able: SizingProblem) -> dict[JobId, int]:
-            order = sorted(able.jobs, key=place)
-            return _Service(order, levels, able.gpus, speeds).sizes(self.pending)
+        def sizes(subproblem: SizingProblem) -> dict[JobId, int]:
+            order = sorted(subproblem.jobs, key=place)
+            return _Service(order, levels, subproblem.gpus, speeds).sizes(self.pending)
 
         after = planned(before, problem, None, sizes)
         granted = dict(after.sizes)

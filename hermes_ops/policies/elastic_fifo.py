@@ -29,7 +29,7 @@ class ElasticFifo:
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the plan in which all GPUs are used that the jobs can use."""
         problem = SizingProblem.from_snapshot(snapshot)
-        return problem.plan(problem.grants(problem.fitted(_sizes)), _reason), memory
+        return problem.plan(problem.grants(problem.solve_sizes(_sizes)), _reason), memory
 
 
 def _sizes(problem: SizingProblem) -> dict[JobId, int]:

@@ -68,12 +68,12 @@ def _held_back(snapshot: Snapshot, order: list[Job]) -> Iterator[Job]:
 
     One that finds no room on its nodes blocks nobody: the GPUs that become free may be others.
     """
-    left, blocked, rooms = len(snapshot.gpus), False, NodeCapacity(snapshot)
+    left, blocked, capacity = len(snapshot.gpus), False, NodeCapacity(snapshot)
     for job in order:
         stay = snapshot.retained.get(job.id)
         if stay is not None:
-            rooms.stay(stay.gpus)
-        elif blocked or job.min_gpus > len(snapshot.gpus) or not rooms.promise(job):
+            capacity.reserve(stay.gpus)
+        elif blocked or job.min_gpus > len(snapshot.gpus) or not capacity.promise(job):
             continue
         wanted = job.min_gpus if stay is None else len(stay.gpus)
         if wanted <= left:

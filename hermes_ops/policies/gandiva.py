@@ -136,9 +136,9 @@ class PackedService:
     def serve(self) -> None:
         """Serve each unit that fits: pinned, in its slice, then by round; assign the GPUs."""
         left = len(self._snapshot.gpus)
-        rooms = NodeCapacity(self._snapshot)
+        capacity = NodeCapacity(self._snapshot)
         for unit in self._units:
-            if unit.size <= left and _has_room(rooms, unit):
+            if unit.size <= left and _reserve(capacity, unit):
                 left -= unit.size
                 self.served.append(unit)
             else:
@@ -149,7 +149,7 @@ class PackedService:
         together = consolidated(self._snapshot.gpus)
         fresh = [(n, unit.jobs[0]) for n, unit in enumerate(self.served) if not unit.gpus]
         for number, job in sorted(fresh, key=lambda entry: not entry[1].nodes):
-            free = rooms.usable_for(job, self._free)
+            free = capacity.usable_for(job, self._free)
             gpus = together(job, free) or lowest(job, free) or ()
             self._free.difference_update(gpus)
             self.served[number] = Unit((job,), gpus)
@@ -206,8 +206,8 @@ class PackedService:
         return tuple(grant for unit in self.served for grant in unit.grants())
 
 
-def _has_room(rooms: NodeCapacity, unit: Unit) -> bool:
-    return rooms.stay(unit.gpus) if unit.gpus else rooms.promise(unit.jobs[0])
+def _reserve(capacity: NodeCapacity, unit: Unit) -> bool:
+    return capacity.reserve(unit.gpus) if unit.gpus else capacity.promise(unit.jobs[0])
 
 
 def _rounds_matter(packed: PackedService) -> bool:

@@ -40,14 +40,16 @@ class Optimus(SpeedPolicy):
         problem, review_s = SizingProblem.from_snapshot(snapshot), None
         if self.oracle is not None and self.known:
             gain = _known_gain(self.oracle, snapshot)
-            sizes = problem.fitted(lambda able: widened(able.jobs, able.gpus, gain, _larger))
+            sizes = problem.solve_sizes(
+                lambda subproblem: widened(subproblem.jobs, subproblem.gpus, gain, _larger)
+            )
         else:
             gain = time_gain(self.speeds(snapshot))
             memory = planned(
                 memory,
                 problem,
                 self.period_s,
-                lambda able: widened(able.jobs, able.gpus, gain, _larger),
+                lambda subproblem: widened(subproblem.jobs, subproblem.gpus, gain, _larger),
             )
             sizes, review_s = dict(memory.sizes), memory.review_s(self.period_s)
         batches = {job.id: job.requested_batch for job in problem.jobs if job.batch_range}

@@ -105,7 +105,7 @@ class Pollux:
         jobs = _by_service(problem.jobs, snapshot.time_s)
         grants = _still_possible(problem, memory.grants) if memory.at_s == snapshot.time_s else None
         if grants is None:
-            sizes = problem.fitted(self._sizes)
+            sizes = problem.solve_sizes(self._sizes)
             placing = packing(problem, jobs) if self.placement == "packed" else PACKED
             grants = problem.grants(sizes, placing=placing, moving=cleared(problem, sizes))
         order = [job for job in jobs if not job.holds_gpus]

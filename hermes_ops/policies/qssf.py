@@ -159,13 +159,13 @@ def _heads(snapshot: Snapshot, order: Iterable[Job], choose: Chooser) -> Iterabl
 
     A job without a place by `choose` does not fit; one that never will is passed over.
     """
-    free, rooms = set(snapshot.free), NodeCapacity(snapshot, snapshot.retained.values())
+    free, capacity = set(snapshot.free), NodeCapacity(snapshot, snapshot.retained.values())
     blocked: set[str] = set()
     for job in order:
         if job.virtual_cluster in blocked or _never_fits(snapshot, job):
             continue
-        fits = job.min_gpus <= len(free) and rooms.promise(job)
-        gpus = choose(job, rooms.usable_for(job, free)) if fits else None
+        fits = job.min_gpus <= len(free) and capacity.promise(job)
+        gpus = choose(job, capacity.usable_for(job, free)) if fits else None
         if not fits or (gpus is None and not job.nodes):
             blocked.add(job.virtual_cluster)
             continue

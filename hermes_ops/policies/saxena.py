@@ -78,11 +78,13 @@ class Saxena:
         problem = SizingProblem.from_snapshot(snapshot)
         known = KnownSteps(snapshot.jobs)
 
-        def solve(able: SizingProblem) -> tuple[Sizes, Batches]:
-            scalings = {job.id: self._scaling(job, known, able.gpus) for job in able.jobs}
-            return _sized(able.jobs, scalings, able.gpus)
+        def solve(subproblem: SizingProblem) -> tuple[Sizes, Batches]:
+            scalings = {
+                job.id: self._scaling(job, known, subproblem.gpus) for job in subproblem.jobs
+            }
+            return _sized(subproblem.jobs, scalings, subproblem.gpus)
 
-        plan = problem.plan(problem.placed(solve), _reason)
+        plan = problem.plan(problem.solve_grants(solve), _reason)
         return (self._dropping(snapshot, plan) if self.overflow == "drop" else plan), memory
 
     def _scaling(self, job: Job, known: KnownSteps, gpus: int) -> Scaling:

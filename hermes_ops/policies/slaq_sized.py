@@ -55,10 +55,12 @@ class SlaqSized:
         held = (job for job in problem.jobs if job.id in snapshot.held)
         kept = {job.id for job in held if is_within_slice(job, snapshot.time_s, slice_s)}
 
-        def solve(able: SizingProblem) -> dict[JobId, int]:
-            return _greedy(able, _drops(able.jobs, known, slice_s, able.gpus), kept)
+        def solve(subproblem: SizingProblem) -> dict[JobId, int]:
+            return _greedy(
+                subproblem, _drops(subproblem.jobs, known, slice_s, subproblem.gpus), kept
+            )
 
-        grants = problem.grants(problem.fitted(solve))
+        grants = problem.grants(problem.solve_sizes(solve))
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
         reasons = _UnitReasons(drops, slice_s)
         return problem.plan(grants, reasons.explain, order), memory

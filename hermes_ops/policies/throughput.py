@@ -44,7 +44,9 @@ class Throughput(SpeedPolicy):
             memory,
             problem,
             interval_s,
-            lambda able: widened(sorted(able.jobs, key=rank), able.gpus, speed_up_gain(speeds)),
+            lambda subproblem: widened(
+                sorted(subproblem.jobs, key=rank), subproblem.gpus, speed_up_gain(speeds)
+            ),
         )
         order = sorted(snapshot.queue, key=rank)
         grants = problem.grants(dict(after.sizes))

@@ -31,7 +31,7 @@ from hermes_ops.policies.toolbox.fill import (
     grant,
     lowest,
 )
-from hermes_ops.policies.toolbox.gpu_choice import soonest
+from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
 from hermes_ops.policies.toolbox.multilevel_queues import (
     MultilevelQueues,
     QueueService,
@@ -158,7 +158,7 @@ class TwoDLas:
 
 def served(queues: MultilevelQueues, policy: TwoDLas) -> tuple[Plan, QueuesMemory]:
     """Return the plan that serves these queues by the policy's placement, and the new memory."""
-    service, grants = seat(queues, policy.chooser(queues.snapshot))
+    service, grants = assign(queues, policy.chooser(queues.snapshot))
     after = queues.after(service)
     index = queues.snapshot.index
     head = filter(None, map(index.get, islice(queues.waiting(), RANKED)))
@@ -168,7 +168,7 @@ def served(queues: MultilevelQueues, policy: TwoDLas) -> tuple[Plan, QueuesMemor
     return Plan(grants, ranking=ranking, review_at_s=review_s, reasons=reasons), after
 
 
-def seat(queues: MultilevelQueues, choose: Chooser) -> tuple[QueueService, tuple[Grant, ...]]:
+def assign(queues: MultilevelQueues, choose: Chooser) -> tuple[QueueService, tuple[Grant, ...]]:
     """Serve the queues; a job for which the chooser finds no place is passed over."""
     snapshot = queues.snapshot
     unplaceable: frozenset[JobId] = frozenset()
@@ -181,14 +181,14 @@ def seat(queues: MultilevelQueues, choose: Chooser) -> tuple[QueueService, tuple
             return service, tuple(retained)
         free = snapshot.free_without(service.stopped)
         starts: list[Grant] = []
-        rooms = service.rooms
+        capacity = service.capacity
         begun = [job for _, job in service.starts]
-        for job in begun if rooms is None else bound_first(begun):
-            gpus = choose(job, free if rooms is None else rooms.usable_for(job, free))
+        for job in begun if capacity is None else bound_first(begun):
+            gpus = choose(job, free if capacity is None else capacity.usable_for(job, free))
             if gpus is None:
                 unplaceable |= {job.id}
                 break
-            gpus = soonest(snapshot, gpus, free)
+            gpus = soonest_usable(snapshot, gpus, free)
             free.difference_update(gpus)
             starts.append(grant(job.id, gpus))
         else:

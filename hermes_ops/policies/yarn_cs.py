@@ -93,7 +93,7 @@ class _Capacity:
         size = len(snapshot.gpus)
         self.guaranteed = {queue: size * weight / total for queue, weight in weights.items()}
         self.used = dict.fromkeys(weights, 0)
-        self._rooms = NodeCapacity(snapshot)
+        self._node_capacity = NodeCapacity(snapshot)
 
     def order(self) -> list[Job]:
         """Order the jobs: running ones within the guarantee or not preemptible, then by need."""
@@ -105,7 +105,7 @@ class _Capacity:
         for job in runs:
             within = self._after(job) <= self.guaranteed[self._policy.queue_of(job)]
             if within or not (self._policy.reclaim and job.preemptible):
-                self._rooms.stay(self._snapshot.retained[job.id].gpus)
+                self._node_capacity.reserve(self._snapshot.retained[job.id].gpus)
                 self._use(job, order)
             else:
                 surplus.append(job)
@@ -123,7 +123,7 @@ class _Capacity:
         left = self._serve(lines, order, left, within=True)
         for job in surplus:
             size = len(self._snapshot.retained[job.id].gpus)
-            if size <= left and self._rooms.stay(self._snapshot.retained[job.id].gpus):
+            if size <= left and self._node_capacity.reserve(self._snapshot.retained[job.id].gpus):
                 left -= size
                 self._use(job, order)
         self._serve(lines, order, left, within=False)
@@ -139,7 +139,7 @@ class _Capacity:
             queue = min(ready, key=lambda q: (self._need(q), submission(lines[q][-1])))
             job = lines[queue][-1]
             beyond = within and self._after(job) > self.guaranteed[queue]
-            if beyond or job.min_gpus > left or not self._rooms.promise(job):
+            if beyond or job.min_gpus > left or not self._node_capacity.promise(job):
                 blocked.add(queue)
                 continue
             left -= job.min_gpus

@@ -87,6 +87,14 @@ class PolluxData:
     workloads: Mapping[tuple[float, int], tuple[PolluxJob, ...]]
 
 
+def written_ns(folder: Path) -> int:
+    """Return when the newest file of the folder was written, in Unix nanoseconds; 0 without files.
+
+    It is the argument by which a cache of the folder's content notices a change.
+    """
+    return max((path.stat().st_mtime_ns for path in folder.glob("pollux_*.csv")), default=0)
+
+
 def read_pollux(folder: Path) -> PolluxData:
     """Read the files of the folder.
 

@@ -27,6 +27,7 @@ from hermes_ops.simulator.pollux_data import (
     PolluxJob,
     StepTable,
     read_pollux,
+    written_ns,
 )
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
@@ -299,7 +300,7 @@ class PolluxSource:
             allowed = ", ".join(map(str, numbers)) or "none at this load"
             problem = Problem("number", str(seed), allowed, "name one of these")
             raise ConfigError(f"the workload {self.name!r}", (problem,))
-        models, jobs = _models(self.folder.absolute(), _written_ns(self.folder))
+        models, jobs = _models(self.folder.absolute(), written_ns(self.folder))
         published = in_order(jobs[self.load, seed])
         works = tuple(_work(job, models[job.application]) for job in published)
         return DrawnWorkload(_workload(f"{self.name}-{seed}", works))
@@ -321,12 +322,8 @@ def in_order(jobs: Sequence[PolluxJob]) -> tuple[PolluxJob, ...]:
 
 def workload_numbers(folder: Path, load: float) -> tuple[int, ...]:
     """Return the numbers of the folder's workloads at that load, ascending."""
-    _, jobs = _models(folder.absolute(), _written_ns(folder))
+    _, jobs = _models(folder.absolute(), written_ns(folder))
     return tuple(sorted(number for at, number in jobs if at == load))
-
-
-def _written_ns(folder: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in folder.glob("pollux_*.csv")), default=0)
 
 
 Models = dict[str, PolluxModel]
@@ -342,7 +339,7 @@ def _models(folder: Path, written_ns: int) -> tuple[Models, Jobs]:  # noqa: ARG0
 
 def isolated(application: str, gpus: int, batch: int, folder: Path) -> Workload:
     """Return the workload of one job that is submitted at 0 and takes these GPUs alone."""
-    models, _ = _models(folder.absolute(), _written_ns(folder))
+    models, _ = _models(folder.absolute(), written_ns(folder))
     job = PolluxJob(f"{application}-0", 0.0, application, gpus, batch)
     works = (_work(job, models[application].with_size(gpus)),)
     return _workload(f"{application}-alone", works)

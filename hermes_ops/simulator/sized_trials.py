@@ -17,7 +17,7 @@ import numpy as np
 
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import ConfigError, Problem
-from hermes_ops.simulator.pollux_data import Application, read_pollux
+from hermes_ops.simulator.pollux_data import Application, read_pollux, written_ns
 from hermes_ops.simulator.pollux_workload import StepTimes
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Work
@@ -105,7 +105,7 @@ class SizedSweepSource:
     def draw(self, seed: int) -> DrawnWorkload:
         """Draw the other source's sweep; raise ConfigError if a size has no step time."""
         drawn = self.task.draw(seed)
-        speed_ups = _speed_ups(self.folder.absolute(), _written_ns(self.folder), self.batch)
+        speed_ups = _speed_ups(self.folder.absolute(), written_ns(self.folder), self.batch)
         for size in self.sizes:
             speed_ups.on((size,))
         jobs = tuple(_sized(work, self.sizes, speed_ups) for work in drawn.workload.jobs)
@@ -128,10 +128,6 @@ def _speed_ups(folder: Path, written_ns: int, batch: int | None) -> SpeedUps:  #
         raise ConfigError(str(folder), (problem,))
     application = applications[APPLICATION]
     return SpeedUps(application, batch or application.batches.initial)
-
-
-def _written_ns(folder: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in folder.glob("pollux_*.csv")), default=0)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec
 
+from hermes_ops.airflow.clock_steps import is_due
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.cleanup.janitor import Janitor
 from hermes_ops.airflow.control.cleanup.pod_janitor import PodJanitor
@@ -21,7 +22,6 @@ from hermes_ops.airflow.control.cleanup.sweep_end import (
     replaced_by_newer,
 )
 from hermes_ops.airflow.control.decisions import DecisionLog
-from hermes_ops.airflow.control.due import is_due
 from hermes_ops.airflow.control.faults import THE_POOL, Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.pool_file import publish

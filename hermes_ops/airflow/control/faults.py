@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from hermes_ops.airflow.control.due import is_due
-from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.airflow.clock_steps import is_due
+from hermes_ops.errors import HermesError, Unavailable, error_text
 
 log = logging.getLogger(__name__)
 
@@ -243,11 +243,6 @@ def _pause_s(tries: int, is_service: bool) -> float:
     if is_service:
         return SERVICE_PAUSE_S if tries >= MOST_TRIES else 0.0
     return float(min(FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16), LONGEST_PAUSE_S))
-
-
-def error_text(error: Exception) -> str:
-    """Return an error's text for people."""
-    return str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
 
 
 def _shortened(text: str) -> str:

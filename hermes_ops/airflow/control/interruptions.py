@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hermes_ops.airflow.control.due import is_due
+from hermes_ops.airflow.clock_steps import is_due
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.control.trial_state import TrialRecords

@@ -33,7 +33,6 @@ from prometheus_client import (
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from hermes_ops.airflow.control.decisions import action_name
-from hermes_ops.airflow.control.faults import error_text
 from hermes_ops.airflow.control.pool_health import (
     FailureCounter,
     idle_gpus,
@@ -46,7 +45,7 @@ from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.core.loans import team_holdings
 from hermes_ops.core.model import Action, Phase, Snapshot, Stop, SweepId
 from hermes_ops.core.quota import Quota
-from hermes_ops.errors import ConfigError, Problem, Unavailable
+from hermes_ops.errors import ConfigError, Problem, Unavailable, error_text
 from hermes_ops.trial.failure import Cause
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ def idle_gpus(snapshot: Snapshot, max_parallel: Mapping[SweepId, int]) -> int:
         if not job.nodes:
             room = len(free)
         else:
-            rooms = (sum(node_of[gpu] == node for gpu in free) for node in job.nodes)
-            room = max(rooms, default=0)
+            free_by_node = (sum(node_of[gpu] == node for gpu in free) for node in job.nodes)
+            room = max(free_by_node, default=0)
         if room >= job.min_gpus:
             return len(free)
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hermes_ops.airflow.control.due import is_due
+from hermes_ops.airflow.clock_steps import is_due
 from hermes_ops.airflow.control.machine_watch import Absence, MachineWatch
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.machines import MachineSlots

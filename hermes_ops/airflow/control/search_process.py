@@ -24,7 +24,7 @@ from typing import Any
 
 from hermes_ops.airflow.folders import controller_wake_file
 from hermes_ops.config import SweepConfig, parse
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, error_text
 from hermes_ops.search.interface import Observation
 
 SLOW_WORK = 10_000
@@ -257,10 +257,8 @@ def answers(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             continue
         try:
             yield {"config": dict(sampler.ask(message["ask"], tuple(observations.values())))}
-        except HermesError as error:
-            yield {"error": str(error)}
         except Exception as error:  # whatever a search raises is its sweep's own fault
-            yield {"error": f"{type(error).__name__}: {error}"}
+            yield {"error": error_text(error)}
 
 
 def _end_with_parent() -> None:

@@ -295,7 +295,7 @@ class SweepState:
         held = (t for t in self.trials if t.phase in phases)
         jobs = (job(t, facts, curves.get(t.number, ()), now_s) for t in held)
         return [
-            replace(j, resumes=False) if j.phase is Phase.STOPPING else j.stopping(resumes=False)
+            replace(j, resumes=False) if j.phase is Phase.STOPPING else j.as_stopping(resumes=False)
             for j in jobs
         ]
 

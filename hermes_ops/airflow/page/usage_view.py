@@ -23,13 +23,13 @@ from hermes_ops.core.usage import Figures, TrialUse, usage
 from hermes_ops.core.usage_table import COLUMNS, OF_ALL, PRICE
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
-from hermes_ops.tracking.trial_lives import fetch_trial_lives
+from hermes_ops.tracking.trial_timelines import fetch_trial_timelines
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.metadata import Metadata, PastRun
     from hermes_ops.config.pool_quota import PoolQuota
     from hermes_ops.tracking import Tracker
-    from hermes_ops.tracking.trial_lives import TrialLife
+    from hermes_ops.tracking.trial_timelines import TrialTimeline
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ MOST_TABLES = 64
 MOST_UNDER_WAY = 8
 """Readings that may be under way or wait for their turn."""
 
-Lives = tuple["TrialLife", ...]
+Timelines = tuple["TrialTimeline", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class UsageReader:
     _under_way: dict[UsageQuery, threading.Event] = field(default_factory=dict)
     _troubles: dict[UsageQuery, str] = field(default_factory=dict)
     # Of ended sweeps, by MLflow run and the time of the end: a sweep may be resumed.
-    _ended: dict[tuple[str, float], Lives] = field(default_factory=dict)
+    _ended: dict[tuple[str, float], Timelines] = field(default_factory=dict)
 
     def get(self, query: UsageQuery) -> tuple[UsageTable | None, str]:
         """Return the newest table, None while there is none, and why the last reading failed.
@@ -164,19 +164,17 @@ class UsageReader:
         ref = SweepRef(run.sweep_id, record.experiment_id, record.parent_run_id)
         team = quota.team_of(user, airflow_team_of.get(run.dag_id, ""))
         return [
-            TrialUse(
-                run.sweep_id, user, team, life.submitted_s, life.segments, pool, life.ended_spans
-            )
-            for life in self._lives(ref, past.ended_s)
+            timeline.to_use(run.sweep_id, user, team, pool)
+            for timeline in self._timelines(ref, past.ended_s)
         ]
 
-    def _lives(self, ref: SweepRef, ended_s: float | None) -> Lives:
-        """Return the life of each trial; those of an ended sweep are read once for its end."""
+    def _timelines(self, ref: SweepRef, ended_s: float | None) -> Timelines:
+        """Return the timeline of each trial; those of an ended sweep are read once for its end."""
         key = None if ended_s is None else (ref.parent_run_id, ended_s)
         if key is not None and key in self._ended:
             return self._ended[key]
-        found = fetch_trial_lives(self.tracker(), ref)
-        if key is not None and all(s.end_s is not None for life in found for s in life.segments):
+        found = fetch_trial_timelines(self.tracker(), ref)
+        if key is not None and all(s.end_s is not None for t in found for s in t.segments):
             self._ended[key] = found
             while len(self._ended) > MOST_SWEEPS:
                 del self._ended[next(iter(self._ended))]

@@ -21,7 +21,11 @@ from airflow.sdk import (
 )
 
 from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK, TRIAL_TASK
-from hermes_ops.airflow.sweep.patience import OF_PLAN, OF_REPORT, retry_arguments
+from hermes_ops.airflow.sweep.retry_policy import (
+    PLAN_RETRY_POLICY,
+    REPORT_RETRY_POLICY,
+    retry_arguments,
+)
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL, SweepCall, SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
 from hermes_ops.airflow.sweep.warm_start import NightlySweeps
@@ -106,7 +110,7 @@ def sweep_tasks(
         source=source,
         connections=connections,
         nights=nights,
-        **retry_arguments(OF_PLAN),
+        **retry_arguments(PLAN_RETRY_POLICY),
     )
     XComArg.apply_upstream_relationship(plan, source.references)
     trial = HermesTrialOperator.partial(
@@ -124,7 +128,7 @@ def sweep_tasks(
         connections=connections,
         trigger_rule=TriggerRule.ALL_DONE,
         multiple_outputs=True,
-        **{**retry_arguments(OF_REPORT, report_arguments), **report_arguments},
+        **{**retry_arguments(REPORT_RETRY_POLICY, report_arguments), **report_arguments},
     )
     plan >> trial >> report
     return SweepTasks(plan, trial, report)

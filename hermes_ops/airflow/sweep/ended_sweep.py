@@ -46,7 +46,7 @@ from hermes_ops.config import Algorithm, SweepConfig, check_installation, parse
 from hermes_ops.errors import HermesError, NotPermitted
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.summary import DEADLINE_TAG
-from hermes_ops.tracking.trial_lives import with_extension
+from hermes_ops.tracking.trial_timelines import with_extension
 from hermes_ops.trial.failure import Cause
 
 if TYPE_CHECKING:

@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from math import inf, isfinite
-from typing import TYPE_CHECKING
-from zlib import crc32
-
-from hermes_ops.airflow.control.trial_state import FINAL_STATES
-from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK
-from hermes_ops.config import SweepConfig, parse
-from hermes_ops.core.model import PastTrial
-from hermes_ops.search.space import Config
-from hermes_ops.search.tree import axes
-from hermes_ops.tracking.earlier_sweeps import past_trials
-
-if TYPE_CHECKING:
-    from hermes_ops.tracking import Tracker
-
-
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from hermes_ops.config import Algorithm
+from hermes_ops.airflow.control.trial_state import FINAL_STATES
+from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK
+from hermes_ops.config import Algorithm, SweepConfig, parse
 from hermes_ops.config.sections import Overlap
+from hermes_ops.core.curves import best
+from hermes_ops.core.model import PastTrial
 from hermes_ops.errors import ConfigError
+from hermes_ops.search.space import Config
+from hermes_ops.search.tree import axes
 from hermes_ops.tracking import Tracker
-from hermes_ops.tracking.earlier_sweeps import NIGHTLY, last_best_config
+from hermes_ops.tracking.earlier_sweeps import NIGHTLY, last_best_config, past_trials
+
+Say = Callable[[str], None]
 
 
-def add_warm_start(
-    config: SweepConfig, tracker: Tracker, run_id: str, say: Callable[[str], None]
-) -> SweepConfig:
-    """Return the sweep with its `search.warm_start` best past configurations after its points.
+def add_warm_start(config: SweepConfig, tracker: Tracker, run_id: str, say: Say) -> SweepConfig:
+    """Return the sweep with the `search.warm_start` best past configurations after its own points.
 
-    They are of ended sweeps of the same name, with the same parameters and objective.
+    They come from ended sweeps of the same name, with the same parameters and objective.
     Configurations that the space or its constraints no longer allow, or that miss a bound of a
-    metric, are left out. If there are any earlier trials, the seed is `with_seed_of_run`'s.
-    Raises Unavailable.
+    metric, are left out. If there are earlier trials, the seed is set by `with_seed_of_run`. Raise
+    Unavailable if MLflow does not answer.
     """
     search, objective = config.search, config.objective
     if not search.warm_start:
@@ -68,16 +58,16 @@ def add_warm_start(
     return parse(document, source="the best of earlier sweeps", base=None)
 
 
-def with_seed_of_run(config: SweepConfig, run_id: str, say: Callable[[str], None]) -> SweepConfig:
-    """Return the sweep with a seed that follows from the run, unless its file has one.
+def with_seed_of_run(config: SweepConfig, run_id: str, say: Say) -> SweepConfig:
+    """Return the sweep with a seed derived from the run's id, unless its file sets one.
 
-    With the same seed a random search would draw the configurations of earlier sweeps again.
+    With the default seed a random search would draw the configurations of earlier sweeps again.
     """
     search = config.search
     if search.algorithm is Algorithm.GRID or "seed" in search.model_fields_set:
         return config
     seed = crc32(run_id.encode())
-    say(f"search.seed is {seed}, from the run's id: a seed in the file would draw alike each time")
+    say(f"search.seed is {seed}, from the run's id: set it in the file to draw alike each time")
     return config.model_copy(update={"search": search.model_copy(update={"seed": seed})})
 
 
@@ -88,7 +78,7 @@ def best_first(past: Iterable[PastTrial], config: SweepConfig) -> list[Config]:
     def allowed() -> Iterator[tuple[float, Config]]:
         for trial in past:
             try:
-                yield _best(trial), feasible.canonical(dict(trial.configuration))
+                yield best(trial.curve), feasible.canonical(dict(trial.configuration))
             except (KeyError, ValueError):  # of another space, or excluded by a constraint
                 continue
 
@@ -97,13 +87,6 @@ def best_first(past: Iterable[PastTrial], config: SweepConfig) -> list[Config]:
         if candidate not in configurations:
             configurations.append(candidate)
     return configurations
-
-
-def _best(trial: PastTrial) -> float:
-    return min((p.loss for p in trial.curve if isfinite(p.loss)), default=inf)
-
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +107,15 @@ class NightlySweeps:
         config = with_seed_of_run(config, str(ti.run_id), say)
         if not config.nightly.warm_start:
             return config
-        best = last_best_config(tracker, config.name, self.dag_id)
-        return config if best is None else with_point(config, best, say)
+        point = last_best_config(tracker, config.name, self.dag_id)
+        return config if point is None else with_point(config, point, say)
 
 
 def _another_that_runs(ti: Any) -> str | None:  # noqa: ANN401 - Airflow's own
-    """Return another run of the DAG whose sweep runs, whoever has started or resumed it, or None.
+    """Return the id of another run of the DAG whose sweep is running, or None.
 
-    Of several that are being planned at the same time the first by name goes on.
+    It does not matter who started or resumed that run. Of several runs that are being planned at
+    the same time, the first by name is not skipped.
     """
     by_run = ti.get_task_states(dag_id=ti.dag_id, task_ids=[PLAN_TASK, REPORT_TASK])
     for run, states in sorted(by_run.items()):

@@ -35,7 +35,7 @@ from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
 from hermes_ops.airflow.trial.running_segment import TaskLogCopy, watch_segment
 from hermes_ops.airflow.trial.segment_run import exit_code_reader
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import error_text
 from hermes_ops.kubernetes import (
     ClusterPods,
     GangSegment,
@@ -220,7 +220,7 @@ def hold(
     try:
         feed = MetricFeed(held.run_id, held.folder, tracker(held.mlflow_conn_id), _poll_s)
     except Exception as error:  # such as an unknown address of MLflow
-        tell(_event(held, INFRASTRUCTURE, _described(error)))
+        tell(_event(held, INFRASTRUCTURE, error_text(error)))
         return
     _HELD.add(held.name)
     try:
@@ -256,12 +256,8 @@ def _outcome(
                 segment.finish()
             trouble = segment.trouble
         except Exception as error:  # another try looks after it, or it cannot be reached
-            code, trouble = INFRASTRUCTURE, _described(error)
+            code, trouble = INFRASTRUCTURE, error_text(error)
     return None if code is None else _event(held, code, trouble)
-
-
-def _described(error: Exception) -> str:
-    return str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
 
 
 def _poll_s() -> float:

@@ -94,7 +94,7 @@ class ElasticFrontrunner:
         kinds = learn_kinds(snapshot, dict(memory.kinds), done)
         guard = self._guard(snapshot, memory)
         narrowed: SizingProblem | None = SizingProblem.from_snapshot(snapshot)
-        while narrowed is not None:  # jobs that find no place on their nodes are sized anew
+        while narrowed is not None:  # jobs that cannot be placed get smaller sizes
             problem = narrowed
             sweeps = SizedSweeps.from_problem(problem, memory.search, self.prior)
             others = [job for job in problem.jobs if job.id not in sweeps.search_of]

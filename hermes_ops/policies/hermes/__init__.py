@@ -23,7 +23,7 @@ from hermes_ops.policies.hermes.placement import (
     FairShareOrder,
     GpuQueues,
     Places,
-    number_open,
+    open_job_count,
     place,
 )
 from hermes_ops.policies.toolbox.answer import forced_reason
@@ -205,7 +205,7 @@ def _admit(assignment: Assignment, most_open: int) -> None:
     if not assignment.idle:
         return
     started = {job.id for job in assignment.pending if job.id in assignment.assigned}
-    opened = number_open(assignment.snapshot) + len(started)
+    opened = open_job_count(assignment.snapshot) + len(started)
     shares = FairShareOrder(assignment.snapshot)
     while assignment.idle and opened < most_open and shares:
         job = shares.pop()

@@ -117,8 +117,8 @@ def _place_open(snapshot: Snapshot, places: Places, loads: Loads) -> None:
             places[job.id] = gpus
 
 
-def number_open(snapshot: Snapshot) -> int:
-    """Return the number of open jobs, without those whose nodes have left the pool (a choice)."""
+def open_job_count(snapshot: Snapshot) -> int:
+    """Return the number of open jobs; those whose nodes have left the pool do not count (ours)."""
     return sum(job.is_open and not unplaceable(snapshot, job) for job in snapshot.jobs)
 
 
@@ -129,7 +129,7 @@ def _place_pending(snapshot: Snapshot, places: Places, loads: Loads, threshold: 
     (jobs change queues, GPUs leave).
     """
     shares = FairShareOrder(snapshot)
-    left = threshold * len(loads.jobs) - (number_open(snapshot) if shares else 0)
+    left = threshold * len(loads.jobs) - (open_job_count(snapshot) if shares else 0)
     while shares and left > 0 and loads.has_room:
         job = shares.pop()
         gpus = loads.join(job)

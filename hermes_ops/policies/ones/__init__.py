@@ -164,21 +164,21 @@ class Ones:
 def _states(problem: SizingProblem, reader: HistoryReader, lengths: Lengths) -> list[JobState]:
     """Return the states of the jobs; of those that have not begun as many as could start."""
     gpus = problem.gpus
-    states = [reader.state(job, problem.held(job), lengths, gpus) for job in _that_count(problem)]
+    states = [reader.state(job, problem.held(job), lengths, gpus) for job in _candidates(problem)]
     limits = overtime_limits(states, gpus)
     return [replace(s, limit=limits.get(s.job.id, s.limit)) for s in states]
 
 
-def _that_count(problem: SizingProblem) -> Iterator[Job]:
-    """Yield the jobs, without those that have not begun if all GPUs have room for none of them.
+def _candidates(problem: SizingProblem) -> Iterator[Job]:
+    """Yield the jobs that can start or run, at most as many new ones as could fill the pool.
 
-    Those of the same least size that were submitted before could fill the GPUs.
+    A new job is left out if earlier new ones of the same least size would take all GPUs.
     """
-    new = Counter[int]()
+    requested = Counter[int]()  # GPUs of the new jobs so far, by their least size
     for job in problem.jobs:
         if job.phase is Phase.PENDING:
-            new[job.min_gpus] += job.min_gpus
-            if new[job.min_gpus] > problem.gpus:
+            requested[job.min_gpus] += job.min_gpus
+            if requested[job.min_gpus] > problem.gpus:
                 continue
         yield job
 
@@ -193,18 +193,18 @@ def _most(snapshot: Snapshot, state: JobState) -> int:
 def _placed(
     problem: SizingProblem, search: ScheduleSearch, schedule: Mapping[JobId, int]
 ) -> tuple[Grant, ...]:
-    """Return the grants; where a job finds no room, the rest is filled without it."""
+    """Return the grants; where a job cannot be placed, the others are served without it."""
     index = problem.snapshot.index
 
-    def solve(able: SizingProblem) -> tuple[Sizes, Batches]:
-        own = {job.id: job for job in able.jobs}
-        # The schedule has one size for each job: one that is narrowed has no part in it.
+    def solve(subproblem: SizingProblem) -> tuple[Sizes, Batches]:
+        own = {job.id: job for job in subproblem.jobs}
+        # The schedule has one size for each job: a job with narrowed sizes is left out.
         without = {job.id for job in problem.jobs if own.get(job.id) is not job}
         sizes = search.filled(schedule, without)
         resized = {job: size for job, size in sizes.items() if size != problem.held(index[job])}
         return sizes, {job: _batch(index[job], size) for job, size in resized.items()}
 
-    return problem.placed(solve)
+    return problem.solve_grants(solve)
 
 
 def _batch(job: Job, size: int) -> int | None:

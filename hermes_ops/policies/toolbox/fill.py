@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
 from hermes_ops.core.nodes import NodeCapacity, unplaceable
-from hermes_ops.policies.toolbox.gpu_choice import soonest
+from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
 
 _GPUS = attrgetter("gpus")
 
@@ -97,8 +97,8 @@ def fill(
     without, and for jobs that are not preemptible, they keep them. Without `backfill` the first
     job that does not fit blocks all queued ones after it. A job that stays keeps its very GPUs.
     A job that may run on some nodes only starts on those, even if others must be stopped there.
-    Of the GPUs of a node those that nobody has yet to leave are taken first. A job for which
-    `choose` finds no place does not fit: the others are served as if it were not there.
+    Of the GPUs of a node, idle ones are taken before those that a stopping job still occupies. A
+    job for which `choose` finds no GPUs does not fit: the others are served as if it were absent.
     """
     if choose is lowest:  # it always finds one
         return _filled(snapshot, order, backfill, preempt, choose)[0]
@@ -109,11 +109,11 @@ def fill(
         grants, missing = _filled(snapshot, line, backfill, preempt, choose)
         if not missing:
             return grants
-        unplaced |= missing  # nor will they later: the others take their GPUs
+        unplaced |= missing  # for good: the others take their GPUs
 
 
 def _without(order: Iterable[Job], unplaced: Collection[JobId], backfill: bool) -> Iterator[Job]:
-    """Yield the order without some jobs, up to the first of them if it blocks those behind."""
+    """Yield the order without the `unplaced` jobs; without backfill, stop at the first of them."""
     for job in order:
         if job.id not in unplaced:
             yield job
@@ -124,21 +124,21 @@ def _without(order: Iterable[Job], unplaced: Collection[JobId], backfill: bool) 
 def _filled(
     snapshot: Snapshot, order: Iterable[Job], backfill: bool, preempt: bool, choose: Chooser
 ) -> tuple[tuple[Grant, ...], set[JobId]]:
-    """Return the grants, and the jobs that start but have no place."""
+    """Return the grants, and the jobs that fit by number but for which `choose` finds no GPUs."""
     retained = snapshot.retained
     kept = dict(retained) if not preempt else _pinned(snapshot)
     left = len(snapshot.gpus) - sum(map(len, map(_GPUS, kept.values())))
     starts: list[Job] = []
-    rooms: NodeCapacity | None = None
+    capacity: NodeCapacity | None = None
     for job in order if left > 0 else ():
         job_id = job.id
         if job_id in kept:
             continue
         stay = retained.get(job_id)
         wanted = job.min_gpus if stay is None else len(stay.gpus)
-        if job.nodes and rooms is None:
-            rooms = NodeCapacity(snapshot, kept.values())
-        if wanted > left or (rooms is not None and not _has_room(rooms, job, stay)):
+        if job.nodes and capacity is None:
+            capacity = NodeCapacity(snapshot, kept.values())
+        if wanted > left or (capacity is not None and not _reserve(capacity, job, stay)):
             if not backfill and _ever_fits(snapshot, job):
                 break
             continue
@@ -149,7 +149,7 @@ def _filled(
             starts.append(job)
         if left == 0:
             break
-    started, missing = _started(snapshot, kept, starts, choose, rooms)
+    started, missing = _started(snapshot, kept, starts, choose, capacity)
     return (*kept.values(), *started), missing
 
 
@@ -169,8 +169,8 @@ def _pinned(snapshot: Snapshot) -> dict[JobId, Grant]:
     return {job: retained[job] for job in pinned if job in retained}
 
 
-def _has_room(rooms: NodeCapacity, job: Job, stay: Grant | None) -> bool:
-    return rooms.promise(job) if stay is None else rooms.stay(stay.gpus)
+def _reserve(capacity: NodeCapacity, job: Job, stay: Grant | None) -> bool:
+    return capacity.promise(job) if stay is None else capacity.reserve(stay.gpus)
 
 
 def _ever_fits(snapshot: Snapshot, job: Job) -> bool:
@@ -182,11 +182,12 @@ def _started(
     kept: dict[JobId, Grant],
     starts: list[Job],
     choose: Chooser,
-    rooms: NodeCapacity | None,
+    capacity: NodeCapacity | None,
 ) -> tuple[list[Grant], set[JobId]]:
-    """Return grants for the jobs that start, and those for which the chooser finds no GPUs.
+    """Return grants for the jobs that start, and the jobs for which the chooser finds no GPUs.
 
-    Where jobs are bound to nodes only the first of these: what it was promised may be of use.
+    Where jobs are bound to nodes, only the first of the latter is returned: the GPUs that were
+    promised to it may serve the next ones.
     """
     if not starts:
         return [], set()
@@ -194,15 +195,15 @@ def _started(
     free.difference_update(chain.from_iterable(map(_GPUS, kept.values())))
     grants: list[Grant] = []
     unplaced: set[JobId] = set()
-    if rooms is not None:
+    if capacity is not None:
         starts = bound_first(starts)
     for job in starts:
-        gpus = choose(job, free if rooms is None else rooms.usable_for(job, free))
+        gpus = choose(job, free if capacity is None else capacity.usable_for(job, free))
         if gpus is None:
-            if rooms is None or not unplaced:
+            if capacity is None or not unplaced:
                 unplaced.add(job.id)
             continue
-        gpus = soonest(snapshot, gpus, free)
+        gpus = soonest_usable(snapshot, gpus, free)
         free.difference_update(gpus)
         grants.append(grant(job.id, gpus))
     return grants, unplaced

@@ -1,4 +1,4 @@
-"""Of equal GPUs the ones that can be used soonest: GPUs of one node are interchangeable."""
+"""Choice among the GPUs of a node, which are interchangeable: those that are usable soonest."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from itertools import chain
 from hermes_ops.core.model import Snapshot
 
 
-def soonest(
+def soonest_usable(
     snapshot: Snapshot,
     chosen: Sequence[int],
     free: Collection[int],
     own: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """Return as many GPUs of the same nodes as `chosen`, ascending, those usable soonest first.
+    """Return, ascending, as many GPUs of each node as `chosen` has there, those usable soonest.
 
-    First come the job's `own` GPUs, which it leaves anyhow before it can use any; then idle ones,
-    for which it waits for nobody; then those that another job has yet to leave. `free` are the
-    other GPUs that may be taken. Where all are alike, `chosen` stays as it is.
+    The job's `own` GPUs are preferred: it has to leave them anyway before it can start again. Idle
+    GPUs come next, then those that a stopping job still occupies. `free` are the other GPUs that
+    may be taken. If all are equally soon, `chosen` is returned.
     """
     idle = snapshot.idle
     if not own and idle.issuperset(chosen):
         return tuple(chosen)
     where, mine = snapshot.node_of, frozenset(own)
-    able = {gpu: (gpu not in mine, gpu not in idle, gpu) for gpu in chain(chosen, free)}
+    rank = {gpu: (gpu not in mine, gpu not in idle, gpu) for gpu in chain(chosen, free)}
     picked: list[int] = []
     for node, number in Counter(where[gpu] for gpu in chosen).items():
-        here = [gpu for gpu in able if where[gpu] == node]
-        picked += sorted(here, key=able.__getitem__)[:number]
+        on_node = [gpu for gpu in rank if where[gpu] == node]
+        picked += sorted(on_node, key=rank.__getitem__)[:number]
     return tuple(sorted(picked))

@@ -353,7 +353,7 @@ class QueueService:
     """The jobs that are served, collected queue by queue.
 
     `stopped` lose their GPUs, `starts` get some, `moves` pass those of their queue that wait;
-    `left` GPUs are not given out yet, `unplaced` running jobs have not been reached yet. `rooms`
+    `left` GPUs are not given out yet, `unplaced` running jobs have not been reached yet. `capacity`
     counts them by node, once it is known that a job that waits is `bound` to some nodes.
     """
 
@@ -373,9 +373,9 @@ class QueueService:
         self.starts: list[tuple[int, Job]] = []
         self.stale = False  # a job of the queues is not in the snapshot
         self.bound = False  # a job that is bound to some nodes was reached, and nodes not counted
-        self.rooms: NodeCapacity | None = None
+        self.capacity: NodeCapacity | None = None
         if bound:
-            self.rooms = NodeCapacity(snapshot, (snapshot.retained[job] for job in pinned))
+            self.capacity = NodeCapacity(snapshot, (snapshot.retained[job] for job in pinned))
         self.left = len(snapshot.gpus) - sum([len(self._held[job]) for job in pinned])
         self.unplaced = len(self._held)
 
@@ -385,7 +385,7 @@ class QueueService:
             return
         held = self._held
         self.unplaced -= len(queue)
-        if not self._pinned and self.rooms is None:
+        if not self._pinned and self.capacity is None:
             wanted = sum(map(len, map(held.__getitem__, queue)))
             if wanted <= self.left:
                 self.left -= wanted
@@ -396,7 +396,7 @@ class QueueService:
     def _keep(self, job_id: JobId, gpus: tuple[int, ...]) -> bool:
         if job_id in self._pinned:
             return True
-        if len(gpus) > self.left or (self.rooms is not None and not self.rooms.stay(gpus)):
+        if len(gpus) > self.left or (self.capacity is not None and not self.capacity.reserve(gpus)):
             self.stopped.add(job_id)
             return False
         self.left -= len(gpus)
@@ -452,7 +452,7 @@ class QueueService:
 
     def _bind(self, job: Job) -> bool:
         """Promise the job GPUs of one of its nodes; False without room, or if not counted yet."""
-        if self.rooms is None:
+        if self.capacity is None:
             self.bound = True
             return False
-        return self.rooms.promise(job)
+        return self.capacity.promise(job)

@@ -14,7 +14,7 @@ from hermes_ops.policies.toolbox.parameter_checks import positive_or_none
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 
 INTERVAL_S = 600.0
-"""Seconds: with measured speeds sizes are planned anew so often."""
+"""Seconds between two plans of the sizes by measured speeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def planned(
     interval_s: float | None,
     plan: Callable[[SizingProblem], dict[JobId, int]],
 ) -> PlannedSizes:
-    """Return the memory if its sizes still hold, else the sizes of `plan` that find a place.
+    """Return the memory if its sizes still hold, else the sizes by `plan` that can be placed.
 
     They hold for the same jobs with the same ranges on the same number of GPUs.
     """
@@ -47,7 +47,7 @@ def planned(
     same = memory.jobs == jobs and memory.gpus == problem.gpus
     if same and memory.at_s <= now_s < ends_s and _takes(memory, problem):
         return memory
-    return PlannedSizes(jobs, problem.gpus, tuple(problem.fitted(plan).items()), now_s)
+    return PlannedSizes(jobs, problem.gpus, tuple(problem.solve_sizes(plan).items()), now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class SpeedPolicy:
 
     @property
     def period_s(self) -> float | None:
-        """Seconds after which sizes are planned anew; None: when a job arrives or ends alone."""
+        """Seconds between two plans of the sizes; None: only when a job arrives or ends."""
         return self.interval_s if self.known or self.interval_s else INTERVAL_S
 
     def speeds(self, snapshot: Snapshot) -> JobSpeeds:
@@ -89,6 +89,6 @@ class SpeedPolicy:
 
 
 def _takes(memory: PlannedSizes, problem: SizingProblem) -> bool:
-    """Return whether each job takes its size: a list of sizes may be another one."""
+    """Return whether each job still takes its size: its list of sizes may have changed."""
     index = problem.snapshot.index
     return all(index[job].takes(size) for job, size in memory.sizes)

@@ -14,7 +14,7 @@ from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapsh
 from hermes_ops.core.nodes import usable
 from hermes_ops.core.order import by_submission, submission
 from hermes_ops.policies.toolbox.answer import answer
-from hermes_ops.policies.toolbox.gpu_choice import soonest
+from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
 
 Sizes = Mapping[JobId, int]
 Batches = Mapping[JobId, int | None]
@@ -40,9 +40,9 @@ class SizingProblem:
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> SizingProblem:
-        """Return the problem of this snapshot; a job that cannot fit now has no part in it.
+        """Return the problem of this snapshot; jobs that cannot fit now are left out.
 
-        A job that may run on some nodes only has the sizes for which one of these has GPUs.
+        A job that may run on some nodes only has the sizes that fit on one of them.
         """
         retained = snapshot.retained
         pinned = [j.id for j in snapshot.holding if not j.preemptible and j.id in retained]
@@ -52,8 +52,8 @@ class SizingProblem:
         stopping = (j for j in snapshot.others if j.phase is Phase.STOPPING and j.resumes)
         jobs = (j for j in chain(snapshot.holding, snapshot.queue, stopping) if j.id not in without)
         taken = set(chain.from_iterable(grant.gpus for grant in fixed))
-        able = (_on_its_nodes(snapshot, j, taken) if j.nodes else j for j in jobs)
-        fitting = (j for j in able if j is not None and j.min_gpus <= gpus)
+        bounded = (_on_its_nodes(snapshot, j, taken) if j.nodes else j for j in jobs)
+        fitting = (j for j in bounded if j is not None and j.min_gpus <= gpus)
         ordered = tuple(by_submission(fitting))
         return cls(snapshot, fixed, ordered, gpus, _gpus_a_node(snapshot))
 
@@ -102,11 +102,11 @@ class SizingProblem:
         placed += self._idle(nodes, {grant.job for grant in (*kept, *placed)})
         return (*self.fixed, *kept, *placed)
 
-    def fitted(self, solve: Callable[[SizingProblem], dict[JobId, int]]) -> dict[JobId, int]:
-        """Return the sizes that `solve` gives to jobs, once each job finds a place.
+    def solve_sizes(self, solve: Callable[[SizingProblem], dict[JobId, int]]) -> dict[JobId, int]:
+        """Return the sizes by `solve` at which each job can be placed.
 
-        Jobs bound to some nodes may find none, as others take their GPUs there. `solve` is asked
-        again with the next smaller size as the largest of these jobs, at last without them.
+        A job that is bound to some nodes cannot be placed if others take their GPUs. `solve` is
+        then called again for a problem in which such jobs have smaller sizes only (`narrowed`).
         """
         problem: SizingProblem | None = self
         sizes: dict[JobId, int] = {}
@@ -115,8 +115,8 @@ class SizingProblem:
             problem = problem.narrowed(sizes)
         return sizes
 
-    def placed(self, solve: Solve) -> tuple[Grant, ...]:
-        """Return the grants of what `solve` gives to jobs, sizes and batches, as `fitted` does."""
+    def solve_grants(self, solve: Solve) -> tuple[Grant, ...]:
+        """Return the grants for the sizes and batches by `solve`, found as in `solve_sizes`."""
         problem: SizingProblem | None = self
         grants: tuple[Grant, ...] = ()
         while problem is not None:
@@ -126,24 +126,24 @@ class SizingProblem:
         return grants
 
     def narrowed(self, sizes: Sizes, batches: Batches = _NO_BATCHES) -> SizingProblem | None:
-        """Return the problem in which jobs that find no place at these sizes have smaller ones.
+        """Return the problem in which jobs that cannot be placed at these sizes have smaller ones.
 
-        None: all find one. A job that has no smaller size has no part in it.
+        Jobs without a smaller size are left out. Return None if all jobs can be placed.
         """
-        missing = self._without_place(sizes, batches)
+        missing = self._unplaced(sizes, batches)
         if not missing:
             return None
-        able = (_at_most(j, sizes[j.id] - 1) if j.id in missing else j for j in self.jobs)
-        return replace(self, jobs=tuple(job for job in able if job is not None))
+        smaller = (_at_most(j, sizes[j.id] - 1) if j.id in missing else j for j in self.jobs)
+        return replace(self, jobs=tuple(job for job in smaller if job is not None))
 
-    def _without_place(self, sizes: Sizes, batches: Batches) -> set[JobId]:
-        """Return the jobs bound to some nodes that find no place there at these sizes."""
+    def _unplaced(self, sizes: Sizes, batches: Batches) -> set[JobId]:
+        """Return the jobs bound to some nodes that cannot be placed there at these sizes."""
         bound = {j.id for j in self.jobs if j.nodes and j.phase is not Phase.STOPPING}
         sized = {job for job in bound if sizes.get(job)}
         return sized - {grant.job for grant in self.grants(sizes, batches)} if sized else set()
 
     def _idle(self, nodes: FreeNodes, granted: set[JobId]) -> Iterator[Grant]:
-        """Yield what jobs without a grant hold and nobody else gets: they stop for nobody."""
+        """Yield the grants of running jobs without a new grant whose GPUs no other job gets."""
         for job in self.jobs:
             now = self.snapshot.retained.get(job.id)
             if now is not None and job.id not in granted and nodes.has(now.gpus):
@@ -163,20 +163,20 @@ class SizingProblem:
 
 
 Solve = Callable[[SizingProblem], tuple[Sizes, Batches]]
-"""Returns the sizes and batches of the jobs of a problem, within the sizes that they have in it."""
+"""Return the sizes and batches of the jobs of a problem, each a size that the job has in it."""
 
 
 def _on_its_nodes(snapshot: Snapshot, job: Job, taken: Collection[int]) -> Job | None:
-    """Return the job with the sizes for which one of its nodes has GPUs; None: with none of them.
+    """Return the job with the sizes that fit on one of its nodes; None if no size fits.
 
-    `taken` GPUs count as none. What the job holds it may keep.
+    `taken` GPUs are not counted. The job may keep the number of GPUs that it holds.
     """
     free = snapshot.node_of.keys() - taken
     return _at_most(job, max(len(usable(snapshot, job, free)), len(snapshot.held.get(job.id, ()))))
 
 
 def _at_most(job: Job, most: int) -> Job | None:
-    """Return the job without the sizes above `most`; None: it has no other."""
+    """Return the job without the sizes above `most`; None if no size is left."""
     sizes = job.sizes_up_to(most)
     if not sizes or sizes[-1] == job.max_gpus:
         return job if sizes else None
@@ -220,10 +220,10 @@ class FreeNodes:
                 self._note_room(node)
 
     def exchange(self, taken: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
-        """Return the `soonest` GPUs in the place of those just taken, for a job with its `own`."""
+        """Replace the GPUs just `taken` by the `soonest_usable` ones, and return those."""
         where = self.snapshot.node_of
-        able = chain.from_iterable(self.free[node] for node in {where[gpu] for gpu in taken})
-        better = soonest(self.snapshot, taken, tuple(able), own)
+        free = chain.from_iterable(self.free[node] for node in {where[gpu] for gpu in taken})
+        better = soonest_usable(self.snapshot, taken, tuple(free), own)
         for gpu in set(taken).difference(better):
             insort(self.free[where[gpu]], gpu)
         for gpu in set(better).difference(taken):
@@ -236,8 +236,7 @@ class FreeNodes:
         They are all of one of the allowed nodes if any are named. None: too few are free.
         """
         if allowed:
-            able = [node for node in self.free if node in allowed]
-            fitting = [(len(self.free[node]), node) for node in able]
+            fitting = [(len(gpus), node) for node, gpus in self.free.items() if node in allowed]
             _, fullest = min((place for place in fitting if place[0] >= number), default=(0, ""))
         else:
             fullest = self._fullest(number)

@@ -112,7 +112,7 @@ def serve(
 def _without(snapshot: Snapshot, ends: Mapping[JobId, Reason]) -> Snapshot:
     if not ends:
         return snapshot
-    jobs = (j.stopping(resumes=False) if j.id in ends else j for j in snapshot.jobs)
+    jobs = (j.as_stopping(resumes=False) if j.id in ends else j for j in snapshot.jobs)
     return replace(snapshot, jobs=tuple(jobs))
 
 

@@ -102,11 +102,11 @@ def test_nobody_of_one_gpu_is_refused_whom_some_distribution_would_serve(
 ) -> None:
     nodes = [node for node, size in zip("abc", sizes, strict=True) for _ in range(size)]
     pool = tuple(Gpu(n, node) for n, node in enumerate(nodes))
-    rooms = NodeCapacity(world(pool=pool))
+    capacity = NodeCapacity(world(pool=pool))
     taken: list[set[str]] = []
     for number, wish in enumerate(wishes):
         possible = distributable([*taken, wish], nodes)
-        assert rooms.promise(job(number, *sorted(wish))) == possible
+        assert capacity.promise(job(number, *sorted(wish))) == possible
         taken += [wish] if possible else []
 
 
@@ -117,9 +117,9 @@ def distributable(wishes: list[set[str]], nodes: list[str]) -> bool:
 
 
 def test_a_job_without_nodes_is_not_counted_and_may_use_all() -> None:
-    rooms, free = NodeCapacity(world()), {0, 3}
-    assert all(rooms.promise(job(n)) for n in range(9))
-    assert rooms.usable_for(job(0), free) is free
+    capacity, free = NodeCapacity(world()), {0, 3}
+    assert all(capacity.promise(job(n)) for n in range(9))
+    assert capacity.usable_for(job(0), free) is free
     assert usable(world(), job(0), free) is free
     assert usable(world(), job(0, "a"), free) == {0}
 

@@ -96,7 +96,7 @@ class VirtualCluster:
         self.occupied_s += self.now_s + CHECKPOINT_S - trial.job.started_s
         trial.released_s = self.now_s + CHECKPOINT_S
         count = trial.job.preemptions + 1
-        trial.job = replace(trial.job.stopping(), started_s=None, preemptions=count)
+        trial.job = replace(trial.job.as_stopping(), started_s=None, preemptions=count)
 
     def _train(self, trial: Trial) -> None:
         assert trial.job.started_s is not None

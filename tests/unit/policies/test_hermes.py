@@ -262,5 +262,5 @@ def _applied(this: Job, gpus: tuple[int, ...]) -> Job:
     if gpus and not this.holds_gpus:
         return replace(this, phase=Phase.STARTING, gpus_held=gpus)
     if this.holds_gpus and not gpus:
-        return this.stopping()
+        return this.as_stopping()
     return this

@@ -21,7 +21,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.airflow.control.due import is_due
+from hermes_ops.airflow.clock_steps import is_due
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import TrialFolder, home, sweep_folder
 from hermes_ops.config.sections import WEEK_S

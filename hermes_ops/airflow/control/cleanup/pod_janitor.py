@@ -13,14 +13,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hermes_ops.airflow.control.due import is_due
-from hermes_ops.airflow.control.faults import error_text
+from hermes_ops.airflow.clock_steps import is_due
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.folders import pod_file
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.config import RunIn, pod_defaults
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, error_text
 from hermes_ops.kubernetes import (
     ClusterPods,
     LeasesInForce,

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import TaskKey
-from hermes_ops.airflow.control.due import is_due
+from hermes_ops.airflow.clock_steps import is_due
 from hermes_ops.airflow.control.trial_state import FINAL_STATES
 from hermes_ops.airflow.records import HELD_POOL_SLOTS
 from hermes_ops.airflow.sweep.ended_sweep import restore_plan_values

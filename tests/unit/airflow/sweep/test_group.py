@@ -15,7 +15,7 @@ from hermes_ops.airflow.prune.dag import prune_dag
 from hermes_ops.airflow.sweep import dag as dags
 from hermes_ops.airflow.sweep.dag import SweepTaskGroup, sweep, sweep_asset, sweep_dag
 from hermes_ops.airflow.sweep.machine_cleanup import machine_cleanup_dag
-from hermes_ops.airflow.sweep.patience import OF_REPORT
+from hermes_ops.airflow.sweep.retry_policy import REPORT_RETRY_POLICY
 from hermes_ops.errors import ConfigError
 from tests.unit.airflow.builders import sweep_file
 
@@ -106,7 +106,7 @@ def test_the_arguments_of_a_sweep_are_those_that_airflow_takes_for_a_task() -> N
         SweepTaskGroup("digits", sweep_file(), retries=2, outlets=own)
         SweepTaskGroup("other", sweep_file(), outlets=None)
     report, other = dag.get_task("digits.report"), dag.get_task("other.report")
-    assert (report.retries, other.retries) == (2, OF_REPORT.retries)
+    assert (report.retries, other.retries) == (2, REPORT_RETRY_POLICY.retries)
     assert report.outlets == [sweep_asset("mine", "digits"), own]
     assert other.outlets == [sweep_asset("mine", "other")]
 

@@ -1,4 +1,4 @@
-"""Which of equal GPUs a job gets: those that it can use soonest."""
+"""Which of equal GPUs a job gets: those that it can use soonest_usable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hermes_ops.core.model import Gpu, Phase, Policy, Snapshot
 from hermes_ops.core.plan import check
 from hermes_ops.policies import POLICIES, make_policy, needs_oracle, needs_shares
-from hermes_ops.policies.toolbox.gpu_choice import soonest
+from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from tests.builders import arriving, trial, world
 
@@ -65,7 +65,7 @@ def test_a_choice_stays_on_its_nodes_and_no_sooner_gpu_there_is_left(
     chosen = tuple(sorted(draw.draw(st.sets(st.sampled_from(sorted(able)), min_size=1))))
     snapshot = Snapshot(0.0, gpus, (leaving(*sorted(busy)),))
     mine = own & able
-    found = soonest(snapshot, chosen, able.difference(chosen), sorted(mine))
+    found = soonest_usable(snapshot, chosen, able.difference(chosen), sorted(mine))
     assert sorted(nodes[gpu] for gpu in found) == sorted(nodes[gpu] for gpu in chosen)
     assert able.issuperset(found)
     assert found == tuple(sorted(set(found)))

@@ -29,14 +29,14 @@ def test_a_solution_is_asked_for_again_without_the_jobs_that_find_no_place() -> 
     bound = [arriving(n, nodes=("b",), **RANGE) for n in (2, 3)]
     snapshot = Snapshot(0.0, (Gpu(0, "a"), Gpu(1, "a"), Gpu(2, "b")), (ALONE, *bound))
     asked = Asked({ALONE.id: 1, bound[0].id: 1, bound[1].id: 1})
-    grants = SizingProblem.from_snapshot(snapshot).placed(asked)
+    grants = SizingProblem.from_snapshot(snapshot).solve_grants(asked)
     assert sorted(grant.job for grant in grants) == [ALONE.id, "s/2"]
     assert asked.jobs == [[ALONE.id, "s/2", "s/3"], [ALONE.id, "s/2"]]
 
 
 def test_a_running_job_without_a_size_keeps_gpus_that_nobody_gets() -> None:
     problem = SizingProblem.from_snapshot(world(arriving(0, **RANGE), ALONE, gpus=2))
-    assert [grant.job for grant in problem.placed(Asked({}))] == [ALONE.id]
+    assert [grant.job for grant in problem.solve_grants(Asked({}))] == [ALONE.id]
 
 
 def test_a_job_that_stops_to_be_resized_has_a_size_and_no_grant_yet() -> None:
@@ -44,7 +44,7 @@ def test_a_job_that_stops_to_be_resized_has_a_size_and_no_grant_yet() -> None:
     problem = SizingProblem.from_snapshot(world(resized, ALONE, gpus=2))
     assert [job.id for job in problem.jobs] == [resized.id, ALONE.id]
     asked = Asked({resized.id: 1, ALONE.id: 1})
-    assert [grant.job for grant in problem.placed(asked)] == [ALONE.id]
+    assert [grant.job for grant in problem.solve_grants(asked)] == [ALONE.id]
     assert len(asked.jobs) == 1
 
 
@@ -117,7 +117,9 @@ def test_a_job_without_a_place_at_its_size_gets_the_largest_that_has_one() -> No
     bound = [arriving(n, Phase.WAITING, nodes=("b",), min_gpus=1, max_gpus=2) for n in (0, 1)]
     snapshot = Snapshot(0.0, tuple(map(Gpu, range(5), "aabbb")), tuple(bound))
     problem = SizingProblem.from_snapshot(snapshot)
-    found = problem.fitted(lambda able: {job.id: job.max_gpus for job in able.jobs})
+    found = problem.solve_sizes(
+        lambda subproblem: {job.id: job.max_gpus for job in subproblem.jobs}
+    )
     assert found == {bound[0].id: 2, bound[1].id: 1}
 
 

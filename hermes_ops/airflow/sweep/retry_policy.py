@@ -1,7 +1,7 @@
-"""How long the first and the last task of a sweep are tried again.
+"""Retry policies of the first and the last task of a sweep: plan and report.
 
-A service that is away, MLflow above all, must not cost a night or a report: these tasks wait for
-it. Any other error is tried a few times, seconds apart.
+An outage of a service, MLflow above all, must not cost a night or a report: these tasks are retried
+until it is back. After any other error they are retried a few times, seconds apart.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OWN_RETRIES = frozenset(
 """Arguments of a task with which a user decides on its retries."""
 
 
-class OutagePatience(RetryPolicy):
-    """Tries a task again until `lasts_s` after its first failure while a service is away.
+class OutageRetryPolicy(RetryPolicy):
+    """Retries a task for `lasts_s` seconds after its first failure while a service is away.
 
-    The pauses double from FIRST_PAUSE_S up to `longest_pause_s`. After another error it is tried
-    `tries` times in all. Tries before somebody cleared the task do not count.
+    The pauses double from FIRST_PAUSE_S up to `longest_pause_s` seconds. After another error the
+    task is tried `tries` times in all. Tries before a person cleared the task do not count.
     """
 
     def __init__(self, lasts_s: float, longest_pause_s: float, tries: int) -> None:
@@ -42,7 +42,7 @@ class OutagePatience(RetryPolicy):
         max_tries: int,
         context: Any = None,  # noqa: ANN401, ARG002 - Airflow's own
     ) -> RetryDecision:
-        """Return whether the task is tried again, and when."""
+        """Return whether the task is retried, and after which pause."""
         tried = max(1, try_number - max(0, max_tries - self.retries))
         if isinstance(exception, Unavailable):
             return RetryDecision.retry(timedelta(seconds=self._pause_s(tried)), str(exception))
@@ -55,16 +55,16 @@ class OutagePatience(RetryPolicy):
 
 
 HOUR_S = 3_600.0
-OF_PLAN = OutagePatience(HOUR_S, 60.0, tries=4)
-OF_REPORT = OutagePatience(24 * HOUR_S, 300.0, tries=11)
+PLAN_RETRY_POLICY = OutageRetryPolicy(HOUR_S, 60.0, tries=4)
+REPORT_RETRY_POLICY = OutageRetryPolicy(24 * HOUR_S, 300.0, tries=11)
 
 
-def retry_arguments(patience: OutagePatience, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arguments of a task that has this patience.
+def retry_arguments(policy: OutageRetryPolicy, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return the arguments of a task that is retried by this policy.
 
-    One for whose retries a user has `given` arguments is tried again as Airflow does it.
+    If a user has `given` arguments on retries, Airflow's own rules apply instead.
     """
     pause = {"retry_delay": timedelta(seconds=FIRST_PAUSE_S)}
     if OWN_RETRIES.isdisjoint(given):
-        return {"retries": patience.retries, "retry_policy": patience, **pause}
-    return {"retries": patience.tries - 1, **pause}
+        return {"retries": policy.retries, "retry_policy": policy, **pause}
+    return {"retries": policy.tries - 1, **pause}

@@ -1,4 +1,4 @@
-"""A real MLflow server: what a trial's life was, across ends, restarts and extensions."""
+"""A real MLflow server: what a trial's timeline was, across ends, restarts and extensions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from hermes_ops.core.summary import Segment
 from hermes_ops.tracking import SweepRef, Tracker
-from hermes_ops.tracking.trial_lives import fetch_trial_lives, with_extension
+from hermes_ops.tracking.trial_timelines import fetch_trial_timelines, with_extension
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ def timed(tracker: Tracker, clock: Clock) -> Iterator[Tracker]:
 
 @pytest.fixture
 def begun(timed: Tracker, request: pytest.FixtureRequest) -> SweepRef:
-    return timed.ensure_sweep("lives", request.node.name, "name: lives\n")
+    return timed.ensure_sweep("timelines", request.node.name, "name: timelines\n")
 
 
 def test_the_time_between_an_end_and_the_continuation_is_known_of_sweep_and_trial(
@@ -57,9 +57,9 @@ def test_the_time_between_an_end_and_the_continuation_is_known_of_sweep_and_tria
         timed.reopen(run_id)
         timed.reopen(begun.parent_run_id)
         timed.reopen(begun.parent_run_id)  # an interrupted resume is repeated
-    (life,) = fetch_trial_lives(timed, begun)
-    assert life.submitted_s == 1_000.0
-    assert sorted(life.ended_spans) == [
+    (timeline,) = fetch_trial_timelines(timed, begun)
+    assert timeline.submitted_s == 1_000.0
+    assert sorted(timeline.ended_spans) == [
         (1_030.0, 5_000.0), (1_031.0, 5_000.0), (6_000.0, 9_000.0), (6_001.0, 9_000.0),
     ]  # fmt: skip
 
@@ -76,11 +76,11 @@ def test_what_a_trial_held_before_it_restarted_from_scratch_is_its_own(
     timed.set_aside(trial, "the trial has begun anew from scratch")
     second = timed.open_trial(begun, 0, {})
     timed.save_segments(second, [held(3, 2_010.0, 2_020.0)])
-    (life,) = fetch_trial_lives(timed, begun)
-    assert [(s.start_s, s.end_s) for s in life.segments] == [
+    (timeline,) = fetch_trial_timelines(timed, begun)
+    assert [(s.start_s, s.end_s) for s in timeline.segments] == [
         (1_010.0, 1_020.0), (1_030.0, 1_040.0), (2_010.0, 2_020.0),
     ]  # fmt: skip
-    assert life.ended_spans == ((1_040.0, 2_000.0),)
+    assert timeline.ended_spans == ((1_040.0, 2_000.0),)
 
 
 def test_a_trial_of_an_extension_has_waited_since_the_extension(
@@ -91,5 +91,5 @@ def test_a_trial_of_an_extension_has_waited_since_the_extension(
     for trials, at_s in ((1, 3_000.0), (2, 7_000.0)):
         tags = with_extension(timed.sweep(begun).tags, trials, at_s)
         timed.set_tags(begun.parent_run_id, tags)
-    lives = fetch_trial_lives(timed, begun)
-    assert [life.submitted_s for life in lives] == [1_000.0, 3_000.0, 7_000.0]
+    timelines = fetch_trial_timelines(timed, begun)
+    assert [timeline.submitted_s for timeline in timelines] == [1_000.0, 3_000.0, 7_000.0]
