@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,14 +17,18 @@ import typer
 
 from hermes_ops.cli.completion import complete_policies
 from hermes_ops.cli.connection import Home, current_person
+from hermes_ops.core.amounts import figure
 
 if TYPE_CHECKING:
     import httpx
+    from rich.console import RenderableType
 
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.airflow.control.quota_settings import QuotaSettings
     from hermes_ops.airflow.credentials import AirflowCredentials
     from hermes_ops.cli.connection import Connection
+    from hermes_ops.config.pool_quota import OthersSpec, PoolQuota, UserSpec
+    from hermes_ops.core.priority_class import PriorityClass
     from hermes_ops.kubernetes.api import GpuNode, SettledSlots
 
 
@@ -276,7 +280,6 @@ def _show_quota(pool: str, settings: QuotaSettings | None, *, as_json: bool) -> 
     if settings is None:
         typer.echo(f"The pool {pool} has no quota: `hermes pool quota FILE` sets one.")
         return
-    from hermes_ops.cli.quota_tables import quota_tables
     from hermes_ops.cli.tables import output_console, print_whole
 
     console = output_console()
@@ -285,6 +288,55 @@ def _show_quota(pool: str, settings: QuotaSettings | None, *, as_json: bool) -> 
     if settings.by:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(settings.at_s))
         typer.echo(f"Set {when} by {settings.by}.")
+
+
+def quota_tables(quota: PoolQuota, width: int) -> Iterator[RenderableType]:
+    """Yield tables of the teams, of the users with limits, and of the priority classes.
+
+    Users and classes have a table only if the quota's file mentions them.
+    """
+    from hermes_ops.cli.tables import TableColumn, TableRow, fit_table
+
+    def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> RenderableType:
+        columns = [
+            TableColumn(head, right=head in _NUMERIC_HEADS, wraps=head in _LONG_HEADS)
+            for head in heads
+        ]
+        return fit_table("", columns, map(TableRow, rows), width)
+
+    teams = [_team_cells(team.name, team, ", ".join(team.users)) for team in quota.teams]
+    others = _team_cells("others", quota.others, "everybody else")
+    yield table(("team", "guaranteed", "borrow", "weight", "users"), [*teams, others])
+    if quota.users:
+        heads = ("user", "GPUs at once", "sweeps", "GPU-h a day", "a month")
+        yield table(heads, map(_user_cells, quota.users))
+    if quota.classes:
+        yield table(
+            ("class", "priority", "who may use it"), map(_class_cells, quota.quota().classes)
+        )
+
+
+_LONG_HEADS = ("users", "who may use it")
+_NUMERIC_HEADS = ("guaranteed", "borrow", "weight", "GPUs at once", "sweeps", "GPU-h a day",
+                  "a month", "priority")  # fmt: skip
+
+
+def _team_cells(name: str, team: OthersSpec, users: str) -> tuple[str, ...]:
+    borrow = "any" if team.borrow is None else str(team.borrow)
+    return name, str(team.guaranteed), borrow, f"{team.weight:g}", users
+
+
+def _user_cells(user: UserSpec) -> tuple[str, ...]:
+    limits = (user.gpus, user.sweeps, user.gpu_hours_per_day, user.gpu_hours_per_month)
+    return user.name, *("any" if n is None else figure(n, 7) for n in limits)
+
+
+def _class_cells(priority_class: PriorityClass) -> tuple[str, ...]:
+    allowed = (("team", priority_class.teams), ("user", priority_class.users))
+    who = ", ".join(f"{kind} {name}" for kind, names in allowed for name in sorted(names or ()))
+    is_open = priority_class.teams is None and priority_class.users is None
+    who = "everybody" if is_open else who or "nobody"
+    return priority_class.name, str(priority_class.priority), who
 
 
 def controller(

@@ -40,9 +40,8 @@ from hermes_ops.airflow.control.pool_health import (
     oldest_checkpoint_s,
     silent_trials,
 )
-from hermes_ops.airflow.control.team_metrics import TeamMetrics
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.core.loans import team_holdings
+from hermes_ops.core.loans import TeamHolding, team_holdings
 from hermes_ops.core.model import Action, Phase, Snapshot, Stop, SweepId
 from hermes_ops.core.quota import Quota
 from hermes_ops.errors import ConfigError, Problem, Unavailable, error_text
@@ -355,3 +354,63 @@ def serve(monitor: Monitor, address: Address) -> WSGIServer | None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     log.info("Metrics at http://%s:%s/metrics", address.host, server.server_port)
     return server
+
+
+_TEAM_LABELS = ("pool", "team")
+
+
+class TeamMetrics:
+    """What teams hold, and the GPU time that they have had while this controller observed.
+
+    Between two observations a team is taken to hold what it held at the first one. The label `team`
+    is empty for the users of no team.
+    """
+
+    def __init__(self, pool: str, registry: CollectorRegistry) -> None:
+        self._pool = pool
+        self._gpus = Gauge(
+            "hermes_team_gpus",
+            "GPUs of a team of the pool's quota: held, borrowed (of those held), guaranteed.",
+            (*_TEAM_LABELS, "kind"),
+            registry=registry,
+        )
+        self._waiting = Gauge(
+            "hermes_team_trials_waiting",
+            "Waiting trials of a team.",
+            _TEAM_LABELS,
+            registry=registry,
+        )
+        self._gpu_s = Counter(
+            "hermes_team_gpu_seconds",
+            "GPU-seconds of a team: held, borrowed (of those held).",
+            (*_TEAM_LABELS, "kind"),
+            registry=registry,
+        )
+        self._holdings: Sequence[TeamHolding] = ()
+        self._at_s: float | None = None
+
+    def observe(self, holdings: Sequence[TeamHolding], now_s: float) -> None:
+        """Set the metrics to these holdings; remove those of teams that are not among them."""
+        passed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
+        for before in self._holdings:
+            for kind, gpus in (("held", before.held), ("borrowed", before.borrowed)):
+                self._gpu_s.labels(self._pool, before.team, kind).inc(gpus * passed_s)
+        for holding in holdings:
+            self._show(holding)
+        for gone in {h.team for h in self._holdings} - {h.team for h in holdings}:
+            for kind in ("held", "borrowed", "guaranteed"):
+                self._gpus.remove(self._pool, gone, kind)
+            self._waiting.remove(self._pool, gone)
+        self._holdings, self._at_s = holdings, now_s
+
+    def _show(self, holding: TeamHolding) -> None:
+        counts = {
+            "held": holding.held,
+            "borrowed": holding.borrowed,
+            "guaranteed": holding.guaranteed,
+        }
+        for kind, gpus in counts.items():
+            self._gpus.labels(self._pool, holding.team, kind).set(gpus)
+        self._waiting.labels(self._pool, holding.team).set(holding.waiting)
+        for kind in ("held", "borrowed"):
+            self._gpu_s.labels(self._pool, holding.team, kind)
