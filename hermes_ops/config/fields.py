@@ -39,8 +39,8 @@ OF_ONE_TRIAL: dict[str, str] = {
     "MLFLOW_EXPERIMENT_ID": _RUN,
     "MLFLOW_EXPERIMENT_NAME": _RUN,
 }
-"""Variables that Hermes sets for each trial, or whose value would undo what it sets, with the
-remedy: a sweep file sets none of them, for a pod neither."""
+"""Variables that neither a sweep file nor its pod section may set, each with the remedy: Hermes
+sets them for each trial, or their value would undo what it sets."""
 OF_THE_STACK: dict[str, str] = dict.fromkeys(
     (
         "MLFLOW_TRACKING_URI",

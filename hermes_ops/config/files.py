@@ -26,8 +26,8 @@ DEEPEST_LEVEL = 32
 LONGEST_WORD = 80
 KeyPath = tuple[str | int, ...]
 TAG = "tag:yaml.org,2002:"
-WRITTEN = "written "
-"""Before the tag of a node that has it from the file itself, not from how its value looks."""
+EXPLICIT = "written "
+"""Prefix of a tag that the file itself gives to a node; other tags follow from the node's value."""
 
 
 class _TooMuchError(Exception):
@@ -116,11 +116,11 @@ class _SweepFileLoader(_Core, yaml.SafeLoader):
     """Composes nodes only; values are made by `_Reader`."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Mark a node whose tag stands in the file: `!!bool yes` is as little allowed as any."""
+        """Mark a node whose tag the file gives: no such tag is allowed, not even `!!bool yes`."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         if node is not None and getattr(event, "tag", None) is not None:
-            node.tag = WRITTEN + node.tag
+            node.tag = EXPLICIT + node.tag
         return node
 
 
@@ -237,7 +237,7 @@ class _Reader:
 
     def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
         fix = "remove the tag and write a plain value"
-        tag = node.tag.removeprefix(WRITTEN)[:100]
+        tag = node.tag.removeprefix(EXPLICIT)[:100]
         self._document.refuse(path, f"the tag {tag!r}", "plain YAML without tags", fix)
 
 

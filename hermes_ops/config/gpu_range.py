@@ -79,7 +79,7 @@ class GpuRange(Model):
 
 
 NUMBER, RANGE = "number", "range"
-"""The two forms of `trial.gpus`, as pydantic names them in the place of an error."""
+"""The two forms of `trial.gpus`, as pydantic names them in the location of an error."""
 
 
 def _form(value: Any) -> str:  # noqa: ANN401 - whatever the file holds

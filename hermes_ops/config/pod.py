@@ -24,7 +24,7 @@ Quantity = Annotated[str, Field(pattern=QUANTITY)]
 GPU_RESOURCE = re.compile(
     r"^gpu\.intel\.com/|/(v|p)?gpu|/(mig-|tpu|gaudi|neuron|ascend|mlu)", re.IGNORECASE
 )
-"""What names of resources that count accelerators, or parts of them, contain."""
+"""Matches the names of resources that count accelerators or parts of them."""
 
 TRIAL_FOLDER = "/hermes/trial"
 """Where a pod has its trial's folder."""
@@ -32,7 +32,7 @@ TRIAL_FOLDER = "/hermes/trial"
 CHECKPOINTS_FOLDER = f"{TRIAL_FOLDER}/checkpoints"
 
 
-def _free_path(path: str) -> str:
+def _refuse_hiding_trial(path: str) -> str:
     normal = posixpath.normpath(path)
     if f"{TRIAL_FOLDER}/".startswith(f"{normal.rstrip('/')}/"):
         raise refusal(
@@ -41,7 +41,9 @@ def _free_path(path: str) -> str:
     return path
 
 
-MountPath = Annotated[str, Field(pattern=MOUNT_PATH, max_length=1_000), AfterValidator(_free_path)]
+MountPath = Annotated[
+    str, Field(pattern=MOUNT_PATH, max_length=1_000), AfterValidator(_refuse_hiding_trial)
+]
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
 LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
 ServiceName = Annotated[str, Field(pattern=SERVICE_NAME)]

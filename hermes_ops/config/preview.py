@@ -95,9 +95,9 @@ def _note(config: SweepConfig, shown: int) -> str:
 def cost_bound(config: SweepConfig) -> CostBound:
     """Return the bounds that follow from the file alone.
 
-    GPU-seconds: each trial's time limit times its GPUs, once and again for every tolerated
-    failure; the wall-clock budget times the GPUs of the trials that may train at once; the
-    sweep's own budget; whichever is least. Of a range of GPUs the largest number counts.
+    The bound of the GPU-seconds is the least of: each trial's time limit times its GPUs times its
+    allowed tries; the wall-clock budget times the GPUs of the trials that may train at once; the
+    sweep's own budget. For a range of GPUs the largest number counts.
     """
     trials, trial, budget = config.trial_count, config.trial, config.budget
     gpus = trial.gpu_range.most

@@ -19,8 +19,8 @@ MOST_ARGUMENT_BYTES = 131_071
 """Linux takes no longer argument or variable (MAX_ARG_STRLEN)."""
 
 MOST_BYTES, PER_TEXT_BYTES = 1_900_000, 9
-"""Of all together, each with its end and its address; Linux takes 2 MiB, the rest is Hermes' own
-and what the script inherits."""
+"""The most bytes of all arguments and variables, each with its end and its address. Linux takes
+2 MiB; the rest is for Hermes' own variables and those that the script inherits."""
 
 INTERPRETERS = ("python", "python3")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")

@@ -118,7 +118,7 @@ def _fixed_text(argument: str) -> str | None:
 def _interpreter(config: SweepConfig, environment: Mapping[str, str]) -> tuple[str | None, KeyPath]:
     """Return the program that would be started, None if there is none, and the key that names it.
 
-    An empty text: it differs from trial to trial.
+    The program is an empty text if it differs from trial to trial.
     """
     trial = config.trial
     name = _fixed_text(trial.command[0])

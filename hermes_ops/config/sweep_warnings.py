@@ -67,7 +67,7 @@ def as_tag(warnings: Sequence[SweepWarning]) -> dict[str, str]:
 
 
 def from_tag(text: str) -> list[dict[str, str]]:
-    """Return the documents that a tag holds; none of what is no such tag."""
+    """Return the documents that a tag holds; an empty list for a tag that is not valid."""
     try:
         documents = json.loads(text or "[]")
     except ValueError:

@@ -20,7 +20,7 @@ from hermes_ops.search.space import (
     text,
 )
 
-OF_LAUNCHER = frozenset(
+LAUNCHER_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     | {f"HOROVOD_{name}{kind}" for name in ("", "LOCAL_", "CROSS_") for kind in ("RANK", "SIZE")}
     | {"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME"}
@@ -37,11 +37,11 @@ LAUNCHERS = frozenset(
 LAUNCHER_MODULES = frozenset(
     {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 )
-"""Their names after `python -m`."""
+"""The modules of such programs, as they stand after `python -m`."""
 
 
 def worker_violations(trial: TrialSpec) -> Iterator[Violation]:
-    """Yield what is set for several workers, of trials that have one process; and the reverse."""
+    """Yield settings for several workers of trials that have one process, and the reverse."""
     if trial.workers is Workers.ONE_PER_GPU:
         yield from _several_workers(trial)
     else:
@@ -66,7 +66,7 @@ def _one_process(trial: TrialSpec) -> Iterator[Violation]:
 
 
 def _several_workers(trial: TrialSpec) -> Iterator[Violation]:
-    taken = OF_LAUNCHER | {"TF_CONFIG"} if trial.tf_config else OF_LAUNCHER
+    taken = LAUNCHER_VARIABLES | {"TF_CONFIG"} if trial.tf_config else LAUNCHER_VARIABLES
     for name in trial.environment:
         if name in taken:
             found = "a variable that each worker gets with its own value"
@@ -82,7 +82,7 @@ def _several_workers(trial: TrialSpec) -> Iterator[Violation]:
 
 
 def _launcher(command: Sequence[str]) -> int | None:
-    """Return which word of the command is a program that starts workers; None without one."""
+    """Return the place in the command of a program that starts workers; None without one."""
     if PurePath(command[0]).name in LAUNCHERS:
         return 0
     place = command.index("-m") + 1 if "-m" in command else len(command)

@@ -25,7 +25,7 @@ def short_duration(seconds: float) -> str:
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, as `0.0312`, `12.5`, `1,234`, `3.2e-05`.
+    """Return a number with `digits` significant digits, as `0.0312`, `12.5`, `1,234`, `3.2e-05`.
 
     Digits before the point are never cut; infinities and NaN are `inf`, `-inf` and `nan`.
     """

@@ -18,9 +18,10 @@ there."""
 
 @dataclass(frozen=True, slots=True)
 class ClassShares:
-    """The jobs of teams with several priorities: the priority and the account of each.
+    """The jobs of teams whose jobs have several priorities: the priority and the account of each.
 
-    `most_gpus` are those that the jobs of each account may hold. Without such a team all are empty.
+    `most_gpus` is how many GPUs the jobs of each account may hold. Without such a team all fields
+    are empty.
     """
 
     priority_of: Mapping[JobId, int] = field(default_factory=dict)

@@ -62,9 +62,9 @@ def moment(time_s: float) -> str:
 
 
 def missed(at_s: float, trials: Iterable[tuple[bool, bool]]) -> str:
-    """Return the reason for which a sweep ends at its deadline, with what is left undone.
+    """Return why a sweep ends at its deadline, with the number of trials that are not complete.
 
-    `trials`: of each whether it has begun, and whether it has ended.
+    `trials`: for each trial whether it has begun, and whether it has ended.
     """
     listed = list(trials)
     ended = sum(has_ended for _, has_ended in listed)

@@ -266,9 +266,9 @@ class Quantum:
     def ends_s(self, snapshot: Snapshot) -> dict[JobId, float]:
         """Return when the quantum of each job that it still protects ends.
 
-        A job without a known start begins its quantum now. Of one that has started in the future
-        the clock was set back since: it is protected only if that is a quantum ahead at most, or
-        it would keep its GPUs until the clock has caught up.
+        A job without a known start begins its quantum now. A start in the future means that the
+        clock was set back: if it is more than a quantum ahead, the job is not protected, as it
+        would keep its GPUs until the clock has caught up.
         """
         held = snapshot.held
         ends: dict[JobId, float] = {}
@@ -280,8 +280,8 @@ class Quantum:
                 cost, checkpoint_s = largest.get(job.sweep, self.default_switch_s), 0.0
             started = snapshot.time_s if job.started_s is None else job.started_s
             end = started + self.k * cost + (cost - checkpoint_s)
-            is_ahead = started - snapshot.time_s > end - started
-            if end > snapshot.time_s and not is_ahead and job.id in held:
+            is_too_far_ahead = started - snapshot.time_s > end - started
+            if end > snapshot.time_s and not is_too_far_ahead and job.id in held:
                 ends[job.id] = end
         return ends
 

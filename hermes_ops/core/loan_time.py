@@ -31,10 +31,9 @@ class LoanTime:
     def from_spans(cls, spans: Iterable[HeldSpan], quota: Quota) -> LoanTime:
         """Return the loans of these spans under the quota.
 
-        At each moment a team borrows what it holds beyond its guarantee, and each key of it as
-        large a part of that as it holds of the team's GPUs. What is borrowed comes from the
-        guaranteed GPUs that teams leave idle, from each the same part, and only beyond them from
-        GPUs that are guaranteed to nobody.
+        At each moment a team borrows what it holds beyond its guarantee. Each of its keys borrows
+        in proportion to the GPUs of the team that it holds. Teams with idle guaranteed GPUs lend in
+        proportion to these; only what exceeds them comes from GPUs that no team is guaranteed.
         """
         ledger = _Ledger(quota)
         changes = sorted(

@@ -21,7 +21,7 @@ OptionValue = Scalar | tuple[Scalar, ...] | dict[str, Scalar]
 _PARTING = re.compile(r",(?![^\[{]*[\]}])")  # a comma that stands in no list and no object
 
 
-_TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
+_BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 
 M = TypeVar("M")
 
@@ -34,15 +34,15 @@ GUARD_VALUES = {
     "open": (1, "a whole number from 1"),
     "default_switch_s": (0, "seconds, from 0"),
 }
-"""Of each option the least value, and what it is in words."""
+"""The least allowed value of each option, and how a message describes it."""
 
 
 def parse_options(pairs: Iterable[str] | None) -> dict[str, OptionValue]:
     """Turn `["k=3", "mode=fast", "limits=[1, 2]"]` into `{"k": 3, "mode": "fast", ...}`.
 
-    A value is JSON; a list becomes a tuple. True, False, yes and no in any case, `.5` and `inf` are
-    what they look like, and anything else is text. None: no option was given. ConfigError for what
-    is no pair.
+    A value is JSON; a list becomes a tuple. `true`, `false`, `yes` and `no` in any case are
+    booleans, `.5` and `inf` numbers, and anything else is text. None means that no option was
+    given. Raise ConfigError for a text that is not NAME=VALUE.
     """
     parsed: dict[str, OptionValue] = {}
     for pair in pairs or ():
@@ -68,8 +68,8 @@ def _value(text: str) -> OptionValue:
 
 
 def _loose(text: str) -> OptionValue:
-    if text.lower() in _TRUTHS:
-        return _TRUTHS[text.lower()]
+    if text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
     try:
         return float(text)
     except ValueError:

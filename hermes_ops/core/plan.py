@@ -37,11 +37,11 @@ _UNEXPLAINED = Reason("the policy gave no reason")
 def check(snapshot: Snapshot, plan: Plan) -> PlanChanges:
     """Raise PlanError when the plan cannot be applied; return what it changes, for `diff`.
 
-    Refused: an unknown job; a grant to a job that has ended, is stopping, is ended by the same
-    plan or has another grant; a GPU that is not in the snapshot or is given twice; a number of
-    GPUs that the job does not take, or of nodes on which it may not run; a batch outside the job's
-    range, or for a job that has none; a non-preemptible running
-    job dropped or moved, unless it is ended or its GPUs cannot be kept (`Snapshot.retained`).
+    Refused are: an unknown job; a grant to a job that has ended, is stopping, is ended by the same
+    plan or has another grant; a GPU that is not in the snapshot or is granted twice; a number of
+    GPUs that the job does not take; nodes on which it may not run; a batch outside the job's range,
+    or for a job without one; a non-preemptible running job that is dropped or moved, unless it is
+    ended or its GPUs cannot be kept (`Snapshot.retained`).
     """
     jobs, ends = snapshot.index, set(plan.ends)
     changes = _changes(snapshot, plan)
@@ -65,11 +65,10 @@ def check(snapshot: Snapshot, plan: Plan) -> PlanChanges:
 def diff(snapshot: Snapshot, plan: Plan, changes: PlanChanges | None = None) -> tuple[Action, ...]:
     """Return the actions that lead from the snapshot to the plan: Stop, then Resize, then Start.
 
-    Each kind is in the order of submission. A job that holds GPUs and has no grant is stopped,
-    a STARTING one too. Another number of GPUs or another batch gives Resize; as many but other
-    GPUs give Stop, and
-    the job starts on the new ones in a later round, once it waits. `changes` are those that `check`
-    has returned for this plan; without them they are found again.
+    Each kind is in the order of submission. A job that holds GPUs and has no grant is stopped, a
+    STARTING one too. Another number of GPUs or another batch gives Resize. The same number of other
+    GPUs gives Stop, and the job starts there in a later round, once it waits. `changes` are those
+    that `check` has returned for this plan; without them they are computed again.
     """
     added, removed, _ = changes or _changes(snapshot, plan)
     granted = {grant.job: grant for grant in added}

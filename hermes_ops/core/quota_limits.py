@@ -234,8 +234,8 @@ class QuotaLimits:
     def _room(self, account: Account, held: HeldGpus) -> float:
         """Return what is left under the limit of the account.
 
-        Nothing is where its team has nothing left. What a team has left may be less than a gang
-        needs which goes first once jobs of lower priorities have gone: it is not full for that.
+        It is 0 only if the whole team has nothing left: a gang may need more than what the team has
+        left, and get it from jobs of lower priorities.
         """
         team = _team_of(account)
         if self.of_team.get(team, 0) <= held.teams[team]:
@@ -274,8 +274,8 @@ class QuotaLimits:
     ) -> Iterator[tuple[Job, float]]:
         """Yield the hidden jobs in the order in which idle GPUs are lent, each with a limit.
 
-        That is the limit of its team. Where jobs have several priorities, those that lower ones
-        leave within the share of their team come first, and then the higher ones.
+        The limit is that of its team. Where jobs have several priorities, all of them are yielded
+        before that once more, by priority and with their team's share as the limit.
         """
         jobs: Iterable[Job] = chain(snapshot.holding, snapshot.queue)
         jobs = (job for job in jobs if job.id in hidden)
@@ -311,7 +311,7 @@ class HeldGpus:
         self.users: dict[str, float] = defaultdict(float)
 
     def fits(self, team: Account, most: float, user: str, of_user: float, amount: float) -> bool:
-        """Return whether so many more GPUs keep both limits."""
+        """Return whether both limits allow `gpus` more GPUs."""
         amount -= SHARE_EPS
         return self.teams[team] + amount <= most and self.users[user] + amount <= of_user
 

@@ -117,7 +117,7 @@ class ReclaimNotice:
 def _in_turn(snapshot: Snapshot, wanted: Plan, plan: Plan) -> Plan:
     """Return the plan in which jobs start in the order of the wanted one, on what is free already.
 
-    A job whose GPUs another keeps takes those of the last one of its size that starts after it.
+    A job whose GPUs are still held takes those of the last job of its size that starts after it.
     """
     starts = {g.job: g for g in plan.grants if not snapshot.index[g.job].holds_gpus}
     order = [grant for grant in wanted.grants if not snapshot.index[grant.job].holds_gpus]

@@ -137,7 +137,7 @@ class TrialSummary:
 
 
 def course(numbers: Iterable[int | None]) -> str:
-    """Return numbers in their order as text, one that does not change once: `1 → 2 → 1`."""
+    """Return numbers in their order as text, without repetitions in a row: `1 → 2 → 1`."""
     changes = [str(number) for number, _ in groupby(numbers) if number is not None]
     return " → ".join(changes)
 
@@ -158,8 +158,8 @@ class Night:
 class SweepSummary:
     """A sweep and its trials by number; `direction` is minimize or maximize.
 
-    `metrics` are those that it names other than the objective. `ended_seconds` of `wall_seconds`
-    it had ended and was not continued yet.
+    `metrics` are those that it names besides the objective. `ended_seconds` is the part of
+    `wall_seconds` between an end of the sweep and its continuation.
     """
 
     sweep: str
@@ -177,7 +177,7 @@ class SweepSummary:
 
     @property
     def active_seconds(self) -> float:
-        """The seconds that the sweep has taken, without those in which it had ended."""
+        """The seconds for which the sweep has run: `wall_seconds` without `ended_seconds`."""
         return self.wall_seconds - self.ended_seconds
 
     @property
@@ -275,7 +275,7 @@ def alike(failures: Iterable[tuple[int, str]]) -> tuple[FailedAlike, ...]:
 
 
 def failure_lines(failures: Iterable[tuple[int, str]], most: int = 5) -> list[str]:
-    """Return a line for each kind of failure, the most frequent first, at most so many."""
+    """Return a line for each kind of failure, the most frequent first, at most `most` lines."""
     groups = alike(failures)
     lines = [g.words(all_of_them=len(groups) == 1) for g in groups[:most]]
     rest = sum(len(g.numbers) for g in groups[most:])

@@ -1,4 +1,4 @@
-"""Limits of a sweep: trials that train at once, and open trials of which a search knows nothing."""
+"""Limits of a sweep: trials that train at once, and open trials without a reported loss."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class MaxParallel(Wrapper[M]):
     The inner policy decides as if there were no limit. The trials to which it grants GPUs beyond a
     limit are hidden from it, those that hold GPUs last, and it is asked again: so the GPUs go to
     other sweeps instead of idling, and which trials of the sweep train is still the policy's
-    choice. A policy that `compares` the trials of a sweep goes on to see the hidden ones, as if
-    they were stopping: they keep their ranks. Put it outside of the guards; a trial within its
-    quantum holds GPUs and stays.
+    choice. To a policy that `compares` the trials of a sweep the hidden ones are shown as stopping,
+    so that the ranks of the others do not change. Wrap it around the guards: a trial within its
+    quantum keeps its GPUs.
 
     A trial that leaves its GPUs counts until it has left: its successor starts in a later
     round, or the two would train at the same time on different GPUs.
@@ -125,17 +125,19 @@ PER_GPU = 2
 
 @dataclass(frozen=True, slots=True)
 class OpenForLearning(Wrapper[M]):
-    """Any policy, but a search that learns has results before it gives configurations away.
+    """Any policy, with a bound on the open trials whose loss a learning search does not know yet.
 
-    Of each sweep in `learning`, whose trials get their configurations from earlier results as
-    they are opened, at most `per_gpu` (at least 1) trials for each GPU of the pool are open without
-    a reported loss. One that has reported counts no more, ended or not: the search knows its loss
-    so far. Nor does one whose nodes have left the pool: it may report nothing for long. The inner
-    policy does not see pending trials beyond that, so their GPUs go to others, nor the
-    configurations of those it sees, which a replay knows before they are drawn. The bound is the
-    threshold of Hermes' queues (Son et al. 2021, Algorithm 1), for every policy, for each sweep on
-    its own, and for trials without a loss alone: all three are our choice. To count all open trials
-    makes policies that pause trials find good ones later (docs/frontrunner-measured.md).
+    The trials of a sweep in `learning` get their configurations, when they are opened, from the
+    results of earlier ones. At most `per_gpu` (at least 1) trials of such a sweep for each GPU of
+    the pool are open without a reported loss. A trial that has reported does not count, whether it
+    has ended or not; nor does one whose nodes have left the pool, as it may report nothing for
+    long. Pending trials beyond the bound are hidden from the inner policy, so GPUs go to other
+    sweeps. The configurations of pending trials are hidden too: a replay knows them before they are
+    drawn.
+
+    The bound is the threshold of Hermes' queues (Son et al. 2021, Algorithm 1). We apply it to
+    every policy, to each sweep separately, and to trials without a loss only: if all open trials
+    counted, policies that pause trials would find good ones later (docs/frontrunner-measured.md).
     """
 
     learning: frozenset[SweepId]

@@ -15,8 +15,8 @@ from hermes_ops.core.order import by_submission, submission
 from hermes_ops.core.quota import Quota, TeamQuota
 
 STAY = 1.2
-"""How many times as much, for its factor, a team may borrow as another before its jobs that hold
-lent GPUs leave them; at most half of what such a job holds."""
+"""How many times as much, relative to its factor, a team may borrow as another before its jobs
+leave the GPUs lent to them; at most half of the GPUs of such a job."""
 
 
 _Want = tuple[int, bool, int]

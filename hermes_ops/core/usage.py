@@ -45,8 +45,9 @@ class Usage:
     scripts started and read checkpoints back. `waiting_seconds` is the time before segments; the
     time between an end of a sweep or trial and its continuation does not count.
     `borrowed_gpu_seconds` is the part of `gpu_seconds` beyond the guarantee of the team,
-    `lent_gpu_seconds` what others had of the guarantees: None where no team has any, and of a user
-    or a sweep. `preemptions_caused` counts preemptions of others for trials of this one.
+    `lent_gpu_seconds` what others had of its guaranteed GPUs: None where no team has a guarantee,
+    and for a user or a sweep. `preemptions_caused` counts the trials of others that were preempted
+    for trials of this one.
     """
 
     key: str
@@ -92,8 +93,8 @@ def usage(
     """Return the use between two moments, sorted by its key: one of BY.
 
     Segments that run still count until `now_s`. A trial counts in each group in which it held GPUs
-    or waited. The sums over all groups are the same whatever the groups are, but for what is lent,
-    which belongs to teams. Loans are those under the quota, if there is one.
+    or waited. The sums over all groups are the same whatever `by` is, except for what is lent,
+    which only teams have. Loans are those under the quota, if there is one.
     """
     trials = tuple(trials)
     groups = _held(trials, by, since_s, now_s)

@@ -16,24 +16,24 @@ COLUMNS = {
     "waiting_seconds": "waiting, s", "preemptions": "preempted", "preemptions_caused": "caused",
 }  # fmt: skip
 """The figures of a row, and their heads in the table."""
-OF_ALL = ("borrowed_gpu_seconds", "lent_gpu_seconds", "preemptions_caused")
+WHOLE_POOL_COLUMNS = ("borrowed_gpu_seconds", "lent_gpu_seconds", "preemptions_caused")
 """The figures that follow from the sweeps of all users together."""
 PRICE = {"price": "price"}
 UNKNOWN = {"user": "unknown", "team": "none"}
 
 
-_FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return a text for a CSV file, with an apostrophe where it would be read as a formula."""
-    return f"'{text}" if text.startswith(_FORMULA_BEGINS) else text
+    """Return a text for a CSV cell; an apostrophe keeps spreadsheets from reading a formula."""
+    return f"'{text}" if text.startswith(_FORMULA_PREFIXES) else text
 
 
 def csv_text(by: str, rows: Sequence[Figures], columns: Mapping[str, str]) -> str:
-    """Return the rows as CSV, with a line of heads.
+    """Return the rows as CSV, with a header line.
 
-    A name that a spreadsheet would read as a formula gets an apostrophe in front.
+    A key that a spreadsheet would read as a formula gets an apostrophe in front.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -44,12 +44,12 @@ def csv_text(by: str, rows: Sequence[Figures], columns: Mapping[str, str]) -> st
 
 
 def key_text(by: str, row: Figures) -> str:
-    """Return whose row it is, in a word where nobody is known."""
+    """Return the key of a row for people: a word where the user or the team is not known."""
     return str(row["key"]) or UNKNOWN.get(by, "")
 
 
 def number_text(name: str, value: str | float | None) -> str:
-    """Return a figure for the table: prices with cents, nothing where there is none."""
+    """Return a figure as text: prices with cents, an empty text for None."""
     if value is None or isinstance(value, str):
         return ""
     return f"{value:,.2f}" if name in PRICE else f"{value:,.0f}"

@@ -57,8 +57,8 @@ def blocked_jobs(
 ) -> dict[JobId, Reason]:
     """Return the jobs that may hold nothing now, each with the reason.
 
-    Those are all jobs of a user whose GPU time is spent, those of the sweeps beyond the number that
-    a user may have at once, and while it is not known what was used before, those that wait.
+    These are all jobs of a user whose GPU time is spent, and those of sweeps beyond the number that
+    a user may have at once. Waiting jobs are among them until the earlier use has been read.
     """
     blocked: dict[JobId, Reason] = {}
     if not budgets:

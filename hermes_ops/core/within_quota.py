@@ -35,7 +35,7 @@ from hermes_ops.core.user_limits import blocked_jobs, review_s
 M = TypeVar("M")
 
 LENDINGS = 3
-"""How often a decision lends GPUs that the plan leaves idle; each time the policy decides anew."""
+"""How often a decision lends GPUs that the plan leaves idle; each time the policy decides again."""
 
 SHRINKINGS = 3
 """How often a decision gives jobs with a range fewer GPUs, before it hides those beyond a limit."""
@@ -70,12 +70,12 @@ class WithinQuota(Generic[M]):
     GPUs that a team leaves idle are lent to others; when it wants them back, borrowed jobs are
     stopped. Which jobs of a team train is the inner policy's choice: it decides as if there were
     no quota, jobs beyond their team's share or their user's limit are hidden from it, those that
-    hold GPUs last, and it decides again. With a job beyond a limit go the waiting ones that would
-    be beyond it as well, and those far behind others of their team (`AHEAD`), so that a few
-    decisions about fewer jobs suffice. GPUs that are still idle then are lent beyond the shares.
-    What it remembers, and whom it ends, is that of its first decision, which sees every job. A
-    policy that `compares` the trials of a sweep goes on to see the hidden ones, as if they were
-    stopping: they keep their ranks.
+    hold GPUs last, and it decides again. Together with a job beyond a limit, the waiting jobs that
+    would be beyond it too are hidden, and those far behind others of their team (`AHEAD`), so that
+    a few decisions about fewer jobs suffice. GPUs that are still idle then are lent beyond the
+    shares. The policy's memory and the jobs that it ends are those of its first decision, which
+    sees every job. To a policy that `compares` the trials of a sweep the hidden ones are shown as
+    stopping, so that the ranks of the others do not change.
 
     Put it outside of the guards. Jobs within their quantum keep their GPUs (`quantum`), so a team
     waits for a guaranteed GPU no longer than the longest quantum and the switch after it, if the
@@ -195,9 +195,9 @@ class WithinQuota(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class _QuotaView:
-    """What the policy sees of the snapshot: jobs that take no more GPUs than the limits allow.
+    """The snapshot as the policy sees it: jobs that take at most the GPUs that the limits allow.
 
-    `shows_hidden`: it sees hidden jobs as if they were stopping, with their curves.
+    `shows_hidden`: hidden jobs are shown as stopping, with their curves, instead of left out.
     """
 
     snapshot: Snapshot
@@ -311,7 +311,7 @@ def _without_early(snapshot: Snapshot, plan: Plan, quota: Quota) -> Plan:
 
 @dataclass(frozen=True)
 class _Why:
-    """Why jobs are hidden: the limit that each is beyond, and who takes what it has borrowed."""
+    """Why jobs are hidden: the limit that each exceeds, or the team that takes back its GPUs."""
 
     snapshot: Snapshot
     plan: Plan
@@ -391,7 +391,7 @@ class _Why:
     def _preemptor(self, team: TeamQuota, taker: JobId | None) -> TeamQuota | None:
         """Return the team for which a job of `team` is stopped: the one that takes its GPUs.
 
-        Where those go to a team that is not owed any, the first that is; None: no other team.
+        If they go to a team that is owed none, return the first team that is. None: no other team.
         """
         taking = None if taker is None else self.limits.team(self.snapshot.index[taker])
         if taking is not None and taking.name == team.name:

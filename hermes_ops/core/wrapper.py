@@ -35,8 +35,8 @@ class Wrapper(Generic[M]):
 class OneSize(Wrapper[M]):
     """Show each job with one number of GPUs and one batch, for a policy that does not size jobs.
 
-    They are those that the job holds, else those that its user requests: a job that another policy
-    has widened keeps its GPUs and its batch until it is stopped. Grants name the batch.
+    Both are what the job holds, else what its user requests: a job that another policy has widened
+    keeps its GPUs and its batch until it is stopped. Grants name the batch.
     """
 
     _shown: dict[JobId, tuple[Job, Job]] = field(

@@ -113,17 +113,17 @@ def make_policy(
             for p in unknown
         )
         raise ConfigError("the pool's policy", problems)
-    vague = tuple(_not_true_or_false(name, parameters))
-    if vague:
-        raise ConfigError("the pool's policy", vague)
+    mistyped = tuple(_no_booleans(name, parameters))
+    if mistyped:
+        raise ConfigError("the pool's policy", mistyped)
     try:
         return POLICIES[name](**parameters, **handed)
     except (TypeError, ValueError) as error:
         raise ConfigError("the pool's policy", _refused(name, parameters, handed, error)) from error
 
 
-def _not_true_or_false(name: str, parameters: Mapping[str, object]) -> Iterator[Problem]:
-    """Name each parameter that is true or false by default and has another value."""
+def _no_booleans(name: str, parameters: Mapping[str, object]) -> Iterator[Problem]:
+    """Yield a problem for each boolean parameter that has a value of another kind."""
     from inspect import signature
 
     known = signature(POLICIES[name]).parameters

@@ -63,7 +63,7 @@ class Doubling:
         return DoublingMemory()
 
     def decide(self, snapshot: Snapshot, memory: DoublingMemory) -> tuple[Plan, DoublingMemory]:
-        """Return the plan of the sizes, planned anew if they are due."""
+        """Return the plan of the sizes, which are planned again when that is due."""
         problem = SizingProblem.from_snapshot(snapshot)
         known = self.oracle is not None and not (self.explore or self.blind)
         interval_s = self.interval_s if known or self.interval_s else INTERVAL_S

@@ -136,7 +136,7 @@ class _Service:
         return True
 
     def _widen(self) -> None:
-        """Give what is left to the greatest gain of speed-up a GPU, ties in order."""
+        """Give the GPUs left where a GPU adds the most speed-up; ties go by the order."""
         widen(self.order, self.given, self.left, speed_up_gain(self.speeds), Job.size_above)
 
 

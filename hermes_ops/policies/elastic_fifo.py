@@ -33,7 +33,7 @@ class ElasticFifo:
 
 
 def _sizes(problem: SizingProblem) -> dict[JobId, int]:
-    """Return the least sizes, and of what is left one size more to each in turn."""
+    """Return the least sizes; the GPUs left give each job in turn its next larger size."""
     sizes, left = least_sizes(problem)
     grew = True
     while left and grew:

@@ -66,7 +66,7 @@ class Fair:
 def _held_back(snapshot: Snapshot, order: list[Job]) -> Iterator[Job]:
     """Yield the order without the jobs that wait behind a gang that does not fit yet.
 
-    One that finds no room on its nodes blocks nobody: the GPUs that become free may be others.
+    A job for which its nodes have no room blocks no other: GPUs may become free on other nodes.
     """
     left, blocked, capacity = len(snapshot.gpus), False, NodeCapacity(snapshot)
     for job in order:

@@ -35,8 +35,8 @@ from hermes_ops.policies.toolbox.whole_nodes import cleared, node_size, packing,
 
 MOST_GPUS = 64
 RESTART_S = 30.0
-SOON_S = 1.0
-"""After F has risen above 0: then an idle GPU is worth something to a job."""
+REVIEW_DELAY_S = 1.0
+"""Seconds from the moment at which F of a job exceeds 0 until the sizes are decided again."""
 
 WEIGHT = 0.25
 FLOOR = 1e-3
@@ -113,7 +113,7 @@ class Pollux:
             order = _by_service(sorted(snapshot.queue, key=submission), snapshot.time_s)
         review_s = None
         if problem.jobs:
-            review_s = min(snapshot.time_s + self.interval_s, _worth_soon_s(problem, grants))
+            review_s = min(snapshot.time_s + self.interval_s, _positive_factor_s(problem, grants))
         plan = problem.plan(grants, _reason(grants), order, review_s)
         return plan, PolluxMemory(snapshot.time_s, grants)
 
@@ -188,10 +188,10 @@ def _moves(job: Job) -> int:
     return max(0, job.segments - 1)
 
 
-def _worth_soon_s(problem: SizingProblem, grants: tuple[Grant, ...]) -> float:
-    """Return when F of the first waiting job is above 0, if GPUs are idle; inf without such a job.
+def _positive_factor_s(problem: SizingProblem, grants: tuple[Grant, ...]) -> float:
+    """Return when F of a waiting job that fits on the idle GPUs first exceeds 0; inf: for none.
 
-    Until then nothing is worth an idle GPU to it.
+    As long as F is 0, no size has a value for the job.
     """
     snapshot, granted = problem.snapshot, {grant.job for grant in grants}
     idle = len(snapshot.gpus) - sum(len(grant.gpus) for grant in grants)
@@ -200,7 +200,7 @@ def _worth_soon_s(problem: SizingProblem, grants: tuple[Grant, ...]) -> float:
         for job in problem.jobs
         if job.phase in QUEUED_PHASES and job.id not in granted and job.min_gpus <= idle
     )
-    due_s = (at_s + SOON_S for at_s in zero_until_s if at_s >= snapshot.time_s)
+    due_s = (at_s + REVIEW_DELAY_S for at_s in zero_until_s if at_s >= snapshot.time_s)
     return min(due_s, default=inf)
 
 

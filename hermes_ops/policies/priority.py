@@ -122,7 +122,7 @@ class ServiceOrder:
     grants: Collection[Grant]
 
     def first_waiting_before(self, job: Job) -> Job | None:
-        """Return the first job that waits though it comes before this one of the order, or None.
+        """Return the first waiting job if it comes before this job in the order, or None.
 
         Jobs larger than the whole pool do not count: they block nobody.
         """
@@ -139,7 +139,7 @@ class ServiceOrder:
 
     @cached_property
     def _head(self) -> tuple[Job | None, Collection[JobId]]:
-        """The first job that waits; it and those before it. No more is read of a long queue."""
+        """The first job that waits, and the ids up to it; a long queue is read no further."""
         seen: set[JobId] = set()
         for job in self.jobs:
             seen.add(job.id)

@@ -157,7 +157,7 @@ def _served(job: Job, now_s: float) -> bool:
 def _heads(snapshot: Snapshot, order: Iterable[Job], choose: Chooser) -> Iterable[Job]:
     """Yield the order, each virtual cluster's line cut at its first job that does not fit.
 
-    A job without a place by `choose` does not fit; one that never will is passed over.
+    A job for which `choose` finds no GPUs does not fit; one that can never fit is passed over.
     """
     free, capacity = set(snapshot.free), NodeCapacity(snapshot, snapshot.retained.values())
     blocked: set[str] = set()

@@ -65,9 +65,10 @@ class Slaq:
 
 
 def is_within_slice(job: Job, now_s: float, slice_s: float | None) -> bool:
-    """Return whether a job that holds GPUs keeps them; `slice_s`: seconds, None: until a value.
+    """Return whether a job that holds GPUs is still within its slice and keeps them.
 
-    One that has started more than a slice ahead has not: the clock was set back since.
+    `slice_s` is the length in seconds; None: until it reports a value. A job whose start is more
+    than a slice in the future, because the clock was set back, does not keep them.
     """
     if job.phase is not Phase.RUNNING or not job.has_finished_slice:
         return True

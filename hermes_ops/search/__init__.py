@@ -86,13 +86,13 @@ def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
     if algorithm in ALGORITHMS:
         sampler = SAMPLERS[algorithm](settings)
     else:
-        sampler = CheckedSampler(_of_package(algorithm, settings), algorithm, feasible)
+        sampler = CheckedSampler(_package_sampler(algorithm, settings), algorithm, feasible)
     sampler = KnownPointsFirst(sampler, points)
     return sampler if max_trials is None else LimitedSampler(sampler, max_trials)
 
 
-def _of_package(algorithm: str, settings: SearchSettings) -> Sampler:
-    """Return another package's sampler; ConfigError with the reason why it cannot be made."""
+def _package_sampler(algorithm: str, settings: SearchSettings) -> Sampler:
+    """Return another package's sampler; raise ConfigError with the reason if it cannot be made."""
     factory = SAMPLERS[algorithm]
     try:
         sampler = factory(settings)

@@ -1,6 +1,6 @@
 """The configurations of a space that satisfy its constraints: search, count, projection.
 
-Each configuration is tried once before any is repeated.
+No configuration is used twice before all have been used.
 
 Every search is bounded: a space in which nothing is found is reported.
 """
@@ -182,8 +182,8 @@ def key_of(config: Mapping[str, Value]) -> Key:
 def taken_keys(configs: Iterable[Mapping[str, Value]], size: int | None) -> frozenset[Key]:
     """Return the keys of the configurations that must not be tried now.
 
-    They are those of the given configurations; once all `size` were tried, those of the ones that
-    were tried more often than others.
+    These are the given configurations; once all `size` of them were tried, only those that were
+    tried more often than others.
     """
     counts = Counter(key_of(config) for config in configs)
     whole_rounds = min(counts.values()) if size is not None and len(counts) >= size else 0
@@ -209,7 +209,7 @@ class Untried:
         return None
 
     def _neighbours(self, wanted: Mapping[str, float], seed: int) -> Iterator[Config]:
-        """Yield those that differ in one parameter, nearest first; ties in random order.
+        """Yield configurations that differ in one parameter, nearest first; ties in random order.
 
         Values of a choice have no order: each is as far as half of a range.
         """
@@ -243,7 +243,7 @@ class Untried:
 def _moves(parameter: SearchParameter, value: Value) -> Iterator[tuple[float, float]]:
     """Yield the distance and the quantile of every other value, the nearest first if ordered.
 
-    None of a continuous parameter.
+    A continuous parameter yields nothing.
     """
     if parameter.cardinality is None:
         return

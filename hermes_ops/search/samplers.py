@@ -1,6 +1,6 @@
 """Grid and random search, and samplers around another one: points first, a limit, a check.
 
-No configuration is drawn again before all of them have been.
+No configuration is used twice before all have been used.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def seed_of(*numbers: int) -> int:
 class RandomSampler:
     """Draw every trial at random; trial `number` depends on the seed, the number and the points.
 
-    No configuration is given again before all of them have been: what an earlier trial has is
-    drawn again, and after `ATTEMPTS` draws an untried configuration near the last one is taken.
-    That matters in a space whose values can be counted, and for the values of a choice that leave
-    no continuous parameter. The first trials have the points to evaluate, which no other trial
-    has: the best of an earlier sweep would be drawn again by the same seed.
+    No configuration is used twice before all have been used: a draw that equals an earlier trial
+    is repeated, and after `ATTEMPTS` draws an untried configuration near the last draw is taken.
+    That matters in a space whose values can be counted, and for values of a choice that leave no
+    continuous parameter. The first trials are the points to evaluate. No later trial gets one of
+    them, though the same seed would draw the best of an earlier sweep again.
 
     A draw that does not satisfy the constraints is drawn again, `ATTEMPTS` times at most; then the
     last one is approached from one of some configurations that do (our choice).
@@ -117,7 +117,7 @@ class RandomSampler:
         return dict(self._sequence[number])
 
     def _fresh(self, number: int) -> Config:
-        """Return the first feasible draw that is none of the points, which have been tried."""
+        """Return the first feasible draw that is not one of the points to evaluate."""
         for drawn in self._draws(number):
             config = from_units(self._feasible.space, drawn)
             if key_of(config) not in self._known and self._feasible.holds(config):
@@ -235,7 +235,10 @@ class CheckedSampler:
         return self._inner.exhausted(number)
 
     def ask(self, number: int, history: Sequence[Observation]) -> Config:
-        """Return the inner sampler's answer; HermesError if there is none, or one outside."""
+        """Return the inner sampler's answer.
+
+        Raise HermesError if the sampler fails, or answers with a configuration outside the space.
+        """
         fact = f"the sampler {self._name!r} gave trial {number}"
         try:
             config = self._inner.ask(number, history)

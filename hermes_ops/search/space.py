@@ -19,7 +19,7 @@ Config = dict[str, Value]
 def text(value: Value) -> str:
     """Format a value for the trial: floats round-trip, booleans true/false, null is empty.
 
-    Negative floats have no exponent: argparse takes `-1e-05` for an option.
+    Negative floats are written without an exponent: argparse takes `-1e-05` for an option.
     """
     if value is None:
         return ""

@@ -52,9 +52,9 @@ class TpeSampler:
     again, `ATTEMPTS` times at most; then the last one is approached from the trial's random
     draw, which does satisfy them (our choice).
 
-    No configuration is tried again before all of them have been. hyperopt suggests repetitions:
-    after `REPEATED` of them the trial gets the nearest untried configuration that is found (our
-    choice). That matters where values can be counted, or some of a choice leave only such ones.
+    No configuration is used twice before all have been used. hyperopt suggests repetitions: after
+    `REPEATED` of them the trial gets the nearest untried configuration that is found (our choice).
+    That matters where values can be counted, or where a choice leaves only such parameters.
 
     hyperopt sees axes named p0, p1, ... and numbers, never a user's text.
 

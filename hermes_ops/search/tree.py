@@ -57,7 +57,7 @@ def _sizes(parameter: SearchParameter) -> int | None:
 
 
 def can_repeat(space: Space) -> bool:
-    """Return True if a draw may be an earlier one: some values leave nothing continuous."""
+    """Return True if two draws may be equal: some values leave no continuous parameter."""
     return all(_can_repeat(parameter) for _, parameter in space)
 
 

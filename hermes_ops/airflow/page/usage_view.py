@@ -20,7 +20,7 @@ from hermes_ops.airflow.records import SweepRecord, decode
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL
 from hermes_ops.config.pool_quota import WITHOUT_TEAMS
 from hermes_ops.core.usage import Figures, TrialUse, usage
-from hermes_ops.core.usage_table import COLUMNS, OF_ALL, PRICE
+from hermes_ops.core.usage_table import COLUMNS, PRICE, WHOLE_POOL_COLUMNS
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.trial_timelines import fetch_trial_timelines
@@ -150,7 +150,9 @@ class UsageReader:
         rows = [row.document(rate) for row in usage(uses, query.by, since_s, now_s, quota)]
         columns = COLUMNS if rate is None else COLUMNS | PRICE
         if not query.is_whole:  # what others borrowed, lent and caused is not known then
-            columns = {name: head for name, head in columns.items() if name not in OF_ALL}
+            columns = {
+                name: head for name, head in columns.items() if name not in WHOLE_POOL_COLUMNS
+            }
         return UsageTable(query, now_s, columns, rows, len(past) >= MOST_SWEEPS)
 
     def _uses(

@@ -56,8 +56,8 @@ class Choice(NamedTuple):
 class Choices:
     """The choices of all jobs; the tables have the shape (jobs, 1 + most sizes of a job).
 
-    `values` of a size, -inf beyond the job's sizes; the `rates` are the work a second that is
-    expected there on so many `nodes` with these `batches` (0: as the job chooses).
+    `values` of a size are -inf where the job does not take it. `rates` are the expected units of
+    work a second on that many `nodes` with these `batches` (0: the job chooses its batch).
     """
 
     of_jobs: Sequence[Choice]

@@ -60,7 +60,7 @@ class Indices:
         self._known: dict[float, list[float]] = {}
 
     def after(self, cost_s: float) -> list[float]:
-        """Return the index of each row; those that differ by rounding alone are equal."""
+        """Return the index of each row; values that differ by rounding only are made equal."""
         if cost_s not in self._known:
             costs = np.full(self.curves.trial_count, cost_s)
             values = index(self.forecast, self.curves, costs)
@@ -134,7 +134,7 @@ class TrialSearch:
         """Return the value of a trial on that many GPUs: its weight x its speed there.
 
         A trial that starts or changes its size pays the sweep's usual switch first: its weight is
-        multiplied by what its index then is, over that of the trial as it is now. One that has
+        multiplied by the ratio of its index after that switch to its present one. A trial that has
         lost its GPUs after its last step only has to end: it comes before all others.
         """
         row, held = self.rows.get(job.id), self.problem.held(job)
@@ -149,7 +149,7 @@ class TrialSearch:
     def best_sizes(self, gpus: int) -> dict[JobId, int]:
         """Return the size of each open trial in the solution of the greatest sum of values.
 
-        A pinned trial gets at least its least size. All of them must fit on so many GPUs.
+        A pinned trial gets at least its least size; the pinned trials must fit on `gpus` GPUs.
         """
         sizes = dict.fromkeys((job.id for job in self.open), 0)
         rivals = self._rivals(gpus)
@@ -170,9 +170,10 @@ class TrialSearch:
         return sorted(jobs, key=lambda job: (-self.value(job, job.min_gpus), submission(job)))
 
     def _rivals(self, gpus: int) -> list[Job]:
-        """Return those that may be in the best solution, in order.
+        """Return the trials that may be in the best solution, in order.
 
-        Of trials without GPUs those are for each size the best as many as there are GPUs.
+        Among trials without GPUs these are, for each size, at most as many as there are GPUs: those
+        of the greatest value.
         """
         holding = [job for job in self.open if self.problem.held(job)]
         idle = [j for j in self.open if not self.problem.held(j) and j.id not in self.late]
@@ -267,8 +268,8 @@ def _late(
 ) -> frozenset[JobId]:
     """Return the trials that are not to start: those without GPUs that would report nothing.
 
-    `silent` are those of the compared ones. Of new trials that are not compared no more is known
-    than of those that are.
+    `silent` are such trials among the compared ones. New trials that are not compared start only if
+    some compared new trial can report in time.
     """
     if not silent:
         return frozenset()
@@ -278,7 +279,7 @@ def _late(
 
 
 def _levelled(values: Floats) -> Floats:
-    """Return the values, those that differ by rounding alone made equal."""
+    """Return the values; those that differ by rounding only are made equal."""
     order = np.argsort(-values, kind="stable")
     level = np.inf
     result = values.copy()
@@ -380,7 +381,7 @@ class SizedSweeps:
         return self._with_kept(sizes | found, left)
 
     def _with_kept(self, sizes: dict[JobId, int], left: int) -> dict[JobId, int]:
-        """Return the sizes; jobs that would lose GPUs that nobody else takes keep them."""
+        """Return the sizes; a job keeps GPUs that it would lose if no other job takes them."""
         for job in self.problem.jobs if left > 0 else ():
             held = self.problem.held(job)
             if not sizes[job.id] and 0 < held <= left:

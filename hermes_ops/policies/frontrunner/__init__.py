@@ -200,9 +200,10 @@ def _candidates(snapshot: Snapshot, jobs: Sequence[Job], pinned: Sequence[Job]) 
 
 
 def _in_order(waiting: Sequence[Job], compared: Mapping[JobId, Prospect]) -> list[Job]:
-    """Return the candidates by value: those that are not compared now are the last.
+    """Return the candidates by value, the greatest first.
 
-    Those that have trained to their last step come first: they only have to end.
+    Trials that have trained to their last step come before all others: they only have to end.
+    Trials that are not compared now come last.
     """
     ranks = _ranks(compared)
     return sorted(
@@ -215,8 +216,8 @@ def _in_time(
 ) -> list[Job]:
     """Return the candidates without those that would report nothing before the deadline.
 
-    Those that hold GPUs stay. Of new trials that are not compared nothing else is known than of
-    those that are: where none of these can report, they cannot either.
+    Candidates that hold GPUs stay. New trials that are not compared stay if some compared new trial
+    can report in time.
     """
     late = {job for job, prospect in compared.items() if not prospect.reports}
     if not late:
@@ -230,8 +231,8 @@ def _in_time(
 def contenders(jobs: Sequence[Job]) -> list[Job]:
     """Return the trials that are compared: the best begun and the best expected new ones, in order.
 
-    New ones of which the prior over configurations says nothing are taken in order of submission.
-    Those that have ended without a report (they failed) show nothing, and are not among them.
+    New trials are ranked by the prior over configurations; where it is equal, by submission. Trials
+    that have ended without a report (they failed) are not compared.
     """
     if len(jobs) <= CONTENDERS:
         return list(jobs)
@@ -246,7 +247,7 @@ def contenders(jobs: Sequence[Job]) -> list[Job]:
 def _best_begun(jobs: Sequence[Job], places: int) -> list[Job]:
     """Return the best trials that have reported; two thirds of the places are for open ones.
 
-    The loss of a trial that has ended is that of its last steps: few open ones are ahead of it yet.
+    Ended trials would take all places otherwise: their losses are those of the last steps.
     """
     begun = sorted((job for job in jobs if job.curve), key=lambda j: (best(j.curve), submission(j)))
     running = [job for job in begun if job.phase is not Phase.ENDED]

@@ -2,9 +2,9 @@
 
 Many spaces have the same hyper-parameters (learning rate, momentum, dropout, ...), and what was
 good on other tasks is a fair guess on a new one. `bench/configuration_prior_learn.py` learns from
-recorded tasks how good a configuration is there, given those of its hyper-parameters whose names
-are known, and writes `configuration_prior.json`. `forecast` takes it as the mean of the final
-losses before any curve is known; the sweep's own curves decide how much of it holds.
+recorded tasks how good a configuration is, by its hyper-parameters with known names, and writes
+`configuration_prior.json`. `forecast` uses it as the mean of the final losses before any curve is
+known; the curves of the sweep then correct it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hermes_ops.policies.frontrunner.correction import rounded
 
 Floats = NDArray[np.float64]
 FILE = str(Path(__file__).with_name("configuration_prior.json"))
-EXTREME = 3.0  # deviations over the recorded configurations: beyond it, a value counts as this
+EXTREME = 3.0  # deviations of the recorded configurations; values beyond it are clipped to it
 
 PARAMETERS = {
     "learning_rate": "log",
@@ -75,7 +75,7 @@ SYNONYMS = {
     "eps": "epsilon",
     "adam_epsilon": "epsilon",
 }
-"""Other names of them. Names are compared in lower case, their last part alone, with _ for -."""
+"""Other names of the known hyper-parameters, as `canonical_name` writes them."""
 
 
 ARRAYS = ("center", "spread", "hidden", "bias", "output")
@@ -85,11 +85,11 @@ ARRAYS = ("center", "spread", "hidden", "bias", "output")
 class ConfigurationPrior:
     """A network of P known hyper-parameters and H hidden units that scores configurations.
 
-    `center[P]` and `spread[P]` standardise the values on their scales. Its inputs are the P values
-    (0, their mean, where one is not known) and P marks of those that are known: `hidden[2P, H]`,
-    `bias[H]`, `output[H]`. A score is the expected normal score of the final loss among
-    the configurations of a task: lower is better. `spaces`: the names of the hyper-parameters of
-    the recorded spaces.
+    `center[P]` and `spread[P]` standardise the values on their scales. The inputs are the P values,
+    0 (the mean) for an unknown one, and P flags that mark the known ones; the weights are
+    `hidden[2P, H]`, `bias[H]` and `output[H]`. A score is the expected normal score of the final
+    loss among the configurations of a task: lower is better. `spaces` are the sets of
+    hyper-parameter names of the recorded spaces.
     """
 
     center: Floats
@@ -100,32 +100,32 @@ class ConfigurationPrior:
     spaces: frozenset[frozenset[str]]
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ConfigurationPrior:
-        """Return the prior of a file, of which other keys say where it comes from."""
-        arrays = {name: np.array(found[name], dtype=float) for name in ARRAYS}
-        return cls(**arrays, spaces=frozenset(map(frozenset, found["spaces"])))
+    def from_json(cls, document: Mapping[str, Any]) -> ConfigurationPrior:
+        """Return the prior of a file's content; keys on its origin are ignored."""
+        arrays = {name: np.array(document[name], dtype=float) for name in ARRAYS}
+        return cls(**arrays, spaces=frozenset(map(frozenset, document["spaces"])))
 
     def to_json(self) -> dict[str, object]:
-        """Return the spaces, and the numbers, rounded to five digits."""
+        """Return the content for a file, with numbers rounded to five digits."""
         arrays = {name: rounded(getattr(self, name), 5).tolist() for name in ARRAYS}
         return {"spaces": sorted(map(sorted, self.spaces)), **arrays}
 
     def familiarity(self, names: Set[str]) -> float:
-        """Return how much a space is like the recorded one that is most like it, 0 to 1.
+        """Return the similarity of a space, 0 to 1, to the recorded one that is most similar.
 
-        It is the square of the share of the names of either that both have (the Jaccard index).
+        It is the square of the Jaccard index of their hyper-parameter names.
         """
         shares = (len(names & space) / len(names | space) for space in self.spaces)
         return max(shares, default=0.0) ** 2
 
     def inputs(self, values: Floats) -> Floats:
-        """Return the inputs of N configurations: `values[N, P]`, NaN where one is not known."""
+        """Return the inputs, N x 2P, of N configurations: `values[N, P]`, NaN where unknown."""
         is_known = ~np.isnan(values)
         deviations = np.clip((values - self.center) / self.spread, -EXTREME, EXTREME)
         return np.concatenate([np.where(is_known, deviations, 0.0), is_known], axis=1)
 
     def scores(self, values: Floats) -> Floats:
-        """Return N scores of `values[N, P]`, NaN where one is not known."""
+        """Return N scores of `values[N, P]`, NaN where unknown."""
         scores: Floats = np.tanh(self.inputs(values) @ self.hidden + self.bias) @ self.output
         return scores
 
@@ -138,10 +138,10 @@ def read_prior(path: str) -> ConfigurationPrior:
 
 @lru_cache(maxsize=64)
 def prior_scores(configurations: tuple[Configuration, ...]) -> Floats:
-    """Return N scores, 0 in the mean: lower is better; all 0 where no known value differs.
+    """Return N scores with mean 0, lower is better; all 0 where no known value differs.
 
-    They are the smaller, the less the space is like those from which the prior was learnt: an
-    optimiser, or a network, with other hyper-parameters may want other values of the shared ones.
+    Their magnitude shrinks with the `familiarity` of the space: an optimiser or a network with
+    other hyper-parameters may need other values of the shared ones.
     """
     known = known_trials(configurations)
     return known.values(_scores(known.configurations))
@@ -163,7 +163,7 @@ def names_of(configurations: Sequence[Configuration]) -> frozenset[str]:
 
 
 def known_values(configurations: Sequence[Configuration]) -> Floats:
-    """Return N x P values of the known hyper-parameters on their scales, NaN where not known."""
+    """Return N x P values of the known hyper-parameters on their scales, NaN where unknown."""
     columns = {name: number for number, name in enumerate(PARAMETERS)}
     values = np.full((len(configurations), len(columns)), np.nan)
     for row, configuration in enumerate(configurations):
@@ -183,7 +183,7 @@ def canonical_name(name: str) -> str:
     return SYNONYMS.get(last, last)
 
 
-LEAST = 1e-12  # of a value whose logarithm is taken
+LEAST = 1e-12  # smaller values are raised to it before the logarithm
 
 
 def _on_scale(values: Floats, scale: str) -> Floats:

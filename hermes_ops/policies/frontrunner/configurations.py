@@ -20,25 +20,26 @@ Configuration = tuple[tuple[str, Value], ...]
 DIRECTIONS = 10
 WIDTH = 0.7  # of the exponent, at the median squared distance of two configurations
 WIDTHS = (0.656, 1.2)  # of the similarities between which the data choose
-RECENT = 8  # trials of which the next one of a search may be like any
+RECENT = 8  # last configured trials that the next one of a search may resemble
 LANDMARKS = 256  # configurations that span the directions of a larger sweep
 _NUMBER = re.compile(r"\d+$")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownTrials:
-    """The R of M trials that have a configuration, and each of the M as a mean of them.
+    """The R of M trials that have a configuration, and each of the M as a mixture of these.
 
-    `configurations[R]`; `shares[M, R]`: 1 for a known trial itself. A trial that its search has not
-    configured yet is like one of the RECENT last ones that have been, each as likely: a search
-    improves, and what it suggests next is more like those than like the mean of all.
+    `configurations[R]` are those of the known trials; `shares[M, R]` are the weights of the
+    mixture: 1 for a known trial itself. A trial that its search has not configured yet is a mixture
+    of the RECENT last configured ones in equal parts: a search improves, so its next suggestion
+    resembles them more than the mean of all.
     """
 
     configurations: tuple[Configuration, ...]
     shares: Floats
 
     def values(self, of_known: Floats) -> Floats:
-        """Return M rows (or numbers) from those of the known trials, R."""
+        """Return rows (or numbers) of all M trials from those of the R known ones."""
         if len(of_known) == len(self.shares):
             return of_known
         values: Floats = self.shares @ of_known
@@ -47,8 +48,8 @@ class KnownTrials:
     def kernels(self, of_known: Floats) -> Floats:
         """Return W x M x M kernels from those of the known trials, W x R x R.
 
-        An unknown trial has the variance of a known one, and the mean covariance of those that it
-        may be like.
+        An unknown trial has the mean variance and the mean covariances of the trials in its
+        mixture.
         """
         if of_known.shape[1] == len(self.shares):
             return of_known
@@ -197,7 +198,7 @@ def columns_of(configurations: Sequence[Configuration]) -> ParameterColumns:
 
 
 def is_number(value: Value) -> bool:
-    """Return True for a number; a truth value is none."""
+    """Return True for a number; a boolean is not one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -113,7 +113,7 @@ class ChanceCorrection:
 
 
 def rounded(array: Floats, digits: int = 6) -> Floats:
-    """Return the array with so many significant digits."""
+    """Return the array rounded to `digits` significant digits."""
     flat = [float(f"{value:.{digits}g}") for value in array.ravel()]
     return np.array(flat).reshape(array.shape)
 

@@ -55,9 +55,9 @@ def forecast_by_deadline(
     """Return the forecast of what N trials reach in `left_s`, each after its switch of `costs_s`.
 
     A trial that ends by then is judged by its end, any other by its expected loss at the deadline.
-    The one that counts in the end has the lowest loss of all, also of those that train no more. A
-    trial that reports nothing by then has no chance. Where all trials can end in time, or none has
-    been timed, the forecast is returned as it is.
+    The best trial is the one with the lowest loss of all, ended trials included. A trial that
+    reports nothing by then has no chance. Where all trials can end in time, or none has been timed,
+    the forecast is returned as it is.
     """
     count = table.trial_count
     every = np.ones(count, dtype=np.bool_)
@@ -122,9 +122,10 @@ def _losses_at(
 ) -> LossForecast:
     """Return the losses at the horizons, from those at the end.
 
-    A trial that has begun has its curve's loss there, and of the correction by other trials, and
-    of the standard deviation, as much as its curve is still uncertain until then. One that has not
-    begun ends above its final loss by as much as those that have begun do on average.
+    A trial that has begun has the loss of its curve at the horizon; the correction by other trials
+    and the standard deviation are scaled by the part of the uncertainty that falls before the
+    horizon. A trial that has not begun is above its final loss by the mean difference of the
+    others.
     """
     count = table.trial_count
     path = final_losses.path[:count]

@@ -30,10 +30,10 @@ Floats = NDArray[np.float64]
 KEPT = 64  # tables whose forecast is kept, for as many sweeps of a pool
 PACE_SCALES = (0.3, 1.0, 3.0)
 PACE_REACH = 2.0  # log units from the usual pace of a stage: beyond it a clock has stood still
-LARGEST = float(np.finfo(np.float64).max)  # a range of losses beyond it counts as this
+LARGEST = float(np.finfo(np.float64).max)  # a larger range of losses is clipped to it
 SLOW_GAIN = 3.0  # of a trial one deviation slower a step, over the mean of two recorded families
 SLOW_REACH = 2.0  # deviations: a slower trial still is not expected to fall further still
-SPREAD_PRIOR = (0.107, 3.0)  # of the first losses: its variance, worth so many trials
+SPREAD_PRIOR = (0.107, 3.0)  # of the first losses: variance, and its weight in trials
 SCENARIOS = ((1.0, 0.4), (0.0, 0.6))  # share of SLOW_GAIN, probability: slow trials fall further?
 
 
@@ -72,7 +72,7 @@ def forecast_sweep(table: CurveTable) -> Forecast:
 
 
 def _first_chances(table: CurveTable) -> Floats:
-    """Return the chances before any report: equal but for what the configurations say."""
+    """Return the chances before any report: equal, except for the prior over configurations."""
     scores = PRIOR_SLOPE * prior_scores(table.configurations)[: table.trial_count]
     return chances(scores, np.full(len(scores), PRIOR_RESIDUAL), ~table.over, np.inf)
 
@@ -240,7 +240,7 @@ def _scaled(table: CurveTable) -> Floats:
     return scaled / max(float(spread), 1e-3)
 
 
-MODEL_ERRORS = ((0.0, 0.6), (0.5, 0.2), (1.0, 0.2), (3.0, 0.133))  # the model's, with their weights
+MODEL_ERRORS = ((0.0, 0.6), (0.5, 0.2), (1.0, 0.2), (3.0, 0.133))  # of the model: size, weight
 BINS = 48
 UNSEEN = 3e-4  # the least chance of a trial, whatever the model says
 SURER = 0.85  # recorded final losses, over the forecasts' standard deviations
@@ -249,10 +249,9 @@ SURER = 0.85  # recorded final losses, over the forecasts' standard deviations
 def chances(mean: Floats, sd: Floats, is_running: NDArray[np.bool_], record: float) -> Floats:
     """Return each trial's chance to end as the best of those that run, given that one of them is.
 
-    `record`: the lowest loss of those that run no more. The model is least right about the very
-    best, so part of the probability is on an error that all trials share, as large as MODEL_ERRORS
-    times their usual standard deviation; the harder the record is to beat, the more that part
-    counts.
+    `record` is the lowest loss of ended trials. The model is least accurate for the best trials, so
+    part of the probability is given to an error that all trials share, of MODEL_ERRORS times their
+    usual standard deviation. The harder the record is to beat, the more that part matters.
     """
     chance = np.zeros(len(mean))
     if not is_running.any():

@@ -41,8 +41,8 @@ COMMON = 0.3  # variance of the level of all, likewise
 def kernel_families(table: CurveTable) -> tuple[Floats, ...]:
     """Return families of W x M x M similarities of the hyper-parameters of M trials.
 
-    In the first all hyper-parameters count alike; in a second one, where so many trials are
-    complete that it can be learnt, by their relevance to the final loss.
+    In the first family all hyper-parameters have the same weight. Once enough trials are complete,
+    a second family weighs them by their relevance to the final loss.
     """
     complete = np.flatnonzero(np.isfinite(table.losses[:, -1]))
     final_losses = table.losses[complete, -1]

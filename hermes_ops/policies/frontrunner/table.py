@@ -112,7 +112,7 @@ def tabulate(jobs: Sequence[Job], prior: Sequence[PastTrial]) -> CurveTable:
 
 
 def is_over(job: Job) -> bool:
-    """Return True for a job that will train no more."""
+    """Return True for a job that does not train again."""
     is_trained_to_end = job.total_steps is not None and job.last_step >= job.total_steps
     return job.phase is Phase.ENDED or is_trained_to_end
 

@@ -21,7 +21,7 @@ EPOCHS_AT_LIMIT = 2
 """Epochs that a job does at its limit until this doubles, and in all until it may be taken out."""
 
 GROWTH = 4
-"""A limit is at most so many times the GPUs that the job has."""
+"""A limit is at most this many times the GPUs that the job has."""
 
 NEWEST = 5
 """The ended jobs of a kind whose measured speeds are used; the prototype uses 5 measures."""
@@ -155,7 +155,7 @@ def predicted_epochs(job: Job, epochs: float, lengths: Sequence[float]) -> float
 
 
 def grown_limit(job: Job, limit: int, held: int, epochs: float, gpus: int) -> int:
-    """Return the limit of a job that has done so many epochs here: doubled for every two.
+    """Return the limit of a job after `epochs` epochs on its GPUs: doubled for every two.
 
     At most GROWTH x held and all GPUs; at least the job's next size once it is doubled.
     """

@@ -92,7 +92,7 @@ class ScheduleSearch:
         return np.lexsort((self._rank, left))
 
     def starts(self, remembered: Iterable[Schedule], most: int) -> Integers:
-        """Return at most so many schedules to begin with, valid ones.
+        """Return at most `number` valid schedules to begin with.
 
         They are the present one with its free GPUs used, one filled from nothing, remembered ones.
         New jobs have their least size in each, where the jobs with the most left make room.
@@ -112,7 +112,7 @@ class ScheduleSearch:
         operators: Operators,
         rng: np.random.Generator,
     ) -> Integers:
-        """Return the population after so many generations, the best by expectation first.
+        """Return the population after the last generation, the best by expectation first.
 
         The first of `starts` is always compared with. Each generation draws the progress of every
         job from Beta(a, b), the same for all schedules.

@@ -112,7 +112,7 @@ class Themis:
         """Return the plan by finish-time fairness; compare those that run when leases end."""
         lease = floor(snapshot.time_s / self.lease_s + SLACK)
         is_known = bool(memory.shares or memory.apps)
-        # Also where the clock was set back: to wait until it has caught up could take hours.
+        # `!=`, as the clock may be set back: it could take hours to catch up.
         ends = lease != floor(memory.round_s / self.lease_s + SLACK) if is_known else True
         round_s = snapshot.time_s if ends else memory.round_s
         if self._has_apps(snapshot):

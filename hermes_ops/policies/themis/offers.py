@@ -11,7 +11,7 @@ from hermes_ops.policies.themis.apps import App
 
 
 def offered_number(knob: float, number: int) -> int:
-    """Return ceil((1 - `knob`) x `number`), of the decimals: 3 of 10 with 0.7."""
+    """Return ceil((1 - `knob`) x `number`) without rounding errors: 3 of 10 for a knob of 0.7."""
     return ceil((1 - knob) * number - 1e-9)
 
 

@@ -48,8 +48,9 @@ def fit_step_time(samples: tuple[Sample, ...]) -> LinearStepTime:
 
     The terms are added as the measured pairs of GPUs and samples allow: with one pair the time is
     taken to be all computing (ideal scaling), with two on one GPU there is a constant term, with
-    two others an all-reduce. Without a usable measurement: IDEAL. A sample costs at least the part
-    LEAST_COST of the fastest measured one, or the speed of more samples would have no bound.
+    two others an all-reduce. Without a usable measurement: IDEAL. A sample costs at least
+    LEAST_COST times the fastest measured one: the speed of more samples would have no bound
+    otherwise.
     """
     usable = [s for s in samples if s[0] > 0 and s[1] > 0 and isfinite(s[2]) and s[2] > 0]
     if not usable:
@@ -57,18 +58,18 @@ def fit_step_time(samples: tuple[Sample, ...]) -> LinearStepTime:
     gpus, local, seconds = np.asarray(sorted(usable), dtype=np.float64).T
     columns = np.stack([local, 2.0 * (gpus - 1) / gpus, np.ones_like(local)], axis=1)
     shapes = len({(g, b) for g, b, _ in usable})
-    told = ([0, 1, 2] if (gpus > 1).any() else [0, 2])[:shapes]  # one GPU has no all-reduce
-    rows = columns[:, told] / seconds[:, None]
+    terms = ([0, 1, 2] if (gpus > 1).any() else [0, 2])[:shapes]  # one GPU has no all-reduce
+    rows = columns[:, terms] / seconds[:, None]
     fitted = np.zeros(3)
-    fitted[told] = _not_negative(rows, np.ones(len(rows)))
+    fitted[terms] = _not_negative(rows, np.ones(len(rows)))
     if not fitted[0] > 0:
         fitted[0] = LEAST_COST * float((seconds / local).min())
-        fitted[told[1:]] = _not_negative(rows[:, 1:], 1.0 - fitted[0] * rows[:, 0])
+        fitted[terms[1:]] = _not_negative(rows[:, 1:], 1.0 - fitted[0] * rows[:, 0])
     return LinearStepTime(float(fitted[2]), float(fitted[0]), float(fitted[1]))
 
 
 def _not_negative(rows: Floats, values: Floats) -> Floats:
-    """Return the terms, none below 0, whose sums over the columns are nearest to the values."""
+    """Return the terms of the non-negative least squares fit of rows @ terms to the values."""
     from scipy.optimize import nnls
 
     scale = np.maximum(np.abs(rows).max(axis=0), np.finfo(np.float64).tiny)

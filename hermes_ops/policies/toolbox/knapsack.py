@@ -19,7 +19,7 @@ STEPS = 36
 """Halvings of the price of a GPU; a price a little too high rules out less, as exactly."""
 
 ROUNDING = 16
-"""A gap of so many tolerances is taken for rounding, which more jobs would not narrow."""
+"""A gap of at most this many tolerances is taken for rounding, which more jobs would not narrow."""
 
 TOLERANCE = 1e-12
 """Relative: an option this near to being ruled out stays, for what floating point rounds off."""
