@@ -29,11 +29,11 @@ ENDED_RUN = ("success", "failed")
 """States of a DAG run that has ended."""
 
 _NO_RUN = "hermes_prune_may_delete_runs"
-"""Id of a DAG run that nobody starts: a request to delete it tells whether that is permitted."""
+"""Id of a DAG run that never exists: a request to delete it shows whether that is permitted."""
 
 MOST_MARKED = 16
-"""Task instances in a request that sets their state. Airflow takes some 30 ms for each, in one
-transaction: with thousands no answer comes in time, and on SQLite nobody else writes meanwhile."""
+"""Task instances in a request that sets their state. Airflow takes about 30 ms for each, in one
+transaction: with thousands the request times out, and on SQLite all other writers wait."""
 
 _WRONG_PASSWORD = (httpx.codes.BAD_REQUEST, httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
@@ -122,8 +122,8 @@ class AirflowClient:
     def mark(self, tasks: Iterable[TaskKey], state: str) -> None:
         """Set waiting task instances to success, failed or skipped.
 
-        Each request has at most MOST_MARKED of one DAG run. What the requests before a failed one
-        have set, stays.
+        Each request sets at most MOST_MARKED of one DAG run. If one fails, the states that earlier
+        requests have set stay.
         """
         runs: dict[tuple[str, str], list[TaskKey]] = {}
         for task in tasks:

@@ -97,7 +97,7 @@ def _line(problem: Mapping[str, Any]) -> str:
 
 
 def interruption_lines(view: Mapping[str, Any] | None, sweep: str, trial: int) -> list[str]:
-    """Return that a trial waits as it was interrupted several times in a row; else nothing."""
+    """Return a line if the trial backs off after interruptions; else nothing."""
     facts = (view or {}).get("sweeps", {}).get(sweep) or {}
     text = (facts.get("interrupted") or {}).get(str(trial))
     return [f"Trial {trial} of {sweep} {text}"] if text else []
@@ -308,7 +308,7 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
 
 
 def _end_before_begin(view: Mapping[str, Any], sweep: str, number: int) -> TrialEnd | None:
-    """Return the end of a trial that has not begun in a sweep that is ending now; None for else."""
+    """Return the end of a trial that had not begun when its sweep was closed; else None."""
     facts = view.get("sweeps", {}).get(sweep) or {}
     if not facts.get("closing") or number >= facts["trials"]:
         return None
@@ -316,9 +316,9 @@ def _end_before_begin(view: Mapping[str, Any], sweep: str, number: int) -> Trial
 
 
 def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
-    """Return the trial's end from MLflow; None before it, or if MLflow does not answer.
+    """Return the trial's end from MLflow; None before its end, or if MLflow does not answer.
 
-    HermesError for a trial that its sweep has never had.
+    Raise HermesError for a trial that its sweep has never had.
     """
     from hermes_ops.tracking.runs import RUN_STATUS
     from hermes_ops.tracking.summary import WHY_TAGS, require_sweep
@@ -348,7 +348,7 @@ def _refuse_beyond(tracker: Tracker, sweep: SweepRef, number: int) -> None:
     try:
         document = yaml.safe_load(tracker.artifacts.fetch(sweep.parent_run_id, "sweep.yaml"))
         trials = parse(document, sweep.sweep_id, None).trial_count
-    except (HermesError, yaml.YAMLError):  # away, deleted, or of another version
+    except (HermesError, yaml.YAMLError):  # an outage, a deleted file, or another version
         return
     if number >= trials:
         raise HermesError(

@@ -59,7 +59,8 @@ class RunRow:
     """A DAG run that holds a sweep.
 
     `triggered_by` is the Airflow user who triggered it, empty for a scheduled run; `dag_owners` is
-    what the DAG names as its owners, with commas. It is `paused` too if no file has its DAG.
+    what the DAG names as its owners, with commas. `paused` is True as well if Airflow has no file
+    of the DAG any more.
     """
 
     run_key: int
@@ -158,7 +159,7 @@ class Metadata:
         self._pool: Any = Pool.__table__
         self._dag: Any = DagModel.__table__
         self._note: Any = TaskInstanceNote.__table__
-        self._asking = _SharedConnection()
+        self._shared = _SharedConnection()
         self._joined: dict[int, dict[tuple[tuple[str, int], str], tuple[str, str]]] = {}
 
     @classmethod
@@ -447,7 +448,7 @@ class Metadata:
         query = select(func.coalesce(func.sum(ti.pool_slots), 0)).where(
             ti.pool == name, ti.state.in_(states)
         )
-        if own:  # a list, as SQLite takes no expression of a thousand conditions
+        if own:  # not one condition each: SQLite limits the depth of an expression to 1,000
             query = query.where(tuple_(ti.dag_id, ti.run_id, ti.task_id).not_in(own))
         return PoolRow(slots, int(self._all(query)[0][0]))
 
@@ -530,17 +531,17 @@ class Metadata:
     def single_connection(self) -> Iterator[None]:
         """Let one connection read all that this thread reads in the block."""
         with self._connected() as connection:
-            self._asking.connection = connection
+            self._shared.connection = connection
             try:
                 yield
             finally:
-                self._asking.connection = None
+                self._shared.connection = None
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         from sqlalchemy import exc
 
-        shared = self._asking.connection
+        shared = self._shared.connection
         try:
             if shared is not None:
                 yield shared
@@ -548,7 +549,7 @@ class Metadata:
             with self.engine.connect() as connection:
                 yield connection
         except exc.SQLAlchemyError as error:
-            if shared is not None:  # else all that the block reads after this would fail as well
+            if shared is not None:  # without a rollback all later reads of the block would fail
                 with suppress(exc.SQLAlchemyError):
                     shared.rollback()
             if isinstance(error, exc.OperationalError):

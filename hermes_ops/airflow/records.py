@@ -44,7 +44,7 @@ AIRFLOW_TAG = "hermes.airflow_url"
 
 CLOSED_TAG = "hermes.closed"
 CONTINUED_TAG = "hermes.continued"
-"""Of a sweep that was resumed or extended: the end of the DAG run from which it goes on."""
+"""Tag of a resumed or extended sweep: the end of the DAG run before it was continued."""
 """Tag of a sweep's MLflow run: why it ended before its last trial."""
 
 REACHED_TAG = "hermes.reached"
@@ -57,7 +57,7 @@ FAILURES_TAG = "hermes.failures"
 """Tag of a sweep's MLflow run: a line for each way in which trials failed."""
 
 END_TAGS = (CLOSED_TAG, REACHED_TAG, FAILED_TAG, FAILURES_TAG)
-"""Tags of a sweep's MLflow run that hold of its end alone: it loses them when it goes on."""
+"""Tags of a sweep's MLflow run that describe its end: they are removed when it is continued."""
 
 HELD_POOL_SLOTS = 10_000
 """Slots that a trial without a lease asks for: more than a pool has, so Airflow passes it over."""
@@ -118,13 +118,13 @@ class CloseRecord(StoredRecord):
 class Lease(StoredRecord):
     """The grant of GPUs to a trial. `epoch` counts the grants of the trial, from 1.
 
-    `pod` is the sweep's section `trial.pod`, as far as it says something; None for a process.
-    `nodes` are those that the policy chose, none where it knows of one machine only; `gpu_nodes`
-    names the node of each of `gpus`.
-    `pool` is the one that the GPUs are of; empty in a lease of an earlier version.
-    `anew` is the epoch at which the trial begins from scratch: what it left before is thrown away.
+    `pod` has the keys that the sweep's section `trial.pod` sets; None for a process.
+    `nodes` are those that the policy chose, empty if the pool has one machine; `gpu_nodes` names
+    the node of each of `gpus`.
+    `pool` is the pool of the GPUs; empty in a lease of an earlier version.
+    `anew` is the epoch from which the trial restarts from scratch: earlier files are deleted.
     `templated` are the variables of `environment` that the trial's task renders.
-    `workspace`: "shared", or "copy" for a copy of the directory of the trial's own.
+    `workspace`: "shared", or "copy" if the trial has its own copy of the directory.
     `host` is the machine and the state folder that it is given for, `host_name` the machine's name.
     `machine` is one of HERMES_MACHINES, which has a state folder of its own, and `local_gpus` are
     the GPUs by their place there; empty in a pool without machines.
@@ -188,8 +188,8 @@ class Lease(StoredRecord):
 class StopFlag(StoredRecord):
     """Stop the segment of lease `epoch`; `final` is the state that the trial ends in.
 
-    `resize`: the trial is to go on with other GPUs at once, so its task keeps its slots and waits
-    for the next lease. Without it such a task gives its slots back.
+    `resize`: the trial continues with other GPUs at once, so its task keeps its slots and waits for
+    the next lease. Without it the task gives its slots back.
     """
 
     epoch: int
@@ -210,23 +210,23 @@ class Notice(StoredRecord):
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord(StoredRecord):
-    """The newest segment of a trial and its accounts over its whole life.
+    """The newest segment of a trial, and totals over all of its segments.
 
-    `running` is False once the segment has ended; `spans` are (start, end) of the training in all
-    ended segments, in Unix seconds, `sizes` the GPUs that it held in each and `batches` the samples
-    of a step (empty: none are known), `batch` those of the newest segment; `final` is the state
-    that the trial ended in, None while it has not. `task` is the id of the task instance that the
-    trial was ended with by the controller.
+    `running` is False once the segment has ended. `spans` are (start, end) of the training in all
+    ended segments, in Unix seconds; `sizes` are the GPUs that it held in each, and `batches` the
+    samples of a step (empty: not known); `batch` is that of the newest segment. `final` is the
+    final state of the trial, None before its end. `task` is the id of the task instance with which
+    the controller ended the trial.
     `reason` is why the newest segment failed or was interrupted, or why the trial ended; `cause` is
     one of `hermes_ops.trial.failure.Cause` of a failure. `first_failure` is the reason of the
     trial's first failure and its last lines, kept while it is tried again. `host` is where its task
     was when that was not where its lease is for; the outcome is then `hosts.WRONG_HOST`.
     `without_space` is how often in a row a full disk has ended its segment before a new step, and
-    `interruptions` how often in a row anything but its script has.
-    `failed_size` is the least number of workers with which it has failed, if several.
+    `interruptions` how often in a row anything except its script has.
+    `failed_size` is the smallest number of workers, if more than one, with which it has failed.
     `resizing` is True while its task holds its slots after the segment's end, for the next lease.
-    `earlier_spans`, `earlier_sizes` and `earlier_gpu_s` are what it used before it began from
-    scratch: limits of sweeps, users and teams count that too, and nothing else does.
+    `earlier_spans`, `earlier_sizes` and `earlier_gpu_s` are its use before it restarted from
+    scratch. Only the limits of sweeps, users and teams count them.
     """
 
     epoch: int
@@ -286,9 +286,9 @@ def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records 
 def decode(kind: type[R], value: object) -> R | None:
     """Return the record in a stored value or its JSON; None where it is absent or malformed.
 
-    Unknown keys are ignored, so that records of a newer release can be read. Whoever may edit a
-    task in Airflow can write its records: a value of another type, or a number that is not finite,
-    is malformed, and so is a lease of GPUs that no pool has.
+    Unknown keys are ignored, so that records of a newer release can be read. Anyone who may edit a
+    task in Airflow can write its records: a value of another type, a number that is not finite, and
+    a lease of GPUs that no pool has are malformed.
     """
     try:
         document = json.loads(value) if isinstance(value, str) else value

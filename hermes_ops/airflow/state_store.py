@@ -90,7 +90,7 @@ PIECE_CHARACTERS = 60_000
 """The most in one piece."""
 
 MOST_PIECES = 4_000
-"""The most pieces of a record that are read: whoever may edit a task can write any number."""
+"""The most pieces of a record that are read: users who may edit a task can write any number."""
 
 MOST_FIELDS = 64
 """The most fields of a record that are read from pieces."""

@@ -30,7 +30,7 @@ from hermes_ops.airflow.control.faults import (
     results_of,
 )
 from hermes_ops.airflow.control.granting import Granting, opened
-from hermes_ops.airflow.control.interruptions import resting
+from hermes_ops.airflow.control.interruptions import backing_off
 from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.reconcile import (
@@ -192,11 +192,11 @@ class Applier:
     ) -> frozenset[JobId]:
         """See to it that no task has fewer slots than its next lease needs, before that is written.
 
-        A task that waits in its slots gets as many, those that shrink first. One that waits for
-        slots, and still asks for those of an earlier lease, asks for more than there are until it
-        has its rank, whether those are fewer or more. Return the jobs that get no lease now: the
-        pool has not so many slots open, Airflow has just started the task, or a task that need not
-        wait for slots would have to wait for a GPU that another trial has not left yet.
+        A task that waits in its slots gets the number of its next lease; those that shrink come
+        first. A task that waits for slots and still requests those of an earlier lease is made to
+        request more than the pool has until it has its rank. Return the jobs that get no lease now:
+        the pool has too few open slots, Airflow has just started the task, or a task that holds its
+        slots would have to wait for a GPU that another trial has not left yet.
         """
         slotless: set[JobId] = set()
         in_use = _gpus_in_use(sweeps)
@@ -283,8 +283,8 @@ class Applier:
         sweep.withheld = self._withheld(sweep) | (
             drawing.value if drawing is not None else frozenset()
         )
-        is_open = sweep.close is None and self.clock_steps.is_settled()
-        if is_open and (spent := due_end(sweep, now_s)) is not None:
+        may_close = sweep.close is None and self.clock_steps.is_settled()
+        if may_close and (spent := due_end(sweep, now_s)) is not None:
             self.close(sweep, spent)
         if sweep.close is not None:
             self._tag(sweep, sweep.close.tag, sweep.close.reason)
@@ -293,7 +293,7 @@ class Applier:
     def _findings(self, sweep: SweepState) -> SweepFindings:
         """Return what the trials' states are reconciled with."""
         failing = self.faults.starting(sweep.id)
-        settled = self.clock_steps.is_settled()  # else a fault of a moment may look old
+        settled = self.clock_steps.is_settled()  # else a recent fault may look old
         hopeless = {n: f for n, f in failing.items() if settled and self.faults.is_hopeless(f)}
         return SweepFindings(
             trials=sweep.trials,
@@ -316,14 +316,15 @@ class Applier:
             sweep.close = close
 
     def _withheld(self, sweep: SweepState) -> frozenset[int]:
-        """Return the trials that are offered no GPU now, as they were interrupted or not started.
+        """Return the trials that get no GPU offered now: those that back off after a failed start
+        or after interruptions.
 
-        Where no trial of a sweep has begun and some cannot, the others wait for what becomes of
-        those: they would fail as well.
+        As long as no trial of a sweep has begun and some fail to start, the others wait: they would
+        probably fail as well.
         """
         failing, now_s = self.faults.starting(sweep.id), self.faults.clock()
         early = {n for n, fault in failing.items() if not fault.is_due(now_s)}
-        early |= resting(sweep.trials, now_s)
+        early |= backing_off(sweep.trials, now_s)
         if sweep.has_begun or len(failing) < FIRST_FAILURES:
             return frozenset(early)
         others = {t.number for t in sweep.trials} - failing.keys()

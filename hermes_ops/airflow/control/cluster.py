@@ -1,4 +1,4 @@
-"""The live driver of the decision loop: observes Airflow and MLflow, applies specs as leases."""
+"""The live driver of the decision loop: observes Airflow and MLflow, applies plans as leases."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class AirflowCluster:
 
     def __post_init__(self) -> None:
         self._running = RunningSweeps(self.pool, self.faults, self.machines.machines)
-        self._janitor = Janitor(self._goes_on)
+        self._janitor = Janitor(self._is_unfinished)
         self._state_retention = StateRetention(self.metadata, self.applier.client)
         self._plan_value_retention = PlanValueRetention(self.applier.client)
 
@@ -113,7 +113,7 @@ class AirflowCluster:
             self.applier.close(sweep, replaced_by_newer(now))
         for sweep in self.sweeps.values():
             self.faults.attempt(Subject(sweep.id), "settle it", self.applier.settle, sweep, now)
-        if self.draining:  # whatever has become of the pool: its trials are stopped
+        if self.draining:  # even if Airflow has no such pool any more: its trials are stopped
             return Snapshot(now, (), ())
         with self.metadata.single_connection():
             return pool_snapshot(
@@ -176,9 +176,9 @@ class AirflowCluster:
     def wait(self, until_s: float | None) -> None:
         """Send decisions that are done, then sleep until the next round is due.
 
-        That is after a second, or earlier if woken, or if the last round was short enough and a
-        curve has changed or a trial waits for slots that a task is about to leave. It is also over
-        if the clock was set back meanwhile.
+        The next round is due after a second; earlier if `wake` is called, if the clock was set
+        back, or if the last round was short and a curve has changed or a trial waits for slots that
+        a task is about to leave.
         """
         self._do_what_nobody_waits_for()
         now = self.clock()
@@ -209,7 +209,7 @@ class AirflowCluster:
         call(pool, "clean up pods", look, self.sweeps.values(), self.clock(), unread)
         call(pool, "keep its records", self._state_retention.run_if_due, self.clock())
         values, sweeps = self._plan_value_retention, self.sweeps.values()
-        call(pool, "keep its specs' values", values.run_if_due, sweeps, self.clock())
+        call(pool, "keep the values of its plans", values.run_if_due, sweeps, self.clock())
 
     def _later(
         self, step: str, sweep_id: str, call: Callable[P, None], *args: P.args, **named: P.kwargs
@@ -224,8 +224,8 @@ class AirflowCluster:
             )
             self._under_way[sweep_id, step] = future
 
-    def _goes_on(self, sweep: str) -> bool:
-        """Return whether the sweep of that id, of any pool of this Airflow, has not ended."""
+    def _is_unfinished(self, sweep: str) -> bool:
+        """Return whether the sweep with that id, in any pool of this Airflow, has not ended."""
         past = self.metadata.sweep(sweep)
         return past is not None and past.run.state in ("queued", "running")
 
@@ -273,9 +273,9 @@ class AirflowCluster:
         self._unread = dict(self._read_gpus(before))
 
     def _read_gpus(self, before: Mapping[str, SweepState]) -> Iterator[tuple[str, frozenset[int]]]:
-        """Yield the GPUs of each sweep that could not be read now, as far as they are known.
+        """Yield the GPUs of each sweep that could not be read in this round, as far as known.
 
-        Its trials train on: nobody is to wait for their GPUs while others are idle.
+        Its trials continue to train, so other trials should start on other GPUs first.
         """
         for sweep_id in self._running.specs.keys() - self.sweeps.keys():
             last = before.get(sweep_id)
@@ -297,7 +297,7 @@ class AirflowCluster:
             )
 
     def _leave(self, sweep_id: str, ended: SweepSpec) -> None:
-        """Settle a sweep that runs no more."""
+        """Settle a sweep that has stopped running."""
         self.decisions.upload(sweep_id, ended.record.parent_run_id, force=True)
         end_deleted(ended, self.applier.client, self.applier.tracker)
 

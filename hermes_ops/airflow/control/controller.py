@@ -139,7 +139,7 @@ LOG_AGAIN_S = 60.0
 
 @dataclass(slots=True)
 class Controller:
-    """Ticks until told to end; a service that is away delays it, no more."""
+    """Ticks until told to end; an outage of a service only delays it."""
 
     cluster: AirflowCluster
     leadership: Leadership
@@ -219,7 +219,7 @@ class Controller:
         log.warning("This round %s: %s", outcome, reason, exc_info=trace)
 
     def _show_trouble(self) -> None:
-        """Write into the pool's view that rounds fail, or that they do so no more."""
+        """Write into the pool's view that rounds fail, or that they succeed again."""
         trouble = self.monitor.trouble
         try:
             publish_trouble(self.cluster.pool, asdict(trouble) if trouble else None)

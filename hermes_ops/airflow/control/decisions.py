@@ -142,9 +142,9 @@ def _send_chunk(tracker: Tracker, sweep: str, parent_run_id: str) -> bool:
 
 
 def _sent(path: Path) -> tuple[int, int]:
-    """Return how many bytes and chunks MLflow has; none if that is not known any more.
+    """Return how many bytes and chunks MLflow has; 0 and 0 if the file that says so is damaged.
 
-    Then all is sent anew: some decisions may be there twice.
+    In that case all decisions are sent again, so MLflow may have some of them twice.
     """
     state = read_json(path) or {}
     begin, chunks = state.get("bytes"), state.get("chunk")

@@ -8,8 +8,8 @@
   whose revocation is on record can not be started by a rank that came before.
 * A resize is withdrawn before its lease is revoked: the task may have read that lease already, and
   must not be taken for one that still waits in its slots.
-* A final state is on record before the task is skipped or marked: whoever comes next, after a
-  kill in between too, knows what the trial became. The task is then marked in a later round.
+* A final state is on record before the task is skipped or marked: after a kill in between, the next
+  controller still knows the state, and marks the task in a later round.
 * MLflow comes before Airflow's records where a trial continues or restarts: while MLflow is away
   nothing is written, and all of it is done another time.
 
@@ -72,8 +72,8 @@ from hermes_ops.tracking import Tracker
 log = logging.getLogger(__name__)
 
 MARKING_S = 1.0
-"""Seconds of a round for the marks of one sweep, and for what a person has asked of its trials by
-clearing their tasks; the others follow in the next rounds."""
+"""Seconds of a round for marking tasks of one sweep, and for carrying out requests that a person
+made by clearing its tasks; what is left over follows in the next rounds."""
 
 Tags = Callable[[SweepState, TrialRecords], dict[str, str]]
 GiveUpRun = Callable[[SweepState, TrialRecords, SegmentRecord, str], None]
@@ -99,12 +99,12 @@ class Executor:
     ) -> dict[int, TrialRecords]:
         """Carry out the commands in order; return the trials whose records they have changed.
 
-        A trial that has been continued or restarted is not given up in the same round. Of many
-        tasks that a person has cleared, some are dealt with in the next rounds.
+        A trial that has been continued or restarted is not given up in the same round. If a person
+        has cleared many tasks, some of them are left for the next rounds (MARKING_S).
         """
         changed: dict[int, TrialRecords] = {}
         resumed: set[int] = set()
-        obey_until_s = inf
+        requests_until_s = inf
         for command in commands:
             if isinstance(command, MarkTasks | RestoreTouched | EndIdleTrials | ForgetFaults):
                 self._run_for_sweep(sweep, command, now_s)
@@ -113,9 +113,9 @@ class Executor:
             if isinstance(command, GiveUp) and number in resumed:
                 continue
             if isinstance(command, ContinueTrial | RestartFromScratch | RestoreMark):
-                if self.clock() >= obey_until_s:
+                if self.clock() >= requests_until_s:
                     continue
-                obey_until_s = min(obey_until_s, self.clock() + MARKING_S)
+                requests_until_s = min(requests_until_s, self.clock() + MARKING_S)
             before = changed.get(number, command.trial)
             done = self.attempt(sweep, replace(command, trial=before), now_s)
             if done is None or done.value is before:
@@ -306,7 +306,7 @@ class Executor:
         self._put(sweep, None, SWEEP_KEY, encode(record))
 
     def _end_idle(self, sweep: SweepState, command: EndIdleTrials, now_s: float) -> None:
-        """Record each end first, so that whoever comes next knows what the trial became."""
+        """Record each end before its task is skipped, so that the next controller knows it."""
         state, reason = command.close.state, command.close.reason
         for trials in self._in_batches(command.trials):
             ended = [

@@ -35,7 +35,7 @@ MOST_TRIES = 5
 """So often is a trial's start tried; then the trial ends."""
 
 SERVICE_PATIENCE_S = 600.0
-"""A service that does not answer for one trial for so long, but for others, never will."""
+"""Seconds after which a service that answers for other trials is taken never to answer for one."""
 
 REASON_CHARACTERS = 1_000
 
@@ -110,7 +110,7 @@ class FaultBarrier:
             self._away, self._answered = {}, False
 
     def keep(self, sweeps: Collection[str]) -> None:
-        """Forget what failed of all other sweeps: they run no more."""
+        """Forget the faults of all other sweeps: they have stopped running."""
         kept = {*sweeps, THE_POOL}
         with self._lock:
             self._faults = {k: f for k, f in self._faults.items() if k[0].sweep in kept}
@@ -239,7 +239,7 @@ class FaultBarrier:
 
 
 def _pause_s(tries: int, is_service: bool) -> float:
-    """Return how long to wait after so many tries; a service that is away may be back at once."""
+    """Return the seconds to wait after `tries` tries; a service may be back at once."""
     if is_service:
         return SERVICE_PAUSE_S if tries >= MOST_TRIES else 0.0
     return float(min(FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16), LONGEST_PAUSE_S))

@@ -28,7 +28,7 @@ CURVE_PERIOD_S = 1.0
 """Seconds between two readings when nothing wakes the feed."""
 
 LEAST_S, READING_SHARE, MOST_PAUSE_S = 0.5, 0.1, 3.0
-"""Readings begin at least so far apart, and take at most this share of the time.
+"""Readings begin at least this far apart, and take at most this share of the time.
 
 But one that was slow, as on a busy machine, is followed by the next one after `MOST_PAUSE_S`: the
 policy and early stopping must not decide for long on curves that have grown since.

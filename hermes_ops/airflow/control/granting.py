@@ -97,7 +97,7 @@ class Granting:
         configs = self._configs.get(sweep.id, {})
         pending = [t.number for t in sweep.trials if t.lease is None and not t.has_ended]
         slow = [n for n in pending if n not in configs and self._is_slow(sweep, n)]
-        # One has been ended since, or MLflow knows the configuration that a killed controller drew.
+        # An answer is for a trial that has ended since, or whose configuration MLflow has already.
         self.searches.keep_only(sweep.id, slow)
         if not slow:
             return frozenset()

@@ -1,7 +1,7 @@
-"""Trials that something else than their script ends again and again: a node, a disk, a busy GPU.
+"""Back-off of trials that are interrupted again and again: by a node, a disk, a busy GPU.
 
-That is no failure of theirs, so nothing else bounds it. Each time they wait longer for their next
-GPUs, which others use meanwhile.
+An interruption is not a failure of the script, so it does not count against `max_failures`. With
+each interruption in a row the trial waits longer before it gets GPUs again, which others use.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
 
 
-def pause_s(segment: SegmentRecord | None) -> float:
-    """Return how long a trial waits after the end of this segment; 0 after a first interruption.
+def backoff_s(segment: SegmentRecord | None) -> float:
+    """Return the seconds that a trial waits after this segment; 0 after a first interruption.
 
-    The pauses double from FIRST_PAUSE_S up to LONGEST_PAUSE_S, until it has trained a new step.
+    They double from FIRST_PAUSE_S up to LONGEST_PAUSE_S, until the trial has trained a new step.
     """
     if segment is None or segment.running or segment.final or segment.interruptions < 2:
         return 0.0
     return float(min(FIRST_PAUSE_S * 2.0 ** min(segment.interruptions - 2, 10), LONGEST_PAUSE_S))
 
 
-def resting(trials: Iterable[TrialRecords], now_s: float) -> frozenset[int]:
-    """Return the trials that are offered no GPUs now, as they were interrupted a moment ago."""
-    return frozenset(t.number for t in trials if _rests(t.segment, now_s))
+def backing_off(trials: Iterable[TrialRecords], now_s: float) -> frozenset[int]:
+    """Return the numbers of the trials that get no GPU offered now because of interruptions."""
+    return frozenset(t.number for t in trials if _is_backing_off(t.segment, now_s))
 
 
-def _rests(segment: SegmentRecord | None, now_s: float) -> bool:
-    wait_s = pause_s(segment)
+def _is_backing_off(segment: SegmentRecord | None, now_s: float) -> bool:
+    wait_s = backoff_s(segment)
     if not wait_s or segment is None or segment.ended_s is None:
         return False
     return not is_due(now_s, segment.ended_s + wait_s, wait_s)
 
 
-def interruption(segment: SegmentRecord) -> str:
-    """Return for people how often the trial was interrupted, and why; empty while it need not wait.
+def interruption_text(segment: SegmentRecord) -> str:
+    """Return how often the trial was interrupted, and why; empty if it does not wait for that.
 
-    It continues a sentence about the trial.
+    The text continues a sentence that begins with the trial's name.
     """
-    wait_s = pause_s(segment)
+    wait_s = backoff_s(segment)
     if not wait_s:
         return ""
     times = f"{segment.interruptions} times in a row before a new step"

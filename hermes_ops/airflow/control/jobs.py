@@ -89,7 +89,7 @@ def step_times(
 
     A step here is a reported one, which is an epoch with Keras. How many samples it has is not
     known, and does not depend on the batch. With a `unit_batch`, the least batch of the sweep, it
-    counts as a step of so many samples: with a batch of B samples it is unit_batch / B passes.
+    counts as a step of that many samples: with a batch of B samples it is unit_batch / B passes.
     """
     totals: dict[tuple[int, int | None], tuple[float, int]] = {}
     for span in spans:

@@ -18,7 +18,7 @@ HALF_LIVES = 5
 """Sweeps that ended earlier count less than 1 / 32, and are left out."""
 
 MOST_SWEEPS = 1_000
-"""The newest sweeps that count for teams. For limits of GPU-hours every sweep of the month does."""
+"""The newest sweeps whose use counts for teams; for limits of GPU-hours all of the month count."""
 
 
 class PastUse(NamedTuple):

@@ -55,7 +55,7 @@ class PolicySettings:
             raise HermesError(f"{source}: `options` is {options!r}, not an object: correct it.")
         by, at_s = str(value.get("by") or ""), value.get("at_s")
         name = str(value.get("policy") or DEFAULT_POLICY)
-        return cls(name, options, by, moment_of(at_s))
+        return cls(name, options, by, valid_time_s(at_s))
 
     @staticmethod
     def file() -> Path:
@@ -87,11 +87,11 @@ class PolicySettings:
         return GuardOptions.parse(self.options)
 
 
-_LATEST_S = 1e11  # in the year 5138: a later time is none
+_LATEST_S = 1e11  # in the year 5138: a later time is not valid
 
 
-def moment_of(at_s: object) -> float:
-    """Return the Unix time that a file of settings has; 0 for what is none."""
+def valid_time_s(at_s: object) -> float:
+    """Return the Unix time that a file of settings has; 0 for a value that is not a valid time."""
     return float(at_s) if isinstance(at_s, int | float) and 0 <= at_s < _LATEST_S else 0.0
 
 

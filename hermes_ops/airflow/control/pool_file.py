@@ -145,7 +145,7 @@ def _sweep(sweep: SweepState) -> dict[str, Any]:
         },
         **({} if (at_s := deadline_s(sweep)) is None else {"deadline_s": at_s}),
         **({"failures": lines} if (lines := failures(sweep)) else {}),
-        **({"interrupted": resting} if (resting := dict(_interrupted(sweep))) else {}),
+        **({"interrupted": texts} if (texts := dict(_interrupted(sweep))) else {}),
     }
 
 
@@ -171,11 +171,11 @@ def failures(sweep: SweepState) -> list[str]:
 
 
 def _interrupted(sweep: SweepState) -> Iterator[tuple[str, str]]:
-    """Yield the trials that wait after interruptions, with what the next try waits for."""
-    from hermes_ops.airflow.control.interruptions import interruption
+    """Yield the numbers of the trials that wait after interruptions, each with its reason."""
+    from hermes_ops.airflow.control.interruptions import interruption_text
 
     for trial in sweep.trials:
-        if trial.segment is not None and (text := interruption(trial.segment)):
+        if trial.segment is not None and (text := interruption_text(trial.segment)):
             yield str(trial.number), text
 
 

@@ -16,10 +16,10 @@ FIRST_VALUE_S = 7_200.0
 """A trial that has never reported a value is given so long."""
 
 USUAL_GAPS = 3
-"""A trial is silent once it has reported nothing for so many times its usual interval."""
+"""A trial is silent once it has reported nothing for this many times its usual interval."""
 
 RECENT_GAPS = 20
-"""The usual interval is the longest of so many last ones."""
+"""The usual interval is the longest of this many last ones."""
 
 
 def idle_gpus(snapshot: Snapshot, max_parallel: Mapping[SweepId, int]) -> int:

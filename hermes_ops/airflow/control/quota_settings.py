@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.airflow.control.past_use import PastUse
-from hermes_ops.airflow.control.policy_settings import moment_of, read_object
+from hermes_ops.airflow.control.policy_settings import read_object, valid_time_s
 from hermes_ops.airflow.dag_teams import is_multi_team
 from hermes_ops.airflow.folders import home
 from hermes_ops.config.pool_quota import WITHOUT_TEAMS, PoolQuota, parse_quota, refuse_class
@@ -67,7 +67,7 @@ class QuotaSettings:
         if value.get("quota", value) is None:
             return None
         quota = parse_quota(value.get("quota"), str(path))
-        return cls(quota, str(value.get("by") or ""), moment_of(value.get("at_s")))
+        return cls(quota, str(value.get("by") or ""), valid_time_s(value.get("at_s")))
 
     @classmethod
     def of_pool(cls, pool: str) -> QuotaSettings | None:

@@ -260,9 +260,9 @@ def handle_user_clear(sweep: SweepFindings, trial: TrialRecords) -> Command | No
 def end_trials(trials: Iterable[TrialRecords], close: CloseRecord) -> tuple[Command, ...]:
     """Return what ends trials for good: live ones by their stop flag, the others by their record.
 
-    A trial with a lease that has not begun loses that first and is ended in a later round. One
-    whose pod has ended has yet to record how: its task does so. One whose task Airflow has not
-    scheduled yet is ended once it is: a plan that was cleared with it removes the sweep's end.
+    A trial with a lease that has not begun first loses the lease, and is ended in a later round. A
+    trial whose pod has ended is left to its task, which records how. A trial whose task Airflow has
+    not scheduled yet is ended once it has: a plan that was cleared with it removes the sweep's end.
     """
     commands: list[Command] = []
     idle = []
@@ -322,10 +322,10 @@ UNOPENED_WEIGHT = 1
 def rank_of(trial: TrialRecords, lease: Lease | None, place: int | None) -> TaskRank | None:
     """Return the rank of a trial under that lease, in the policy's order; None: as it is.
 
-    One that holds slots keeps them. A deferred one that was told to stop is scheduled with its
-    slots once more when its pod has ended: those for whom it makes room then come before it. Once
-    it has said that it is preempted it needs none any more: nobody waits for the rest of its pod.
-    One that has ended for another reason says so first.
+    A trial that holds slots keeps them. A deferred trial that was told to stop is scheduled with
+    its slots again when its pod has ended; trials that take over its GPUs rank before it. Once it
+    has reported that it is preempted, it needs no slots: nothing waits for the rest of its pod. A
+    trial that has ended for another reason reports that first.
     """
     row = trial.row
     if row.state == "deferred" and trial.is_told_to_stop:

@@ -31,7 +31,7 @@ SLOW_WORK = 10_000
 """Parameters times trials from which a question may take more than a tenth of a second."""
 
 FEWEST_TRIALS = 100
-"""A question about few trials takes as long as one about so many."""
+"""A question about fewer trials takes as long as one about this many."""
 
 CONSTRAINED = 4
 """A suggestion that violates a constraint is made again."""
@@ -47,7 +47,7 @@ PARENT_PERIOD_S = 1.0
 
 
 def is_slow(config: SweepConfig, axes: int, number: int, observed: int) -> bool:
-    """Return whether a question about so many observed trials may take too long for a round.
+    """Return whether a question about `trials` observed trials may take too long for a round.
 
     How long the sampler of another package takes is not known.
     """
@@ -107,7 +107,7 @@ class SearchProcess:
         return frozenset((*self._answers, *self._failed))
 
     def keep_only(self, numbers: Collection[int]) -> None:
-        """Drop the answers for other trials: nobody will take them, and no question is asked."""
+        """Drop the answers for all other trials, which would never be taken."""
         for number in self.answered().difference(numbers):
             self._answers.pop(number, None)
             self._failed.pop(number, None)
@@ -188,7 +188,7 @@ class SlowSearches:
         process.ask(number, history())
 
     def keep_only(self, sweep: str, numbers: Collection[int]) -> None:
-        """Drop the answers for all other trials of a sweep."""
+        """Drop the answers for all trials of a sweep except these."""
         process = self._processes.get(sweep)
         if process is not None:
             process.keep_only(numbers)
@@ -272,7 +272,8 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Answer questions on standard output until standard input ends.
 
-    What a sampler prints goes to standard error, into the controller's log: it is no answer.
+    What a sampler prints is redirected to standard error, the controller's log, so that it is not
+    read as an answer.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(NICENESS)

@@ -63,8 +63,8 @@ DRAWN_AHEAD = 256
 """Trials of a sweep, the first ones, whose configurations are looked up before they begin."""
 
 DRAWS_PER_ROUND, PARAMETERS_PER_ROUND = 16, 2_000
-"""As a draw takes a millisecond or more, a round makes no more of them for each sweep, and draws no
-more parameters."""
+"""A draw takes a millisecond or more: a round makes at most this many for each sweep, and draws at
+most this many parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,8 @@ class SweepSpec:
 def owner(run: RunRow, named: object) -> str:
     """Return the user whose sweep a run is: the one who triggered it.
 
-    A run that nobody triggered belongs to the owner `named` in its sweep file, which is a file of
-    the DAGs' folder then, else to the first owner of its DAG by name: Airflow writes them in an
-    order that changes whenever the DAG's file is parsed.
+    A scheduled run belongs to the owner `named` in its sweep file, else to the first owner of its
+    DAG in alphabetical order: the order in which Airflow writes them changes with every parsing.
     """
     own = named if isinstance(named, str) else ""  # a record may hold anything
     return run.triggered_by or own or min(map(str.strip, run.dag_owners.split(",")))
@@ -232,8 +231,8 @@ class SweepState:
     constraint_metrics: Mapping[str, Mapping[int, Points]] = field(
         default_factory=dict
     )  # metric -> trial
-    opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this very round
-    withheld: frozenset[int] = frozenset()  # trials that a moment ago did not start
+    opened_now: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # in this round
+    withheld: frozenset[int] = frozenset()  # trials that get no GPU offered in this round
     curves_read: bool = (
         True  # whether MLflow has been read, so that a trial without a curve has none
     )
@@ -271,7 +270,7 @@ class SweepState:
         return TrialFolder.from_sweep(self.id, trial.number)
 
     def jobs(self, now_s: float, nodes: tuple[str, ...] = ()) -> list[Job]:
-        """Return every trial as a policy sees it; of a closing sweep those that leave GPUs.
+        """Return every trial as a policy sees it; for a closing sweep only those that leave GPUs.
 
         `nodes` names the node of each GPU of the pool, as far as it goes.
         """
@@ -286,9 +285,10 @@ class SweepState:
         return [j for j, t in zip(jobs, self.trials, strict=True) if self._offered(j, t)]
 
     def _leaving(self, now_s: float) -> list[Job]:
-        """Return the trials of a closing sweep that have GPUs yet, as stopping for good.
+        """Return the trials of a closing sweep that still have GPUs, as stopping for good.
 
-        No policy decides on them; their GPUs are not idle, and count for their team, until then.
+        No policy decides on them, but until they have left, their GPUs are not idle and count for
+        their team.
         """
         job, facts, curves = self.spec.cache.job, self.spec.facts, self.curves
         phases = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -302,8 +302,8 @@ class SweepState:
     def _offered(self, candidate: Job, trial: TrialRecords) -> bool:
         """Return whether a trial is offered to the policy: once Airflow would start it.
 
-        Of a DAG that is paused, or not there any more, Airflow takes none: only those that train
-        are offered.
+        Airflow starts no task of a DAG that is paused or deleted: only its trials that train are
+        offered.
         """
         if trial.number in self.spec.record.touched:
             return False
@@ -315,7 +315,7 @@ class SweepState:
 
     @property
     def gpus_in_use(self) -> frozenset[int]:
-        """Return the GPUs that its trials hold, or have yet to leave."""
+        """Return the GPUs that its trials hold or have not left yet."""
         phases = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
         leases = (t.lease for t in self.trials if t.phase in phases)
         return frozenset(gpu for lease in leases if lease is not None for gpu in lease.gpus)
@@ -446,7 +446,7 @@ class RunningSweeps:
             self._put_into_teams()
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:
-        """Bring `specs` up to date; return those that run no more."""
+        """Bring `specs` up to date; return the specs of sweeps that have stopped running."""
         # The main DAG's come first: an id that two runs have is that of the other DAG's sweep.
         ordered = sorted(metadata.sweeps(), key=lambda run: run.dag_id != MAIN_DAG)
         runs = {run.sweep_id: run for run in ordered}
@@ -470,7 +470,7 @@ class RunningSweeps:
         return {gone: self.specs.pop(gone) for gone in set(self.specs) - set(runs)}
 
     def unread_runs(self) -> Mapping[str, RunRow]:
-        """Return the runs of this pool of which no record was ever read."""
+        """Return the runs of this pool whose sweep record could never be read."""
         runs = self.unreadable.items()
         return {s: run for s, run in runs if s not in self.specs and _pool_of(run) == self.pool}
 
@@ -492,7 +492,7 @@ def _pool_of(run: RunRow) -> str | None:
 
 
 def leased_gpus(metadata: Metadata, run: RunRow) -> frozenset[int]:
-    """Return the GPUs of the leases in force of a sweep whose own record cannot be read."""
+    """Return the GPUs of the leases in force of a sweep whose sweep record cannot be read."""
     gpus: set[int] = set()
     for records in metadata.records(run).values():
         lease = decode(Lease, records.get(LEASE_KEY))
@@ -557,10 +557,10 @@ def usable_gpus(
 ) -> tuple[Gpu, ...]:
     """Return the GPUs that trials may use: those lendable, less as many as other tasks occupy.
 
-    Tasks that are not trials name no GPU, so those that our trials hold are kept before free ones.
-    Trials that could not be read count as such tasks, but their GPUs are known: `unread`, which
-    come last. `nodes` names the node of each slot, as far as it goes. Without `lendable`, all of
-    the pool's are.
+    Tasks that are not trials occupy slots without naming GPUs, so GPUs that our trials hold are
+    kept before free ones. Trials that could not be read count as such tasks, but their GPUs are
+    known (`unread`) and come last. `nodes` names the nodes of the first slots. Without `lendable`
+    all slots of the pool may be granted.
     """
     able = range(pool.slots) if lendable is None else sorted(lendable)
     capacity = max(0, min(len(able), pool.slots) - pool.foreign_slots)

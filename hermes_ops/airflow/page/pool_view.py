@@ -115,8 +115,8 @@ class PageSources:
     def from_mlflow(self, ask: Callable[[Tracker], T]) -> T | None:
         """Return MLflow's answer; None when it does not answer, and for SILENCE_S after that.
 
-        A page that is refreshed constantly must not wait for it each time. What has been deleted in
-        MLflow is missing in that answer alone.
+        A page that is refreshed constantly must not wait for it each time. For a run that was
+        deleted in MLflow return None as well, without that pause.
         """
         if 0 <= self.clock() - self._failed_s < SILENCE_S:
             return None
@@ -139,7 +139,7 @@ class PageSources:
         """Return the pool, at most FRESH_S old."""
         with self._lock:
             known = self._pool_views.get(pool)
-            # Older than now also where the clock has been set back since.
+            # A negative age: the clock has been set back since.
             if known is None or not 0 <= self.clock() - known.time_s <= FRESH_S:
                 known = self._pool_views[pool] = self._read_pool(pool)
             return known
@@ -248,15 +248,15 @@ def pool_contents(
 
 
 def _team_lines(view: Mapping[str, Any], *, sees_all: bool) -> list[str]:
-    """Return what each team holds; what users have used only to those who see all sweeps."""
+    """Return what each team holds, and for a reader of all sweeps what users have used."""
     quota = view.get("quota") or {}
     return quota_lines({"quota": quota if sees_all else {**quota, "users": ()}})
 
 
 def _notices(view: Mapping[str, Any], reader: Reader) -> list[str]:
-    """Return which trials have notice, of those that the reader may see."""
-    told = [job for job in view.get("jobs", ()) if job.get("notice_s")]
-    seen = [job for job in told if reader.reads_sweep(job["id"].rpartition("/")[0])]
+    """Return a line for each trial with notice that the reader may see."""
+    noticed = [job for job in view.get("jobs", ()) if job.get("notice_s")]
+    seen = [job for job in noticed if reader.reads_sweep(job["id"].rpartition("/")[0])]
     return [reader.veiled(line) for line in notice_lines({"jobs": seen})]
 
 

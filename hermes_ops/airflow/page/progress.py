@@ -26,7 +26,7 @@ from hermes_ops.tracking.summary import BOUNDS_TAG
 MOST_TRIALS = 2_000
 """Trials of a sweep that are read, the first that were opened."""
 MOST_POINTS, LEAST_POINTS, ALL_POINTS = 120, 30, 3_000
-"""Points requested of each curve, at most and at least, and about so many in all."""
+"""Points requested of each curve, at most and at least, and the approximate sum of all curves."""
 FRESH_S, FRESH_CPU, FRESH_WALL = 2.0, 10.0, 2.0
 """Seconds that a result is used, or multiples of the processor time and the time it took."""
 ENDED_FRESH_S = 60.0
@@ -37,7 +37,7 @@ MOST_KEPT = 16
 class LiveSweep:
     """A sweep in Airflow now: its state, the phases of its trials, the running segments.
 
-    `bounded`: the metrics whose bounds its best trial keeps.
+    `bounded`: the metrics with bounds, which the best trial has to keep.
     """
 
     state: str
@@ -166,7 +166,7 @@ def _trial(run: TrialRun, points: CurvePoints, direction: str, now: LiveSweep) -
 
 
 def _violations(run: TrialRun, bounded: Sequence[SecondaryMetric]) -> tuple[str, ...]:
-    """Return the bounds that a trial misses, before its sweep's end by its last values."""
+    """Return the bounds that a trial violates: as recorded at its end, else by its last values."""
     at_end = run.tags.get(BOUNDS_TAG)
     if at_end is not None and not run.is_open:  # an open trial has it of an earlier end
         return () if at_end == KEPT else (at_end,)

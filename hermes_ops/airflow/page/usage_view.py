@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MOST_SWEEPS = 1_000
 DAY_S = 86_400.0
 FRESH_S, FRESH_SHARE = 60.0, 20.0
-"""A table serves all for a minute, or for so many times what it took to read."""
+"""A table is shown for a minute, or for this many times the seconds that its reading took."""
 PATIENCE_S = 1.0
 """Seconds that a request waits for a first reading."""
 MOST_TABLES = 64
@@ -97,7 +97,7 @@ class UsageReader:
         with self._lock:
             table, until_s = self._tables.get(query, (None, 0.0))
             reading = self._under_way.get(query)
-            # It is of the future where the clock has been set back since.
+            # A reading in the future: the clock has been set back since.
             if reading is None and not (table and table.read_s <= self.clock() <= until_s):
                 if len(self._under_way) >= MOST_UNDER_WAY:
                     return table, "Too much is being read now: ask again in a minute."

@@ -133,9 +133,10 @@ def decide(
 def _curves(
     sources: PageSources, sweep_states: Mapping[str, SweepState]
 ) -> dict[str, Mapping[int, Any]]:
-    """Return the curves of each sweep; of those read before, only what is new is asked for.
+    """Return the curves of each sweep; readers of earlier requests fetch only new points.
 
-    A reader asks MLflow once for each trial at first. One request at a time has the readers.
+    The first fetch of a reader is one request to MLflow for each trial. Only one thread at a time
+    may use the readers.
     """
     from hermes_ops.tracking import CurveReader
 

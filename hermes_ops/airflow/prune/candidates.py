@@ -36,7 +36,7 @@ OTHER_NAME = "another name was asked for"
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([hdw])")
 _UNITS_S = {"h": 3_600.0, "d": 86_400.0, "w": 7 * 86_400.0}
-MOST_AGE_S = 10_000 * 86_400.0  # a longer one leads beyond the calendar
+MOST_AGE_S = 10_000 * 86_400.0  # a bound that keeps the date within the calendar
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,9 +154,9 @@ def _params(defaults: Mapping[str, Any]) -> dict[str, Param]:
 
 
 def _refuse_unknown(defaults: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise ConfigError for keys of a DAG's defaults that no sweep has, which its runs would lack.
+    """Raise ConfigError for keys of a DAG's defaults that no sweep has: its runs would ignore them.
 
-    Their values are the run's to check, as it may replace them.
+    The values are checked by each run, which may replace them.
     """
     problems = []
     for key in map(str, defaults):
@@ -235,9 +235,9 @@ class SweepTaskGroup(TaskGroup):
 
 
 def _refuse_bare_names(group: TaskGroup) -> None:
-    """Raise ConfigError for tasks without the group in their names: they are a whole DAG's sweep.
+    """Raise ConfigError for a group without a prefix in the names of its tasks.
 
-    Its run is then the sweep's own, which `hermes prune` deletes.
+    Such tasks look like those of a DAG that is one sweep, whose runs `hermes prune` deletes.
     """
     if group.child_id(PLAN_TASK) == PLAN_TASK:
         problem = Problem(

@@ -2,7 +2,7 @@
 
 All records are written while its DAG run is in a final state, when nothing reads them. The tasks
 are cleared last, which restarts the run; a call that is interrupted before that may be repeated.
-Nothing is written, in MLflow neither, where Airflow does not let this user clear its tasks.
+Nothing is written, not even in MLflow, if Airflow does not let this user clear its tasks.
 Trials that have finished keep task, run and result.
 
 Airflow updates the length of a mapped task only when one of its instances is about to be scheduled.

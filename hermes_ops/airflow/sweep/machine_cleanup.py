@@ -1,8 +1,8 @@
 """The DAG that cleans up the disks of a pool's machines: one task on each, by its queue.
 
-The last task of a sweep, and the controller, see their own state folder alone. On each machine this
-deletes the checkpoints of ended trials that cannot go on, and those of the others once they have
-been kept long enough. What has ended, and how, it reads from MLflow.
+The last task of a sweep and the controller see only their own state folder. On each machine this
+DAG deletes the checkpoints of ended trials that cannot be continued, and those of the others once
+their retention is over. It reads from MLflow what has ended, and how.
 """
 
 from __future__ import annotations

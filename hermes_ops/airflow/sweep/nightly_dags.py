@@ -21,8 +21,8 @@ from hermes_ops.errors import ConfigError, Problem
 
 SUFFIXES = (".yaml", ".yml", ".json")
 PREFIX = "nightly_"
-MOST_LETTERS = 250 - len(PREFIX)
-"""The longest name of a file: Airflow's ids of DAGs have at most 250 characters."""
+MOST_NAME_CHARACTERS = 250 - len(PREFIX)
+"""The longest file name, without suffix: a DAG's id in Airflow has at most 250 characters."""
 NO_CATCHING_UP = timedelta(0)
 """Age of a missed night that still runs when its DAG is unpaused. With Airflow's default, False,
 it is a tenth of the time between two nights."""
@@ -95,8 +95,8 @@ def _load(path: Path, taken: dict[str, Any]) -> SweepConfig:
     allowed, fix = "one file of letters, digits, '.', '_', '-' for each DAG", "rename the file"
     if not re.fullmatch(r"[\w.\-]+", path.stem, re.ASCII):
         raise ConfigError(str(path), (Problem(path.name, f"the name {path.name!r}", allowed, fix),))
-    if len(path.stem) > MOST_LETTERS:
-        found, most = f"a name of {len(path.stem)} characters", f"at most {MOST_LETTERS}"
+    if len(path.stem) > MOST_NAME_CHARACTERS:
+        found, most = f"a name of {len(path.stem)} characters", f"at most {MOST_NAME_CHARACTERS}"
         raise ConfigError(str(path), (Problem(path.name, found, most, fix),))
     if dag_id_of(path) in taken:
         found = f"a second file for the DAG {dag_id_of(path)}"

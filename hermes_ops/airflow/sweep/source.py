@@ -64,7 +64,7 @@ class SweepSource:
     def from_sweep(cls, sweep: object, base: Path, pool: str | None) -> SweepSource:
         """Return the source for a path of a sweep file, its content, or a `SweepCall`.
 
-        Raise ConfigError for a file with keys that stand twice, with tags, or without any sweep.
+        Raise ConfigError for a file with a key twice, with tags, or without a sweep.
         """
         if isinstance(sweep, SweepCall):
             return cls(sweep, base, pool or DEFAULT_POOL)

@@ -89,7 +89,7 @@ from hermes_ops.trial.environment import InheritanceRule, why_missing
 def refuse_class(config: SweepConfig, context: Mapping[str, Any]) -> None:
     """Raise ConfigError if the user who has triggered the run may not use the sweep's class.
 
-    A run that nobody has triggered is the controller's to judge: it knows the owner.
+    A scheduled run is judged by the controller, which knows its owner.
     """
     from hermes_ops.airflow.control.quota_settings import refuse_class_in_pool
 
@@ -125,9 +125,10 @@ class PlanOperator(BaseOperator):
         self.nights = nights
 
     def execute(self, context: Mapping[str, Any]) -> list[int]:
-        """Refuse a bad configuration before anything starts; safe to repeat.
+        """Plan the sweep, or refuse a bad configuration before anything starts; safe to repeat.
 
-        A sweep that is stopped while its plan waits for MLflow is skipped: nobody else knows of it.
+        A sweep that is stopped while its plan waits for MLflow is skipped here: it has no record
+        yet, so the controller cannot end it.
         """
         store = LastingStore(context["task_state_store"])
         before = decode(SweepRecord, read_record(store.get, SWEEP_KEY))
@@ -137,7 +138,7 @@ class PlanOperator(BaseOperator):
             close = decode(CloseRecord, store.get(CLOSE_KEY))
             if before is not None or close is None:
                 raise
-            store.set(CLOSE_KEY, {})  # whoever clears the plan starts the sweep
+            store.set(CLOSE_KEY, {})  # a person who clears the plan starts the sweep
             reason = f"the sweep was ended before it was planned: {close.reason}"
             raise AirflowSkipException(reason) from None
 
@@ -285,8 +286,8 @@ class PlanOperator(BaseOperator):
     ) -> None:
         """Reopen the sweep's run; remove the sweep's end if a person has cleared the plan since.
 
-        The end that comes while the plan is merely tried again is a new one, and so is one after
-        `hermes sweep extend`, which has removed the old one itself.
+        Nothing is removed if the plan is merely retried, or after `hermes sweep extend`, which has
+        removed the old end itself: an end that is there then is a new one.
         """
         dropped: list[str] = []
         if before.clears != _clears(context) and not before.touched:
@@ -317,7 +318,7 @@ def _push_addresses(ti: Any, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's
 
 
 def _clears(context: Mapping[str, Any]) -> int:
-    """Return how often tasks of the DAG run have been cleared; a task's retries do not count."""
+    """Return how often the DAG run has been cleared; retries of a task do not count."""
     return int(getattr(context.get("dag_run"), "clear_number", None) or 0)
 
 
@@ -413,10 +414,10 @@ class ReportOperator(BaseOperator):
 
 
 def refuse_taken_id(sweep: str, tracker: Tracker) -> None:
-    """Fail the plan of a new sweep if there was another one of its id: it would have its results.
+    """Fail the plan of a new sweep if an earlier sweep had its id, and has left results.
 
-    The DAG run of that one was deleted in Airflow; its folder or its runs in MLflow are there. A
-    plan that is tried again has left no trial yet.
+    The DAG run of that sweep was deleted in Airflow, but its folder or its runs in MLflow are still
+    there. A plan that is retried has left no trial yet.
     """
     ref = tracker.find_sweep(sweep)
     has_runs = ref is not None and (tracker.sweep(ref).state in RUN_STATUS or tracker.trials(ref))

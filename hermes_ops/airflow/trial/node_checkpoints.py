@@ -25,10 +25,10 @@ from hermes_ops.trial.node_checkpoints import EMPTY_OPTION, MARK
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-"""Seconds that a node may take to delete."""
+"""Seconds that a node may take to delete checkpoints."""
 
 LAST_PATIENCE_S = 30.0
-"""Seconds in which the cluster is asked once more to delete what has not ended by then."""
+"""Further seconds in which the deletion of pods that have not ended by then is retried."""
 
 LOOK_S = 1.0
 _NAME_BYTES = 1_000
@@ -57,7 +57,7 @@ def clear_disks(sweep: str, own: PodSpec, numbers: Collection[int]) -> None:
         return
     try:
         spec, pods = cluster_pods(own)
-        done = cleared(pods, {n: request(sweep, spec, n, t) for n, t in left.items()})
+        done = run_cleanup_pods(pods, {n: request(sweep, spec, n, t) for n, t in left.items()})
     except HermesError as error:
         log.warning("Checkpoints of %s stay on %s: %s", sweep, ", ".join(left), error)
         return
@@ -93,17 +93,17 @@ def request(sweep: str, spec: PodSpec, node: str, numbers: Collection[int]) -> d
     return cleanup_manifest(spec, facts, template(spec.template_file))
 
 
-def cleared(pods: Pods, requests: Mapping[str, dict[str, Any]]) -> set[str]:
+def run_cleanup_pods(pods: Pods, requests: Mapping[str, dict[str, Any]]) -> set[str]:
     """Run one pod per node, concurrently; return the nodes whose pod has succeeded.
 
-    No pod is left: a cluster that does not answer is asked again.
+    The pods are deleted afterwards; while the cluster does not answer, that is retried.
     """
-    every = [_Clearing(pods, node, pod) for node, pod in requests.items()]
-    waiting = [one for one in every if one.begins()]
+    every: list[_CleanupPod] = [_CleanupPod(pods, node, pod) for node, pod in requests.items()]
+    waiting = [one for one in every if one.create()]
     until_s = time.monotonic() + PATIENCE_S
     while waiting and time.monotonic() < until_s + LAST_PATIENCE_S:
         is_late = time.monotonic() >= until_s
-        waiting = [one for one in waiting if not one.is_over(is_late)]
+        waiting = [one for one in waiting if not one.delete_ended(is_late)]
         if waiting:
             time.sleep(LOOK_S)
     for one in waiting:
@@ -112,7 +112,7 @@ def cleared(pods: Pods, requests: Mapping[str, dict[str, Any]]) -> set[str]:
 
 
 @dataclass(slots=True)
-class _Clearing:
+class _CleanupPod:
     """The pod that deletes checkpoints on a node; `code` is its exit code once it has ended."""
 
     pods: Pods
@@ -124,13 +124,13 @@ class _Clearing:
     def name(self) -> str:
         return str(self.request["metadata"]["name"])
 
-    def begins(self) -> bool:
-        """Create the pod; return whether there may be one."""
-        return self._unless_refused(lambda: self.pods.create(self.request) is None) is not None
+    def create(self) -> bool:
+        """Create the pod; return False if the cluster refuses it."""
+        return self._without_refusal(lambda: self.pods.create(self.request) is None) is not None
 
-    def is_over(self, is_late: bool) -> bool:
-        """Delete the pod once it has ended, or if it is late; return whether it is gone."""
-        return self._unless_refused(lambda: self._look(is_late)) is not False
+    def delete_ended(self, is_late: bool) -> bool:
+        """Delete the pod if it has ended or is late; return False if it has to be checked again."""
+        return self._without_refusal(lambda: self._look(is_late)) is not False
 
     def _look(self, is_late: bool) -> bool:
         view = self.pods.fetch(self.name)
@@ -140,8 +140,8 @@ class _Clearing:
             self.code = view.code
         return (view.ended or is_late) and self.pods.delete(view, 0)
 
-    def _unless_refused(self, call: Callable[[], bool]) -> bool | None:
-        """Return what the call returns, False for no answer, None for a refusal."""
+    def _without_refusal(self, call: Callable[[], bool]) -> bool | None:
+        """Return the call's result; False if the cluster does not answer, None if it refuses."""
         try:
             return call()
         except Unavailable:

@@ -13,12 +13,15 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import yaml
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from kubernetes.config import ConfigException
 
 from hermes_ops.airflow.folders import (
     TrialFolder,
@@ -29,13 +32,12 @@ from hermes_ops.airflow.folders import (
 )
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.records import StopFlag
-from hermes_ops.airflow.trial.cluster import known_cluster
 from hermes_ops.airflow.trial.connections import URI, mlflow_variables
 from hermes_ops.airflow.trial.local import GRACE_S
 from hermes_ops.airflow.trial.metrics import MetricFeed, tracking_uri
 from hermes_ops.airflow.trial.running_segment import TaskLogCopy, watch_segment
 from hermes_ops.airflow.trial.segment_run import exit_code_reader
-from hermes_ops.errors import error_text
+from hermes_ops.errors import HermesError, error_text
 from hermes_ops.kubernetes import (
     ClusterPods,
     GangSegment,
@@ -100,7 +102,7 @@ class HeldPod:
 
     def pods(self) -> ClusterPods:
         """Return the client of its namespace."""
-        with known_cluster():
+        with translate_hook_errors():
             return ClusterPods(_client(tuple(sorted(self.cluster.items()))), self.namespace)
 
     def segment(
@@ -205,10 +207,10 @@ def hold(
 ) -> None:
     """Supervise the pods until they are gone, then `tell` how they ended; None if given up.
 
-    Whatever is raised is told as trouble: without an event the task would hold its slots for ever.
-    The remaining metrics are sent after that, so that nobody waits for them. A triggerer that does
-    not see the controller's state folder ends the pods: it could neither stop them nor read their
-    files.
+    Any exception is reported as trouble: without an event the task would hold its slots forever.
+    The remaining metrics are sent after that, so that the task does not wait for them. A triggerer
+    that does not see the controller's state folder ends the pods: it could neither stop them nor
+    read their files.
     """
     here = Host.here()
     if unseen := here.mismatch(held.host, held.host_name, is_pod=True):
@@ -306,3 +308,16 @@ def _client(cluster: tuple[tuple[str, Any], ...]) -> Any:  # noqa: ANN401 - a cl
 def _say(context: contextvars.Context, log: Say, text: str) -> None:
     """Log into the task's log, which the context names."""
     context.copy().run(log, text)
+
+
+@contextlib.contextmanager
+def translate_hook_errors() -> Iterator[None]:
+    """Raise HermesError if Airflow's hook, called in this block, finds no Kubernetes cluster."""
+    try:
+        yield
+    except (ConfigException, AirflowException, yaml.YAMLError, OSError, ValueError) as error:
+        raise HermesError(
+            f"no Kubernetes cluster is known ({' '.join(str(error).split())}): run Airflow's "
+            "workers and triggerer in pods with a service account, set KUBECONFIG for them, or "
+            "correct the connection of kubernetes_conn_id."
+        ) from error

@@ -29,10 +29,14 @@ from kubernetes.client import ApiClient
 from hermes_ops.airflow.folders import TrialFolder, home, pod_file
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.records import ONE_PER_GPU, Lease
-from hermes_ops.airflow.trial.cluster import known_cluster
 from hermes_ops.airflow.trial.links import MlflowRunLink
 from hermes_ops.airflow.trial.local import GRACE_S, trial_options, trial_variables
-from hermes_ops.airflow.trial.pod_trigger import POD_GRACE_S, HeldPod, PodTrigger
+from hermes_ops.airflow.trial.pod_trigger import (
+    POD_GRACE_S,
+    HeldPod,
+    PodTrigger,
+    translate_hook_errors,
+)
 from hermes_ops.airflow.trial.running_segment import RunningSegment
 from hermes_ops.airflow.trial.segment_run import SegmentRun
 from hermes_ops.airflow.trial.trial_task import TrialTask, trial_defaults
@@ -60,8 +64,8 @@ from hermes_ops.trial.disk_space import DISK_ERRNOS
 from hermes_ops.trial.environment import guard_supervisor
 
 START_TIMEOUT_S = 600.0
-MOST_LOOKS = 10
-"""So often are the pods of an ended sweep listed, as each may change before it is deleted."""
+MOST_LISTINGS = 10
+"""The most listings of the pods of an ended sweep: a pod may change before its deletion."""
 PASSING_ERRNOS = frozenset({*DISK_ERRNOS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT})
 """Errors of a volume that is full or away: the trial and its settings are not at fault."""
 
@@ -122,7 +126,7 @@ class HermesPodTrialOperator(KubernetesPodOperator):
     ) -> RunningSegment:
         """Return the segment as a pod, or as a pod on each of its nodes, to be started."""
         spec = spec_of(segment_run.lease, self.hook)
-        with known_cluster():  # the first question of the hook reads its configuration
+        with translate_hook_errors():  # the first question of the hook reads its configuration
             self.log.debug("In the cluster: %s", self.hook.is_in_cluster)
         attempt = int(context["ti"].try_number)
         facts = facts_of(segment_run, spec, sweep, self.number, attempt)
@@ -208,7 +212,7 @@ def allowed_spec(own: PodSpec) -> PodSpec:
 
 def with_namespace(spec: PodSpec, hook: PodOperatorHookProtocol) -> PodSpec:
     """Return the specification with its namespace: by default the connection's, or this pod's."""
-    with known_cluster():
+    with translate_hook_errors():
         name = spec.namespace or hook.get_namespace() or own_namespace() or "default"
     return spec.model_copy(update={"namespace": name})
 
@@ -355,7 +359,7 @@ def cluster_pods(own: PodSpec) -> tuple[PodSpec, ClusterPods]:
     """Return a sweep's whole specification of pods, and the pods of its namespace."""
     hook = KubernetesHook()
     spec = with_namespace(allowed_spec(own), hook)
-    with known_cluster():
+    with translate_hook_errors():
         return spec, ClusterPods(hook.core_v1_client, str(spec.namespace))
 
 
@@ -364,7 +368,7 @@ def end_pods(sweep: str, own: PodSpec | None) -> int:
     _, pods = cluster_pods(own or PodSpec())
     deleted: set[str] = set()
     installation = Host.here().home_id
-    for _ in range(MOST_LOOKS):
+    for _ in range(MOST_LISTINGS):
         ours = (pod for pod in pods.find(labels_of_sweep(sweep)) if pod.is_of(installation))
         left = [pod for pod in ours if not pod.is_being_deleted]
         deleted.update(pod.uid for pod in left if pods.delete(pod, round(POD_GRACE_S)))

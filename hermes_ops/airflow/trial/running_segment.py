@@ -224,7 +224,7 @@ class TaskLogCopy:
             os.write(self._file, f"{line}\n".encode(errors="replace"))
 
     def close(self) -> None:
-        """Log no more: another process supervises the pod, or it is gone."""
+        """Stop the log: another process supervises the pod, or it is gone."""
         self._closed = True
         if self._file is not None:
             os.close(self._file)

@@ -204,10 +204,10 @@ class SegmentRun:
     def interrupt(
         self, reason: str, *, without_space: bool = False, incomplete: bool = False
     ) -> None:
-        """Record that something else than the script has ended the segment: no failure of it.
+        """Record that something other than the script has ended the segment: not a failure.
 
-        One whose pods could not all start (`incomplete`) gets the GPUs of one node from then on, if
-        it takes so few.
+        `incomplete`: not all pods of the trial could start. From then on it gets GPUs of one node
+        only, if it takes that few.
         """
         self._close("infrastructure")
         before = self._since_new_step()
@@ -223,7 +223,7 @@ class SegmentRun:
         self._leave()
 
     def _since_new_step(self) -> SegmentRecord:
-        """Return the record of the ended segment; a new step forgives what came before it."""
+        """Return the record of the ended segment; a new step resets the counts of interruptions."""
         if self.record.step <= self.record.steps_at_start:
             return self.record
         return replace(self.record, interruptions=0, without_space=0)
@@ -238,7 +238,7 @@ class SegmentRun:
             defer(lambda: self.feed.pump_once(ended=True))
 
     def give_up_resize(self) -> None:
-        """Record that the task keeps its slots no longer, and send what is there."""
+        """Record that the task no longer keeps its slots, and send the remaining metrics."""
         self.record = replace(self.record, resizing=False)
         self._write()
         controller_wake_file().wake()
@@ -373,7 +373,7 @@ def exit_code_of(result: Mapping[str, Any]) -> int | None:
 
 
 DEFERRED_WORK_S = 2.0
-"""Seconds for the deferred work of a task, done once its slot is free: nobody waits for it.
+"""Seconds for the deferred work of a task, which is done after its slot is free.
 
 Its process must be gone before the task may start again (`trial_task.reschedule_delay_s`)."""
 

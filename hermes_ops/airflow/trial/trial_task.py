@@ -101,10 +101,10 @@ def trial_defaults() -> dict[str, Any]:
 class TrialOperator(Protocol):
     """The operator that Airflow runs for a trial; it decides where a segment runs.
 
-    `connection_templates` are the templates of connections in the DAG's file, which alone may name
-    them: whoever may edit the task can write its lease.
-    `run_link` is the address of the trial's run in MLflow, once this process has pushed it.
-    `resume` is the method that Airflow calls when a deferred task goes on.
+    `connection_templates` are the templates of connections in the DAG's file. Only the file may
+    name them, as users who may edit the task can write its lease. `run_link` is the address of the
+    trial's run in MLflow, once this process has pushed it. `resume` is the method that Airflow
+    calls when a deferred task goes on.
     """
 
     number: int
@@ -214,7 +214,7 @@ class TrialTask:
     def check_host(self, store: TaskStore, lease: Lease, last: SegmentRecord | None) -> None:
         """Reschedule where the lease is not for this machine and its state folder.
 
-        The controller decides what becomes of the trial: it may have moved since the grant.
+        The controller may have moved since the grant; it decides on the trial.
         """
         here = Host.here()
         if lease.machine:
@@ -234,7 +234,7 @@ class TrialTask:
         store.set(SEGMENT_KEY, encode(record))
         controller_wake_file().wake()
         self.operator.log.error("Trial %s is not started: %s.", self.number, reason)
-        self.reschedule("the controller decides what becomes of it")
+        self.reschedule("the controller decides on the trial")
 
     def exit_task(self, outcome: TrialOutcome) -> dict[str, Any]:
         """End the task as the trial's final state demands."""

@@ -1,10 +1,10 @@
 """Checkpoints: how long they stay after a sweep's end, and how much room they may take on disk.
 
-At a sweep's end those of trials that cannot go on are deleted. The others, and the working
-directories that trials have for themselves, stay until the time in `keep.json` beside them;
-whichever controller runs then deletes them. While a sweep runs its size limit is kept at the cost
-of trials that have ended, never of one that may go on. What a sweep's store holds of a trial goes
-with what is on disk.
+At a sweep's end the checkpoints of trials that cannot be continued are deleted. The others, and the
+trials' own working directories, stay until the time in `keep.json` in the sweep's folder; the
+controller that runs then deletes them. While a sweep runs, its size limit is kept by deleting
+checkpoints of ended trials, never of one that may be continued. Copies of a trial in the sweep's
+object store are deleted together with its files on disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 PERIOD_S = 20.0
 KEEP_FILE = "keep.json"
 RESUMABLE = ("cancelled", "failed")
-"""Final states from which `hermes sweep resume` lets a trial go on."""
+"""Final states from which `hermes sweep resume` continues a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,10 @@ class CheckpointQuota:
 
     @classmethod
     def from_sweep(cls, sweep: SweepState) -> CheckpointQuota | None:
-        """Return the quota of a sweep as it stands now; None where it has no limit.
+        """Return the checkpoint quota of a sweep as it is now; None if the sweep sets no limit.
 
-        None also until MLflow has told the curves: nobody knows the best trial before.
+        It is None too until the curves have been read from MLflow: the best trial, whose
+        checkpoints are kept, is not known before.
         """
         rules = sweep.spec.config.checkpoints
         most = rules.max_bytes
@@ -76,9 +77,9 @@ def free_ended(
     now_s: float,
     store: str | None = None,
 ) -> None:
-    """After a sweep's end: delete the checkpoints of trials that cannot go on, date the others.
+    """Delete an ended sweep's checkpoints of trials that cannot be continued; date the others.
 
-    What the store does not delete now is deleted with the others.
+    What the store fails to delete now is deleted together with the others.
 
     :param states: the final state of each trial by number
     """
@@ -101,20 +102,20 @@ def free_ended(
         note.unlink(missing_ok=True)
 
 
-def free_expired(goes_on: Callable[[str], bool], now_s: float) -> list[Path]:
-    """Delete the checkpoints of ended sweeps whose time is over; the folders of those sweeps.
+def free_expired(is_unfinished: Callable[[str], bool], now_s: float) -> list[Path]:
+    """Delete the checkpoints of ended sweeps whose retention is over; return these sweeps' folders.
 
-    A sweep whose store does not obey stays due, as does one that goes on: its note is of an
-    earlier end, and its next end replaces it. A note that is damaged holds for a week.
+    A sweep stays due if its store refuses the deletion, or if it has been continued: its note is
+    from an earlier end, and its next end replaces it. A damaged note keeps checkpoints for a week.
 
-    :param goes_on: whether the sweep of an id runs, or is about to
+    :param is_unfinished: whether the sweep with an id runs, or is about to
     """
     expired = []
     for note in (home() / "sweeps").glob(f"*/{KEEP_FILE}"):
         folder, known = note.parent, keep_note(note.parent)
         sweep = str(known.get("sweep") or folder.name)
         until_s = kept_until_s(known)
-        if (_week_after(note) if until_s is None else until_s) > now_s or goes_on(sweep):
+        if (_week_after(note) if until_s is None else until_s) > now_s or is_unfinished(sweep):
             continue
         for kept in _kept_folders(folder):
             _delete(kept)
@@ -160,13 +161,13 @@ def size_bytes(folder: Path) -> int:
 
 
 class Janitor:
-    """Looks after the disk in the background, so that no decision waits for it.
+    """Cleans up checkpoints on disk in a background thread, so that no decision waits for it.
 
-    `goes_on` tells of any sweep of the home, of another pool too, whether it has not ended.
+    `is_unfinished` returns whether a sweep of this state folder, of any pool, has not ended.
     """
 
-    def __init__(self, goes_on: Callable[[str], bool]) -> None:
-        self._goes_on = goes_on
+    def __init__(self, is_unfinished: Callable[[str], bool]) -> None:
+        self._is_unfinished = is_unfinished
         self._due_s = 0.0
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
@@ -187,7 +188,7 @@ class Janitor:
 
     def clean(self, quotas: Sequence[CheckpointQuota], now_s: float) -> None:
         """Delete what has expired, then keep the limit of each sweep that has one."""
-        self._try(lambda: free_expired(self._goes_on, now_s))
+        self._try(lambda: free_expired(self._is_unfinished, now_s))
         for quota in quotas:
             self._try(lambda own=quota: self._warn(own, make_room(own)))  # type: ignore[misc]
 
@@ -211,7 +212,7 @@ class Janitor:
 
 
 def keep_note(sweep: Path) -> dict[str, Any]:
-    """Return what `keep.json` in a sweep's folder says; empty where there is none, or a bad one."""
+    """Return the content of `keep.json` in a sweep's folder; empty if it is missing or damaged."""
     try:
         known = json.loads((sweep / KEEP_FILE).read_text())
     except (OSError, ValueError):
@@ -229,7 +230,7 @@ def kept_until_s(known: Mapping[str, Any]) -> float | None:
 
 
 def _week_after(note: Path) -> float:
-    """Return the Unix time a week after a note was written; never, while it cannot be read."""
+    """Return the Unix time a week after a note was written; inf while it cannot be read."""
     try:
         note.read_bytes()
         return note.stat().st_mtime + WEEK_S

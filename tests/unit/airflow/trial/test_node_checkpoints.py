@@ -107,7 +107,7 @@ def test_the_nodes_whose_pod_has_failed_or_never_came_are_not_done(
     monkeypatch.setattr(node_checkpoints, "PATIENCE_S", 0.0)
     requests = {node: {"metadata": {"name": f"p-{node}"}} for node in ("a", "b", "c")}
     nodes: Any = Nodes(codes={"p-b": 1, "p-c": None})
-    assert node_checkpoints.cleared(nodes, requests) == {"a"}
+    assert node_checkpoints.run_cleanup_pods(nodes, requests) == {"a"}
     assert sorted(nodes.deleted) == ["p-a", "p-b", "p-c"]
     assert len(nodes.made) == 3
 
@@ -143,7 +143,7 @@ def test_no_pod_is_left_by_a_cluster_that_is_away_for_a_moment_or_refuses_one_of
     monkeypatch.setattr(node_checkpoints, "LOOK_S", 0.0)
     requests = {node: {"metadata": {"name": f"p-{node}"}} for node in ("refused", "a", "b")}
     nodes: Any = Shaky(codes={"p-b": 1})
-    assert node_checkpoints.cleared(nodes, requests) == {"a"}
+    assert node_checkpoints.run_cleanup_pods(nodes, requests) == {"a"}
     assert sorted(nodes.deleted) == ["p-a", "p-b"]
     assert "on refused is deleted: exceeds the limits" in caplog.text
 

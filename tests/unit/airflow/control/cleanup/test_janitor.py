@@ -34,7 +34,7 @@ from tests.unit.airflow.builders import (
 from tests.unit.airflow.control.controllers import Database, controller_of
 
 
-def none_goes_on(_: str) -> bool:
+def none_is_unfinished(_: str) -> bool:
     return False
 
 
@@ -72,13 +72,13 @@ def test_nothing_is_kept_when_the_time_is_zero_nor_when_all_finished() -> None:
 def test_checkpoints_go_when_their_time_is_over_and_not_before() -> None:
     folder = checkpoint(2)
     free_ended(SWEEP, {2: "cancelled"}, 60.0, 1_000.0)
-    assert free_expired(none_goes_on, 1_059.0) == []
+    assert free_expired(none_is_unfinished, 1_059.0) == []
     assert folder.exists()
     assert free_expired({SWEEP}.__contains__, 1_061.0) == []  # it has been resumed
     assert folder.exists()
-    assert free_expired(none_goes_on, 1_061.0) == [sweep_folder(SWEEP)]
+    assert free_expired(none_is_unfinished, 1_061.0) == [sweep_folder(SWEEP)]
     assert not folder.exists()
-    assert free_expired(none_goes_on, 1_061.0) == []
+    assert free_expired(none_is_unfinished, 1_061.0) == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"until_s": null}', '{"until_s": NaN}'])
@@ -88,9 +88,9 @@ def test_a_damaged_note_deletes_no_checkpoints_for_a_week(text: str) -> None:
     note = sweep_folder(SWEEP) / KEEP_FILE
     note.write_text(text)
     os.utime(note, (1_000.0, 1_000.0))
-    assert free_expired(none_goes_on, 1_000.0 + WEEK_S - 1.0) == []
+    assert free_expired(none_is_unfinished, 1_000.0 + WEEK_S - 1.0) == []
     assert folder.exists()
-    assert free_expired(none_goes_on, 1_001.0 + WEEK_S) == [sweep_folder(SWEEP)]
+    assert free_expired(none_is_unfinished, 1_001.0 + WEEK_S) == [sweep_folder(SWEEP)]
     assert not folder.exists()
 
 
@@ -104,7 +104,7 @@ def test_a_note_that_cannot_be_read_now_deletes_nothing(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", fail)
         patch.setattr(Path, "read_bytes", fail)
-        assert free_expired(none_goes_on, 1e12) == []
+        assert free_expired(none_is_unfinished, 1e12) == []
     assert folder.exists()
 
 
@@ -132,7 +132,7 @@ def test_a_trials_own_working_directory_is_kept_as_long_whatever_its_end_and_cou
     assert [f.exists() for f in folders] == [True, True, False, False]
     assert make_room(CheckpointQuota(SWEEP, 250.0, (1, 0))) == 250.0  # two of 100 and one of 50
     assert [f.exists() for f in folders] == [True, False, False, False]
-    assert free_expired(none_goes_on, 1_061.0) == [sweep_folder(SWEEP)]
+    assert free_expired(none_is_unfinished, 1_061.0) == [sweep_folder(SWEEP)]
     assert not folders[0].exists()
     folders[0].mkdir(parents=True)
     free_ended(SWEEP, {0: "finished"}, 0.0, 1_000.0)
@@ -181,7 +181,7 @@ def test_room_is_made_no_further_than_the_limit_asks() -> None:
 
 def test_open_trials_above_the_limit_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     checkpoint(0)
-    janitor = Janitor(none_goes_on)
+    janitor = Janitor(none_is_unfinished)
     for now_s in (1.0, 2.0):
         janitor.clean((CheckpointQuota(SWEEP, 10.0, ()),), now_s)
     assert [r.levelno for r in caplog.records].count(logging.WARNING) == 1
