@@ -78,7 +78,7 @@ SCRIPT_VARIABLE = "HERMES_SCRIPT_ENVIRONMENT"
 """Variable of hermes-trial: the sweep's variables for the script alone, as a JSON object."""
 
 _SCRIPT_ALONE_PREFIXES = ("PYTHON", "LD_")
-"""What changes how a program starts, or where it finds its modules and libraries."""
+"""Prefixes of variables that change how a program starts or finds modules and libraries."""
 
 
 class InheritanceRule:
@@ -89,7 +89,7 @@ class InheritanceRule:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> InheritanceRule:
-        """Read HERMES_TRIAL_ENVIRONMENT; what is no name in it passes nothing on."""
+        """Read HERMES_TRIAL_ENVIRONMENT; words that are not names of variables are ignored."""
         names = split_names(environment.get(SETTING, ""))
         return cls(name for name in names if re.fullmatch(PATTERN, name))
 
@@ -146,8 +146,9 @@ def _is_often_needed(name: str) -> bool:
 def guard_supervisor(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the sweep's variables as hermes-trial is started with them.
 
-    Those that would change its own interpreter (PYTHONHOME, a module in PYTHONPATH with the name of
-    one that it imports, another libc in LD_LIBRARY_PATH) it gets in HERMES_SCRIPT_ENVIRONMENT.
+    Variables that could break its own interpreter (PYTHONHOME, a module in PYTHONPATH with the name
+    of one that it imports, another libc in LD_LIBRARY_PATH) are moved into
+    HERMES_SCRIPT_ENVIRONMENT.
     """
     alone = {k: v for k, v in variables.items() if k.startswith(_SCRIPT_ALONE_PREFIXES)}
     shared = {k: v for k, v in variables.items() if k not in alone}
@@ -155,7 +156,7 @@ def guard_supervisor(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def restore_script_variables(environment: MutableMapping[str, str]) -> None:
-    """Put the variables for the script alone into the environment, once hermes-trial runs."""
+    """Put the variables for the script into the environment, now that hermes-trial has started."""
     environment.update(json.loads(environment.pop(SCRIPT_VARIABLE, "{}")))
 
 

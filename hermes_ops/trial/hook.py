@@ -59,10 +59,10 @@ def install() -> None:
 
 
 def _report_import(name: str) -> None:
-    """Let a standby interpreter have the import done next time.
+    """Let standby interpreters of later segments import the module ahead of the script.
 
-    Not if the script has changed its environment before, nor if the module is the script's own, or
-    on a path that depends on its folder: an import ahead of the script would then not be the same.
+    An import ahead would not be the same if the script has changed its environment before, or if
+    the module is the script's own, or on a path relative to its folder: then it is left out.
     """
     import contextlib
 

@@ -33,8 +33,8 @@ class MetricsFile:
     def append(self, metrics: Iterable[Metric], others: list[Metric] | None = None) -> list[Metric]:
         """Append what is new, whole lines at once, and return it.
 
-        What the file holds beyond the last look is put into `others`: `refresh` says it no more.
-        The lock on the file makes "look, then write" one step, whoever else writes.
+        Lines that other writers have added since the last read are put into `others`, and `refresh`
+        does not return them again. The lock on the file makes reading and appending one step.
         """
         handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -1,6 +1,7 @@
-"""Random numbers that a script leaves unseeded: the same in each segment, others in each process.
+"""Seeds for random numbers that a script leaves unseeded: the same in each segment of the trial.
 
-Without Hermes they come from the operating system's entropy, so that processes draw different ones.
+Without Hermes such numbers come from the operating system's entropy, and differ in each process. So
+each process that the script starts gets seeds of its own.
 """
 # ruff: noqa: ANN401 - the modules of other packages have no types here
 
@@ -20,9 +21,9 @@ _GENERATORS = 0x9E3779B9  # sets the entropy of generators apart from NumPy's gl
 
 
 class _Place:
-    """The place of this process among those that the script starts: `.2.1` is the second's first.
+    """The path of this process among those that the script starts; empty for the script itself.
 
-    Empty for the script itself.
+    Each part is the module that started the process and its number: `.multiprocessing.spawn.2`.
     """
 
     name = ""
@@ -34,7 +35,7 @@ def seed_random(random: Any) -> None:
 
 
 def seed_numpy(numpy: Any) -> None:
-    """Seed NumPy's global random numbers, and what `default_rng()` and the like make of no seed."""
+    """Seed NumPy's global random numbers, and generators that are created without a seed."""
     numpy.random.seed(_process_seed("numpy"))
     bits = sys.modules.get("numpy.random.bit_generator")
     if hasattr(bits, "randbits"):
@@ -42,7 +43,7 @@ def seed_numpy(numpy: Any) -> None:
 
 
 def _seed_entropy(bits: Any) -> None:
-    """Replace the entropy of NumPy's SeedSequence; processes that are forked have their own."""
+    """Replace the entropy of NumPy's SeedSequence; forked processes keep the system's."""
     import random
 
     pid, seeded = os.getpid(), random.Random(_process_seed("numpy") ^ _GENERATORS)  # noqa: S311
@@ -56,7 +57,7 @@ def _seed_entropy(bits: Any) -> None:
 
 
 def _process_seed(kind: str) -> int:
-    """Return a seed of the trial for this process: two processes do not draw the same numbers."""
+    """Return the trial's seed of that kind for this process: each process has another one."""
     rank = os.environ.get(RANK_VARIABLE, "0")
     seed = trial_seeds()[kind]
     if rank.isdecimal():
@@ -72,7 +73,7 @@ def _process_seed(kind: str) -> int:
 
 
 def patch_spawn(spawn: Any) -> None:
-    """Give each process that a module like `multiprocessing.spawn` starts a number of its own."""
+    """Give a path to each process that a module such as `multiprocessing.spawn` starts."""
     describe, prepare = spawn.get_preparation_data, spawn.prepare
     numbers = itertools.count(1)
 
@@ -91,7 +92,7 @@ def patch_spawn(spawn: Any) -> None:
 
 
 def _begin_process(place: str) -> None:
-    """Draw numbers of its own from here on: before the script's module is imported."""
+    """Seed this process by its path, before the script's module is imported."""
     _Place.name = place
     for name, seed in (("random", seed_random), ("numpy", seed_numpy)):
         if name in sys.modules:

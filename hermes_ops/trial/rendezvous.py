@@ -56,7 +56,7 @@ class KeyValueStore:
             return self._values.get(scope, {}).get(key)
 
     def put(self, scope: str, key: str, value: bytes) -> bool:
-        """Store a value in the place of an earlier one; False, and no change, without room."""
+        """Store a value, replacing an earlier one; return False, unchanged, if there is no room."""
         with self._lock:
             values = self._values.get(scope, {})
             added = len(value) - len(values[key]) if key in values else _size(scope, key, value)

@@ -33,7 +33,7 @@ def entries(folder: Path) -> list[tuple[float, str]]:
 
 
 def targets(folder: Path) -> dict[str, str]:
-    """Return the links directly in `folder` to another entry of it, and which one."""
+    """Return the target of each link in `folder` that leads to another entry of that folder."""
     inside: dict[str, str] = {}
     root = os.path.realpath(folder)
     with contextlib.suppress(OSError):

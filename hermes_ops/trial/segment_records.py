@@ -108,8 +108,8 @@ def close_segment(
 ) -> None:
     """Write the line of a segment's end, with what was measured in it.
 
-    It ends now, or earlier at `end_s`. Since it began no more time has passed than by the
-    machine's uptime, and no less than none: the clock may have been set meanwhile.
+    It ends now, or earlier at `end_s`. As the clock may have been set meanwhile, its duration is at
+    least 0 and at most what the machine's uptime has grown by.
     """
     starts = [line for line in Follower(folder.segments).new() if "start_s" in line]
     now_s = time.time()
@@ -124,9 +124,10 @@ def close_segment(
 
 
 def _passed_s(start: Mapping[str, Any]) -> float | None:
-    """Return the seconds since a segment's start by the uptime; None if this boot did not see it.
+    """Return the seconds since a segment's start by the uptime; None if they are not known.
 
-    An earlier version wrote no uptime, and not every system has an id of its boot.
+    They are not known after a reboot, from an earlier version that wrote no uptime, or on a system
+    without an id of its boot.
     """
     try:
         passed_s = time.monotonic() - float(start["uptime_s"])

@@ -374,13 +374,13 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _raw(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a number in the place of bytes")
+        raise ValueError("found a number where bytes are expected")
     return value
 
 
 def _signed(value: int | bytes) -> int:
     if not isinstance(value, int):
-        raise ValueError("bytes in the place of a number")
+        raise ValueError("found bytes where a number is expected")
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
 

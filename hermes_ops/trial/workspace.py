@@ -33,7 +33,7 @@ class WorkspaceError(Exception):
 
 
 class WorkspaceEntry(NamedTuple):
-    """One thing in the folder: its path in it, what becomes of it, and its size in bytes."""
+    """One entry of the folder: its path there, how it is copied, and its size in bytes."""
 
     path: str
     kind: str  # "folder", "file" (a copy), "large" (a link unless it can be cloned), "link"

@@ -26,7 +26,7 @@ from hermes_ops.trial.files import Folder, read_json, write_json
 from hermes_ops.trial.retention import unfinished
 
 ANEW_VARIABLE = "HERMES_BEGAN_ANEW"
-"""The epoch at which the trial began from scratch: copies of earlier ones count no more."""
+"""The epoch at which the trial restarted from scratch: copies of earlier epochs do not count."""
 _BLOCK_BYTES = 4_194_304
 _FILES, _COPIES = "files", "copies"
 _MANIFEST = re.compile(r"(\d{10})-(\d{6})-([0-9a-f]+)\.json")
@@ -47,7 +47,7 @@ class ChangedError(Exception):
 
 
 class AbandonedError(Exception):
-    """There is no more time for a copy."""
+    """No time is left for a copy."""
 
 
 class DamagedError(Exception):
@@ -81,12 +81,12 @@ class ManifestName(NamedTuple):
 
 
 MOST_NAME = 240
-"""The most characters of a folder's name: file systems take 255 bytes, files beside it have more.
-A sweep's id has those of its DAG, its group and its run, each up to 250."""
+"""The most characters of a folder's name. File systems allow 255 bytes, and names derived from it
+are longer. A sweep's id may have up to 750: the ids of its DAG, its group and its run."""
 
 
 def safe_name(run_id: str) -> str:
-    """Return a sweep's id as a folder name: distinct for each id, never a path, never too long."""
+    """Return a folder name for a sweep's id: unique, not a path, and of limited length."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
     if name == run_id and name.strip(".") and len(name) <= MOST_NAME:
         return name
@@ -300,7 +300,7 @@ class CheckpointEntry(NamedTuple):
 
     files: tuple[StoredFile, ...]
     folders: tuple[str, ...] = ()
-    links: tuple[tuple[str, str], ...] = ()  # each with what it leads to, from where it is
+    links: tuple[tuple[str, str], ...] = ()  # path, and target relative to it
 
 
 Snapshot = dict[str, CheckpointEntry]
@@ -318,11 +318,12 @@ def snapshot(checkpoints: Path) -> Snapshot:
     return entries
 
 
-class _Listing:
-    """What an entry consists of.
+class _EntryListing:
+    """The files, folders and links of an entry of the checkpoints' folder.
 
-    A link inside the checkpoints' folder stays one, of one that leads out of it the content counts.
-    Sockets and pipes do not count, nor do links to nothing outside, or to the folder itself.
+    A link to something inside that folder is kept as a link; a link that leads out of it is
+    replaced by its target's content. Left out are sockets and pipes, links that lead out to
+    nothing, and links to the folder itself.
     """
 
     def __init__(self, checkpoints: Path) -> None:
@@ -332,7 +333,7 @@ class _Listing:
         self.links: list[tuple[str, str]] = []
 
     def add(self, path: str, above: tuple[str, ...] = ()) -> None:
-        """Add what is at that path; `above`: the folders that it is in, without links."""
+        """Add the file, folder or link at a path; `above`: the real paths of its parent folders."""
         whole = os.path.join(self._root, path)
         if os.path.islink(whole) and self._add_link(path, whole):
             return
@@ -345,7 +346,7 @@ class _Listing:
                 self.add(os.path.join(path, name), (*above, real))
 
     def _add_link(self, path: str, whole: str) -> bool:
-        """Add a link as such; False where what it leads to is to be added in its place."""
+        """Add a link as a link; return False if its target's content is to be added instead."""
         inside = os.path.relpath(os.path.realpath(whole), self._root)
         first = inside.split(os.sep)[0]
         if first == os.curdir:
@@ -357,7 +358,7 @@ class _Listing:
 
 
 def _entry(checkpoints: Path, name: str) -> CheckpointEntry:
-    listing = _Listing(checkpoints)
+    listing = _EntryListing(checkpoints)
     listing.add(name)
     files, folders = tuple(sorted(listing.files)), tuple(sorted(listing.folders))
     return CheckpointEntry(files, folders, tuple(sorted(listing.links)))

@@ -21,9 +21,9 @@ class GangNode(NamedTuple):
 
 
 class RankPlace(NamedTuple):
-    """Where a worker is: its node, its rank there, and its rank among its like on all nodes.
+    """Where a worker is: its node, its local rank there, and its cross rank.
 
-    Its like are the workers with the same local rank, one on each node that has so many.
+    The cross rank is the rank among the workers of all nodes that have the same local rank.
     """
 
     node: int

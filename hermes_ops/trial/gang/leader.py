@@ -81,8 +81,8 @@ class GangLeader:
         """Have all nodes send SIGTERM to their workers."""
         self._order(self._orders._replace(stop=True))
 
-    def follow_stop(self) -> None:
-        """Have all nodes take note that their workers are told to stop in another way."""
+    def expect_stop(self) -> None:
+        """Have all nodes prepare for a stop that their workers learn of by other means."""
         self._order(self._orders._replace(stopping=True))
 
     def kill(self) -> None:
@@ -176,9 +176,9 @@ class RemoteWorker:
         """Send SIGTERM to it, and with it to all workers of other nodes."""
         self._leader.stop()
 
-    def follow_stop(self) -> None:
-        """Have its node take note that its workers are told to stop in another way."""
-        self._leader.follow_stop()
+    def expect_stop(self) -> None:
+        """Have its node prepare for a stop that its workers learn of by other means."""
+        self._leader.expect_stop()
 
     def kill(self) -> None:
         """Kill it, and with it all workers of other nodes."""

@@ -63,26 +63,26 @@ class NodeWorkers:
                 self._ended[rank] = (code, child.ended_s)
 
     def stop(self) -> None:
-        """Send SIGTERM to those that live."""
+        """Send SIGTERM to the running workers."""
         for child in self._running.values():
             child.stop()
 
-    def follow_stop(self) -> None:
-        """Take note that those that live are told to stop in another way."""
+    def expect_stop(self) -> None:
+        """Prepare for a stop that the running workers learn of by other means."""
         for child in self._running.values():
-            child.follow_stop()
+            child.expect_stop()
 
     def kill(self) -> None:
-        """Kill those that live."""
+        """Kill the running workers."""
         for child in self._running.values():
             child.kill()
 
     def ends(self, now_s: float) -> dict[int, RankEnd]:
-        """Return how those that have ended did."""
+        """Return how the ended workers ended."""
         return {rank: RankEnd(code, now_s - at_s) for rank, (code, at_s) in self._ended.items()}
 
     def tails(self) -> dict[int, tuple[str, ...]]:
-        """Return the last lines of those that have ended."""
+        """Return the last lines of the ended workers."""
         if self._reason:
             return dict.fromkeys(self._ended, (self._reason,))
         return {rank: _short(self._logs[rank].tail) for rank in self._ended}
@@ -179,7 +179,7 @@ class GangMember:
         if self._workers is None:
             return
         if orders.stopping and not self._done.stopping:
-            self._workers.follow_stop()
+            self._workers.expect_stop()
         if orders.stop and not self._done.stop:
             self._workers.stop()
         if orders.kill and not self._done.kill:

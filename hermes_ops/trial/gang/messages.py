@@ -71,7 +71,7 @@ class NodeReport(NamedTuple):
 class Orders(NamedTuple):
     """What the nodes are to do: start their workers, send them SIGTERM, kill them, leave.
 
-    `stopping`: the workers leave after a step that they agree on.
+    `stopping`: the workers are about to leave after a step that they agree on.
     """
 
     go: bool = False

@@ -25,8 +25,8 @@ NAME = "model.keras"
 class FitEnd(NamedTuple):
     """The end of a call of `fit`: its number, and the index of the best epoch.
 
-    `best_epoch` None: no objective says which epoch was the best. `best_values`: the variables of
-    the model as that epoch left them, if no checkpoint has them.
+    `best_epoch` is None if no objective tells which epoch was the best. `best_values` are the
+    variables of the model after that epoch, if no checkpoint has them.
     """
 
     number: int
@@ -80,10 +80,10 @@ def _variables(model: Any) -> dict[str, Any]:
 
 
 def _best_values(runtime: KerasRuntime, end: FitEnd) -> Mapping[str, Any]:
-    """Return the variables of the best epoch; empty if nothing holds them.
+    """Return the variables of the best epoch; empty if they are stored nowhere.
 
-    Those of the last epoch are not always those that the model has after it: a callback may have
-    restored an epoch that was better by its own measure.
+    Even if the last epoch was the best, the model may not have its variables now: a callback may
+    have restored an epoch that was better by its own measure.
     """
     if end.best_epoch is None:
         return {}

@@ -1,7 +1,7 @@
-"""Locks that `tf.data` leaves beside a `cache(filename)` when its process ends in the first epoch.
+"""Lock files of `tf.data`'s `cache(filename)` that remain when a process ends in its first epoch.
 
-TensorFlow refuses to write a cache while there is a lock, so a stopped trial could not go on. A
-journal in the trial's folder says which caches its processes have begun to write.
+TensorFlow refuses to write a cache while its lock file exists, so a stopped trial could not resume.
+A journal in the trial's folder lists the caches that its processes have begun to write.
 """
 # ruff: noqa: ANN401 - the objects of TensorFlow have no types here
 
@@ -26,7 +26,7 @@ def note_caches(folder: Path, arguments: Mapping[str, Any]) -> None:
         prefix
         for name in ("x", "validation_data")
         for prefix in cache_files(arguments.get(name))
-        if not os.path.exists(f"{prefix}.index")  # it is complete, and only read
+        if not os.path.exists(f"{prefix}.index")  # else the cache is complete, and only read
     }
     lines = [
         {"prefix": prefix, "before": _locks(prefix), "begun_ms": now_ms()}
@@ -48,8 +48,8 @@ def cache_files(dataset: Any) -> Iterator[str]:
 def release_locks(folder: Path) -> None:
     """Delete the locks of this trial's earlier processes, all of which have ended.
 
-    Another trial may cache into the same file: a lock that was there before is not this trial's,
-    nor is one that has come since the last segment ended.
+    Another trial may cache into the same file. A lock that existed before this trial began the
+    cache, or that was made after its last segment ended, belongs to that trial and stays.
     """
     ends_s = (line.get("end_s", 0.0) for line in Follower(Folder(folder).segments).new())
     ended_ms = 1000 * max(ends_s, default=0.0)

@@ -1,8 +1,8 @@
 """Files that callbacks write: after a stop they are as they were at the checkpoint.
 
-A process that is killed leaves rows of an epoch that is trained again, and a callback that begins
-anew may empty its file. So a checkpoint knows each file that a callback has written: the content of
-a small one, the length of a large one.
+A killed process leaves rows of an epoch that is trained again, and a callback that starts again may
+empty its file. So a checkpoint records each file that a callback has written: the content of a
+small one, the length of a large one.
 """
 # ruff: noqa: ANN401 - the objects of Keras have no types here
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_ops.trial.files import append_lines
-from hermes_ops.trial.keras.callback_paths import link_file, link_files, moved_file
+from hermes_ops.trial.keras.callback_paths import link_file, link_files, renamed_file
 
 _MOST_BYTES = 4 << 20
 _MOST_MODEL_BYTES = 32 << 20
@@ -36,8 +36,9 @@ _COUNTERS = (
 class CallbackFiles:
     """The files of one fit's callbacks; `writes` counts openings over all fits of the process.
 
-    `later`: what files held before complete fits, which are not run again, put back their own end.
-    A reader, which is a rank that does not own the trial, puts nothing back.
+    Complete fits are not run again: each puts back the files as it left them, and `later` keeps
+    what the files held before, at the time of the stop. A reader, which is a rank that does not own
+    the trial, puts nothing back.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class CallbackFiles:
                 callback.write_graph = False
 
     def follow(self, moved: Mapping[str, str]) -> None:
-        """Go on under other names where the script has given its callbacks other paths."""
+        """Continue files under new names, where the script has given its callbacks other paths."""
         if not moved or self._is_reader:
             return
         link_files(moved)
         moved = {_relative(before): _relative(now) for before, now in moved.items()}
         for path, entry in dict(self._saved).items():
-            now = path if ".tfevents." in path else moved_file(path, moved)
+            now = path if ".tfevents." in path else renamed_file(path, moved)
             if now != path:
                 link_file(path, now)
                 self._rename(path, now, entry)
@@ -112,7 +113,7 @@ class CallbackFiles:
             put_back(path, entry)
 
     def put_back_end(self) -> None:
-        """Make the files what they were at the end of a complete fit; `put_forward` undoes it."""
+        """Restore the files to the end of this complete fit; `put_forward` undoes that."""
         if self._is_reader:
             return
         for path, entry in self._saved.items():
@@ -123,7 +124,7 @@ class CallbackFiles:
                 self._later.setdefault(path, present["content"])
 
     def put_forward(self) -> None:
-        """Make the files what they were when the trial was stopped in this fit."""
+        """Restore the files to the moment at which the trial was stopped in this fit."""
         for path, content in self._later.items():
             put_back(path, {"content": content, "size": len(content), "appended": True})
         self._later.clear()
@@ -159,8 +160,8 @@ class CallbackFiles:
     def read(self) -> dict[str, Any]:
         """Return what the files hold now, by path.
 
-        The content is left out where a file is written only once, as those with an epoch's number
-        in their name are, and where it is large.
+        The content is left out for large files, and for files that are written only once, such as
+        those with an epoch's number in their name.
         """
         for path in self._known():
             self._written.add(path)
@@ -253,7 +254,7 @@ def _flush(stream: Any) -> None:
 
 
 def read_entry(path: str, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | None:
-    """Return a file's length and, of one that is not longer, its content; None of no file."""
+    """Return a file's length, and its content unless it is longer; None if there is no file."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):

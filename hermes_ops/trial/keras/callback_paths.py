@@ -1,7 +1,7 @@
-"""Paths that a script names anew at each start: files of callbacks go on under the new name.
+"""Paths of callbacks that differ in each segment, such as folders that are named for the time.
 
-A folder that is named for the time, or a temporary one, is another folder in each segment. The
-script looks for its files in the newest.
+The script looks for its files under the newest names, so files of earlier segments are continued
+there.
 """
 # ruff: noqa: ANN401 - the objects of Keras have no types here
 
@@ -19,8 +19,8 @@ _FIELDS = re.compile(r"\{[^{}]*\}")  # of ModelCheckpoint: `{epoch:02d}-{val_los
 _SECTION = re.compile(r"(\[|\]|\*|\?)")
 
 
-def matched(callbacks: Iterable[Any], saved: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-    """Yield each callback with its saved entry: the n-th of a type with the n-th of that type.
+def match_callbacks(callbacks: Iterable[Any], saved: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yield pairs of a callback and its saved entry: the n-th of each type belong together.
 
     Rank 0 may have callbacks that others lack, anywhere in the list.
     """
@@ -33,10 +33,10 @@ def matched(callbacks: Iterable[Any], saved: Iterable[Mapping[str, Any]]) -> Ite
             yield callback, entries.pop(0)
 
 
-def texts_of(callbacks: Iterable[Any]) -> list[dict[str, Any]]:
+def path_attributes(callbacks: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the attributes of callbacks that may be paths, as the script has set them.
 
-    Without TensorBoard: its event files stay where each process has written them.
+    TensorBoard is left out: its event files stay where each process has written them.
     """
     return [
         {"type": type(callback).__name__, "texts": dict(_texts(callback))}
@@ -53,22 +53,22 @@ def _texts(callback: Any) -> Iterator[tuple[str, str]]:
                 yield name, text
 
 
-def moved_paths(
+def renamed_paths(
     callbacks: Iterable[Any], saved: Iterable[Mapping[str, Any]] | None
 ) -> dict[str, str]:
-    """Return what is named differently since `saved`, which `texts_of` returned: old to new."""
-    moved: dict[str, str] = {}
-    for callback, entry in matched(callbacks, saved or ()):
+    """Return the new path by the old one, where they differ; `saved` is by `path_attributes`."""
+    renamed: dict[str, str] = {}
+    for callback, entry in match_callbacks(callbacks, saved or ()):
         for name, text in _texts(callback):
             before = entry["texts"].get(name, text)
             if before != text:
-                moved[before] = text
-    return moved
+                renamed[before] = text
+    return renamed
 
 
-def moved_file(path: str, moved: Mapping[str, str]) -> str:
-    """Return a file's path after the move: its own, or that of a folder above it, may be named."""
-    for before, now in moved.items():
+def renamed_file(path: str, renamed: Mapping[str, str]) -> str:
+    """Return a file's new path, if its path or that of a folder above it was renamed."""
+    for before, now in renamed.items():
         if path == before:
             return now
         if path.startswith(os.path.join(before, "")):
@@ -76,9 +76,9 @@ def moved_file(path: str, moved: Mapping[str, str]) -> str:
     return path
 
 
-def link_files(moved: Mapping[str, str]) -> None:
-    """Let files that are named one by one be there under their new names, unless they are."""
-    for before, now in moved.items():
+def link_files(renamed: Mapping[str, str]) -> None:
+    """Link each file whose own path was renamed to its new path, unless that exists."""
+    for before, now in renamed.items():
         if not _FIELDS.search(before):
             link_file(before, now)
         elif os.path.dirname(before) != os.path.dirname(now):
@@ -87,7 +87,7 @@ def link_files(moved: Mapping[str, str]) -> None:
 
 
 def link_file(before: str, now: str) -> None:
-    """Let a file be there under a second name too, unless another one is."""
+    """Link or copy a file to a second path, unless something exists there."""
     if not os.path.isfile(before) or os.path.lexists(now):
         return
     with contextlib.suppress(OSError):

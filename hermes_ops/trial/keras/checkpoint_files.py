@@ -71,7 +71,7 @@ class CheckpointFiles:
         return [int(name) for name in names if name.isdigit()]
 
     def has_others(self) -> bool:
-        """Tell whether the script has written checkpoints of its own there."""
+        """Tell whether the folder has checkpoints that the script itself has written."""
         names = (path.name for path in self._directory.glob("[!.]*"))
         return any(not name.startswith(_PREFIX) and not name.endswith(".tmp") for name in names)
 
@@ -199,7 +199,7 @@ ALWAYS_KEPT = 16
 Headers = Mapping[int, Mapping[str, Any]]
 
 RAISED = "raised"
-"""In the record of a fit: it ended with an error, which the script has caught."""
+"""Key in the record of a fit that ended with an error, which the script has caught."""
 
 
 def retained(headers: Headers, newest: int) -> set[int]:

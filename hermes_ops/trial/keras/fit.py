@@ -175,7 +175,7 @@ def _watched(callbacks: Any) -> Iterator[FitSession | None]:
 
 
 # -- training outside fit -------------------------------------------------------------------------
-# It is reported when it starts, not when it has been in vain; after a `fit`, once it takes long.
+# It is reported at its first step, or, after a call of `fit`, once it takes long.
 
 _OPTIMIZERS = (
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),

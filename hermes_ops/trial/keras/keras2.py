@@ -86,7 +86,7 @@ def _patch_handler(adapters: Any) -> None:
 def _make_source(
     session: FitSession, source: Any, make: Callable[..., None], options: dict[str, Any]
 ) -> None:
-    """Make what hands out the training data; for no epoch at all, which tf_keras refuses, too."""
+    """Make the handler of the training data, also for 0 epochs, which tf_keras itself refuses."""
     session.source, epochs = source, options["epochs"]
     least = 1 if session.is_trained else epochs
     make(**{**options, "epochs": max(least, epochs)})
@@ -234,7 +234,7 @@ class Keras2:
         """Do nothing: the earlier epochs are skipped where they are counted."""
 
     def repeat_fit(self, session: FitSession) -> None:
-        """Make the iterators that a complete fit has made: shuffles of its datasets count them."""
+        """Create as many iterators as a complete fit has: shuffles of its datasets count them."""
         self._repeat_training(session)
         if is_repeatable(session.validation_data):
             model = session.model
@@ -248,7 +248,7 @@ class Keras2:
                 collections.deque(source.enumerate_epochs(), maxlen=0)
 
     def _repeat_training(self, session: FitSession) -> None:
-        """Make the iterators of the epochs; that with which the first began is there already."""
+        """Create the iterators of the epochs; the first one exists already."""
         source, pipeline = session.source, session.state.pipeline
         dataset = self.dataset(session)
         if not is_repeatable(dataset) or not source._adapter.should_recreate_iterator():

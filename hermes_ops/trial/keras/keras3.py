@@ -96,16 +96,16 @@ def _batches(session: FitSession, source: Any, enumerate_iterator: Any) -> Itera
 
 
 def _resumed_batch(session: FitSession) -> int:
-    """Return the batch to go on with: with more GPUs or another batch an epoch has fewer."""
+    """Return the batch at which the epoch continues: its number of batches may have changed."""
     backend = session.backend
     return session.resumed_batch(backend.batches(session), backend.batch_size(session))
 
 
 def _repeat_epochs(session: FitSession, source: Any, enumerate_iterator: Any) -> None:
-    """Make the iterators that the epochs before have made: shuffles count them.
+    """Create as many iterators as the epochs before have: shuffles count them.
 
-    Batches must be drawn only where one iterator serves several epochs (steps_per_epoch), and in
-    the first epoch where a cache keeps what it has drawn then.
+    Batches are drawn only where one iterator serves several epochs (steps_per_epoch), and in the
+    first epoch if a cache keeps what is drawn in it.
     """
     pipeline, one_iterator = session.state.pipeline, source.steps_per_epoch is not None
     if type(source.data_adapter).__name__ == "ArrayDataAdapter" and not one_iterator:
@@ -124,9 +124,10 @@ def _repeat_epochs(session: FitSession, source: Any, enumerate_iterator: Any) ->
 
 
 def _put_back(session: FitSession, as_begun: list[Any]) -> None:
-    """Set what the pipeline captures to what the epoch begins with.
+    """Set the variables that the pipeline captures to their values at the start of the epoch.
 
-    At the start of an epoch that is `as_begun`: a callback may have set it for this epoch.
+    If the fit resumes at the start of an epoch these are `as_begun`: a callback may have set them
+    for this epoch.
     """
     if session.resume_batch:
         session.state.pipeline.put_back_start()
@@ -228,7 +229,7 @@ class Keras3:
         """Do nothing: data that are resumed at the start of an epoch only cannot be repeated."""
 
     def repeat_fit(self, session: FitSession) -> None:
-        """Make the iterators that a complete fit has made: shuffles of its datasets count them."""
+        """Create as many iterators as a complete fit has: shuffles of its datasets count them."""
         self._repeat_training(session)
         if is_repeatable(session.validation_data):
             source = self._validation_source(session)

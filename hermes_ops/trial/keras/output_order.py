@@ -1,7 +1,8 @@
-"""What a resumed script prints again, in its order with the event that it trains from here on.
+"""The order of a resumed script's output and the event that it trains from here on.
 
-Output and events reach the supervisor in two ways. It counts values that come without a step, and
-code between the fits of a script prints those again that are before the checkpoint.
+Output and events reach the supervisor on different ways. The supervisor counts values that have no
+step, and the code between the fits of a resumed script prints again what it printed before the
+checkpoint. So the event has to arrive between the repeated values and the new ones.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ _PAUSE_S = 0.005
 
 @contextlib.contextmanager
 def after_replay(folder: Path, ends_replay: bool) -> Iterator[None]:
-    """Send an event once what was printed before is read; go on once the event is read too."""
+    """Send the event of this block after earlier output was read; return after the event was read.
+
+    Without `ends_replay` nothing is waited for.
+    """
     if not ends_replay:
         yield
         return
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or of the user's own kind
+        with contextlib.suppress(Exception):  # closed, or replaced by the user
             stream.flush()
     _wait_for(lambda: _unread_bytes() == 0)
     yield
@@ -43,7 +47,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 
 def _unread_bytes() -> int:
-    """Return the bytes in the pipe of standard output; 0 if it is none."""
+    """Return the unread bytes in the pipe of standard output; 0 if it is not a pipe."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(1, termios.FIONREAD, b"\0" * 4))[0])
     except OSError:

@@ -17,7 +17,7 @@ _SEED_INPUTS = {
     "ShuffleDataset": 2, "ShuffleDatasetV3": 2, "ShuffleAndRepeatDataset": 2,
     "ShuffleAndRepeatDatasetV2": 2, "RandomDataset": 0, "RandomDatasetV2": 0,
 }  # fmt: skip
-"""Where the seeds are among the inputs of a dataset that a function makes (`interleave`)."""
+"""Position of the seeds among the inputs of a dataset that a function creates (`interleave`)."""
 
 
 def seeded() -> bool:
@@ -139,7 +139,7 @@ class PipelineState:
             self._first = self._start
 
     def saved(self, in_epoch: bool) -> dict[str, Any]:
-        """Return the values as of the first iterator and as of the one to go on with."""
+        """Return the values at the first iterator, at the one to continue with, and now."""
         in_use = in_epoch or self.one_iterator
         now = self.values()
         return {"first": self._first, "start": self._start if in_use else now, "end": now}
@@ -157,11 +157,11 @@ class PipelineState:
         self.put_back(self._end)
 
     def values(self) -> list[Any]:
-        """Return the values as they are now."""
+        """Return the present values of the variables."""
         return [variable.numpy() for variable in self.variables]
 
     def put_back(self, values: list[Any]) -> None:
-        """Set the values that `values` has returned."""
+        """Set the variables to a result of `values`."""
         for variable, value in zip(self.variables, values):  # noqa: B905 - Python 3.9
             variable.assign(value)
 
@@ -194,7 +194,7 @@ def _seeds(node: Any, by_name: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _constant(node: Any) -> int:
-    """Return the number that a node of a graph is; 1 of one that is computed: of a seed."""
+    """Return the value of a constant node of a graph; 1 for a computed one: it counts as a seed."""
     if node is None or node.op != "Const":
         return 1
     return sum(node.attr["value"].tensor.int64_val)
@@ -291,7 +291,7 @@ def _variable(tensor: Any) -> CapturedVariable | None:
 
 
 def concrete_functions(function: Any) -> list[Any]:
-    """Return the traces of a tf.function; none of what is not traced."""
+    """Return the traces of a tf.function; empty for any other function."""
     list_all = getattr(function, "_list_all_concrete_functions", None)
     return list(list_all()) if list_all is not None else []
 

@@ -233,7 +233,7 @@ def _own_state(key: str, thing: Any, assigned: set[str]) -> Iterator[tuple[str, 
 
 
 def _is_namespace(thing: Any) -> bool:
-    """Tell whether scripts keep numbers in the attributes of an object: `args.best = loss`."""
+    """Tell whether an object is one in whose attributes scripts keep data: `args.best = loss`."""
     if isinstance(thing, type):
         return _is_users_class(thing)
     if isinstance(thing, types.ModuleType):
@@ -285,12 +285,12 @@ def _read_plain(thing: Any, assigned: Iterable[str]) -> Any:
 
 
 def _is_of_framework(kind: type) -> bool:
-    """Tell whether objects of a class have attributes that a framework looks after."""
+    """Tell whether a framework manages the attributes of a class's objects."""
     return any(base.__module__.split(".")[0] in _FRAMEWORKS for base in kind.__mro__)
 
 
 def _untracked(value: Any, depth: int = 6) -> Any:
-    """Return what Keras has made a tracked list, dictionary or set of, as it was."""
+    """Return a plain copy of a list, dictionary or set that Keras has wrapped to track it."""
     base = next((kind for kind in (list, dict, set) if isinstance(value, kind)), None)
     is_tracked = type(value).__module__.split(".")[0] in _FRAMEWORKS
     if base is None or not is_tracked or depth == 0 or len(value) > _MOST_ITEMS:
@@ -311,7 +311,7 @@ def _kept(value: Any) -> Any:
 
 
 def refill(present: Any, value: Any) -> bool:
-    """Change a container in place, as others may hold it too; False if it is none."""
+    """Change a container in place, as other objects may refer to it; False if it is not one."""
     if not isinstance(present, type(value)) or not isinstance(value, _CONTAINERS):
         return False
     if present is not value:
@@ -491,7 +491,7 @@ def is_small(value: Any) -> bool:
 
 
 def digest(value: Any) -> str:
-    """Return what tells two values apart, however large they are."""
+    """Return a short hash of a value of any size; an object that cannot be pickled: of its type."""
     try:
         data = pickle.dumps(value, protocol=4)
     except Exception:  # whatever a foreign object may raise

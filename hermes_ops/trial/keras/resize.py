@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hermes_ops.trial.keras.callback_paths import matched
+from hermes_ops.trial.keras.callback_paths import match_callbacks
 from hermes_ops.trial.keras.python_state import digest
 
 RATE_VARIABLE = "HERMES_SCALE_LEARNING_RATE"
@@ -43,10 +43,10 @@ class EpochShape(NamedTuple):
 def resumed_batch(batch: int, change: SizeChange, before: EpochShape, now: EpochShape) -> int:
     """Return the batch of the epoch to go on with; a batch is one of each process.
 
-    The epoch goes on at the same share of the data: so many batches fewer as there are more
-    processes, or samples in a batch. Where an epoch has as many batches as before, the script does
-    not divide its data, and the batch stays. At least one batch is left to train; where their
-    number is not known, no batch is skipped that another size has not reached.
+    The epoch continues at the same share of the data: with more processes, or more samples in a
+    batch, at a batch with a smaller number. If an epoch has as many batches as before, the script
+    does not divide its data, and the batch stays. At least one batch is left to train; if their
+    number is not known, no batch is skipped that was not trained before.
     """
     samples = _step_samples(change, before, now)
     undivided = now.batches is not None and now.batches == before.batches
@@ -56,10 +56,10 @@ def resumed_batch(batch: int, change: SizeChange, before: EpochShape, now: Epoch
 
 
 def _step_samples(change: SizeChange, before: EpochShape, now: EpochShape) -> tuple[int, int]:
-    """Return numbers in the proportion of the samples of a step, before and now.
+    """Return two numbers in the ratio of the samples of a step before and now.
 
-    Where the samples of a batch are not known, the batches of an epoch tell it for as many
-    processes.
+    If the samples of a batch are not known, the batches of an epoch give the ratio, provided that
+    the number of processes is the same.
     """
     if before.batch_size and now.batch_size:
         return change.before * before.batch_size, change.now * now.batch_size
@@ -81,7 +81,7 @@ class RateScaling(NamedTuple):
 def rate_scaling(
     mode: str, change: SizeChange, rate_before: float | None, rate_now: float | None
 ) -> RateScaling:
-    """Return what becomes of the learning rate at another size.
+    """Return how the learning rate changes at another size.
 
     `rate_before` and `rate_now`: what the script itself set at the old and at the new size, None if
     not known. The linear rule (new size / old size) is right for a script that scales by the size,
@@ -153,7 +153,7 @@ def resized_callbacks(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield each callback with the attributes that go on at another size; Horovod's have none."""
     counts: dict[str, int] = {}
-    for callback, entry in matched(callbacks, saved):
+    for callback, entry in match_callbacks(callbacks, saved):
         kind = entry["type"]
         number = counts.setdefault(kind, 0)
         counts[kind] += 1

@@ -33,8 +33,8 @@ _KEPT = 2
 _UNRESUMABLE = "unresumable"
 DISK_ERROR = 74  # EX_IOERR
 ENDING_S = 4.0
-"""Seconds that a script which is told to stop after a `fit` has to come to its own end: stopped in
-its last lines a trial would wait for GPUs, and start all over, for nothing but these lines."""
+"""Seconds that a script has to end by itself if it is told to stop after a `fit`. If it were
+stopped in its last lines, the trial would wait for GPUs and start again only for these lines."""
 OWN_LOOP_S = 60.0
 """Seconds that training outside `fit` may take between two calls of `fit` before it is reported."""
 _UNWATCHED = (
@@ -109,9 +109,10 @@ class KerasRuntime:
         return "another process of the trial has called fit first"
 
     def note_own_step(self) -> None:
-        """Report training outside `fit` with its consequence: at its first step, if that is new.
+        """Report training outside `fit`, with its consequence, at its first step.
 
-        After a `fit` it may be some steps before the next one: it is reported if it goes on.
+        After a call of `fit` it may be only some steps before the next call: then it is reported
+        once it has taken OWN_LOOP_S.
         """
         if os.getpid() != self._pid or self._own_loop_after == self.fit_count:
             return
@@ -124,9 +125,9 @@ class KerasRuntime:
             timer.start()
 
     def _report_own_loop(self, fit_count: int) -> None:
-        """Report the trial as not preemptible until its next `fit`, unless it has checkpoints.
+        """Report the trial as not preemptible until its next `fit`: a stop would lose its training.
 
-        Those of the script's own count: a stop would lose what it has trained since its last `fit`.
+        Nothing is reported if the script writes checkpoints of its own.
         """
         if self.session is not None or fit_count != self.fit_count or self._owner is None:
             return
@@ -165,7 +166,7 @@ class KerasRuntime:
         return sum(int(record["epochs"]) for record in self.records)
 
     def ends_replay(self, fit: int) -> bool:
-        """Tell whether this call of `fit` is the first that trains after others were replayed."""
+        """Tell whether this call of `fit` is the first to train after replayed ones."""
         replayed = len(self.resumed.get("records", []))
         return 0 < replayed == fit and self.group.is_leader
 
@@ -249,7 +250,7 @@ class KerasRuntime:
             print(f"hermes: {text}", flush=True)
 
     def say_limit(self, effect: str) -> None:
-        """Say once what the limit of epochs does to a call of `fit`."""
+        """Print once how the limit of epochs affects a call of `fit`."""
         self.say_once(
             f"{effect}: budget.max_epochs ({self.max_epochs}) counts the epochs of all calls of "
             "fit, and they are trained. Raise it if the script is to train more"

@@ -14,7 +14,7 @@ from hermes_ops.trial.event_channel import send
 from hermes_ops.trial.group import GroupError
 from hermes_ops.trial.keras.best_model import FitEnd, keep_best, values_now
 from hermes_ops.trial.keras.callback_files import CallbackFiles
-from hermes_ops.trial.keras.callback_paths import matched, moved_paths, texts_of
+from hermes_ops.trial.keras.callback_paths import match_callbacks, path_attributes, renamed_paths
 from hermes_ops.trial.keras.checkpoint_files import RAISED, Checkpoint
 from hermes_ops.trial.keras.learning_rate import FitRate
 from hermes_ops.trial.keras.output_order import after_replay
@@ -82,7 +82,7 @@ class KerasBackend(Protocol):
         """Let `fit` begin at an epoch."""
 
     def repeat_fit(self, session: FitSession) -> None:
-        """Make the iterators that a fit which is not run again has made of its data."""
+        """Create as many iterators of the data as a fit has that is not run again."""
 
 
 class FitSession:
@@ -116,8 +116,8 @@ class FitSession:
         self._shape_before = EpochShape(header.get("batches"), header.get("batch_size"))
         self.ended_before = bool(header.get("stopped"))
         self.is_replayed = bool(header.get("final"))
-        self.is_trained = False  # all its epochs are over: `fit` is called for none
-        self.is_repeated = False  # it raised an error before: run again for that, and not saved
+        self.is_trained = False  # all epochs are over: `fit` is called with 0 epochs
+        self.is_repeated = False  # it raised an error before the stop: it is run again, not saved
         self.epoch = self.resume_epoch
         self.source: Any = None  # the training data's iterator or handler
         self.adapter: Any = None
@@ -126,7 +126,7 @@ class FitSession:
         self.permutations: Any = None
         self.boundary_reason: str | None = None
         self.best_epoch: int | None = None
-        self._best_values: dict[str, Any] | None = None  # if it was the last one
+        self._best_values: dict[str, Any] | None = None  # of that epoch, if it is the last
         self.objects = self._saved_objects()
         self.rate = FitRate(model, runtime, self.change, header)
         self.fingerprints: Mapping[str, str] = {}
@@ -149,7 +149,7 @@ class FitSession:
         self._given: dict[int, dict[str, str]] = {}  # to callbacks, as the fit begins
 
     def _saved_objects(self) -> dict[str, Any]:
-        """Return what the checkpoint has of this rank but for arrays; empty without one."""
+        """Return the objects of this rank in the checkpoint, without arrays; empty without one."""
         data = self.checkpoint.objects() if self.checkpoint else None
         saved = pickle.loads(data) if data else {}  # noqa: S301 - ours
         return objects_of_rank(saved, self.runtime.group.rank, self.change.is_same)
@@ -167,7 +167,7 @@ class FitSession:
         dataset = self.backend.dataset(self)
         self.state = TrainingState(self.model, self._callbacks(), self._arguments, dataset, saved)
         self._given = {id(callback): given_data(callback) for callback in self._callbacks()}
-        self._texts = texts_of(self._own_callbacks())
+        self._texts = path_attributes(self._own_callbacks())
         self._compare_with_others()
         if self.checkpoint is not None:
             started_s = time.monotonic()
@@ -224,13 +224,13 @@ class FitSession:
 
     @property
     def resume_batches(self) -> int | None:
-        """The batches of an epoch, by the checkpoint; None where they are of another size now."""
+        """The batches of an epoch by the checkpoint; None if batches have another size now."""
         before, size = self._shape_before, self.backend.batch_size(self)
         is_alike = self.change.is_same and before.batch_size in (None, size)
         return before.batches if is_alike else None
 
     def resumed_batch(self, batches: int | None, batch_size: int | None) -> int:
-        """Return the batch to go on with in the resumed epoch, which has this shape now."""
+        """Return the batch at which the resumed epoch, which has this shape now, continues."""
         now = EpochShape(batches, batch_size)
         return resumed_batch(self.resume_batch, self.change, self._shape_before, now)
 
@@ -263,7 +263,7 @@ class FitSession:
     def _restore_callbacks(self) -> None:
         members, saved = self._callbacks(), self.objects["callbacks"]
         if self.change.is_same:
-            for callback, entry in matched(members, saved):
+            for callback, entry in match_callbacks(members, saved):
                 write_callback(callback, entry["state"])
             return
         for callback, state in resized_callbacks(members, saved, self._dependent):
@@ -280,11 +280,11 @@ class FitSession:
             self.runtime.say_once(f"{path}, which a callback wrote before the stop, is gone")
 
     def _follow_paths(self) -> None:
-        """Let files go on where callbacks write them now, should they be named for the time."""
-        self.files.follow(moved_paths(self._own_callbacks(), self.objects.get("texts")))
+        """Continue files at the paths to which callbacks write now: these may contain the time."""
+        self.files.follow(renamed_paths(self._own_callbacks(), self.objects.get("texts")))
 
     def put_back_objects(self) -> None:
-        """Put back what is no variable: code that repeats an earlier epoch may have changed it."""
+        """Restore objects other than variables: repeating earlier epochs may have changed them."""
         self.state.write_objects(self.objects)
 
     def _callbacks(self) -> list[Any]:
@@ -376,7 +376,7 @@ class FitSession:
             self.runtime.say_limit(f"this fit ends after {epoch + 1} of {self.epochs} epochs")
 
     def _note_best(self, epoch: int, last: bool) -> None:
-        """Remember the best epoch; the last one has no checkpoint before callbacks may undo it."""
+        """Remember the best epoch; the last one has no checkpoint, so its variables as well."""
         self.best_epoch = epoch
         if last and self.runtime.group.is_leader:
             self._best_values = values_now(self.model)
@@ -548,7 +548,7 @@ class FitSession:
             self.runtime.end_soon()
 
     def on_error(self) -> None:
-        """Count a fit that ends with an error: a script that catches it may call others."""
+        """Record a fit that ends with an error: the script may catch it and call `fit` again."""
         if not self.is_replayed:
             epochs = self.epoch - self.first_epoch
             self.runtime.records.append({"epochs": epochs, RAISED: True})
@@ -580,7 +580,7 @@ class FitSession:
         self._state_epochs(history)
 
     def _state_epochs(self, history: Any) -> None:
-        """Let the history say the epochs that the script asked for, not those that were left."""
+        """Set the epochs in the history to those that the script requested, not those left."""
         params = getattr(history, "params", None)
         if isinstance(params, dict):
             history.params = {**params, "epochs": self.epochs}

@@ -16,15 +16,16 @@ from collections.abc import Mapping
 from typing import Any
 
 WAIT_S = 1.0
-"""Seconds that it may take; what is there then stays."""
+"""Seconds that the removal may take; files that are left then stay."""
 
 _GENERATED = "__autograph_generated_file"
 
 
 def remove_temporary_files(wait_s: float = WAIT_S) -> None:
-    """Remove them, for as long as `wait_s`; in a process that multiprocessing forked, nothing.
+    """Remove the temporary files of this process, for at most `wait_s` seconds.
 
-    There Python removes nothing either: such files may be those of its parent.
+    Nothing is removed in a process that multiprocessing started: the files may be its parent's, and
+    Python removes none there either.
     """
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:

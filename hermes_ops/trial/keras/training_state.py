@@ -331,15 +331,15 @@ def _python_generators() -> Iterator[tuple[str, random.Random]]:
 
 @dataclass(frozen=True)
 class FunctionName:
-    """A function, or a member of an enumeration, by its module and name, pickled on its own.
+    """The module and name of a function or of a member of an enumeration, as a pickle of its own.
 
-    A script that resumes may define it later than it reads the checkpoint.
+    A resumed script may define it only after the checkpoint is read.
     """
 
     data: bytes
 
     def resolve(self) -> Any:
-        """Return what has the name; None where nothing has."""
+        """Return the object of that name; None if there is none."""
         try:
             return pickle.loads(self.data)  # noqa: S301 - ours
         except Exception:  # whatever a foreign module may raise
@@ -347,9 +347,9 @@ class FunctionName:
 
 
 def given_data(callback: Any) -> dict[str, str]:
-    """Return digests of what a script gives to a callback anew at each start.
+    """Return digests of the attributes that a script gives to a callback at each start.
 
-    That is large data, such as those that it validates on, and texts: paths may be named for the
+    These are large data, such as validation data, and texts, which may be paths that contain the
     time.
     """
     return {
@@ -361,9 +361,9 @@ def given_data(callback: Any) -> dict[str, str]:
 
 
 def read_callback(callback: Any, given: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return a callback's state: those of its attributes that are plain data.
+    """Return a callback's state: its attributes that are plain data.
 
-    Without those that are still what `given` says, which `given_data` has returned.
+    Attributes that have not changed since `given`, a result of `given_data`, are left out.
     """
     if type(callback).__name__ in _STATELESS_CALLBACKS:
         return {}
@@ -385,7 +385,7 @@ def read_callback(callback: Any, given: Mapping[str, str] | None = None) -> dict
 def plain_history(history: Mapping[str, Any]) -> dict[str, Any]:
     """Return the series of a fit's history as plain data: callbacks may have added tensors.
 
-    What is no number either, such as an object of the user's, becomes None.
+    A value that cannot be converted, such as an object of the user's, becomes None.
     """
     return {
         name: [_plain(value) for value in series] if isinstance(series, list) else _plain(series)
@@ -414,7 +414,7 @@ def write_callback(callback: Any, state: Mapping[str, Any]) -> None:
 
 
 def known_by_name(value: Any) -> FunctionName | None:
-    """Return the name of what has a module and a name: a monitor's np.less, a phase of an enum."""
+    """Return the name of a function (a monitor's np.less) or enumeration member; else None."""
     is_function = type(value).__name__ in ("function", "builtin_function_or_method", "ufunc")
     if not is_function and not isinstance(value, enum.Enum):
         return None

@@ -30,13 +30,12 @@ class MetricReader:
     counts if it says its epoch or step, and if it is no list of the script's arguments (see
     `ArgumentFilter`). More than 1,000 names are not read; the objective and the others always are.
 
-    A value without a step is the next one of its name after `first_step`, the checkpoint's, as long
-    as the objective has not come with a step. `stored` has the highest step of each name so far: a
-    name that has come less often than there were epochs is counted on from there. Where fits of
-    Keras are not run again (`is_replay`), the code between them prints its values again: they are
-    counted from 1, until `begin_training`. Of several steps on a line the epoch counts. What is not
-    read although the sweep file asks for it is in `notes`: a text for each kind of trouble, the
-    first time.
+    A value without a step gets the next step of its name after `first_step`, the checkpoint's, as
+    long as the objective has not come with a step. `stored` has the highest step of each name so
+    far: a name that was printed less often than once an epoch continues from there. If complete
+    fits of Keras are not run again (`is_replay`), the code between them prints its values again;
+    these are counted from 1 until `begin_training`. If a line has several steps, the epoch counts.
+    `notes` has a text for each kind of value that the sweep file asks for and that cannot be read.
     """
 
     def __init__(
@@ -246,10 +245,10 @@ class MetricReader:
         return True
 
     def begin_training(self, *, again: bool) -> None:
-        """Note that a `fit` trains: what it prints was not printed before, unless it is run again.
+        """Note that a `fit` trains, so that new values are printed; with `again` they are repeated.
 
-        So a name's next value comes after those that code between the fits has printed again, and
-        after those that the fits had printed by the checkpoint.
+        The next value of a name then follows those that code between the fits has repeated, and
+        those that the complete fits had printed before the checkpoint.
         """
         if self._is_replay and not again:
             self._is_replay = False
@@ -263,7 +262,7 @@ class MetricReader:
         return self._counts[name]
 
     def _before(self, name: str, again: int = 0) -> int:
-        """Return how often a name came before the checkpoint, but for those that came again."""
+        """Return how often a name was printed before the checkpoint, less the repeated values."""
         if self._stored is None:
             return self._first_step
         return min(self._first_step, max(0, self._stored.get(name, 0) - again))

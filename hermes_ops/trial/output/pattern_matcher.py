@@ -254,7 +254,7 @@ class PatternMatcher:
                 self._switch_off(pattern, why)
 
     def _switch_off(self, pattern: int, why: str) -> None:
-        """Search for a pattern no more, in what waits neither."""
+        """Stop searching for a pattern, in queued lines too."""
         if pattern in self._off:
             return
         name = self._names[pattern]

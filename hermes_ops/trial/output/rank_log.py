@@ -46,7 +46,7 @@ class BoundedFile:
         self._limit_bytes = limit_bytes
 
     def append(self, data: bytes) -> None:
-        """Add data at the end; the first half goes when there is no more room."""
+        """Add data at the end; drop the first half when there is no room."""
         with contextlib.suppress(OSError):
             self._append(data[-self._limit_bytes :])
 

@@ -21,7 +21,10 @@ _PIPE_BYTES = 1_048_576  # the most that a pipe holds, for an ordinary user
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line of our own at once, on standard output; not if nobody reads any more."""
+    """Print a line of hermes-trial's own at once; do nothing if its reader is gone.
+
+    It goes to standard output unless another `stream` is given.
+    """
     with contextlib.suppress(OSError):
         print(f"hermes-trial: {text}", file=stream, flush=True)
 
@@ -29,7 +32,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 class Relay:
     """From the script's output to our own, showing each block to `listen` on the way.
 
-    What is passed on is the script's, byte for byte, but for the secrets in it.
+    The script's output is passed on byte for byte, except for secrets, which are masked.
     At most a MiB waits for a slow reader; then the script waits, as it does while `matcher` is
     full. If our reader has gone, the output is still read, so that the script does not die of it.
     `logs`: the output of further workers, which is not passed on.

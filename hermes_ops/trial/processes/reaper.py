@@ -2,7 +2,7 @@
 
 It is the nearest subreaper above the script. Whatever a process of the trial does (a session of its
 own, a double fork, another name, an empty environment), it stays below the reaper. The reaper ends
-all of it when the script ends, and when whoever has started the reaper goes, however that goes.
+all of it when the script ends, and when the process that started the reaper is gone for any reason.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ class PlainChild:
         """Send SIGTERM to the process; where that is a shell, first to what it runs."""
         self._stop_signal.send()
 
-    def follow_stop(self) -> None:
-        """Take note that it is told to stop in another way: a shell then runs no more."""
-        self._stop_signal.follow()
+    def expect_stop(self) -> None:
+        """Prepare for a stop that it learns of by other means: hold a shell that runs it."""
+        self._stop_signal.expect()
 
     def kill(self) -> None:
         """Send SIGKILL to the process; its reaper then ends all that it has started."""
@@ -312,7 +312,7 @@ class _Reaping:
         return self._control not in readable or self._hear()
 
     def _reap(self) -> None:
-        """Collect every child that has ended: those that nobody else waits for too."""
+        """Collect every child that has ended, adopted orphans included."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)

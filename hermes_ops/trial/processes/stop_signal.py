@@ -1,9 +1,9 @@
 """SIGTERM to a script that may be a shell script, which passes no signal on.
 
-A shell that gets SIGTERM ends at once, or, with a trap, once what it runs has ended. Either way
-what it runs is killed without a checkpoint. So that gets the signal, and the shell does after it.
-Until then the shell is held by SIGSTOP, so that it begins no further command in between.
-`conda run` counts as a shell: it runs one, and passes no signal on (conda's issue 10351).
+A shell that gets SIGTERM ends at once or, with a trap, once the command that it runs has ended.
+Either way the command is killed without a checkpoint. So the command gets the signal first, and the
+shell when the command has ended. Until then SIGSTOP holds the shell, so that it starts no further
+command. `conda run` counts as a shell: it runs one, and passes no signal on (conda issue 10351).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CONDA = frozenset({b"conda", b"mamba"})
 
 
 class StopSignal:
-    """Ask one script to stop; `pass_on` is called again and again after that.
+    """The stop of one script; call `pass_on` repeatedly after `send` or `expect`.
 
-    `script`: its process; None if it has ended.
+    `script` is its process, None if it has ended.
     """
 
     def __init__(self, script: Process | None) -> None:
@@ -42,8 +42,8 @@ class StopSignal:
         _signal(self._run.commands, signal.SIGTERM)
         self.pass_on()
 
-    def follow(self) -> None:
-        """Take note that the script is told to stop in another way: a shell then runs no more."""
+    def expect(self) -> None:
+        """Prepare for a stop that the script learns of by other means: hold its shells."""
         if self._script is None:
             return
         self._run = _hold(self._script)
@@ -52,7 +52,7 @@ class StopSignal:
             self._run = None
 
     def pass_on(self) -> None:
-        """Send SIGTERM to the script once all that it ran has ended; nothing before a stop."""
+        """Send SIGTERM to the script, after a stop, once all commands that it ran have ended."""
         if self._script is None or self._run is None or any(map(is_alive, self._run.commands)):
             return
         if readers := [process for process in self._run.readers if is_alive(process)]:
@@ -63,7 +63,7 @@ class StopSignal:
         self._run = None
 
     def _end_reader(self, first: Process, now_s: float) -> None:
-        """Send SIGTERM to the first reader if the end of what it reads does not end it."""
+        """Send SIGTERM to the first reader if it does not end by itself at the end of its input."""
         if self._reader != first:
             self._reader, self._reader_ends_by_s = first, now_s + _END_OF_FILE_S
         elif now_s >= self._reader_ends_by_s:
@@ -72,10 +72,10 @@ class StopSignal:
 
 
 class _ShellRun(NamedTuple):
-    """The shells that run the training, and what they run that is no shell; empty without any.
+    """The shells that run the training, and the other processes that they run.
 
-    `readers`: of those the ones that read a pipe (`| tee log`). They take the last lines of what
-    writes into it, and mostly end with it, one after the other.
+    `readers` are those that read a pipe (`| tee log`), `commands` the rest. A reader passes on the
+    last lines of the process that writes into its pipe, and usually ends after it.
     """
 
     shells: list[Process]
@@ -84,7 +84,7 @@ class _ShellRun(NamedTuple):
 
 
 def _hold(script: Process) -> _ShellRun:
-    """Stop the shells that run the training, so that they begin nothing more."""
+    """Suspend the shells that run the training, so that they start no further command."""
     run = _ShellRun([script] if _is_shell(script.pid) else [], [], [])
     for shell in run.shells:  # grows: shells may run shells
         kill(shell, signal.SIGSTOP)

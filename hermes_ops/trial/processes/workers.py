@@ -27,8 +27,8 @@ class WorkerChild(Child, Protocol):
     def ended_s(self) -> float:
         """Return when it ended, on the monotonic clock."""
 
-    def follow_stop(self) -> None:
-        """Take note that it is told to stop in another way: a shell then runs no more."""
+    def expect_stop(self) -> None:
+        """Prepare for a stop that it learns of by other means: hold a shell that runs it."""
 
 
 class WorkerEnd(NamedTuple):
@@ -53,7 +53,7 @@ class WorkerEnd(NamedTuple):
 def others_end_by_s(ends: Sequence[WorkerEnd]) -> float | None:
     """Return when the workers that are left are to be killed; None while they may go on.
 
-    Those that are told to stop have their grace, whatever becomes of the others.
+    Workers that are told to stop have their grace, whether the others end or not.
     """
     by_s = []
     for end in ends:
@@ -85,9 +85,9 @@ def first_failure(
 def group_code(ends: Sequence[WorkerEnd], failure: WorkerEnd | None) -> int:
     """Return the exit code of a group that has ended, with that first failure.
 
-    Workers that were killed by us say nothing, unless all were, nor do those that have lost others.
-    Of workers that have finished and ones that were preempted or stopped nobody knows how far they
-    are: the trial is to resume.
+    Workers that we killed do not count, unless all were killed, nor do those that failed because
+    they lost others. If some workers have finished and others were preempted or stopped, their
+    progress is not known, and the trial is to resume.
     """
     if failure is not None:
         return failure.code
@@ -157,11 +157,11 @@ class WorkerProcesses:
             if rank in self._running:
                 self._running[rank].stop()
 
-    def follow_stop(self) -> None:
-        """Take note that the workers are told to stop in another way."""
+    def expect_stop(self) -> None:
+        """Prepare for a stop that the workers learn of by other means."""
         self._told_to_stop = True
         for child in self._running.values():
-            child.follow_stop()
+            child.expect_stop()
 
     def kill(self) -> None:
         """Send SIGKILL to all workers; all that they have started ends with them."""

@@ -87,7 +87,7 @@ class StandbyChild:
         if self._process is not None:
             kill(self._process, signal.SIGTERM)
 
-    def follow_stop(self) -> None:
+    def expect_stop(self) -> None:
         """Do nothing: an interpreter ends by itself."""
 
     def kill(self) -> None:

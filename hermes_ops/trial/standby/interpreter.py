@@ -132,7 +132,7 @@ def _become(message: dict[str, Any], handles: list[int]) -> None:
 
 
 def _begin_relative_paths_here() -> None:
-    """Let relative entries of PYTHONPATH begin in this folder; Python had them begin in `/`."""
+    """Resolve relative entries of PYTHONPATH from this folder; Python resolved them from `/`."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     relative = [entry for entry in entries if not os.path.isabs(entry)]
     here = {_below_root(entry): os.path.abspath(entry) for entry in relative}

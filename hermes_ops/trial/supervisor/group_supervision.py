@@ -67,7 +67,7 @@ class GroupSupervision:
         """
         if not self.workers.all_run or len(self._ranks_in_steps()) < self.workers.size:
             return False
-        self.workers.follow_stop()
+        self.workers.expect_stop()
         try:
             asked_path(self._folder).touch()
         except OSError:

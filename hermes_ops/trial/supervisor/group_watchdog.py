@@ -45,8 +45,8 @@ def quiet_limit_s(progress: GroupProgress, start_timeout_s: float) -> float:
     """Return how long rank 0 may go without a sign of progress.
 
     Before its first epoch is over, its validation for instance has not been seen yet: then it has
-    `start_timeout_s`, and for ever where only its epochs can be seen. Later a pause of two epochs'
-    length is no more than that either.
+    `start_timeout_s`, or no limit if only its epochs can be seen. Later a pause as long as two
+    epochs is allowed as well.
     """
     if progress.epoch_s is None:
         return start_timeout_s if progress.training else inf

@@ -82,7 +82,7 @@ class ScriptSupervisor:
             secondary=options.secondary,
             resumed_at=first_step,
         )
-        self.timings: dict[str, float] = {}  # those measured in this very segment
+        self.timings: dict[str, float] = {}  # those measured in this segment
         self._mask = Mask(secret_values(os.environ))
         self._reader = make_metric_reader(options, self.status, first_step, self._metrics)
         self._output = OutputReader(self._reader, self._mask)
@@ -275,7 +275,7 @@ class ScriptSupervisor:
             self._say_once(kind, note)
 
     def _read_logged(self, final: bool = False) -> None:
-        """Store what the script has logged to MLflow; its output then says no more of it."""
+        """Store what the script has logged to MLflow; its output is then not read for these."""
         if self._tensorboard is not None:
             return
         logged = self._logged.new(self._metrics.highest(self._options.objective))
@@ -295,7 +295,7 @@ class ScriptSupervisor:
             self.status.step = max(self.status.step, step)
 
     def _read_tensorboard(self, pid: int, final: bool = False) -> None:
-        """Store what the script has written for TensorBoard; its output then says no more of it."""
+        """Store what the script has written for TensorBoard; its output is not read for it then."""
         if self._tensorboard is not None:
             scalars = self._tensorboard.read_new(pid, final)
             self._reported.update(m.name for m in scalars)

@@ -205,7 +205,7 @@ def test_a_node_that_has_to_be_left_is_told_once() -> None:
         lead.report(is_told_to_stop=True)
         assert lead.workers[0].poll() is None
     assert lead.told == 1
-    lead.workers[0].follow_stop()
+    lead.workers[0].expect_stop()
     assert (lead.orders.stopping, lead.orders.stop) == (True, False)
     lead.workers[0].stop()
     assert lead.orders.stop

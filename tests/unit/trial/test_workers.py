@@ -161,7 +161,7 @@ class FakeProcess:
     def stop(self) -> None:
         self._receive(signal.SIGTERM)
 
-    def follow_stop(self) -> None:
+    def expect_stop(self) -> None:
         self.follows_stop = True
 
     def _receive(self, number: int) -> None:
