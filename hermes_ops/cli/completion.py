@@ -150,8 +150,7 @@ else
 fi
 """
 """Offers every candidate with its help, in the order of the response; files if there is none. No
-space follows a slash. As a file of its own, which zsh loads at the first Tab, it completes at that
-one too."""
+space follows a slash. If zsh loads it as a file at the first Tab, it completes at that Tab too."""
 
 
 def install_zsh_script() -> None:

@@ -116,7 +116,7 @@ def _parallel(config: SweepConfig, slots: int | None) -> int | None:
 
 
 def _whole_s(config: SweepConfig, gpu_s_per_epoch: float, parallel: int) -> float:
-    """Return the seconds that all trials take, so many at a time, each to its last epoch."""
+    """Return the seconds until all trials have trained their last epoch, a number at a time."""
     gpus, most_gpu_s = config.trial.gpu_range.least, config.budget.gpu_seconds
     trial_s = gpu_s_per_epoch * config.budget.max_epochs / gpus
     whole_s = ceil(config.trial_count / parallel) * trial_s

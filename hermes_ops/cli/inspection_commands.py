@@ -1,4 +1,4 @@
-"""`hermes sweep list`, `hermes sweep show` and `hermes explain`: what is, and why."""
+"""`hermes sweep list`, `hermes sweep show` and `hermes explain`: states of sweeps, and reasons."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from hermes_ops.airflow.explanation import (
     trouble_line,
 )
 from hermes_ops.cli.outcome import document, fetch_config, print_comparison, print_outcome
-from hermes_ops.cli.sweep_check import slots_of, why_dag_rests
+from hermes_ops.cli.sweep_check import dag_obstacle, slots_of
 from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES, SweepLocation, airflow_state
 from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console
 from hermes_ops.config import SweepConfig, never_fits
@@ -327,8 +327,8 @@ class Notices:
     def _obstacles(self) -> Iterator[str]:
         airflow, dag = self.connection.airflow, self.place.dag_id
         warned_keys = {warning["where"] for warning in self.warnings or ()}
-        if "Airflow" not in warned_keys and (rests := why_dag_rests(airflow, dag)):
-            why, remedy = rests
+        if "Airflow" not in warned_keys and (obstacle := dag_obstacle(airflow, dag)):
+            why, remedy = obstacle
             yield f"The DAG {dag} {why}: no trial of {self.place.sweep} starts until you {remedy}."
         if self.config is None or warned_keys & {"trial.gpus", "pool"}:
             return

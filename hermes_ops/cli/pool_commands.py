@@ -89,7 +89,8 @@ def follow_once(
 ) -> None:
     """Count the GPUs and set the slots once; do nothing if the cluster or Airflow is away.
 
-    The first time `present` tells the slots of the pool: fewer GPUs have to last then too.
+    At the first call `present` returns the slots that the pool has, so that fewer GPUs have to last
+    for a while before the slots follow, as in later calls.
     """
     from hermes_ops.errors import StackError, Unavailable
 
@@ -126,7 +127,7 @@ class _Setter:
         self._last = slots
 
     def slots(self) -> int | None:
-        """Log in and return the slots that the pool has; None where that is not known."""
+        """Log in and return the slots that the pool has; None if they cannot be read."""
         from hermes_ops.stack.airflow_service import pool_slots
 
         with contextlib.closing(self._client()) as client:

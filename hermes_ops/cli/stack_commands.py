@@ -318,7 +318,7 @@ def _print_status(
 
 
 def _usable(view: Mapping[str, Any] | None, stack: StackRecord) -> str:
-    """Say how many GPUs trials may use now, if not as many as `hermes up` has set."""
+    """Return how many GPUs trials may use now, if that is not the number that `hermes up` set."""
     if view is None or view["time_s"] < stack.started_s:  # of an earlier start
         return ""
     usable = len(view["gpus"])

@@ -75,10 +75,10 @@ def collect_warnings(
     if connection is None:
         warnings = warnings_of(config, pool_slots=None, environ=os.environ)
         return WarningList(file, (*warnings, *workspace_warnings(config, os.environ)))
-    slots, waits = None, None
+    slots, obstacle = None, None
     try:
         slots = slots_of(connection.airflow, config.pool)
-        waits = None if dag_id is None else why_dag_rests(connection.airflow, dag_id)
+        obstacle = None if dag_id is None else dag_obstacle(connection.airflow, dag_id)
     except HermesError:  # it does not answer: what it knows is not known
         pass
     environ = os.environ if is_here(connection.airflow_url) else None
@@ -87,7 +87,7 @@ def collect_warnings(
     warnings = (*warnings, *executor_warnings(config))
     if environ is not None:  # the quota is in the state folder of that machine
         warnings = (*warnings, *class_warnings(config))
-    return WarningList(file, (*warnings, *([_dag_warning(dag_id, *waits)] if waits else ())))
+    return WarningList(file, (*warnings, *([_dag_warning(dag_id, *obstacle)] if obstacle else ())))
 
 
 def refuse_class(config: SweepConfig, file: Path, connection: Connection | None) -> None:
@@ -143,7 +143,7 @@ def slots_of(airflow: AirflowClient, pool: str) -> int | None:
     return None if slots < 0 else slots
 
 
-def why_dag_rests(airflow: AirflowClient, dag_id: str) -> tuple[str, str] | None:
+def dag_obstacle(airflow: AirflowClient, dag_id: str) -> tuple[str, str] | None:
     """Return why Airflow starts no task of the DAG, and the remedy; None if it starts them."""
     dag = airflow.dag(dag_id) or {}
     if dag.get("is_stale"):

@@ -130,7 +130,7 @@ def run(
 
 
 def _as_run_configuration(config: SweepConfig) -> dict[str, Any]:
-    """Return the sweep as the plan reads it: resolved, but for a seed that its file leaves open."""
+    """Return the resolved sweep for the DAG run, without a seed that its file does not set."""
     document: dict[str, Any] = json.loads(config.to_json())
     if "seed" not in config.search.model_fields_set:
         del document["search"]["seed"]

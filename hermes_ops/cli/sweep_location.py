@@ -125,7 +125,7 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
     if len(begun) == 1 and begun[0] != sweep:
         return locate(airflow, begun[0])
     if len(begun) > 1:
-        raise _several(sweep, begun)
+        raise _several_error(sweep, begun)
     if refusal is not None:
         raise refusal
     if inside := _sweeps_of_run(airflow, sweep):
@@ -135,7 +135,7 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
     raise HermesError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
 
 
-def _several(sweep: str, begun: Sequence[str]) -> SeveralSweepsError:
+def _several_error(sweep: str, begun: Sequence[str]) -> SeveralSweepsError:
     shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
     return SeveralSweepsError(
         f"{sweep!r} is the beginning of {len(begun)} sweeps: {shown}: write more of the id."
@@ -143,12 +143,15 @@ def _several(sweep: str, begun: Sequence[str]) -> SeveralSweepsError:
 
 
 def recorded_id(tracker: Tracker, sweep: str) -> str:
-    """Return the id of the sweep that begins so in MLflow; the text itself if there is none."""
+    """Return the id in MLflow that begins with this text; the text itself if there is none.
+
+    Raise SeveralSweepsError for the beginning of several ids.
+    """
     if not _OF_AN_ID.fullmatch(sweep) or tracker.find_sweep(sweep) is not None:
         return sweep
     begun = matching_ids(sweep, tracker.newest_sweeps(MOST_BEGINNINGS))
     if len(begun) > 1:
-        raise _several(sweep, begun)
+        raise _several_error(sweep, begun)
     return begun[0] if begun else sweep
 
 
@@ -182,7 +185,7 @@ def _lost(tracker: Tracker, sweep: str) -> str | None:
 
 
 def full_id(airflow: AirflowClient, sweep: str) -> str:
-    """Return the id of the sweep that begins so; the text itself if there is none."""
+    """Return the id that begins with this text; the text itself if there is none."""
     try:
         return locate(airflow, sweep).sweep
     except (SeveralSweepsError, NotPermitted):
@@ -192,7 +195,7 @@ def full_id(airflow: AirflowClient, sweep: str) -> str:
 
 
 def matching_ids(beginning: str, sweeps: Iterable[str]) -> list[str]:
-    """Return the ids that begin so; if some go on with `-`, those alone."""
+    """Return the ids that begin with this text; if some continue with `-`, only those."""
     matching = [s for s in sweeps if s.startswith(beginning)] if beginning else []
     return [s for s in matching if s[len(beginning) :].startswith("-")] or matching
 
@@ -200,7 +203,7 @@ def matching_ids(beginning: str, sweeps: Iterable[str]) -> list[str]:
 def airflow_state(airflow: AirflowClient, place: SweepLocation) -> str | None:
     """Return Airflow's state of the sweep, in ENDED_AIRFLOW_STATES or not; None if it was deleted.
 
-    In a group of a DAG it is the state of the group: what is behind the group may run on.
+    For a sweep in a task group it is the state of the group; tasks after the group may still run.
     """
     if not place.group:
         run = airflow.dag_run(place.dag_id, place.run_id)

@@ -40,9 +40,9 @@ class TableRow:
 
 
 def output_console(*, stderr: bool = False) -> Console:
-    """Return the console of the output; a pipe or a file has no width that lines must fit.
+    """Return the console for standard output, or for standard error.
 
-    The variable COLUMNS sets one.
+    In a pipe or a file lines are not wrapped, unless the variable COLUMNS sets a width.
     """
     console = Console(stderr=stderr)
     if console.is_terminal or "COLUMNS" in os.environ:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from hermes_ops.tracking.runs import SweepRun
 
 MOST_SWEEPS = 1_000
-OF_DAGS = (
-    "Here sweeps go by their owner, as only Airflow's database says which of its own teams a DAG "
-    "has: the page Usage in Airflow counts those of {} by their DAGs."
+AIRFLOW_TEAMS_NOTE = (
+    "Here sweeps count for the team of their owner: only Airflow's database knows the team of a "
+    "DAG. The page Usage in Airflow counts the sweeps of {} by their DAGs."
 )
-"""Said where teams of the quota are Airflow's own."""
+"""A note for quotas whose teams are those of Airflow's multi-team mode."""
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +59,8 @@ def usage(
     since_s, now_s, connection = _date_s(since), time.time(), connect(home)
     quota = _pool_quota(connection)
     if quota is not None and quota.team_of_airflow_team:
-        typer.echo(OF_DAGS.format(", ".join(sorted(quota.team_of_airflow_team.values()))), err=True)
+        named = ", ".join(sorted(quota.team_of_airflow_team.values()))
+        typer.echo(AIRFLOW_TEAMS_NOTE.format(named), err=True)
     uses = _trial_uses(connection, since_s, {} if quota is None else quota.team_of_user)
     usages = used(uses, by, since_s, now_s, None if quota is None else quota.quota())
     rate = quota.rate if rate is None and quota is not None else rate

@@ -80,11 +80,12 @@ def own_namespace() -> str | None:
 class PodView:
     """The fields of a pod that its trial's task reads.
 
-    `code` is the exit code of the trial's container once that has ended; `lost` says why the pod
-    was ended from outside (Evicted, NodeLost, ...); `deletion_grace_s` is how many seconds a pod
-    that is being deleted has to end, None for any other pod. `sweep` is the value of the sweep's
-    label. `waits_for` is that of an init container while the trial's waits for it; `init_failure`
-    says which one has failed. `is_clearing`: it deletes checkpoints and belongs to no trial.
+    `code` is the exit code of the trial's container once that has ended. `lost` says why the pod
+    was ended from outside (Evicted, NodeLost, ...). `deletion_grace_s` is the number of seconds
+    that a pod which is being deleted has to end, None for any other pod. `sweep` is the value of
+    the sweep's label. `waits_for` is the reason for which a container waits: the trial's, or an
+    init container before it; `init_failure` names an init container that has failed. `is_clearing`
+    is True for a pod that deletes checkpoints: it belongs to no trial.
     """
 
     name: str
@@ -108,12 +109,12 @@ class PodView:
     installation: str = ""
 
     def is_of(self, installation: str) -> bool:
-        """Return whether the installation has made it; without a label or an id any may have."""
+        """Return whether the pod is of that installation; True if either has no id."""
         return not installation or self.installation in ("", installation)
 
     @property
     def is_being_deleted(self) -> bool:
-        """True from its deletion on, while it still has its grace to end."""
+        """True once its deletion was requested, while it still has its grace period."""
         return self.deletion_grace_s is not None
 
     @property
@@ -173,7 +174,7 @@ def _container(status: Plain) -> Plain:
 
 
 def _waiting_init(status: Plain) -> Plain:
-    """Return what the first init container that has not begun waits for; its turn is no reason."""
+    """Return what the first waiting init container waits for, except for its turn."""
     states = (s.get("state") or {} for s in status.get("initContainerStatuses") or ())
     reasons = (state.get("waiting") or {} for state in states)
     return next((w for w in reasons if w.get("reason", "PodInitializing") != "PodInitializing"), {})
@@ -193,7 +194,7 @@ def _failed_init(spec: Plain, status: Plain) -> Plain:
 
 
 def _lost_track(terminated: Plain) -> str:
-    """Return the reason of a container that its node knows no more, as after a restart of it."""
+    """Return the reason if the node has lost track of the container, as after its restart."""
     reason = str(terminated.get("reason") or "")
     return reason if reason in ("Unknown", "ContainerStatusUnknown") else ""
 
@@ -374,7 +375,7 @@ class ClusterPods:
 
 
 def _mount_failures(events: Iterable[Plain]) -> tuple[str, ...] | None:
-    """Return the messages of failed mounts; None if an image is pulled, which comes after them."""
+    """Return the messages of failed mounts; None if an image was pulled, as mounts come first."""
     in_order = sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))
     if any(event.get("reason") in ("Pulling", "Pulled", "Created") for event in in_order):
         return None
@@ -405,7 +406,7 @@ def _api_error() -> Any:  # noqa: ANN401 - the client has no types
 
 @contextlib.contextmanager
 def translated(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
-    """Raise our own errors in place of the client's, which show the whole answer."""
+    """Raise our own errors instead of the client's, which contain the whole response."""
     from urllib3.exceptions import HTTPError
 
     try:

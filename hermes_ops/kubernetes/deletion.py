@@ -1,7 +1,7 @@
-"""When a pod's object is to be removed by force, because its node does not end it.
+"""When a pod that is being deleted may be removed by force, because its node does not end it.
 
-The time that has passed here counts: the clock of the cluster, which sets `deletionTimestamp`, may
-be minutes behind or ahead of ours.
+Time is measured by the local clock: that of the cluster, which sets `deletionTimestamp`, may be
+minutes behind or ahead.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ FORCE_AFTER_S = 30.0
 def force_at_s(pod: PodView, known_s: Mapping[str, float], now_s: float) -> float | None:
     """Return when a pod that is being deleted may be removed by force; None for any other pod.
 
-    Its grace counts from when it was first seen, and is shortened where the pod's is.
+    Its grace period counts from the first call for the pod; a shorter one that comes later counts
+    too.
 
-    :param known_s: the results for the pods that were seen before, by uid
+    :param known_s: the earlier results, by uid of the pod
+    :param now_s: the local monotonic or Unix time, in which the result is as well
     """
     if pod.deletion_grace_s is None:
         return None

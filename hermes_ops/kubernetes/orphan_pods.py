@@ -115,9 +115,9 @@ In all ordinary cases its task ends it within that time, and a lease may be newe
 """
 
 CLEARING_S = 180.0
-"""Seconds after which a pod that deletes checkpoints is an orphan; our choice.
+"""Seconds after which a pod that deletes checkpoints is deleted as an orphan; our choice.
 
-That is twice the time in which the task or command that has made it deletes it.
+That is twice the time within which the task or command that created it deletes it.
 """
 
 
@@ -145,10 +145,10 @@ class PodDeletion:
 
 @dataclass(frozen=True, slots=True)
 class OrphanFindings:
-    """The orphans of one check, by uid: since when each is one, and the pods to delete.
+    """The orphans of one check, by uid of the pod, and the pods to delete.
 
-    `force_at_s` is when those that are being deleted may be removed by force, `next_s` when the
-    next orphan's grace ends; infinity where none does.
+    `since_s` is when each became an orphan, `force_at_s` when those that are being deleted may be
+    removed by force. `next_s` is when the next orphan's grace ends; infinity if none does.
     """
 
     since_s: Mapping[str, float] = field(default_factory=dict)
@@ -160,8 +160,8 @@ class OrphanFindings:
 def is_orphan(pod: PodView, leased: LeasesInForce) -> bool:
     """Return whether a pod of our sweeps belongs to no lease in force, or to an older one.
 
-    A pod of an unknown sweep belongs to another pool or another installation. One that deletes
-    checkpoints has no lease, whichever sweep it is for.
+    A pod of an unknown sweep belongs to another pool or installation, and is not ours. A pod that
+    deletes checkpoints never has a lease, so it always counts.
     """
     if pod.is_clearing:
         return True
@@ -183,8 +183,9 @@ def find_orphans(
 ) -> OrphanFindings:
     """Return the orphans at `now_s`, and those that have been orphans for ORPHAN_GRACE_S.
 
-    Those that delete checkpoints have CLEARING_S. A pod that is being deleted is left to its node,
-    and removed by force where the node does not answer. `last`: the result of the last check.
+    Pods that delete checkpoints have CLEARING_S instead. A pod that is being deleted is left to its
+    node, and removed by force if the node does not answer. `last` is the result of the last check,
+    `pod_grace_s` the grace period of a deletion.
     """
     orphans = [pod for pod in pods if is_orphan(pod, leased)]
     since_s = {p.uid: min(now_s, last.since_s.get(p.uid, now_s)) for p in orphans}

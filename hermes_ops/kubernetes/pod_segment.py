@@ -40,9 +40,10 @@ class OwnershipLost(HermesError):
 
 @dataclass(frozen=True, slots=True)
 class PodLimits:
-    """Seconds: what a pod has to end, what it has to start, and an image or setting to work.
+    """Limits in seconds: a pod's time to end and to start, and that of a mistake to be corrected.
 
-    `poll_s` is the time between two reads of a running pod.
+    `mistake_s` is how long an image or a setting may fail, `poll_s` the time between two reads of a
+    running pod.
     """
 
     grace_s: float
@@ -57,8 +58,8 @@ class PodSegment:
 
     `record` returns the exit code of the trial's own result, None while there is none. Where
     `request` is None the pod was created before. `holder` takes over the pod once it is created.
-    `siblings` are the pods of the same lease: no predecessors. Nor are pods of another
-    `installation`, whose sweep has the same name.
+    `siblings` are the pods of the same lease; they are not predecessors, nor are pods of another
+    `installation` that has a sweep of the same name.
     `log_over` is called whenever the log has ended: the container has most likely exited.
     """
 
@@ -196,7 +197,7 @@ class PodSegment:
         return SHORT_POLL_S if self._waited_s < QUICK_START_S else POLL_S
 
     def _handle_refusal(self, reason: str) -> None:
-        """Fail once that has lasted: a right may be away for a moment."""
+        """Fail once the refusal has lasted for `mistake_s`: a right may be missing for a moment."""
         since_s = self._refused_since_s = self._refused_since_s or self.clock()
         if self.clock() - since_s < self.limits.mistake_s:
             self._emit_once(f"{self._state}, and Kubernetes refuses to answer: {reason}")
@@ -222,7 +223,7 @@ class PodSegment:
             self._give_up_late("the pod of an earlier lease is not gone")
 
     def _create(self) -> None:
-        """Create the pod; one that Kubernetes refuses would be refused again."""
+        """Create the pod; fail at once if Kubernetes refuses it, as it would refuse it again."""
         try:
             created = self.pods.create(self.request)
         except Rejected as error:
@@ -382,8 +383,8 @@ LOG_OVERLAP_S = 5
 class LogFollower:
     """Pass each line of a pod's log to `emit` in the background, until the log ends.
 
-    `on_end` is called whenever it has ended, not where it breaks off. `pause` waits for some
-    seconds, or until `finish` is called.
+    `on_end` is called whenever the log has ended, but not when its connection breaks. `pause` waits
+    for a number of seconds, or until `finish` is called.
     """
 
     pods: Pods
@@ -441,9 +442,9 @@ class LogFollower:
         return True
 
     def _take(self, line: str) -> None:
-        """Emit a line that is new; one without a time is the node's own, at each reading again."""
+        """Emit a new line; one without a time is a message of the node, repeated at each read."""
         stamp, _, text = line.partition(" ")
-        moment = _log_moment(stamp)
+        moment = _log_time(stamp)
         if moment is None:
             if line != self._last_of_node:
                 self._last_of_node = line
@@ -453,10 +454,10 @@ class LogFollower:
             self.emit(text)
 
 
-def _log_moment(stamp: str) -> tuple[float, str] | None:
-    """Return a time of the log: Unix seconds, and nanoseconds in nine digits; None if it is none.
+def _log_time(stamp: str) -> tuple[float, str] | None:
+    """Parse a time of the log to Unix seconds and nine digits of nanoseconds; None for other text.
 
-    Nodes write the time of their own zone.
+    Nodes write times of their own time zone.
     """
     found = _STAMP.fullmatch(stamp)
     if found is None:

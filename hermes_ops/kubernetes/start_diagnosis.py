@@ -1,6 +1,7 @@
 """Why a pod does not start, and whether waiting for it can help.
 
-A pod shows what its image or a variable lacks. What its volumes lack is in its events only.
+The status of a pod shows what is wrong with its image or a variable. What is wrong with its volumes
+is only in its events.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MISSING = re.compile(
 
 @dataclass(slots=True)
 class StartDiagnosis:
-    """Finds why one pod does not start."""
+    """Finds out why one pod does not start."""
 
     pods: Pods
     clock: Callable[[], float]
@@ -41,7 +42,7 @@ class StartDiagnosis:
     _unmounted: tuple[str, ...] = ()
 
     def mistake(self, pod: PodView) -> str:
-        """Return what is wrong with the pod's settings; empty where it may only need time."""
+        """Return what is wrong with the pod's settings; empty if it may only need time."""
         if pod.waits_for in IMAGE_TROUBLE + CONFIG_TROUBLE:
             return f"{pod.waits_for}: {pod.message}: correct trial.pod"
         self._look(pod)
@@ -56,7 +57,7 @@ class StartDiagnosis:
         return pod.message or last or pod.waits_for or "it has not started"
 
     def _look(self, pod: PodView) -> None:
-        """Read the events of a pod that has a node, at intervals, until they have told all."""
+        """Read the events of a pod that has a node, at intervals, until its volumes are mounted."""
         if not pod.node:
             return
         if self._look_at_s is None:

@@ -61,8 +61,8 @@ LABEL_LENGTH = 63
 
 Plain = dict[str, Any]
 _KEYS = ("name", "mountPath", "key")
-_WHOLE = ("env", "volumes", "volumeMounts")
-"""Lists whose items have one of several sources: one replaces the other as a whole."""
+_REPLACED_ITEMS = ("env", "volumes", "volumeMounts")
+"""Lists whose items have one of several sources: an item replaces another one completely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class PodRequest:
     folder; `identity` is unique among all trials. `nodes` are preferred; where the node's own claim
     has the checkpoints (`checkpoint_claim`), the one node is required. `most_gpus` is the largest
     number of GPUs that a segment of the trial may have. `installation` is the id of the state
-    folder. Of a trial on several nodes: `gang`, what
-    its pods have in common; then this is pod number `member`, from 0.
+    folder. For a trial on several nodes `gang` is what its pods have in common, and this is the pod
+    with the number `member`, from 0.
     """
 
     sweep: str
@@ -192,9 +192,9 @@ def cleanup_manifest(
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
     """Return `under` overridden by `over`.
 
-    Mappings are merged by key; lists of mappings by name, mount path or key; other lists replaced.
-    Tolerations are added; of node selector terms, one of each list has to match. No list is removed
-    by null.
+    Mappings are merged by key, lists of mappings by name, mount path or key; other lists are
+    replaced. Tolerations are added. Node selector terms are combined, so that one term of each list
+    has to match. A null in `over` does not remove a list.
     """
     result = dict(under)
     for key, value in over.items():
@@ -221,7 +221,7 @@ def _merged_lists(name: str, under: list[Any], over: list[Any]) -> list[Any]:
         if same is None:
             result.append(dict(item))
         else:
-            result[same] = dict(item) if name in _WHOLE else merged(result[same], item)
+            result[same] = dict(item) if name in _REPLACED_ITEMS else merged(result[same], item)
     return result
 
 

@@ -113,7 +113,7 @@ def make_policy(
             for p in unknown
         )
         raise ConfigError("the pool's policy", problems)
-    mistyped = tuple(_no_booleans(name, parameters))
+    mistyped = tuple(_non_boolean_values(name, parameters))
     if mistyped:
         raise ConfigError("the pool's policy", mistyped)
     try:
@@ -122,7 +122,7 @@ def make_policy(
         raise ConfigError("the pool's policy", _refused(name, parameters, handed, error)) from error
 
 
-def _no_booleans(name: str, parameters: Mapping[str, object]) -> Iterator[Problem]:
+def _non_boolean_values(name: str, parameters: Mapping[str, object]) -> Iterator[Problem]:
     """Yield a problem for each boolean parameter that has a value of another kind."""
     from inspect import signature
 

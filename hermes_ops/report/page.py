@@ -144,7 +144,7 @@ def _facts(summary: SweepSummary, background: Background) -> list[tuple[str, str
 
 
 def _wall_time(summary: SweepSummary, limit_s: float | None) -> tuple[str, str]:
-    """Return how long the sweep took; its budget counts anew once it is continued."""
+    """Return the wall time, with its budget unless a continuation has restarted that."""
     if not summary.ended_seconds:
         return _of(duration(summary.wall_seconds), limit_s), "wall time"
     gap = duration(summary.ended_seconds)

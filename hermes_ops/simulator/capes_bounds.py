@@ -27,13 +27,13 @@ def lower_bound_h(arrivals_s: Sequence[float], gpus: int, bucket_h: float = BUCK
     """Return a lower bound of the mean completion of the jobs, by a linear program.
 
     It decides how much progress all jobs together make in each bucket of time on each size. A
-    bucket has so many GPU-hours, and by its end no job can have done more than alone on the largest
-    size. A job's completion is its mean instant of progress, plus the mean time from there to its
-    end. With the shares f of its progress by size that time is at least
-    [(T1 - T2) f1² + (T2 - T4) (f1 + f2)² + (T4 - T8) (f1 + f2 + f4)² + T8] / 2: slow sizes first,
-    no pause. It is convex, so the mean over jobs is at least the value for the mean shares
-    (Jensen); tangents keep it linear. Progress counts at the begin of its bucket: with
-    a smaller `bucket_h` the bound is higher.
+    bucket has a fixed number of GPU-hours, and by its end no job can have done more than alone on
+    the largest size. A job's completion is its mean instant of progress, plus the mean time from
+    there to its end. With the shares f of its progress by size that time is at least [(T1 - T2) f1²
+    + (T2 - T4) (f1 + f2)² + (T4 - T8) (f1 + f2 + f4)² + T8] / 2: slow sizes first, no pause. It is
+    convex, so the mean over jobs is at least the value for the mean shares (Jensen); tangents keep
+    it linear. Progress counts at the begin of its bucket: with a smaller `bucket_h` the bound is
+    higher.
 
     Raise ArithmeticError if the program has no solution.
     """

@@ -25,7 +25,7 @@ FIRST_PART = 0.3
 """The part of its steps that a job trains with its first batch."""
 
 MOST_GAIN = 16.0
-"""The later steps of a job are at most so many times faster than the first."""
+"""The later steps of a job are at most this many times faster than the first."""
 
 DURATION = "trace_duration_s"
 COLUMNS = ("job", "submitted_s", "gpus", "exclusive_s", "run_s", "kind")

@@ -117,7 +117,7 @@ def history_of(
 ) -> SweepHistory:
     """Convert what was collected of an ended sweep.
 
-    The time in which it had ended before it was continued is left out of all times.
+    The time between an end and a continuation of the sweep is cut out of all times.
     """
     runs = {t.number: t for t in collected.trials}
     spans = ended_spans_of(collected.run.tags)
@@ -166,7 +166,7 @@ def _active_segments(segments: Sequence[Segment], spans: Spans) -> tuple[Segment
 
 
 def _active_s(at_s: float, spans: Spans) -> float:
-    """Return a time less what of the spans, in which the sweep had ended, lies before it."""
+    """Return a time minus the parts of `spans`, in which the sweep had ended, before that time."""
     return at_s - sum(max(0.0, min(at_s, until_s) - ended_s) for ended_s, until_s in spans)
 
 

@@ -170,7 +170,7 @@ class DisturbedSource:
 
 
 @lru_cache(maxsize=4)  # one reading for all seeds of a process
-def _curves(path: Path, written_ns: int) -> CurveDataset:  # noqa: ARG001  # a newer file is read anew
+def _curves(path: Path, written_ns: int) -> CurveDataset:  # noqa: ARG001  # part of the key: a newer file is read again
     return read_curves(path)
 
 

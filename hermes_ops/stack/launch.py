@@ -2,7 +2,7 @@
 
 The supervisor runs this in place of the program. A component that was SIGKILLed leaves children
 (LocalExecutor's workers, an HTTP server's worker) that nobody else would ever end; they are ended
-here before the new instance takes over this very process.
+here before the new instance replaces this process.
 """
 
 from __future__ import annotations

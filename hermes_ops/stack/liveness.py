@@ -39,7 +39,7 @@ class Liveness:
         """Return the running programs that have failed too many checks in a row.
 
         `problems`: what is wrong now, by program. A program that starts has more time, until it
-        works for the first time; each new process counts anew.
+        works for the first time; the counts restart with each new process.
         """
         running = {(state.name, state.pid) for state in states if state.state == RUNNING}
         left = {}

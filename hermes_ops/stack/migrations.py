@@ -4,8 +4,8 @@ A newer program upgrades the tables of both databases. Neither Airflow nor MLflo
 moves an SQLite database into PostgreSQL: each makes its own tables, in both databases of the same
 revision; the rows are then read and written as the types of PostgreSQL's columns say.
 
-A migration has no time limit: of a large database it takes its time, and one that is killed half
-way has to be restored from a backup.
+A migration has no time limit: that of a large database takes long, and a database whose migration
+is killed half way has to be restored from a backup.
 """
 
 from __future__ import annotations

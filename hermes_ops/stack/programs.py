@@ -193,7 +193,7 @@ def inherited_variables(named: Sequence[str]) -> dict[str, str]:
         if k == "HERMES_NODES"
         or (rule.reaches_services(k) and (rule.covers(k) or not k.startswith(_OF_THE_STACK)))
     }
-    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile every package anew
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # it makes every process compile every package
     return kept
 
 

@@ -174,7 +174,7 @@ _IN_FILE_ALONE = ("airflow", "people")
 
 
 def _places(setting: str) -> list[str]:
-    """Return the option and the variable of a setting, as far as it has them."""
+    """Return the option and the variable that set a setting, where they exist."""
     if setting in _IN_FILE_ALONE or setting not in Settings.model_fields:
         return []
     variable = f"HERMES_{setting.upper()}"

@@ -1,4 +1,4 @@
-"""A sweep file in the making: its keys, and notes for whoever has to complete it."""
+"""Draft of a sweep file: its keys, and notes on what the user has to complete or check."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ class Conversion:
         return given
 
     def renamed_objective(self, former: object, keys: Iterable[str]) -> None:
-        """Note the keys of the objective that were those of another metric."""
+        """Note the keys of the objective that the source gives for another metric."""
         for key in keys:
             self.note(f"objective.{key}", f"is that of {quoted(former)}: check it")
 
     def affordable(
         self, algorithm: str, trials: object, space: Mapping[str, Mapping[str, Any]]
     ) -> str:
-        """Return `random` in the place of a grid that has more combinations than trials."""
+        """Return `random` instead of `grid` if the grid has more combinations than trials."""
         size = combinations(space) if algorithm == "grid" else None
         if size is None or not isinstance(trials, int) or trials >= size:
             return algorithm

@@ -105,7 +105,7 @@ class _KatibConversion(Conversion):
         return {"metric": metric, **objective}
 
     def _metrics(self) -> dict[str, Any]:
-        """Return the additional metrics; one that is the objective now changes places with it."""
+        """Return the additional metrics; the new objective is replaced by the former one."""
         names = self._additional()
         if self.options.metric in names:
             former = self.of_spec("objective").get("objectiveMetricName")
@@ -239,7 +239,7 @@ class _KatibConversion(Conversion):
 
 
 def _point_refusals(sweep: Mapping[str, Any]) -> list[str]:
-    """Return what a sweep file's check says of the points to evaluate, each as one line."""
+    """Return the problems that the check of a sweep file finds in its points to evaluate."""
     try:
         parse(sweep, "", None)
     except ConfigError as error:
@@ -365,7 +365,7 @@ class _Trial(Conversion):
         return [self._filled(word, references) for word in words]
 
     def _filled(self, word: str, references: Mapping[str, str]) -> str:
-        """Return an argument with Hermes' placeholders in the place of Katib's."""
+        """Return an argument with Katib's placeholders replaced by those of Hermes."""
         parts: list[str] = []
         end = 0
         for match in _PLACEHOLDER.finditer(word):

@@ -155,7 +155,7 @@ class _WandbConversion(Conversion):
         return listed
 
     def _range(self, spec: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
-        """Return what the distribution of a parameter becomes."""
+        """Return the parameter of the sweep file for a distribution."""
         name = spec.get("distribution") or self._default_distribution(spec, where)
         converter = _DISTRIBUTIONS.get(str(name))
         if converter is None:

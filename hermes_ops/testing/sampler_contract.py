@@ -110,7 +110,7 @@ class SamplerContract:
             assert json.loads(json.dumps(seen.config)) == seen.config
 
     def test_conditional_parameters_and_constraints_are_respected(self, algorithm: str) -> None:
-        """A sampler with a space of its own is left out, but for the grid."""
+        """Samplers with a space of their own are skipped, except for the grid."""
         if algorithm in self.spaces.keys() - SamplerContract.spaces.keys():
             pytest.skip("it has a space of its own")
         constraints = [Constraint.parse(source) for source in CONSTRAINTS]
@@ -151,9 +151,9 @@ class SamplerContract:
 
 
 def loss_of(config: Config) -> float:
-    """Return the loss of a configuration: a bowl in the rate, and an optimiser that is better.
+    """Return the loss of a configuration: lowest at a rate of 0.01 and with sgd.
 
-    In another space it is the sum of the magnitudes of its numbers.
+    In any other space it is the sum of log(1 + |number|).
     """
     if set(POINT) <= config.keys() <= set(FULL):
         rate = config.get("rate", 0.01)

@@ -116,7 +116,7 @@ class Overview:
 
 
 def _kept(metric: SecondaryMetric) -> Iterator[str]:
-    """Yield MLflow's filters for runs whose last value of a metric keeps its bounds."""
+    """Yield MLflow filters for runs whose last value of a metric is within its bounds."""
     for comparison, limit in (("<=", metric.at_most), (">=", metric.at_least)):
         if limit is not None:
             number = format(Decimal(repr(limit)), "f")  # it reads no exponent after a sign

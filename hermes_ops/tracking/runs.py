@@ -107,7 +107,7 @@ def has_tags(run: Mapping[str, Any], tags: Mapping[str, str]) -> bool:
 
 
 def is_numbered(run: Mapping[str, Any]) -> bool:
-    """Return whether a run has the number of a trial: people may edit tags."""
+    """Return whether a run's tag is the number of a trial: people may edit tags."""
     number = tags_of(run).get(TRIAL, "")
     return number.isascii() and number.isdecimal()
 
@@ -166,7 +166,7 @@ def sweep_of(run: Mapping[str, Any]) -> SweepRun:
 
 
 def ended_spans_of(tags: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
-    """Return from when to when a run that was continued had ended, in Unix seconds."""
+    """Return the spans, in Unix seconds, between an end of a run and its continuation."""
     found = joined_json(ENDED_SPANS, tags)
     pairs = [each for each in found if isinstance(each, list)] if isinstance(found, list) else []
     return tuple(
@@ -177,7 +177,7 @@ def ended_spans_of(tags: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
 
 
 def with_ended_span(run: Mapping[str, Any], now_s: float) -> dict[str, str]:
-    """Return the tags of a run that is continued now; none of one that has not ended."""
+    """Return the tags that record a continuation now; none for a run that has not ended."""
     ended_ms, tags = ended_ms_of(run["info"]), tags_of(run)
     if ended_ms is None or tags.get(STATE) not in RUN_STATUS:
         return {}

@@ -188,10 +188,10 @@ class Tracker:
     ) -> str:
         """Return the run id of a trial, creating the run if there is none; of several, the oldest.
 
-        The configuration of the call that created the run stands: `trials` returns it, with its
+        The configuration of the call that created the run is kept: `trials` returns it with its
         types, and it is the run's params. `tags` are set when the run is created. `unseen`: the
-        caller has just seen that there is none, so the search follows the creation. Without
-        `params` they are left to `add_params`, if the run has this very configuration.
+        caller has just seen that there is no run, so the search follows the creation. Without
+        `params` these are left to `add_params`, if the run has the same configuration.
         """
         key = {SWEEP: sweep.sweep_id, TRIAL: str(number), KIND: "trial"}
         rest = {

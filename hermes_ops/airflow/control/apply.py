@@ -30,7 +30,7 @@ from hermes_ops.airflow.control.faults import (
     results_of,
 )
 from hermes_ops.airflow.control.granting import Granting, opened
-from hermes_ops.airflow.control.interruptions import backing_off
+from hermes_ops.airflow.control.interruptions import delayed_trials
 from hermes_ops.airflow.control.jobs import job_id
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.reconcile import (
@@ -324,7 +324,7 @@ class Applier:
         """
         failing, now_s = self.faults.starting(sweep.id), self.faults.clock()
         early = {n for n, fault in failing.items() if not fault.is_due(now_s)}
-        early |= backing_off(sweep.trials, now_s)
+        early |= delayed_trials(sweep.trials, now_s)
         if sweep.has_begun or len(failing) < FIRST_FAILURES:
             return frozenset(early)
         others = {t.number for t in sweep.trials} - failing.keys()

@@ -1,4 +1,4 @@
-"""Back-off of trials that are interrupted again and again: by a node, a disk, a busy GPU.
+"""Delayed restarts of trials that are interrupted again and again: by a node, a disk, a busy GPU.
 
 An interruption is not a failure of the script, so it does not count against `max_failures`. With
 each interruption in a row the trial waits longer before it gets GPUs again, which others use.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
 
 
-def backoff_s(segment: SegmentRecord | None) -> float:
+def restart_delay_s(segment: SegmentRecord | None) -> float:
     """Return the seconds that a trial waits after this segment; 0 after a first interruption.
 
     They double from FIRST_PAUSE_S up to LONGEST_PAUSE_S, until the trial has trained a new step.
@@ -28,13 +28,13 @@ def backoff_s(segment: SegmentRecord | None) -> float:
     return float(min(FIRST_PAUSE_S * 2.0 ** min(segment.interruptions - 2, 10), LONGEST_PAUSE_S))
 
 
-def backing_off(trials: Iterable[TrialRecords], now_s: float) -> frozenset[int]:
+def delayed_trials(trials: Iterable[TrialRecords], now_s: float) -> frozenset[int]:
     """Return the numbers of the trials that get no GPU offered now because of interruptions."""
-    return frozenset(t.number for t in trials if _is_backing_off(t.segment, now_s))
+    return frozenset(t.number for t in trials if _is_delayed(t.segment, now_s))
 
 
-def _is_backing_off(segment: SegmentRecord | None, now_s: float) -> bool:
-    wait_s = backoff_s(segment)
+def _is_delayed(segment: SegmentRecord | None, now_s: float) -> bool:
+    wait_s = restart_delay_s(segment)
     if not wait_s or segment is None or segment.ended_s is None:
         return False
     return not is_due(now_s, segment.ended_s + wait_s, wait_s)
@@ -45,7 +45,7 @@ def interruption_text(segment: SegmentRecord) -> str:
 
     The text continues a sentence that begins with the trial's name.
     """
-    wait_s = backoff_s(segment)
+    wait_s = restart_delay_s(segment)
     if not wait_s:
         return ""
     times = f"{segment.interruptions} times in a row before a new step"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.trial.keras.callback_files import CallbackFiles
-from hermes_ops.trial.keras.callback_paths import moved_paths, texts_of
+from hermes_ops.trial.keras.callback_paths import path_attributes, renamed_paths
 
 
 class CSVLogger(SimpleNamespace):
@@ -51,9 +51,9 @@ class Segment:
         self.files = CallbackFiles(
             self.callbacks, saved.get("files") or {}, Path(), 0, {}, later={}
         )
-        self.files.follow(moved_paths(self.callbacks, saved.get("texts")))
+        self.files.follow(renamed_paths(self.callbacks, saved.get("texts")))
         self.files.prepare()
-        self.texts = texts_of(self.callbacks)
+        self.texts = path_attributes(self.callbacks)
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -111,10 +111,10 @@ def test_a_file_that_is_there_under_the_new_name_is_not_replaced_by_an_unknown_o
 
 def test_paths_that_have_not_changed_and_texts_that_are_no_paths_move_nothing() -> None:
     callbacks = [Keep(path="best.h5", text="one", number=3)]
-    saved = texts_of(callbacks)
-    assert moved_paths(callbacks, saved) == {}
-    assert moved_paths(callbacks, None) == {}
-    moved = moved_paths([Keep(path="best.h5", text="two", number=4)], saved)
+    saved = path_attributes(callbacks)
+    assert renamed_paths(callbacks, saved) == {}
+    assert renamed_paths(callbacks, None) == {}
+    moved = renamed_paths([Keep(path="best.h5", text="two", number=4)], saved)
     assert moved == {"one": "two"}
     files = CallbackFiles(callbacks, {}, Path(), 0, {}, later={})
     files.follow(moved)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.trial.group import GroupError, TrialRank
-from hermes_ops.trial.keras.callback_paths import matched
+from hermes_ops.trial.keras.callback_paths import match_callbacks
 from hermes_ops.trial.keras.learning_rate import FitRate, follows_schedule, read_rate
 from hermes_ops.trial.keras.legacy_keras import tf_keras_as_keras
 from hermes_ops.trial.keras.ranks import (
@@ -248,7 +248,7 @@ def saved(*callbacks: Early) -> list[dict[str, Any]]:
 
 def test_a_callback_gets_the_state_of_the_same_one_of_its_type() -> None:
     first, second = Early(), Early()
-    pairs = list(matched([Logger(), first, second], saved(Early(n=1), Early(n=2))))
+    pairs = list(match_callbacks([Logger(), first, second], saved(Early(n=1), Early(n=2))))
     assert [(callback is first, entry["state"]["n"]) for callback, entry in pairs] == [
         (True, 1),
         (False, 2),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.control.interruptions import backing_off, backoff_s
+from hermes_ops.airflow.control.interruptions import delayed_trials, restart_delay_s
 from hermes_ops.airflow.control.pool_file import publish, read_view
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.explanation import interruption_lines
@@ -26,14 +26,14 @@ def interrupted(number: int, times: int, **changes: Any) -> TrialRecords:
 
 
 def test_a_first_interruption_costs_no_pause_and_the_next_ones_double_it_up_to_a_minute() -> None:
-    assert [backoff_s(interrupted(0, n).segment) for n in range(8)] == [0, 0, 5, 10, 20, 40, 60, 60]
-    assert backoff_s(interrupted(0, 10**9).segment) == 60
+    assert [restart_delay_s(interrupted(0, n).segment) for n in range(8)] == [0, 0, 5, 10, 20, 40, 60, 60]
+    assert restart_delay_s(interrupted(0, 10**9).segment) == 60
 
 
 def test_a_trial_that_runs_or_has_ended_waits_for_nothing() -> None:
-    assert backoff_s(replace(running(0), segment=segment(interruptions=9)).segment) == 0
-    assert backoff_s(interrupted(0, 9, final="failed").segment) == 0
-    assert backoff_s(None) == 0
+    assert restart_delay_s(replace(running(0), segment=segment(interruptions=9)).segment) == 0
+    assert restart_delay_s(interrupted(0, 9, final="failed").segment) == 0
+    assert restart_delay_s(None) == 0
 
 
 @pytest.mark.parametrize(("now_s", "rest"), [
@@ -42,7 +42,7 @@ def test_a_trial_that_runs_or_has_ended_waits_for_nothing() -> None:
 def test_a_trial_rests_until_its_pause_is_over_or_the_clock_was_set_back(
     now_s: float, rest: set[int]
 ) -> None:
-    assert backing_off((interrupted(3, 3), interrupted(4, 1)), now_s) == rest
+    assert delayed_trials((interrupted(3, 3), interrupted(4, 1)), now_s) == rest
 
 
 @pytest.mark.parametrize(("after_s", "offered"), [(1.0, {1}), (21.0, {0, 1})])
