@@ -26,7 +26,16 @@ def interrupted(number: int, times: int, **changes: Any) -> TrialRecords:
 
 
 def test_a_first_interruption_costs_no_pause_and_the_next_ones_double_it_up_to_a_minute() -> None:
-    assert [restart_delay_s(interrupted(0, n).segment) for n in range(8)] == [0, 0, 5, 10, 20, 40, 60, 60]
+    assert [restart_delay_s(interrupted(0, n).segment) for n in range(8)] == [
+        0,
+        0,
+        5,
+        10,
+        20,
+        40,
+        60,
+        60,
+    ]
     assert restart_delay_s(interrupted(0, 10**9).segment) == 60
 
 
