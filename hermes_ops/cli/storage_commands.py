@@ -268,7 +268,7 @@ def _note(spared: set[str], registered: Mapping[str, str]) -> str:
 
 def _remove(removal: Removal, candidates: _Candidates, *, as_json: bool) -> dict[str, str]:
     """Remove the candidates; return why some of a sweep is left, by sweep."""
-    from hermes_ops.airflow.prune.removal import GOES_ON
+    from hermes_ops.airflow.prune.removal import RESUMED
 
     left: dict[str, str] = {}
     gone: list[PruneEntry] = []
@@ -279,7 +279,7 @@ def _remove(removal: Removal, candidates: _Candidates, *, as_json: bool) -> dict
             reason = str(error)
         if reason is None:
             gone.append(entry)
-        elif reason == GOES_ON:
+        elif reason == RESUMED:
             candidates.kept[entry.sweep] = reason
         else:
             left[entry.sweep] = reason

@@ -44,8 +44,13 @@ class Segment:
     restore_s: float | None = None
     batch: int | None = None
 
+    @property
+    def gpu_seconds(self) -> float:
+        """The GPU-seconds of the segment; 0 while it runs."""
+        return 0.0 if self.end_s is None else len(self.gpus) * (self.end_s - self.start_s)
+
     def to_json(self) -> list[Any]:
-        """Return a short JSON value: the fields but the trial, in their order."""
+        """Return a short JSON value: the fields in their order, without the trial."""
         known = [] if self.batch is None else [self.batch]
         return [
             self.epoch,

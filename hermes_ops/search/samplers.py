@@ -55,7 +55,7 @@ class GridSampler:
     def ask(self, number: int, history: Sequence[Observation]) -> Config:  # noqa: ARG002 - interface
         """Return the combination of that number."""
         if self.exhausted(number):
-            raise IndexError(f"the grid has {self.size} combinations, none of number {number}")
+            raise IndexError(f"the grid has {self.size} combinations: there is no number {number}")
         place = number - self._known
         for taken in self._taken:  # ascending: each one at or before this place shifts it by one
             place += taken <= place
@@ -212,7 +212,9 @@ class LimitedSampler:
     def ask(self, number: int, history: Sequence[Observation]) -> Config:
         """Return the inner sampler's answer; IndexError from the limit on."""
         if number >= self._max_trials:
-            raise IndexError(f"the sweep has {self._max_trials} trials, none of number {number}")
+            raise IndexError(
+                f"the sweep has {self._max_trials} trials: there is no number {number}"
+            )
         return self._inner.ask(number, history)
 
 

@@ -242,7 +242,7 @@ def _clean(
         )
     except subprocess.TimeoutExpired as error:
         raise StackError(
-            f"{what}: it took more than an hour; the next `hermes prune` goes on from there"
+            f"{what}: it took more than an hour; the next `hermes prune` continues from there"
         ) from error
     if done.returncode:
         last = "\n".join(f"    {line}" for line in (done.stdout + done.stderr).splitlines()[-8:])

@@ -101,7 +101,7 @@ def disk_lines(disks: Iterable[DiskSpace]) -> list[str]:
             lines.append(
                 f"The disk of {disk.folder} is full ({disk}): no trial is started, checkpoints and "
                 "metrics cannot be written. Free some space (`hermes status --disk` shows what "
-                "takes it); everything goes on by itself then"
+                "takes it); then everything continues by itself"
             )
         elif not disk.has(_warning_bytes(disk)):
             lines.append(

@@ -119,7 +119,7 @@ def _trial(
     points, segments = curves.points.get(run.number, ()), run.segments
     constraints = {m: curves.constraint_metrics[m.name].get(run.number, ()) for m in others}
     seen = {m.name: m.outcome(value for _, value, _ in series) for m, series in constraints.items()}
-    gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
+    gpu_s = sum(segment.gpu_seconds for segment in segments)
     preempted = sum(s.outcome == "preempted" for s in segments)
     totals = {} if run.is_open else run.tags  # one that was continued has those of an earlier end
     return TrialSummary(

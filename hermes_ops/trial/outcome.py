@@ -126,7 +126,9 @@ def _stopped(facts: SegmentFacts) -> SegmentEnding:
     if facts.has_checkpoint:
         return SegmentEnding(SegmentOutcome.PREEMPTED, "", PREEMPTED)
     return SegmentEnding(
-        SegmentOutcome.INTERRUPTED, "stopped without a checkpoint: it starts anew", PREEMPTED
+        SegmentOutcome.INTERRUPTED,
+        "stopped without a checkpoint: it restarts from scratch",
+        PREEMPTED,
     )
 
 

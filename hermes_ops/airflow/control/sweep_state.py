@@ -535,16 +535,16 @@ def missing_pool(pool: str) -> str:
     """Say that Airflow has no such pool, and what to do."""
     return (
         f"Airflow has no pool {pool!r}: create it with as many slots as GPUs (Admin, Pools in "
-        f"Airflow's page, or `airflow pools set {pool} SLOTS GPUs`). All sweeps go on then."
+        f"Airflow's page, or `airflow pools set {pool} SLOTS GPUs`). Then all sweeps continue."
     )
 
 
 def unlimited_pool(pool: str) -> str:
     """Say that Airflow does not count the slots of a pool, and what to do."""
     return (
-        f"Airflow's pool {pool!r} has no limit (-1 slots), so nobody knows how many GPUs it has: "
+        f"Airflow's pool {pool!r} has no limit (-1 slots), so its number of GPUs is not known: "
         f"give it as many slots as GPUs (Admin, Pools in Airflow's page, or `airflow pools set "
-        f"{pool} SLOTS GPUs`). All sweeps go on then."
+        f"{pool} SLOTS GPUs`). Then all sweeps continue."
     )
 
 

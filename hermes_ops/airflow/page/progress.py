@@ -146,7 +146,7 @@ def _drawn(runs: Sequence[TrialRun], direction: str) -> list[TrialRun]:
 
 def _trial(run: TrialRun, points: CurvePoints, direction: str, now: LiveSweep) -> TrialSummary:
     segments = run.segments
-    gpu_s = sum(len(s.gpus) * (s.end_s - s.start_s) for s in segments if s.end_s is not None)
+    gpu_s = sum(segment.gpu_seconds for segment in segments)
     logged = run.metrics.get("hermes.steps")
     best = _best([_value(run, BEST), *(value for _, value, _ in points)], direction)
     return TrialSummary(

@@ -116,7 +116,7 @@ class PruneJournal:
 GarbageCollector = Callable[[list[str], list[str]], None]
 """Removes deleted runs and logged models of MLflow, and their artifacts, for good."""
 
-GOES_ON = "it goes on: somebody has resumed it meanwhile"
+RESUMED = "it was resumed meanwhile, and is kept"
 
 
 def log_folder(logs: Path, dag_id: str, run_id: str) -> Path:
@@ -164,7 +164,7 @@ class Removal:
         self.journal.write(entry)
         if not self._leave_airflow(entry):
             self.journal.remove(entry)
-            return GOES_ON
+            return RESUMED
         for run in entry.runs:
             self.tracker.deletion.delete_run(run)
         for model in entry.models:

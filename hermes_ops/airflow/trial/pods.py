@@ -345,12 +345,15 @@ def template(file: str | None) -> dict[str, Any] | None:
             f"the pod template {file} cannot be read ({error}): correct trial.pod.template_file."
         ) from error
     if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
-        raise HermesError(f"{file} is no pod: it has no spec; correct trial.pod.template_file.")
+        raise HermesError(
+            f"the pod template {file}: found no spec; allowed: a pod. Correct "
+            "trial.pod.template_file, or the file."
+        )
     containers = found["spec"].get("containers") or []
     if not isinstance(containers, list) or not all(isinstance(c, dict) for c in containers):
         raise HermesError(
-            f"{file} is no pod: its containers are no list of mappings; correct "
-            "trial.pod.template_file."
+            f"the pod template {file}: found containers that are not a list of mappings; allowed: "
+            "a pod. Correct trial.pod.template_file, or the file."
         )
     return found
 

@@ -278,7 +278,7 @@ class TrialTask:
         )
         if failure.cause == Cause.NO_SPACE.value and segment_run.may_wait_for_space():
             segment_run.interrupt(reason, without_space=True)
-            self.reschedule(f"its disk is full, which is no failure of it: {reason}")
+            self.reschedule(f"its disk is full, which does not count as a failure: {reason}")
         return self.fail(segment_run, failure)
 
     def fail(self, segment_run: SegmentRun, failure: SegmentFailure) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _skip(
     if final is None:
         process.store.keep(())
         raise MismatchError(
-            f"the state after fit call {number + 1} cannot be read: the trial starts anew"
+            f"the state after fit call {number + 1} cannot be read: the trial restarts from scratch"
         )
     session = FitSession(process, backend, model, call.arguments, final)
     session.is_trained = True

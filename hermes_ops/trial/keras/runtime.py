@@ -134,7 +134,7 @@ class KerasRuntime:
         if self.unresumable is not None or self.store.has_others():
             return
         self.say_once(f"the training after fit call {fit_count} runs outside fit {_UNWATCHED}")
-        reason = "it trains outside fit, and goes on from its last fit when it is stopped"
+        reason = "it trains outside fit: after a stop it resumes from the end of its last fit"
         send({"kind": "hook", "preemptible": False, "reason": reason, "startup_s": None})
 
     def _load(self) -> None:

@@ -413,7 +413,7 @@ class FitSession:
         if step is not None and seeded() and keeps_hidden_random_state(step):
             self.runtime.say_once(
                 "the training step draws random numbers by operations whose state cannot be kept "
-                "(tf.random.* in a layer): after a stop they begin anew; use keras.random"
+                "(tf.random.* in a layer): after a stop they repeat; use keras.random"
             )
 
     def _values(self, logs: Mapping[str, Any]) -> dict[str, float]:
@@ -517,7 +517,7 @@ class FitSession:
         if not is_complete:
             self.runtime.say_once(
                 "variables that differ from rank to rank need more than 64 MiB of each: after a "
-                "stop all go on with those of rank 0"
+                "stop all ranks continue with those of rank 0"
             )
         return parts
 
@@ -558,7 +558,7 @@ class FitSession:
             self.runtime.store.keep(())
             raise MismatchError(
                 f"fit call {self.number + 1} ended with an error before the stop, and does not "
-                "now: the trial starts anew"
+                "now: the trial restarts from scratch"
             )
 
     def _keep_end(self) -> None:

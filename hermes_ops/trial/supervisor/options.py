@@ -148,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", default="", help="GPU indices, as in 0,1")
     parser.add_argument("--gpu-locks", type=Path, metavar="DIR", help="folder of GPU lock files")
     parser.add_argument("--time-limit", type=float, metavar="S", help="over all segments")
-    parser.add_argument("--max-epochs", type=int, metavar="N", help="end after so many epochs")
+    parser.add_argument("--max-epochs", type=int, metavar="N", help="end after this many epochs")
     parser.add_argument("--objective", metavar="NAME", help="the metric that must be reported")
     parser.add_argument("--direction", choices=["minimize", "maximize"], help="of the objective")
     parser.add_argument("--metric-pattern", metavar="REGEX", help="groups name, value, step")

@@ -72,8 +72,9 @@ def clear_trial(client: AirflowClient, plan: TaskKey, number: int, *, from_scrat
     close = decode(CloseRecord, client.get_state(plan, CLOSE_KEY))
     if close is not None:
         raise HermesError(
-            f"the sweep {sweep!r} was ended ({close.reason}), so none of its trials goes on alone: "
-            f"`hermes sweep resume {sweep}` resumes it, with --failed also what has failed."
+            f"the sweep {sweep!r} was ended ({close.reason}), so a single trial of it cannot be "
+            f"continued: `hermes sweep resume {sweep}` resumes the sweep; with --failed also its "
+            "failed trials."
         )
     segment = decode(SegmentRecord, client.get_state(task, SEGMENT_KEY))
     if segment is not None and segment.outcome == "finished" and not from_scratch:

@@ -20,7 +20,7 @@ from hermes_ops.airflow.prune.candidates import (
     judge,
     spared_runs,
 )
-from hermes_ops.airflow.prune.removal import GOES_ON, PruneEntry, PruneJournal, Removal, log_folder
+from hermes_ops.airflow.prune.removal import RESUMED, PruneEntry, PruneJournal, Removal, log_folder
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking.deletion import RunsOfSweep
 from hermes_ops.tracking.runs import SweepRef, SweepRun
@@ -223,7 +223,7 @@ def test_a_sweep_that_was_resumed_after_a_cut_off_pruning_is_left_alone(tmp_path
         pruned(world)
     assert [e.sweep for e in PruneJournal.from_home(tmp_path).entries()] == ["old"]
     world.states["old"], world.dies_at = "running", None
-    assert world.removal().remove(PruneJournal.from_home(tmp_path).entries()[0]) == GOES_ON
+    assert world.removal().remove(PruneJournal.from_home(tmp_path).entries()[0]) == RESUMED
     assert PruneJournal.from_home(tmp_path).entries() == []
     assert len(world.active) == 3
 
@@ -335,7 +335,7 @@ def test_a_sweep_in_a_group_of_another_dag_leaves_that_dags_run(tmp_path: Path) 
     assert deleted == [(TaskKey("mine", "monday", "train.plan"), "hermes_sweep")]
     assert is_gone(entry, tmp_path / "sweeps" / "none")
     world.states["monday"] = "running"
-    assert world.removal().remove(entry) == GOES_ON
+    assert world.removal().remove(entry) == RESUMED
 
 
 def test_two_prunings_at_once_are_refused(tmp_path: Path) -> None:
