@@ -1,4 +1,4 @@
-"""What can be named in a configuration: the built-in entries, and those of installed packages."""
+"""Entries that a configuration can name: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 

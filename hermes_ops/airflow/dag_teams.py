@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hermes_ops.config.pool_quota import PoolQuota
 
 TEAM_TABLES = ("dag_bundle_team",)
-"""What is read here beside the tables of `metadata`."""
+"""The columns that are read here in addition to those of `metadata`."""
 
 
 def is_multi_team() -> bool:

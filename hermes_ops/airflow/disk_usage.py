@@ -1,4 +1,4 @@
-"""What each sweep takes of the disk below the state folder.
+"""Disk usage of each sweep below the state folder.
 
 Blocks are counted, as `du` does, files of several names once, and no link is followed.
 """

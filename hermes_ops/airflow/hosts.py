@@ -1,4 +1,4 @@
-"""On which machines trials run: this host, the nodes of a pool, the executors that stay on one.
+"""The machines on which trials run: this host, the nodes of a pool, executors that stay on one.
 
 A pool's GPU indices are those of one machine, and a trial's files lie in one state folder. The
 controller writes its own machine and folder into each lease; a task compares them with what it

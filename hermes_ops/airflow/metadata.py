@@ -51,7 +51,7 @@ REQUIRED_COLUMNS = {
 _PIECES_IN_JSON = f'"{PIECES}"'
 
 RANKED_COLUMNS = ("priority_weight", "pool_slots", "queue")
-"""What is written of `task_instance`: all that the controller's database role may update."""
+"""The columns of `task_instance` that are written; the database role may update only these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskRank:
-    """What one task instance is to have; without a queue it keeps its own."""
+    """The rank of one task instance; without a queue it keeps its own."""
 
     id: str
     priority_weight: int

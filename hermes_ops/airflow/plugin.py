@@ -1,4 +1,4 @@
-"""What Hermes Ops adds to Airflow: its page, a check of new runs, and this module as a listener.
+"""The Airflow plugin: a page, a check of new runs, and this module as a listener.
 
 The listener works before the first task, before each task and after it. With LocalExecutor each
 task runs in a process forked from the scheduler's. What that has imported already costs the task

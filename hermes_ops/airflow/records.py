@@ -1,4 +1,4 @@
-"""What the controller and a trial's task tell each other through Airflow's task state store.
+"""Records by which the controller and a trial's task communicate, in Airflow's task state store.
 
 Each record has one writer and one key. A record is a frozen dataclass here and a JSON object there.
 
@@ -34,10 +34,10 @@ CONFIG_XCOM = "hermes_config"
 """XCom key of the sweep as it was planned, for its report; secrets are stars in it."""
 
 OUTCOMES = {"success": "finished", "skipped": "cancelled"}
-"""What a trial ended as whose task ended without saying so; any other state is a failure."""
+"""The final state of a trial that recorded none, by that of its task; else it has failed."""
 
 TASK_STATES = {"finished": "success", "failed": "failed"}
-"""What the task of a trial in that final state is in Airflow; any other final state: skipped."""
+"""Airflow's state of a trial's task, by the trial's final state; for other states: skipped."""
 
 AIRFLOW_TAG = "hermes.airflow_url"
 """Tag of an MLflow run: the page of its task, or of a sweep's DAG run, in Airflow."""
@@ -63,7 +63,7 @@ HELD_POOL_SLOTS = 10_000
 """Slots that a trial without a lease asks for: more than a pool has, so Airflow passes it over."""
 
 ONE_PER_GPU = "one_per_gpu"
-"""What a lease's `workers` are where each GPU has a process; as `trial.workers` has it."""
+"""The value of a lease's `workers` if each GPU has a process, as in `trial.workers`."""
 
 MOST_MACHINE_CHARACTERS = 200
 """The most in the name of a machine: Airflow's column for a queue has 256 characters."""

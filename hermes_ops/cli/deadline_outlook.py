@@ -1,4 +1,4 @@
-"""What `hermes sweep check` says of a deadline: whether it is likely to be kept."""
+"""The outlook on a deadline by `hermes sweep check`: whether it is likely to be kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hermes sweep check` and `run` say of a sweep file: its warnings and its likely cost."""
+"""The warnings and the likely cost of a sweep file, for `hermes sweep check` and `run`."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _by_team(
 
 
 class _Room:
-    """What is left of a team's share, and of its users' limits, for the next lower priority."""
+    """The rest of a team's share, and of its users' limits, for the next lower priority."""
 
     def __init__(self, share: int, limit_of_user: Mapping[str, int]) -> None:
         self.left = share

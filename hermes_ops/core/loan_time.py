@@ -51,7 +51,7 @@ def _changes(span: HeldSpan) -> tuple[tuple[float, HeldSpan, int], ...]:
 
 
 class _Ledger:
-    """What teams hold at a moment, and what they have borrowed and lent until then.
+    """The GPUs that teams hold at a moment, and the GPU time borrowed and lent until then.
 
     `_part_s` is the integral over time of the part of a team's GPUs that it borrows.
     """

@@ -1,4 +1,4 @@
-"""Who holds what in a pool with a quota: own GPUs, and those that other teams lend."""
+"""Holdings of teams in a pool with a quota: own GPUs, and GPUs lent by other teams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hermes_ops.core.quota import Quota
 
 @dataclass(frozen=True, slots=True)
 class TeamHolding:
-    """What a team holds: `held` GPUs, `borrowed` of them; `waiting` jobs.
+    """The GPUs of a team: `held` in all, `borrowed` of these; and its number of `waiting` jobs.
 
     `guaranteed` GPUs are its own, as the pool has them; `limit` is the most that it may hold, None
     without one. The name is empty for the users of no team.

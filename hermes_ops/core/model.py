@@ -1,4 +1,4 @@
-"""What a policy gets (`Snapshot`) and returns (`Plan`), as frozen facts.
+"""The input of a policy (`Snapshot`) and its output (`Plan`), as frozen dataclasses.
 
 Units stand in the names: `_s` seconds, `_gpu_s` GPU-seconds. Times are seconds since the epoch of
 the driver's clock (Unix time live, zero-based virtual time in a simulation). A loss is always
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a policy schedules: a trial of a sweep, or a job of a trace."""
+    """The unit that a policy schedules: a trial of a sweep, or a job of a trace."""
 
     id: JobId
     sweep: SweepId

@@ -94,7 +94,7 @@ def diff(snapshot: Snapshot, plan: Plan, changes: PlanChanges | None = None) -> 
 
 
 class PlanChanges(NamedTuple):
-    """What a plan changes: added grants, jobs without their former one, a job with two grants."""
+    """The changes of a plan: added grants, jobs that lose theirs, a job with two grants."""
 
     added: list[Grant]
     removed: set[JobId]

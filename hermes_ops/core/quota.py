@@ -1,4 +1,4 @@
-"""What the teams and users of a pool may hold: guaranteed, borrowed and limited GPUs."""
+"""The quota of a pool: guaranteed, borrowed and limited GPUs of its teams and users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALF_LIFE_S = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class TeamQuota:
-    """What a team may hold: `guaranteed` GPUs are its own, at most `borrow` more are lent to it.
+    """The quota of a team: `guaranteed` GPUs are its own, at most `borrow` more are lent to it.
 
     `borrow` None: as many as others leave idle. `weight` is its share, above 0, among borrowers.
     """
@@ -39,7 +39,7 @@ class TeamQuota:
 
 @dataclass(frozen=True, slots=True)
 class UserBudget:
-    """What a user may have beside a number of GPUs at once; None: no limit.
+    """The limits of a user other than that of GPUs at once; None: no limit.
 
     `sweeps` at once, GPU-seconds a day and a month, both in UTC.
     """

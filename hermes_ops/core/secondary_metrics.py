@@ -31,7 +31,7 @@ class SecondaryMetric:
 
     @property
     def bound(self) -> str:
-        """Its bounds in words; empty without any."""
+        """The bounds of the metric in words; empty without bounds."""
         words = (("at least", self.at_least), ("at most", self.at_most))
         return " and ".join(f"{word} {limit:g}" for word, limit in words if limit is not None)
 

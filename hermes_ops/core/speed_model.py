@@ -21,7 +21,7 @@ LEAST = 1e-8
 """Seconds: the least of each parameter, and its value while nothing measured tells it."""
 
 STEP = 1e-8
-"""Of the differences from which the fit knows its gradient."""
+"""The step of the differences by which the fit computes its gradient."""
 
 RELATIVE_STEP = 1.5e-8  # where a parameter is so large that STEP would not change it
 

@@ -25,7 +25,7 @@ _Want = tuple[int, bool, int]
 
 @dataclass(slots=True)
 class _Demand:
-    """What a team's jobs want, and what they have been given so far, in GPUs."""
+    """The demand of a team's jobs, and their share so far, in GPUs."""
 
     quota: TeamQuota
     gpus: int  # of the pool

@@ -1,4 +1,4 @@
-"""Who used how much of the GPUs: held, lost, borrowed and lent time, waiting, preemptions."""
+"""Usage of GPUs by user, team, sweep or day: time held, lost, borrowed, lent; preemptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKEN_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TrialUse:
-    """What a trial used, and for whom; all times are Unix seconds.
+    """The use of GPUs by one trial, with its user and team; all times are Unix seconds.
 
     It waits from `submitted_s` on and between `segments`, except in the `ended_spans`: the times
     between an end of the trial, or of its sweep, and its continuation.

@@ -20,7 +20,7 @@ INCOMPLETE = 256
 
 
 class GangStep(enum.Enum):
-    """What is to be done with the pods of a segment."""
+    """The next action for the pods of a segment."""
 
     WAIT = "wait"
     STOP = "stop"
@@ -29,7 +29,7 @@ class GangStep(enum.Enum):
 
 
 class PodState(NamedTuple):
-    """What is known of a pod that is not the first: `code` is None while its container runs.
+    """The state of a pod that is not the first: `code` is None while its container runs.
 
     `is_mistake`: a mistake of the trial has ended it or keeps it from starting.
     """

@@ -27,7 +27,7 @@ CHECKPOINTS_MOUNT = CHECKPOINTS_FOLDER
 """Where the node's claim is mounted, for a sweep that has a claim for each node."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - in the pod
-"""By which processes and NCCL exchange data; a container runtime gives it 64 MB."""
+"""Shared memory of processes and NCCL; container runtimes limit it to 64 MB by default."""
 
 SHARED_MEMORY_GIB = 1
 """Most that it may take for each GPU that the trial may have; it counts as memory of the pod."""
@@ -37,7 +37,7 @@ GRACE_MARGIN_S = 15
 """Seconds beyond the script's grace, for hermes-trial to write its result."""
 
 CLEANUP_REQUESTS = {"cpu": "10m", "memory": "32Mi"}
-"""What a pod that deletes checkpoints asks of its node."""
+"""The resources that a pod which deletes checkpoints requests."""
 
 SWEEP, TRIAL, EPOCH, TRY = (f"hermes-ops/{name}" for name in ("sweep", "trial", "epoch", "try"))
 GANG = "hermes-ops/gang"
@@ -67,7 +67,7 @@ _REPLACED_ITEMS = ("env", "volumes", "volumeMounts")
 
 @dataclass(frozen=True, slots=True)
 class PodGang:
-    """What the pods of a trial on several nodes have in common.
+    """The facts that the pods of a trial on several nodes share.
 
     `service` is the headless Service by which they find each other, `slot` the lowest of the
     trial's slots.

@@ -14,7 +14,7 @@ from hermes_ops.policies.toolbox.answer import answer
 from hermes_ops.policies.toolbox.fill import Chooser, fill, lowest
 
 Key = float | tuple[float, ...]
-"""What jobs are ordered by, ascending; of a tuple the first number is the one that is shown."""
+"""The key by which jobs are ordered, ascending; of a tuple the first number is shown to people."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ ALGORITHMS = ("grid", "random", "tpe")
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What a sampler is created for."""
+    """The settings with which a sampler is created."""
 
     feasible: Feasible
     """The space of the parameters with the constraints between them."""

@@ -1,4 +1,4 @@
-"""What no policy can beat on the equal jobs of Capes et al., and what fluid sharing would give.
+"""A lower bound for all policies on the equal jobs of Capes et al., and fluid sharing of them.
 
 Arrivals are in seconds, ascending; results are mean completions in hours.
 """

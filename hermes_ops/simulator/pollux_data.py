@@ -59,7 +59,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What is known of a kind of job; `trained` is by batch, ascending."""
+    """The recorded data of a kind of job; `trained` is by batch, ascending."""
 
     name: str
     batches: BatchRange

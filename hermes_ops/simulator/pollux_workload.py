@@ -43,7 +43,7 @@ CANDIDATES = 50
 """The batches among which a job chooses its own, from least to largest, in geometric steps."""
 
 LEAST_SQR = 1e-9
-"""Of the variance: the least squared norm of a gradient for a noise scale."""
+"""The least squared norm of a gradient, as a part of the variance, for a noise scale to exist."""
 
 ROUNDING = 1e-8  # what a quotient may exceed a whole number by and count as that number
 ONE_SIZE = {"ncf": 1}
@@ -131,7 +131,7 @@ class PolluxModel:
 
     @property
     def batch_range(self) -> BatchRange:
-        """Its batches."""
+        """The batches that the job may use."""
         return self.application.batches
 
     def pace(self, placement: Placement, epoch: int, batch: int | None) -> Pace:
@@ -290,7 +290,7 @@ class PolluxSource:
 
     @property
     def name(self) -> str:
-        """Its name and load."""
+        """The name of the workload and its load."""
         return f"pollux-{self.load:g}"
 
     def draw(self, seed: int) -> DrawnWorkload:

@@ -1,4 +1,4 @@
-"""What each team of a pool got in a simulation, and how fair that was."""
+"""The GPU time of each team of a pool in a simulation, and its fairness."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ TENSOR_SKEWS = {
     "inception3": 0.138,
     "inception4": 0.044,
 }
-"""By model, the size of the largest tensor / of all tensors.
+"""Tensor skew by model: the size of the largest tensor over that of all tensors.
 
 Source: computed from the tensor lists of the public simulator SymbioticLab/Tiresias (959f9b0).
 """

@@ -23,7 +23,7 @@ _SQLITE = b"SQLite format 3\x00"
 
 
 class SourceFormat(StrEnum):
-    """What can be imported."""
+    """The formats that can be imported."""
 
     KATIB = "katib"
     WANDB = "wandb"

@@ -21,7 +21,7 @@ DEFAULT_POINTS = 10
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """What the user states because the source does not say it; None leaves it to the source."""
+    """Values that the user states because the source has none; None leaves them to the source."""
 
     name: str | None = None
     metric: str | None = None

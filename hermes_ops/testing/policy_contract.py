@@ -1,4 +1,4 @@
-"""What every policy owes, for policies of any package, bare and under each guard."""
+"""Contract tests for policies of any package, bare and under each guard."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class PolicyContract:
     def test_jobs_that_change_their_size_all_end_within_their_sizes(
         name: str, workload: Workload, wrapper: str
     ) -> None:
-        """Also: no GPU has two jobs, service is training and what is lost, runs are repeatable."""
+        """No GPU has two jobs either, service is training plus losses, and runs are repeatable."""
         policy = as_simulated(name, built(name, wrapper, oracle(workload)))
         run = simulate(workload, layout("2x2"), policy)
         sizes = {work.id: sizes_under(name, work) for work in workload.jobs}

@@ -1,4 +1,4 @@
-"""What every sampler owes, for samplers of any package."""
+"""Contract tests for samplers of any package."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _UNITS, _STEP = ("B", "KiB", "MiB", "GiB", "TiB"), 1024
 
 
 class DiskSpace(NamedTuple):
-    """What is left on the disk of a folder for this user.
+    """The free space on the disk of a folder for this user.
 
     `free_files` is None where the file system has no limit on the number of files.
     """

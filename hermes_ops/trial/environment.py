@@ -29,7 +29,7 @@ SETTING = "HERMES_TRIAL_ENVIRONMENT"
 """Variable of the services: names, or beginnings of names with a `*`, separated by commas."""
 
 PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*\*?$"
-"""What the setting takes: a name, or the beginning of names and a `*`."""
+"""An entry of the setting: a name, or the beginning of names and a `*`."""
 
 LISTED = frozenset(
     (
@@ -64,7 +64,7 @@ LISTED_PREFIXES = (
 """Beginnings of names that every trial inherits, unless the name looks like that of a secret."""
 
 _SERVICE_PREFIXES = ("PG", "KRB5", "KUBE")
-"""What the services need besides: libpq's, Kerberos' and Kubernetes' settings."""
+"""Prefixes of further variables for the services: settings of libpq, Kerberos and Kubernetes."""
 
 _OFTEN_NEEDED_PREFIXES = (
     "AWS_", "AZURE_", "GOOGLE_", "GCP_", "GCLOUD_", "MINIO_", "S3_", "HF_", "HUGGING", "WANDB_",
@@ -82,7 +82,7 @@ _SCRIPT_ALONE_PREFIXES = ("PYTHON", "LD_")
 
 
 class InheritanceRule:
-    """What trials inherit: what is listed, and the names that the installation's setting has."""
+    """The variables that trials inherit: a list, and the names in the installation's setting."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names = tuple(dict.fromkeys(name for name in names if name))

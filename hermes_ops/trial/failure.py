@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Cause(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Python 3.9
-    """What made a segment fail; OTHER is all that may go better another time.
+    """The cause of a failed segment; OTHER stands for all causes that a retry may cure.
 
     NO_SPACE is a disk that is full: the script is not at fault. TRAINS_APART: the processes of the
     trial would each train a model of its own. INCOMPLETE: not all nodes of the trial were there.

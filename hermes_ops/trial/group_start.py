@@ -27,7 +27,7 @@ from hermes_ops.trial.worker_environment import (
 
 
 class MeetingPlaces(NamedTuple):
-    """What is kept for the workers of one segment while it runs, and where they find it.
+    """The resources of the workers of one segment while it runs, and where they find these.
 
     `leader`: of the other nodes, where there are some.
     """

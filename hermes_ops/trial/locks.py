@@ -24,7 +24,7 @@ class BusyError(Exception):
 
 
 class LockHolder(NamedTuple):
-    """Who holds a lock: a process, its parent when it took the lock, and its trial's folder."""
+    """The holder of a lock: a process, its parent when it took the lock, and its trial's folder."""
 
     process: Process
     parent: Process | None

@@ -35,7 +35,7 @@ class SegmentOutcome(str, enum.Enum):  # noqa: UP042 - enum.StrEnum is not in Py
 
 
 class SegmentFacts(NamedTuple):
-    """What the supervisor has observed when the script has ended."""
+    """The observations of the supervisor when the script has ended."""
 
     exit_code: int  # negative: killed by that signal
     asked_to_stop: bool

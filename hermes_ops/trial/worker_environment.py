@@ -1,4 +1,4 @@
-"""What each worker of a trial finds in its environment: who it is, and where the others are.
+"""The environment of each worker of a trial: its ranks, and the addresses of the others.
 
 One contract for all: Hermes' own variables, Horovod's (Gloo as controller, without MPI and
 `horovodrun`), those of `torchrun` and of `jax.distributed`, and TF_CONFIG where it is asked for:
@@ -24,7 +24,7 @@ from hermes_ops.trial.group import (
 from hermes_ops.trial.rendezvous import HOSTNAME, LOOPBACK
 
 _LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""On one machine, the network interface on which PyTorch's processes connect."""
+"""The network interface by which PyTorch's processes on one machine connect."""
 
 _GLOO_TIMEOUT_S = 300  # Horovod's default of 30 s is less than a busy machine may need to start all
 

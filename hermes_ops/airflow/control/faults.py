@@ -25,14 +25,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 THE_POOL = ""
-"""In the place of a sweep: what belongs to none of them."""
+"""The subject of calls that belong to no sweep."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, SERVICE_PAUSE_S = 1.0, 60.0, 5.0
 """A step that failed is tried again after a second, then after two, four and so on; where a service
 did not answer, in the next rounds, then each five seconds."""
 
 MOST_TRIES = 5
-"""So often is a trial's start tried; then the trial ends."""
+"""The most tries to start a trial; then it ends as failed."""
 
 SERVICE_PATIENCE_S = 600.0
 """Seconds after which a service that answers for other trials is taken never to answer for one."""
@@ -50,7 +50,7 @@ STARTING = frozenset({DRAW, RENDER, OPEN, GRANT})
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a call is made for: a sweep, or one trial of it."""
+    """The subject of a call: a sweep, or one trial of it."""
 
     sweep: str
     trial: int | None = None
@@ -259,7 +259,7 @@ class RequestPool:
 
     concurrency: int = 1
     in_background: bool = False
-    """With a concurrency of 1: run calls in a thread, so that the caller need not wait."""
+    """Run calls in a thread also with a concurrency of 1, so that the caller does not wait."""
     _pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:

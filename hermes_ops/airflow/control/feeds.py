@@ -1,4 +1,4 @@
-"""What is read from MLflow in the background, so that a slow server delays no decision.
+"""Feeds that are read from MLflow in the background, so that a slow server delays no decision.
 
 These are the learning curves of the sweeps that run, and what earlier sweeps teach.
 """

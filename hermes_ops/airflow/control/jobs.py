@@ -115,7 +115,7 @@ def _step_time(gpus: int, batch: int | None, seconds: float, unit_batch: int | N
 
 @dataclass(frozen=True, slots=True)
 class SweepFacts:
-    """What all trials of a sweep share.
+    """The facts that all trials of a sweep share.
 
     `gpus` is the least number of GPUs of a trial, `most_gpus` the largest if it takes more than
     one, `sizes` the numbers in between that it takes, none if it takes all. `batch_range` are the

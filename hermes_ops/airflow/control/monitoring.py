@@ -1,4 +1,4 @@
-"""What a controller tells Prometheus of its pool, and the HTTP server that does.
+"""Metrics of a controller and its pool for Prometheus, and the HTTP server that serves them.
 
 The names of the metrics stand here and nowhere else. `/metrics` is for Prometheus, `/livez` and
 `/readyz` are for probes.
@@ -360,7 +360,7 @@ _TEAM_LABELS = ("pool", "team")
 
 
 class TeamMetrics:
-    """What teams hold, and the GPU time that they have had while this controller observed.
+    """Metrics of the GPUs that teams hold, and of their GPU time since this controller started.
 
     Between two observations a team is taken to hold what it held at the first one. The label `team`
     is empty for the users of no team.

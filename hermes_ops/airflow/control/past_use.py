@@ -1,4 +1,4 @@
-"""What the teams of a pool have used before, from the records of its sweeps in Airflow."""
+"""Past use of a pool by teams and users, from the records of its sweeps in Airflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_SWEEPS = 1_000
 
 
 class PastUse(NamedTuple):
-    """What teams have used, with its decay, and the GPU time of users in this day and month."""
+    """The decayed use of teams, and the GPU time of users on this day and in this month."""
 
     teams: DecayedUse
     users: GpuTime

@@ -1,4 +1,4 @@
-"""What is wrong with a pool although its rounds are done: pure functions over one observation."""
+"""Symptoms of a pool in trouble, although its rounds succeed: pure functions of one observation."""
 
 from __future__ import annotations
 

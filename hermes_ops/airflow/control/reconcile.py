@@ -1,4 +1,4 @@
-"""What is to be written for the trials of a sweep, by their states: commands as data.
+"""The writes that the trials of a sweep need, by their states: commands as data.
 
 `reconcile` is asked in each round, before the policy; `end_trials` when a sweep ends, or a policy
 ends a trial early; `take_back` when a policy takes a trial's GPUs; `stop_all` at a shutdown. Each

@@ -69,7 +69,7 @@ most this many parameters."""
 
 @dataclass(frozen=True, slots=True)
 class SweepSpec:
-    """What does not change during a sweep: its config and what follows from it.
+    """The constant facts of a sweep: its config, and values derived from it.
 
     `cache` and `deferred` keep what the last round built of the rest.
     """

@@ -45,7 +45,7 @@ LIVE_STATES = ("running", "deferred")
 
 
 class TrialState(Enum):
-    """What a trial is doing; the table `STATES` explains each member."""
+    """The state of a trial; the table `STATES` explains each member."""
 
     PENDING = "pending"
     GRANTED = "granted"
@@ -150,7 +150,7 @@ UNCLOSED = frozenset({S.PREEMPTED, S.REVOKED_PREEMPTED})
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What leads from one state to another, and who does it."""
+    """A transition from one state to another, and who makes it."""
 
     source: TrialState
     target: TrialState

@@ -1,4 +1,4 @@
-"""Who may see which sweeps: Airflow's own users and permissions."""
+"""Access to sweeps on the page, by Airflow's own users and permissions."""
 
 from __future__ import annotations
 

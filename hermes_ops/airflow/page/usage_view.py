@@ -1,4 +1,4 @@
-"""Who used how much of a pool: read in the background, for the sweeps that a reader may see.
+"""The usage of a pool, read in the background, for the sweeps that a reader may see.
 
 The segments come from MLflow, the sweeps and their owners from Airflow. A request waits for a
 reading a moment at most; until there is one, the page says that it is being read.
@@ -48,7 +48,7 @@ Timelines = tuple["TrialTimeline", ...]
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """What a table is of: a pool, the last `days`, a grouping, and the DAGs that are counted.
+    """The scope of a table: a pool, the last `days`, a grouping, and the DAGs that are counted.
 
     `is_whole`: those are all DAGs that have sweeps.
     """

@@ -1,4 +1,4 @@
-"""What another policy would decide on the pool now; nothing is applied."""
+"""The decision that another policy would make on the pool now; nothing is applied."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ MOST_AGE_S = 10_000 * 86_400.0  # a bound that keeps the date within the calenda
 
 @dataclass(frozen=True, slots=True)
 class SweepAge:
-    """What decides whether a sweep is pruned.
+    """The facts that decide whether a sweep is pruned.
 
     `ended_s` is None while it has not ended, whether it runs, waits, is paused or preempted.
     `resumable_until_s` is how long the checkpoints of trials that can be resumed are kept by the
@@ -57,7 +57,7 @@ class SweepAge:
 
 @dataclass(frozen=True, slots=True)
 class PruneRules:
-    """What is to go: sweeps that ended at least `older_than_s` ago, of these names or ids."""
+    """The scope of a pruning: sweeps of these names or ids, ended at least `older_than_s` ago."""
 
     now_s: float
     older_than_s: float
@@ -121,7 +121,7 @@ def _day(moment_s: float) -> str:
 
 @dataclass(slots=True)
 class DeletionRights:
-    """What Airflow lets this user delete; it is asked once for each DAG."""
+    """The rights of this user to delete runs in Airflow; each DAG is asked for once."""
 
     airflow: AirflowClient
     _permitted: dict[str, bool] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What jobs of one kind have measured together: their work, and their speeds by numbers of GPUs."""
+"""Measurements that jobs of one kind share: their work, and their speeds by numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What the policy has learnt from its decisions so far; its memory."""
+    """The memory of the policy: what it has learnt from its decisions so far."""
 
     kinds: tuple[tuple[KindKey, Kind], ...] = ()
     progress: tuple[tuple[JobId, Progress], ...] = ()
@@ -133,7 +133,7 @@ def learn_kinds(
 
 @dataclass(slots=True)
 class _News:
-    """What the jobs of one kind tell in one snapshot."""
+    """The measurements of the jobs of one kind in one snapshot."""
 
     times: dict[_PLACE, StepTime] = field(default_factory=dict)
     noise: dict[int, float] = field(default_factory=dict)
@@ -196,7 +196,7 @@ def _mean(works: tuple[float, ...]) -> float:
 
 
 class SizedGroup(NamedTuple):
-    """What jobs share whose rates are computed together.
+    """The inputs shared by jobs whose rates are computed together.
 
     `held`: the GPUs and nodes that they have: at this size no other nodes are looked at.
     """

@@ -45,7 +45,7 @@ _FALLS_BACK = "a trial ahead of it falling back, or more free GPUs"
 UNRANKED = 1e-12
 """The value of a trial that is not compared: less than that of any other, more than nothing."""
 LEAST_EXPONENT, MOST_EXPONENT = 0.1, 0.9
-"""Of the speed-up as a power of the number of GPUs, when trials are weighed against each other."""
+"""The exponent of the speed-up, as a power of the number of GPUs, in the weights of trials."""
 
 TIE = 1e-6
 """Relative: of trials with equal weights the one with the greater index comes first."""
@@ -468,7 +468,7 @@ def _reason(search: TrialSearch, job: Job, size: int, on: bool, runner_up: JobId
 
 @dataclass(frozen=True, slots=True)
 class GpuClaim:
-    """What the open jobs of one sweep could use.
+    """The GPUs that the open jobs of one sweep could use.
 
     `fixed` GPUs are held by jobs that must not be changed: they count, but are not shared out.
     `pinned` ones it keeps in any case.

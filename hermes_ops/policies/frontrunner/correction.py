@@ -44,7 +44,7 @@ EVIDENCE = (
     "log number of trials that can still win",
     "share of earlier trials",
 )
-"""What the correction knows of a trial, a column each; the last five are the sweep's."""
+"""The inputs of the correction, a column each; the last five describe the sweep."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

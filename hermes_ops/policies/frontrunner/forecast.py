@@ -84,7 +84,7 @@ def is_timed(table: CurveTable) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SweepEstimates:
-    """What the curves of a sweep say of N trials, before chances are drawn from it.
+    """The estimates of a sweep for N trials, from which their chances are computed.
 
     `stage_s[N, K]`: training seconds of each stage, 0 where it has been; `scaled[N, K]`: the
     losses on the scale of the forecasts (NaN where a trial has not been), `lowest[N]`: the lowest

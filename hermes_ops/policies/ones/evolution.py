@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 PASSES = 2
-"""Of each part of the padding: what a job leaves because it needs more goes to later ones."""
+"""Passes of each part of the padding: GPUs that are too few for one job go to later ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """What schedules of J jobs on `gpus` GPUs must respect; jobs are in the order of the genes.
+    """The constraints of schedules of J jobs on `gpus` GPUs; jobs are in the order of the genes.
 
     `floors`, (kinds, gpus + 1): the largest size at most so large that a job of that kind takes, 0
     without one; `kind`, (J,): the row of each job. `least`, (J,): the least size, and `target` the

@@ -1,4 +1,4 @@
-"""What ONES remembers of jobs: the samples and epochs they have done, and how large they may be."""
+"""The memory of ONES: the samples and epochs that jobs have done, and the limits of their sizes."""
 
 from __future__ import annotations
 

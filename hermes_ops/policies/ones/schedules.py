@@ -26,7 +26,7 @@ Schedule = tuple[tuple[JobId, int], ...]
 """The GPUs of each job that has any."""
 
 LEAST_PROGRESS = 1e-6
-"""Of a job: of less the remaining work would not be a number."""
+"""The least progress of a job: with less, the remaining work would not be finite."""
 
 
 @dataclass(frozen=True, slots=True)

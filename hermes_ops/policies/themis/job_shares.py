@@ -38,7 +38,7 @@ def predicted_left_s(job: Job, now_s: float, least_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobField:
-    """What is known of the jobs, in their order; `gpus` are the GPUs of the pool."""
+    """Arrays of facts of the jobs, in their order; `gpus` is the number of GPUs of the pool."""
 
     gpus: int
     demand: Floats

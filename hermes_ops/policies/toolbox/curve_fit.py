@@ -223,7 +223,7 @@ def _searched(forms: Sequence[_Form], table: _Table) -> list[Fitted]:
 
 
 def _tried(forms: Sequence[_Form], table: _Table, tried: Floats) -> tuple[Floats, Floats]:
-    """By [curve, form, value]: what is solved for it, and the weighted squared error."""
+    """Solutions by [curve, form, value], and their weighted squared errors."""
     gram, side = np.zeros((*tried.shape, 3, 3)), np.zeros((*tried.shape, 3))
     posed = [form.pose(table, tried[:, n], gram[:, n], side[:, n]) for n, form in enumerate(forms)]
     solved = _not_negative(gram, side)

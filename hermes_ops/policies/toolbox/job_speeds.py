@@ -35,7 +35,7 @@ class JobSpeeds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KnownSpeeds:
-    """What an oracle knows."""
+    """The speeds and the work left by an oracle."""
 
     oracle: Oracle
     snapshot: Snapshot
@@ -54,7 +54,7 @@ class KnownSpeeds:
 
 @dataclass(frozen=True)
 class MeasuredSpeeds:
-    """What jobs have measured; jobs of a kind (sweep and model) share it.
+    """The speeds that jobs have measured; jobs of a kind (sweep and model) share them.
 
     Before any measurement a job is as fast as it has GPUs. A unit of work is a reported step where
     steps have no known batch, else a step of the batch that the kind's jobs first had.

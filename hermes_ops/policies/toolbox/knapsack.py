@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 FEW = 192
-"""So many jobs are solved at once; of more, those that cannot change are decided first."""
+"""The most jobs that are solved at once; of more, those that cannot change are decided first."""
 
 STEPS = 36
 """Halvings of the price of a GPU; a price a little too high rules out less, as exactly."""

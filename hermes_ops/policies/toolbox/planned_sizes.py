@@ -52,7 +52,7 @@ def planned(
 
 @dataclass(frozen=True, slots=True)
 class SpeedPolicy:
-    """What policies share that plan sizes by speeds and the work left, and keep them for a while.
+    """Base of policies that plan sizes by speeds and the work left, and keep them for a while.
 
     With an oracle both are known; without one, or with `blind`, they are those of `MeasuredSpeeds`,
     and sizes are planned every `interval_s` (600 by default) too.

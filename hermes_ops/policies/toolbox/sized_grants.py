@@ -24,7 +24,7 @@ _NO_NODES: Mapping[JobId, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class SizingProblem:
-    """What a policy that sizes jobs decides about: `jobs`, by submission, on `gpus` GPUs.
+    """The problem of a policy that sizes jobs: `jobs`, by submission, on `gpus` GPUs.
 
     `fixed` are the grants of running jobs that must not be changed; their GPUs are not counted.
     A job that is stopping and will wait (it is resized, for example) gets a size, but no grant yet:

@@ -9,7 +9,7 @@ from hermes_ops.core.model import Job, JobId
 from hermes_ops.policies.toolbox.job_speeds import JobSpeeds
 
 Gain = Callable[[Job, int, int], float]
-"""What a job gains for each GPU when it goes from the first size to the second."""
+"""The gain of a job for each GPU when it goes from the first size to the second."""
 
 Larger = Callable[[Job, int], int | None]
 """The size to which a job may go next from that size; None: it has none."""

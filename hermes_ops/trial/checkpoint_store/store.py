@@ -69,7 +69,7 @@ class StoredFile(NamedTuple):
 
 
 class ManifestName(NamedTuple):
-    """What a manifest is called; later copies are greater."""
+    """The name of a manifest; those of later copies compare greater."""
 
     epoch: int
     serial: int

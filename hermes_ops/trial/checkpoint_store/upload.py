@@ -35,7 +35,7 @@ _LAST_RETRY_S = 0.5
 
 
 class _NoticedCheckpoint(NamedTuple):
-    """What was known when a checkpoint was noticed: its time, its step, the output's steps."""
+    """The state when a checkpoint was noticed: its time, its step, the output's steps."""
 
     written_s: float
     step: int | None

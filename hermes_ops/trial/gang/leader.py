@@ -1,4 +1,4 @@
-"""On the first node of a trial: the workers of the other nodes, as children that are far away."""
+"""The leader, on the first node of a trial: it treats workers of other nodes as remote children."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAVE_S, LOOK_S = 3.0, 0.1
 
 
 class NodeView:
-    """What the first node knows of another one, by its reports."""
+    """The view that the first node has of another one, by its reports."""
 
     def __init__(self, now_s: float) -> None:
         self.heard_s = now_s

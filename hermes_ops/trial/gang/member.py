@@ -1,4 +1,4 @@
-"""On another node of a trial than the first: start that node's workers, obey, report."""
+"""The member, on every other node of a trial: it starts that node's workers, obeys and reports."""
 
 from __future__ import annotations
 

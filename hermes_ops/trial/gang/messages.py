@@ -1,4 +1,4 @@
-"""What the nodes of a trial tell each other: reports to the first one, and its orders.
+"""Messages between the nodes of a trial: reports to the first one, and its orders.
 
 Both are values in the store on the first node, each replaced as a whole.
 """
@@ -69,7 +69,7 @@ class NodeReport(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What the nodes are to do: start their workers, send them SIGTERM, kill them, leave.
+    """The orders to the nodes: start their workers, send them SIGTERM, kill them, leave.
 
     `stopping`: the workers are about to leave after a step that they agree on.
     """

@@ -30,7 +30,7 @@ _COUNTERS = (
     "_global_train_batch", "_global_test_batch", "_previous_epoch_iterations",
     "_train_accumulated_time", "_should_write_train_graph",
 )  # fmt: skip
-"""What TensorBoard's callback counts; its writers and traces belong to the process."""
+"""The counters of TensorBoard's callback; its writers and traces belong to the process."""
 
 
 class CallbackFiles:

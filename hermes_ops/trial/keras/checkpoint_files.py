@@ -194,7 +194,7 @@ def _matches(path: Path, size: int, checksum: str) -> bool:
 BUDGET_VARIABLE = "HERMES_FIT_STATES_BYTES"
 BUDGET_BYTES = 4 << 30
 ALWAYS_KEPT = 16
-"""So many states are kept however large they are: a large model that is fit a few times."""
+"""The states that are kept whatever their size: for a large model that is fit a few times."""
 
 Headers = Mapping[int, Mapping[str, Any]]
 

@@ -225,7 +225,7 @@ def _place(session: FitSession, adapter: Any) -> int:
 
 
 class Keras2:
-    """What is particular to Keras 2."""
+    """The backend for Keras 2."""
 
     def __init__(self, training: ModuleType) -> None:
         self._training = training

@@ -182,7 +182,7 @@ def _patch_arrays(kind: Any) -> None:
 
 
 class Keras3:
-    """What is particular to Keras 3."""
+    """The backend for Keras 3."""
 
     def begin_at(self, arguments: dict[str, Any], epoch: int) -> None:
         """Let `fit` begin at an epoch."""
@@ -298,7 +298,7 @@ def _trainer(trainer: ModuleType) -> tuple[str, Any]:
 
 
 class Keras3AtEpochs(Keras3):
-    """What is particular to Keras 3 where nothing but the end of an epoch can be gone on from."""
+    """The backend for Keras 3 if training can only be resumed at the end of an epoch."""
 
     def __init__(self, name: str) -> None:
         self._name = name

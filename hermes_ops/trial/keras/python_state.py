@@ -58,7 +58,7 @@ class StateHandler:
 
 @dataclass(frozen=True)
 class ReachableState:
-    """What was found: variables by key, and all else with the way to read and write it."""
+    """The reachable state: variables by key, and other data with a way to read and write it."""
 
     variables: Mapping[str, Any]
     others: Mapping[str, StateHandler]

@@ -1,4 +1,4 @@
-"""What the processes of one fit do together, through the Horovod that the script has started."""
+"""Collective operations of the processes of one fit, by the Horovod that the script has started."""
 # ruff: noqa: ANN401 - the objects of Horovod and TensorFlow have no types here
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_HOROVOD = (
 
 
 class EpochVote(NamedTuple):
-    """What a process thinks at the end of an epoch.
+    """The vote of a process at the end of an epoch.
 
     `good`: the objective is a number; `ended`: `fit` ends here; `stop`: it was told to stop.
     """

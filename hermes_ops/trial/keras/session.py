@@ -55,7 +55,7 @@ _SAMPLES = "samples"
 
 
 class KerasBackend(Protocol):
-    """What differs between Keras 2 and Keras 3."""
+    """The operations that differ between Keras 2 and Keras 3."""
 
     def build(self, session: FitSession) -> bool:
         """Make every variable exist; False if that must wait for the first batch."""

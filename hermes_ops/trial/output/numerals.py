@@ -43,7 +43,7 @@ _COMMA = "a comma in a number may be a decimal comma or group thousands"
 
 
 class Numeral(NamedTuple):
-    """What was found: a value, or why what looks like a number is not read.
+    """The result: a value, or why something that looks like a number is not read.
 
     `value` is None and `refusal` empty where nothing looks like a number. `end` is the place
     behind it.

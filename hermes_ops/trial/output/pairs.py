@@ -60,7 +60,7 @@ class NamedValue(NamedTuple):
 
 
 class StatedStep(NamedTuple):
-    """What a line says of its step: its value under a name; not whole where it is a fraction."""
+    """The step that a line states: its value under a name; it may be a fraction."""
 
     name: str
     value: float

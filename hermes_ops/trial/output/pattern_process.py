@@ -30,7 +30,7 @@ GROUP_CHARACTERS = 1_000
 """A name, number or step that is longer is none."""
 
 LINE_CHARACTERS = 100_000
-"""What the groups of all matches on a line may hold; overlapping ones can hold any amount."""
+"""The most characters in the groups of all matches on a line; overlapping groups have no bound."""
 
 _PROGRESS_S = 0.25
 _MOST_BYTES = 1 << 30  # of memory
@@ -45,7 +45,7 @@ class Match(NamedTuple):
 
 
 class SearchMarker(NamedTuple):
-    """What is searched now: the number of the batch, from 1, and in it the line and pattern."""
+    """The position of the search: number of the batch, from 1, and line and pattern in it."""
 
     batch: int
     line: int

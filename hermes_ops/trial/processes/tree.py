@@ -62,7 +62,7 @@ def boot_and_namespace() -> str:
 
 
 class ProcessTable:
-    """Who is whose child, read at one moment."""
+    """The parents and children of all processes at one moment."""
 
     def __init__(self) -> None:
         self._entries = {pid: entry for pid in _pids() if (entry := _entry(pid)) is not None}

@@ -26,7 +26,7 @@ _ANSWER_S = 3.0
 
 
 class StandbyOrder(NamedTuple):
-    """What a standby interpreter is to become: `python script arguments` in a folder."""
+    """The program that a standby interpreter becomes: `python script arguments` in a folder."""
 
     python: str
     script: str

@@ -1,4 +1,4 @@
-"""What the supervisor does for several workers: who failed, their last words, their agreement."""
+"""Supervision of several workers: which one failed, their last lines, their agreement on a stop."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _REMEDY = "all ranks must make the same steps, as many in each epoch: see the lo
 
 
 class GroupProgress(NamedTuple):
-    """What is known of a group's training; seconds, times on the monotonic clock.
+    """The observed progress of a group's training; seconds, times on the monotonic clock.
 
     `training`: how many ranks train. `uneven_since_s`: since when some train and others do not.
     `progress_s`: rank 0's last sign of progress while all train; None: nothing is expected of it.

@@ -1,4 +1,4 @@
-"""What sweeps need of Airflow's tables, kept from Airflow's own clean-up, which goes by age.
+"""Retention of the records and XComs that sweeps need: Airflow's own clean-up goes by their age.
 
 Records in the state store have no date of expiry. Those of an earlier version have one, and
 whoever edits a value in Airflow may give it one: they lose it, but for what a task may be writing

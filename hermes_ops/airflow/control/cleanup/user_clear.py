@@ -44,7 +44,7 @@ FROM_SCRATCH = "from scratch"
 
 
 class ClearRequest(Enum):
-    """What is to be done with a trial because of what a person did to its task."""
+    """The action that a person requests by clearing a trial's task or by its note."""
 
     NOTHING = auto()
     STOP = auto()  # its segment, before it can restart
