@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hermes_ops.core.amounts import utc_text
 from hermes_ops.errors import HermesError, Unavailable
 
 
@@ -89,7 +89,7 @@ class AirflowCredentials:
         expires_s = expiry_s(token)
         fact = "Airflow does not take it"
         if expires_s is not None and expires_s <= now_s:
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expires_s))
+            stamp = utc_text(expires_s)
             fact = f"it expired at {stamp}"
         how = (
             "set a new one"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.pool_file import read_view
-from hermes_ops.core.amounts import duration, figure
-from hermes_ops.core.deadline import moment
+from hermes_ops.core.amounts import duration, figure, utc_text
 from hermes_ops.core.priority_class import DEFAULT_CLASS
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
@@ -31,7 +30,7 @@ def trouble_line(view: Mapping[str, Any] | None) -> str:
     if not trouble:
         return ""
     return (
-        f"The controller's rounds have failed since {moment(trouble['since_s'])} "
+        f"The controller's rounds have failed since {utc_text(trouble['since_s'])} "
         f"({trouble['rounds']} in a row), so no trial is started or stopped: {trouble['reason']}"
     )
 
@@ -40,7 +39,7 @@ def silence_line(view: Mapping[str, Any] | None, now_s: float) -> str:
     """Return since when the controller has made no round; empty while it makes some."""
     if view is None or now_s - view["time_s"] <= SILENT_S or trouble_line(view):
         return ""
-    since = moment(view["time_s"])
+    since = utc_text(view["time_s"])
     return f"The controller has made no round since {since}: see its log."
 
 
@@ -65,7 +64,7 @@ def away_lines(view: Mapping[str, Any] | None) -> list[str]:
 
 
 def _absence(name: str, machine: Mapping[str, Any]) -> str:
-    return f"{name} since {moment(machine['away_since_s'])}, as {machine['reason']}"
+    return f"{name} since {utc_text(machine['away_since_s'])}, as {machine['reason']}"
 
 
 def problem_lines(
@@ -92,7 +91,7 @@ def _line(problem: Mapping[str, Any]) -> str:
     times = "once" if problem["tries"] == 1 else f"{problem['tries']} times"
     return (
         f"Problem of {whose}: {problem['step']} failed {times} since "
-        f"{moment(problem['since_s'])}: {problem['reason']}"
+        f"{utc_text(problem['since_s'])}: {problem['reason']}"
     )
 
 
@@ -261,7 +260,7 @@ def deadline_line(view: Mapping[str, Any] | None, sweep: str, now_s: float) -> s
     if at_s is None:
         return ""
     left = f"in {duration(at_s - now_s)}" if at_s > now_s else "which has passed"
-    return f"Deadline of {sweep}: {moment(at_s)}, {left}"
+    return f"Deadline of {sweep}: {utc_text(at_s)}, {left}"
 
 
 def deadline_lines(view: Mapping[str, Any] | None, now_s: float) -> list[str]:
@@ -276,7 +275,7 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     HermesError when nothing is known of it; Unavailable when only MLflow could know it and does not
     answer.
     """
-    sweep, number = parts(trial)
+    sweep, number = parse_trial_name(trial)
     view = read_view(pool) or {"jobs": [], "time_s": 0.0, "policy": "?"}
     job = next((j for j in view["jobs"] if j["id"] == trial), None)
     found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
@@ -357,7 +356,7 @@ def _refuse_beyond(tracker: Tracker, sweep: SweepRef, number: int) -> None:
         )
 
 
-def parts(trial: str) -> tuple[str, int]:
+def parse_trial_name(trial: str) -> tuple[str, int]:
     """Return the sweep and the number of `SWEEP/NUMBER`; HermesError for anything else."""
     if not re.fullmatch(r"(?s).+/[0-9]{1,9}", trial):
         raise HermesError(f"{trial!r} is no trial: write SWEEP/NUMBER, for example digits-1/3.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hermes_ops.core.amounts import utc_text
 from hermes_ops.errors import HermesError, StackError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def record_action(
     """
     from hermes_ops.tracking.summary import require_sweep
 
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    stamp = utc_text(time.time())
     line = f"{stamp}: {action} by {person}"
     try:
         connection.airflow.note(place.plan, line)

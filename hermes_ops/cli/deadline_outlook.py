@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.cli.sweep_check import Estimate, cost_estimate, slots_of
-from hermes_ops.core.amounts import duration
-from hermes_ops.core.deadline import moment
+from hermes_ops.core.amounts import duration, utc_text
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class DeadlineOutlook:
 
     def document(self) -> dict[str, Any]:
         """Return it for the JSON document of the check."""
-        return {**asdict(self), "at": moment(self.at_s)}
+        return {**asdict(self), "at": utc_text(self.at_s)}
 
     def render(self) -> str:
         """Return it as lines for a terminal."""
@@ -44,7 +43,7 @@ class DeadlineOutlook:
             OPEN: "May be kept or not",
             UNKNOWN: "Cannot tell whether it will be kept",
         }[self.kept]
-        when = f"{moment(self.at_s)}, {duration(self.left_s)} after a start now"
+        when = f"{utc_text(self.at_s)}, {duration(self.left_s)} after a start now"
         return f"Deadline: {when}.\n  {answer}: {self.reason}"
 
 

@@ -20,7 +20,7 @@ from hermes_ops.cli.sweep_location import (
     locate_or_explain,
     newest,
 )
-from hermes_ops.core.deadline import moment
+from hermes_ops.core.amounts import utc_text
 from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 
@@ -206,10 +206,10 @@ def explain(
     home: Home = None,
 ) -> None:
     """Explain why a trial runs or waits, with its last decisions."""
-    from hermes_ops.airflow.explanation import parts
+    from hermes_ops.airflow.explanation import parse_trial_name
     from hermes_ops.cli.connection import connect
 
-    sweep, number = parts(trial)
+    sweep, number = parse_trial_name(trial)
     connection = connect(home)
     trial = f"{full_id(connection.airflow, sweep)}/{number}"
     typer.echo(explanation(connection, trial, last))
@@ -254,7 +254,7 @@ def _why(explained: Explanation) -> list[str]:
 def _line(decision: Mapping[str, Any]) -> str:
     from hermes_ops.airflow.explanation import on_gpus, short
 
-    when = moment(float(decision["time_s"]))
+    when = utc_text(float(decision["time_s"]))
     terms = ", ".join(f"{k}={short(v)}" for k, v in decision["terms"].items())
     return f"  {when} {decision['action']}{on_gpus(decision['gpus'])}: {decision['reason']}" + (
         f" [{terms}]" if terms else ""

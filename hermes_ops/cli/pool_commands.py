@@ -17,7 +17,7 @@ import typer
 
 from hermes_ops.cli.completion import complete_policies
 from hermes_ops.cli.connection import Home, current_person
-from hermes_ops.core.amounts import figure
+from hermes_ops.core.amounts import figure, utc_text
 
 if TYPE_CHECKING:
     import httpx
@@ -172,7 +172,7 @@ def policy(
         choice = PolicySettings.load(path)
         typer.echo(f"{choice.name} {json.dumps(choice.options) if choice.options else ''}".strip())
         if choice.by:
-            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(choice.at_s))
+            when = utc_text(choice.at_s)
             typer.echo(f"Chosen {when} by {choice.by}.")
         typer.echo(f"There are: {', '.join(live_policies())}.")
         return
@@ -287,7 +287,7 @@ def _show_quota(pool: str, settings: QuotaSettings | None, *, as_json: bool) -> 
     for table in quota_tables(settings.quota, console.width):
         print_whole(console, table)
     if settings.by:
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(settings.at_s))
+        when = utc_text(settings.at_s)
         typer.echo(f"Set {when} by {settings.by}.")
 
 

@@ -287,10 +287,10 @@ def clear(
 ) -> None:
     """Continue a trial that has ended from its checkpoint, or restart it from scratch."""
     from hermes_ops.airflow.control.cleanup.user_clear import clear_trial
-    from hermes_ops.airflow.explanation import parts
+    from hermes_ops.airflow.explanation import parse_trial_name
     from hermes_ops.cli.connection import connect
 
-    sweep, number = parts(trial)
+    sweep, number = parse_trial_name(trial)
     connection = connect(home)
     airflow = connection.airflow
     place = locate(airflow, sweep)

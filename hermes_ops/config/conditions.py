@@ -16,6 +16,7 @@ from hermes_ops.config.model import MOST_TRIALS, Algorithm, SweepConfig
 from hermes_ops.config.parameters import PlacedParameter, placed_parameters
 from hermes_ops.config.pod import RunIn
 from hermes_ops.config.problems import (
+    SPACE,
     Violation,
     comma_separated,
     count,
@@ -34,7 +35,6 @@ from hermes_ops.search.space import SearchParameter, Space, Value
 from hermes_ops.search.tree import active_space, axes, canonical, grid_size
 
 Violations = Iterator[Violation]
-SPACE: KeyPath = ("search", "space")
 CONSTRAINTS: KeyPath = ("search", "constraints")
 
 

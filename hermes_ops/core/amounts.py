@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from math import floor, isfinite, log10
 
 _LEAST, _MOST = 1e-4, 1e15  # outside of these a power of ten is easier to read
@@ -22,6 +23,12 @@ def short_duration(seconds: float) -> str:
     if not isfinite(seconds):
         return "an unknown time"
     return f"{seconds:.1f} s" if 0 <= seconds < 9.95 else duration(seconds)
+
+
+def utc_text(time_s: float) -> str:
+    """Return a Unix time for people: `2026-11-29 08:15:00 UTC`. OverflowError beyond year 9999."""
+    whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=round(time_s))
+    return whole.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def figure(value: float, digits: int = 3) -> str:

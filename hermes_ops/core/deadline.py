@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from hermes_ops.core.amounts import utc_text
+
 MOST_S = 1e9
 REPORT_S = 300.0
 """Seconds after the end of the last trial within which a sweep has its report."""
@@ -43,7 +45,7 @@ class Deadline:
         try:
             at = datetime.fromisoformat(text[:11] + text[11:].replace(" ", ""))
             time_s = (at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
-            moment(time_s)  # it is of the calendar in UTC, too
+            utc_text(time_s)  # raises if it is beyond the calendar in UTC
             return cls(time_s=time_s)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"no time of a calendar: {error}") from None
@@ -53,12 +55,6 @@ class Deadline:
         if self.time_s is not None:
             return self.time_s
         return start_s + (self.duration_s or 0.0)
-
-
-def moment(time_s: float) -> str:
-    """Return a time as people read it, in UTC to the second."""
-    whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=round(time_s))
-    return whole.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def missed(at_s: float, trials: Iterable[tuple[bool, bool]]) -> str:
@@ -71,8 +67,8 @@ def missed(at_s: float, trials: Iterable[tuple[bool, bool]]) -> str:
     cut = sum(has_begun and not has_ended for has_begun, has_ended in listed)
     unbegun = len(listed) - ended - cut
     return (
-        f"{MISSED} ({moment(at_s)}): of {len(listed)} trials {ended} had ended, {cut} were stopped "
-        f"before their end, {unbegun} had not begun"
+        f"{MISSED} ({utc_text(at_s)}): of {len(listed)} trials {ended} had ended, {cut} were "
+        f"stopped before their end, {unbegun} had not begun"
     )
 
 
@@ -101,7 +97,7 @@ class DeadlineResult:
     def words(self) -> str:
         """Return it as `2026-12-01 07:00:00 UTC: kept`."""
         result = {None: "", True: ": kept", False: ": not kept"}[self.kept]
-        return f"{moment(self.at_s)}{result}"
+        return f"{utc_text(self.at_s)}{result}"
 
     def to_document(self) -> dict[str, str | bool | None]:
         """Return it for a JSON document: the time in ISO 8601, and whether it was kept."""

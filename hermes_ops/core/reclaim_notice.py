@@ -153,16 +153,19 @@ def _lost_gpus(snapshot: Snapshot, quota: Quota, plan: Plan) -> Counter[str]:
     )
 
 
-def clock(time_s: float) -> str:
+def _time_of_day(time_s: float) -> str:
     """Return the time of day in UTC."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S UTC")
 
 
 def _notice(why: Reason, end_s: float) -> Reason:
     text = why.text.removeprefix("preempted because ")
-    return replace(why, text=f"keeps its GPUs until {clock(end_s)}, then is preempted: {text}")
+    return replace(
+        why, text=f"keeps its GPUs until {_time_of_day(end_s)}, then is preempted: {text}"
+    )
 
 
 def _waits(end_s: float) -> Reason:
-    text = f"waits until {clock(end_s)}: a trial that has borrowed its GPUs has notice until then"
+    until = _time_of_day(end_s)
+    text = f"waits until {until}: a trial that has borrowed its GPUs has notice until then"
     return Reason(text, would_change="the end of that notice")

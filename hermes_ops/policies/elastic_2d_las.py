@@ -11,12 +11,11 @@ from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, Term
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.job_speeds import JobSpeeds, KnownSpeeds, MeasuredSpeeds
+from hermes_ops.policies.toolbox.multilevel_queues import SLACK_GPU_S
 from hermes_ops.policies.toolbox.parameter_checks import ascending, whole
 from hermes_ops.policies.toolbox.planned_sizes import PlannedSizes, planned
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from hermes_ops.policies.toolbox.widening import speed_up_gain, widen
-
-SLACK_GPU_S = 1e-3  # a limit counts as reached so little before it: clocks are floats
 
 
 @dataclass(frozen=True, slots=True)

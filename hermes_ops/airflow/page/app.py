@@ -10,7 +10,6 @@ import logging
 import re
 from base64 import b64encode
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +26,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hermes_ops.airflow.control.decisions import read_tail
-from hermes_ops.airflow.explanation import UNDECIDED, explain, ownership, parts, short
+from hermes_ops.airflow.explanation import UNDECIDED, explain, ownership, parse_trial_name, short
 from hermes_ops.airflow.page.access import ENTRY, Reader, dag_reader, readable_pools
 from hermes_ops.airflow.page.history import NEWEST_ROWS, history
 from hermes_ops.airflow.page.pool_view import PageSources, decision_row, pool_contents
@@ -40,7 +39,7 @@ from hermes_ops.airflow.page.sweep_view import (
 from hermes_ops.airflow.page.usage_view import UsageQuery, UsageTable
 from hermes_ops.airflow.page.what_if import current_choice, what_if
 from hermes_ops.config.fields import NAME_PATTERN
-from hermes_ops.core.amounts import duration
+from hermes_ops.core.amounts import duration, utc_text
 from hermes_ops.core.usage import BY
 from hermes_ops.core.usage_table import csv_text, key_text, number_text
 from hermes_ops.errors import HermesError, Unavailable, Unsupported
@@ -72,7 +71,7 @@ def _environment() -> Environment:
         "script": Markup(_asset("page.js")),  # noqa: S704
         "refresh_s": REFRESH_S,
     }
-    environment.filters |= {"clock": clock, "duration": duration, "short": short}
+    environment.filters |= {"clock": utc_text, "duration": duration, "short": short}
     return environment
 
 
@@ -98,11 +97,6 @@ def _asset(name: str) -> str:
 
 def _digest(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
-
-
-def clock(time_s: float) -> str:
-    """Return Unix seconds as date and time in UTC."""
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 DECIDED_SWEEPS = 5
@@ -249,7 +243,7 @@ def explain_page(
     pool: PoolName = None,
 ) -> Response:
     """Show why a trial runs, waits or has ended."""
-    sweep, _ = parts(trial)
+    sweep, _ = parse_trial_name(trial)
     if not reader.knows(sweep):
         raise HTTPException(404, f"Airflow knows no sweep of the trial {trial!r}.")
     if not reader.reads_sweep(sweep):

@@ -22,7 +22,7 @@ from hermes_ops.core.model import QUEUED_PHASES, Job, JobId, Phase, Snapshot
 from hermes_ops.core.nodes import NodeCapacity
 from hermes_ops.core.order import by_submission, submission
 
-SLACK_GPU_S = 1e-3  # a limit counts as reached so little before it: clocks are floats
+SLACK_GPU_S = 1e-3  # a limit counts as reached this little before it: times are floats
 TRUSTED_DECISIONS = 64  # decisions without a full comparison, while the counts agree
 _PREEMPTIBLE = attrgetter("preemptible")
 

@@ -9,7 +9,6 @@ restarts the trial with the same configuration, in a new MLflow run and an empty
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -32,6 +31,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.sweep.ended_sweep import TRIAL_END_TAGS, report_of
+from hermes_ops.core.amounts import utc_text
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
 
@@ -156,7 +156,7 @@ class UserClear:
         )
         self.client.put_state(self.task, LEASE_KEY, encode(lease))
         self.client.put_state(self.task, SEGMENT_KEY, encode(segment))
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
+        when = utc_text(now_s)
         self.client.note(self.task, f"Began {FROM_SCRATCH} at {when}")
         row = replace(trial.row, note="", pool_slots=HELD_POOL_SLOTS)
         return replace(trial, row=row, lease=lease, segment=segment)
