@@ -138,7 +138,9 @@ class FlowCon:
         ]
         scale = sum(raw)
         grains = [max(1, floor(GRAIN * part / scale + 1e-9)) for part in raw]
-        grains[grains.index(max(grains))] -= max(0, sum(grains) - GRAIN)  # what small ones lacked
+        grains[grains.index(max(grains))] -= max(
+            0, sum(grains) - GRAIN
+        )  # the grains that small parts were raised by
         return [number / GRAIN for number in grains]
 
     def _waits(self) -> Reason:

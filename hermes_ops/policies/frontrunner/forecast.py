@@ -282,11 +282,11 @@ def _wins(mean: Floats, sd: Floats, record: float) -> Floats:
 
 
 SIGNAL = 0.938  # variance explained by hyper-parameters, over that of the estimates
-NUGGET = 0.3  # variance that no other trial explains, likewise
+NUGGET = 0.3  # variance that no other trial explains, over that of the estimates
 LEAST_BETWEEN = 0.02  # added to the variance of the final losses between trials
 SPREAD_WEIGHT = 2.0  # trials that the spread of the regressions is worth in that variance
-SLOW = 0.16  # mean and sd of how much lower a trial one deviation slower ends, likewise
-PRIOR_SLOPE = 1.0  # of the final losses on the scores of the learned prior, in the same unit
+SLOW = 0.16  # mean and sd of the drop for one deviation of slowness, over sd of the estimates
+PRIOR_SLOPE = 1.0  # of the final losses, over the sd of the estimates, on the prior's scores
 PRIOR_SLOPE_SD = 0.3  # of that slope, between tasks
 PRIOR_RESIDUAL = 0.7  # sd of the final losses that these scores leave
 

@@ -96,10 +96,11 @@ GROWTH = 1.2  # of the expected residual from one stage to the next
 NOISE_RANGE = (0.02, 0.534)  # of that expectation
 PRIOR_WEIGHT = 3.0
 KEPT_OF_PRIOR = 0.5  # of earlier trials, at each stage those with the lower losses
-LEVEL_EFFECT = (-0.0266, -0.08)  # of the prior of a drop: at depth 0, and added by the last depth
-SLOPE_EFFECT = (0.9, -0.562)  # likewise
-SLOW_EFFECT = (0.0133, 0.0333)  # likewise, of a slower trial: one deviation, times the gain
-EFFECT_SDS = (1.0, 0.08, 0.375, 0.0426)  # of a drop; of its effects of level, slope, slowness
+# The prior means of the effects on a drop: each at depth 0, and what is added by the last depth.
+LEVEL_EFFECT = (-0.0266, -0.08)  # of the loss above the mean
+SLOPE_EFFECT = (0.9, -0.562)  # of the drop before
+SLOW_EFFECT = (0.0133, 0.0333)  # of one deviation of slowness; multiplied by the gain
+EFFECT_SDS = (1.0, 0.08, 0.375, 0.0426)  # prior sds: of a drop; of level, slope and slow effects
 
 
 @dataclass(frozen=True, slots=True, eq=False)
