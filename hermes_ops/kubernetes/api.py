@@ -84,8 +84,8 @@ class PodView:
     was ended from outside (Evicted, NodeLost, ...). `deletion_grace_s` is the number of seconds
     that a pod which is being deleted has to end, None for any other pod. `sweep` is the value of
     the sweep's label. `waits_for` is the reason for which a container waits: the trial's, or an
-    init container before it; `init_failure` names an init container that has failed. `is_clearing`
-    is True for a pod that deletes checkpoints: it belongs to no trial.
+    init container before it; `init_failure` names an init container that has failed.
+    `deletes_checkpoints` is True for a pod that deletes checkpoints: it belongs to no trial.
     """
 
     name: str
@@ -105,10 +105,10 @@ class PodView:
     deletion_grace_s: float | None = None
     sweep: str = ""
     trial: int = -1
-    is_clearing: bool = False
+    deletes_checkpoints: bool = False
     installation: str = ""
 
-    def is_of(self, installation: str) -> bool:
+    def is_from(self, installation: str) -> bool:
         """Return whether the pod is of that installation; True if either has no id."""
         return not installation or self.installation in ("", installation)
 
@@ -154,7 +154,7 @@ class PodView:
             sweep=labels.get(SWEEP, ""),
             trial=_number(labels.get(TRIAL), -1),
             installation=labels.get(INSTALLATION, ""),
-            is_clearing=labels.get(NAME_LABEL) == CLEARING,
+            deletes_checkpoints=labels.get(NAME_LABEL) == CLEARING,
         )
 
 
@@ -267,7 +267,7 @@ class ClusterPods:
 
     def create(self, pod: Any) -> PodView | None:  # noqa: ANN401 - the client's own model
         """Create a pod and return it; None when one of that name exists or is being deleted."""
-        with translated("create a pod", lambda: _variables(pod)):
+        with translate_errors("create a pod", lambda: _variables(pod)):
             try:
                 answer = self.client.create_namespaced_pod(self.namespace, pod, **self._plain)
             except _api_error() as error:
@@ -278,7 +278,7 @@ class ClusterPods:
 
     def fetch(self, name: str) -> PodView | None:
         """Return the pod; None when there is none of that name."""
-        with translated("read a pod"):
+        with translate_errors("read a pod"):
             try:
                 answer = self.client.read_namespaced_pod(name, self.namespace, **self._plain)
             except _api_error() as error:
@@ -293,7 +293,7 @@ class ClusterPods:
 
     def list_with_version(self, labels: Mapping[str, str]) -> tuple[list[PodView], str]:
         """Return the pods with these labels, and the version that `watch_events` continues from."""
-        with translated("list pods"):
+        with translate_errors("list pods"):
             answer = self.client.list_namespaced_pod(
                 self.namespace, label_selector=_selector(labels), **self._plain
             )
@@ -308,7 +308,7 @@ class ClusterPods:
 
         Raise Unavailable when the watch breaks off, or when the API has forgotten that version.
         """
-        with translated("watch pods"):
+        with translate_errors("watch pods"):
             answer = self.client.list_namespaced_pod(
                 self.namespace,
                 label_selector=_selector(labels),
@@ -341,7 +341,7 @@ class ClusterPods:
     def log(self, name: str, since_s: int | None) -> Iterator[str]:
         """Yield the log's lines with their times; raise Unavailable when it breaks off."""
         since = {} if since_s is None else {"since_seconds": max(1, since_s)}
-        with translated("read a pod's log"):
+        with translate_errors("read a pod's log"):
             answer = self.client.read_namespaced_pod_log(
                 name,
                 self.namespace,
@@ -357,14 +357,14 @@ class ClusterPods:
 
     def unmounted(self, pod: PodView) -> tuple[str, ...] | None:
         """Return why the pod's volumes are not mounted, oldest first; None once they are."""
-        with translated("list the events of a pod"):
+        with translate_errors("list the events of a pod"):
             answer = self.client.list_namespaced_event(
                 self.namespace, field_selector=f"involvedObject.uid={pod.uid}", **self._plain
             )
         return _mount_failures(json.loads(answer.data)["items"])
 
     def _unchanged(self, what: str, call: Any, name: str, **arguments: Any) -> bool:  # noqa: ANN401
-        with translated(what):
+        with translate_errors(what):
             try:
                 call(name, self.namespace, **arguments, **self._plain)
             except _api_error() as error:
@@ -405,7 +405,7 @@ def _api_error() -> Any:  # noqa: ANN401 - the client has no types
 
 
 @contextlib.contextmanager
-def translated(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
+def translate_errors(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
     """Raise our own errors instead of the client's, which contain the whole response."""
     from urllib3.exceptions import HTTPError
 

@@ -163,15 +163,15 @@ def is_orphan(pod: PodView, leased: LeasesInForce) -> bool:
     A pod of an unknown sweep belongs to another pool or installation, and is not ours. A pod that
     deletes checkpoints never has a lease, so it always counts.
     """
-    if pod.is_clearing:
+    if pod.deletes_checkpoints:
         return True
-    if pod.sweep not in leased.sweeps or not pod.is_of(leased.installation):
+    if pod.sweep not in leased.sweeps or not pod.is_from(leased.installation):
         return False
     return leased.epochs.get((pod.sweep, pod.trial)) != pod.epoch
 
 
 def _patience_s(pod: PodView) -> float:
-    return CLEARING_S if pod.is_clearing else ORPHAN_GRACE_S
+    return CLEARING_S if pod.deletes_checkpoints else ORPHAN_GRACE_S
 
 
 def find_orphans(

@@ -239,7 +239,7 @@ class PodSegment:
         return "The pod goes on" if self._uid is not None else "There is no pod yet"
 
     def _predecessors_gone(self) -> bool:
-        ours = (pod for pod in self.pods.find(self.trial) if pod.is_of(self.installation))
+        ours = (pod for pod in self.pods.find(self.trial) if pod.is_from(self.installation))
         others = [pod for pod in ours if pod.name not in self.siblings]
         if any(pod.epoch > self.epoch for pod in others):
             self._owner_lost = True

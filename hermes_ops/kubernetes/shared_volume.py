@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.errors import HermesError
-from hermes_ops.kubernetes.api import connect, translated
+from hermes_ops.kubernetes.api import connect, translate_errors
 
 PATIENCE_S = 540.0
 POLL_S = 2.0
@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> int:
     labels = dict(label.split("=", 1) for label in options.label)
     try:
         api = connect()
-        with translated("share a volume"):
+        with translate_errors("share a volume"):
             VolumeSharing(api, options.source, options.target, options.volume, labels).run()
     except HermesError as error:
         sys.stderr.write(f"{error}\n")

@@ -372,7 +372,7 @@ def end_pods(sweep: str, own: PodSpec | None) -> int:
     deleted: set[str] = set()
     installation = Host.here().home_id
     for _ in range(MOST_LISTINGS):
-        ours = (pod for pod in pods.find(labels_of_sweep(sweep)) if pod.is_of(installation))
+        ours = (pod for pod in pods.find(labels_of_sweep(sweep)) if pod.is_from(installation))
         left = [pod for pod in ours if not pod.is_being_deleted]
         deleted.update(pod.uid for pod in left if pods.delete(pod, round(POD_GRACE_S)))
         if all(pod.uid in deleted for pod in left):

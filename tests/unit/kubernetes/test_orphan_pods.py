@@ -92,7 +92,7 @@ def test_a_pod_on_its_way_out_is_left_to_its_node_until_that_should_long_be_done
 
 
 def test_a_pod_that_deletes_checkpoints_goes_once_nobody_waits_for_it_any_more() -> None:
-    clearing = replace(LEASED, sweep="", trial=-1, epoch=0, is_clearing=True)
+    clearing = replace(LEASED, sweep="", trial=-1, epoch=0, deletes_checkpoints=True)
     first = find_orphans([clearing], THIS, FRESH, 100.0, 30)
     assert first.next_s == 100.0 + CLEARING_S
     before = find_orphans([clearing], THIS, first, 99.0 + CLEARING_S, 30)

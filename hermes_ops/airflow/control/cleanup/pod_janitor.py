@@ -151,9 +151,9 @@ class PodJanitor:
         self._findings[namespace] = orphans
         self._due_s = min(self._due_s, orphans.next_s)
         _delete_all(cluster, orphans.deletions)
-        if any(pod.is_clearing for pod in pods):
+        if any(pod.deletes_checkpoints for pod in pods):
             return set(self._namespaces)
-        return {pod.sweep for pod in pods if pod.is_of(leased.installation)}
+        return {pod.sweep for pod in pods if pod.is_from(leased.installation)}
 
     def _watch(self, namespace: str) -> WatchedPods:
         if namespace not in self._watched:
@@ -169,7 +169,7 @@ class PodJanitor:
 
 
 def _described(pod: PodView) -> str:
-    if pod.is_clearing:
+    if pod.deletes_checkpoints:
         return f"Pod {pod.name} deletes checkpoints and has been left by its task or command"
     return f"Pod {pod.name} of trial {pod.trial} of {pod.sweep} has no lease"
 

@@ -75,7 +75,7 @@ def test_the_pod_that_deletes_is_on_the_node_and_sees_its_claim_alone() -> None:
     assert "envFrom" not in container
     assert "hermes-ops/sweep" not in pod["metadata"]["labels"]
     metadata = {**pod["metadata"], "uid": "u", "resourceVersion": "1"}
-    assert PodView.from_json({"metadata": metadata}).is_clearing
+    assert PodView.from_json({"metadata": metadata}).deletes_checkpoints
     assert "required" in str(pod["spec"]["affinity"])
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     with pytest.raises(HermesError, match="node-c"):

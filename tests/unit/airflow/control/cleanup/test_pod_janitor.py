@@ -206,7 +206,7 @@ def test_strangers_pods_stay(janitor: PodJanitor, cluster: FakePods) -> None:
 def test_a_pod_that_was_to_delete_checkpoints_goes_though_its_task_was_killed(
     janitor: PodJanitor, cluster: FakePods, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.pods = [replace(POD, sweep="", trial=-1, epoch=0, is_clearing=True)]
+    cluster.pods = [replace(POD, sweep="", trial=-1, epoch=0, deletes_checkpoints=True)]
     look(janitor, 100.0, of_pods(running(0, 0)))
     for now_s in (110.0, 99.0 + CLEARING_S):  # the sweep has ended meanwhile
         look(janitor, now_s)
