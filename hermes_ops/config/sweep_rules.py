@@ -8,7 +8,7 @@ from typing import Any
 from hermes_ops.config.model import SweepConfig
 from hermes_ops.core.early_stop import EarlyStop
 from hermes_ops.core.model import Policy, SweepId
-from hermes_ops.core.sweep_limits import MaxParallel, OpenForLearning
+from hermes_ops.core.sweep_limits import MaxParallel, MaxUnreported
 from hermes_ops.policies import compares_trials
 
 
@@ -25,7 +25,7 @@ def with_sweep_rules(
     rules = tuple((s, config.early_stop.value) for s, config in configs_by_id.items())
     if open_per_gpu is not None:
         learning = frozenset(s for s, config in configs_by_id.items() if config.search.learns)
-        policy = OpenForLearning(policy, learning, open_per_gpu)
+        policy = MaxUnreported(policy, learning, open_per_gpu)
     of_sweeps = tuple((s, most) for s, most in limits if most is not None)
     limited = MaxParallel(policy, of_sweeps, compares=compares_trials(policy.name))
     return EarlyStop(limited, rules)

@@ -79,7 +79,7 @@ def _loose(text: str) -> OptionValue:
 @dataclass(frozen=True, slots=True)
 class GuardOptions:
     """`k`, `quanta` and `default_switch_s` of the two guards; `open_per_gpu` of
-    `OpenForLearning`, which a user writes as `guard_open`."""
+    `MaxUnreported`, which a user writes as `guard_open`."""
 
     k: float = 3.0
     quanta: int = QUANTA

@@ -124,7 +124,7 @@ PER_GPU = 2
 
 
 @dataclass(frozen=True, slots=True)
-class OpenForLearning(Wrapper[M]):
+class MaxUnreported(Wrapper[M]):
     """Any policy, with a bound on the open trials whose loss a learning search does not know yet.
 
     The trials of a sweep in `learning` get their configurations, when they are opened, from the

@@ -320,7 +320,7 @@ class PodSegment:
 
     def _handle_starting(self, view: PodView) -> None:
         """Fail on a wrong image or setting once it has lasted: it might be a busy registry."""
-        mistake = self._diagnosis.mistake(view)
+        mistake = self._diagnosis.find_mistake(view)
         if not mistake:
             self._misconfigured_since_s = None
             self._give_up_late(self._diagnosis.reason(view))

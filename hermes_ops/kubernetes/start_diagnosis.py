@@ -41,7 +41,7 @@ class StartDiagnosis:
     _look_at_s: float | None = None
     _unmounted: tuple[str, ...] = ()
 
-    def mistake(self, pod: PodView) -> str:
+    def find_mistake(self, pod: PodView) -> str:
         """Return what is wrong with the pod's settings; empty if it may only need time."""
         if pod.waits_for in IMAGE_TROUBLE + CONFIG_TROUBLE:
             return f"{pod.waits_for}: {pod.message}: correct trial.pod"

@@ -14,7 +14,7 @@ from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Policy, Snapsho
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.sizes import BatchRange, StepTime
-from hermes_ops.core.sweep_limits import MaxParallel, OpenForLearning
+from hermes_ops.core.sweep_limits import MaxParallel, MaxUnreported
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.policies import make_policy, needs_shares, sizes_jobs
 from hermes_ops.simulator.training_model import Pace, Placement
@@ -35,7 +35,7 @@ WRAPPERS: dict[str, Any] = {
     "aging": lambda policy: Aging(policy, quanta=1),
     "guarded": guarded,
     "max-parallel": lambda policy: MaxParallel(guarded(policy), ((SWEEPS[0], 1),)),
-    "learning": lambda policy: OpenForLearning(guarded(policy), frozenset(SWEEPS[:1]), 1),
+    "learning": lambda policy: MaxUnreported(guarded(policy), frozenset(SWEEPS[:1]), 1),
     "early-stop": lambda policy: EarlyStop(guarded(policy), tuple((s, "median") for s in SWEEPS)),
 }
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hermes_ops.core.model import Gpu, Job, Phase, Plan, Snapshot, SweepId
 from hermes_ops.core.plan import check
-from hermes_ops.core.sweep_limits import OpenForLearning
+from hermes_ops.core.sweep_limits import MaxUnreported
 from hermes_ops.core.wrapper import Wrapper
 from hermes_ops.policies import make_policy
 from tests.builders import granted, trial
@@ -19,7 +19,7 @@ LEARNS = frozenset({SweepId("s")})
 
 def plan(*jobs: Job, gpus: int = 2, per_gpu: int = 2, name: str = "fifo") -> Plan:
     snapshot = Snapshot(100.0, tuple(Gpu(n) for n in range(gpus)), jobs)
-    policy = OpenForLearning(make_policy(name, {}), LEARNS, per_gpu)
+    policy = MaxUnreported(make_policy(name, {}), LEARNS, per_gpu)
     found, _ = policy.decide(snapshot, policy.initial())
     check(snapshot, found)
     return found
@@ -81,7 +81,7 @@ def test_no_policy_sees_the_configuration_of_a_trial_that_a_search_has_not_opene
     begun, new = (replace(job, configuration=rate) for job in (trial(0, 1.0), trial(1)))
     other = replace(trial(9), configuration=rate, sweep=SweepId("t"))  # drawn without results
     snapshot = Snapshot(100.0, (Gpu(0),), (begun, new, other))
-    policy = OpenForLearning(watching := Watching(make_policy("fifo", {})), LEARNS)
+    policy = MaxUnreported(watching := Watching(make_policy("fifo", {})), LEARNS)
     policy.decide(snapshot, policy.initial())
     assert watching.known == [begun.id, other.id]
 
