@@ -145,7 +145,7 @@ def test_it_is_said_that_teams_of_dags_are_counted_by_the_page_alone(
             cli.main()
     out, err = capsys.readouterr()
     assert json.loads(out)
-    assert "counts those of vision by their DAGs" in err
+    assert "counts the sweeps of vision by their DAGs" in err
 
 
 def test_a_table_names_who_is_not_known_and_says_when_there_is_nothing(
