@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hermes_ops.core.model import Gpu
     from hermes_ops.core.quota import Quota
     from hermes_ops.simulator.comparison import Contender
-    from hermes_ops.simulator.named_workload import NamedWorkload
+    from hermes_ops.simulator.published_workloads import PublishedWorkload
     from hermes_ops.simulator.workload_source import WorkloadSource
 
 TRIALS = 64
@@ -128,7 +128,7 @@ class SimulationOptions:
 
     def _sized(self, source: WorkloadSource, sizes: str) -> WorkloadSource:
         """Return the sweeps of the source, whose trials may take these numbers of GPUs."""
-        from hermes_ops.simulator.named_workload import EXAMPLES
+        from hermes_ops.simulator.published_workloads import EXAMPLES
         from hermes_ops.simulator.sized_trials import SizedSweepSource, parse_sizes
 
         try:
@@ -144,16 +144,16 @@ class SimulationOptions:
     @property
     def layout(self) -> str | None:
         """The nodes x GPUs that a published workload is for; None for another source."""
-        from hermes_ops.simulator.named_workload import named_workload
+        from hermes_ops.simulator.published_workloads import published_workload
 
-        return None if self.workload is None else named_workload(self.workload).layout
+        return None if self.workload is None else published_workload(self.workload).layout
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, object]]:
         """The parameters of policies with which a published workload was published."""
-        from hermes_ops.simulator.named_workload import named_workload
+        from hermes_ops.simulator.published_workloads import published_workload
 
-        return {} if self.workload is None else named_workload(self.workload).parameters
+        return {} if self.workload is None else published_workload(self.workload).parameters
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -167,11 +167,11 @@ class SimulationOptions:
         named, data, load = self._published(name)
         return named.make(data, load)
 
-    def _published(self, name: str) -> tuple[NamedWorkload, Path, float]:
+    def _published(self, name: str) -> tuple[PublishedWorkload, Path, float]:
         """Return the workload of that name, the folder of its files, and its load."""
-        from hermes_ops.simulator.named_workload import EXAMPLES, named_workload
+        from hermes_ops.simulator.published_workloads import EXAMPLES, published_workload
 
-        named = named_workload(name)
+        named = published_workload(name)
         if self.load is not None and self.load not in named.loads:
             allowed = ", ".join(map(str, named.loads)) or f"none with --workload {name}"
             raise option_error("--load", str(self.load), allowed, "name one, or leave it out")

@@ -19,8 +19,8 @@ from hermes_ops.policies.elastic_frontrunner import ElasticFrontrunner
 from hermes_ops.policies.elastic_frontrunner.kinds import Kind, Knowledge, Progress, expected_work
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.metrics import measure
-from hermes_ops.simulator.named_workload import named_workload
 from hermes_ops.simulator.oracle import oracle
+from hermes_ops.simulator.published_workloads import published_workload
 from tests.builders import curve
 
 BATCHES = BatchRange(32, 4096, 16, 256)
@@ -166,7 +166,7 @@ def test_parameters_out_of_range_are_refused(facts: dict[str, Any]) -> None:
 
 
 def on_capes(name: str, policy: str, seed: int) -> float:
-    workload = named_workload(name).make(Path(), 1.0).draw(seed).workload
+    workload = published_workload(name).make(Path(), 1.0).draw(seed).workload
     chosen = make_policy(policy, {}, {"oracle": oracle(workload)})
     return measure(simulate(workload, layout("8x8"), chosen)).mean_completion_seconds or 0.0
 
@@ -179,7 +179,7 @@ def test_on_capes_jobs_it_is_sooner_without_an_oracle_than_doubling_with_one(nam
 
 
 def test_jobs_of_saxenas_scenario_end_as_soon_as_by_its_own_program() -> None:
-    workload = named_workload("saxena-low-queue").make(Path(), 1.0).draw(1).workload
+    workload = published_workload("saxena-low-queue").make(Path(), 1.0).draw(1).workload
     means = [
         measure(simulate(workload, layout("40"), make_policy(name, {}))).mean_completion_seconds
         for name in ("elastic-frontrunner", "saxena")

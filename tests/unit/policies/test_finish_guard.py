@@ -28,8 +28,8 @@ from hermes_ops.policies.elastic_frontrunner.finish_guard import (
 from hermes_ops.policies.toolbox.fill import fill
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.metrics import Metrics, measure
-from hermes_ops.simulator.named_workload import named_workload
 from hermes_ops.simulator.oracle import oracle
+from hermes_ops.simulator.published_workloads import published_workload
 from hermes_ops.simulator.workload import Work, Workload
 
 DATA = Path(__file__).parents[3] / "examples" / "elastic"
@@ -184,7 +184,7 @@ def long_work(name: str, at_s: float, steps: int) -> Work:
 
 
 def on_shockwave(**options: object) -> Metrics:
-    workload = named_workload("shockwave").make(DATA, 1.0).draw(0).workload
+    workload = published_workload("shockwave").make(DATA, 1.0).draw(0).workload
     policy = make_policy("elastic-frontrunner", options, {"oracle": oracle(workload)})
     return measure(simulate(workload, layout("8x4"), policy))
 
@@ -204,7 +204,7 @@ def test_what_the_prediction_costs_on_shockwaves_trace_is_known() -> None:
 
 
 def test_a_job_of_shockwaves_trace_declares_its_length_with_its_first_batch_alone() -> None:
-    jobs = named_workload("shockwave").make(DATA, 1.0).draw(0).workload.jobs
+    jobs = published_workload("shockwave").make(DATA, 1.0).draw(0).workload.jobs
     for work in jobs:
         (declared,) = work.step_times
         assert work.total_steps == len(work.curve)
@@ -267,7 +267,7 @@ class InThatOrder:
 
 
 def test_on_shockwaves_trace_mean_makespan_and_fairness_are_all_better_than_published() -> None:
-    workload = named_workload("shockwave").make(DATA, 1.0).draw(0).workload
+    workload = published_workload("shockwave").make(DATA, 1.0).draw(0).workload
     alone_s = {str(work.id): work.alone_s or 0.0 for work in workload.jobs}
     metrics = measure(simulate(workload, layout("8x4"), InThatOrder(oracle(workload), alone_s)))
     assert metrics.mean_completion_seconds == pytest.approx(7_302, rel=0.02)

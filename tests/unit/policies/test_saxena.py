@@ -21,7 +21,7 @@ from hermes_ops.policies.toolbox.batch_speeds import (
 )
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.metrics import Metrics, measure
-from hermes_ops.simulator.named_workload import named_workload
+from hermes_ops.simulator.published_workloads import published_workload
 from hermes_ops.simulator.saxena_workload import KINDS, SaxenaSource
 
 
@@ -144,7 +144,7 @@ def test_what_a_kind_has_measured_holds_for_jobs_that_have_measured_nothing() ->
 
 
 def figures(name: str, batch: str, seeds: int = 3) -> list[Metrics]:
-    source = named_workload(name).make(None, 1.0)  # type: ignore[arg-type]  # it reads no files
+    source = published_workload(name).make(None, 1.0)  # type: ignore[arg-type]  # it reads no files
     runs = (
         simulate(source.draw(seed).workload, layout("40"), Saxena(batch=batch))
         for seed in range(seeds)

@@ -14,8 +14,8 @@ from hermes_ops.policies.themis import Themis, predicted_left_s
 from hermes_ops.policies.themis.offers import offered_number
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.metrics import Metrics, measure, static_fairness
-from hermes_ops.simulator.named_workload import named_workload
 from hermes_ops.simulator.oracle import oracle
+from hermes_ops.simulator.published_workloads import published_workload
 from hermes_ops.simulator.workload import Work, Workload
 
 DATA = Path(__file__).parents[3] / "examples" / "elastic"
@@ -90,7 +90,7 @@ def test_a_wrong_parameter_is_named(wrong: dict[str, object]) -> None:
 
 
 def on_shockwave(name: str, **options: object) -> Metrics:
-    workload = named_workload("shockwave").make(DATA, 1.0).draw(0).workload
+    workload = published_workload("shockwave").make(DATA, 1.0).draw(0).workload
     policy = make_policy(name, options, {"oracle": oracle(workload)})
     return measure(simulate(workload, layout("8x4"), policy))
 
@@ -131,12 +131,12 @@ def test_static_fairness_compares_with_a_share_among_all_jobs_of_the_workload() 
 def test_a_bad_trace_is_refused_with_the_place(tmp_path: Path, text: str, found: str) -> None:
     (tmp_path / "shockwave_jobs.csv").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=found):
-        named_workload("shockwave").make(tmp_path, 1.0).draw(0)
+        published_workload("shockwave").make(tmp_path, 1.0).draw(0)
 
 
 def test_a_missing_trace_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data"):
-        named_workload("shockwave").make(tmp_path, 1.0).draw(0)
+        published_workload("shockwave").make(tmp_path, 1.0).draw(0)
 
 
 def test_the_offer_goes_to_the_share_of_apps_that_the_decimals_of_the_knob_say() -> None:

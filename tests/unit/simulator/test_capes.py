@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.simulator.capes_workload import CONTENTION, STEPS, CapesSource
 from hermes_ops.simulator.comparison import Contender
 from hermes_ops.simulator.engine import layout, simulate
-from hermes_ops.simulator.named_workload import named_workload
+from hermes_ops.simulator.published_workloads import published_workload
 from hermes_ops.simulator.workload import SimulationRun
 
 
@@ -49,7 +49,7 @@ def test_a_curve_ends_with_its_job() -> None:
 
 @pytest.mark.parametrize("name", ["capes-extreme", "capes-moderate-unequal", "capes-none-two"])
 def test_a_workload_has_the_name_that_it_is_known_by(name: str, tmp_path: object) -> None:
-    known = named_workload(name)
+    known = published_workload(name)
     assert known.layout == "8x8"
     assert known.make(tmp_path, 1.0).name == name  # type: ignore[arg-type]
 

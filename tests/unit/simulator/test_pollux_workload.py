@@ -13,9 +13,9 @@ from hermes_ops.errors import ConfigError
 from hermes_ops.policies import make_policy
 from hermes_ops.simulator.comparison import Contender, simulate_seed
 from hermes_ops.simulator.engine import layout, simulate
-from hermes_ops.simulator.named_workload import WORKLOADS
 from hermes_ops.simulator.pollux_data import read_pollux
 from hermes_ops.simulator.pollux_workload import PolluxSource, isolated, workload_numbers
+from hermes_ops.simulator.published_workloads import WORKLOADS
 
 DATA = Path(__file__).parents[3] / "examples" / "elastic"
 

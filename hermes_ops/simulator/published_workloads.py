@@ -24,13 +24,13 @@ EXAMPLES = Path("examples/elastic")
 
 
 @dataclass(frozen=True, slots=True)
-class NamedWorkload:
+class PublishedWorkload:
     """A published evaluation: `make(data, load)` returns its workloads, by seed or by number.
 
-    `layout` are its nodes x GPUs. `loads` are those that it was published for; none: it has no
-    load. `numbers(data, load)` are those of its workloads where these are given and not drawn.
-    `needs_data`: it reads files from a folder. `parameters` are by policy those with which it was
-    published; a user's own take precedence.
+    `layout` is its number of nodes x GPUs. `loads` are those that were published; empty: it has no
+    load. `numbers(data, load)` returns the numbers of its workloads if these are recorded; None if
+    they are drawn. `needs_data`: it reads files from a folder. `parameters` are the published
+    parameters by policy; a user's own take precedence.
     """
 
     make: Callable[[Path, float], WorkloadSource]
@@ -41,19 +41,21 @@ class NamedWorkload:
     parameters: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-def _saxena(pattern: str, *, drops: bool) -> NamedWorkload:
-    return NamedWorkload(lambda _data, _load: SaxenaSource(pattern, drops), saxena_workload.LAYOUT)
+def _saxena(pattern: str, *, drops: bool) -> PublishedWorkload:
+    return PublishedWorkload(
+        lambda _data, _load: SaxenaSource(pattern, drops), saxena_workload.LAYOUT
+    )
 
 
-def _capes(source: CapesSource) -> NamedWorkload:
-    return NamedWorkload(lambda _data, _load: source, capes_workload.LAYOUT)
+def _capes(source: CapesSource) -> PublishedWorkload:
+    return PublishedWorkload(lambda _data, _load: source, capes_workload.LAYOUT)
 
 
-WORKLOADS: Mapping[str, NamedWorkload] = {
+WORKLOADS: Mapping[str, PublishedWorkload] = {
     **{source.name: _capes(source) for source in capes_workload.sources()},
     **{f"saxena-{pattern}-queue": _saxena(pattern, drops=False) for pattern in ARRIVALS},
     **{f"saxena-{pattern}-drop": _saxena(pattern, drops=True) for pattern in ARRIVALS},
-    "pollux": NamedWorkload(
+    "pollux": PublishedWorkload(
         PolluxSource,
         "16x4",
         loads=(0.5, 1.0, 1.5, 2.0),
@@ -61,13 +63,13 @@ WORKLOADS: Mapping[str, NamedWorkload] = {
         needs_data=True,
         parameters={"2d-las": PUBLISHED_TIRESIAS, "pollux": PUBLISHED_POLLUX},
     ),
-    "shockwave": NamedWorkload(
+    "shockwave": PublishedWorkload(
         lambda data, _load: ShockwaveSource(data), shockwave_workload.LAYOUT, needs_data=True
     ),
 }
 
 
-def named_workload(name: str) -> NamedWorkload:
+def published_workload(name: str) -> PublishedWorkload:
     """Return the workload of that name; raise ConfigError for an unknown one."""
     if name not in WORKLOADS:
         known = ", ".join(sorted(WORKLOADS))
