@@ -38,11 +38,11 @@ from hermes_ops.airflow.control.reconcile import (
     GrantLease,
     SweepFindings,
     end_trials,
+    preempt,
     ranks_of,
     reconcile,
     slots_for,
     stop_all,
-    take_back,
     withdraw_resizes,
 )
 from hermes_ops.airflow.control.sweep_state import SweepState, find, find_sweep
@@ -125,7 +125,7 @@ class Applier:
             self._describe_later(sweep, snapshot)
         ends = [a for a in actions if not isinstance(a, Start)]
         taking = {
-            a.job: self.requests.submit(self._take_back, *find(sweeps, a.job), a, snapshot.time_s)
+            a.job: self.requests.submit(self._preempt, *find(sweeps, a.job), a, snapshot.time_s)
             for a in self._recorded(snapshot, ends, ages_s)
         }
         doubtful = frozenset(self._doubtful(sweeps))
@@ -248,7 +248,7 @@ class Applier:
         page = run_page(run.dag_id, run.run_id)
         self._tag(sweep, AIRFLOW_TAG, f"{self.client.credentials.url}/{page}")
 
-    def _take_back(
+    def _preempt(
         self, sweep: SweepState, trial: TrialRecords, action: Action, now_s: float
     ) -> Done[bool] | None:
         """Have a trial leave its GPUs; return whether that has revoked a lease not yet begun.
@@ -265,7 +265,7 @@ class Applier:
             )
         else:
             resize = isinstance(action, Resize)
-            command = take_back(trial, action.reason.text, resize=resize)
+            command = preempt(trial, action.reason.text, resize=resize)
             done = self._executor.attempt(sweep, command, now_s)
         return None if done is None else Done(trial.phase is Phase.STARTING)
 

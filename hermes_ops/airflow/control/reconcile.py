@@ -1,7 +1,7 @@
 """The writes that the trials of a sweep need, by their states: commands as data.
 
 `reconcile` is asked in each round, before the policy; `end_trials` when a sweep ends, or a policy
-ends a trial early; `take_back` when a policy takes a trial's GPUs; `stop_all` at a shutdown. Each
+ends a trial early; `preempt` when a policy takes a trial's GPUs; `stop_all` at a shutdown. Each
 returns commands in the order in which they are to be carried out, by `Executor`. A command names
 the trial as it was when the command was decided on, and the step under which the fault barrier
 records a failure. Each may be carried out again. `ranks_of` returns what Airflow's scheduler is to
@@ -278,12 +278,11 @@ def end_trials(trials: Iterable[TrialRecords], close: CloseRecord) -> tuple[Comm
     return (*commands, EndIdleTrials(tuple(idle), close)) if idle else tuple(commands)
 
 
-def take_back(
-    trial: TrialRecords, reason: str, *, resize: bool = False
-) -> StopSegment | RevokeLease:
-    """Return what makes a trial leave its GPUs; to `resize` a process, without its slots.
+def preempt(trial: TrialRecords, reason: str, *, resize: bool = False) -> StopSegment | RevokeLease:
+    """Return the command that makes a trial leave its GPUs.
 
-    A pod's task gives its slots back: its next pod has another size, and so has its task.
+    With `resize` the task of a process keeps its slots for the next lease. That of a pod does not:
+    its next pod has another size, and its task needs as many slots.
     """
     if trial.phase is Phase.STARTING:
         return RevokeLease(trial, TAKE_BACK)
@@ -292,9 +291,9 @@ def take_back(
 
 
 def withdraw_resizes(sweep: SweepState, kept: Set[JobId]) -> tuple[Command, ...]:
-    """Return what makes the tasks give their slots back that wait in them, but those `kept`.
+    """Return the commands that make tasks which wait in their slots leave them, except `kept` ones.
 
-    A sweep that ends tells its tasks so.
+    A sweep that ends sends other commands to its tasks: nothing is returned for it.
     """
     if sweep.close is not None:
         return ()
@@ -310,7 +309,7 @@ def stop_all(trials: Iterable[TrialRecords]) -> tuple[Command, ...]:
         for t in trials
         if t.phase in (Phase.STARTING, Phase.RUNNING) or t.state is TrialState.RESIZING
     )
-    return tuple(take_back(trial, SHUTDOWN) for trial in held)
+    return tuple(preempt(trial, SHUTDOWN) for trial in held)
 
 
 ENDED_WEIGHT = 1_000_001

@@ -1,7 +1,7 @@
 """The order of a resumed script's output and the event that it trains from here on.
 
-Output and events reach the supervisor on different ways. The supervisor counts values that have no
-step, and the code between the fits of a resumed script prints again what it printed before the
+Output and events reach the supervisor by different channels. The supervisor counts values that have
+no step, and the code between the fits of a resumed script prints again what it printed before the
 checkpoint. So the event has to arrive between the repeated values and the new ones.
 """
 

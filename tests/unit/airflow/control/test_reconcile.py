@@ -17,9 +17,9 @@ from hermes_ops.airflow.control.reconcile import (
     StopSegment,
     SweepFindings,
     end_trials,
+    preempt,
     reconcile,
     stop_all,
-    take_back,
     withdraw_resizes,
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
@@ -156,7 +156,7 @@ def test_a_final_state_is_recorded_only_of_a_trial_without_one_and_marked_only_w
 def test_a_trial_leaves_its_gpus_by_its_stop_flag_once_its_segment_has_begun(
     state: TrialState, kind: type
 ) -> None:
-    assert isinstance(take_back(example(state), "another trial converges faster"), kind)
+    assert isinstance(preempt(example(state), "another trial converges faster"), kind)
 
 
 def test_a_process_that_is_resized_keeps_its_slots_and_a_pod_does_not() -> None:
@@ -164,7 +164,7 @@ def test_a_process_that_is_resized_keeps_its_slots_and_a_pod_does_not() -> None:
     assert process.lease is not None
     pod = replace(process, lease=replace(process.lease, pod={}))
     for trial, resize, kept in ((process, True, True), (process, False, False), (pod, True, False)):
-        command = take_back(trial, "more GPUs are free", resize=resize)
+        command = preempt(trial, "more GPUs are free", resize=resize)
         assert isinstance(command, StopSegment)
         assert command.resize is kept
 
