@@ -311,7 +311,7 @@ class HeldGpus:
         self.users: dict[str, float] = defaultdict(float)
 
     def fits(self, team: Account, most: float, user: str, of_user: float, amount: float) -> bool:
-        """Return whether both limits allow `gpus` more GPUs."""
+        """Return whether both limits allow `amount` more GPUs."""
         amount -= SHARE_EPS
         return self.teams[team] + amount <= most and self.users[user] + amount <= of_user
 

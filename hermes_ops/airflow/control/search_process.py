@@ -47,7 +47,7 @@ PARENT_PERIOD_S = 1.0
 
 
 def is_slow(config: SweepConfig, axes: int, number: int, observed: int) -> bool:
-    """Return whether a question about `trials` observed trials may take too long for a round.
+    """Return whether a question about `observed` trials may take too long for a round.
 
     How long the sampler of another package takes is not known.
     """

@@ -92,7 +92,7 @@ class ScheduleSearch:
         return np.lexsort((self._rank, left))
 
     def starts(self, remembered: Iterable[Schedule], most: int) -> Integers:
-        """Return at most `number` valid schedules to begin with.
+        """Return at most `most` valid schedules to begin with.
 
         They are the present one with its free GPUs used, one filled from nothing, remembered ones.
         New jobs have their least size in each, where the jobs with the most left make room.

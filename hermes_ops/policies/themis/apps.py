@@ -94,7 +94,7 @@ def apps_of(
     """Return the apps with jobs that have not ended, the one submitted first first.
 
     `shares` are those of the decision before. `left_s` tells what is left of a job; without it,
-    that is predicted (`predicted_work`), with `least_s` where nothing is known.
+    that is predicted (`predicted_seconds`), with `least_s` where nothing is known.
     """
     groups = {
         name: jobs
