@@ -13,5 +13,5 @@ def test_a_cleanup_that_takes_too_long_is_one_error_with_what_comes_next(
 ) -> None:
     monkeypatch.setattr(databases, "CLEANUP_TIMEOUT_S", 0.1)
     endless = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with pytest.raises(StackError, match="more than an hour; the next `hermes prune` goes on"):
+    with pytest.raises(StackError, match="more than an hour; the next `hermes prune` continues"):
         databases._clean(endless, {}, None, "", "MLflow's trash could not be emptied")
