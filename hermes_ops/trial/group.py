@@ -177,11 +177,11 @@ class StopAgreement:
         self._agreed: int | None = None
         self.step = 0
 
-    def is_due(self, asked: bool, margin: int) -> bool:
-        """Tell, before a step, whether all leave before it; count the step if not.
+    def agree_to_leave(self, asked: bool, margin: int) -> bool:
+        """Return, before a step, whether all ranks leave now; count the step if they do not.
 
-        `asked`: the leader has been told to stop. A disk that is full delays the stop: the leader
-        tries again at its next step.
+        `asked`: the leader has been told to stop. It then names the step that is `margin` steps
+        ahead. A full disk delays the stop: the leader tries again at its next step.
         """
         if self._agreed is None and asked and self._is_leader:
             with contextlib.suppress(OSError):

@@ -97,7 +97,9 @@ class CountedSteps:
             return
         is_on_gpu = self._bound_steps_in_flight(optimizer)
         asked = self._group.is_leader and os.path.exists(self._asked)
-        if self._agreement.is_due(asked, stop_margin(1, STEPS_IN_FLIGHT if is_on_gpu else 0)):
+        if self._agreement.agree_to_leave(
+            asked, stop_margin(1, STEPS_IN_FLIGHT if is_on_gpu else 0)
+        ):
             self._is_over = True
             with contextlib.suppress(OSError):
                 self._mark.unlink()

@@ -26,7 +26,7 @@ Original = Callable[..., Any]
 def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kwargs: Any) -> Any:
     """Do what `original(model, *args, **kwargs)` does, beginning where the trial stands."""
     process = runtime()
-    if not process.is_watched_process():
+    if not process.claim_process():
         process.say_once(f"this fit is not watched: {process.why_not_watched()}")
         return original(model, *args, **kwargs)
     process.ranks.check(model)

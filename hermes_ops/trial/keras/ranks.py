@@ -137,7 +137,7 @@ class HorovodRanks:
 
     def is_stop_due(self, asked: bool) -> bool:
         """Look at what the leader has written; it writes nothing where an epoch's end is meant."""
-        return self._agreement.is_due(asked and not _waits_for_epoch(), self._margin)
+        return self._agreement.agree_to_leave(asked and not _waits_for_epoch(), self._margin)
 
     def gather(self, value: Any) -> list[Any]:
         """Exchange pickled values by two collectives; all ranks call it in the same order."""

@@ -77,10 +77,14 @@ class KerasRuntime:
         self._said: set[str] = set()
         self._own_loop_after: int | None = None  # the calls of `fit` before a step outside of them
 
-    # -- who is looked after -------------------------------------------------------------------
+    # -- which process is watched ----------------------------------------------------------------
 
-    def is_watched_process(self) -> bool:
-        """Tell whether this process is the one: neither a forked worker nor a second script."""
+    def claim_process(self) -> bool:
+        """Return whether this process is the one that is watched; the first call claims that.
+
+        It is not if it is a forked worker, if a call of `fit` is running, or if another process of
+        the trial has the claim.
+        """
         if os.getpid() != self._pid or self.session is not None:
             return False
         if self._owner is None:

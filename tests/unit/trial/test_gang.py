@@ -329,7 +329,7 @@ def test_ranks_on_several_nodes_agree_on_a_step_through_the_store(
     )
     left = []
     for step in range(6):
-        left.append((leader.is_due(step == 1, 2), other.is_due(False, 2)))
+        left.append((leader.agree_to_leave(step == 1, 2), other.agree_to_leave(False, 2)))
     assert left == [(False, False)] * 3 + [(True, True)] * 3
     assert server.store.get("hermes", "stop") == b"3"
 
@@ -340,9 +340,9 @@ def test_a_rank_that_cannot_ask_goes_no_further_and_a_leader_tries_again(
     monkeypatch.setattr("hermes_ops.trial.store_client._PAUSE_S", 0.0)
     gone = StopAgreement(TrialRank(1, 2, str(tmp_path), "localhost:1"))
     with pytest.raises(OSError, match="refused"):
-        gone.is_due(False, 2)
+        gone.agree_to_leave(False, 2)
     leader = StopAgreement(TrialRank(0, 2, str(tmp_path), "localhost:1"))
-    assert [leader.is_due(True, 1) for _ in range(4)] == [False] * 4
+    assert [leader.agree_to_leave(True, 1) for _ in range(4)] == [False] * 4
 
 
 def test_a_store_that_refuses_connections_is_asked_again_for_two_seconds() -> None:

@@ -82,7 +82,7 @@ def test_all_ranks_leave_before_the_same_step_however_far_ahead_some_are(
         ]
         rank = order.choice(may_run)  # type: ignore[attr-defined]
         step = ranks[rank].step
-        if ranks[rank].is_due(asked=rank == 0 and step >= asked_at, margin=margin):
+        if ranks[rank].agree_to_leave(asked=rank == 0 and step >= asked_at, margin=margin):
             left[rank] = step
     assert len(set(left.values())) == 1
     assert asked_at <= left[0] <= asked_at + margin
@@ -90,18 +90,18 @@ def test_all_ranks_leave_before_the_same_step_however_far_ahead_some_are(
 
 def test_a_follower_that_is_told_to_stop_leaves_only_with_the_leader(tmp_path: Path) -> None:
     leader, follower = group(2, tmp_path)
-    assert not any(follower.is_due(asked=True, margin=2) for _ in range(5))
-    assert not leader.is_due(asked=True, margin=2)
+    assert not any(follower.agree_to_leave(asked=True, margin=2) for _ in range(5))
+    assert not leader.agree_to_leave(asked=True, margin=2)
     assert json.loads((tmp_path / "stop.json").read_text()) == {"step": 2}
-    assert follower.is_due(asked=False, margin=2)
+    assert follower.agree_to_leave(asked=False, margin=2)
 
 
 def test_a_leader_that_cannot_write_asks_again_at_its_next_step(tmp_path: Path) -> None:
     folder = tmp_path / "later"
     leader = StopAgreement(TrialRank(0, 2, str(folder)))
-    assert not leader.is_due(asked=True, margin=2)
+    assert not leader.agree_to_leave(asked=True, margin=2)
     folder.mkdir()
-    assert not leader.is_due(asked=True, margin=2)
+    assert not leader.agree_to_leave(asked=True, margin=2)
     assert json.loads((folder / "stop.json").read_text()) == {"step": 3}
 
 
