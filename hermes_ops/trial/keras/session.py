@@ -362,7 +362,7 @@ class FitSession:
             return  # the trial is about to be failed; NaN is not worth keeping
         if vote.ended:
             self.model.stop_training = True
-        best, last = self._is_best(values), vote.ended or epoch + 1 >= self.epochs
+        best, last = self._update_best(values), vote.ended or epoch + 1 >= self.epochs
         if best:
             self._note_best(epoch, last)
         if vote.stop or not last:
@@ -427,7 +427,8 @@ class FitSession:
     def _objective(self, values: Mapping[str, float]) -> float | None:
         return values.get(self.runtime.objective or "")
 
-    def _is_best(self, values: Mapping[str, float]) -> bool:
+    def _update_best(self, values: Mapping[str, float]) -> bool:
+        """Return whether the objective is better than all before; if so, remember it."""
         value = self._objective(values)
         if value is None:
             return False

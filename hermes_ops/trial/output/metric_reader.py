@@ -198,7 +198,7 @@ class MetricReader:
         """Return the step of a value; None if it is not counted."""
         if value.name == self._objective:
             step = self._objective_step(value)
-            return step if step is None or self._is_within(step, value) else None
+            return step if step is None or self._accept_step(step, value) else None
         number = _whole(value.step)
         if value.step is None:
             is_stray = value.source.has_objective and self.steps_by in (BY_EPOCH, BY_STEP)
@@ -229,8 +229,8 @@ class MetricReader:
             self._note("counted", text, "values before it, without a step, were counted from 1")
         return number + self.step_offset
 
-    def _is_within(self, step: int, value: FoundValue) -> bool:
-        """Tell whether a step of the objective is one of the epochs that the trial is to train."""
+    def _accept_step(self, step: int, value: FoundValue) -> bool:
+        """Return whether a step of the objective is within `max_epochs`, and remember it."""
         by = BY_EPOCH if value.step is None or value.step.name == "epoch" else BY_STEP
         if self._max_epochs is not None and step > self._max_epochs:
             why = f"step {step} is beyond budget.max_epochs ({self._max_epochs})"
