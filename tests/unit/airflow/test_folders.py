@@ -100,14 +100,14 @@ def test_an_end_without_a_begin_is_passed_over() -> None:
     assert folder(end(1, 11.0, "finished")).segments() == ()
 
 
-def test_a_nudge_is_taken_once(tmp_path: Path) -> None:
+def test_a_wake_is_taken_once(tmp_path: Path) -> None:
     waking, waiting = WakeFile(tmp_path / "nudge"), WakeFile(tmp_path / "nudge")
     assert not waiting.woken()
     waking.wake()
     assert [waiting.woken(), waiting.woken()] == [True, False]
 
 
-def test_a_nudge_for_a_folder_that_is_not_there_is_lost_without_harm(tmp_path: Path) -> None:
+def test_a_wake_of_a_folder_that_is_not_there_is_lost_without_harm(tmp_path: Path) -> None:
     WakeFile(tmp_path / "none" / "nudge").wake()
     assert not (tmp_path / "none").exists()
 

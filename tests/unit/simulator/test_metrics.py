@@ -233,7 +233,7 @@ def test_a_loss_as_low_as_the_best_so_far_is_no_fall() -> None:
     assert found == ((1.0, 1.0), (3.0, 0.0))
 
 
-def test_a_diverged_loss_is_no_best_and_no_sight() -> None:
+def test_a_diverged_loss_is_neither_the_best_nor_observed() -> None:
     job = work(0, 2.0, curve=(Point(1, math.nan, 1.0), Point(2, 4.0, 2.0)))
     observations = (LossObservation(job.id, 1, math.nan, 1.0), LossObservation(job.id, 2, 4.0, 2.0))
     seen = run([outcome(job, 0.0, 2.0)], [], observations=observations)

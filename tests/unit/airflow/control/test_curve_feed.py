@@ -113,7 +113,7 @@ def passing(feed: CurveFeed, monkeypatch: pytest.MonkeyPatch) -> Passing:
     return found
 
 
-def test_a_feed_that_is_not_nudged_reads_after_a_second(feed: CurveFeed, passing: Passing) -> None:
+def test_a_feed_that_is_not_woken_reads_after_a_second(feed: CurveFeed, passing: Passing) -> None:
     feed._pause(1.0, 0.5)
     assert passing.now_s == pytest.approx(1.0, abs=0.06)
 

@@ -14,14 +14,14 @@ from hermes_ops.errors import Unavailable
 LIMIT_S = 30.0
 
 
-def test_with_two_hands_two_calls_are_under_way_at_the_same_time() -> None:
+def test_with_a_concurrency_of_two_calls_are_under_way_at_the_same_time() -> None:
     meeting = threading.Barrier(2)
     requests = RequestPool(2)
     met = [requests.submit(meeting.wait, LIMIT_S) for _ in range(2)]
     assert sorted(found.result(LIMIT_S) for found in met) == [0, 1]
 
 
-def test_with_one_hand_a_call_is_over_when_it_has_begun() -> None:
+def test_with_a_concurrency_of_one_a_call_is_over_when_it_has_begun() -> None:
     order: list[int] = []
     requests = RequestPool(1)
     begun = [requests.submit(order.append, number) for number in range(3)]
@@ -29,7 +29,7 @@ def test_with_one_hand_a_call_is_over_when_it_has_begun() -> None:
     assert all(future.done() for future in begun)
 
 
-def test_one_hand_in_the_background_lets_its_caller_go_on_and_keeps_the_order() -> None:
+def test_a_concurrency_of_one_in_the_background_lets_its_caller_go_on_and_keeps_the_order() -> None:
     requests, may_end, order = RequestPool(1, in_background=True), threading.Event(), list[int]()
     first = requests.submit(may_end.wait, LIMIT_S)
     second = requests.submit(order.append, 2)

@@ -52,7 +52,7 @@ def plan() -> SweepSpec:
     return found
 
 
-def test_a_killed_controller_finds_the_same_book_again() -> None:
+def test_a_killed_controller_finds_the_same_state_again() -> None:
     stored = {
         ("plan", -1): {"hermes_close": encode(CloseRecord("no money"))},
         ("trial", 0): {"hermes_lease": encode(lease()), "hermes_segment": encode(segment())},

@@ -97,7 +97,7 @@ def test_a_trial_that_has_left_its_gpu_has_its_figures_in_the_table_before_its_s
     )
 
 
-def test_metrics_that_were_sent_nudge_the_controllers_and_an_idle_look_does_not() -> None:
+def test_metrics_that_were_sent_wake_the_controllers_and_an_idle_look_does_not() -> None:
     wake_file, feed = metrics_wake_file(), feed_of(Mlflow(sends=[0, 3, 0]))
     told = [(feed.pump_once(), wake_file.woken()) for _ in range(3)]
     assert told == [(False, False), (True, True), (False, False)]

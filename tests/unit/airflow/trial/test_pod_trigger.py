@@ -270,7 +270,7 @@ def test_a_pod_that_is_given_up_sends_nothing_more(
     assert feed.said == ["start", None, "close"]
 
 
-def test_the_end_of_a_pods_log_nudges_the_controller(
+def test_the_end_of_a_pods_log_wakes_the_controller(
     pods: FakePods, home: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wake_file = controller_wake_file()

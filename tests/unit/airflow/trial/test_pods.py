@@ -363,7 +363,7 @@ def test_a_template_is_read() -> None:
     assert template(None) is None
 
 
-def test_a_visit_that_goes_on_with_a_pod_keeps_the_segments_start() -> None:
+def test_a_segment_run_that_goes_on_with_a_pod_keeps_the_segments_start() -> None:
     last = segment(3, running=True, started_s=55.0)
     folder = TrialFolder.from_sweep(SWEEP, 4)
     for pod, goes_on in (({}, True), (None, False)):

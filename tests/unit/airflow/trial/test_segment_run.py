@@ -34,7 +34,7 @@ def stored(store: DictStore) -> SegmentRecord:
     return record
 
 
-def test_a_visit_writes_nothing_before_its_process_has_started() -> None:
+def test_a_segment_run_writes_nothing_before_its_process_has_started() -> None:
     store = DictStore()
     segment_run, feed = begin(store)
     assert (store, feed.said) == ({}, [])
@@ -135,7 +135,7 @@ def test_training_begins_after_the_start_and_the_restore_that_a_segment_has_meas
     assert found.service_gpu_s == 9.0
 
 
-def test_the_next_visit_goes_on_where_the_last_one_paused() -> None:
+def test_the_next_segment_run_goes_on_where_the_last_one_paused() -> None:
     store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, step=5, startup_s=4.0))})
     segment_run, _ = begin(store, epoch=2)
     segment_run.opened()
@@ -144,7 +144,7 @@ def test_the_next_visit_goes_on_where_the_last_one_paused() -> None:
     assert (found.startup_s, found.ended_s, found.outcome) == (4.0, None, "")
 
 
-def test_failures_survive_pauses_and_visits() -> None:
+def test_failures_survive_pauses_and_segment_runs() -> None:
     store = DictStore()
     for epoch in (1, 2, 3):
         segment_run, _ = begin(store, epoch)
