@@ -14,6 +14,11 @@ def error_text(error: Exception) -> str:
     return str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
 
 
+def file_error_text(error: Exception) -> str:
+    """Return why a file cannot be read, without the error's number and the path of the file."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with an input: where it stands, what was found, what is allowed, the fix."""

@@ -66,7 +66,7 @@ def _loaded(group: str, name: str) -> object:
     if len(points) > 1:
         values = ", ".join(f"{point.value} ({_package(point)})" for point in points)
         problem = Problem(f"{group}.{name}", values, "one", "uninstall all but one of the packages")
-        raise ConfigError("the installed packages", (problem,))
+        raise ConfigError("the set of installed packages", (problem,))
     (point,) = points
     try:
         return cast("object", point.load())
@@ -74,7 +74,7 @@ def _loaded(group: str, name: str) -> object:
         fact = f"{point.value} of {_package(point)}: {type(error).__name__}: {error}"
         fix = "correct that package, or uninstall it"
         problem = Problem(f"{group}.{name}", fact, "something that can be imported", fix)
-        raise ConfigError("the installed packages", (problem,)) from error
+        raise ConfigError("the set of installed packages", (problem,)) from error
 
 
 def _package(point: Any) -> str:  # noqa: ANN401 - an entry point, whose class is imported late

@@ -97,7 +97,7 @@ def _pair(text: str) -> tuple[str, str]:
         problem = Problem(
             "--move", repr(text), "OLD=NEW, both absolute paths", "--move /data/ann/work=/srv/work"
         )
-        raise ConfigError("The command line", (problem,))
+        raise ConfigError("the command line", (problem,))
     return pair
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.errors import ConfigError, Problem, file_error_text
 
 LARGEST_FILE_BYTES = 2**20
 MOST_VALUES = 200_000  # after aliases are followed
@@ -81,7 +81,7 @@ def _text(path: Path) -> str:
         fix = "save the file as UTF-8"
         raise _unreadable(path, f"no UTF-8 at byte {error.start}", allowed, fix) from error
     except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or str(error)
+        found = file_error_text(error)
         is_path_wrong = getattr(error, "errno", None) == errno.ENAMETOOLONG
         fix = "check the path" if is_path_wrong else "make the file readable for this user"
         raise _unreadable(path, found, allowed, fix) from error

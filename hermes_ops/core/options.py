@@ -49,7 +49,7 @@ def parse_options(pairs: Iterable[str] | None) -> dict[str, OptionValue]:
         name, separator, text = pair.partition("=")
         if not separator or not name:
             problem = Problem("an option", repr(pair), "NAME=VALUE", "write NAME=VALUE")
-            raise ConfigError("the policy's options", (problem,))
+            raise ConfigError("an option of the policy", (problem,))
         parsed[name] = _value(text)
     return parsed
 

@@ -55,7 +55,7 @@ def layout(text: str) -> tuple[Gpu, ...]:
     if match is None:
         allowed = "a number of GPUs, or nodes x GPUs each"
         problem = Problem("gpus", repr(text), allowed, 'write "64" or "16x4"')
-        raise ConfigError("the GPUs", (problem,))
+        raise ConfigError("the number of GPUs", (problem,))
     nodes, each = int(match[1] or 1), int(match[2])
     return tuple(Gpu(index, f"node-{index // each}") for index in range(nodes * each))
 

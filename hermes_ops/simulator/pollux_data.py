@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes_ops.core.sizes import BatchRange
-from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.errors import ConfigError, Problem, file_error_text
 
 Floats = NDArray[np.float64]
 Placement = tuple[int, ...]
@@ -127,8 +127,8 @@ class _CsvFile:
                 lines = list(csv.reader(file, strict=True))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             fix = "correct the path or the file"
-            problem = Problem(str(self.path), str(error), "a readable CSV file", fix)
-            raise ConfigError("the data of a workload", (problem,)) from error
+            problem = Problem(str(self.path), file_error_text(error), "a readable CSV file", fix)
+            raise ConfigError("the workload", (problem,)) from error
         header = tuple(cell.strip() for cell in lines[0]) if lines else ()
         if header != self.columns:
             found, allowed = ",".join(header) or "nothing", ",".join(self.columns)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hermes_ops.core.model import JobId, Point
 from hermes_ops.core.sizes import StepTime
-from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.errors import ConfigError, Problem, file_error_text
 from hermes_ops.simulator.capes_workload import falling_loss
 from hermes_ops.simulator.workload import Costs, Work, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload
@@ -63,7 +63,9 @@ def _read(path: Path) -> tuple[Work, ...]:
             rows = list(reader)
             header = tuple(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problem = Problem(str(path), str(error), "a readable CSV file", "name its folder by --data")
+        problem = Problem(
+            str(path), file_error_text(error), "a readable CSV file", "name its folder by --data"
+        )
         raise ConfigError("the trace", (problem,)) from error
     missing = [column for column in COLUMNS if column not in header]
     if missing:

@@ -53,7 +53,7 @@ class SpeedUps:
         where = f"{self.application.name} on {'+'.join(map(str, placement))} GPUs"
         found = f"no step time with {local} samples a GPU"
         problem = Problem(where, found, "one that was measured", "choose other sizes or a batch")
-        raise ConfigError("the sizes of trials", (problem,))
+        raise ConfigError("the size of a trial", (problem,))
 
 
 @dataclass(frozen=True, slots=True)

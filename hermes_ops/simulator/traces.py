@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hermes_ops.core.model import JobId, Value
 from hermes_ops.core.sizes import BatchRange, StepTime
-from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.errors import ConfigError, Problem, file_error_text
 from hermes_ops.simulator.declared_steps import DeclaredSteps, parse_steps
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
@@ -66,7 +66,9 @@ def read_trace(path: Path) -> Workload:
         with _opened(path) as file:
             works = _read(str(path), csv.reader(file, strict=True))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        problem = Problem(str(path), str(error), "a readable CSV file", "correct the path or file")
+        problem = Problem(
+            str(path), file_error_text(error), "a readable CSV file", "correct the path or file"
+        )
         raise ConfigError("the trace", (problem,)) from error
     return Workload(path.name.removesuffix(".gz").removesuffix(".csv"), works)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hermes_ops.core.model import PastTrial
-from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.errors import ConfigError, Problem, file_error_text
 from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
 from hermes_ops.simulator.traces import poisson, read_trace
 from hermes_ops.simulator.workload import Costs, Interference, NodeFailure, Workload
@@ -201,8 +201,10 @@ def read_disturbances(path: Path) -> tuple[NodeFailure | Interference, ...]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(enumerate(csv.reader(file, strict=True), start=1))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problem = Problem(str(path), str(error), "a readable CSV file", "correct the path or file")
-        raise ConfigError("the disturbances", (problem,)) from error
+        problem = Problem(
+            str(path), file_error_text(error), "a readable CSV file", "correct the path or file"
+        )
+        raise ConfigError("the file of disturbances", (problem,)) from error
     header = tuple(cell.strip() for cell in rows[0][1]) if rows else ()
     if header != COLUMNS:
         found, allowed = ",".join(header) or "nothing", ",".join(COLUMNS)

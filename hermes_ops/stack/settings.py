@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from hermes_ops.core.options import OptionValue, parse_options, split_options
-from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.errors import ConfigError, Problem, file_error_text
 from hermes_ops.references import is_reserved
 from hermes_ops.stack.credentials import OWN_USERS
 from hermes_ops.stack.layout import Layout, absolute
@@ -107,7 +107,7 @@ def resolve(
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("The stack's settings", _problems(error, file)) from error
+        raise ConfigError("the configuration of the stack", _problems(error, file)) from error
 
 
 def _from_file(file: Path) -> dict[str, object]:
@@ -116,8 +116,10 @@ def _from_file(file: Path) -> dict[str, object]:
     try:
         return dict(tomllib.loads(file.read_text("utf-8")))
     except (ValueError, OSError) as error:  # ValueError: no TOML, or no UTF-8
-        problem = Problem(str(file), str(error), "a TOML file", f"correct or remove {file}")
-        raise ConfigError("The stack's settings", (problem,)) from error
+        problem = Problem(
+            str(file), file_error_text(error), "a TOML file", f"correct or remove {file}"
+        )
+        raise ConfigError("the configuration of the stack", (problem,)) from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
@@ -149,7 +151,7 @@ def _json(text: str) -> object:
     except ValueError as error:
         fix = "correct HERMES_POLICY_OPTIONS"
         problem = Problem("policy_options", f"{text!r} ({error})", "a JSON object or k=v,k=v", fix)
-        raise ConfigError("The stack's settings", (problem,)) from error
+        raise ConfigError("the configuration of the stack", (problem,)) from error
 
 
 def _problems(error: ValidationError, file: Path) -> tuple[Problem, ...]:
@@ -164,9 +166,15 @@ def _problem(detail: ErrorDetails, file: Path) -> Problem:
         where=name,
         # A database address carries a password: it is never echoed.
         found="an unknown setting" if unknown else _shown(name, detail["input"]),
-        allowed=setting_names if unknown else str(detail["msg"]),
+        allowed=setting_names if unknown else _allowed_text(detail["msg"]),
         fix=f"correct {' or '.join([*_places(name.partition('.')[0]), str(file)])}",
     )
+
+
+def _allowed_text(message: str) -> str:
+    """Return what is allowed according to a message of pydantic's, such as "Input should be 1"."""
+    rule = re.sub(r"^(Value error, |\w+ should (be )?)", "", message)
+    return rule.replace("match pattern", "a text that matches the pattern", 1)
 
 
 _WITHOUT_OPTION = ("start_timeout_s", "drain_timeout_s", "hang_timeout_s")

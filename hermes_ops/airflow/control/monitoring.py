@@ -306,7 +306,7 @@ class Address:
             problem = Problem(
                 "HERMES_METRICS_PORT", repr(text), f"0 to {HIGHEST_PORT}", "correct or unset it"
             )
-            raise ConfigError("The controller's environment", (problem,))
+            raise ConfigError("the controller's environment", (problem,))
         return cls(os.environ.get("HERMES_METRICS_HOST") or LOOPBACK, int(text))
 
 

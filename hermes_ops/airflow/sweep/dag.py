@@ -165,7 +165,7 @@ def _refuse_unknown(defaults: Mapping[str, Any], known: Collection[str]) -> None
             fix = f"did you mean {meant}?" if meant else "remove the key"
             problems.append(Problem(key, "an unknown key", ", ".join(known), fix))
     if problems:
-        raise ConfigError("the defaults of sweep_dag", tuple(problems))
+        raise ConfigError("the call of sweep_dag", tuple(problems))
 
 
 Sweep = Mapping[str, Any] | str | PathLike[str] | SweepCall

@@ -153,7 +153,7 @@ CURVES = "--curves curves.npz --gpus 2"
         (f"simulate {TRACE} --switch-seconds nan", "--switch-seconds: found nan"),
         ("simulate --poisson 3 --gpus 64 --job-seconds 0", "--job-seconds: found 0.0"),
         ("simulate --trace jobs.csv", "--gpus: found nothing"),
-        ("simulate --trace jobs.csv --gpus 0", "the GPUs is not valid"),
+        ("simulate --trace jobs.csv --gpus 0", "the number of GPUs is not valid"),
         ("simulate --trace jobs.csv --gpus 4 --nodes 3x2", "--nodes 3x2 with 6"),
         ("simulate --trace jobs.csv --nodes big", "'big'"),
         ("simulate --trace jobs.csv --gpus 1", "1 jobs that need more, one of them 2 GPUs"),

@@ -49,6 +49,22 @@ def test_a_value_out_of_range_is_refused_with_its_option(
         resolve(tmp_path, {name: value}, {})
 
 
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"slots": 0}, "greater than or equal to 1"),
+        ({"pool": "a b"}, "a text that matches the pattern"),
+        ({"policy": 3}, "a valid string"),
+    ],
+)
+def test_what_is_allowed_is_told_in_words(
+    tmp_path: Path, options: dict[str, object], allowed: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(tmp_path, options, {})
+    assert refused.value.problems[0].allowed.startswith(allowed)
+
+
 def test_names_of_trial_variables_are_separated_by_commas_and_may_end_with_a_star(
     tmp_path: Path,
 ) -> None:
