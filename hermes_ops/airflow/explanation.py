@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,30 @@ def interruption_lines(view: Mapping[str, Any] | None, sweep: str, trial: int) -
     """Return a line if the trial backs off after interruptions; else nothing."""
     facts = (view or {}).get("sweeps", {}).get(sweep) or {}
     text = (facts.get("interrupted") or {}).get(str(trial))
-    return [f"Trial {trial} of {sweep} {text}"] if text else []
+    if not text:
+        return []
+    hint = f". {UNENDED}" if str(trial) in facts.get("stuck", ()) else ""
+    return [f"Trial {trial} of {sweep} {text}{hint}"]
 
+
+def stuck_lines(view: Mapping[str, Any] | None, sweeps: Iterable[str] | None = None) -> list[str]:
+    """Return a line for each trial that is interrupted again and again, of these sweeps or all.
+
+    At most ten, then one that counts the others.
+    """
+    facts = (view or {}).get("sweeps", {})
+    named = facts if sweeps is None else [s for s in sweeps if s in facts]
+    stuck = [(s, int(number)) for s in named for number in facts[s].get("stuck", ())]
+    lines = [line for trial in stuck[:MOST_LINES] for line in interruption_lines(view, *trial)]
+    rest = len(stuck) - MOST_LINES
+    return [*lines, f"{rest} more trials are interrupted in this way"] if rest > 0 else lines
+
+
+UNENDED = (
+    "Its script has not failed, so it is tried again without end: remove the cause, or mark its "
+    "task as failed in Airflow"
+)
+"""What people can do about a trial that is interrupted again and again."""
 
 UNDECIDED = "nothing was decided about it yet"
 

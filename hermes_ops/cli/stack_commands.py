@@ -273,12 +273,13 @@ def _pool_problem_lines(home: Path, stack_status: StackStatus) -> list[str]:
         problem_lines,
         scaling_line,
         silence_line,
+        stuck_lines,
         trouble_line,
     )
 
     view = _view(home, stack_status)
     lines = [trouble_line(view), silence_line(view, time.time()), scaling_line(view)]
-    return [line for line in (*lines, *problem_lines(view)) if line]
+    return [line for line in (*lines, *problem_lines(view), *stuck_lines(view)) if line]
 
 
 def _view(home: Path, stack_status: StackStatus) -> dict[str, Any] | None:

@@ -1,12 +1,15 @@
 """Delayed restarts of trials that are interrupted again and again: by a node, a disk, a busy GPU.
 
 An interruption is not a failure of the script, so it does not count against `max_failures`. With
-each interruption in a row the trial waits longer before it gets GPUs again, which others use.
+each interruption in a row the trial waits longer before it gets GPUs again, which others use. After
+STUCK_AFTER times people are told what they can do: a trial never ends for interruptions, as it
+continues once their cause is removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.clock_steps import is_due
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from hermes_ops.airflow.records import SegmentRecord
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
+
+STUCK_AFTER = 10
+"""Interruptions in a row before a new step after which a trial will hardly go on by itself."""
 
 
 def restart_delay_s(segment: SegmentRecord | None) -> float:
@@ -43,10 +49,19 @@ def _is_delayed(segment: SegmentRecord | None, now_s: float) -> bool:
 def interruption_text(segment: SegmentRecord) -> str:
     """Return how often the trial was interrupted, and why; empty if it does not wait for that.
 
-    The text continues a sentence that begins with the trial's name.
+    The text continues a sentence that begins with the trial's name. It is there during the next try
+    too, until that has a new step.
     """
-    wait_s = restart_delay_s(segment)
+    is_tried = segment.running and segment.step <= segment.steps_at_start
+    wait_s = restart_delay_s(replace(segment, running=False) if is_tried else segment)
     if not wait_s:
         return ""
     times = f"{segment.interruptions} times in a row before a new step"
+    if is_tried:
+        return f"was interrupted {times}, and is tried now"
     return f"was interrupted {times}, and waits {wait_s:.0f} s before it is tried: {segment.reason}"
+
+
+def is_stuck(segment: SegmentRecord) -> bool:
+    """Return whether the trial was interrupted so often that people are to look after it."""
+    return segment.interruptions >= STUCK_AFTER and bool(interruption_text(segment))

@@ -146,6 +146,7 @@ def _sweep(sweep: SweepState) -> dict[str, Any]:
         **({} if (at_s := deadline_s(sweep)) is None else {"deadline_s": at_s}),
         **({"failures": lines} if (lines := failures(sweep)) else {}),
         **({"interrupted": texts} if (texts := dict(_interrupted(sweep))) else {}),
+        **({"stuck": stuck} if (stuck := _stuck(sweep)) else {}),
     }
 
 
@@ -171,12 +172,24 @@ def failures(sweep: SweepState) -> list[str]:
 
 
 def _interrupted(sweep: SweepState) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of the trials that wait after interruptions, each with its reason."""
+    """Yield the numbers of the trials that wait after interruptions, each with its reason.
+
+    Those that were interrupted most often in a row come first.
+    """
     from hermes_ops.airflow.control.interruptions import interruption_text
 
-    for trial in sweep.trials:
-        if trial.segment is not None and (text := interruption_text(trial.segment)):
-            yield str(trial.number), text
+    found = [(t.number, t.segment) for t in sweep.trials if t.segment and not t.has_ended]
+    for number, segment in sorted(found, key=lambda pair: -pair[1].interruptions):
+        if text := interruption_text(segment):
+            yield str(number), text
+
+
+def _stuck(sweep: SweepState) -> list[str]:
+    """Return the numbers of the trials with so many interruptions that a person must look."""
+    from hermes_ops.airflow.control.interruptions import is_stuck
+
+    segments = ((t.number, t.segment) for t in sweep.trials if not t.has_ended)
+    return [str(number) for number, segment in segments if segment and is_stuck(segment)]
 
 
 def _not_preemptible(sweep: SweepState) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from hermes_ops.airflow.explanation import (
     quota_lines,
     scaling_line,
     short,
+    stuck_lines,
     trouble_line,
 )
 from hermes_ops.airflow.machines import MachineSlots
@@ -260,11 +261,12 @@ def _notices(view: Mapping[str, Any], reader: Reader) -> list[str]:
     return [reader.veiled(line) for line in notice_lines({"jobs": seen})]
 
 
-def _problems(view: Mapping[str, Any], sweeps: Iterable[str]) -> list[str]:
-    """Return the failing rounds, and the failing steps of these sweeps, each once."""
+def _problems(view: Mapping[str, Any], sweeps: Sequence[str]) -> list[str]:
+    """Return the failing rounds, and of these sweeps the failing steps and stuck trials."""
     lines = (line for sweep in sweeps for line in problem_lines(view, sweep))
     whole = (trouble_line(view), scaling_line(view), *away_lines(view))
-    return [line for line in dict.fromkeys([*whole, *lines]) if line]
+    stuck = stuck_lines(view, sweeps)
+    return [line for line in dict.fromkeys([*whole, *lines, *stuck]) if line]
 
 
 def last_decisions(decisions: Iterable[Mapping[str, Any]], reader: Reader) -> list[dict[str, Any]]:
