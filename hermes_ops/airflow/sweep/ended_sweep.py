@@ -225,7 +225,7 @@ class EndedSweep:
             raise HermesError(
                 f"its deadline ({config.deadline}) has passed: give a later one with --deadline."
             )
-        used_gpu_s = sum(float(r.tags.get("hermes.gpu_seconds", 0)) for r in self.runs.values())
+        used_gpu_s = 0.0 if budget.gpu_seconds is None else self._used_gpu_s()
         if budget.gpu_seconds is not None and used_gpu_s >= budget.gpu_seconds:
             raise HermesError(
                 f"its trials have used {used_gpu_s:.0f} GPU-seconds of budget.gpu_seconds "
@@ -243,6 +243,11 @@ class EndedSweep:
                 "number with --failed-trials."
             )
 
+    def _used_gpu_s(self) -> float:
+        """Return the GPU-seconds of its trials, also those before one began from scratch."""
+        _, runs = self.tracker.every_run(self._ref)
+        return sum(float(run.tags.get("hermes.gpu_seconds", 0)) for run in runs)
+
     def _diverged(self, number: int) -> bool:
         run = self.runs.get(number)
         return run is not None and run.tags.get("hermes.cause") == Cause.DIVERGED.value
@@ -254,9 +259,12 @@ class EndedSweep:
         objective = config.objective.model_copy(update={"target": None})
         return config.model_copy(update={"objective": objective})
 
+    @property
+    def _ref(self) -> SweepRef:
+        return SweepRef(self.sweep, self.record.experiment_id, self.record.parent_run_id)
+
     def _tags(self) -> Mapping[str, str]:
-        parent = self.record.parent_run_id
-        return self.tracker.sweep(SweepRef(self.sweep, self.record.experiment_id, parent)).tags
+        return self.tracker.sweep(self._ref).tags
 
     def _reopen(
         self, config: SweepConfig, touched: tuple[int, ...], added: Mapping[str, str]

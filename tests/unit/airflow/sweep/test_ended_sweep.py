@@ -67,6 +67,7 @@ class Services:
     plan_state: str = "success"
     records: dict[tuple[str, int, str], Any] = field(default_factory=dict)
     gpu_seconds: float = 10.0
+    set_aside_gpu_seconds: float = 0.0
     cleared: list[Any] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=lambda: {CLOSED_TAG: "enough"})
     parent_tags: dict[str, str] = field(default_factory=dict)
@@ -123,6 +124,10 @@ class Services:
     def trials(self, ref: Any) -> Any:
         tags = {"hermes.gpu_seconds": str(self.gpu_seconds), "hermes.reason": "enough"}
         return [SimpleNamespace(number=n, run_id=f"run-{n}", tags=tags) for n in self.states]
+
+    def every_run(self, ref: Any) -> Any:
+        before = {"hermes.gpu_seconds": str(self.set_aside_gpu_seconds)}
+        return None, (*self.trials(ref), SimpleNamespace(number=0, run_id="old", tags=before))
 
     def sweep(self, ref: Any) -> Any:
         return SimpleNamespace(tags=self.tags)
@@ -271,6 +276,15 @@ def test_a_budget_that_is_spent_is_refused_before_anything_is_written(
     with pytest.raises(HermesError, match=fact):
         found(services).resume(BudgetChanges(), failed=False)
     assert (services.records, services.cleared) == (before, [])
+
+
+def test_what_a_trial_used_before_it_began_from_scratch_counts_for_a_spent_budget() -> None:
+    services = ended({0: "success", 1: "skipped"}, budget={"gpu_seconds": 100})
+    assert found(services).resume(BudgetChanges(), failed=False) == (1,)
+    services.set_aside_gpu_seconds, services.cleared = 80.0, []
+    with pytest.raises(HermesError, match="have used 100 GPU-seconds"):
+        found(services).resume(BudgetChanges(), failed=False)
+    assert services.cleared == []
 
 
 def test_a_deadline_that_has_passed_is_refused_until_there_is_a_later_one() -> None:
