@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -142,8 +143,17 @@ def with_states(
         elif state not in ENDED_STATES and row.sweep in live:
             facts = live[row.sweep]
             reason = facts.get("closing") or "\n".join(facts.get("failures", ())) or None
-        completed.append(replace(row, state=state, reason=reason))
+        began = row.start_date if run is None else _first_start(row.start_date, run.started_ms)
+        completed.append(replace(row, state=state, reason=reason, start_date=began))
     return completed
+
+
+def _first_start(start_date: str | None, recorded_ms: int) -> str | None:
+    """Return when a sweep began: Airflow's date is the last time that its run was started."""
+    recorded = datetime.fromtimestamp(recorded_ms / 1_000, UTC)
+    if not recorded_ms or not start_date or datetime.fromisoformat(start_date) <= recorded:
+        return start_date
+    return recorded.isoformat().replace("+00:00", "Z")
 
 
 def with_address(row: ListedSweep, runs: Mapping[str, SweepRun], tracker: Tracker) -> ListedSweep:

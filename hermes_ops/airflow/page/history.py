@@ -17,6 +17,7 @@ from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef, SweepRun
+from hermes_ops.tracking.runs import ended_spans_of
 
 ROWS = 50
 NEWEST_ROWS = 10
@@ -31,6 +32,7 @@ _OF_REPORT = {"upstream_failed": "failed", "removed": "failed"}
 class SweepRow:
     """One sweep in the list. Unix seconds; `ended_s` is None while it runs.
 
+    `idle_s` are the seconds between an end and the start with which it was continued.
     `best` is "" where no value is known. The addresses lead to MLflow, "" where there is none.
     """
 
@@ -47,6 +49,7 @@ class SweepRow:
     best: str
     compare: str
     report: str
+    idle_s: float = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -176,7 +179,7 @@ def _row(
         run_id=past.run.run_id,
         pool=str(config.get("pool", "")),
         state=state,
-        started_s=past.run.started_s,
+        started_s=_began_s(past, record),
         ended_s=past.ended_s if state in ENDED_STATES else None,
         ended=ended,
         trials=record.trials if record else sum(sweep.trial_states.values()),
@@ -184,7 +187,14 @@ def _row(
         best=_best(run if state in ENDED_STATES else None, best.get(past.run.sweep_id)),
         compare=_address(sources, lambda uri: comparison_address(uri, ref) if ref else ""),
         report=_address(sources, lambda uri: _report_page(uri, ref, state)),
+        idle_s=sum(end_s - start_s for start_s, end_s in ended_spans_of(run.tags)) if run else 0.0,
     )
+
+
+def _began_s(past: PastRun, record: SweepRecord | None) -> float:
+    """Return when a sweep began: Airflow's date is the last time that its run was started."""
+    planned_s = record.planned_s if record is not None else 0.0
+    return min(past.run.started_s, planned_s) if planned_s else past.run.started_s
 
 
 def _best(run: SweepRun | None, so_far: float | None) -> str:

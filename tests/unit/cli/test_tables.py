@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,7 +137,8 @@ def test_the_list_shows_whole_ids_at_every_width(width: int, reason: str | None)
 
 
 def recorded(state: str, **tags: str) -> Any:
-    return SimpleNamespace(state=state, tags={f"hermes.{n}": v for n, v in tags.items()})
+    found = {f"hermes.{name}": text for name, text in tags.items()}
+    return SimpleNamespace(state=state, tags=found, started_ms=0)
 
 
 def test_the_list_has_one_state_of_each_sweep_and_why() -> None:
@@ -153,6 +155,18 @@ def test_the_list_has_one_state_of_each_sweep_and_why() -> None:
         ("running", "Trial 1 failed: y"),
         ("failed", None),
     ]
+
+
+@pytest.mark.parametrize(("began", "shown"), [
+    ("2026-11-18T21:30:00.500Z", "2026-11-18T21:30:00.500000Z"),
+    ("2026-11-25T08:00:01Z", "2026-11-25T08:00:00.123Z"),
+])  # fmt: skip
+def test_the_list_says_when_a_resumed_sweep_first_began(began: str, shown: str) -> None:
+    run = recorded("finished")
+    run.started_ms = round(datetime.fromisoformat(began).timestamp() * 1_000)
+    assert [r.start_date for r in with_states([listed("a"), listed("b")], {"a": run}, None)] == [
+        shown, "2026-11-25T08:00:00.123Z",
+    ]  # fmt: skip
 
 
 def known(*sweeps: str) -> Any:

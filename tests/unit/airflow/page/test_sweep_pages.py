@@ -44,6 +44,17 @@ def test_a_sweep_that_has_ended_stays_on_the_page_with_its_best_and_its_links(
     assert "experiments/7/runs/parent-2/artifacts/report/report.html" in answer.text
 
 
+def test_a_resumed_sweep_is_shown_with_its_first_start_and_without_the_time_between(
+    get: Get, database: Database, mlflow: Mlflow
+) -> None:
+    past = ended(200)
+    first_start = {**past.run.sweep, "planned_s": 20.0}
+    database.runs, database.ended = (), [replace(past, run=replace(past.run, sweep=first_start))]
+    spans = {"hermes.ended_spans": "[[120.0, 2000.0]]"}
+    mlflow.runs = {"parent-200": sweep_run(200, **spans)}
+    assert "old-200 finished 1970-01-01 00:00:20 UTC 2 min 10 s" in read(get("/sweeps"))
+
+
 def test_of_a_running_sweep_the_best_so_far_is_shown_and_no_report(
     get: Get, mlflow: Mlflow
 ) -> None:
