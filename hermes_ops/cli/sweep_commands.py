@@ -164,15 +164,19 @@ def stop(
     home: Home = None,
 ) -> None:
     """Stop a sweep: its trials stop at a checkpoint, those that have not begun are skipped."""
-    from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, encode
+    from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, decode, encode
     from hermes_ops.cli.connection import connect
 
     connection = connect(home)
     place = locate_or_explain(connection, sweep)
     state = airflow_state(connection.airflow, place)
+    before = decode(CloseRecord, connection.airflow.get_state(place.plan, CLOSE_KEY))
     if state is not None and state in ENDED_AIRFLOW_STATES:
         final_state = inspection_commands.final_state(connection, place, state)
         typer.echo(f"Sweep {place.sweep} has already ended ({final_state}).")
+        return
+    if before is not None:
+        typer.echo(f"Sweep {place.sweep} ends already: {before.reason}.")
         return
     person = current_person(connection.airflow)
     by = f"stopped by {person}"

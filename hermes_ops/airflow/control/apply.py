@@ -18,7 +18,7 @@ from typing import Any
 
 from hermes_ops.airflow.client import AirflowClient, run_page
 from hermes_ops.airflow.clock_steps import ClockSteps
-from hermes_ops.airflow.control.cleanup.sweep_end import FIRST_FAILURES, due_end
+from hermes_ops.airflow.control.cleanup.sweep_end import FIRST_FAILURES, due_end, ends_by
 from hermes_ops.airflow.control.decisions import Decision, DecisionLog, action_name, decision
 from hermes_ops.airflow.control.executor import Executor
 from hermes_ops.airflow.control.faults import (
@@ -287,7 +287,8 @@ class Applier:
         if may_close and (spent := due_end(sweep, now_s)) is not None:
             self.close(sweep, spent)
         if sweep.close is not None:
-            self._tag(sweep, sweep.close.tag, sweep.close.reason)
+            if ends_by(sweep, sweep.close):
+                self._tag(sweep, sweep.close.tag, sweep.close.reason)
             self._executor.run(sweep, end_trials(sweep.trials, sweep.close), now_s)
 
     def _findings(self, sweep: SweepState) -> SweepFindings:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from hermes_ops import cli
+from hermes_ops.airflow.records import CLOSE_KEY, REACHED_TAG, CloseRecord, encode
+from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.errors import NotPermitted, Unavailable
 from hermes_ops.stack.layout import Layout
 from hermes_ops.stack.record import StackRecord, save
@@ -33,8 +35,8 @@ class Airflow:
             raise Unavailable("Airflow at http://a did not answer")
         return {"state": "running"} if run in self.runs else None
 
-    def get_state(self, task: Any, key: str) -> None:
-        return None
+    def get_state(self, task: Any, key: str) -> Any:
+        return next((record[2] for record in self.put if record[:2] == (task, key)), None)
 
     def put_state(self, *record: Any) -> None:
         self.put.append(record)
@@ -257,6 +259,17 @@ def test_stopping_a_sweep_that_runs_closes_it_with_the_users_reason(
     ((noted, note),) = airflow.notes  # the request by which Airflow's audit log knows the user
     assert noted == task
     assert note.endswith(": stop by an@laptop, Airflow user anna")
+
+
+def test_stopping_a_sweep_that_ends_by_its_target_leaves_it_that_end(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    place = SweepLocation.in_main_dag("known")
+    reached = encode(CloseRecord("trial 3 reached it", "stopped_early", 7.0, REACHED_TAG))
+    airflow.put_state(place.plan, CLOSE_KEY, reached)
+    said = Said(capsys, "sweep", "stop", "known")
+    assert (said.code, said.out) == (0, "Sweep known ends already: trial 3 reached it.\n")
+    assert len(airflow.put) == 1
 
 
 def test_without_a_reason_the_person_is_the_reason(

@@ -178,6 +178,8 @@ def test_a_sweep_in_a_group_is_stopped_by_its_own_plan_alone(
     assert "ends" in said(airflow, monkeypatch, "stop", "mine:second:manual:2").output
     ((task, key, _),) = airflow.put
     assert (task, key) == (TaskKey("mine", "manual:2", "second.plan"), "hermes_close")
+    ends = said(airflow, monkeypatch, "stop", "mine:second:manual:2").output
+    assert ends.startswith("Sweep mine:second:manual:2 ends already: stopped by ")
     again = said(airflow, monkeypatch, "stop", "mine:first:manual:2").output
     assert "has already ended (finished)" in again
     assert len(airflow.put) == 1

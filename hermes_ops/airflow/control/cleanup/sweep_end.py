@@ -62,6 +62,13 @@ def due_end(sweep: SweepState, now_s: float) -> CloseRecord | None:
     )
 
 
+def ends_by(sweep: SweepState, close: CloseRecord) -> bool:
+    """Return whether the sweep ends by this record; its trials may all have ended before that."""
+    if close.tag != CLOSED_TAG or not sweep.trials or not sweep.is_complete:
+        return True
+    return any(not t.has_ended or t.end_state == close.state for t in sweep.trials)
+
+
 def cannot_start(sweep: SweepState, now_s: float) -> CloseRecord | None:
     """Return why no trial of the sweep can be started; None while that is not so.
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from hermes_ops.airflow.control.cleanup.sweep_end import due_end
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.metadata import RunRow
-from hermes_ops.airflow.records import CLOSED_TAG, REACHED_TAG
+from hermes_ops.airflow.records import CLOSED_TAG, REACHED_TAG, CloseRecord
 from hermes_ops.config.sections import WEEK_S
 from tests.unit.airflow.builders import (
     SWEEP,
@@ -256,3 +257,18 @@ def test_a_reached_target_is_no_cancellation() -> None:
     tags = {key for call in journal.of("tag") for key in call[2]}
     assert REACHED_TAG in tags
     assert CLOSED_TAG not in tags
+
+
+@pytest.mark.parametrize(("last", "is_cancelled"), [
+    (running(1, 1), True), (ended(1, "cancelled", "skipped"), True),
+    (ended(1, "finished"), False), (ended(1, "failed", "failed"), False),
+])  # fmt: skip
+def test_a_sweep_that_is_stopped_after_its_last_trial_is_not_cancelled(
+    last: TrialRecords, is_cancelled: bool
+) -> None:
+    journal, close = Journal(), CloseRecord("stopped by ann")
+    world = sweep_with(ended(0, "finished"), last, close=close)
+    world = replace(world, spec=replace(world.spec, record=replace(world.spec.record, trials=2)))
+    journal.applier().settle(world, 100.0)
+    tags = {key for call in journal.of("tag") for key in call[2]}
+    assert (CLOSED_TAG in tags) is is_cancelled
