@@ -46,8 +46,8 @@ AUTH_DATABASE = "mlflow-auth"
 # Rewritten by a start, or of processes of this home that a restored one does not have.
 _OF_THIS_RUN = re.compile(
     r"(logs|run|processes|gpus|stack\.json|drain|standby\.sock|\.lock|nudge|metrics"
-    r"|controller-.*\.lock|airflow/airflow\.cfg|airflow/migrated\.json|mlflow/upgraded\.json"
-    r"|airflow/logs/dag_processor)"
+    r"|(airflow/[^/]+\.)?controller-.*\.lock|airflow/airflow\.cfg|airflow/migrated\.json"
+    r"|mlflow/upgraded\.json|airflow/logs/dag_processor)"
 )
 # Leases and stop flags stand in Airflow's database; the epochs seen and the locks fence off
 # processes that a restored home does not have.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -183,15 +184,42 @@ def test_a_second_controller_of_a_pool_waits_until_the_first_has_gone(sqlite: En
 
     def the_first_goes() -> bool:
         waits.append(1)
-        if len(waits) == 2 and first._file is not None:
-            first._file.close()
+        if len(waits) == 2:
+            first.release()
         return True
 
     assert second.acquire(the_first_goes)
     assert (len(waits), second.holds()) == (2, True)
     for leader in (second, other):
-        assert leader._file is not None
-        leader._file.close()
+        leader.release()
+
+
+def test_a_controller_with_another_state_folder_does_not_lead_the_same_pool_too(
+    sqlite: Engine, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    first, second = Leadership(sqlite, "gpus"), Leadership(sqlite, "gpus")
+    assert first.acquire(lambda: False)
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path / "another"))
+    assert not second.acquire(lambda: False)
+    (line,) = caplog.messages
+    assert f"process {os.getpid()}, state folder {home}. This one has {tmp_path}/another" in line
+    first.release()
+    assert second.acquire(lambda: False)
+    second.release()
+
+
+def test_one_state_folder_has_one_controller_of_a_pool_whatever_its_database(
+    sqlite: Engine, tmp_path: Path
+) -> None:
+    first = Leadership(sqlite, "gpus")
+    another = create_engine(f"sqlite:///{tmp_path}/y.db")
+    second = Leadership(another, "gpus")
+    assert first.acquire(lambda: False)
+    assert not second.acquire(lambda: False)
+    first.release()
+    assert second.acquire(lambda: False)
+    second.release()
 
 
 class Postgres:
