@@ -243,11 +243,15 @@ class PlanOperator(BaseOperator):
         return config
 
     def _check_executor(self, config: SweepConfig) -> None:
-        """Fail the plan of trials that would be processes on machines without the pool's GPUs."""
+        """Fail the plan of trials that its executor, or Airflow, cannot run.
+
+        Such as processes on machines without the pool's GPUs.
+        """
         is_pod = config.trial.run_in is not RunIn.PROCESS
         dag = self.get_dag()
         trial = dag.get_task(self.trial_task) if dag is not None else None
         executors = getattr(trial, "executor", None), self.executor
+        refuse_length(config.trial_count, is_alone=not remote_executor(*executors))
         if MachineSlots.from_environment().of_slot:
             self._check_machines(remote_executor(*executors), is_pod=is_pod)
         elif not is_pod and (refusal := process_refusal(*executors)):
@@ -447,6 +451,27 @@ def refuse_missing(config: SweepConfig, environment: Mapping[str, str]) -> None:
     ]
     if missing:
         raise AirflowFailException("\n".join(missing))
+
+
+def refuse_length(trials: int, *, is_alone: bool) -> None:
+    """Fail the plan of more trials than a mapped task may have, which Airflow says less clearly.
+
+    Airflow's API server decides it. Where tasks run on other machines (not `is_alone`), a default
+    value here says nothing about the setting there.
+    """
+    from airflow.configuration import conf
+
+    most = conf.getint("core", "max_map_length", fallback=1024)
+    if trials <= most:
+        return
+    setting = conf.as_dict(display_source=True).get("core", {}).get("max_map_length")
+    if is_alone or (isinstance(setting, tuple) and setting[1] != "default"):
+        raise AirflowFailException(
+            f"search.max_trials: found a sweep of {trials} trials; allowed: at most {most}, which "
+            "is [core] max_map_length of Airflow. Fix: set that to the number of trials or more, "
+            "for the API server, the scheduler and the workers, then clear this task; or start a "
+            "sweep with fewer trials."
+        )
 
 
 def check_pods(config: SweepConfig) -> SweepConfig:

@@ -7,7 +7,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from hermes_ops.airflow.control.quota_settings import QuotaSettings
-from hermes_ops.airflow.sweep.tasks import refuse_class, refuse_missing
+from hermes_ops.airflow.sweep.tasks import refuse_class, refuse_length, refuse_missing
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.config.model import EXAMPLE
 from hermes_ops.config.pool_quota import parse_quota
@@ -52,3 +52,20 @@ def test_a_variable_that_refers_itself_is_no_value_to_refer_to(environment: dict
     with pytest.raises(AirflowFailException, match=r"HF_TOKEN|trial\.environment\.B"):
         refuse_missing(sweep(environment=environment), {"PATH": "/"})
     refuse_missing(sweep(environment={"A": "{env:B}", "B": "plain"}), {"PATH": "/"})
+
+
+@pytest.mark.parametrize(("setting", "is_alone", "trials", "is_refused"), [
+    ("8", True, 9, True), ("8", False, 9, True), ("8", True, 8, False),
+    ("", True, 1_025, True), ("", False, 1_025, False), ("", True, 1_024, False),
+])  # fmt: skip
+def test_the_plan_refuses_more_trials_than_a_mapped_task_of_airflow_may_have(
+    setting: str, is_alone: bool, trials: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW__CORE__MAX_MAP_LENGTH", raising=False)
+    if setting:
+        monkeypatch.setenv("AIRFLOW__CORE__MAX_MAP_LENGTH", setting)
+    if not is_refused:
+        refuse_length(trials, is_alone=is_alone)
+        return
+    with pytest.raises(AirflowFailException, match=r"at most \d+, which is .core. max_map_length"):
+        refuse_length(trials, is_alone=is_alone)
