@@ -208,7 +208,7 @@ class PlanOperator(BaseOperator):
         if self.nights is not None:
             config = self.nights.begin(config, tracker, context["ti"], self.log.info)
         refuse_taken_id(sweep, tracker)
-        return add_warm_start(config, tracker, str(context["run_id"]), self.log.info)
+        return add_warm_start(config, tracker, sweep, self.log.info)
 
     def _read(self, context: Mapping[str, Any]) -> SweepConfig:
         def render(text: str) -> str:

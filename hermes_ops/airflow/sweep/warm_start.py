@@ -11,7 +11,7 @@ from zlib import crc32
 from airflow.sdk.exceptions import AirflowSkipException
 
 from hermes_ops.airflow.control.trial_state import FINAL_STATES
-from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK
+from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK, sweep_id
 from hermes_ops.config import Algorithm, SweepConfig, parse
 from hermes_ops.config.sections import Overlap
 from hermes_ops.core.curves import best
@@ -25,12 +25,12 @@ from hermes_ops.tracking.earlier_sweeps import NIGHTLY, last_best_config, past_t
 Say = Callable[[str], None]
 
 
-def add_warm_start(config: SweepConfig, tracker: Tracker, run_id: str, say: Say) -> SweepConfig:
+def add_warm_start(config: SweepConfig, tracker: Tracker, sweep: str, say: Say) -> SweepConfig:
     """Return the sweep with the `search.warm_start` best past configurations after its own points.
 
     They come from ended sweeps of the same name, with the same parameters and objective.
     Configurations that the space or its constraints no longer allow, or that miss a bound of a
-    metric, are left out. If there are earlier trials, the seed is set by `with_seed_of_run`. Raise
+    metric, are left out. If there are earlier trials, the seed is set by `with_own_seed`. Raise
     Unavailable if MLflow does not answer.
     """
     search, objective = config.search, config.objective
@@ -52,22 +52,23 @@ def add_warm_start(config: SweepConfig, tracker: Tracker, run_id: str, say: Say)
     room = min(search.warm_start, search.max_trials - len(known))
     fresh = [c for c in best_first(past, config) if c not in known][: max(0, room)]
     say(f"{len(fresh)} configurations of earlier sweeps are tried first: {fresh}")
-    seeded = with_seed_of_run(config, run_id, say) if past else config
+    seeded = with_own_seed(config, sweep, say) if past else config
     document = json.loads(seeded.to_json())
     document["search"]["points_to_evaluate"] = [*known, *fresh]
     return parse(document, source="the best of earlier sweeps", base=None)
 
 
-def with_seed_of_run(config: SweepConfig, run_id: str, say: Say) -> SweepConfig:
-    """Return the sweep with a seed derived from the run's id, unless its file sets one.
+def with_own_seed(config: SweepConfig, sweep: str, say: Say) -> SweepConfig:
+    """Return the sweep with a seed derived from its id, unless its file sets one.
 
-    With the default seed a random search would draw the configurations of earlier sweeps again.
+    With the default seed a random search would draw the configurations of earlier sweeps again, and
+    with one of the DAG run those of other sweeps of that run, or of the same night.
     """
     search = config.search
     if search.algorithm is Algorithm.GRID or "seed" in search.model_fields_set:
         return config
-    seed = crc32(run_id.encode())
-    say(f"search.seed is {seed}, from the run's id: set it in the file to draw alike each time")
+    seed = crc32(sweep.encode())
+    say(f"search.seed is {seed}, from the sweep's id: set it in the file to draw alike each time")
     return config.model_copy(update={"search": search.model_copy(update={"seed": seed})})
 
 
@@ -104,7 +105,7 @@ class NightlySweeps:
         """Return tonight's sweep; skip it while another one runs, if the sweep file says so."""
         if config.nightly.overlap is Overlap.SKIP and (other := _another_that_runs(ti)):
             raise AirflowSkipException(f"the sweep of the run {other} of this DAG still runs")
-        config = with_seed_of_run(config, str(ti.run_id), say)
+        config = with_own_seed(config, sweep_id(ti.dag_id, ti.run_id, PLAN_TASK), say)
         if not config.nightly.warm_start:
             return config
         point = last_best_config(tracker, config.name, self.dag_id)

@@ -212,13 +212,15 @@ def test_the_last_nights_best_is_tried_first_unless_the_file_says_no(best: Any) 
 
 @pytest.mark.parametrize("algorithm", ["random", "tpe"])
 def test_each_night_draws_other_configurations_unless_the_file_has_a_seed(algorithm: str) -> None:
-    def drawn(run_id: str, **seed: int) -> list[Any]:
+    def drawn(run_id: str, dag_id: str = "n", **seed: int) -> list[Any]:
+        night = SimpleNamespace(dag_id=dag_id, run_id=run_id, get_task_states=lambda **_: {})
         search = {k: v for k, v in sweep_file()["search"].items() if k != "seed"}
         given = config(search={**search, "algorithm": algorithm, **seed})
-        tonight = NightlySweeps("n").begin(given, cast(Any, None), instance(run_id), silent)
+        tonight = NightlySweeps("n").begin(given, cast(Any, None), night, silent)
         return [tonight.search.to_sampler().ask(number, ()) for number in (1, 2)]
 
     assert drawn("scheduled__2026-11-29") != drawn("scheduled__2026-11-30")
+    assert drawn("scheduled__2026-11-29") != drawn("scheduled__2026-11-29", "another")
     assert drawn("scheduled__2026-11-29") == drawn("scheduled__2026-11-29")
     assert drawn("scheduled__2026-11-29", seed=7) == drawn("scheduled__2026-11-30", seed=7)
 

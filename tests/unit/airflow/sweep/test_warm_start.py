@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hermes_ops.airflow.sweep import warm_start
+from hermes_ops.airflow.sweep.tasks import PlanOperator
 from hermes_ops.airflow.sweep.warm_start import add_warm_start, best_first
 from hermes_ops.config import parse
 from hermes_ops.core.model import PastTrial, Point
@@ -78,6 +80,18 @@ def test_a_search_that_goes_on_from_earlier_sweeps_draws_other_configurations_th
     assert len({repr(x) for x in (first, drawn("second"), drawn("third"))}) == 3
     assert drawn("second") == drawn("second")
     assert drawn("second", seed=7) == drawn("third", seed=7)
+
+
+def test_two_sweeps_of_one_run_of_a_dag_draw_different_configurations(history: Any) -> None:
+    history(past(0.1, 0.5))
+    mlflow: Any = SimpleNamespace(find_sweep=lambda *_: None)
+
+    def drawn(sweep: str) -> Any:
+        plan = PlanOperator(task_id="plan", trial_task="trial")
+        begun = plan._begin(config(warm=1), mlflow, sweep, {"run_id": "manual:1"})
+        return begun.search.to_sampler().ask(3, ())
+
+    assert drawn("train:small:manual:1") != drawn("train:large:manual:1")
 
 
 def test_earlier_trials_are_asked_to_keep_the_bounds_of_today(history: Any) -> None:
