@@ -20,6 +20,8 @@ import os
 import re
 import secrets
 import socket
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,6 +144,15 @@ def node_names(variable: str = NODES_VARIABLE) -> tuple[str, ...]:
             raise HermesError(f"{variable}: {part!r} is not NODE=GPUS, as in node-a=2: correct it.")
         names += [name] * int(count)
     return tuple(names)
+
+
+def unmatched_nodes(nodes: Sequence[str]) -> str:
+    """Return that a slot is behind the last node and what to do; a sentence about that slot."""
+    named = ",".join(f"{node}={count}" for node, count in Counter(nodes).items())
+    return (
+        f"is on no node: {NODES_VARIABLE} is {named}, {len(nodes)} slots. Correct it, or give the "
+        "pool as many slots; the controller reads it when it starts"
+    )
 
 
 def leased_nodes(snapshot: Snapshot, gpus: tuple[int, ...]) -> tuple[str, ...]:

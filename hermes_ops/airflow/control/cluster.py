@@ -35,6 +35,7 @@ from hermes_ops.airflow.control.sweep_state import (
     pool_snapshot,
 )
 from hermes_ops.airflow.folders import WAKE_POLL_S, WakeFile, controller_wake_file, home
+from hermes_ops.airflow.hosts import unmatched_nodes
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.records import CloseRecord
 from hermes_ops.core.model import Action, Job, Plan, Snapshot
@@ -50,6 +51,8 @@ is due."""
 START_TRIALS = "start trials"
 
 SET_SLOTS = "set its slots"
+
+FIND_NODES = "find the nodes of its slots"
 
 UPLOAD = "send its decisions to MLflow"
 
@@ -116,11 +119,23 @@ class AirflowCluster:
         if self.draining:  # even if Airflow has no such pool any more: its trials are stopped
             return Snapshot(now, (), ())
         with self.metadata.single_connection():
-            return pool_snapshot(
+            snapshot = pool_snapshot(
                 self.pool, self.metadata, self.sweeps, now,
                 nodes=self.nodes, jobs=self._jobs(now), lendable=self.machines.lendable,
                 unread=frozenset().union(*self._unread.values()),
             )  # fmt: skip
+        self._note_slots_without_node(snapshot)
+        return snapshot
+
+    def _note_slots_without_node(self, snapshot: Snapshot) -> None:
+        """Note slots of the pool behind which HERMES_NODES names no node."""
+        pool = Subject(THE_POOL)
+        slots = [gpu.index for gpu in snapshot.gpus if gpu.index >= len(self.nodes)]
+        if slots and self.nodes and self.machines.lendable is None:
+            error = f"slot {slots[0]} of the pool {self.pool} {unmatched_nodes(self.nodes)}"
+            self.faults.note(pool, FIND_NODES, HermesError(error))
+        else:
+            self.faults.clear(pool, FIND_NODES)
 
     @property
     def faults(self) -> FaultBarrier:

@@ -43,7 +43,13 @@ from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSetting
 from hermes_ops.airflow.control.worker_registries import registry_of
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
-from hermes_ops.airflow.hosts import REMEDY, configured_refusal, mark_home, node_names
+from hermes_ops.airflow.hosts import (
+    NODES_VARIABLE,
+    REMEDY,
+    configured_refusal,
+    mark_home,
+    node_names,
+)
 from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.state_store import refused_setting
@@ -357,6 +363,7 @@ def build(pool: str) -> Controller:
     monitor.follow(curves.newest_s)
     monitor.watch_disk(home())
     machines = _pool_machines(metadata)
+    nodes = machines.machines.of_slot or _node_names(metadata, pool)
     requests = RequestPool(1 if metadata.engine.dialect.name == "sqlite" else CONCURRENT_REQUESTS)
     applier = Applier(client, metadata, tracker, decisions, DEFAULT_POLICY, {}, monitor, requests,
                       background=RequestPool(1, in_background=True), host=mark_home(),
@@ -367,8 +374,7 @@ def build(pool: str) -> Controller:
         log.warning("Sweeps with `run_in: process` are refused: %s. For those: %s", refusal, REMEDY)
     cluster = AirflowCluster(
         pool, metadata, curves, applier, decisions, priors=priors,
-        nodes=machines.machines.of_slot or node_names(), process_refusal=refusal,
-        machines=machines,
+        nodes=nodes, process_refusal=refusal, machines=machines,
     )  # fmt: skip
     leadership = Leadership(metadata.engine, pool)
     controller = Controller(cluster, leadership, PolicySettings.file(), monitor=monitor)
@@ -377,6 +383,17 @@ def build(pool: str) -> Controller:
     curves.start()
     threading.Thread(target=_warm, daemon=True).start()
     return controller
+
+
+def _node_names(metadata: Metadata, pool: str) -> tuple[str, ...]:
+    """Return the node of each slot; log if the pool is smaller, as it may be for a while."""
+    nodes, row = node_names(), metadata.pool(pool, ())
+    if row is not None and 0 <= row.slots < len(nodes):
+        log.warning(
+            "%s names %s slots and the pool %s has %s: the GPUs of the last ones are given to no "
+            "trial until it has as many", NODES_VARIABLE, len(nodes), pool, row.slots,
+        )  # fmt: skip
+    return nodes
 
 
 def _pool_machines(metadata: Metadata) -> PoolMachines:

@@ -18,9 +18,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.cluster import AirflowCluster
-from hermes_ops.airflow.control.controller import Controller, Leadership, main
+from hermes_ops.airflow.control.controller import Controller, Leadership, _node_names, main
 from hermes_ops.airflow.control.policy_settings import PolicySettings
+from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.airflow.control.sweep_state import usable_gpus
+from hermes_ops.airflow.explanation import problem_lines
 from hermes_ops.airflow.metadata import PoolRow, RunRow
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, STOP_KEY, CloseRecord, encode
 from hermes_ops.core.model import Phase, Plan, Snapshot
@@ -220,6 +222,31 @@ def test_one_state_folder_has_one_controller_of_a_pool_whatever_its_database(
     first.release()
     assert second.acquire(lambda: False)
     second.release()
+
+
+@pytest.mark.parametrize(("slots", "named"), [(3, ["slot 2"]), (2, []), (1, [])])
+def test_a_pool_with_more_slots_than_its_nodes_have_is_named_in_its_view(
+    slots: int, named: list[str]
+) -> None:
+    database = Database()
+    database.pool_row = PoolRow(slots, 0)
+    controller = controller_of(database, PolicySettings.file())
+    controller.cluster.nodes = ("node-a", "node-b")
+    controller._round()
+    lines = problem_lines(read_view("gpus"))
+    assert [text for text in ["slot 2"] if any(text in line for line in lines)] == named
+    assert all("HERMES_NODES is node-a=1,node-b=1, 2 slots" in line for line in lines)
+
+
+@pytest.mark.parametrize(("slots", "is_said"), [(3, False), (2, False), (1, True)])
+def test_a_pool_with_fewer_slots_than_its_nodes_have_is_named_in_the_log_at_the_start(
+    slots: int, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HERMES_NODES", "node-a=1,node-b=1")
+    database: Any = Database()
+    database.pool_row = PoolRow(slots, 0)
+    assert _node_names(database, "gpus") == ("node-a", "node-b")
+    assert any("HERMES_NODES names 2 slots" in line for line in caplog.messages) is is_said
 
 
 class Postgres:
