@@ -340,6 +340,11 @@ class AirflowClient:
         """Return the DAG; None while Airflow has not parsed it."""
         return self._find(f"/api/v2/dags/{quote(dag_id)}")
 
+    def dag_fields(self, dag_id: str) -> frozenset[str] | None:
+        """Return the names of the DAG's params, its form's fields; None while it is not parsed."""
+        found = self._find(f"/api/v2/dags/{quote(dag_id)}/details")
+        return None if found is None else frozenset(found.get("params") or ())
+
     def close(self) -> None:
         """Drop the connections."""
         self._http.close()

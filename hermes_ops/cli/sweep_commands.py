@@ -107,10 +107,7 @@ def run(
             f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
         )
     refuse_class(config, file, connection)
-    if dag != MAIN_DAG and connection.airflow.dag(dag) is None:
-        raise HermesError(
-            f"Airflow has no DAG {dag!r}: correct --dag (HERMES_DAG), or make it with `sweep_dag`."
-        )
+    _refuse_other_dag(connection, dag)
     place = SweepLocation.of_run(dag, new_sweep_id(config.name))
     sweep = place.sweep
     warnings = collect_warnings(config, file, connection, place.dag_id)
@@ -127,6 +124,24 @@ def run(
         _follow(connection, place, as_json=as_json, warnings=warnings.document())
     else:
         typer.echo(f"Watch it with `hermes sweep watch {sweep}`.")
+
+
+def _refuse_other_dag(connection: Connection, dag: str) -> None:
+    """Raise HermesError for a DAG that would not run the sweep of its run's configuration."""
+    from hermes_ops.airflow.sweep.source import REQUIRED
+
+    if dag == MAIN_DAG:
+        return
+    fields = connection.airflow.dag_fields(dag)
+    if fields is None:
+        raise HermesError(
+            f"Airflow has no DAG {dag!r}: correct --dag (HERMES_DAG), or make it with `sweep_dag`."
+        )
+    if not fields.issuperset(REQUIRED):
+        raise HermesError(
+            f"the DAG {dag!r} runs no sweep that is sent to it, so nothing was started: correct "
+            "--dag (HERMES_DAG) to one that `sweep_dag` has made."
+        )
 
 
 def _as_run_configuration(config: SweepConfig) -> dict[str, Any]:

@@ -71,6 +71,18 @@ def test_it_logs_in_once_and_writes_the_record(tmp_path: Path) -> None:
     assert json.loads(second.content) == {"value": {"epoch": 2}, "expires_at": None}
 
 
+@pytest.mark.parametrize(("answer", "fields"), [
+    (ok({"params": {"name": {}, "trial": {}}}), {"name", "trial"}),
+    (ok({"params": None}), set()), (status(404), None),
+])  # fmt: skip
+def test_the_fields_of_a_dag_are_those_of_its_form(
+    answer: Answer, fields: set[str] | None, tmp_path: Path
+) -> None:
+    airflow = Airflow(answer)
+    assert client_of(airflow, tmp_path).dag_fields("a.b") == fields
+    assert airflow.requests[-1].url.path == "/api/v2/dags/a.b/details"
+
+
 def test_a_kept_record_is_stored_as_it_was_without_a_date(tmp_path: Path) -> None:
     airflow = Airflow(ok({"value": {"pieces": {"config": ["ab", 1]}}}))
     client_of(airflow, tmp_path).keep_state(TASK, "hermes_sweep")

@@ -19,7 +19,7 @@ from hermes_ops.cli import live_view
 from hermes_ops.cli.connection import Connection
 from hermes_ops.cli.live_view import Notices, not_preemptible
 from hermes_ops.cli.sweep_location import SweepLocation
-from hermes_ops.config import SweepConfig, parse
+from hermes_ops.config import SweepConfig, dag_params_schema, parse
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import summary
 
@@ -53,6 +53,10 @@ class Airflow:
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         return None if dag_id == "nowhere" else self._dag()
+
+    def dag_fields(self, dag_id: str) -> frozenset[str] | None:
+        fields = {"nowhere": None, "etl": frozenset({"day"}), "nightly_digits": frozenset[str]()}
+        return fields.get(dag_id, frozenset(dag_params_schema()))
 
     def _dag(self) -> dict[str, Any]:
         return {"is_paused": self.paused, "is_stale": self.stale}
@@ -226,6 +230,15 @@ def test_run_starts_nothing_in_a_dag_that_is_not_there(
     code, _, err = hermes(capsys, "sweep", "run", "sweep.json", "--dag", "nowhere")
     assert (code, STARTED) == (1, [])
     assert "Airflow has no DAG 'nowhere'" in err
+
+
+@pytest.mark.parametrize("dag", ["etl", "nightly_digits"])
+def test_run_starts_nothing_in_a_dag_that_would_not_run_the_sweep_of_the_file(
+    capsys: pytest.CaptureFixture[str], dag: str
+) -> None:
+    code, _, err = hermes(capsys, "sweep", "run", "sweep.json", "--dag", dag)
+    assert (code, STARTED) == (1, [])
+    assert f"the DAG {dag!r} runs no sweep that is sent to it" in err
 
 
 def test_an_airflow_that_is_away_leaves_what_the_file_says(
