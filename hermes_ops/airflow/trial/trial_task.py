@@ -87,11 +87,16 @@ def trial_defaults() -> dict[str, Any]:
     """Return the arguments that every trial's task needs; a mapped task gets them by `partial`.
 
     The task's weight excludes its descendants. The task asks for more slots than there are until
-    the controller grants it some.
+    the controller grants it some. A failed trial is a result: those of the next run do not wait.
     """
     return {
         "retries": INFRASTRUCTURE_RETRIES,
         "retry_delay": timedelta(seconds=1),
+        "retry_exponential_backoff": 0,
+        "max_retry_delay": None,
+        "retry_policy": None,
+        "depends_on_past": False,
+        "wait_for_downstream": False,
         "weight_rule": "absolute",
         "priority_weight": 1,
         "pool_slots": HELD_POOL_SLOTS,

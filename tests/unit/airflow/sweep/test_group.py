@@ -113,12 +113,17 @@ def test_the_arguments_of_a_sweep_are_those_that_airflow_takes_for_a_task() -> N
 
 def test_defaults_of_the_dag_do_not_change_how_trials_are_scheduled() -> None:
     spoiled = {"retries": 0, "priority_weight": 7, "pool_slots": 1, "trigger_rule": "one_failed",
-               "execution_timeout": timedelta(5)}  # fmt: skip
+               "execution_timeout": timedelta(5), "depends_on_past": True,
+               "wait_for_downstream": True, "retry_exponential_backoff": 2,
+               "max_retry_delay": timedelta(1)}  # fmt: skip
     with DAG("mine", default_args=spoiled) as dag:
         SweepTaskGroup("digits", sweep_file())
-    trial = dag.get_task("digits.trial")
+    trial: Any = dag.get_task("digits.trial")
     assert (trial.retries, trial.priority_weight, trial.pool_slots) == (100, 1, 10_000)
     assert trial.execution_timeout is None
+    unset = ("depends_on_past", "wait_for_downstream", "retry_exponential_backoff",
+             "max_retry_delay", "retry_policy")  # fmt: skip
+    assert [name for name in unset if trial.partial_kwargs[name]] == []
     assert trial.trigger_rule == "all_success"
     assert dag.get_task("digits.report").trigger_rule == "all_done"
 
