@@ -44,7 +44,7 @@ REQUIRED_COLUMNS = {
         "dag_run_id", "dag_id", "run_id", "task_id", "map_index", "key", "value", "expires_at",
     },
     "slot_pool": {"pool", "slots", "include_deferred"},
-    "dag": {"dag_id", "is_paused", "is_stale", "owners"},
+    "dag": {"dag_id", "is_paused", "is_stale", "owners", "max_active_tasks"},
     "task_instance_note": {"ti_id", "content"},
 }  # fmt: skip
 
@@ -73,6 +73,7 @@ class RunRow:
     paused: bool = False
     triggered_by: str = ""
     dag_owners: str = ""
+    most_tasks: int = 0  # of the run that Airflow runs at once, not counting deferred ones
 
     @property
     def sweep_id(self) -> str:
@@ -204,7 +205,7 @@ class Metadata:
         query = (
             select(run.id, run.dag_id, run.run_id, store.task_id, run.state, run.start_date,
                    store.value, or_(dag.is_paused, dag.is_stale), run.triggering_user_name,
-                   dag.owners)
+                   dag.owners, dag.max_active_tasks)
             .join(self._store, store.dag_run_id == run.id)
             .outerjoin(self._dag, dag.dag_id == run.dag_id)
             .where(store.key == SWEEP_KEY, run.state == "running")
@@ -216,7 +217,7 @@ class Metadata:
         return tuple(
             RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
                    _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]),
-                   r[8] or "", r[9] or "")
+                   r[8] or "", r[9] or "", r[10] or 0)
             for r in rows
         )  # fmt: skip
 

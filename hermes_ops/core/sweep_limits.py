@@ -113,7 +113,8 @@ def _explained(plan: Plan, hidden: dict[JobId, int]) -> Plan:
     reasons = {
         job: Reason(
             f"waits: its sweep trains at most {limit} trials at once",
-            would_change="one of them ends, or budget.max_parallel is raised",
+            would_change="one of them ends, or budget.max_parallel is raised, or max_active_tasks "
+            "of its DAG where that is less",
         )
         for job, limit in hidden.items()
     }

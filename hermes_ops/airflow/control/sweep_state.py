@@ -91,6 +91,7 @@ class SweepSpec:
         if record is None:
             return None
         config = parse(record.config, source=run.sweep_id, base=None)
+        config = _within_dag(config, record.trials, run)
         sampler = config.search.to_sampler()
         gpus = config.trial.gpu_range
         facts = SweepFacts(
@@ -165,6 +166,18 @@ class SweepSpec:
         except Exception as error:  # whatever a sampler raises: the others are drawn
             log.debug("Trial %s of %s is not drawn ahead: %s", number, self.run.sweep_id, error)
             return {}
+
+
+def _within_dag(config: SweepConfig, trials: int, run: RunRow) -> SweepConfig:
+    """Return the config with no more trials at once than Airflow starts tasks of its DAG run.
+
+    Any other one would hold GPUs without starting. A pod may be deferred, and does not count then.
+    """
+    most = min(config.budget.max_parallel or run.most_tasks, run.most_tasks)
+    if not 0 < run.most_tasks < trials or config.trial.run_in is RunIn.POD:
+        return config
+    budget = config.budget.model_copy(update={"max_parallel": most})
+    return config.model_copy(update={"budget": budget})
 
 
 def owner(run: RunRow, named: object) -> str:

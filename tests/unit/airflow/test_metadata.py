@@ -133,7 +133,7 @@ def test_a_sweep_whose_dag_is_paused_or_no_longer_in_its_file_says_so(
     add(engine, own._dag, dag_id="hermes_sweep", max_active_tasks=1,
         max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
         bundle_name="dags", **{"is_paused": False, "is_stale": False, **facts})  # fmt: skip
-    assert [run.paused for run in own.sweeps()] == [True]
+    assert [(run.paused, run.most_tasks) for run in own.sweeps()] == [(True, 1)]
 
 
 def test_a_sweep_has_the_user_who_triggered_it_and_the_owners_of_its_dag(engine: Engine) -> None:

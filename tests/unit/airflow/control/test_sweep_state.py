@@ -28,6 +28,7 @@ from tests.unit.airflow.builders import (
 NAN, INF = float("nan"), float("inf")
 SPACE = {"rate": {"type": "loguniform", "low": 0.001, "high": 0.1}}
 TPE = {"algorithm": "tpe", "seed": 7, "max_trials": 8, "space": SPACE}
+POD = {"command": ["python", "train.py", "{rate}"], "run_in": "pod"}
 MANY = {"algorithm": "random", "seed": 7, "max_trials": 1_000, "space": SPACE}
 
 
@@ -224,3 +225,15 @@ def test_trials_change_their_team_with_the_quota_in_force() -> None:
     assert facts() == ("ann", "vision")
     sweeps.assign_teams(parse_quota({"teams": [{"name": "vision", "users": ["bob"]}]}, "a test"))
     assert facts() == ("ann", "")
+
+
+@pytest.mark.parametrize(("changes", "most_tasks", "limit"), [
+    ({}, 1, 1), ({"budget": {"max_parallel": 1}}, 2, 1), ({"budget": {"max_parallel": 3}}, 2, 2),
+    ({}, 8, None), ({}, 0, None), ({"trial": POD}, 1, None),
+])  # fmt: skip
+def test_a_sweep_trains_no_more_trials_at_once_than_airflow_starts_tasks_of_its_run(
+    changes: dict[str, Any], most_tasks: int, limit: int | None
+) -> None:
+    spec = SweepSpec.from_run(replace(run_row(**changes), most_tasks=most_tasks))
+    assert spec is not None
+    assert spec.config.budget.max_parallel == limit
