@@ -137,7 +137,7 @@ def _refuse_other_dag(connection: Connection, dag: str) -> None:
         raise HermesError(
             f"Airflow has no DAG {dag!r}: correct --dag (HERMES_DAG), or make it with `sweep_dag`."
         )
-    if not fields.issuperset(REQUIRED):
+    if fields.isdisjoint(REQUIRED):  # `params` of sweep_dag may replace some of its form
         raise HermesError(
             f"the DAG {dag!r} runs no sweep that is sent to it, so nothing was started: correct "
             "--dag (HERMES_DAG) to one that `sweep_dag` has made."

@@ -55,7 +55,8 @@ class Airflow:
         return None if dag_id == "nowhere" else self._dag()
 
     def dag_fields(self, dag_id: str) -> frozenset[str] | None:
-        fields = {"nowhere": None, "etl": frozenset({"day"}), "nightly_digits": frozenset[str]()}
+        fields = {"nowhere": None, "etl": frozenset({"day"}), "nightly_digits": frozenset[str](),
+                  "own_form": frozenset({"budget"})}  # fmt: skip
         return fields.get(dag_id, frozenset(dag_params_schema()))
 
     def _dag(self) -> dict[str, Any]:
@@ -230,6 +231,13 @@ def test_run_starts_nothing_in_a_dag_that_is_not_there(
     code, _, err = hermes(capsys, "sweep", "run", "sweep.json", "--dag", "nowhere")
     assert (code, STARTED) == (1, [])
     assert "Airflow has no DAG 'nowhere'" in err
+
+
+def test_run_starts_the_sweep_in_a_dag_whose_form_is_not_the_whole_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert hermes(capsys, "sweep", "run", "sweep.json", "--dag", "own_form")[0] == 0
+    assert len(STARTED) == 1
 
 
 @pytest.mark.parametrize("dag", ["etl", "nightly_digits"])
