@@ -97,6 +97,8 @@ def trial_defaults() -> dict[str, Any]:
         "retry_policy": None,
         "depends_on_past": False,
         "wait_for_downstream": False,
+        "max_active_tis_per_dag": None,
+        "max_active_tis_per_dagrun": None,
         "weight_rule": "absolute",
         "priority_weight": 1,
         "pool_slots": HELD_POOL_SLOTS,

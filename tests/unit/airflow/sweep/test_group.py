@@ -115,14 +115,16 @@ def test_defaults_of_the_dag_do_not_change_how_trials_are_scheduled() -> None:
     spoiled = {"retries": 0, "priority_weight": 7, "pool_slots": 1, "trigger_rule": "one_failed",
                "execution_timeout": timedelta(5), "depends_on_past": True,
                "wait_for_downstream": True, "retry_exponential_backoff": 2,
-               "max_retry_delay": timedelta(1)}  # fmt: skip
+               "max_retry_delay": timedelta(1), "max_active_tis_per_dag": 1,
+               "max_active_tis_per_dagrun": 1}  # fmt: skip
     with DAG("mine", default_args=spoiled) as dag:
         SweepTaskGroup("digits", sweep_file())
     trial: Any = dag.get_task("digits.trial")
     assert (trial.retries, trial.priority_weight, trial.pool_slots) == (100, 1, 10_000)
     assert trial.execution_timeout is None
     unset = ("depends_on_past", "wait_for_downstream", "retry_exponential_backoff",
-             "max_retry_delay", "retry_policy")  # fmt: skip
+             "max_retry_delay", "retry_policy", "max_active_tis_per_dag",
+             "max_active_tis_per_dagrun")  # fmt: skip
     assert [name for name in unset if trial.partial_kwargs[name]] == []
     assert trial.trigger_rule == "all_success"
     assert dag.get_task("digits.report").trigger_rule == "all_done"
