@@ -24,8 +24,8 @@ PREFIX = "nightly_"
 MOST_NAME_CHARACTERS = 250 - len(PREFIX)
 """The longest file name, without suffix: a DAG's id in Airflow has at most 250 characters."""
 NO_CATCHING_UP = timedelta(0)
-"""Age of a missed night that still runs when its DAG is unpaused. With Airflow's default, False,
-it is a tenth of the time between two nights."""
+"""Age of a missed night that still runs when its DAG is unpaused for the first time. With Airflow's
+default, False, it is a tenth of the time between two nights. Later on the plan skips it."""
 
 
 def nightly_dags(
@@ -119,7 +119,7 @@ def _dag(
         sweep_tasks(
             SweepSource.from_sweep(path, path.parent, config.pool),
             connections,
-            nights=NightlySweeps(dag_id),
+            nights=NightlySweeps(dag_id, catches_up=bool(dag.catchup)),
             outlets=[sweep_asset(dag_id)],
         )
     return dag

@@ -48,7 +48,7 @@ from hermes_ops.airflow.state_store import (
 )
 from hermes_ops.airflow.sweep.ended_sweep import deadline_tag, with_trials
 from hermes_ops.airflow.sweep.source import SweepSource
-from hermes_ops.airflow.sweep.warm_start import NightlySweeps, add_warm_start
+from hermes_ops.airflow.sweep.warm_start import NightlySweeps, add_warm_start, is_backfill
 from hermes_ops.airflow.trial.connections import Connections
 from hermes_ops.airflow.trial.links import (
     REPORT_XCOM,
@@ -173,7 +173,7 @@ class PlanOperator(BaseOperator):
             experiment=config.name,
             touched=before.touched if before is not None else (),
             planned_s=planned_s,
-            nightly=self.nights is not None,
+            nightly=self.nights is not None and not is_backfill(context.get("dag_run")),
             templated=self._templated(context, before),
             clears=_clears(context),
         )
@@ -203,10 +203,12 @@ class PlanOperator(BaseOperator):
     ) -> SweepConfig:
         """Return a new sweep with the configurations that it tries first.
 
-        A night is skipped while another one runs, if that is its rule; a taken id is refused.
+        A night is skipped if it was missed, or while another one runs, if that is its rule; a taken
+        id is refused.
         """
         if self.nights is not None:
-            config = self.nights.begin(config, tracker, context["ti"], self.log.info)
+            run = context.get("dag_run")
+            config = self.nights.begin(config, tracker, context["ti"], self.log.info, run)
         refuse_taken_id(sweep, tracker)
         return add_warm_start(config, tracker, sweep, self.log.info)
 

@@ -92,24 +92,67 @@ def best_first(past: Iterable[PastTrial], config: SweepConfig) -> list[Config]:
 
 @dataclass(frozen=True, slots=True)
 class NightlySweeps:
-    """The sweeps of one scheduled DAG, whose id they carry as a tag."""
+    """The sweeps of one scheduled DAG, whose id they carry as a tag.
+
+    `catches_up`: Airflow is to run nights that were missed.
+    """
 
     dag_id: str
+    catches_up: bool = False
 
     @property
     def tags(self) -> dict[str, str]:
         """Tags of the run of each of the sweeps."""
         return {NIGHTLY: self.dag_id}
 
-    def begin(self, config: SweepConfig, tracker: Tracker, ti: Any, say: Say) -> SweepConfig:  # noqa: ANN401 - Airflow's own
-        """Return tonight's sweep; skip it while another one runs, if the sweep file says so."""
-        if config.nightly.overlap is Overlap.SKIP and (other := _another_that_runs(ti)):
+    def begin(
+        self,
+        config: SweepConfig,
+        tracker: Tracker,
+        ti: Any,  # noqa: ANN401 - Airflow's own
+        say: Say,
+        run: Any = None,  # noqa: ANN401 - Airflow's own
+    ) -> SweepConfig:
+        """Return tonight's sweep; skip it while another one runs, if the sweep file says so.
+
+        A night that was missed is skipped too. A backfill has neither: a person asks for its runs.
+        """
+        overlap = config.nightly.overlap
+        if overlap is not Overlap.QUEUE and not self.catches_up and _was_missed(run):
+            raise AirflowSkipException(
+                f"the night of {run.run_after:%Y-%m-%d %H:%M} UTC was missed, and its sweep is not "
+                "caught up: trigger the DAG, or clear this task, for a sweep now"
+            )
+        is_alone = overlap is not Overlap.SKIP or is_backfill(run)
+        if not is_alone and (other := _another_that_runs(ti)):
             raise AirflowSkipException(f"the sweep of the run {other} of this DAG still runs")
         config = with_own_seed(config, sweep_id(ti.dag_id, ti.run_id, PLAN_TASK), say)
         if not config.nightly.warm_start:
             return config
         point = last_best_config(tracker, config.name, self.dag_id)
         return config if point is None else with_point(config, point, say)
+
+
+MISSED_S = 3_600.0
+"""A scheduled run that begins so long after its time was missed: its DAG was paused, or Airflow was
+away. On a DAG that has run before, Airflow begins the last missed run all the same."""
+
+
+def is_backfill(run: Any) -> bool:  # noqa: ANN401 - Airflow's own
+    """Return whether a person has asked for the DAG run of a time that has passed."""
+    return _run_type(run) == "backfill"
+
+
+def _was_missed(run: Any) -> bool:  # noqa: ANN401 - Airflow's own
+    """Return whether a scheduled DAG run has begun long after its time; not once it was cleared."""
+    if _run_type(run) != "scheduled" or run.clear_number or run.start_date is None:
+        return False
+    return bool((run.start_date - run.run_after).total_seconds() > MISSED_S)
+
+
+def _run_type(run: Any) -> str:  # noqa: ANN401 - Airflow's own
+    kind = getattr(run, "run_type", "")
+    return str(getattr(kind, "value", kind))
 
 
 def _another_that_runs(ti: Any) -> str | None:  # noqa: ANN401 - Airflow's own

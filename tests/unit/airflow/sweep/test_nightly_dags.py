@@ -202,6 +202,42 @@ def test_a_night_runs_where_no_other_sweep_of_its_dag_does(other: str, state: An
     assert NightlySweeps("n").begin(config(), tracker, idle, silent).name == "digits"
 
 
+def run(kind: str, late_s: float, cleared: int = 0) -> Any:
+    due = datetime(2026, 11, 29, 1, 30, tzinfo=UTC)
+    kinds = {"run_type": SimpleNamespace(value=kind), "clear_number": cleared}
+    return SimpleNamespace(run_after=due, start_date=due + timedelta(seconds=late_s), **kinds)
+
+
+@pytest.mark.parametrize(("night", "nights", "overlap", "is_skipped"), [
+    (run("scheduled", 4_000), NightlySweeps("n"), "skip", True),
+    (run("scheduled", 4_000), NightlySweeps("n"), "replace", True),
+    (run("scheduled", 3_000), NightlySweeps("n"), "skip", False),
+    (run("scheduled", 4_000), NightlySweeps("n"), "queue", False),
+    (run("scheduled", 4_000), NightlySweeps("n", catches_up=True), "skip", False),
+    (run("scheduled", 4_000, cleared=1), NightlySweeps("n"), "skip", False),
+    (run("manual", 4_000), NightlySweeps("n"), "skip", False),
+    (run("backfill", 4_000), NightlySweeps("n"), "skip", False),
+])  # fmt: skip
+def test_a_missed_night_is_not_caught_up_when_its_dag_is_unpaused(
+    night: Any, nights: NightlySweeps, overlap: str, is_skipped: bool
+) -> None:
+    tracker: Any = None
+    given = config(nightly={"overlap": overlap})
+    if not is_skipped:
+        assert nights.begin(given, tracker, instance(), silent, night).name == "digits"
+        return
+    with pytest.raises(AirflowSkipException, match="the night of 2026-11-29 01:30 UTC was missed"):
+        nights.begin(given, tracker, instance(), silent, night)
+
+
+def test_the_runs_of_a_backfill_do_not_wait_for_one_another() -> None:
+    tracker: Any = None
+    other: Any = {"backfill__2026-04-01": ("running", "success", None)}
+    busy = instance(**other)
+    begun = NightlySweeps("n").begin(config(), tracker, busy, silent, run("backfill", 9_000))
+    assert begun.name == "digits"
+
+
 def test_the_last_nights_best_is_tried_first_unless_the_file_says_no(best: Any) -> None:
     tracker: Any = None
     warm = NightlySweeps("n").begin(config(), tracker, instance(), silent)

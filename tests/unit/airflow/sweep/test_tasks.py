@@ -24,6 +24,7 @@ from hermes_ops.airflow.sweep import tasks
 from hermes_ops.airflow.sweep.dag import sweep_asset, sweep_dag
 from hermes_ops.airflow.sweep.source import SweepSource
 from hermes_ops.airflow.sweep.tasks import PlanOperator, ReportOperator
+from hermes_ops.airflow.sweep.warm_start import NightlySweeps
 from hermes_ops.config import parse
 from hermes_ops.config.sweep_warnings import from_tag
 from hermes_ops.errors import Unavailable
@@ -115,6 +116,25 @@ def test_a_planned_sweep_has_its_record_and_its_trials_numbers(mlflow: type[Mlfl
     given["params"] = sweep_file(name="other")
     assert operator.execute(given) == list(range(8))  # a second try changes nothing
     assert decode(SweepRecord, given["task_state_store"][SWEEP_KEY]) == record
+
+
+@pytest.mark.parametrize(("kind", "is_night"), [
+    ("scheduled", True), ("manual", True), ("backfill", False),
+])  # fmt: skip
+def test_the_sweep_of_a_backfill_replaces_no_night_and_none_replaces_it(
+    mlflow: type[Mlflow], kind: str, is_night: bool
+) -> None:
+    ti: Any = Pushed()
+    ti.dag_id, ti.run_id = "n", SWEEP
+    given = context(sweep_file(nightly={"overlap": "replace", "warm_start": False}), ti)
+    began = datetime(2026, 11, 29, 2, tzinfo=UTC)
+    run = SimpleNamespace(run_type=kind, clear_number=0, start_date=began, run_after=began,
+                          conf=given["params"])  # fmt: skip
+    plan = PlanOperator(task_id="plan", trial_task="trial", nights=NightlySweeps("n"))
+    plan.execute({**given, "dag_run": run})
+    record = decode(SweepRecord, given["task_state_store"][SWEEP_KEY])
+    assert record is not None
+    assert record.nightly is is_night
 
 
 def test_a_sweep_that_is_planned_again_keeps_its_run_though_its_experiment_was_renamed(
