@@ -362,14 +362,13 @@ def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
 
 def _refuse_beyond(tracker: Tracker, sweep: SweepRef, number: int) -> None:
     """Raise HermesError if the sweep has no trial of that number, as far as MLflow tells."""
-    import yaml
-
     from hermes_ops.config import parse
+    from hermes_ops.tracking.documents import fetch_sweep_file
 
     try:
-        document = yaml.safe_load(tracker.artifacts.fetch(sweep.parent_run_id, "sweep.yaml"))
+        document = fetch_sweep_file(tracker.artifacts, sweep.parent_run_id, sweep.sweep_id)
         trials = parse(document, sweep.sweep_id, None).trial_count
-    except (HermesError, yaml.YAMLError):  # an outage, a deleted file, or another version
+    except HermesError:  # an outage, a deleted file, or another version
         return
     if number >= trials:
         raise HermesError(

@@ -8,13 +8,13 @@ from math import isfinite
 from statistics import median
 
 from hermes_ops.config import SweepConfig, parse
-from hermes_ops.config.files import read_yaml
 from hermes_ops.core.model import JobId, SweepId, Value
 from hermes_ops.core.summary import CurvePoints, Segment
 from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError
 from hermes_ops.simulator.workload import Costs, SegmentStart, Work, Workload
 from hermes_ops.tracking import SweepRef, Tracker
+from hermes_ops.tracking.documents import SWEEP_FILE, fetch_sweep_file
 from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS, ended_spans_of
 from hermes_ops.tracking.summary import CollectedSweep, collect, require_sweep
 from hermes_ops.trial.keras.runtime import ENDING_S
@@ -98,9 +98,8 @@ def fetch_recorded_sweep(tracker: Tracker, sweep: str) -> RecordedSweep:
     run = tracker.sweep(ref)
     if run.state not in RUN_STATUS:
         raise HermesError(f"the sweep {sweep!r} has not ended yet: wait, or stop it.")
-    text = tracker.artifacts.fetch(run.ref.parent_run_id, "sweep.yaml").decode()
-    source = f"sweep.yaml of {run.ref.sweep_id}"
-    config = parse(read_yaml(text, source).data, source, base=None)
+    document = fetch_sweep_file(tracker.artifacts, run.ref.parent_run_id, run.ref.sweep_id)
+    config = parse(document, f"{SWEEP_FILE} of {run.ref.sweep_id}", base=None)
     collected = collect(
         tracker,
         run.ref,

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from hermes_ops.confined_folder import ConfinedFolder
+from hermes_ops.confined_folder import DOCUMENT_BYTES, ConfinedFolder
 from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.tracking.rest import RestClient, quoted
 
@@ -62,13 +62,16 @@ class Artifacts:
                 self._put_file(f"{root}/{quote(str(target))}", source, name)
 
     def fetch(self, run_id: str, path: str) -> bytes:
-        """Return the content of an artifact; raise Refused when there is none."""
+        """Return the content of an artifact; raise Refused when there is none.
+
+        So is one that is too large for a document: whoever may write to MLflow has made it.
+        """
         root = self._proxied(run_id)
         if root is not None:
-            return self._rest.send("GET", f"{root}/{quote(path)}").content
+            return self._rest.read(f"{root}/{quote(path)}", DOCUMENT_BYTES)
         with TemporaryDirectory() as folder:
             local_path = _by_library("download_artifacts", self._rest.uri, run_id, path, folder)
-            return Path(local_path).read_bytes()
+            return ConfinedFolder(Path(local_path).parent).read(Path(local_path).name)
 
     def has(self, run_id: str, name: str) -> bool:
         """Return whether there is an artifact of that name at the top level."""

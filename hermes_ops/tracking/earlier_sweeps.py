@@ -13,8 +13,9 @@ from hermes_ops.core.model import PastTrial
 from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Night
 from hermes_ops.core.training import training
-from hermes_ops.errors import Refused
+from hermes_ops.errors import ConfigError, Refused
 from hermes_ops.tracking.curves import CurveReader
+from hermes_ops.tracking.documents import fetch_sweep_file
 from hermes_ops.tracking.rest import chunked_tag, joined_json, legal_name
 from hermes_ops.tracking.runs import NAME, RUN_STATUS, SweepRun, TrialRun
 from hermes_ops.tracking.summary import CollectedSweep
@@ -102,13 +103,12 @@ def earlier_spending(
 
     Sweeps without a trained epoch are left out. Raise Unavailable.
     """
-    import yaml
-
     costs = []
     for run in [s for s in tracker.sweeps(experiment) if s.state in RUN_STATUS][:MOST_SWEEPS]:
         try:
-            document = yaml.safe_load(tracker.artifacts.fetch(run.ref.parent_run_id, "sweep.yaml"))
-        except (Refused, yaml.YAMLError):  # deleted, or not ours
+            ref = run.ref
+            document = fetch_sweep_file(tracker.artifacts, ref.parent_run_id, ref.sweep_id)
+        except (Refused, ConfigError):  # deleted, or not ours
             continue
         if isinstance(document, dict) and like(document):
             spent = _spent(run, tracker.trials(run.ref))

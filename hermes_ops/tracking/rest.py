@@ -12,7 +12,7 @@ import posixpath
 import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from hermes_ops.error_message import keep_bodies_out_of_logs, response_message
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import httpx
 
 Json = Mapping[str, Any]
+T = TypeVar("T")
+_ATTEMPTS = 2
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAY_BE_MISSING = 404
 _ARTIFACTS = "/mlflow-artifacts/"  # of these alone MLflow answers 404 without its code
@@ -98,22 +100,52 @@ class RestClient:
         If the server closes the connection, the request is sent again: every request of Hermes is
         safe to repeat.
         """
+
+        def ask(client: httpx.Client) -> httpx.Response:
+            body = content() if content else None
+            return client.request(
+                method, f"{self.uri}{path}", params=params, content=body, headers=headers
+            )
+
+        response = self._tried(ask)
+        self._check(response)
+        return response
+
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """GET a path and return its content; Refused as soon as it has more than `most_bytes`."""
+
+        def ask(client: httpx.Client) -> bytes:
+            with client.stream("GET", f"{self.uri}{path}") as response:
+                if not response.is_success:
+                    response.read()
+                self._check(response)
+                return self._within(response, most_bytes)
+
+        return self._tried(ask)
+
+    def _within(self, response: httpx.Response, most_bytes: int) -> bytes:
+        content = bytearray()
+        for block in response.iter_bytes():
+            content += block
+            if len(content) > most_bytes:
+                place = f"{response.request.url.path} of the MLflow server at {_shown(self.uri)}"
+                raise Refused(f"{place} is not read: it has more than {most_bytes:,} bytes.")
+        return bytes(content)
+
+    def _tried(self, ask: Callable[[httpx.Client], T]) -> T:
+        """Return the answer to a request, which is made again if the connection is closed."""
         import httpx
 
-        for attempt in (1, 2):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
-                body = content() if content else None
-                response = self._connected().request(
-                    method, f"{self.uri}{path}", params=params, content=body, headers=headers
-                )
-                break
+                return ask(self._connected())
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-                if attempt == 2:
+                if attempt == _ATTEMPTS:
                     raise self._away(error) from error
             except httpx.HTTPError as error:
                 raise self._away(error) from error
-        self._check(response)
-        return response
 
     def _connected(self) -> httpx.Client:
         if self._client is None or self._pid != os.getpid():

@@ -15,6 +15,7 @@ from hermes_ops.errors import Refused
 from hermes_ops.tracking.artifacts import Artifacts, Registry
 from hermes_ops.tracking.comparison import SharedViews, comparison_path
 from hermes_ops.tracking.deletion import Deletion
+from hermes_ops.tracking.documents import SWEEP_FILE, json_objects
 from hermes_ops.tracking.overview import Overview
 from hermes_ops.tracking.rest import (
     MISSING,
@@ -110,8 +111,8 @@ class Tracker:
         key = {SWEEP: sweep_id, KIND: "sweep"}
         rest = {STATE: "running", **(tags or {})}
         run_id = self._ensure_run(experiment_id, sweep_id, key, rest)["info"]["run_id"]
-        if not self.artifacts.has(run_id, "sweep.yaml"):
-            self.artifacts.write(run_id, "sweep.yaml", resolved_config_yaml.encode())
+        if not self.artifacts.has(run_id, SWEEP_FILE):
+            self.artifacts.write(run_id, SWEEP_FILE, resolved_config_yaml.encode())
         return SweepRef(sweep_id, experiment_id, run_id)
 
     def find_sweep(self, sweep_id: str, experiment_name: str | None = None) -> SweepRef | None:
@@ -335,14 +336,10 @@ class Tracker:
         self.artifacts.write(parent_run_id, f"decisions/{chunk_number:06d}.jsonl", text.encode())
 
     def read_decisions(self, parent_run_id: str) -> tuple[dict[str, Any], ...]:
-        """Return all recorded decisions, oldest chunk first; skip torn lines."""
-        decisions = []
+        """Return all recorded decisions, oldest chunk first; skip what is none."""
+        decisions: list[dict[str, Any]] = []
         for path in self.artifacts.files(parent_run_id, "decisions"):
-            for line in self.artifacts.fetch(parent_run_id, path).splitlines():
-                try:
-                    decisions.append(json.loads(line))
-                except ValueError:
-                    continue
+            decisions += json_objects(self.artifacts.fetch(parent_run_id, path))
         return tuple(decisions)
 
     def log_folder(self, run_id: str, folder: Path, path: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.summary import TrialSummary, course
 from hermes_ops.report.table import format_cell
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
+from hermes_ops.tracking.documents import json_objects
 from hermes_ops.tracking.runs import SWEEP
 from hermes_ops.tracking.summary import WHY_TAGS, deadline_result
 
@@ -100,13 +100,9 @@ def _run(tracker: Tracker, ref: SweepRef) -> SweepRun | None:
 
 
 def _uploaded(tracker: Tracker, parent_run_id: str) -> Decisions:
-    decisions = []
+    decisions: list[dict[str, Any]] = []
     for path in tracker.artifacts.files(parent_run_id, "decisions")[-MOST_CHUNKS:]:
-        for line in tracker.artifacts.fetch(parent_run_id, path).splitlines():
-            try:
-                decisions.append(json.loads(line))
-            except ValueError:
-                continue
+        decisions += json_objects(tracker.artifacts.fetch(parent_run_id, path))
     return decisions, 0
 
 

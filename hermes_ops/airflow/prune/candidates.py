@@ -23,6 +23,7 @@ from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 from hermes_ops.config import RunIn, SweepConfig, parse
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking.deletion import RunsOfSweep
+from hermes_ops.tracking.documents import fetch_sweep_file
 from hermes_ops.tracking.earlier_sweeps import BEST_TRIAL
 from hermes_ops.tracking.runs import RUN_STATUS, SweepRun
 from hermes_ops.trial.checkpoint_store.store import safe_name
@@ -271,10 +272,9 @@ def _config(airflow: AirflowClient, tracker: Tracker, candidate: Candidate) -> S
             if record is not None:
                 return parse(record.config, source=candidate.sweep, base=None)
         if candidate.run is not None:
-            import yaml
-
-            text = tracker.artifacts.fetch(candidate.run.ref.parent_run_id, "sweep.yaml")
-            return parse(yaml.safe_load(text), source=candidate.sweep, base=None)
+            parent = candidate.run.ref.parent_run_id
+            document = fetch_sweep_file(tracker.artifacts, parent, candidate.sweep)
+            return parse(document, source=candidate.sweep, base=None)
     except Unavailable:
         raise
     except (HermesError, ValueError):  # of an earlier version: its folder says where its store is

@@ -45,6 +45,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.config import Algorithm, SweepConfig, check_installation, parse
 from hermes_ops.errors import HermesError, NotPermitted
 from hermes_ops.tracking import SweepRef
+from hermes_ops.tracking.documents import SWEEP_FILE
 from hermes_ops.tracking.summary import DEADLINE_TAG
 from hermes_ops.tracking.trial_timelines import with_extension
 from hermes_ops.trial.failure import Cause
@@ -286,7 +287,7 @@ class EndedSweep:
         tags, renewed = self._tags(), deadline_tag(config, time.time())
         drop = [t for t in END_TAGS if t in tags]
         self.tracker.reopen(parent, drop, {CONTINUED_TAG: self.ended_at, **renewed, **added})
-        self.tracker.artifacts.write(parent, "sweep.yaml", redact(config).to_yaml().encode())
+        self.tracker.artifacts.write(parent, SWEEP_FILE, redact(config).to_yaml().encode())
 
     def _trial(self, number: int) -> TaskKey:
         return replace(self.plan, task_id=self.record.trial_task, map_index=number)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-import yaml
 from airflow.sdk import DAG, BaseOperator
 
 from hermes_ops.airflow.control.cleanup.janitor import KEEP_FILE, free_ended, free_expired
@@ -25,6 +24,7 @@ from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config import parse
 from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.tracking import Tracker
+from hermes_ops.tracking.documents import fetch_sweep_file
 from hermes_ops.tracking.runs import RUN_STATUS
 from hermes_ops.tracking.summary import require_sweep
 
@@ -53,7 +53,7 @@ def clean_up(tracker: Tracker, now_s: float) -> list[str]:
             has_ended = _free_if_ended(tracker, sweep, now_s, freed)
         except Unavailable:
             raise
-        except (HermesError, yaml.YAMLError) as error:
+        except HermesError as error:
             log.warning("The checkpoints of %s stay: %s", sweep, error)
             has_ended = isinstance(error, Refused)
         if not has_ended:
@@ -81,7 +81,7 @@ def _free_if_ended(tracker: Tracker, sweep: str, now_s: float, freed: list[str])
         return False
     if (folder / KEEP_FILE).exists() or not any(folder.glob("trials/*/checkpoints")):
         return True
-    document = yaml.safe_load(tracker.artifacts.fetch(ref.parent_run_id, "sweep.yaml"))
+    document = fetch_sweep_file(tracker.artifacts, ref.parent_run_id, sweep)
     rules = parse(document, sweep, None).checkpoints
     states = {t.number: t.state for t in tracker.trials(ref) if t.state in RUN_STATUS}
     free_ended(sweep, states, rules.keep_seconds, now_s)  # the store is the last task's affair

@@ -29,6 +29,17 @@ from hermes_ops.errors import Unavailable
 SWEEP = "digits-1"
 
 
+NO_SWEEP_FILES = {
+    "deep": b"[" * 5_000,
+    "open": b"name: [",
+    "latin": b"name: caf\xe9",
+    "endless": b"&a [*a, *a]",
+    "number": b"7",
+    "large": b"x" * (1 << 23),
+}
+"""Texts that are no sweep file, such as a person may leave in MLflow."""
+
+
 def ti_id(number: int) -> str:
     return str(UUID(int=number + 1))
 

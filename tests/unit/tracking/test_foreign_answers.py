@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from hermes_ops.confined_folder import DOCUMENT_BYTES
 from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.tracking import MetricSender, Tracker
+from hermes_ops.tracking.documents import json_objects
 
 GONE = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "Run 'run-1' not found"}
 
@@ -80,6 +83,30 @@ def test_an_answer_that_is_no_object_of_json_is_not_mlflows(
     for ask in (asked.newest_sweeps, lambda: asked.find_sweep("s", "digits")):
         with pytest.raises(Unavailable, match="not as an MLflow server"):
             ask()
+
+
+def test_an_artifact_without_end_is_refused_once_it_is_too_large_for_a_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1_000_000
+            yield b"x" * 1_000_000
+
+    run = {"run": {"info": {"artifact_uri": "mlflow-artifacts:/1/run-1/artifacts"}}}
+    endless_answer = httpx.Response(200, content=endless())
+    asked = tracker(monkeypatch, httpx.Response(200, json=run), endless_answer)
+    with pytest.raises(Refused, match="more than 67,108,864 bytes"):
+        asked.artifacts.fetch("run-1", "sweep.yaml")
+    assert sent < 2 * DOCUMENT_BYTES
+
+
+def test_only_objects_of_a_log_in_mlflow_are_decisions() -> None:
+    lines = ['{"job": "a/0"}', "[]", "7", "[" * 100_000, '{"job": "a']
+    assert json_objects("\n".join(lines).encode()) == [{"job": "a/0"}]
 
 
 def test_an_artifact_that_is_not_there_is_told_from_a_proxy_by_its_path(

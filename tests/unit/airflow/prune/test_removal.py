@@ -25,7 +25,7 @@ from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking.deletion import RunsOfSweep
 from hermes_ops.tracking.runs import SweepRef, SweepRun
 from hermes_ops.trial.checkpoint_store.store import safe_name
-from tests.unit.airflow.builders import sweep_record
+from tests.unit.airflow.builders import NO_SWEEP_FILES, sweep_record
 
 DAY_S = 86_400.0
 NOW_S = 1_800_000_000.0
@@ -52,6 +52,7 @@ class World:
     hidden: set[str] = field(default_factory=set)  # sweeps that Airflow does not show
     forbidden: set[str] = field(default_factory=set)  # DAGs whose runs may not be deleted
     asked: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)  # sweep.yaml of runs in MLflow
 
     @property
     def deletion(self) -> Any:
@@ -62,7 +63,9 @@ class World:
         return SimpleNamespace(fetch=self._read)
 
     def _read(self, run_id: str, path: str) -> bytes:
-        raise HermesError("no such file")
+        if run_id not in self.files:
+            raise HermesError("no such file")
+        return self.files[run_id]
 
     def make(self, sweep: str, state: str = "success", trials: int = 2) -> Path:
         """A sweep with its DAG run, its MLflow runs, its folder and its logs."""
@@ -336,6 +339,20 @@ def test_a_sweep_in_a_group_of_another_dag_leaves_that_dags_run(tmp_path: Path) 
     assert is_gone(entry, tmp_path / "sweeps" / "none")
     world.states["monday"] = "running"
     assert world.removal().remove(entry) == RESUMED
+
+
+@pytest.mark.parametrize("file", NO_SWEEP_FILES.values(), ids=NO_SWEEP_FILES)
+def test_whatever_somebody_has_put_in_mlflow_for_a_sweep_file_stops_no_pruning(
+    tmp_path: Path, file: bytes
+) -> None:
+    world = World(tmp_path)
+    for sweep in ("forged", "old"):
+        world.make(sweep)
+    world.states.pop("forged")  # Airflow's rows of it have been cleaned
+    world.files["forged/own"] = file
+    pruned(world)
+    assert not world.active
+    assert not left_of(world, "old")
 
 
 def test_two_prunings_at_once_are_refused(tmp_path: Path) -> None:

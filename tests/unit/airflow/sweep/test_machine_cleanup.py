@@ -15,7 +15,7 @@ from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.machines import SWEEP_NOTE, note_sweep
 from hermes_ops.airflow.sweep.machine_cleanup import clean_up, machine_cleanup_dag
 from hermes_ops.errors import Unavailable
-from tests.unit.airflow.builders import SWEEP, sweep_file
+from tests.unit.airflow.builders import NO_SWEEP_FILES, SWEEP, sweep_file
 
 NOW_S = 1_000.0
 KEEP_S = 100.0
@@ -30,11 +30,12 @@ class FakeMlflow:
     is_known: bool = True
     is_away: bool = False
     uri = "http://mlflow"
+    files: dict[str, bytes] = field(default_factory=dict)  # by sweep
 
     def find_sweep(self, sweep: str, experiment: str | None = None) -> Any:
         if self.is_away:
             raise Unavailable("MLflow did not answer")
-        return SimpleNamespace(sweep_id=sweep, parent_run_id="parent") if self.is_known else None
+        return SimpleNamespace(sweep_id=sweep, parent_run_id=sweep) if self.is_known else None
 
     def sweep(self, ref: Any) -> Any:
         return SimpleNamespace(state=self.state)
@@ -46,7 +47,7 @@ class FakeMlflow:
     def artifacts(self) -> Any:
         rules = {"keep_seconds": KEEP_S}
         text = json.dumps(sweep_file(checkpoints=rules)).encode()
-        return SimpleNamespace(fetch=lambda run, path: text)
+        return SimpleNamespace(fetch=lambda run, path: self.files.get(run, text))
 
 
 def trained(*numbers: int) -> None:
@@ -105,6 +106,18 @@ def test_a_note_that_cannot_be_read_hinders_no_other_sweep(home: Path) -> None:
     other.mkdir()
     (other / SWEEP_NOTE).write_text("{")
     assert cleaned(FakeMlflow(trials_={0: "finished"})) == [SWEEP]
+
+
+@pytest.mark.parametrize("file", NO_SWEEP_FILES.values(), ids=NO_SWEEP_FILES)
+def test_whatever_somebody_has_put_in_mlflow_for_a_sweep_file_hinders_no_other_sweep(
+    home: Path, file: bytes
+) -> None:
+    trained(0)
+    note_sweep("a-forged-one")
+    TrialFolder.from_sweep("a-forged-one", 0).checkpoints.mkdir(parents=True)
+    mlflow = FakeMlflow(trials_={0: "finished"}, files={"a-forged-one": file})
+    assert cleaned(mlflow) == [SWEEP]
+    assert TrialFolder.from_sweep("a-forged-one", 0).checkpoints.exists()
 
 
 def test_each_machine_has_a_task_on_its_own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
