@@ -66,7 +66,9 @@ def main() -> None:
         else:
             assemble()()
     except HermesError as error:
-        print(f"hermes: {error}", file=sys.stderr)  # noqa: T201
+        from hermes_ops.cli.tables import without_controls
+
+        print(without_controls(f"hermes: {error}"), file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None
     except OSError as error:
         from hermes_ops.trial.disk_space import DISK_ERRNOS, write_remedy

@@ -82,12 +82,13 @@ def show(
         typer.echo(json.dumps(details))
         return
     from hermes_ops.cli.outcome import print_outcome
+    from hermes_ops.cli.tables import without_controls
 
     print_outcome(connection, place.sweep, details)
     if details["started_by"]:
         typer.echo(f"Started by the Airflow user {details['started_by']}")
     for line in details["actions"]:
-        typer.echo(line)
+        typer.echo(without_controls(line))
     typer.echo(f"Airflow  {connection.airflow_url}/dags/{place.dag_id}/runs/{place.run_id}")
 
 
@@ -228,6 +229,7 @@ def explain(
 def explanation(connection: Connection, trial: str, last: int) -> str:
     """Return the trial's present state as text, then its last decisions, newest first."""
     from hermes_ops.airflow.explanation import explain
+    from hermes_ops.cli.tables import without_controls
 
     explained = explain(connection.pool, connection.tracker, trial)
     lines = [
@@ -240,7 +242,7 @@ def explanation(connection: Connection, trial: str, last: int) -> str:
     ]
     lines += [_line(d) for d in explained.decisions[:last]]
     lines += [] if explained.decisions else ["  none yet"]
-    return "\n".join(lines)
+    return without_controls("\n".join(lines))
 
 
 def _why(explained: Explanation) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from hermes_ops.trial.output.line_reader import plain
 
 _GAP = 2  # between the columns of a table without lines
 _LINES = 3  # width of a column's borders in a table with lines
@@ -39,15 +42,37 @@ class TableRow:
     style: str = ""
 
 
+def without_controls(text: str) -> str:
+    """Return the text without ANSI escapes and control characters, which a terminal would obey.
+
+    Values of parameters, reasons and names are other people's. The lines and tabs stay.
+    """
+    return "\n".join(map(plain, text.split("\n")))
+
+
+class _PlainConsole(Console):
+    """Writes its own escapes alone: none that is in a text."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the segments of what is printed."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield segment._replace(text=without_controls(segment.text))
+
+
 def output_console(*, stderr: bool = False) -> Console:
     """Return the console for standard output, or for standard error.
 
     In a pipe or a file lines are not wrapped, unless the variable COLUMNS sets a width.
     """
-    console = Console(stderr=stderr)
+    console = _PlainConsole(stderr=stderr)
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
-    return Console(stderr=stderr, width=_WIDEST)
+    return _PlainConsole(stderr=stderr, width=_WIDEST)
 
 
 def fit_table(

@@ -244,3 +244,9 @@ def test_the_owner_and_the_team_are_said_and_that_its_gpus_are_borrowed() -> Non
     )
     standing()
     assert "  of user" not in explanation(connection(), TRIAL, 5)
+
+
+def test_no_escape_that_somebody_has_left_in_a_reason_reaches_the_terminal() -> None:
+    window, screen, c1 = "\x1b]0;all is well\x07", "\x1b[2J", "\x9b31m"
+    standing(reason=f"it{window} con{screen}verges{c1} best\r")
+    assert "  because: it converges31m best" in explanation(connection(), TRIAL, 5).splitlines()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.cli.inspection_commands import print_list, with_states
@@ -191,3 +192,22 @@ def test_what_goes_on_after_a_dash_comes_before_what_goes_on_within_a_word() -> 
     assert matching_ids("a", ["ab-1", "a-1", "b"]) == ["a-1"]
     assert matching_ids("a", ["ab-1", "ac-1"]) == ["ab-1", "ac-1"]
     assert matching_ids("", ["a"]) == []
+
+
+def test_a_terminal_gets_the_escapes_of_the_styles_and_none_of_a_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    evil = "\x1b]0;all is well\x07a\x1b[2Jdam\x9b"
+    console = output_console()
+    columns = [TableColumn("optimiser"), TableColumn("why", wraps=True)]
+    print_whole(console, fit_table("", columns, [TableRow((evil, evil), "bold green")], 80))
+    console.print(Text(evil))
+    shown = capsys.readouterr().out
+    assert "\x1b[1;32m" in shown
+    assert "\x1b]" not in shown
+    assert "\x1b[2J" not in shown
+    assert "\x9b" not in shown
+    assert shown.splitlines()[-1].endswith("dam")
