@@ -30,6 +30,11 @@ ANEW_VARIABLE = "HERMES_BEGAN_ANEW"
 _BLOCK_BYTES = 4_194_304
 _FILES, _COPIES = "files", "copies"
 _MANIFEST = re.compile(r"(\d{10})-(\d{6})-([0-9a-f]+)\.json")
+_COPY = re.compile(
+    rf"{_FILES}/\d{{10}}-[0-9A-Za-z]+-\d{{6,}}|{_COPIES}/\d{{10}}-\d{{6,}}-[0-9a-f]+\.json"
+)
+_COPY_OF_TRIAL = re.compile(rf"\d+/(?:{_COPY.pattern})")
+_FOLDER = re.compile(rf"|(?:\d+/)?(?:{_FILES}|{_COPIES})|\d+")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}
 _PACKAGES.update(abfs="adlfs", abfss="adlfs", sftp="paramiko", ssh="paramiko", smb="smbprotocol")
 
@@ -232,9 +237,39 @@ class CheckpointStore:
         self._remove([key for key in self._keys() if _epoch(key) < epoch])
 
     def clear(self) -> None:
-        """Delete everything below this place."""
-        with _translated(), contextlib.suppress(FileNotFoundError):
-            self._fs.rm(self._root, recursive=True)
+        """Delete the copies of this trial, and nothing else that lies at its place.
+
+        A sweep's author chooses the place: what deletes there may have more rights than he.
+        """
+        self._clear(_COPY)
+
+    def clear_sweep(self) -> None:
+        """Delete the copies of all trials where this is the place of their sweep."""
+        self._clear(_COPY_OF_TRIAL)
+
+    def _clear(self, ours: re.Pattern[str]) -> None:
+        with _translated():
+            keys = [key for key in self._below() if ours.fullmatch(key)]
+        self._remove(keys)
+        if keys:
+            with _translated():
+                self._remove_empty_folders()
+
+    def _below(self, **options: bool) -> list[str]:
+        """Return what lies below this place, as keys."""
+        root = self._root.strip("/")
+        try:
+            found = self._fs.find(self._root, **options)
+        except FileNotFoundError:
+            return []
+        return [str(path).strip("/").removeprefix(root).strip("/") for path in found]
+
+    def _remove_empty_folders(self) -> None:
+        """Remove what is left in a store that has real folders."""
+        left = [key for key in self._below(withdirs=True) if _FOLDER.fullmatch(key)]
+        for key in sorted({*left, ""} if left else (), key=len, reverse=True):
+            with contextlib.suppress(OSError):  # not empty, or no folder
+                self._fs.rmdir(self._path(key).rstrip("/"))
 
     def _keys(self) -> list[str]:
         with _translated():
@@ -242,9 +277,16 @@ class CheckpointStore:
 
     def _remove(self, keys: list[str]) -> None:
         """Delete manifests first, so that none ever names what is not there."""
-        for key in sorted(keys, key=lambda k: (not k.startswith(_COPIES), k)):
-            with _translated(), contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(self._path(key))
+        manifests = [key for key in keys if f"/{_COPIES}/" in f"/{key}"]
+        files = sorted({*keys}.difference(manifests))
+        for group in (sorted(manifests), files):
+            if group and self._fs.async_impl:  # many in one request
+                with _translated(), contextlib.suppress(FileNotFoundError):
+                    self._fs.rm([self._path(key) for key in group])
+                continue
+            for key in group:
+                with _translated(), contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(self._path(key))
 
     def _create(self, key: str) -> Any:  # noqa: ANN401 - a file of fsspec
         path = self._path(key)

@@ -264,18 +264,21 @@ def clear_trials(
     """Delete the copies of these trials; False, said once in the log, if the store did not obey."""
     if store is None:
         return True
-    return _clear([place(store, sweep, number) for number in sorted(numbers)], open_store)
+    places = [place(store, sweep, number) for number in sorted(numbers)]
+    return _clear(places, lambda url: open_store(url).clear())
 
 
 def clear_sweep(store: str | None, sweep: str, open_store: Opener = connect) -> bool:
     """Delete all copies of a sweep; False, said once in the log, if the store did not obey."""
-    return True if store is None else _clear([place(store, sweep)], open_store)
+    if store is None:
+        return True
+    return _clear([place(store, sweep)], lambda url: open_store(url).clear_sweep())
 
 
-def _clear(places: list[str], open_store: Opener) -> bool:
+def _clear(places: list[str], clear: Callable[[str], None]) -> bool:
     for url in places:
         try:
-            open_store(url).clear()
+            clear(url)
         except StoreError as error:
             if url not in _warned:
                 _warned.add(url)

@@ -239,7 +239,7 @@ def test_checkpoints_in_a_store_that_does_not_obey_leave_the_sweep_to_the_next_p
     world.records["old"] = sweep_record(checkpoints={"store": "s3://bucket/x"})
     asked: list[str] = []
 
-    def away(places: list[str], open_store: Any) -> bool:
+    def away(places: list[str], clear: Any) -> bool:
         asked.extend(places)
         return len(asked) > 1
 

@@ -8,6 +8,7 @@ import uuid
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec.core import url_to_fs
@@ -45,11 +46,15 @@ def in_folder(tmp_path: Path) -> str:
     return f"file://{tmp_path}/store"
 
 
+def filesystem(url: str) -> Any:
+    return url_to_fs(url, auto_mkdir=True) if "file:" in url else url_to_fs(url)
+
+
 @pytest.fixture(params=["in_folder", pytest.param("in_bucket", marks=pytest.mark.heavy)])
 def store(home: Path, request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue(request.param)
     sweep_folder(SWEEP).mkdir(parents=True)
-    files, root = url_to_fs(url, auto_mkdir=True) if "file:" in url else url_to_fs(url)
+    files, root = filesystem(url)
     for number in STATES:
         files.pipe_file(f"{root}/{SWEEP}/{number}/copies/0000000001-000001-ab.json", b"{}")
     files.pipe_file(f"{root}/other/0/state", b"not ours")
@@ -111,6 +116,26 @@ def test_a_store_that_was_away_at_the_end_is_asked_again_by_the_controller(
     assert note == {"until_s": 1_000.0, "sweep": SWEEP, "store": store}
     assert free_expired(lambda _: False, 1_021.0) == [sweep_folder(SWEEP)]
     assert left(store) == ["other/0"]
+
+
+def test_only_copies_of_checkpoints_are_deleted_in_the_folder_that_a_sweep_names(
+    store: str,
+) -> None:
+    files, root = filesystem(store)
+    theirs = ("train.csv", "0/checkpoints/w.bin", "0/files/notes.txt", "copies/keep", "raw/1/x")
+    for name in theirs:
+        files.pipe_file(f"{root}/{SWEEP}/{name}", b"not ours")
+    free_ended(SWEEP, STATES, 0.0, 1_000.0, store)
+    files, root = url_to_fs(store, use_listings_cache=False)
+    found = files.find(f"{root}/{SWEEP}")
+    assert sorted(path.removeprefix(f"{root}/{SWEEP}/") for path in found) == sorted(theirs)
+
+
+def test_no_sweep_deletes_the_copies_of_another_one_though_it_names_its_place(store: str) -> None:
+    before = left(store)
+    for sweep in ("0", "copies"):
+        free_ended(sweep, {0: "finished", 1: "finished"}, 0.0, 1_000.0, f"{store}/{SWEEP}")
+    assert left(store) == before
 
 
 def test_room_is_made_in_the_store_too(store: str) -> None:
