@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from hermes_ops.trial.checkpoint_store.store import MOST_NAME, safe_name
+
 MAIN_DAG = "hermes_sweep"
 """The DAG of `hermes sweep run`: its sweeps are called after their DAG runs."""
 PLAN_TASK, TRIAL_TASK, REPORT_TASK = "plan", "trial", "report"
@@ -42,6 +44,15 @@ _GENERATED = re.compile(r"[a-z_]+__\d{4}-\d\d-\d\dT")
 def may_be_of_another_dag(sweep: str) -> bool:
     """Return whether a run of the main DAG has an id that a sweep of another DAG could have."""
     return ":" in sweep and not _GENERATED.match(sweep)
+
+
+_MADE_NAME = re.compile(rf"(?=.*_|.{{{MOST_NAME}}}$).*-[0-9a-f]{{8}}")
+"""A folder of a sweep whose id is no folder's name: `_` for each such character, and a digest."""
+
+
+def may_have_folder_of_another(sweep: str) -> bool:
+    """Return whether a run's id is a name that the folder of a sweep with another id could have."""
+    return safe_name(sweep) == sweep and bool(_MADE_NAME.fullmatch(sweep))
 
 
 class SweepPlace(NamedTuple):

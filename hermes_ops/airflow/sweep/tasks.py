@@ -25,7 +25,13 @@ from hermes_ops.airflow.hosts import (
     process_refusal,
     remote_executor,
 )
-from hermes_ops.airflow.identity import MAIN_DAG, group_of, may_be_of_another_dag, sweep_of
+from hermes_ops.airflow.identity import (
+    MAIN_DAG,
+    group_of,
+    may_be_of_another_dag,
+    may_have_folder_of_another,
+    sweep_of,
+)
 from hermes_ops.airflow.machines import MACHINES_VARIABLE, WITH_QUEUES, MachineSlots
 from hermes_ops.airflow.open_secrets import redact
 from hermes_ops.airflow.records import (
@@ -186,7 +192,7 @@ class PlanOperator(BaseOperator):
         return list(range(record.trials))
 
     def _check_run_id(self, run_id: str) -> None:
-        """Refuse a run of the main DAG whose sweep would have the id of another DAG's sweep."""
+        """Refuse a run of the main DAG that would have the id or the folder of another's sweep."""
         dag = self.get_dag()
         is_whole_run = not group_of(str(self.task_id))
         if dag is None or dag.dag_id != MAIN_DAG or not is_whole_run:
@@ -196,6 +202,12 @@ class PlanOperator(BaseOperator):
                 f"the run's id: found {run_id!r}, which may be the id of a sweep of the DAG "
                 f"{run_id.partition(':')[0]}; allowed: an id without colons. Fix: start it with "
                 "another id."
+            )
+        if may_have_folder_of_another(run_id):
+            raise AirflowFailException(
+                f"the run's id: found {run_id!r}, which may be the folder of a sweep with another "
+                "id; allowed: an id with _ does not end in - and eight digits of 0-9a-f. Fix: "
+                "start it with another id."
             )
 
     def _begin(

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.identity import may_be_of_another_dag, sweep_id, sweep_of
+from hermes_ops.airflow.identity import (
+    may_be_of_another_dag,
+    may_have_folder_of_another,
+    sweep_id,
+    sweep_of,
+)
+from hermes_ops.trial.checkpoint_store.store import safe_name
 
 RUN = "scheduled__2026-01-01T02:00:00+00:00"
 
@@ -31,6 +37,20 @@ def test_ids_of_runs_that_airflow_or_the_command_line_make_are_no_sweeps_of_othe
 @pytest.mark.parametrize("run", ["team:digits-1", "team:group:digits-1", f"team:{RUN}", ":"])
 def test_a_run_of_the_main_dag_may_not_take_the_id_of_another_dags_sweep(run: str) -> None:
     assert may_be_of_another_dag(run)
+
+
+@pytest.mark.parametrize("sweep", ["vision:a-1", f"team:group:{RUN}", RUN, "a+b", f"v:{'x' * 300}"])
+def test_no_run_of_the_main_dag_takes_the_folder_of_a_sweep_with_another_id(sweep: str) -> None:
+    assert may_have_folder_of_another(safe_name(sweep))
+    assert not may_have_folder_of_another(sweep)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [RUN, "digits_2-20261126-080000-a1b2", "train-1a2b3c4d", "my_train-1a2b3c4", "a_-123456g"],
+)
+def test_ids_of_runs_that_are_like_no_folder_of_another_sweep_are_taken(run: str) -> None:
+    assert not may_have_folder_of_another(run)
 
 
 def test_the_tasks_of_a_sweep_agree_on_its_id() -> None:

@@ -197,17 +197,19 @@ def test_a_plan_that_was_killed_when_it_had_opened_its_run_goes_on(mlflow: type[
     ("dag_id", "run_id", "refused"),
     [
         ("hermes_sweep", "team:digits-1", True),
+        ("hermes_sweep", "team_digits-1-8a2b3c4d", True),
+        ("team", "team_digits-1-8a2b3c4d", False),
         ("hermes_sweep", "manual__2026-01-01T02:00:00+00:00", False),
         ("team", "team:digits-1", False),
     ],
 )
-def test_a_run_of_the_main_dag_that_takes_the_id_of_another_dags_sweep_is_not_planned(
+def test_a_run_of_the_main_dag_that_takes_id_or_folder_of_anothers_sweep_is_not_planned(
     mlflow: type[Mlflow], dag_id: str, run_id: str, *, refused: bool
 ) -> None:
     operator: Any = sweep_dag(dag_id).get_task("plan")
     given = {**context(sweep_file()), "run_id": run_id}
     if refused:
-        with pytest.raises(AirflowFailException, match="a sweep of the DAG team; allowed"):
+        with pytest.raises(AirflowFailException, match=r"a sweep (of the DAG|with another)"):
             operator.execute(given)
     else:
         operator.execute(given)
