@@ -20,7 +20,7 @@ from hermes_ops.confined_folder import (
 )
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.checkpoint_store.store import safe_name
-from hermes_ops.trial.files import replace_file
+from hermes_ops.trial.files import parse_object, replace_file
 from hermes_ops.trial.locks import BusyError, lock_file
 
 # A lease and a stop flag lie next to the trial's folder, where its pod sees neither. A task on the
@@ -271,11 +271,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _object(text: bytes) -> dict[str, Any]:
     """Return the JSON object; empty for any other text."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return parse_object(text) or {}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -285,11 +281,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:  # the torn last line of a process that was killed
-            continue
-        if isinstance(value, dict):
+        value = parse_object(line)
+        if value is not None:  # the torn last line of a process that was killed is none
             yield value
 
 

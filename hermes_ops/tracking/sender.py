@@ -239,7 +239,7 @@ def _parsed(text: bytes, end: int) -> SpoolEntry | None:
         # MLflow does not refuse a number too great for it: it would store step 0.
         is_storable = abs(line.step) < _TOO_GREAT and 0 <= line.time_ms < _TOO_GREAT
         return line if is_storable and isinstance(name, str) else None
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 
@@ -293,7 +293,7 @@ def load_offset(path: Path) -> int:
     try:
         folder, name = confined(path)
         return max(0, int(json.loads(folder.read(name))["offset"]))
-    except (OSError, NotConfinedError, ValueError, TypeError, KeyError):
+    except (OSError, NotConfinedError, ValueError, TypeError, KeyError, RecursionError):
         return 0
 
 

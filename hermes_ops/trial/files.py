@@ -116,8 +116,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in `path`; None if there is none or it is not readable, as a pipe is."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            document = json.loads(stream.read() or b"")
+            return parse_object(stream.read())
     except (OSError, ValueError):
+        return None
+
+
+def parse_object(text: bytes | str) -> dict[str, Any] | None:
+    """Return the JSON object that a text is; None for any other text, one nested too deeply too."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
@@ -172,7 +180,7 @@ class Follower:
                 stream.seek(self.offset)
                 while (line := stream.readline()).endswith(b"\n"):
                     self.offset += len(line)
-                    document = _parse(line)
+                    document = parse_object(line)
                     if document is not None:
                         yield document
         except OSError:
@@ -182,14 +190,6 @@ class Follower:
         """Take what is there now as read."""
         for _ in self.new():
             pass
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        document = json.loads(line)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def encode_value(value: float) -> float | str:

@@ -35,11 +35,14 @@ from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.trial.failure import Cause
 from hermes_ops.trial.outcome import FINISHED, INCOMPLETE, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
 
-REASON_CHARACTERS = 1_000
+REASON_CHARACTERS, ADVICE_CHARACTERS = 1_000, 8_000
 MOST_WITHOUT_SPACE = 20
 """Full disks in a row that may end a trial without a new step; one more counts as a failure."""
 PAUSED = (SegmentOutcome.PREEMPTED.value, SegmentOutcome.INTERRUPTED.value)
 """Outcomes of a segment after which its trial waits for its next lease."""
+_MEASURED = ("checkpoint_s", "restore_s", "startup_s", "repeat_s")
+MOST_STEPS, MOST_MEASURED_S = 2**53, 1e9
+"""What a trial can report of itself: beyond it, sums of policies are no numbers any more."""
 FIRST_LINES, FIRST_CHARACTERS = 12, 200
 """Last lines of a trial's first failure that its record keeps, and characters of each."""
 
@@ -321,26 +324,34 @@ def closed(
 
 
 def with_status(record: SegmentRecord, status: Mapping[str, Any]) -> SegmentRecord:
-    """Return the record with the fields of the trial's status file."""
+    """Return the record with the fields of the trial's status file.
+
+    The script can write that file, and a policy computes with the fields of all sweeps: where one
+    is of another type the record stays as it is, as a number does that no trial can measure.
+    """
     if status.get("epoch") != record.epoch:
         return record
-    timings = status.get("timings") or {}
-    return replace(
-        record,
-        step=int(status.get("step") or record.step),
-        preemptible=bool(status.get("preemptible", record.preemptible)),
-        preemptible_reason=str(status.get("preemptible_reason") or ""),
-        checkpointed_s=status.get("checkpointed_s") or record.checkpointed_s,
-        checkpoint_s=_first(timings.get("checkpoint_s"), record.checkpoint_s),
-        restore_s=_first(timings.get("restore_s"), record.restore_s),
-        startup_s=_first(timings.get("startup_s"), record.startup_s),
-        repeat_s=_first(timings.get("repeat_s"), record.repeat_s),
-        advice=str(status.get("advice") or ""),
-        tensor_skew=_first(status.get("tensor_skew"), record.tensor_skew),
-    )
+    given = status.get("timings")
+    timings: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    fields = {
+        "step": status.get("step") or record.step,
+        "preemptible": bool(status.get("preemptible", record.preemptible)),
+        "preemptible_reason": str(status.get("preemptible_reason") or "")[:REASON_CHARACTERS],
+        "checkpointed_s": status.get("checkpointed_s") or record.checkpointed_s,
+        **{name: _first(timings.get(name), getattr(record, name)) for name in _MEASURED},
+        "advice": str(status.get("advice") or "")[:ADVICE_CHARACTERS],
+        "tensor_skew": _first(status.get("tensor_skew"), record.tensor_skew),
+    }
+    least = {"epoch": record.epoch, "running": record.running, "started_s": record.started_s}
+    read = decode(SegmentRecord, {**least, **fields})
+    if read is None:
+        return record
+    limits = {"step": MOST_STEPS, **dict.fromkeys(_MEASURED, MOST_MEASURED_S)}
+    kept = [name for name, most in limits.items() if not 0 <= (getattr(read, name) or 0) <= most]
+    return replace(record, **{name: getattr(read, name) for name in fields if name not in kept})
 
 
-def _first(new: float | None, old: float | None) -> float | None:
+def _first(new: object, old: float | None) -> object:
     return new if new is not None else old
 
 

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hermes_ops.trial.files import parse_object
+
 SCOPE, ORDERS = "hermes", "orders"
 MOST_TAIL_LINES, MOST_LINE_CHARACTERS = 20, 1_000
 LOST_S = 20.0
@@ -98,8 +100,4 @@ class Orders(NamedTuple):
 
 
 def _document(data: bytes | None) -> dict[str, Any]:
-    try:
-        document = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+    return parse_object(data or b"{}") or {}

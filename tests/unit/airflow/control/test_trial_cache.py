@@ -16,6 +16,8 @@ from hermes_ops.airflow.folders import StatusFile, TrialFolder
 from hermes_ops.airflow.records import encode
 from hermes_ops.core.model import SweepId
 from hermes_ops.errors import HermesError
+from hermes_ops.tracking.sender import read_lines
+from hermes_ops.trial.files import Follower
 from tests.unit.airflow.builders import (
     SWEEP,
     flag,
@@ -174,3 +176,49 @@ def test_a_deferred_trial_is_made_again_only_once_its_folder_or_its_records_say_
     assert deferred.with_folder(trial, SWEEP).segment == replace(first.segment, step=8)
     later = replace(trial, segment=segment(failures=1))
     assert deferred.with_folder(later, SWEEP).segment == replace(segment(failures=1), step=8)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        '{"epoch": 1, "step": "x"}',
+        '{"epoch": 1, "step": 1e999}',
+        '{"epoch": 1, "step": 1' + 400 * "0" + "}",
+        '{"epoch": 1, "tensor_skew": "high"}',
+        '{"epoch": 1, "checkpointed_s": "noon"}',
+        '{"epoch": 1, "timings": [1]}',
+        '{"epoch": 1, "timings": {"startup_s": "x"}}',
+        '{"epoch": 1, "timings": {"restore_s": []}}',
+        '{"epoch": 1, "timings": {"restore_s": 1e308}}',
+        '{"epoch": 1, "timings": {"checkpoint_s": NaN}}',
+        '{"epoch": 1, "timings": {"repeat_s": -7}}',
+        5_000 * '{"epoch":',
+    ],
+)
+def test_whatever_a_script_has_written_for_its_status_policies_get_numbers(
+    folder: TrialFolder, status: str
+) -> None:
+    (folder.path / "status.json").write_text(status)
+    trial = TrialRecords(row(0, "deferred"), lease(pod={}), None, segment())
+    assert DeferredTrials().with_folder(trial, SWEEP) == trial
+
+
+def test_of_a_status_with_a_number_that_none_can_measure_the_rest_counts(
+    folder: TrialFolder,
+) -> None:
+    (folder.path / "status.json").write_text(
+        '{"epoch": 1, "step": 7, "timings": {"startup_s": 2.5, "restore_s": -1}}'
+    )
+    trial = TrialRecords(row(0, "deferred"), lease(pod={}), None, segment())
+    seen = DeferredTrials().with_folder(trial, SWEEP).segment
+    assert seen == segment(step=7, startup_s=2.5)
+
+
+def test_documents_in_a_trials_folder_that_are_nested_too_deeply_are_damaged_ones(
+    folder: TrialFolder,
+) -> None:
+    for name in ("status.json", "result.json", "segments.jsonl", "metrics.jsonl"):
+        (folder.path / name).write_text(50_000 * '{"a":' + "\n")
+    assert (folder.status(), folder.result(), folder.segments()) == ({}, {}, ())
+    assert [entry for entry, _ in read_lines(folder.metrics, 0)] == [None]
+    assert list(Follower(folder.metrics).new()) == []
