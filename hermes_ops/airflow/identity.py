@@ -77,11 +77,6 @@ def possible_places(sweep: str) -> Iterator[SweepPlace]:
             yield SweepPlace(dag, run, group)
 
 
-def possible_runs(sweep: str) -> list[str]:
-    """Return the run ids that a sweep of that id can have: with or without its DAG and group."""
-    return list(dict.fromkeys(place.run_id for place in possible_places(sweep)))
-
-
 def sweep_of(task: Any, context: Mapping[str, Any]) -> str:  # noqa: ANN401 - an operator
     """Return the id of the sweep that a running task is part of."""
     dag = task.get_dag()

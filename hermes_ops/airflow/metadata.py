@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from hermes_ops.airflow.identity import possible_runs, sweep_id
+from hermes_ops.airflow.identity import possible_places, sweep_id
 from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY
 from hermes_ops.airflow.state_store import PIECES, joined, piece_keys
 from hermes_ops.airflow.version import check_version
@@ -223,28 +223,37 @@ class Metadata:
 
     def dags_of(self, sweep: str) -> tuple[str, ...]:
         """Return the DAGs that have, or had, a sweep of that id; deleted runs do not count."""
-        from sqlalchemy import select
+        from sqlalchemy import select, tuple_
 
         store = self._store.c
         query = select(store.dag_id, store.run_id, store.task_id).where(
-            store.key == SWEEP_KEY, store.run_id.in_(possible_runs(sweep))
+            store.key == SWEEP_KEY, tuple_(store.dag_id, store.run_id).in_(_runs_of(sweep))
         )
         return tuple(sorted({r[0] for r in self._all(query) if sweep_id(*r) == sweep}))
 
     def sweep_dags(self) -> tuple[str, ...]:
         """Return the DAGs that have, or had, a sweep, sorted."""
-        from sqlalchemy import select
+        from sqlalchemy import exists, select
 
+        dags = select(self._run.c.dag_id).distinct().subquery()  # few: each is then looked up
         store = self._store.c
-        query = select(store.dag_id).where(store.key == SWEEP_KEY).distinct()
-        return tuple(sorted(r[0] for r in self._all(query)))
+        has_sweep = exists().where(store.dag_id == dags.c.dag_id, store.key == SWEEP_KEY)
+        return tuple(sorted(r[0] for r in self._all(select(dags.c.dag_id).where(has_sweep))))
 
     def past_sweeps(self, dags: Sequence[str], most: int, skip: int = 0) -> tuple[PastRun, ...]:
         """Return the newest sweeps of these DAGs, at most `most` of them after the first `skip`."""
-        run = self._run.c
+        from sqlalchemy import exists, select
+
+        run, store = self._run.c, self._store.c
+        has_sweep = exists().where(store.dag_run_id == run.id, store.key == SWEEP_KEY)
+        newest_first = run.start_date.desc(), run.id.desc()
+        newest = (  # they hold enough sweeps: the records of all others are not looked at
+            select(run.id).where(run.dag_id.in_(dags), has_sweep)
+            .order_by(*newest_first).limit(skip + most).subquery()
+        )  # fmt: skip
         query = (
-            self._runs_with_sweeps.where(run.dag_id.in_(dags))
-            .order_by(run.start_date.desc(), run.id.desc(), self._store.c.task_id)
+            self._runs_with_sweeps.join(newest, newest.c.id == run.id)
+            .order_by(*newest_first, store.task_id)
             .limit(most)
             .offset(skip)
         )
@@ -276,7 +285,10 @@ class Metadata:
 
     def sweep(self, sweep: str) -> PastRun | None:
         """Return the sweep of that id, running or ended, with its complete record, or None."""
-        query = self._runs_with_sweeps.where(self._run.c.run_id.in_(possible_runs(sweep)))
+        from sqlalchemy import tuple_
+
+        run = self._run.c
+        query = self._runs_with_sweeps.where(tuple_(run.dag_id, run.run_id).in_(_runs_of(sweep)))
         for row in self._all(query):
             if _past_run(tuple(row)).run.sweep_id == sweep:
                 return self._complete(tuple(row))
@@ -561,6 +573,11 @@ class Metadata:
         with self._connected() as connection:
             rows: Sequence[Any] = connection.execute(query, values).all()
         return rows
+
+
+def _runs_of(sweep: str) -> list[tuple[str, str]]:
+    """Return the DAGs and run ids of the DAG runs that can hold the sweep of an id."""
+    return sorted({(place.dag_id, place.run_id) for place in possible_places(sweep)})
 
 
 @lru_cache(maxsize=65_536)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -546,6 +546,41 @@ def test_sweeps_that_have_ended_are_listed_newest_first_a_page_at_a_time(engine:
     assert [p.run.run_id for p in own.past_sweeps(["hermes_sweep"], 2, skip=2)] == ["run-1"]
     assert own.past_sweeps(["another"], 2) == ()
     assert own.past_sweeps([], 2) == ()
+
+
+def test_what_a_page_asks_of_all_sweeps_reads_no_record_of_their_trials(engine: Engine) -> None:
+    own: Any = Metadata(engine)
+    runs, records = [], []
+    for key in range(1, 201):
+        where = {"dag_id": "hermes_sweep", "run_id": f"run-{key}"}
+        runs.append({"id": key, **where, "run_type": "manual", "state": "success",
+                     "run_after": NOW, "start_date": NOW + timedelta(hours=key),
+                     "log_template_id": None})  # fmt: skip
+        kept = {"dag_run_id": key, **where, "value": "{}", "updated_at": NOW}
+        records.append({**kept, "task_id": "plan", "map_index": -1, "key": "hermes_sweep"})
+        records += [{**kept, "task_id": "trial", "map_index": n, "key": "hermes_lease"}
+                    for n in range(20)]  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(insert(own._run), runs)
+        connection.execute(insert(own._store), records)
+    asked: list[tuple[str, Any]] = []
+    event.listen(engine, "before_cursor_execute", lambda *a: asked.append((a[2], a[3])))
+    assert own.sweep_dags() == ("hermes_sweep",)
+    assert own.dags_of("run-7") == ("hermes_sweep",)
+    assert own.sweep("run-7").run.run_id == "run-7"
+    assert [p.run.run_id for p in own.past_sweeps(["hermes_sweep"], 2)] == ["run-200", "run-199"]
+    plans = [plan_of(engine, *query) for query in asked]
+    assert len(plans) == 4
+    for plan in plans:
+        assert not [step for step in plan if step.startswith("SCAN task_state_store")], plan
+    assert "MATERIALIZE" in " ".join(plans[-1])  # the newest runs, before their records
+
+
+def plan_of(engine: Engine, query: str, values: Any) -> list[str]:
+    """Return the steps by which SQLite answers a query."""
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        return [row[-1] for row in driver.execute(f"EXPLAIN QUERY PLAN {query}", values)]
 
 
 def test_a_sweep_is_found_by_its_id_with_its_whole_record(engine: Engine) -> None:
