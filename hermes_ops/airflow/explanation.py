@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hermes_ops.airflow.control.decisions import read_local
+from hermes_ops.airflow.control.decisions import read_of_trial
 from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.core.amounts import duration, figure, utc_text
 from hermes_ops.core.priority_class import DEFAULT_CLASS
@@ -300,7 +300,7 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     sweep, number = parse_trial_name(trial)
     view = read_view(pool) or {"jobs": [], "time_s": 0.0, "policy": "?"}
     job = next((j for j in view["jobs"] if j["id"] == trial), None)
-    found = [d for d in _decisions(tracker, sweep, needed=job is None) if d.get("trial") == number]
+    found = _decisions(tracker, sweep, number, needed=job is None)
     over = job is None or job["phase"] == "ended"
     ended = trial_end(tracker, sweep, number) if over else None
     if job is None and not found and ended is None:
@@ -401,18 +401,21 @@ def short(value: object) -> str:
     return figure(value, 4) if isinstance(value, float) else str(value)
 
 
-def _decisions(tracker: Tracker, sweep: str, *, needed: bool) -> Sequence[Mapping[str, Any]]:
-    """Return the decisions of this machine's log, else MLflow's (Unavailable if `needed`)."""
+def _decisions(
+    tracker: Tracker, sweep: str, number: int, *, needed: bool
+) -> Sequence[Mapping[str, Any]]:
+    """Return a trial's decisions in this machine's log, else MLflow's (Unavailable if `needed`)."""
     from hermes_ops.tracking.summary import require_sweep
 
-    found: Sequence[Mapping[str, Any]] = read_local(sweep)
-    if found:
-        return found
+    local = read_of_trial(sweep, number)
+    if local is not None:
+        return local
     try:
-        return tracker.read_decisions(require_sweep(tracker, sweep).parent_run_id)
+        known = tracker.read_decisions(require_sweep(tracker, sweep).parent_run_id)
     except Refused:
         return ()
     except Unavailable:
         if needed:
             raise
         return ()
+    return [found for found in known if found.get("trial") == number]

@@ -1,8 +1,9 @@
 """Every decision with its reason: on disk at once, in MLflow a few seconds later.
 
 A decision is appended to `HERMES_HOME/sweeps/<sweep>/decisions.jsonl` before it is applied and
-goes to MLflow in numbered chunks (artifacts cannot be appended to). The file is a spool: what a
-killed controller had not sent, the next one sends.
+goes to MLflow in numbered chunks. Artifacts cannot be appended to: the newest chunk is written
+anew until it is full, so that a sweep of weeks has hundreds of them and not a hundred thousand. The
+file is a spool: what a killed controller had not sent, the next one sends.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from hermes_ops.airflow.folders import sweep_folder
 from hermes_ops.core.model import Action, JobId, Reason, Start, Stop
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHUNK_PERIOD_S = 5.0
-CHUNK_LINES = 2_000
+CHUNK_LINES = 250  # some 100 kB, which each upload may send again
 TAIL_BYTES = 65_536
 
 
@@ -110,7 +112,7 @@ class DecisionLog:
                 _append_whole(file, (torn + "".join(lines)).encode())
 
     def upload(self, sweep: str, parent_run_id: str, *, force: bool = False) -> None:
-        """Send what has not been sent as the next chunk, at most every few seconds."""
+        """Send what has not been sent, at most every few seconds."""
         now = time.monotonic()
         if not force and now - self._last_upload.get(sweep, 0.0) < CHUNK_PERIOD_S:
             return
@@ -126,37 +128,68 @@ def _send_chunk(tracker: Tracker, sweep: str, parent_run_id: str) -> bool:
     path, state_path = _path(sweep), _path(sweep).with_suffix(".sent.json")
     if not path.exists():
         return False
-    begin, chunks = _sent(state_path)
+    sent = _SentDecisions.read(state_path)
     with path.open("rb") as file:
-        file.seek(begin)
+        file.seek(sent.begin)
         lines = [line for line, _ in zip(file, range(CHUNK_LINES), strict=False)]
     complete = [line for line in lines if line.endswith(b"\n")]
-    if not complete:
+    end = sent.begin + sum(map(len, complete))
+    if end <= sent.bytes:
         return False
-    chunk = chunks + 1
     texts = [line.decode(errors="replace").rstrip("\n") for line in complete]
-    tracker.record_decisions(parent_run_id, chunk, texts)
-    sent = {"bytes": begin + sum(map(len, complete)), "chunk": chunk}
-    write_json(state_path, sent)
-    return len(complete) == CHUNK_LINES
+    tracker.record_decisions(parent_run_id, sent.open_chunk, texts)
+    is_full = len(complete) == CHUNK_LINES
+    begin = end if is_full else sent.begin
+    write_json(state_path, _SentDecisions(end, sent.open_chunk, begin)._asdict())
+    return is_full
 
 
-def _sent(path: Path) -> tuple[int, int]:
-    """Return how many bytes and chunks MLflow has; 0 and 0 if the file that says so is damaged.
+class _SentDecisions(NamedTuple):
+    """What MLflow has: bytes of the file, chunks, and where the next upload begins to read.
 
-    In that case all decisions are sent again, so MLflow may have some of them twice.
+    That is at `bytes` where the last chunk is full, else at the beginning of that chunk.
     """
-    state = read_json(path) or {}
-    begin, chunks = state.get("bytes"), state.get("chunk")
-    if not (isinstance(begin, int) and isinstance(chunks, int) and min(begin, chunks) >= 0):
-        return 0, 0
-    return begin, chunks
+
+    bytes: int = 0
+    chunk: int = 0
+    begin: int = 0
+
+    @property
+    def open_chunk(self) -> int:
+        """The number of the chunk that the next upload writes."""
+        return self.chunk if self.begin < self.bytes else self.chunk + 1
+
+    @classmethod
+    def read(cls, path: Path) -> _SentDecisions:
+        """Return what the file of the last upload says; that nothing was sent if it is damaged.
+
+        In that case all decisions are sent again, so MLflow may have some of them twice.
+        """
+        state = read_json(path) or {}
+        # No beginning was noted while each upload was a chunk of its own.
+        noted = (state.get("bytes"), state.get("chunk"), state.get("begin", state.get("bytes")))
+        numbers = [number for number in noted if isinstance(number, int) and number >= 0]
+        sent = cls(*numbers) if len(numbers) == len(noted) else cls()
+        return sent if sent.begin <= sent.bytes else cls()
 
 
 def read_local(sweep: str) -> list[dict[str, Any]]:
     """Return the decisions of a sweep that lie on this machine, oldest first."""
     path = _path(sweep)
     return _parsed(path.read_bytes()) if path.exists() else []
+
+
+def read_of_trial(sweep: str, number: int) -> list[dict[str, Any]] | None:
+    """Return the decisions about a trial, oldest first; None where this machine has no log.
+
+    Of the decisions about all other trials, which may be a hundred thousand, none is parsed.
+    """
+    path, named = _path(sweep), re.compile(rb'"trial": ?%d\b' % number)
+    if not path.exists() or not path.stat().st_size:
+        return None
+    with path.open("rb") as file:
+        lines = b"".join(line for line in file if named.search(line))
+    return [found for found in _parsed(lines) if found.get("trial") == number]
 
 
 def read_tail(sweep: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from hermes_ops.airflow.control.decisions import (
     decision,
     read_before,
     read_local,
+    read_of_trial,
     read_tail,
 )
 from hermes_ops.core.model import JobId, Reason, Term
@@ -62,7 +63,10 @@ def test_decisions_lie_on_disk_before_anything_is_sent() -> None:
     assert read_local("unknown") == []
 
 
-def test_each_upload_is_the_next_chunk_and_repeats_nothing() -> None:
+def test_an_upload_writes_the_newest_chunk_anew_until_it_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.control.decisions.CHUNK_LINES", 3)
     mlflow = Journal()
     log = log_of(mlflow)
     log.append([choice(1), choice(2)])
@@ -70,7 +74,36 @@ def test_each_upload_is_the_next_chunk_and_repeats_nothing() -> None:
     log.upload(SWEEP, "parent", force=True)
     log.append([choice(3)])
     log.upload(SWEEP, "parent", force=True)
-    assert sent(mlflow) == [(1, [1, 2]), (2, [3])]
+    log.upload(SWEEP, "parent", force=True)
+    log.append([choice(4)])
+    log.upload(SWEEP, "parent", force=True)
+    log.append([choice(5)])
+    log_of(mlflow).upload(SWEEP, "parent", force=True)
+    assert sent(mlflow) == [(1, [1, 2]), (1, [1, 2, 3]), (2, [4]), (2, [4, 5])]
+
+
+def test_a_sweep_of_weeks_has_few_chunks_and_each_decision_once() -> None:
+    mlflow = Journal()
+    log = log_of(mlflow)
+    for number in range(1_000):
+        log.append([choice(number)])
+        log.upload(SWEEP, "parent", force=True)
+    last = dict(sent(mlflow))
+    assert [number for chunk in sorted(last) for number in last[chunk]] == list(range(1_000))
+    assert len(last) < 10
+
+
+def test_what_an_earlier_version_has_sent_is_followed_by_a_new_chunk(home: Path) -> None:
+    mlflow = Journal()
+    log = log_of(mlflow)
+    log.append([choice(1)])
+    log.upload(SWEEP, "parent", force=True)
+    note = home / "sweeps" / SWEEP / "decisions.sent.json"
+    state = json.loads(note.read_text())
+    note.write_text(json.dumps({"bytes": state["bytes"], "chunk": state["chunk"]}))
+    log.append([choice(2)])
+    log.upload(SWEEP, "parent", force=True)
+    assert sent(mlflow) == [(1, [1]), (2, [2])]
 
 
 def test_an_upload_that_comes_too_soon_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +118,7 @@ def test_an_upload_that_comes_too_soon_waits_for_the_next(monkeypatch: pytest.Mo
     assert sent(mlflow) == [(1, [1])]
     now[0] += 5.0
     log.upload(SWEEP, "parent")
-    assert sent(mlflow) == [(1, [1]), (2, [2])]
+    assert sent(mlflow) == [(1, [1]), (1, [1, 2])]
 
 
 def test_many_decisions_go_in_several_chunks_and_none_is_lost(
@@ -107,7 +140,7 @@ def test_what_a_killed_controller_had_not_sent_the_next_one_sends() -> None:
     log.append([choice(2)])
     second = Journal()
     log_of(second).upload(SWEEP, "parent", force=True)
-    assert (sent(first), sent(second)) == ([(1, [1])], [(2, [2])])
+    assert (sent(first), sent(second)) == ([(1, [1])], [(1, [1, 2])])
 
 
 def test_decisions_stay_on_disk_while_mlflow_is_away() -> None:
@@ -120,7 +153,17 @@ def test_decisions_stay_on_disk_while_mlflow_is_away() -> None:
     assert sent(mlflow) == [(1, [1])]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"bytes": "many", "chunk": 1}', "\0" * 30])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"bytes": "many", "chunk": 1}',
+        '{"bytes": 5, "chunk": 1, "begin": 9}',
+        "\0" * 30,
+    ],
+)
 def test_a_damaged_note_of_what_was_sent_has_all_sent_again_and_ends_nothing(
     home: Path, text: str
 ) -> None:
@@ -193,6 +236,23 @@ def test_the_tail_of_a_long_log_is_its_newest_lines_and_no_torn_one(
     assert 0 < len(found) < 50
     assert found == read_local(SWEEP)[-len(found) :]
     assert read_tail("unknown") == []
+
+
+def test_of_a_long_log_the_decisions_about_one_trial_are_parsed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log_of(Journal()).append(choice(n % 120) for n in range(600))
+    parse, parsed = json.loads, list[bytes]()
+
+    def counted(line: bytes) -> Any:
+        parsed.append(line)
+        return parse(line)
+
+    monkeypatch.setattr("hermes_ops.airflow.control.decisions.json.loads", counted)
+    assert [d["trial"] for d in read_of_trial(SWEEP, 1) or ()] == [1] * 5
+    assert len(parsed) == 5
+    assert read_of_trial(SWEEP, 7_000) == []
+    assert read_of_trial("unknown", 1) is None
 
 
 def test_decisions_can_be_read_backwards_in_parts_each_of_them_once() -> None:
