@@ -310,14 +310,20 @@ class TrialCache:
         return built
 
     def curve(self, trial: TrialRecords, points: Points, sign: float) -> tuple[Point, ...]:
-        """Return the trial's learning curve; the same object where nothing has changed."""
+        """Return the trial's learning curve; the same object where nothing has changed.
+
+        Where points have come since, the others are not converted again: there may be 100,000.
+        """
         segment = trial.segment
         spans: Spans = () if segment is None else segment.spans
         since_s = segment.trains_since_s if segment is not None and segment.running else None
         inputs = (points, sign, spans, since_s)
         cached = self._curves.get(trial.number)
         if cached is None or cached[0] != inputs:
-            self._curves[trial.number] = cached = (inputs, curve(*inputs))
+            known = 0 if cached is None else _known_points(cached[0], inputs)
+            begun = () if cached is None or known == 0 else cached[1]
+            grown = (*begun, *curve(points[known:], sign, spans, since_s))
+            self._curves[trial.number] = cached = (inputs, grown)
         return cached[1]
 
     def job(
@@ -341,6 +347,12 @@ class TrialCache:
         if not trial.is_under_way:
             self._jobs[trial.number] = (trial, shown, drawn, built)
         return built
+
+
+def _known_points(before: Asked, now: Asked) -> int:
+    """Return how many points were there before, if those that are there now begin with them."""
+    count = len(before[0])
+    return count if before[1:] == now[1:] and now[0][:count] == before[0] else 0
 
 
 def _measured(trial: TrialRecords, facts: SweepFacts, points: Points) -> tuple[StepTime, ...]:

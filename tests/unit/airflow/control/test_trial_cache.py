@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.airflow.control.jobs import DeferredTrials, SweepFacts, TrialCache, curve, job
+from hermes_ops.airflow.control.jobs import (
+    DeferredTrials,
+    SweepFacts,
+    TrialCache,
+    curve,
+    job,
+    training_seconds,
+)
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import StatusFile, TrialFolder
 from hermes_ops.airflow.records import encode
@@ -83,6 +90,27 @@ def test_a_curve_of_which_nothing_has_changed_is_the_same_object() -> None:
     first = cache.curve(runs, POINTS, 1.0)
     assert cache.curve(trained(0, (), 100.0), POINTS, 1.0) is first
     assert cache.curve(trained(1, (), 100.0), POINTS, 1.0) is not first
+
+
+def test_a_round_converts_the_points_that_have_come_since_the_last_one_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points = tuple((step, 1.0 / (step + 1), 101_000 + step) for step in range(1_001))
+    cache, seen, converted = TrialCache(), trained(0, ((90.0, 95.0),), 100.0), 0
+
+    def counted(*arguments: Any) -> float:
+        nonlocal converted
+        converted += 1
+        return training_seconds(*arguments)
+
+    monkeypatch.setattr("hermes_ops.airflow.control.jobs.training_seconds", counted)
+    for count in (0, 1, 999, 1_000, 1_001):
+        expected = curve(points[:count], -1.0, ((90.0, 95.0),), 100.0)
+        converted = 0
+        assert cache.curve(seen, points[:count], -1.0) == expected
+        assert converted == {0: 0, 1: 0, 999: 998}.get(count, 1)
+    assert len(cache.curve(trained(0, ((90.0, 96.0),), 100.0), points, -1.0)) == 1_000
+    assert converted == 1 + 1_000  # the time of each point is another one now
 
 
 @pytest.mark.parametrize(("segments", "began_s"), [(1, 94.0), (2, 96.0)])
