@@ -149,8 +149,14 @@ def _kept_folders(sweep: Path) -> list[Path]:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the bytes of the files below a folder; one that vanishes meanwhile counts nothing."""
+    """Return the bytes of the files below a folder; one that vanishes meanwhile counts nothing.
+
+    A link in its place counts nothing either: a script may have made it, to the root for instance,
+    and a deletion would not follow it.
+    """
     total = 0
+    if folder.is_symlink():
+        return total
     for parent, _, names in os.walk(folder):
         for name in names:
             try:

@@ -180,6 +180,17 @@ def test_room_is_made_no_further_than_the_limit_asks() -> None:
     assert [f.exists() for f in folders] == [False, True, True]
 
 
+def test_a_link_that_a_script_has_left_for_its_checkpoints_is_not_followed(tmp_path: Path) -> None:
+    folders = [checkpoint(n) for n in range(2)]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "data").write_bytes(b"x" * 10_000)
+    TrialFolder.from_sweep(SWEEP, 2).path.mkdir(parents=True)
+    TrialFolder.from_sweep(SWEEP, 2).checkpoints.symlink_to(elsewhere)
+    assert make_room(CheckpointQuota(SWEEP, 250.0, (0, 1, 2))) == 200.0
+    assert [f.exists() for f in folders] == [True, True]
+
+
 def test_open_trials_above_the_limit_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     checkpoint(0)
     janitor = Janitor(none_is_unfinished)
