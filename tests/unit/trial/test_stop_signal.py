@@ -43,7 +43,7 @@ def stopped(trial: SupervisedTrial, text: str, grace_s: float = 30.0) -> tuple[i
     """Run a shell script around the training, and stop it once it trains."""
     trial.script.write_text(SAVES)
     shell = trial.base / "run.sh"
-    shell.write_text(text.format(train=f"{PYTHON} {trial.script}"))
+    shell.write_text(text.format(train=f"{PYTHON} {trial.script}", folder=trial.base))
     options = ["--objective", "loss", "--grace", str(grace_s)]
     process = trial.supervise(options, ["bash", str(shell)])
     lines = output_of(process)
@@ -62,7 +62,7 @@ def stopped(trial: SupervisedTrial, text: str, grace_s: float = 30.0) -> tuple[i
         "echo | {train}\n",
         "yes | {train} | cat\ntrue\n",
         "sleep 99 | (cd /; {train}) && true\ntrue\n",
-        "{train} 2>&1 | tee log.txt\ntrue\n",
+        "{train} 2>&1 | tee {folder}/log.txt\ntrue\n",
         "exec > >(cat)\n{train}\ntrue\n",
         "sh -c '{train}; true'\ntrue\n",
         "{train} &\nwait\n",
