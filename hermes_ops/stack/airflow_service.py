@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
+from hermes_ops.database_address import with_driver
 from hermes_ops.error_message import response_message
 from hermes_ops.errors import StackError
 from hermes_ops.retry import BUSY, BUSY_OR_CONFLICT, MANY, backoff_s, send_with_retry
@@ -37,12 +38,6 @@ def database_url(settings: Settings) -> str:
 def sqlite_url(file: Path) -> str:
     """Return the SQLAlchemy address of a file, whatever characters its path has."""
     return f"sqlite:///{quote(str(file))}"
-
-
-def with_driver(url: str) -> str:
-    """Name the driver in a PostgreSQL address that leaves it open."""
-    prefix = "postgresql://"
-    return f"postgresql+psycopg2://{url[len(prefix) :]}" if url.startswith(prefix) else url
 
 
 def render(settings: Settings, secrets: Credentials, slots: int, airflow_port: int) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
+from hermes_ops.database_address import with_driver
 from hermes_ops.stack import airflow_service
 from hermes_ops.stack.credentials import Credentials
 from hermes_ops.stack.layout import Layout, write_private
@@ -146,7 +147,7 @@ def mlflow_database_url(settings: Settings) -> str:
     """Return the SQLAlchemy address of MLflow's tracking store."""
     if settings.mlflow_db is None:
         return _MLFLOW_SQLITE.format("mlflow.db")
-    return airflow_service.with_driver(settings.mlflow_db)
+    return with_driver(settings.mlflow_db)
 
 
 def _auth_config(layout: Layout, secrets: Credentials) -> Path:

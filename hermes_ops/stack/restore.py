@@ -20,11 +20,11 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
+from hermes_ops.database_address import with_driver
 from hermes_ops.errors import StackError
 from hermes_ops.moved_paths import FILE as MOVED_FILE
 from hermes_ops.moved_paths import MovedPaths
 from hermes_ops.stack import databases, lifecycle, migrations
-from hermes_ops.stack.airflow_service import with_driver
 from hermes_ops.stack.backup import AUTH_DATABASE
 from hermes_ops.stack.backup_format import (
     DATABASES,

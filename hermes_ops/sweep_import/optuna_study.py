@@ -13,6 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes_ops.database_address import with_driver
 from hermes_ops.errors import HermesError
 from hermes_ops.sweep_import.draft import (
     DEFAULT_MAX_EPOCHS,
@@ -187,10 +188,21 @@ def _storage(source: str, place: str) -> BaseStorage:
     try:
         if "://" not in source and not _is_sqlite(path):
             return JournalStorage(JournalFileBackend(str(path)))
-        url = source if "://" in source else f"sqlite:///{path}"
+        url = with_driver(source) if "://" in source else f"sqlite:///{path}"
         return RDBStorage(url, skip_table_creation=True)
+    except ImportError as error:
+        raise _without_driver(place) from error
     except Exception as error:  # SQLAlchemy's, the driver's, Optuna's own RuntimeError
         raise _unreadable(place, error) from error
+
+
+def _without_driver(place: str) -> HermesError:
+    """Return the error for a database whose driver is not installed."""
+    backend = place.partition("://")[0]
+    cure = "Install it, or name an installed one before `://`, as in mysql+pymysql://"
+    if backend.startswith("postgresql"):
+        cure = "`pip install 'hermes-ops[postgresql]'`"
+    return HermesError(f"{place}: the Python driver of this database is not installed. {cure}.")
 
 
 def _is_sqlite(path: Path) -> bool:

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hermes_ops.database_address import with_driver
+
 UPGRADE, COLLECT_GARBAGE = "upgrade", "collect-garbage"
 
 
@@ -30,11 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         collect_garbage(list(request["runs"]), list(request["models"]))
 
 
+def _address() -> str:
+    return with_driver(os.environ["MLFLOW_BACKEND_STORE_URI"])
+
+
 def upgrade() -> None:
     """Upgrade the tables, or create them where there are none."""
     from sqlalchemy import create_engine, inspect
 
-    url = os.environ["MLFLOW_BACKEND_STORE_URI"]
+    url = _address()
     engine = create_engine(url)
     try:
         has_tables = inspect(engine).has_table("experiments")
@@ -62,7 +68,7 @@ def collect_garbage(runs: list[str], models: list[str]) -> None:
     open_store: Any = tracking._get_store  # both are what `mlflow gc` calls; mlflow is pinned
     _gc: Any = cli._gc_tracking_resources
     _gc(
-        backend_store=open_store(os.environ["MLFLOW_BACKEND_STORE_URI"], None),
+        backend_store=open_store(_address(), None),
         run_ids=runs,
         experiment_ids=None,
         logged_model_ids=models,

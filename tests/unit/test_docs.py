@@ -145,6 +145,17 @@ def test_every_sweep_file_in_the_documentation_is_valid(fence: Fence, tmp_path: 
     assert load_file(file).trial_count > 0
 
 
+# -- settings ------------------------------------------------------------------------------------
+
+
+def test_an_address_of_postgresql_in_airflows_settings_names_the_driver_that_is_installed() -> None:
+    """SQLAlchemy 2.1 takes another one than 2.0 where none is named."""
+    addresses = [url for f in fences("ini") for url in re.findall(r"\w[\w+]*://\S+", f.text)]
+    of_postgresql = [url for url in addresses if "postgresql" in url]
+    assert of_postgresql
+    assert [url for url in of_postgresql if "postgresql+psycopg2://" not in url] == []
+
+
 # -- commands ------------------------------------------------------------------------------------
 
 

@@ -158,6 +158,24 @@ def test_a_missing_file_is_not_made_and_a_file_of_another_kind_is_one_line(tmp_p
     assert "\n" not in str(raised.value)
 
 
+def test_an_address_of_postgresql_without_a_driver_takes_the_one_of_the_extra() -> None:
+    pytest.importorskip("psycopg2")
+    with pytest.raises(HermesError, match="StorageInternalError"):  # nobody listens there
+        convert("postgresql://me@127.0.0.1:9/optuna", NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("address", "cure"),
+    [
+        ("mysql://me@db/optuna", "pymysql"),
+        ("postgresql+pg8000://me@db/optuna", r"hermes-ops\[postgresql\]"),
+    ],
+)
+def test_a_driver_that_is_not_installed_is_said_with_the_cure(address: str, cure: str) -> None:
+    with pytest.raises(HermesError, match=f"driver of this database is not installed.*{cure}"):
+        convert(address, NOTHING)
+
+
 def test_the_password_of_a_database_is_nowhere(tmp_path: Path) -> None:
     with pytest.raises(HermesError) as raised:
         convert("postgresql://me:sw0rdfish@127.0.0.1:1/none", NOTHING)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
+
+from hermes_ops.tracking import database
 
 
 def program(url: str) -> None:
@@ -46,3 +49,12 @@ def test_a_database_that_the_server_refuses_as_too_old_is_upgraded(tmp_path: Pat
         utils._verify_schema(engine)
     finally:
         engine.dispose()
+
+
+def test_an_address_of_postgresql_without_a_driver_takes_the_one_of_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("psycopg2")
+    monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "postgresql://me@127.0.0.1:9/mlflow")
+    with pytest.raises(OperationalError):  # of psycopg2: nobody listens there
+        database.upgrade()
